@@ -1,0 +1,167 @@
+"""N(j): the taps of a filter on the lattice, and the Gaussian's weights on them.
+
+Symbols: d is the dimension of the features, s the size of the neighborhood. A tap is a k of
+{0..s}^{d+1} with min k = 0; it reaches the vertex at the offset sum_j k_j e_j, where e_j = (d+1) u_j - 1 and
+u_j the j-th unit vector. There are (s+1)^{d+1} - s^{d+1} taps. They are ordered lexicographically, so tap 0
+is the centre, and they are closed under negation: the opposite of k is max(k) - k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from permutohedral.errors import NeighborhoodError
+
+# A filter beyond this is a mistake rather than a model: d = 9, s = 2 has 58,025 taps.
+MAX_TAPS = 1 << 20
+
+
+def count_taps(dimension: int, size: int) -> int:
+    """(s+1)^{d+1} - s^{d+1}.
+
+    >>> [count_taps(2, s) for s in range(4)]
+    [1, 7, 19, 37]
+    """
+    return (size + 1) ** (dimension + 1) - size ** (dimension + 1)
+
+
+def _enumerate_taps(dimension: int, size: int) -> np.ndarray:
+    """All k, int64 `[taps, d + 1]`, in lexicographic order."""
+    taps = np.zeros((1, 0), dtype=np.int64)
+    for column in range(dimension + 1):
+        # the last coordinate is free only if one before it is already zero
+        free = (taps == 0).any(axis=1) | (column < dimension)
+        repeats = np.where(free, size + 1, 1)
+        first = np.repeat(np.cumsum(repeats) - repeats, repeats)
+        digit = np.arange(repeats.sum()) - first
+        taps = np.column_stack([np.repeat(taps, repeats, axis=0), digit])
+    return taps
+
+
+@lru_cache(maxsize=32)
+def _taps(dimension: int, size: int) -> Tensor:
+    return torch.from_numpy(_enumerate_taps(dimension, size))
+
+
+@lru_cache(maxsize=128)
+def _offsets_on(dimension: int, size: int, device: torch.device) -> Tensor:
+    taps = _taps(dimension, size)
+    offsets = (dimension + 1) * taps - taps.sum(dim=1, keepdim=True)
+    return offsets[:, :dimension].to(torch.int32).contiguous().to(device)
+
+
+@lru_cache(maxsize=128)
+def _opposite_on(dimension: int, size: int, device: torch.device) -> Tensor:
+    taps = _taps(dimension, size)
+    opposite = taps.amax(dim=1, keepdim=True) - taps
+    # lexicographic order is the order of the digits read as one number in base s+1
+    powers = (size + 1) ** torch.arange(dimension, -1, -1)
+    return torch.searchsorted((taps * powers).sum(dim=1), (opposite * powers).sum(dim=1)).to(device)
+
+
+@lru_cache(maxsize=128)
+def _axis_offsets_on(dimension: int, device: torch.device) -> Tensor:
+    d = dimension
+    ahead = (d + 1) * torch.eye(d + 1, dtype=torch.int32)[:, :d] - 1
+    return torch.stack([ahead, -ahead], dim=1).flatten(0, 1).to(torch.int32).to(device)
+
+
+@dataclass(frozen=True)
+class Neighborhood:
+    """The taps of a filter of size s on the lattice of dimension d.
+
+    Attributes:
+        dimension: d >= 1.
+        size: s >= 0, the steps the filter reaches in every direction; 0 is the centre alone.
+        filter_size: number of taps, (s+1)^{d+1} - s^{d+1}.
+
+    >>> Neighborhood(dimension=2, size=1)
+    Neighborhood(dimension=2, size=1, filter_size=7)
+    >>> Neighborhood(2, 1).taps[:3].tolist()
+    [[0, 0, 0], [0, 0, 1], [0, 1, 0]]
+    """
+
+    dimension: int
+    size: int
+    filter_size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.dimension, int) or self.dimension < 1:
+            raise NeighborhoodError(f"dimension must be a whole number of at least 1, got {self.dimension!r}")
+        if not isinstance(self.size, int) or self.size < 0:
+            raise NeighborhoodError(
+                f"neighborhood_size must be a whole number of at least 0 (0 keeps the centre tap alone), got {self.size!r}"
+            )
+        filter_size = count_taps(self.dimension, self.size)
+        if filter_size > MAX_TAPS:
+            raise NeighborhoodError(
+                f"a neighborhood of size {self.size} in {self.dimension} dimensions has {filter_size:,} taps, which is "
+                f"{4 * filter_size:,} bytes per lattice point; the limit is {MAX_TAPS:,} taps. Use a smaller "
+                "neighborhood_size, fewer feature dimensions, or the separable Gaussian (gaussian_filter)"
+            )
+        object.__setattr__(self, "filter_size", filter_size)
+
+    @property
+    def taps(self) -> Tensor:
+        """k of every tap, int64 `[filter_size, d + 1]`, lexicographic."""
+        return _taps(self.dimension, self.size).clone()
+
+    def offsets(self, device: torch.device | str = "cpu") -> Tensor:
+        """First d coordinates of every tap's offset, int32 `[filter_size, d]`. Shared; do not write to it."""
+        return _offsets_on(self.dimension, self.size, torch.device(device))
+
+    def opposite(self, device: torch.device | str = "cpu") -> Tensor:
+        """For every tap, the tap at the negative offset, int64 `[filter_size]`. Shared; do not write to it.
+
+        >>> Neighborhood(1, 1).opposite().tolist()
+        [0, 2, 1]
+        """
+        return _opposite_on(self.dimension, self.size, torch.device(device))
+
+    def distances(self) -> Tensor:
+        """Distance of every tap from the centre in units of the features, float64 `[filter_size]`.
+
+        ||k||^2 = 3/2 (sum k_i^2 - (sum k_i)^2 / (d+1)).
+        """
+        k = _taps(self.dimension, self.size).double()
+        return (1.5 * (k.square().sum(dim=1) - k.sum(dim=1).square() / (self.dimension + 1))).sqrt()
+
+
+def axis_offsets(dimension: int, device: torch.device | str = "cpu") -> Tensor:
+    """Offsets of +e_0, -e_0, +e_1, ..., -e_d, int32 `[2 (d + 1), d]`: the steps of the separable Gaussian."""
+    return _axis_offsets_on(dimension, torch.device(device))
+
+
+def blur_gain(dimension: int) -> float:
+    """What the d+1 blur passes give back at the centre of a unit impulse: a = 1 + 2^{-d}.
+
+    Apart from staying, the impulse returns by stepping ahead along all d+1 axes, or behind, since sum_j e_j = 0.
+    """
+    return 1.0 + 2.0**-dimension
+
+
+def gaussian_weight(dimension: int, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The Gaussian of one feature unit on the taps, `[filter_size]`, 1 at the centre.
+
+    The response of the d+1 passes v <- v + (v(. + e_j) + v(. - e_j)) / 2 to an impulse, divided by its value at
+    the centre, in closed form. With n_i the number of k_j equal to i and a = 1 + 2^{-d}:
+
+        max k = 0: 1      max k = 1: (2^{-n_1} + 2^{-n_0}) / a      max k = 2: 2^{-(n_0 + n_2)} / a      else 0
+
+    Exact for s >= 2; s = 1 cuts it off.
+
+    >>> gaussian_weight(1, 1).tolist()
+    [1.0, 0.6666666865348816, 0.6666666865348816]
+    """
+    taps = Neighborhood(dimension, size).taps
+    n_0, n_1, n_2 = (taps.eq(i).sum(dim=1).double() for i in range(3))
+    highest = taps.amax(dim=1)
+    one = (torch.exp2(-n_1) + torch.exp2(-n_0)) / blur_gain(dimension)
+    two = torch.exp2(-(n_0 + n_2)) / blur_gain(dimension)
+    weight = torch.where(highest == 1, one, torch.where(highest == 2, two, 0.0))
+    return torch.where(highest == 0, 1.0, weight).to(dtype)

@@ -1,0 +1,1 @@
+"""The primitives, their backends, and their derivatives."""

@@ -1,0 +1,137 @@
+"""Which backend runs an operation: chosen by device, forced by name, never swapped in silence."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from permutohedral.errors import BackendUnavailable, InputError
+from permutohedral.ops.primitives import Primitives
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A module that holds the primitives, and the reasons why it may not run.
+
+    Attributes:
+        name: what `use_backend` takes.
+        module: import path of the primitives.
+        why_unavailable: None if the backend works on this machine, else the reason.
+        why_not_on: None if the backend can run on a device of this type, else the reason.
+    """
+
+    name: str
+    module: str
+    why_unavailable: Callable[[], str | None]
+    why_not_on: Callable[[str], str | None]
+
+    def refusal(self, device_type: str) -> str | None:
+        """Why this backend cannot run on `device_type` here, None if it can."""
+        return self.why_unavailable() or self.why_not_on(device_type)
+
+    def load(self) -> Primitives:
+        return cast(Primitives, importlib.import_module(self.module))
+
+
+def _reference_available() -> str | None:
+    return None
+
+
+def _reference_runs_on(device_type: str) -> str | None:
+    return None
+
+
+# in order of preference
+_BACKENDS = [
+    Backend("reference", "permutohedral.ops.reference", _reference_available, _reference_runs_on),
+]
+
+# One value for the process, not one per thread: autograd runs the backward pass of CUDA tensors in threads
+# of its own, which must use the backend of the forward pass.
+_forced: Backend | None = None
+
+
+def _by_name(name: str) -> Backend:
+    for backend in _BACKENDS:
+        if backend.name == name:
+            return backend
+    names = ", ".join(repr(backend.name) for backend in _BACKENDS)
+    raise InputError(f"there is no backend {name!r}; choose one of {names}")
+
+
+def choose_backend(device_type: str) -> Backend:
+    """The forced backend, else the first that runs on tensors of `device_type`."""
+    if _forced is not None:
+        reason = _forced.refusal(device_type)
+        if reason is not None:
+            raise BackendUnavailable(f"backend {_forced.name!r} was asked for, but {reason}")
+        return _forced
+    return next(backend for backend in _BACKENDS if backend.refusal(device_type) is None)
+
+
+def primitives_for(tensor: Tensor) -> Primitives:
+    """The primitives that run on the device of `tensor`."""
+    return choose_backend(tensor.device.type).load()
+
+
+def available_backends() -> list[str]:
+    """Names of the backends that work on this machine, in order of preference.
+
+    >>> "reference" in available_backends()
+    True
+    """
+    return [backend.name for backend in _BACKENDS if backend.why_unavailable() is None]
+
+
+class use_backend:
+    """Force a backend for the whole process, or inside a `with` block.
+
+    Args:
+        name: "native", "triton" or "reference"; None chooses by device again.
+
+    Raises:
+        BackendUnavailable: the backend does not work on this machine; the message says why.
+
+    >>> with use_backend("reference"):
+    ...     print(explain_backend(torch.zeros(1)).split(":")[0])
+    reference
+    """
+
+    def __init__(self, name: str | None) -> None:
+        global _forced
+        backend = None if name is None else _by_name(name)
+        reason = backend and backend.why_unavailable()
+        if backend is not None and reason is not None:
+            raise BackendUnavailable(f"backend {backend.name!r} cannot be used: {reason}")
+        self._previous, _forced = _forced, backend
+
+    def __enter__(self) -> use_backend:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        global _forced
+        _forced = self._previous
+
+
+def explain_backend(tensor: Tensor | None = None) -> str:
+    """Which backend runs operations on `tensor` (default: a CPU tensor), and why not the others.
+
+    >>> print(explain_backend(torch.zeros(1)))  # doctest: +ELLIPSIS
+    ...reference...
+    """
+    device_type = "cpu" if tensor is None else tensor.device.type
+    chosen = choose_backend(device_type)
+    how = "forced by use_backend" if _forced is not None else f"chosen for device {device_type!r}"
+    lines = [f"{chosen.name}: {how}"]
+    for backend in _BACKENDS:
+        if backend is not chosen:
+            lines.append(f"{backend.name}: {backend.refusal(device_type) or 'available, not chosen'}")
+    return "\n".join(lines)

@@ -1,0 +1,162 @@
+"""The contract every backend fulfills: pure functions on tensors, no state.
+
+`reference.py` is the readable definition, `native.py` runs on the CPU and `triton/` on GPUs. They hold
+functions with exactly these names and signatures, give the same results to rounding, and may
+assume inputs that `functional` or `lattice` has validated (shapes, dtypes, devices; the tensors need
+not be contiguous).
+
+Words and axes
+    points            samples, `features [points, dimension]`, `values [points, channels]`
+    lattice_points    occupied vertices of the lattice, `[lattice_points, channels]`
+    d                 the dimension of the features; a simplex of the lattice has d+1 vertices
+
+Keys
+    A vertex of the permutohedral lattice is an integer point of R^{d+1} whose coordinates sum to
+    zero and are congruent modulo d+1. Its *key* is int32 `[1 + d]`: the batch item it belongs to (0
+    where there is no batch), then its first d coordinates; the last follows from the zero sum. Two
+    lattice points are the same if and only if their keys are equal, so items never mix.
+
+Dtypes
+    Features and barycentric weights are float32 or float64. Values may also be float16 or bfloat16:
+    they are then accumulated in float32 and rounded once, into their own dtype.
+
+Three of the functions are the partial gradients of one trilinear form over all points i and corners j,
+    T(values, lattice_values, barycentric) = sum_{i,j} barycentric[i,j] <values[i], lattice_values[vertices[i,j]]>:
+`slice` with respect to values, `splat` to lattice_values, `barycentric_gradient` to barycentric. Likewise
+`convolve` and `convolve_weight_gradient` for the form behind the convolution. Every derivative of any
+order is therefore made of these same functions (`autograd.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Primitives(Protocol):
+    """What a backend module provides."""
+
+    def index_points(self, features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Find the simplex that encloses each point, and number the vertices that occur.
+
+        Args:
+            features: float `[points, d]`, one unit is one standard deviation of the Gaussian.
+            batch: int32 `[points]`, the item each point belongs to, not negative; None for one item.
+
+        Returns:
+            keys: int32 `[lattice_points, 1 + d]`, each occupied vertex once. The order is the backend's,
+                the same from run to run where the backend is deterministic.
+            vertices: int32 `[points, d + 1]`, the row of `keys` of corner j (the vertex whose coordinates
+                are congruent to j modulo d+1).
+            barycentric: like features `[points, d + 1]`, b_{i,j}: not negative, sums to one.
+            table: int64 `[any]`, what this backend's `find_neighbors` wants to keep about `keys` (may be empty).
+
+        Raises:
+            FeatureRangeError: a feature is NaN or infinite, or a lattice coordinate exceeds
+                `key_limit(features.dtype)` in magnitude. Never wraps.
+        """
+        ...
+
+    def index_keys(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Number the distinct rows of `keys`.
+
+        Args:
+            keys: int32 `[rows, 1 + d]`, with repetitions.
+
+        Returns:
+            unique_keys: int32 `[lattice_points, 1 + d]`.
+            inverse: int32 `[rows]`, the row of `unique_keys` that equals each row of `keys`.
+            table: as of `index_points`.
+        """
+        ...
+
+    def find_neighbors(self, source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor) -> Tensor:
+        """Look up, for every target lattice point and tap, the source lattice point there: exactly.
+
+        Args:
+            source_keys: int32 `[source_lattice_points, 1 + d]`, distinct rows.
+            table: what `index_points` or `index_keys` of the same backend returned with `source_keys`, or an
+                empty tensor.
+            target_keys: int32 `[target_lattice_points, 1 + d]`; may be the very tensor `source_keys`.
+            offsets: int32 `[filter_size, d]`, the first d coordinates of each tap's offset.
+
+        Returns:
+            int32 `[filter_size, target_lattice_points]`: the row of `source_keys` equal to
+            `target_keys[v] + offsets[k]` within the same item, -1 where there is none.
+        """
+        ...
+
+    def transpose_neighbors(self, neighbors: Tensor, opposite: Tensor, num_source: int) -> Tensor:
+        """Turn the table source <- target around: for every source lattice point and tap, the target there.
+
+        Args:
+            neighbors: int32 `[filter_size, target_lattice_points]` of `find_neighbors`.
+            opposite: int64 `[filter_size]`, the tap whose offset is the negative of each tap's.
+            num_source: number of source lattice points.
+
+        Returns:
+            int32 `[filter_size, num_source]`: `result[opposite[k], neighbors[k, v]] = v`, -1 elsewhere; what
+            `find_neighbors(target_keys, ..., source_keys, offsets)` would return.
+        """
+        ...
+
+    def splat(self, values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int) -> Tensor:
+        """l_j = sum_{i in C(j)} b_{i,j} v_i: `[points, channels]` to `[num_lattice_points, channels]`."""
+        ...
+
+    def slice(self, lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tensor:
+        """v'_k = sum_{j in C(k)} b_{k,j} l'_j: `[lattice_points, channels]` to `[points, channels]`."""
+        ...
+
+    def barycentric_gradient(self, values: Tensor, lattice_values: Tensor, vertices: Tensor) -> Tensor:
+        """g_{i,j} = <v_i, l_{vertices[i,j]}>: float `[points, d + 1]`, float32 where values are of 16 bits."""
+        ...
+
+    def convolve(self, lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int) -> Tensor:
+        """l'_v = sum_k w_k l_{neighbors[k, v]}, a missing neighbor reading as zero.
+
+        Args:
+            lattice_values: `[source_lattice_points, in_channels]`.
+            weight: `[filter_size, in_channels / groups, out_channels]`, of the dtype of lattice_values; group g
+                maps the g-th block of input channels to the g-th block of output channels.
+            neighbors: int32 `[filter_size, target_lattice_points]`, -1 where missing.
+            groups: divides in_channels and out_channels.
+
+        Returns:
+            `[target_lattice_points, out_channels]`, of the dtype of lattice_values.
+        """
+        ...
+
+    def convolve_weight_gradient(
+        self, lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int
+    ) -> Tensor:
+        """sum_v l_{neighbors[k, v]} (x) output_gradient[v]: `[filter_size, in_channels / groups, out_channels]`."""
+        ...
+
+    def blur(self, lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool) -> Tensor:
+        """The separable Gaussian: l <- l + (l(. + e_j) + l(. - e_j)) / 2, for the d+1 axes j one after another.
+
+        Args:
+            lattice_values: `[lattice_points, channels]`.
+            axis_neighbors: int32 `[2 (d + 1), lattice_points]`; rows 2j and 2j+1 are the neighbors at +e_j and
+                -e_j, -1 where missing.
+            reverse: take the axes from d down to 0: the adjoint, since each pass is symmetric.
+
+        Returns:
+            `[lattice_points, channels]`, not divided by anything; intermediate results are of the accumulation
+            dtype (float32 for values of 16 bits).
+        """
+        ...
+
+    def embed_gradient(self, features: Tensor, barycentric_gradient: Tensor) -> Tensor:
+        """J^T g, with J the Jacobian of the barycentric weights: `[points, d + 1]` to `[points, d]`.
+
+        The weights are linear inside a simplex, so J depends on the simplex only; it must be the one that
+        `index_points` of the same backend finds.
+        """
+        ...
+
+    def embed_differential(self, features: Tensor, differential: Tensor) -> Tensor:
+        """J f', the transpose of `embed_gradient`: `[points, d]` to `[points, d + 1]`."""
+        ...

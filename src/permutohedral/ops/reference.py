@@ -1,0 +1,268 @@
+"""The primitives in plain torch: the readable definition, on any device, in any floating dtype.
+
+Symbols: d is the dimension of the features. A point f of R^d is embedded as y = E f in the plane of
+R^{d+1} orthogonal to 1, E an isometry times sqrt(2/3) (d+1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from permutohedral.errors import FeatureRangeError
+
+# below this, sums of two packed codes cannot leave int64
+_CODE_LIMIT = 2**62
+
+
+def key_limit(dtype: torch.dtype) -> int:
+    """Largest magnitude of a lattice coordinate for features of `dtype`.
+
+    float32 holds every integer up to 2^24 and not beyond; float64 is limited by the int32 keys, with
+    room left for the offsets of any neighborhood.
+    """
+    return 2**30 if dtype == torch.float64 else 2**24
+
+
+def elevation_matrix(dimension: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """E `[d + 1, d]`: the isometry R^d -> 1^perp times sqrt(2/3)(d+1), so that one unit is one sigma.
+
+    Column j = 1..d is alpha / sqrt(j (j+1)) times (1, ..., 1, -j, 0, ..., 0).
+    """
+    d = dimension
+    matrix = torch.zeros(d + 1, d, dtype=torch.float64)
+    alpha = (2.0 / 3.0) ** 0.5 * (d + 1)
+    for j in range(1, d + 1):
+        matrix[:j, j - 1] = alpha / (j * (j + 1)) ** 0.5
+        matrix[j, j - 1] = -j * alpha / (j * (j + 1)) ** 0.5
+    return matrix.to(dtype=dtype, device=device)
+
+
+def find_simplex(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The simplex around each point.
+
+    Returns:
+        origin: float `[points, d + 1]`, the corner congruent to 0 modulo d+1.
+        rank: int64 `[points, d + 1]`, the position of each coordinate when those of y - origin are
+            sorted in descending order; it names the simplex among those that share the origin.
+        delta: float `[points, d + 1]`, (y - origin) / (d+1).
+    """
+    points, d = features.shape
+    y = features @ elevation_matrix(d, features.dtype, features.device).T
+    _check_range(features, y)
+    rounded = torch.round(y / (d + 1))
+    excess = rounded.sum(dim=1, keepdim=True).to(torch.int64)
+    order = torch.argsort(y - rounded * (d + 1), dim=1, descending=True, stable=True)
+    rank = torch.empty_like(order)
+    rank.scatter_(1, order, torch.arange(d + 1, device=features.device).expand(points, -1))
+    # rounding may leave the plane: move the coordinates of extreme rank back by one cell
+    rank = rank + excess
+    cell = (rank < 0).to(torch.int64) - (rank > d).to(torch.int64)
+    rank = rank + cell * (d + 1)
+    origin = (rounded + cell) * (d + 1)
+    return origin, rank, (y - origin) / (d + 1)
+
+
+def _check_range(features: Tensor, elevated: Tensor) -> None:
+    limit = key_limit(features.dtype)
+    if bool((elevated.abs() < limit).all()):
+        return
+    raise range_error(features, limit)
+
+
+def range_error(features: Tensor, limit: int) -> FeatureRangeError:
+    """The error for features that have no key, told apart by what is wrong with them."""
+    bad = ~torch.isfinite(features)
+    if bool(bad.any()):
+        row = int(bad.any(dim=1).nonzero()[0])
+        return FeatureRangeError(
+            f"features must be finite, but {int(bad.any(dim=1).sum())} of {features.shape[0]} points hold NaN or "
+            f"infinity, the first at row {row}; remove or repair them before building the lattice"
+        )
+    return FeatureRangeError(
+        f"features reach {float(features.abs().max()):.3g}, whose lattice coordinates exceed {limit} and do not fit "
+        f"a key in {features.dtype}; subtract the mean of the features, divide them by a larger bandwidth, or use "
+        "float64"
+    )
+
+
+def embed(features: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys without batch item int32 `[points, d + 1, d]`, and barycentric weights `[points, d + 1]`."""
+    d = features.shape[1]
+    origin, rank, delta = find_simplex(features)
+    corner = torch.arange(d + 1, device=features.device)
+    # corner j lies j above the origin, and d+1 lower along the j coordinates of largest rank
+    step = corner[:, None] - (d + 1) * (rank[:, None, :] > d - corner[:, None])
+    keys = origin.to(torch.int32)[:, None, :d] + step[:, :, :d].to(torch.int32)
+    # with delta_(r) the coordinate of rank r: b_j = delta_(d-j) - delta_(d-j+1), and b_0 = 1 + delta_(d) - delta_(0)
+    ascending = torch.empty_like(delta).scatter_(1, d - rank, delta)
+    barycentric = ascending - ascending.roll(1, dims=1)
+    barycentric[:, 0] += 1
+    return keys, barycentric.clamp_min(0)
+
+
+def embed_gradient(features: Tensor, barycentric_gradient: Tensor) -> Tensor:
+    d = features.shape[1]
+    _, rank, _ = find_simplex(features)
+    # the coordinate of rank r adds to b_{d-r} and takes from b_{d+1-r}, indices modulo d+1
+    gained = barycentric_gradient.gather(1, d - rank)
+    lost = barycentric_gradient.gather(1, (d + 1 - rank) % (d + 1))
+    return (gained - lost) / (d + 1) @ elevation_matrix(d, features.dtype, features.device)
+
+
+def embed_differential(features: Tensor, differential: Tensor) -> Tensor:
+    d = features.shape[1]
+    _, rank, _ = find_simplex(features)
+    delta = differential @ elevation_matrix(d, features.dtype, features.device).T / (d + 1)
+    ascending = torch.empty_like(delta).scatter_(1, d - rank, delta)
+    return ascending - ascending.roll(1, dims=1)
+
+
+def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    points, d = features.shape
+    keys, barycentric = embed(features)
+    item = torch.zeros(points, dtype=torch.int32, device=features.device) if batch is None else batch
+    keys = torch.cat([item[:, None, None].expand(-1, d + 1, 1), keys], dim=2)
+    unique_keys, inverse, table = index_keys(keys.reshape(-1, d + 1))
+    return unique_keys, inverse.view(points, d + 1), barycentric, table
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Packs an id and a few key columns into one integer, exactly: id * extents + columns in mixed radix."""
+
+    columns: range
+    low: Tensor
+    extent: list[int]
+    codes: Tensor  # the distinct codes that occur, sorted
+
+    def encode(self, ids: Tensor, keys: Tensor) -> Tensor:
+        """The code of each row, -1 for a row that lies outside the range of the packed keys."""
+        code, inside = ids, ids >= 0
+        for column, extent in zip(self.columns, self.extent, strict=True):
+            digit = keys[:, column] - self.low[column]
+            inside = inside & (digit >= 0) & (digit < extent)
+            code = code * extent + digit
+        return torch.where(inside, code, -1)
+
+    def lookup(self, ids: Tensor, keys: Tensor) -> Tensor:
+        """The rank of each row's code among `codes`, -1 where it does not occur."""
+        code = self.encode(ids, keys)
+        place = torch.searchsorted(self.codes, code).clamp_max(self.codes.numel() - 1)
+        return torch.where(self.codes[place] == code, place, -1)
+
+
+def _pack_keys(keys: Tensor) -> tuple[list[_Stage], Tensor]:
+    """Number the distinct rows of int64 `keys [rows, columns]` in lexicographic order, by exact packing.
+
+    As many columns as fit go into one int64; the rank of that code then stands for them in the next stage.
+    """
+    low, high = keys.amin(dim=0), keys.amax(dim=0)
+    extents = (high - low + 1).tolist()
+    ids = torch.zeros(keys.shape[0], dtype=torch.int64, device=keys.device)
+    stages: list[_Stage] = []
+    num_ids, first = 1, 0
+    while first < keys.shape[1]:
+        last, span = first, num_ids
+        while last < keys.shape[1] and span * extents[last] < _CODE_LIMIT:
+            span *= extents[last]
+            last += 1
+        stage = _Stage(range(first, last), low, extents[first:last], torch.empty(0))
+        codes, ids = torch.unique(stage.encode(ids, keys), return_inverse=True)
+        stages.append(_Stage(stage.columns, low, stage.extent, codes))
+        num_ids, first = codes.numel(), last
+    return stages, ids
+
+
+def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    table = torch.empty(0, dtype=torch.int64, device=keys.device)
+    if keys.shape[0] == 0:
+        return keys, torch.empty(0, dtype=torch.int32, device=keys.device), table
+    stages, inverse = _pack_keys(keys.long())
+    unique_keys = keys.new_empty(stages[-1].codes.numel(), keys.shape[1])
+    unique_keys[inverse] = keys
+    return unique_keys, inverse.to(torch.int32), table
+
+
+def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor) -> Tensor:
+    neighbors = torch.full((offsets.shape[0], target_keys.shape[0]), -1, dtype=torch.int32, device=offsets.device)
+    if source_keys.shape[0] == 0:
+        return neighbors
+    stages, number = _pack_keys(source_keys.long())
+    row_of_number = torch.empty_like(number)
+    row_of_number[number] = torch.arange(number.numel(), device=number.device)
+    for tap, offset in enumerate(offsets.long()):
+        wanted = target_keys.long()
+        wanted[:, 1:] += offset
+        found = torch.zeros_like(wanted[:, 0])
+        for stage in stages:
+            found = stage.lookup(found, wanted)
+        neighbors[tap] = torch.where(found >= 0, row_of_number[found], -1)
+    return neighbors
+
+
+def transpose_neighbors(neighbors: Tensor, opposite: Tensor, num_source: int) -> Tensor:
+    transposed = neighbors.new_full((neighbors.shape[0], num_source), -1)
+    tap, target = (neighbors >= 0).nonzero(as_tuple=True)
+    transposed[opposite[tap], neighbors[tap, target].long()] = target.to(torch.int32)
+    return transposed
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which values of `dtype` are summed."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def splat(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int) -> Tensor:
+    accumulated = barycentric.new_zeros(num_lattice_points, values.shape[1])
+    for corner, weight in zip(vertices.long().T, barycentric.T, strict=True):
+        accumulated.index_add_(0, corner, weight[:, None] * values)
+    return accumulated.to(values.dtype)
+
+
+def slice(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tensor:
+    accumulated = barycentric.new_zeros(vertices.shape[0], lattice_values.shape[1])
+    for corner, weight in zip(vertices.long().T, barycentric.T, strict=True):
+        accumulated += weight[:, None] * lattice_values[corner]
+    return accumulated.to(lattice_values.dtype)
+
+
+def barycentric_gradient(values: Tensor, lattice_values: Tensor, vertices: Tensor) -> Tensor:
+    dtype = accumulation_dtype(values.dtype)
+    values, lattice_values = values.to(dtype), lattice_values.to(dtype)
+    return torch.stack([(values * lattice_values[corner]).sum(dim=1) for corner in vertices.long().T], dim=1)
+
+
+def _with_zero_row(lattice_values: Tensor) -> Tensor:
+    """Append the row that index -1, a missing neighbor, reads."""
+    padded = torch.cat([lattice_values, lattice_values.new_zeros(1, lattice_values.shape[1])])
+    return padded.to(accumulation_dtype(lattice_values.dtype))
+
+
+def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int) -> Tensor:
+    padded = _with_zero_row(lattice_values).unflatten(1, (groups, -1))
+    grouped_weight = weight.to(padded.dtype).unflatten(2, (groups, -1))
+    output = padded.new_zeros(neighbors.shape[1], groups, grouped_weight.shape[3])
+    for tap, rows in enumerate(neighbors.long()):
+        output += torch.einsum("vgi,igo->vgo", padded[rows], grouped_weight[tap])
+    return output.flatten(1).to(lattice_values.dtype)
+
+
+def convolve_weight_gradient(
+    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int
+) -> Tensor:
+    padded = _with_zero_row(lattice_values).unflatten(1, (groups, -1))
+    gradient = output_gradient.to(padded.dtype).unflatten(1, (groups, -1))
+    taps = [torch.einsum("vgi,vgo->igo", padded[rows], gradient).flatten(1) for rows in neighbors.long()]
+    return torch.stack(taps).to(lattice_values.dtype)
+
+
+def blur(lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool) -> Tensor:
+    blurred = lattice_values.to(accumulation_dtype(lattice_values.dtype))
+    axes = list(zip(axis_neighbors[0::2].long(), axis_neighbors[1::2].long(), strict=True))
+    for ahead, behind in reversed(axes) if reverse else axes:
+        padded = _with_zero_row(blurred)
+        blurred = blurred + 0.5 * (padded[ahead] + padded[behind])
+    return blurred.to(lattice_values.dtype)
