@@ -31,7 +31,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from permutohedral.errors import FeatureRangeError
 
 
 class Primitives(Protocol):
@@ -160,3 +163,33 @@ class Primitives(Protocol):
     def embed_differential(self, features: Tensor, differential: Tensor) -> Tensor:
         """J f', the transpose of `embed_gradient`: `[points, d]` to `[points, d + 1]`."""
         ...
+
+
+def key_limit(dtype: torch.dtype) -> int:
+    """Largest magnitude of a lattice coordinate for features of `dtype`.
+
+    float32 holds every integer up to 2^24 and not beyond; float64 is limited by the int32 keys, with
+    room left for the offsets of any neighborhood.
+    """
+    return 2**30 if dtype == torch.float64 else 2**24
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which values of `dtype` are summed."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def range_error(features: Tensor, limit: int) -> FeatureRangeError:
+    """The error for features that have no key, told apart by what is wrong with them."""
+    bad = ~torch.isfinite(features)
+    if bool(bad.any()):
+        row = int(bad.any(dim=1).nonzero()[0])
+        return FeatureRangeError(
+            f"features must be finite, but {int(bad.any(dim=1).sum())} of {features.shape[0]} points hold NaN or "
+            f"infinity, the first at row {row}; remove or repair them before building the lattice"
+        )
+    return FeatureRangeError(
+        f"features reach {float(features.abs().max()):.3g}, whose lattice coordinates exceed {limit} and do not fit "
+        f"a key in {features.dtype}; subtract the mean of the features, divide them by a larger bandwidth, or use "
+        "float64"
+    )

@@ -11,19 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from permutohedral.errors import FeatureRangeError
+from permutohedral.ops.primitives import accumulation_dtype, key_limit, range_error
 
 # below this, sums of two packed codes cannot leave int64
 _CODE_LIMIT = 2**62
-
-
-def key_limit(dtype: torch.dtype) -> int:
-    """Largest magnitude of a lattice coordinate for features of `dtype`.
-
-    float32 holds every integer up to 2^24 and not beyond; float64 is limited by the int32 keys, with
-    room left for the offsets of any neighborhood.
-    """
-    return 2**30 if dtype == torch.float64 else 2**24
 
 
 def elevation_matrix(dimension: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -70,22 +61,6 @@ def _check_range(features: Tensor, elevated: Tensor) -> None:
     if bool((elevated.abs() < limit).all()):
         return
     raise range_error(features, limit)
-
-
-def range_error(features: Tensor, limit: int) -> FeatureRangeError:
-    """The error for features that have no key, told apart by what is wrong with them."""
-    bad = ~torch.isfinite(features)
-    if bool(bad.any()):
-        row = int(bad.any(dim=1).nonzero()[0])
-        return FeatureRangeError(
-            f"features must be finite, but {int(bad.any(dim=1).sum())} of {features.shape[0]} points hold NaN or "
-            f"infinity, the first at row {row}; remove or repair them before building the lattice"
-        )
-    return FeatureRangeError(
-        f"features reach {float(features.abs().max()):.3g}, whose lattice coordinates exceed {limit} and do not fit "
-        f"a key in {features.dtype}; subtract the mean of the features, divide them by a larger bandwidth, or use "
-        "float64"
-    )
 
 
 def embed(features: Tensor) -> tuple[Tensor, Tensor]:
@@ -210,11 +185,6 @@ def transpose_neighbors(neighbors: Tensor, opposite: Tensor, num_source: int) ->
     return transposed
 
 
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which values of `dtype` are summed."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
 def splat(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int) -> Tensor:
     accumulated = barycentric.new_zeros(num_lattice_points, values.shape[1])
     for corner, weight in zip(vertices.long().T, barycentric.T, strict=True):
@@ -250,9 +220,7 @@ def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: 
     return output.flatten(1).to(lattice_values.dtype)
 
 
-def convolve_weight_gradient(
-    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int
-) -> Tensor:
+def convolve_weight_gradient(lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int) -> Tensor:
     padded = _with_zero_row(lattice_values).unflatten(1, (groups, -1))
     gradient = output_gradient.to(padded.dtype).unflatten(1, (groups, -1))
     taps = [torch.einsum("vgi,vgo->igo", padded[rows], gradient).flatten(1) for rows in neighbors.long()]
