@@ -1,0 +1,205 @@
+"""The operator as its equations say, in dense float64 NumPy: what every backend is compared with.
+
+Imports nothing of the package, and finds everything another way than the package does: simplices by
+integrating a floor function, taps by subtracting vertices from each other, the Gaussian by blurring an
+impulse. Vertices are whole integer vectors of d+1 coordinates; every linear map is a dense matrix. It is for
+tens of points, and refuses more.
+
+Symbols: d is the dimension of the features, s the size of the neighborhood, 1 the vector of d+1 ones, u_j the
+j-th unit vector of R^{d+1}, e_j = (d+1) u_j - 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+Vertex = tuple[int, ...]
+
+# entries of the largest dense matrix: 160 MB in float64
+MAX_ENTRIES = 20_000_000
+
+
+class Simplices(NamedTuple):
+    """The vertices `[lattice_points, d + 1]` around some points, and B, their weights `[points, lattice_points]`."""
+
+    vertices: IntArray
+    weights: Array
+
+
+def elevation(dimension: int) -> Array:
+    """E with y = E f: `[d + 1, d]`, E^T E = 2/3 (d+1)^2 I and 1^T E = 0.
+
+    Column j (from 1) is sqrt(2/3) (d+1) / sqrt(j (j+1)) times (1, ..., 1, -j, 0, ..., 0), with j ones.
+    """
+    matrix = np.zeros((dimension + 1, dimension))
+    for j in range(1, dimension + 1):
+        column = np.array([1.0] * j + [-j] + [0.0] * (dimension - j))
+        matrix[:, j - 1] = np.sqrt(2 / 3) * (dimension + 1) * column / np.sqrt(j * (j + 1))
+    return matrix
+
+
+def enclosing_simplex(feature: Array) -> dict[Vertex, float]:
+    """Vertices around one point: b_v = |{t in [0, 1) : sum_j floor(x_j + t) e_j = v}| > 0, with x = y / (d+1).
+
+    The cubes of Z^{d+1}, cut along 1 and projected along 1, are the simplices of the lattice; since
+    integral_0^1 floor(x + t) dt = x, the weights reproduce the point: sum_v b_v v = y.
+    """
+    corners = len(feature) + 1
+    x = elevation(len(feature)) @ feature / corners
+    steps = np.sort(np.concatenate([[0.0, 1.0], np.ceil(x) - x]))
+    simplex: dict[Vertex, float] = {}
+    for begin, end in itertools.pairwise(steps):
+        if end > begin:
+            n = np.floor(x + (begin + end) / 2).astype(np.int64)
+            vertex = tuple(int(c) for c in corners * n - n.sum())
+            simplex[vertex] = simplex.get(vertex, 0.0) + float(end - begin)
+    return simplex
+
+
+def locate(features: Array) -> Simplices:
+    """The vertices that points touch with positive weight, in ascending order, and B with B[i, v] = b_{i,v}."""
+    simplices = [enclosing_simplex(np.asarray(feature, dtype=np.float64)) for feature in features]
+    vertices = sorted({vertex for simplex in simplices for vertex in simplex})
+    _check_size(len(simplices), len(vertices))
+    column = {vertex: number for number, vertex in enumerate(vertices)}
+    weights = np.zeros((len(simplices), len(vertices)))
+    for row, simplex in enumerate(simplices):
+        for vertex, weight in simplex.items():
+            weights[row, column[vertex]] = weight
+    return Simplices(np.array(vertices, dtype=np.int64).reshape(-1, features.shape[1] + 1), weights)
+
+
+def taps(dimension: int, size: int) -> list[Vertex]:
+    """N: every k of {0..s}^{d+1} with min k = 0, in lexicographic order."""
+    return [k for k in itertools.product(range(size + 1), repeat=dimension + 1) if min(k) == 0]
+
+
+def tap_table(source: IntArray, target: IntArray, size: int) -> IntArray:
+    """Number of the tap that leads from v to u, -1 if none does: `[target vertices, source vertices]`.
+
+    k(u - v) = (u - v - min(u - v)) / (d+1), a tap if max k <= s.
+    """
+    _check_size(len(source) * (source.shape[1] + 1), len(target))
+    number = {k: index for index, k in enumerate(taps(source.shape[1] - 1, size))}
+    difference = source[None, :, :] - target[:, None, :]
+    k = (difference - difference.min(axis=2, keepdims=True)) // source.shape[1]
+    flat = k.reshape(-1, source.shape[1])
+    found = [number.get(tuple(row), -1) for row in flat.tolist()]
+    return np.array(found, dtype=np.int64).reshape(len(target), len(source))
+
+
+def splat(values: Array, simplices: Simplices) -> Array:
+    """l = B^T v: l_j = sum_{i in C(j)} b_{i,j} v_i."""
+    return simplices.weights.T @ values
+
+
+def slice_at(lattice_values: Array, simplices: Simplices) -> Array:
+    """v' = B l': v'_k = sum_{j in C(k)} b_{k,j} l'_j."""
+    return simplices.weights @ lattice_values
+
+
+def convolve(
+    lattice_values: Array, weight: Array, source: IntArray, target: IntArray, size: int, groups: int = 1
+) -> Array:
+    """l'_v = sum_u w[k(u - v)]^T l_u, with the block-diagonal w of the groups: `[target vertices, out_channels]`."""
+    dense = block_diagonal(weight, groups)
+    table = tap_table(source, target, size)
+    result = np.zeros((len(target), dense.shape[2]))
+    for v in range(len(target)):
+        for u in np.flatnonzero(table[v] >= 0):
+            result[v] += lattice_values[u] @ dense[table[v, u]]
+    return result
+
+
+def block_diagonal(weight: Array, groups: int) -> Array:
+    """`[filter_size, in_channels / groups, out_channels]` to `[filter_size, in_channels, out_channels]`: groups apart."""
+    filter_size, block_in, out_channels = weight.shape
+    block_out = out_channels // groups
+    dense = np.zeros((filter_size, block_in * groups, out_channels))
+    for g in range(groups):
+        columns = np.s_[g * block_out : (g + 1) * block_out]
+        dense[:, g * block_in : (g + 1) * block_in, columns] = weight[:, :, columns]
+    return dense
+
+
+def permutohedral_filter(
+    values: Array, features: Array, weight: Array, target_features: Array, size: int, groups: int = 1
+) -> Array:
+    """v' = B_target W B_source^T v: splat, convolve, slice."""
+    source, target = locate(features), locate(target_features)
+    convolved = convolve(splat(values, source), weight, source.vertices, target.vertices, size, groups)
+    return slice_at(convolved, target)
+
+
+def gaussian_weight(dimension: int, size: int) -> Array:
+    """The Gaussian on the taps `[filter_size]`: for each j, v <- v + (v(. + e_j) + v(. - e_j)) / 2, from an impulse.
+
+    The passes run on the whole lattice, and the result is divided by its value at the centre.
+    """
+    corners = dimension + 1
+    impulse: dict[Vertex, float] = {(0,) * corners: 1.0}
+    for j in range(corners):
+        blurred = dict(impulse)
+        for vertex, amount in impulse.items():
+            for sign in (1, -1):
+                neighbor = tuple(c + sign * ((corners if i == j else 0) - 1) for i, c in enumerate(vertex))
+                blurred[neighbor] = blurred.get(neighbor, 0.0) + amount / 2
+        impulse = blurred
+    centre = impulse[(0,) * corners]
+    offsets = [tuple(corners * c - sum(k) for c in k) for k in taps(dimension, size)]
+    return np.array([impulse.get(offset, 0.0) / centre for offset in offsets])
+
+
+def blur_matrix(vertices: IntArray) -> Array:
+    """K_d ... K_1 K_0 on the given vertices, K_j[v, u] = 1 if u = v, 1/2 if u = v +- e_j, else 0."""
+    corners = vertices.shape[1]
+    _check_size(len(vertices) * corners, len(vertices))
+    difference = vertices[None, :, :] - vertices[:, None, :]
+    result = np.eye(len(vertices))
+    for j in range(corners):
+        step = corners * np.eye(corners, dtype=np.int64)[j] - 1
+        ahead, behind = (difference == step).all(axis=2), (difference == -step).all(axis=2)
+        result = (np.eye(len(vertices)) + 0.5 * (ahead | behind)) @ result
+    return result
+
+
+def with_halo(vertices: IntArray, radius: int) -> IntArray:
+    """The vertices and all that the taps of size `radius` reach from them, in ascending order."""
+    corners = vertices.shape[1]
+    k = np.array(taps(corners - 1, radius), dtype=np.int64)
+    offsets = corners * k - k.sum(axis=1, keepdims=True)
+    return np.unique((vertices[:, None, :] + offsets[None]).reshape(-1, corners), axis=0)
+
+
+def on_vertices(simplices: Simplices, vertices: IntArray) -> Simplices:
+    """The same weights, written on a larger set of vertices."""
+    column = {tuple(vertex): number for number, vertex in enumerate(vertices.tolist())}
+    weights = np.zeros((len(simplices.weights), len(vertices)))
+    weights[:, [column[tuple(vertex)] for vertex in simplices.vertices.tolist()]] = simplices.weights
+    return Simplices(vertices, weights)
+
+
+def separable_gaussian(values: Array, features: Array, target_features: Array, halo: int = 0) -> Array:
+    """v' = B_target K B_source^T v / (1 + 2^-d), on the vertices of source and target together, and their halo."""
+    source, target = locate(features), locate(target_features)
+    vertices = with_halo(np.unique(np.concatenate([source.vertices, target.vertices]), axis=0), halo)
+    blurred = blur_matrix(vertices) @ splat(values, on_vertices(source, vertices))
+    return slice_at(blurred, on_vertices(target, vertices)) / (1 + 2.0 ** -features.shape[1])
+
+
+def exact_gaussian(values: Array, features: Array, target_features: Array) -> Array:
+    """v'_k = sum_i exp(-|f_k - f_i|^2 / 2) v_i: what the lattice approximates up to a factor."""
+    _check_size(len(features) * features.shape[1], len(target_features))
+    squared = np.square(target_features[:, None, :] - features[None, :, :]).sum(axis=2)
+    return np.exp(-squared / 2) @ values
+
+
+def _check_size(rows: int, columns: int) -> None:
+    if rows * columns > MAX_ENTRIES:
+        raise ValueError(f"the oracle is dense: {rows} x {columns} entries exceed {MAX_ENTRIES}; use fewer points")
