@@ -1,0 +1,58 @@
+# Two commands: `make demo` and `make test`. Both set up .venv first, and again only when it is out of date.
+PYTHON ?= python3
+# options for every pip line, such as an index that serves torch without GPU libraries
+PIP_OPTIONS ?=
+
+TORCH := $(shell grep '^torch==' constraints.txt)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+CHECKED := src tests benchmarks
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test lint format format-check typecheck pytest wheel clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## create .venv with the package and its tools
+
+$(STAMP): pyproject.toml constraints.txt $(wildcard CMakeLists.txt native/*)
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("Python 3.10 or newer is needed, this is " \
+	  + sys.version.split()[0] + "; choose another with: make PYTHON=python3.12 $(MAKECMDGOALS)")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "python cannot create virtual environments; on Debian or Ubuntu: apt install python3-venv"; exit 1; }
+	@echo "Installing $(TORCH), the package and its tools into $(VENV); the first time takes a few minutes."
+	@test -t 1 || quiet=--quiet; $(BIN)/python -m pip install $$quiet --disable-pip-version-check --no-input \
+	  $(PIP_OPTIONS) --constraint constraints.txt $(TORCH) --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)  ## filter a picture, train a small filter, draw a figure under out/
+	@$(BIN)/permutohedral demo
+
+test: lint format-check typecheck pytest  ## everything that must pass
+
+lint: $(STAMP)  ## ruff's rules
+	$(BIN)/ruff check $(CHECKED)
+
+format: $(STAMP)  ## rewrite files in the common format
+	$(BIN)/ruff format $(CHECKED)
+	$(BIN)/ruff check --fix $(CHECKED)
+
+format-check: $(STAMP)
+	$(BIN)/ruff format --check $(CHECKED)
+
+typecheck: $(STAMP)  ## mypy, strict
+	$(BIN)/mypy
+
+# one thread per worker: the workers share the cores
+pytest: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --quiet
+
+wheel: $(STAMP)  ## build dist/*.whl
+	$(BIN)/python -m pip wheel --disable-pip-version-check $(PIP_OPTIONS) --no-deps --wheel-dir dist .
+
+clean:  ## remove .venv and everything generated
+	rm -rf $(VENV) build dist out .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
