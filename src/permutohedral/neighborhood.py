@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,6 +72,21 @@ def _axis_offsets_on(dimension: int, device: torch.device) -> Tensor:
     return torch.stack([ahead, -ahead], dim=1).flatten(0, 1).to(torch.int32).to(device)
 
 
+_BUILDERS = {"offsets": _offsets_on, "opposite": _opposite_on, "axis_offsets": _axis_offsets_on}
+
+
+@torch.compiler.assume_constant_result
+def _constant_list(name: str, *arguments: int) -> list[Any]:
+    return _BUILDERS[name](*arguments, torch.device("cpu")).tolist()
+
+
+def _constant(name: str, dtype: torch.dtype, device: torch.device | str, *arguments: int) -> Tensor:
+    """A cached tensor; torch.compile writes its elements into the graph instead of tracing how they are made."""
+    if torch.compiler.is_compiling():
+        return torch.tensor(_constant_list(name, *arguments), dtype=dtype, device=device)
+    return _BUILDERS[name](*arguments, torch.device(device))
+
+
 @dataclass(frozen=True)
 class Neighborhood:
     """The taps of a filter of size s on the lattice of dimension d.
@@ -113,7 +129,7 @@ class Neighborhood:
 
     def offsets(self, device: torch.device | str = "cpu") -> Tensor:
         """First d coordinates of every tap's offset, int32 `[filter_size, d]`. Shared; do not write to it."""
-        return _offsets_on(self.dimension, self.size, torch.device(device))
+        return _constant("offsets", torch.int32, device, self.dimension, self.size)
 
     def opposite(self, device: torch.device | str = "cpu") -> Tensor:
         """For every tap, the tap at the negative offset, int64 `[filter_size]`. Shared; do not write to it.
@@ -121,7 +137,7 @@ class Neighborhood:
         >>> Neighborhood(1, 1).opposite().tolist()
         [0, 2, 1]
         """
-        return _opposite_on(self.dimension, self.size, torch.device(device))
+        return _constant("opposite", torch.int64, device, self.dimension, self.size)
 
     def distances(self) -> Tensor:
         """Distance of every tap from the centre in units of the features, float64 `[filter_size]`.
@@ -134,7 +150,7 @@ class Neighborhood:
 
 def axis_offsets(dimension: int, device: torch.device | str = "cpu") -> Tensor:
     """Offsets of +e_0, -e_0, +e_1, ..., -e_d, int32 `[2 (d + 1), d]`: the steps of the separable Gaussian."""
-    return _axis_offsets_on(dimension, torch.device(device))
+    return _constant("axis_offsets", torch.int32, device, dimension)
 
 
 def blur_gain(dimension: int) -> float:

@@ -154,7 +154,7 @@ def _pack_keys(keys: Tensor) -> tuple[list[_Stage], Tensor]:
 def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     table = torch.empty(0, dtype=torch.int64, device=keys.device)
     if keys.shape[0] == 0:
-        return keys, torch.empty(0, dtype=torch.int32, device=keys.device), table
+        return keys.clone(), torch.empty(0, dtype=torch.int32, device=keys.device), table
     stages, inverse = _pack_keys(keys.long())
     unique_keys = keys.new_empty(stages[-1].codes.numel(), keys.shape[1])
     unique_keys[inverse] = keys

@@ -1,0 +1,301 @@
+"""The primitives as torch operators: schemas, shapes for tracing, derivatives. Written once, above every backend.
+
+Each operator runs the backend of its tensors (`dispatch.py`). The derivatives are made of the operators
+themselves, so they can be differentiated again; `primitives.py` says why the set is closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from permutohedral.ops.dispatch import primitives_for
+from permutohedral.ops.primitives import accumulation_dtype
+
+_NAMESPACE = "permutohedral"
+
+
+def _define(name: str, schema: str, run: Callable[..., Any], shape: Callable[..., Any]) -> None:
+    """Register the operator `permutohedral::name`: `run` computes it, `shape` traces it without data."""
+    qualified = f"{_NAMESPACE}::{name}"
+    torch.library.define(qualified, schema, tags=(torch.Tag.pt2_compliant_tag,))
+    torch.library.impl(qualified, "default", run)
+    torch.library.register_fake(qualified, shape)
+
+
+def _differentiate(name: str, setup: Callable[..., None], backward: Callable[..., Any]) -> None:
+    torch.library.register_autograd(f"{_NAMESPACE}::{name}", backward, setup_context=setup)
+
+
+def _dynamic_size() -> Any:
+    """A size that only the data tells, such as the number of lattice points."""
+    return torch.library.get_ctx().new_dynamic_size()
+
+
+# index_points: the only operator whose derivative is with respect to features
+
+
+def _index_points_shape(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    points, d = features.shape
+    keys = features.new_empty((_dynamic_size(), d + 1), dtype=torch.int32)
+    vertices = features.new_empty((points, d + 1), dtype=torch.int32)
+    barycentric = features.new_empty((points, d + 1))
+    table = features.new_empty((_dynamic_size(),), dtype=torch.int64)
+    return keys, vertices, barycentric, table
+
+
+def _index_points_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(inputs[0])
+
+
+def _index_points_backward(
+    ctx: Any, keys: None, vertices: None, barycentric_gradient: Tensor, table: None
+) -> tuple[Tensor, None]:
+    (features,) = ctx.saved_tensors
+    return embed_gradient(features, barycentric_gradient), None
+
+
+_define(
+    "index_points",
+    "(Tensor features, Tensor? batch) -> (Tensor, Tensor, Tensor, Tensor)",
+    lambda features, batch: primitives_for(features).index_points(features, batch),
+    _index_points_shape,
+)
+_differentiate("index_points", _index_points_setup, _index_points_backward)
+
+
+# embed_gradient and embed_differential: linear in their second argument, constant inside a simplex
+
+
+def _embed_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(inputs[0])
+
+
+def _embed_gradient_backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+    return None, embed_differential(ctx.saved_tensors[0], gradient)
+
+
+def _embed_differential_backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+    return None, embed_gradient(ctx.saved_tensors[0], gradient)
+
+
+_define(
+    "embed_gradient",
+    "(Tensor features, Tensor barycentric_gradient) -> Tensor",
+    lambda features, gradient: primitives_for(features).embed_gradient(features, gradient),
+    lambda features, gradient: features.new_empty(features.shape),
+)
+_differentiate("embed_gradient", _embed_setup, _embed_gradient_backward)
+_define(
+    "embed_differential",
+    "(Tensor features, Tensor differential) -> Tensor",
+    lambda features, differential: primitives_for(features).embed_differential(features, differential),
+    lambda features, differential: features.new_empty((features.shape[0], features.shape[1] + 1)),
+)
+_differentiate("embed_differential", _embed_setup, _embed_differential_backward)
+
+
+# keys and neighbors: integers, no derivatives
+
+
+def _index_keys_shape(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    unique_keys = keys.new_empty((_dynamic_size(), keys.shape[1]))
+    return unique_keys, keys.new_empty((keys.shape[0],)), keys.new_empty((_dynamic_size(),), dtype=torch.int64)
+
+
+_define(
+    "index_keys",
+    "(Tensor keys) -> (Tensor, Tensor, Tensor)",
+    lambda keys: primitives_for(keys).index_keys(keys),
+    _index_keys_shape,
+)
+_define(
+    "find_neighbors",
+    "(Tensor source_keys, Tensor table, Tensor target_keys, Tensor offsets) -> Tensor",
+    lambda source, table, target, offsets: primitives_for(source).find_neighbors(source, table, target, offsets),
+    lambda source, table, target, offsets: source.new_empty((offsets.shape[0], target.shape[0])),
+)
+_define(
+    "transpose_neighbors",
+    "(Tensor neighbors, Tensor opposite, SymInt num_source) -> Tensor",
+    lambda neighbors, opposite, num: primitives_for(neighbors).transpose_neighbors(neighbors, opposite, num),
+    lambda neighbors, opposite, num: neighbors.new_empty((neighbors.shape[0], num)),
+)
+
+
+# splat, slice, barycentric_gradient: the partial gradients of one trilinear form
+
+
+def _splat_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    values, vertices, barycentric, _ = inputs
+    ctx.save_for_backward(values, vertices, barycentric)
+
+
+def _splat_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
+    values, vertices, barycentric = ctx.saved_tensors
+    to_values = slice(gradient, vertices, barycentric) if ctx.needs_input_grad[0] else None
+    to_barycentric = barycentric_gradient(values, gradient, vertices) if ctx.needs_input_grad[2] else None
+    return to_values, None, to_barycentric, None
+
+
+def _slice_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _slice_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
+    lattice_values, vertices, barycentric = ctx.saved_tensors
+    to_lattice = splat(gradient, vertices, barycentric, lattice_values.shape[0]) if ctx.needs_input_grad[0] else None
+    to_barycentric = barycentric_gradient(gradient, lattice_values, vertices) if ctx.needs_input_grad[2] else None
+    return to_lattice, None, to_barycentric
+
+
+def _barycentric_gradient_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    values, lattice_values, vertices = ctx.saved_tensors
+    to_values = slice(lattice_values, vertices, gradient) if ctx.needs_input_grad[0] else None
+    to_lattice = splat(values, vertices, gradient, lattice_values.shape[0]) if ctx.needs_input_grad[1] else None
+    return to_values, to_lattice, None
+
+
+_define(
+    "splat",
+    "(Tensor values, Tensor vertices, Tensor barycentric, SymInt num_lattice_points) -> Tensor",
+    lambda values, vertices, barycentric, num: primitives_for(values).splat(values, vertices, barycentric, num),
+    lambda values, vertices, barycentric, num: values.new_empty((num, values.shape[1])),
+)
+_differentiate("splat", _splat_setup, _splat_backward)
+_define(
+    "slice",
+    "(Tensor lattice_values, Tensor vertices, Tensor barycentric) -> Tensor",
+    lambda values, vertices, barycentric: primitives_for(values).slice(values, vertices, barycentric),
+    lambda values, vertices, barycentric: values.new_empty((vertices.shape[0], values.shape[1])),
+)
+_differentiate("slice", _slice_setup, _slice_backward)
+_define(
+    "barycentric_gradient",
+    "(Tensor values, Tensor lattice_values, Tensor vertices) -> Tensor",
+    lambda values, lattice, vertices: primitives_for(values).barycentric_gradient(values, lattice, vertices),
+    lambda values, lattice, vertices: values.new_empty(vertices.shape, dtype=accumulation_dtype(values.dtype)),
+)
+_differentiate("barycentric_gradient", _slice_setup, _barycentric_gradient_backward)
+
+
+# convolve and its weight gradient: the partial gradients of sum_{k,v} <out[v], w_k in[neighbors[k,v]]>.
+# The taps are closed under negation, so the gradient with respect to the input is again a convolution, over
+# the reverse table: a gather, no scatter. reverse_neighbors is None where nobody has needed it yet.
+
+
+def transpose_weight(weight: Tensor, opposite: Tensor, groups: int) -> Tensor:
+    """The filter of the adjoint: `[filter_size, in / groups, out]` to `[filter_size, out / groups, in]`."""
+    return weight[opposite].unflatten(2, (groups, -1)).permute(0, 3, 2, 1).flatten(2)
+
+
+def _reverse(neighbors: Tensor, reverse_neighbors: Tensor | None, opposite: Tensor, num_source: int) -> Tensor:
+    if reverse_neighbors is not None:
+        return reverse_neighbors
+    return transpose_neighbors(neighbors, opposite, num_source)
+
+
+def _convolve_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    *tensors, ctx.groups = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _convolve_backward(
+    ctx: Any, gradient: Tensor
+) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
+    lattice_values, weight, neighbors, reverse_neighbors, opposite = ctx.saved_tensors
+    to_values = to_weight = None
+    if ctx.needs_input_grad[0]:
+        reverse = _reverse(neighbors, reverse_neighbors, opposite, lattice_values.shape[0])
+        adjoint = transpose_weight(weight, opposite, ctx.groups)
+        to_values = convolve(gradient, adjoint, reverse, neighbors, opposite, ctx.groups)
+    if ctx.needs_input_grad[1]:
+        to_weight = convolve_weight_gradient(
+            lattice_values, gradient, neighbors, reverse_neighbors, opposite, ctx.groups
+        )
+    return to_values, to_weight, None, None, None, None
+
+
+def _convolve_weight_gradient_backward(
+    ctx: Any, gradient: Tensor
+) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
+    lattice_values, output_gradient, neighbors, reverse_neighbors, opposite = ctx.saved_tensors
+    to_values = to_output_gradient = None
+    if ctx.needs_input_grad[0]:
+        reverse = _reverse(neighbors, reverse_neighbors, opposite, lattice_values.shape[0])
+        adjoint = transpose_weight(gradient, opposite, ctx.groups)
+        to_values = convolve(output_gradient, adjoint, reverse, neighbors, opposite, ctx.groups)
+    if ctx.needs_input_grad[1]:
+        to_output_gradient = convolve(
+            lattice_values, gradient, neighbors, reverse_neighbors, opposite, ctx.groups
+        )
+    return to_values, to_output_gradient, None, None, None, None
+
+
+def _convolve_weight_gradient_shape(
+    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, reverse: Any, opposite: Tensor, groups: int
+) -> Tensor:
+    size = (neighbors.shape[0], lattice_values.shape[1] // groups, output_gradient.shape[1])
+    return lattice_values.new_empty(size)
+
+
+_define(
+    "convolve",
+    "(Tensor lattice_values, Tensor weight, Tensor neighbors, Tensor? reverse_neighbors, Tensor opposite, "
+    "int groups) -> Tensor",
+    lambda values, weight, neighbors, reverse, opposite, groups: primitives_for(values).convolve(
+        values, weight, neighbors, groups
+    ),
+    lambda values, weight, neighbors, reverse, opposite, groups: values.new_empty(
+        (neighbors.shape[1], weight.shape[2])
+    ),
+)
+_differentiate("convolve", _convolve_setup, _convolve_backward)
+_define(
+    "convolve_weight_gradient",
+    "(Tensor lattice_values, Tensor output_gradient, Tensor neighbors, Tensor? reverse_neighbors, Tensor opposite, "
+    "int groups) -> Tensor",
+    lambda values, gradient, neighbors, reverse, opposite, groups: primitives_for(values).convolve_weight_gradient(
+        values, gradient, neighbors, groups
+    ),
+    _convolve_weight_gradient_shape,
+)
+_differentiate("convolve_weight_gradient", _convolve_setup, _convolve_weight_gradient_backward)
+
+
+# blur: its adjoint takes the axes in reverse
+
+
+def _blur_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _, axis_neighbors, ctx.reverse = inputs
+    ctx.save_for_backward(axis_neighbors)
+
+
+def _blur_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    return blur(gradient, ctx.saved_tensors[0], not ctx.reverse), None, None
+
+
+_define(
+    "blur",
+    "(Tensor lattice_values, Tensor axis_neighbors, bool reverse) -> Tensor",
+    lambda values, axis_neighbors, reverse: primitives_for(values).blur(values, axis_neighbors, reverse),
+    lambda values, axis_neighbors, reverse: values.new_empty(values.shape),
+)
+_differentiate("blur", _blur_setup, _blur_backward)
+
+
+index_points = torch.ops.permutohedral.index_points.default
+index_keys = torch.ops.permutohedral.index_keys.default
+find_neighbors = torch.ops.permutohedral.find_neighbors.default
+transpose_neighbors = torch.ops.permutohedral.transpose_neighbors.default
+splat = torch.ops.permutohedral.splat.default
+slice = torch.ops.permutohedral.slice.default
+barycentric_gradient = torch.ops.permutohedral.barycentric_gradient.default
+convolve = torch.ops.permutohedral.convolve.default
+convolve_weight_gradient = torch.ops.permutohedral.convolve_weight_gradient.default
+blur = torch.ops.permutohedral.blur.default
+embed_gradient = torch.ops.permutohedral.embed_gradient.default
+embed_differential = torch.ops.permutohedral.embed_differential.default
