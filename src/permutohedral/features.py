@@ -107,7 +107,7 @@ def join_features(*features: Tensor) -> Tensor:
                 f"{part.device}; convert one of them with .to()"
             )
     try:
-        batch_shape = torch.broadcast_shapes(*(part.shape[:-2] for part in features))  # type: ignore[no-untyped-call]
+        batch_shape = torch.broadcast_shapes(*(part.shape[:-2] for part in features))
     except RuntimeError as error:
         shapes = ", ".join(str(tuple(part.shape)) for part in features)
         raise InputError(f"the batch axes of the features do not broadcast: {shapes}") from error
