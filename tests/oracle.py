@@ -118,7 +118,7 @@ def convolve(
 
 
 def block_diagonal(weight: Array, groups: int) -> Array:
-    """`[filter_size, in_channels / groups, out_channels]` to `[filter_size, in_channels, out_channels]`: groups apart."""
+    """`[filter_size, in_channels / groups, out_channels]` to `[filter_size, in_channels, out_channels]`."""
     filter_size, block_in, out_channels = weight.shape
     block_out = out_channels // groups
     dense = np.zeros((filter_size, block_in * groups, out_channels))
@@ -190,14 +190,16 @@ def separable_gaussian(values: Array, features: Array, target_features: Array, h
     source, target = locate(features), locate(target_features)
     vertices = with_halo(np.unique(np.concatenate([source.vertices, target.vertices]), axis=0), halo)
     blurred = blur_matrix(vertices) @ splat(values, on_vertices(source, vertices))
-    return slice_at(blurred, on_vertices(target, vertices)) / (1 + 2.0 ** -features.shape[1])
+    gain: float = 1 + 2.0 ** -features.shape[1]
+    return slice_at(blurred, on_vertices(target, vertices)) / gain
 
 
 def exact_gaussian(values: Array, features: Array, target_features: Array) -> Array:
     """v'_k = sum_i exp(-|f_k - f_i|^2 / 2) v_i: what the lattice approximates up to a factor."""
     _check_size(len(features) * features.shape[1], len(target_features))
     squared = np.square(target_features[:, None, :] - features[None, :, :]).sum(axis=2)
-    return np.exp(-squared / 2) @ values
+    kernel: Array = np.exp(-squared / 2)
+    return kernel @ values
 
 
 def _check_size(rows: int, columns: int) -> None:

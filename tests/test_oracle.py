@@ -9,13 +9,14 @@ import pathlib
 import numpy as np
 import oracle
 import pytest
+from numpy.typing import ArrayLike
 
 # both sides are float64 with numbers of magnitude ten at most
 ROUNDING = 1e-11
 
 
-def assert_equal(actual: np.ndarray | list[float] | float, expected: np.ndarray | list[float] | float) -> None:
-    np.testing.assert_allclose(actual, expected, rtol=ROUNDING, atol=ROUNDING)
+def assert_equal(actual: ArrayLike, expected: ArrayLike) -> None:
+    np.testing.assert_allclose(np.asarray(actual, float), np.asarray(expected, float), rtol=ROUNDING, atol=ROUNDING)
 
 
 @pytest.mark.parametrize("dimension", range(1, 9))
@@ -56,7 +57,7 @@ def test_simplex_is_a_delaunay_cell(dimension: int, random: np.random.Generator)
 
 
 def test_simplex_on_the_line_by_hand() -> None:
-    """d = 1: y = sqrt(2/3) 2 / sqrt(2) (f, -f), vertices are n (1, -1); f = sqrt(3)/2 (n + b) lies between n and n+1."""
+    """d = 1: y = 2 / sqrt(3) (f, -f), the vertices are n (1, -1), so f = sqrt(3)/2 (n + b) lies b beyond vertex n."""
     simplex = oracle.enclosing_simplex(np.array([np.sqrt(3) / 2 * 2.25]))
     assert set(simplex) == {(2, -2), (3, -3)}
     assert_equal([simplex[2, -2], simplex[3, -3]], [0.75, 0.25])

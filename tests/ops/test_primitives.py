@@ -1,0 +1,245 @@
+"""Every backend fulfills the contract of `ops/primitives.py`, to rounding, against the oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from support import DEVICE, assert_close, to_tensor
+from torch import Tensor
+
+from permutohedral.errors import FeatureRangeError
+from permutohedral.neighborhood import Neighborhood, axis_offsets
+from permutohedral.ops.dispatch import primitives_for
+from permutohedral.ops.primitives import Primitives, key_limit
+
+DIMENSIONS = [1, 2, 3, 4, 5, 6, 9, 17, 32]
+
+
+@pytest.fixture
+def primitives(backend: str) -> Primitives:
+    return primitives_for(torch.empty(0, device=DEVICE))
+
+
+def vertices_of(keys: Tensor) -> np.ndarray:
+    """All d+1 coordinates of the vertices of one item."""
+    first = keys.cpu().numpy()[:, 1:].astype(np.int64)
+    return np.concatenate([first, -first.sum(axis=1, keepdims=True)], axis=1)
+
+
+def weights_of(vertices: Tensor, barycentric: Tensor, num_lattice_points: int) -> Tensor:
+    """B as a dense matrix `[points, lattice_points]`."""
+    dense = torch.zeros(len(vertices), num_lattice_points, dtype=torch.float64)
+    return dense.scatter_add_(1, vertices.cpu().long(), barycentric.cpu().double())
+
+
+def sorted_rows(vertices: np.ndarray) -> np.ndarray:
+    return np.lexsort(vertices.T[::-1])
+
+
+@pytest.mark.parametrize("dimension", DIMENSIONS)
+def test_index_points(primitives: Primitives, dtype: torch.dtype, dimension: int, random: np.random.Generator) -> None:
+    features = to_tensor(random.normal(size=(30, dimension)) * 2, dtype)
+    keys, vertices, barycentric, _ = primitives.index_points(features, None)
+    assert (keys.dtype, vertices.dtype, barycentric.dtype) == (torch.int32, torch.int32, dtype)
+    assert keys.shape[1] == dimension + 1
+    assert (keys[:, 0] == 0).all()
+    expected = oracle.locate(features.cpu().double().numpy())
+    found = vertices_of(keys)
+    order = sorted_rows(found)
+    np.testing.assert_array_equal(found[order], expected.vertices)
+    assert_close(weights_of(vertices, barycentric, len(keys))[:, order], expected.weights, dtype)
+    # corner j is the vertex congruent to j
+    residue = torch.from_numpy(found)[vertices.cpu().long()] % (dimension + 1)
+    assert (residue == torch.arange(dimension + 1)[None, :, None]).all()
+
+
+@pytest.mark.parametrize("dimension", [1, 3, 6])
+def test_index_points_keeps_items_apart(primitives: Primitives, dimension: int, random: np.random.Generator) -> None:
+    features = to_tensor(random.normal(size=(40, dimension)))
+    batch = to_tensor(random.integers(0, 4, size=40), torch.int32)
+    batch[batch == 2] = 7
+    keys, vertices, barycentric, _ = primitives.index_points(features, batch)
+    assert len(torch.unique(keys, dim=0)) == len(keys)
+    assert (keys[vertices.long()][:, :, 0] == batch[:, None]).all()
+    for item in (0, 1, 3, 7):
+        rows, points = (keys[:, 0] == item).cpu(), batch == item
+        expected = oracle.locate(features[points].cpu().numpy())
+        found = vertices_of(keys)[rows]
+        order = sorted_rows(found)
+        np.testing.assert_array_equal(found[order], expected.vertices)
+        dense = weights_of(vertices[points], barycentric[points], len(keys))[:, rows]
+        assert_close(dense[:, order], expected.weights)
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 5, 17])
+def test_points_on_faces_and_vertices(
+    primitives: Primitives, dtype: torch.dtype, dimension: int, random: np.random.Generator
+) -> None:
+    """Where several simplices meet, any of them will do: the weights still say where the point is."""
+    elevation = oracle.elevation(dimension)
+    digits = random.integers(-3, 4, size=(60, dimension + 1))
+    lattice = (dimension + 1) * digits - digits.sum(axis=1, keepdims=True)
+    lattice[20:40] += 2 * lattice[:20]
+    points = np.concatenate([lattice[:20], (lattice[20:40] + lattice[:20]) / 2, np.zeros((5, dimension + 1))])
+    features = to_tensor(points @ np.linalg.pinv(elevation).T, dtype)
+    keys, vertices, barycentric, _ = primitives.index_points(features, None)
+    assert (barycentric >= 0).all()
+    assert_close(barycentric.sum(dim=1), torch.ones(len(points)))
+    reproduced = weights_of(vertices, barycentric, len(keys)) @ torch.from_numpy(vertices_of(keys)).double()
+    assert_close(reproduced, points, dtype)
+
+
+def test_duplicated_points_share_their_vertices(primitives: Primitives, random: np.random.Generator) -> None:
+    features = to_tensor(np.repeat(random.normal(size=(1, 4)), 50, axis=0))
+    keys, vertices, barycentric, _ = primitives.index_points(features, None)
+    assert len(keys) == 5
+    assert (vertices == vertices[:1]).all()
+    assert (barycentric == barycentric[:1]).all()
+
+
+def test_no_points(primitives: Primitives, dtype: torch.dtype) -> None:
+    keys, vertices, barycentric, table = primitives.index_points(torch.empty(0, 3, device=DEVICE, dtype=dtype), None)
+    assert (keys.shape, vertices.shape, barycentric.shape) == ((0, 4), (0, 4), (0, 4))
+    assert (keys.dtype, vertices.dtype, barycentric.dtype) == (torch.int32, torch.int32, dtype)
+    offsets = Neighborhood(3, 1).offsets(DEVICE)
+    assert primitives.find_neighbors(keys, table, keys, offsets).shape == (15, 0)
+    assert (primitives.find_neighbors(keys, table, keys.new_zeros(2, 4), offsets) == -1).all()
+    values = torch.empty(0, 2, device=DEVICE, dtype=dtype)
+    assert primitives.splat(values, vertices, barycentric, 0).shape == (0, 2)
+    assert (primitives.splat(values, vertices, barycentric, 3) == 0).all()
+    assert primitives.slice(values, vertices, barycentric).shape == (0, 2)
+    neighbors = keys.new_empty(15, 0)
+    weight = torch.ones(15, 2, 5, device=DEVICE, dtype=dtype)
+    assert primitives.convolve(values, weight, neighbors, 1).shape == (0, 5)
+    gradient = primitives.convolve_weight_gradient(values, values.new_empty(0, 5), neighbors, 1)
+    assert gradient.shape == weight.shape
+    assert (gradient == 0).all()
+    assert primitives.blur(values, keys.new_empty(8, 0), False).shape == (0, 2)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_features_must_be_finite(primitives: Primitives, dtype: torch.dtype, bad: float) -> None:
+    features = to_tensor(np.zeros((5, 3)), dtype)
+    features[3, 1] = bad
+    with pytest.raises(FeatureRangeError, match=r"1 of 5 points hold NaN or infinity, the first at row 3"):
+        primitives.index_points(features, None)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("excess", [1.01, 2.0, 5.0, 1e6, 1e30])
+def test_features_out_of_range_raise(primitives: Primitives, dtype: torch.dtype, sign: int, excess: float) -> None:
+    """A key never wraps: just beyond the limit, beyond int32, and beyond int64."""
+    limit = key_limit(dtype) / oracle.elevation(3)[:, 0].max()
+    features = to_tensor(np.zeros((5, 3)), dtype)
+    features[2, 0] = sign * excess * limit
+    with pytest.raises(FeatureRangeError, match="do not fit a key"):
+        primitives.index_points(features, None)
+
+
+def test_features_just_inside_the_range(primitives: Primitives, dtype: torch.dtype) -> None:
+    features = to_tensor([[0.97 * key_limit(dtype) / oracle.elevation(3)[:, 0].max(), 1.0, -1.0]], dtype)
+    keys, vertices, barycentric, _ = primitives.index_points(features, None)
+    y = oracle.elevation(3) @ features.cpu().double().numpy()[0]
+    assert_close(weights_of(vertices, barycentric, 4) @ torch.from_numpy(vertices_of(keys)).double(), y[None], dtype)
+
+
+@pytest.mark.parametrize("magnitude", [3, 1000, 2**30])
+@pytest.mark.parametrize("columns", [2, 4, 7, 33])
+def test_index_keys(primitives: Primitives, magnitude: int, columns: int, random: np.random.Generator) -> None:
+    rows = random.integers(-magnitude, magnitude + 1, size=(50, columns))
+    rows[:, 0] = np.abs(rows[:, 0])
+    keys = to_tensor(rows[random.integers(0, 50, size=200)], torch.int32)
+    unique_keys, inverse, _ = primitives.index_keys(keys)
+    assert (unique_keys.dtype, inverse.dtype) == (torch.int32, torch.int32)
+    assert (unique_keys[inverse.long()] == keys).all()
+    assert len(unique_keys) == len(torch.unique(keys, dim=0))
+
+
+@pytest.mark.parametrize(("dimension", "size"), [(d, s) for d in range(1, 6) for s in range(4)] + [(6, 1), (9, 1)])
+def test_find_neighbors(primitives: Primitives, dimension: int, size: int, random: np.random.Generator) -> None:
+    """Different source and target points: exactly the rows that the differences of the vertices name."""
+    source_keys, _, _, table = primitives.index_points(to_tensor(random.normal(size=(12, dimension))), None)
+    target_keys, _, _, _ = primitives.index_points(to_tensor(random.normal(size=(8, dimension))), None)
+    offsets = Neighborhood(dimension, size).offsets(DEVICE)
+    neighbors = primitives.find_neighbors(source_keys, table, target_keys, offsets)
+    assert neighbors.dtype == torch.int32
+    taps = oracle.tap_table(vertices_of(source_keys), vertices_of(target_keys), size)
+    expected = np.full(neighbors.shape, -1)
+    target, source = (taps >= 0).nonzero()
+    expected[taps[target, source], target] = source
+    np.testing.assert_array_equal(neighbors.cpu().numpy(), expected)
+    without_table = primitives.find_neighbors(source_keys, table[:0], target_keys, offsets)
+    assert (without_table == neighbors).all()
+
+
+@pytest.mark.parametrize("dimension", [1, 3, 5])
+def test_neighbors_stay_in_their_item(primitives: Primitives, dimension: int, random: np.random.Generator) -> None:
+    """Every item holds the same points, so a lookup that forgets the item finds the same vertex in another."""
+    features = to_tensor(np.tile(random.normal(size=(10, dimension)), (3, 1)))
+    batch = to_tensor(np.repeat([0, 1, 5], 10), torch.int32)
+    keys, _, _, table = primitives.index_points(features, batch)
+    neighbors = primitives.find_neighbors(keys, table, keys, Neighborhood(dimension, 1).offsets(DEVICE)).long()
+    tap, row = (neighbors >= 0).nonzero(as_tuple=True)
+    assert (keys[neighbors[tap, row], 0] == keys[row, 0]).all()
+    assert (neighbors[0] == torch.arange(len(keys), device=DEVICE)).all()
+    counts = [(neighbors[:, keys[:, 0] == item] >= 0).sum() for item in (0, 1, 5)]
+    assert counts[0] == counts[1] == counts[2]
+
+
+@pytest.mark.parametrize("dimension", [1, 3, 6])
+def test_transpose_neighbors(primitives: Primitives, dimension: int, random: np.random.Generator) -> None:
+    neighborhood = Neighborhood(dimension, 1)
+    source_keys, _, _, table = primitives.index_points(to_tensor(random.normal(size=(12, dimension))), None)
+    target_keys, _, _, target_table = primitives.index_points(to_tensor(random.normal(size=(8, dimension))), None)
+    offsets = neighborhood.offsets(DEVICE)
+    neighbors = primitives.find_neighbors(source_keys, table, target_keys, offsets)
+    transposed = primitives.transpose_neighbors(neighbors, neighborhood.opposite(DEVICE), len(source_keys))
+    assert transposed.dtype == torch.int32
+    assert (transposed == primitives.find_neighbors(target_keys, target_table, source_keys, offsets)).all()
+
+
+@pytest.mark.parametrize("dimension", [1, 4, 17, 32])
+def test_embed_gradient_and_differential(
+    primitives: Primitives, dtype: torch.dtype, dimension: int, random: np.random.Generator
+) -> None:
+    """J is the matrix of b = M^-1 (y, 1), the columns of M being the corners (v_j, 1)."""
+    features = to_tensor(random.normal(size=(10, dimension)) * 2, dtype)
+    gradient, differential = random.normal(size=(10, dimension + 1)), random.normal(size=(10, dimension))
+    keys, vertices, _, _ = primitives.index_points(features, None)
+    corners = vertices_of(keys)[vertices.cpu().numpy()]
+    elevation = oracle.elevation(dimension)
+    jacobians = []
+    for corner in corners:
+        matrix = np.concatenate([corner.T, np.ones((1, dimension + 1))])
+        jacobians.append(np.linalg.pinv(matrix)[:, : dimension + 1] @ elevation)
+    jacobian = np.stack(jacobians)
+    pulled = primitives.embed_gradient(features, to_tensor(gradient, dtype))
+    assert pulled.dtype == dtype
+    assert_close(pulled, np.einsum("pjd,pj->pd", jacobian, gradient))
+    pushed = primitives.embed_differential(features, to_tensor(differential, dtype))
+    assert pushed.dtype == dtype
+    assert_close(pushed, np.einsum("pjd,pd->pj", jacobian, differential))
+
+
+@pytest.mark.parametrize("dimension", [1, 3, 5])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_blur(
+    primitives: Primitives,
+    dtype: torch.dtype,
+    dimension: int,
+    reverse: bool,
+    random: np.random.Generator,
+) -> None:
+    features = to_tensor(random.normal(size=(25, dimension)), dtype)
+    keys, _, _, table = primitives.index_points(features, None)
+    neighbors = primitives.find_neighbors(keys, table, keys, axis_offsets(dimension, features.device))
+    values = random.normal(size=(len(keys), 3))
+    matrix = oracle.blur_matrix(vertices_of(keys))
+    before = to_tensor(values, dtype)
+    kept = before.clone()
+    blurred = primitives.blur(before, neighbors, reverse)
+    assert (before == kept).all()
+    assert blurred.dtype == dtype
+    assert_close(blurred, (matrix.T if reverse else matrix) @ values)

@@ -1,0 +1,55 @@
+"""What every test imports: the device, the tolerances, and how results are compared.
+
+`PERMUTOHEDRAL_TEST_DEVICE` names the device (default: cpu); the same suite runs on a GPU machine with `cuda`.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+DEVICE = torch.device(os.environ.get("PERMUTOHEDRAL_TEST_DEVICE", "cpu"))
+
+# largest error allowed, relative to the largest magnitude expected; of 16 bits, one unit in the last place
+TOLERANCE = {
+    torch.float64: 1e-10,
+    torch.float32: 1e-5,
+    torch.float16: torch.finfo(torch.float16).eps,
+    torch.bfloat16: torch.finfo(torch.bfloat16).eps,
+}
+
+
+def relative_error(actual: Tensor, expected: ArrayLike | Tensor) -> float:
+    """max |actual - expected| / max |expected|, in float64; infinite where the shapes differ or NaN appears."""
+    left = actual.detach().cpu().double()
+    right = torch.as_tensor(expected).detach().cpu().double()
+    if left.shape != right.shape:
+        return float("inf")
+    if left.numel() == 0:
+        return 0.0
+    error, scale = (left - right).abs().max(), right.abs().max()
+    if not bool(torch.isfinite(error)):
+        return float("inf")
+    return float(error) if float(scale) == 0.0 else float(error / scale)
+
+
+def assert_close(actual: Tensor, expected: ArrayLike | Tensor, dtype: torch.dtype | None = None) -> None:
+    """Compare with the tolerance of the actual result's dtype, or of `dtype` where the inputs were coarser."""
+    tolerance = TOLERANCE[dtype or actual.dtype]
+    error = relative_error(actual, expected)
+    shapes = f"shapes {tuple(actual.shape)} and {tuple(torch.as_tensor(expected).shape)}"
+    assert error <= tolerance, f"relative error {error:.3g} exceeds {tolerance:g} ({shapes})"
+
+
+def to_tensor(array: ArrayLike, dtype: torch.dtype = torch.float64) -> Tensor:
+    """A NumPy array as a tensor on the device."""
+    return torch.as_tensor(np.asarray(array)).to(device=DEVICE, dtype=dtype)
+
+
+def to_numpy(tensor: Tensor) -> NDArray[np.float64]:
+    """A tensor as float64 NumPy, for the oracle."""
+    return tensor.detach().cpu().double().numpy()
