@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from permutohedral.errors import BackendUnavailable, InputError
@@ -80,6 +79,11 @@ def primitives_for(tensor: Tensor) -> Primitives:
     return choose_backend(tensor.device.type).load()
 
 
+def all_backends() -> tuple[Backend, ...]:
+    """Every backend, whether it works on this machine or not, in order of preference."""
+    return tuple(_BACKENDS)
+
+
 def available_backends() -> list[str]:
     """Names of the backends that work on this machine, in order of preference.
 
@@ -98,6 +102,7 @@ class use_backend:
     Raises:
         BackendUnavailable: the backend does not work on this machine; the message says why.
 
+    >>> import torch
     >>> with use_backend("reference"):
     ...     print(explain_backend(torch.zeros(1)).split(":")[0])
     reference
@@ -124,6 +129,7 @@ class use_backend:
 def explain_backend(tensor: Tensor | None = None) -> str:
     """Which backend runs operations on `tensor` (default: a CPU tensor), and why not the others.
 
+    >>> import torch
     >>> print(explain_backend(torch.zeros(1)))  # doctest: +ELLIPSIS
     ...reference...
     """
