@@ -28,7 +28,7 @@ def count_taps(dimension: int, size: int) -> int:
     >>> [count_taps(2, s) for s in range(4)]
     [1, 7, 19, 37]
     """
-    return (size + 1) ** (dimension + 1) - size ** (dimension + 1)
+    return int((size + 1) ** (dimension + 1) - size ** (dimension + 1))
 
 
 def _enumerate_taps(dimension: int, size: int) -> np.ndarray:
@@ -75,7 +75,7 @@ def _axis_offsets_on(dimension: int, device: torch.device) -> Tensor:
 _BUILDERS = {"offsets": _offsets_on, "opposite": _opposite_on, "axis_offsets": _axis_offsets_on}
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _constant_list(name: str, *arguments: int) -> list[Any]:
     return _BUILDERS[name](*arguments, torch.device("cpu")).tolist()
 
@@ -111,7 +111,8 @@ class Neighborhood:
             raise NeighborhoodError(f"dimension must be a whole number of at least 1, got {self.dimension!r}")
         if not isinstance(self.size, int) or self.size < 0:
             raise NeighborhoodError(
-                f"neighborhood_size must be a whole number of at least 0 (0 keeps the centre tap alone), got {self.size!r}"
+                "neighborhood_size must be a whole number of at least 0 (0 keeps the centre tap alone), got "
+                f"{self.size!r}"
             )
         filter_size = count_taps(self.dimension, self.size)
         if filter_size > MAX_TAPS:

@@ -189,7 +189,9 @@ _differentiate("barycentric_gradient", _slice_setup, _barycentric_gradient_backw
 
 def transpose_weight(weight: Tensor, opposite: Tensor, groups: int) -> Tensor:
     """The filter of the adjoint: `[filter_size, in / groups, out]` to `[filter_size, out / groups, in]`."""
-    return weight[opposite].unflatten(2, (groups, -1)).permute(0, 3, 2, 1).flatten(2)
+    filter_size, inputs, out_channels = weight.shape
+    grouped = weight[opposite].reshape(filter_size, inputs, groups, out_channels // groups)
+    return grouped.permute(0, 3, 2, 1).flatten(2)
 
 
 def _reverse(neighbors: Tensor, reverse_neighbors: Tensor | None, opposite: Tensor, num_source: int) -> Tensor:
@@ -203,9 +205,7 @@ def _convolve_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.save_for_backward(*tensors)
 
 
-def _convolve_backward(
-    ctx: Any, gradient: Tensor
-) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
+def _convolve_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
     lattice_values, weight, neighbors, reverse_neighbors, opposite = ctx.saved_tensors
     to_values = to_weight = None
     if ctx.needs_input_grad[0]:
@@ -229,9 +229,7 @@ def _convolve_weight_gradient_backward(
         adjoint = transpose_weight(gradient, opposite, ctx.groups)
         to_values = convolve(output_gradient, adjoint, reverse, neighbors, opposite, ctx.groups)
     if ctx.needs_input_grad[1]:
-        to_output_gradient = convolve(
-            lattice_values, gradient, neighbors, reverse_neighbors, opposite, ctx.groups
-        )
+        to_output_gradient = convolve(lattice_values, gradient, neighbors, reverse_neighbors, opposite, ctx.groups)
     return to_values, to_output_gradient, None, None, None, None
 
 
@@ -287,15 +285,15 @@ _define(
 _differentiate("blur", _blur_setup, _blur_backward)
 
 
-index_points = torch.ops.permutohedral.index_points.default
-index_keys = torch.ops.permutohedral.index_keys.default
-find_neighbors = torch.ops.permutohedral.find_neighbors.default
-transpose_neighbors = torch.ops.permutohedral.transpose_neighbors.default
-splat = torch.ops.permutohedral.splat.default
-slice = torch.ops.permutohedral.slice.default
-barycentric_gradient = torch.ops.permutohedral.barycentric_gradient.default
-convolve = torch.ops.permutohedral.convolve.default
-convolve_weight_gradient = torch.ops.permutohedral.convolve_weight_gradient.default
-blur = torch.ops.permutohedral.blur.default
-embed_gradient = torch.ops.permutohedral.embed_gradient.default
-embed_differential = torch.ops.permutohedral.embed_differential.default
+index_points: Callable[..., tuple[Tensor, ...]] = torch.ops.permutohedral.index_points.default
+index_keys: Callable[..., tuple[Tensor, ...]] = torch.ops.permutohedral.index_keys.default
+find_neighbors: Callable[..., Tensor] = torch.ops.permutohedral.find_neighbors.default
+transpose_neighbors: Callable[..., Tensor] = torch.ops.permutohedral.transpose_neighbors.default
+splat: Callable[..., Tensor] = torch.ops.permutohedral.splat.default
+slice: Callable[..., Tensor] = torch.ops.permutohedral.slice.default
+barycentric_gradient: Callable[..., Tensor] = torch.ops.permutohedral.barycentric_gradient.default
+convolve: Callable[..., Tensor] = torch.ops.permutohedral.convolve.default
+convolve_weight_gradient: Callable[..., Tensor] = torch.ops.permutohedral.convolve_weight_gradient.default
+blur: Callable[..., Tensor] = torch.ops.permutohedral.blur.default
+embed_gradient: Callable[..., Tensor] = torch.ops.permutohedral.embed_gradient.default
+embed_differential: Callable[..., Tensor] = torch.ops.permutohedral.embed_differential.default

@@ -130,8 +130,8 @@ def explain_backend(tensor: Tensor | None = None) -> str:
     """Which backend runs operations on `tensor` (default: a CPU tensor), and why not the others.
 
     >>> import torch
-    >>> print(explain_backend(torch.zeros(1)))  # doctest: +ELLIPSIS
-    ...reference...
+    >>> "reference" in explain_backend(torch.zeros(1))
+    True
     """
     device_type = "cpu" if tensor is None else tensor.device.type
     chosen = choose_backend(device_type)

@@ -214,7 +214,7 @@ def _with_zero_row(lattice_values: Tensor) -> Tensor:
 def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int) -> Tensor:
     padded = _with_zero_row(lattice_values).unflatten(1, (groups, -1))
     grouped_weight = weight.to(padded.dtype).unflatten(2, (groups, -1))
-    output = padded.new_zeros(neighbors.shape[1], groups, grouped_weight.shape[3])
+    output: Tensor = padded.new_zeros(neighbors.shape[1], groups, grouped_weight.shape[3])
     for tap, rows in enumerate(neighbors.long()):
         output += torch.einsum("vgi,igo->vgo", padded[rows], grouped_weight[tap])
     return output.flatten(1).to(lattice_values.dtype)

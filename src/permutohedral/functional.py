@@ -1,0 +1,327 @@
+"""Splat, convolve, slice, and the filters made of them: validated, batched, differentiable.
+
+Shapes of values, by the lattice (`build_lattice`):
+    one set of points         values `[points, channels]`, on the lattice `[lattice_points, channels]`
+    a lattice for each item   values `[batch, points, channels]`, on the lattice `[lattice_points, channels]`,
+                              the lattice points of all items together
+    one lattice for many      values `[..., points, channels]` over features `[points, d]`, on the lattice
+                              `[..., lattice_points, channels]`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from permutohedral.errors import InputError
+from permutohedral.features import color_features, join_features, position_features
+from permutohedral.lattice import Lattice, Simplices, build_lattice
+from permutohedral.neighborhood import blur_gain, gaussian_weight
+from permutohedral.ops import autograd
+from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.shapes import check_weight, count, lattice_to_rows, points_to_rows, rows_to_points, unfold
+
+Normalization = Literal["none", "homogeneous", "symmetric", "density"]
+GaussianMethod = Literal["separable", "dense"]
+
+NORMALIZATIONS: tuple[Normalization, ...] = ("none", "homogeneous", "symmetric", "density")
+
+# keeps a target that no source reaches at zero instead of 0 / 0
+_SMALLEST_MASS = 1e-20
+
+
+def splat(values: Tensor, lattice: Lattice) -> Tensor:
+    """Sum the values of the source points into the lattice: l_j = sum_{i in C(j)} b_{i,j} v_i.
+
+    Args:
+        values: float `[points, channels]`, `[batch, points, channels]` or `[..., points, channels]`.
+        lattice: from `build_lattice`.
+
+    Returns:
+        `[lattice_points, channels]`, or `[..., lattice_points, channels]` where many share one lattice.
+
+    >>> import permutohedral as ph
+    >>> lattice = ph.build_lattice(torch.rand(100, 2))
+    >>> float(ph.splat(torch.ones(100, 1), lattice).sum().round())
+    100.0
+    """
+    rows, leading = points_to_rows(values, lattice)
+    return unfold(_splat(rows, lattice.source), leading)
+
+
+def convolve(lattice_values: Tensor, weight: Tensor, lattice: Lattice) -> Tensor:
+    """Correlate lattice values with a filter: l'_v = sum_k w_k l_{v + offset_k}.
+
+    A neighbor that no source point touches reads as zero. The number of groups follows from the shapes.
+
+    Args:
+        lattice_values: `[lattice_points, in_channels]` or `[..., lattice_points, in_channels]`, from `splat`.
+        weight: `[filter_size, in_channels / groups, out_channels]`, of the same dtype; or `[filter_size]`, one
+            filter for every channel.
+        lattice: from `build_lattice`, of the neighborhood size of the filter.
+
+    Returns:
+        `[target lattice_points, out_channels]`, with the leading axes of `lattice_values`.
+
+    >>> import permutohedral as ph
+    >>> lattice = ph.build_lattice(torch.rand(100, 2) * 9, neighborhood_size=1)
+    >>> weight = torch.randn(7, 4, 8)
+    >>> ph.convolve(ph.splat(torch.rand(100, 4), lattice), weight, lattice).shape[1]
+    8
+    """
+    rows, leading = lattice_to_rows(lattice_values, lattice, lattice.source)
+    rows, weight = _autocast(rows, weight)
+    channels = rows.shape[1] // count(leading)
+    weight, groups = check_weight(weight, channels, rows, lattice)
+    # items that share a lattice are folded into channels, so they are groups of their own
+    if count(leading) > 1:
+        weight, groups = weight.repeat(1, 1, count(leading)), groups * count(leading)
+    opposite = lattice.neighborhood.opposite(lattice.device)
+    convolved = autograd.convolve(rows, weight, lattice.neighbors, lattice.reverse_neighbors, opposite, groups)
+    return unfold(convolved, leading)
+
+
+def slice(lattice_values: Tensor, lattice: Lattice) -> Tensor:
+    """Interpolate lattice values at the target points: v'_k = sum_{j in C(k)} b_{k,j} l'_j. The adjoint of `splat`.
+
+    Args:
+        lattice_values: `[target lattice_points, channels]`, or `[..., target lattice_points, channels]`.
+        lattice: from `build_lattice`.
+
+    Returns:
+        `[target points, channels]`, `[batch, target points, channels]` or `[..., target points, channels]`.
+
+    >>> import permutohedral as ph
+    >>> lattice = ph.build_lattice(torch.rand(100, 2), target_features=torch.rand(50, 2), neighborhood_size=0)
+    >>> ph.slice(ph.convolve(ph.splat(torch.rand(100, 3), lattice), torch.ones(1), lattice), lattice).shape
+    torch.Size([50, 3])
+    """
+    rows, leading = lattice_to_rows(lattice_values, lattice, lattice.target)
+    sliced = autograd.slice(rows, lattice.target.vertices, lattice.target.barycentric)
+    return rows_to_points(sliced, lattice, leading)
+
+
+def permutohedral_filter(
+    values: Tensor,
+    features: Tensor | None,
+    weight: Tensor,
+    target_features: Tensor | None = None,
+    neighborhood_size: int = 1,
+    normalization: Normalization = "none",
+    lattice: Lattice | None = None,
+) -> Tensor:
+    """Splat, convolve with `weight`, slice: the permutohedral convolution of the paper as one function.
+
+    Args:
+        values: `[points, in_channels]`, or with batch axes as in `splat`.
+        features: `[points, d]` or `[batch, points, d]`; None if a lattice is given.
+        weight: `[filter_size, in_channels / groups, out_channels]`, or `[filter_size]`.
+        target_features: where results are wanted; default: at `features`.
+        neighborhood_size: s of the filter.
+        normalization: "none", "homogeneous" (divide by the Gaussian filter of ones), "symmetric" (by its square
+            root on either side) or "density" (divide every lattice point by its splatted weight before convolving).
+        lattice: built before, instead of features; also the way to filter ragged batches.
+
+    Returns:
+        `[target points, out_channels]`, with the batch axes of `values`.
+
+    >>> import permutohedral as ph
+    >>> values, features = torch.rand(100, 3), torch.rand(100, 2) * 9
+    >>> ph.permutohedral_filter(values, features, torch.randn(7, 3, 5)).shape
+    torch.Size([100, 5])
+    """
+    lattice = _lattice_for(features, target_features, lattice, neighborhood_size=neighborhood_size)
+
+    def learned(lattice_values: Tensor, on: Lattice) -> Tensor:
+        return convolve(lattice_values, weight, on)
+
+    return _filter(values, lattice, normalization, learned, _dense_gaussian)
+
+
+def gaussian_filter(
+    values: Tensor,
+    features: Tensor | None,
+    target_features: Tensor | None = None,
+    normalization: Normalization = "homogeneous",
+    method: GaussianMethod = "separable",
+    halo: int = 0,
+    lattice: Lattice | None = None,
+) -> Tensor:
+    """Filter with the Gaussian of one feature unit: fast in high dimensions, approximate (see docs/accuracy.md).
+
+    Args:
+        values: `[points, channels]`, or with batch axes as in `splat`.
+        features: `[points, d]` or `[batch, points, d]`, divided by the standard deviations wanted; None if a
+            lattice is given.
+        target_features: where results are wanted; default: at `features`.
+        normalization: as of `permutohedral_filter`; "homogeneous" keeps constants.
+        method: "separable" blurs along the d+1 axes of the lattice, one after another; "dense" convolves with all
+            taps of size 2 at once, more accurate where lattice points are missing, and slow beyond d = 4.
+        halo: insert untouched lattice points up to this many steps away: more accurate, more memory.
+        lattice: built before with `separable=True` (or `neighborhood_size=2` for "dense"), instead of features.
+
+    Returns:
+        `[target points, channels]`, with the batch axes of `values`.
+
+    >>> import permutohedral as ph
+    >>> features = torch.rand(100, 2) * 5
+    >>> bool(torch.allclose(ph.gaussian_filter(torch.ones(100, 1), features), torch.ones(100, 1)))
+    True
+    """
+    if method not in ("separable", "dense"):
+        raise InputError(f"method must be 'separable' or 'dense', got {method!r}")
+    dense = method == "dense"
+    size = 2 if dense else 0
+    lattice = _lattice_for(features, target_features, lattice, size, halo, separable=not dense)
+    gaussian = _dense_gaussian if dense else _separable_gaussian
+    return _filter(values, lattice, normalization, gaussian, gaussian)
+
+
+def bilateral_filter(
+    image: Tensor,
+    sigma_space: float | Tensor,
+    sigma_range: float | Tensor,
+    guide: Tensor | None = None,
+    method: GaussianMethod = "separable",
+    halo: int = 0,
+) -> Tensor:
+    """Smooth an image and keep its edges: the Gaussian filter over position and color.
+
+    Args:
+        image: float `[..., channels, height, width]`.
+        sigma_space: standard deviation over positions, in pixels.
+        sigma_range: standard deviation over colors, in units of the guide's values.
+        guide: `[..., guide channels, height, width]`, whose edges are kept; default: the image itself.
+        method: as of `gaussian_filter`.
+        halo: as of `gaussian_filter`.
+
+    Returns:
+        The filtered image, of the shape of `image`.
+
+    >>> import permutohedral as ph
+    >>> ph.bilateral_filter(torch.rand(3, 32, 48), sigma_space=4.0, sigma_range=0.1).shape
+    torch.Size([3, 32, 48])
+    """
+    features = bilateral_features(image if guide is None else guide, sigma_space, sigma_range)
+    values = color_features(image)
+    *leading, channels, height, width = image.shape
+    if guide is not None and guide.shape[-2:] != image.shape[-2:]:
+        raise InputError(
+            f"guide and image must have one height and width, got {tuple(guide.shape)} and {tuple(image.shape)}"
+        )
+    if guide is not None and guide.dim() > 3 and guide.shape[:-3] != image.shape[:-3]:
+        raise InputError(
+            "a guide with batch axes must have those of the image, got "
+            f"{tuple(guide.shape[:-3])} and {tuple(image.shape[:-3])}"
+        )
+    if features.dim() > 3:
+        features, values = features.flatten(0, -3), values.flatten(0, -3)
+    filtered = gaussian_filter(values, features, method=method, halo=halo)
+    return filtered.transpose(-1, -2).reshape(*leading, channels, height, width)
+
+
+def bilateral_features(guide: Tensor, sigma_space: float | Tensor, sigma_range: float | Tensor) -> Tensor:
+    """Position and color of every pixel in standard deviations.
+
+    Args:
+        guide: float `[..., channels, height, width]`.
+        sigma_space: standard deviation over positions, in pixels.
+        sigma_range: standard deviation over colors, in units of the guide's values.
+
+    Returns:
+        float32 or float64 `[..., height * width, 2 + channels]`: y, x, then the channels.
+
+    >>> bilateral_features(torch.rand(3, 4, 5), 2.0, 0.1).shape
+    torch.Size([20, 5])
+    """
+    guide = guide.to(accumulation_dtype(guide.dtype))
+    color = color_features(guide, sigma_range)
+    position = position_features(guide.shape[-2], guide.shape[-1], sigma_space, device=guide.device, dtype=guide.dtype)
+    return join_features(position, color)
+
+
+# how lattice values become those at the target lattice points: by a learned filter or by a Gaussian
+_Step = Callable[[Tensor, Lattice], Tensor]
+
+
+def _dense_gaussian(lattice_values: Tensor, lattice: Lattice) -> Tensor:
+    weight = gaussian_weight(lattice.dimension, lattice.neighborhood_size, lattice_values.dtype)
+    with torch.autocast(lattice.device.type, enabled=False):
+        return convolve(lattice_values, weight.to(lattice.device), lattice)
+
+
+def _separable_gaussian(lattice_values: Tensor, lattice: Lattice) -> Tensor:
+    if lattice.axis_neighbors is None:
+        raise InputError("the separable method needs a lattice built with separable=True")
+    rows, leading = lattice_to_rows(lattice_values, lattice, lattice.source)
+    blurred = autograd.blur(rows, lattice.axis_neighbors, False)
+    return unfold(blurred / blur_gain(lattice.dimension), leading)
+
+
+def _filter(values: Tensor, lattice: Lattice, normalization: Normalization, step: _Step, gaussian: _Step) -> Tensor:
+    """Splat, `step`, slice, normalized; `gaussian` is the filter that the normalization measures mass with."""
+    if normalization not in NORMALIZATIONS:
+        raise InputError(f"normalization must be one of {', '.join(map(repr, NORMALIZATIONS))}, got {normalization!r}")
+    if normalization == "homogeneous" and step is gaussian:
+        # the mass is one more channel
+        ones = values.new_ones(()).expand(*values.shape[:-1], 1)
+        filtered = _apply(torch.cat([values, ones], dim=-1), lattice, step)
+        return filtered[..., :-1] / (filtered[..., -1:] + max(_SMALLEST_MASS, torch.finfo(values.dtype).tiny))
+    if normalization == "symmetric":
+        values = values * _mass(lattice.between_sources(), gaussian).rsqrt().to(values.dtype)
+    output = _apply(values, lattice, step, by_density=normalization == "density")
+    if normalization == "homogeneous":
+        output = output / _mass(lattice, gaussian).to(output.dtype)
+    if normalization == "symmetric":
+        output = output * _mass(lattice.between_targets(), gaussian).rsqrt().to(output.dtype)
+    return output
+
+
+def _apply(values: Tensor, lattice: Lattice, step: _Step, by_density: bool = False) -> Tensor:
+    lattice_values = splat(values, lattice)
+    if by_density:
+        ones = lattice.source.barycentric.new_ones(lattice.source.num_points, 1)
+        density = _splat(ones, lattice.source)
+        # a halo point, or a vertex that its points touch with weight zero, holds nothing to divide
+        lattice_values = lattice_values / torch.where(density > 0, density, 1.0).to(values.dtype)
+    return slice(step(lattice_values, lattice), lattice)
+
+
+def _mass(lattice: Lattice, gaussian: _Step) -> Tensor:
+    """The Gaussian filter of ones, `[..., target points, 1]`."""
+    ones = lattice.source.barycentric.new_ones(lattice.source.num_points, 1)
+    if lattice.batch_size is not None:
+        ones = ones.reshape(lattice.batch_size, -1, 1) if lattice.batch_size else ones[None][:0]
+    return _apply(ones, lattice, gaussian) + _SMALLEST_MASS
+
+
+def _splat(rows: Tensor, simplices: Simplices) -> Tensor:
+    return autograd.splat(rows, simplices.vertices, simplices.barycentric, simplices.num_lattice_points)
+
+
+def _autocast(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """What autocast does to torch.nn.functional.conv2d."""
+    if not torch.is_autocast_enabled(rows.device.type) or rows.dtype == torch.float64:
+        return rows, weight
+    dtype = torch.get_autocast_dtype(rows.device.type)
+    return rows.to(dtype), weight.to(dtype)
+
+
+def _lattice_for(
+    features: Tensor | None,
+    target_features: Tensor | None,
+    lattice: Lattice | None,
+    neighborhood_size: int,
+    halo: int = 0,
+    separable: bool = False,
+) -> Lattice:
+    if lattice is not None:
+        if features is not None or target_features is not None:
+            raise InputError("give either features or a lattice built from them, not both")
+        return lattice
+    if features is None:
+        raise InputError("give features [points, d], or a lattice built from them")
+    return build_lattice(features, target_features, neighborhood_size, halo=halo, separable=separable)

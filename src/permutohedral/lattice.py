@@ -1,0 +1,337 @@
+"""The lattice under a set of points: built once, reused by any number of layers, iterations and channels.
+
+features -> simplices (which vertices enclose each point, and with which weights) -> neighbors (which vertex
+lies where each tap of a filter points). `Lattice` holds these tables and nothing else; values live outside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from permutohedral.errors import InputError
+from permutohedral.memory import MemoryLimit
+from permutohedral.neighborhood import Neighborhood, axis_offsets
+from permutohedral.ops import autograd
+
+
+@dataclass(frozen=True)
+class Simplices:
+    """The simplex around each point of a set.
+
+    Attributes:
+        keys: int32 `[lattice_points, 1 + d]`, batch item and first d coordinates of each lattice point.
+        vertices: int32 `[points, d + 1]`, rows of `keys`: the corners of each point's simplex.
+        barycentric: `[points, d + 1]`, the weights b_{i,j} of the corners.
+        table: what the backend keeps to look keys up; opaque.
+    """
+
+    keys: Tensor
+    vertices: Tensor
+    barycentric: Tensor
+    table: Tensor
+
+    @property
+    def num_points(self) -> int:
+        return self.vertices.shape[0]
+
+    @property
+    def num_lattice_points(self) -> int:
+        return self.keys.shape[0]
+
+
+@dataclass(frozen=True)
+class LatticeStatistics:
+    """How well a lattice fits its points; read it to choose the scale of the features.
+
+    Attributes:
+        num_points: source points.
+        num_lattice_points: lattice points that hold values, a halo included.
+        points_per_lattice_point: source points over lattice points. Well below 1 the filter has little to
+            average over: divide the features by a larger bandwidth.
+        missing_tap_share: share of the taps, the centre left out, that find no lattice point and read zero.
+        num_bytes: memory of all tables.
+    """
+
+    num_points: int
+    num_lattice_points: int
+    points_per_lattice_point: float
+    missing_tap_share: float
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """The lattice under source and target points, ready to splat, convolve and slice.
+
+    Build it with `build_lattice`. It is frozen, can be pickled, and is tied to no values: reuse it.
+
+    Attributes:
+        dimension: d, the dimension of the features.
+        neighborhood_size: s of the filters it serves.
+        source: where values come from.
+        target: where results are wanted; the same object as `source` if they are the same points.
+        neighbors: int32 `[filter_size, target lattice points]`, rows of `source.keys`, -1 where missing.
+        axis_neighbors: int32 `[2 (d + 1), lattice points]` for the separable Gaussian, or None.
+        batch_size: number of items if the points came as `[batch, points, d]`, else None.
+    """
+
+    dimension: int
+    neighborhood_size: int
+    source: Simplices
+    target: Simplices
+    neighbors: Tensor
+    axis_neighbors: Tensor | None = None
+    batch_size: int | None = None
+
+    @property
+    def num_lattice_points(self) -> int:
+        """Number of lattice points that hold the splatted values."""
+        return self.source.num_lattice_points
+
+    @property
+    def neighborhood(self) -> Neighborhood:
+        return Neighborhood(self.dimension, self.neighborhood_size)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether source and target points lie on one set of lattice points."""
+        return self.source.keys is self.target.keys
+
+    @property
+    def reverse_neighbors(self) -> Tensor | None:
+        """The table from source to target, which the gradient needs; None where it is not `neighbors` itself."""
+        return self.neighbors if self.is_shared else None
+
+    @property
+    def device(self) -> torch.device:
+        return self.neighbors.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the features the lattice was built from."""
+        return self.source.barycentric.dtype
+
+    def statistics(self) -> LatticeStatistics:
+        """Count lattice points, missing taps and bytes.
+
+        >>> import permutohedral as ph
+        >>> lattice = ph.build_lattice(torch.zeros(10, 2))
+        >>> lattice.statistics().num_lattice_points
+        3
+        """
+        tables = {self.source.keys, self.source.vertices, self.source.barycentric, self.source.table, self.neighbors}
+        tables |= {self.target.keys, self.target.vertices, self.target.barycentric, self.target.table}
+        if self.axis_neighbors is not None:
+            tables.add(self.axis_neighbors)
+        around = self.neighbors[1:] if self.axis_neighbors is None else self.axis_neighbors
+        points, lattice_points = self.source.num_points, self.num_lattice_points
+        return LatticeStatistics(
+            num_points=points,
+            num_lattice_points=lattice_points,
+            points_per_lattice_point=points / max(lattice_points, 1),
+            missing_tap_share=float((around < 0).float().mean()) if around.numel() else 0.0,
+            num_bytes=sum(table.numel() * table.element_size() for table in tables),
+        )
+
+    def between_sources(self) -> Lattice:
+        """The lattice whose targets are this one's source points."""
+        return self._between(self.source)
+
+    def between_targets(self) -> Lattice:
+        """The lattice whose sources are this one's target points."""
+        return self._between(self.target)
+
+    def _between(self, simplices: Simplices) -> Lattice:
+        if self.is_shared:
+            return replace(self, source=simplices, target=simplices)
+        neighbors = _find_neighbors(simplices, simplices, self.neighborhood)
+        return replace(self, source=simplices, target=simplices, neighbors=neighbors)
+
+    def __repr__(self) -> str:
+        return (
+            f"Lattice(dimension={self.dimension}, neighborhood_size={self.neighborhood_size}, "
+            f"points={self.source.num_points}, target_points={self.target.num_points}, "
+            f"lattice_points={self.num_lattice_points}, device={str(self.device)!r})"
+        )
+
+
+def build_lattice(  # noqa: PLR0913 (what describes the points, and three options by name)
+    features: Tensor,
+    target_features: Tensor | None = None,
+    neighborhood_size: int = 1,
+    batch: Tensor | None = None,
+    target_batch: Tensor | None = None,
+    *,
+    halo: int = 0,
+    separable: bool = False,
+    memory_limit: int | None = None,
+) -> Lattice:
+    """Build the lattice under `features`, for filters of `neighborhood_size`.
+
+    Gradients flow from results to `features` and `target_features` through the barycentric weights.
+
+    Args:
+        features: float32 or float64 `[points, d]`, or `[batch, points, d]` with a lattice for each item; one
+            unit is one standard deviation of the Gaussian filter, about one lattice step.
+        target_features: where results are wanted, of the same rank; default: at the source points.
+        neighborhood_size: s, the reach of the filters in lattice steps.
+        batch: int `[points]`, the item of each point, for ragged batches of flat `features`. Items never mix.
+        target_batch: the same for `target_features`.
+        halo: also insert the untouched lattice points up to this many steps away, so that what several
+            convolutions or the separable Gaussian pass through them is kept.
+        separable: prepare for `gaussian_filter`'s separable method.
+        memory_limit: bytes the tables may take; default: what the device has free.
+
+    Raises:
+        InputError: features of a wrong shape, dtype or device, NaN or infinite, or too large for a key.
+        MemoryLimitError: the tables would exceed `memory_limit`.
+
+    >>> import permutohedral as ph
+    >>> features = torch.rand(1000, 3) * 10
+    >>> lattice = ph.build_lattice(features, neighborhood_size=2)
+    >>> ph.slice(ph.splat(torch.ones(1000, 4), lattice), lattice).shape
+    torch.Size([1000, 4])
+    """
+    neighborhood = Neighborhood(_check_features(features, target_features), neighborhood_size)
+    if halo < 0:
+        raise InputError(f"halo must not be negative, got {halo}")
+    batch_size = features.shape[0] if features.dim() == 3 else None
+    sources = _flatten(features, batch, "batch")
+    targets = None if target_features is None else _flatten(target_features, target_batch, "target_batch")
+    if targets is None and target_batch is not None:
+        raise InputError("target_batch was given without target_features; pass both or neither")
+    if targets is not None and (sources[1] is None) != (targets[1] is None):
+        raise InputError("give batch and target_batch both, or neither: each point needs its item")
+    limit = MemoryLimit(memory_limit, features.device)
+    limit.check_simplices(sources[0].shape[0], neighborhood.dimension, features.element_size())
+
+    if targets is not None and (halo or separable):
+        source, target = _index_jointly(sources, targets)
+    else:
+        source = Simplices(*autograd.index_points(*sources))
+        target = source if targets is None else Simplices(*autograd.index_points(*targets))
+    if halo:
+        source, target = _grow_halo(source, target, neighborhood.dimension, halo, limit)
+    limit.check_neighbors(target.num_lattice_points, neighborhood)
+    return Lattice(
+        dimension=neighborhood.dimension,
+        neighborhood_size=neighborhood_size,
+        source=source,
+        target=target,
+        neighbors=_find_neighbors(source, target, neighborhood),
+        axis_neighbors=_find_axis_neighbors(source, neighborhood.dimension) if separable else None,
+        batch_size=batch_size,
+    )
+
+
+def _check_features(features: Tensor, target_features: Tensor | None) -> int:
+    """Validate ranks, dtypes and devices; returns the dimension."""
+    for name, given in (("features", features), ("target_features", target_features)):
+        if given is None:
+            continue
+        if not isinstance(given, Tensor):
+            raise InputError(f"{name} must be a torch.Tensor, got {type(given).__name__}; use torch.as_tensor")
+        if given.dim() not in (2, 3):
+            raise InputError(
+                f"{name} must be [points, dimension] or [batch, points, dimension], got shape {tuple(given.shape)}"
+            )
+        if given.shape[-1] < 1:
+            raise InputError(f"{name} must have at least one dimension, got shape {tuple(given.shape)}")
+        if given.dtype not in (torch.float32, torch.float64):
+            raise InputError(f"{name} must be float32 or float64, got {given.dtype}; convert with .float()")
+    if target_features is not None:
+        _check_alike(features, target_features)
+    return features.shape[-1]
+
+
+def _check_alike(features: Tensor, target_features: Tensor) -> None:
+    if features.shape[-1] != target_features.shape[-1]:
+        raise InputError(
+            f"features and target_features must have the same dimension, got {features.shape[-1]} and "
+            f"{target_features.shape[-1]}"
+        )
+    if features.dim() != target_features.dim() or (
+        features.dim() == 3 and features.shape[0] != target_features.shape[0]
+    ):
+        raise InputError(
+            "features and target_features must both be flat or both be batches of one size, got shapes "
+            f"{tuple(features.shape)} and {tuple(target_features.shape)}"
+        )
+    if features.dtype != target_features.dtype or features.device != target_features.device:
+        raise InputError(
+            "features and target_features must share dtype and device, got "
+            f"{features.dtype} on {features.device} and {target_features.dtype} on {target_features.device}"
+        )
+
+
+def _flatten(features: Tensor, batch: Tensor | None, batch_name: str) -> tuple[Tensor, Tensor | None]:
+    """Points of all items one after another, and the int32 item of each, None for a single set."""
+    if features.dim() == 3:
+        if batch is not None:
+            raise InputError(f"features [batch, points, dimension] name their items already; drop {batch_name}")
+        items, points, _ = features.shape
+        item = torch.arange(items, dtype=torch.int32, device=features.device)
+        return features.reshape(items * points, features.shape[2]), item.repeat_interleave(points)
+    if batch is None:
+        return features, None
+    if batch.shape != features.shape[:1]:
+        raise InputError(
+            f"{batch_name} must name the item of each of the {features.shape[0]} points, got shape {tuple(batch.shape)}"
+        )
+    if batch.is_floating_point() or batch.is_complex() or batch.dtype == torch.bool:
+        raise InputError(f"{batch_name} must be an integer vector, got {batch.dtype}")
+    if batch.device != features.device:
+        raise InputError(f"{batch_name} is on {batch.device} but its features on {features.device}; move one")
+    if not torch.compiler.is_compiling() and batch.numel():
+        low, high = torch.aminmax(batch)
+        if int(low) < 0 or int(high) >= 2**31:
+            raise InputError(f"{batch_name} must hold items from 0 to 2**31 - 1, got {int(low)} to {int(high)}")
+    return features, batch.to(torch.int32)
+
+
+def _index_jointly(
+    sources: tuple[Tensor, Tensor | None], targets: tuple[Tensor, Tensor | None]
+) -> tuple[Simplices, Simplices]:
+    """Both point sets on one set of lattice points."""
+    num_sources = sources[0].shape[0]
+    features = torch.cat([sources[0], targets[0]])
+    batch = None if sources[1] is None or targets[1] is None else torch.cat([sources[1], targets[1]])
+    both = Simplices(*autograd.index_points(features, batch))
+    source = replace(both, vertices=both.vertices[:num_sources], barycentric=both.barycentric[:num_sources])
+    target = replace(both, vertices=both.vertices[num_sources:], barycentric=both.barycentric[num_sources:])
+    return source, target
+
+
+def _grow_halo(
+    source: Simplices, target: Simplices, dimension: int, steps: int, limit: MemoryLimit
+) -> tuple[Simplices, Simplices]:
+    """Insert the lattice points up to `steps` away from those of `source`, which `target` shares."""
+    ring = Neighborhood(dimension, 1)
+    offsets = torch.nn.functional.pad(ring.offsets(source.keys.device), (1, 0))
+    keys, table = source.keys, source.table
+    renumber = torch.arange(keys.shape[0], dtype=torch.int32, device=keys.device)
+    for _ in range(steps):
+        limit.check_halo(keys.shape[0], ring)
+        # tap 0 is the centre, so the first rows are the lattice points that are already there
+        known = keys.shape[0]
+        keys, inverse, table = autograd.index_keys((keys + offsets[:, None]).flatten(0, 1))
+        renumber = inverse[:known][renumber.long()]
+    grown = replace(source, keys=keys, vertices=renumber[source.vertices.long()], table=table)
+    if target is source:
+        return grown, grown
+    return grown, replace(target, keys=keys, vertices=renumber[target.vertices.long()], table=table)
+
+
+def _find_neighbors(source: Simplices, target: Simplices, neighborhood: Neighborhood) -> Tensor:
+    if neighborhood.size == 0 and source.keys is target.keys:
+        rows = source.num_lattice_points
+        return torch.arange(rows, dtype=torch.int32, device=source.keys.device)[None]
+    offsets = neighborhood.offsets(source.keys.device)
+    return autograd.find_neighbors(source.keys, source.table, target.keys, offsets)
+
+
+def _find_axis_neighbors(source: Simplices, dimension: int) -> Tensor:
+    return autograd.find_neighbors(source.keys, source.table, source.keys, axis_offsets(dimension, source.keys.device))

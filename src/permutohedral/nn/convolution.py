@@ -1,0 +1,201 @@
+"""The permutohedral convolution as a layer."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from permutohedral.errors import InputError
+from permutohedral.functional import NORMALIZATIONS, Normalization, permutohedral_filter
+from permutohedral.lattice import Lattice, build_lattice
+from permutohedral.neighborhood import Neighborhood, gaussian_weight
+
+Initialization = Literal["kaiming", "gaussian"]
+
+
+class PermutohedralConvolution(nn.Module):
+    """Convolves values at arbitrary points of R^d, as `torch.nn.Conv2d` convolves images.
+
+    Args:
+        in_channels: channels of the values.
+        out_channels: channels of the result.
+        dimension: d of the features.
+        neighborhood_size: s, the reach of the filter in lattice steps; it has (s+1)^{d+1} - s^{d+1} taps.
+        groups: blocks of channels that are convolved apart; divides in_channels and out_channels.
+        bias: add a learned number to every output channel.
+        init: "kaiming" draws weights of mean zero that preserve the variance over the taps; "gaussian" starts as
+            the Gaussian filter: each channel by itself where a group has as many outputs as inputs, else of the
+            mean over the group's inputs.
+        normalization: "density" (the output does not depend on how many points sample the signal), "none",
+            "homogeneous" or "symmetric"; see `permutohedral_filter`.
+        learn_scale: train one factor per feature dimension, `scale [dimension]`, that multiplies the features: the
+            inverse bandwidths of the filter.
+
+    Shape:
+        values `[points, in_channels]` with features `[points, d]`; or `[batch, points, in_channels]` with features
+        `[batch, points, d]` (a lattice for each item) or `[points, d]` (one for all). Results are at
+        target_features, by default at features.
+
+    >>> layer = PermutohedralConvolution(in_channels=3, out_channels=8, dimension=2)
+    >>> layer
+    PermutohedralConvolution(3, 8, dimension=2, neighborhood_size=1, filter_size=7, normalization='density')
+    >>> layer(torch.rand(100, 3), torch.rand(100, 2) * 10).shape
+    torch.Size([100, 8])
+    """
+
+    def __init__(  # noqa: PLR0913 (one argument per property, as torch.nn.Conv2d)
+        self,
+        in_channels: int,
+        out_channels: int,
+        dimension: int,
+        neighborhood_size: int = 1,
+        groups: int = 1,
+        bias: bool = True,
+        init: Initialization = "kaiming",
+        normalization: Normalization = "density",
+        learn_scale: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        _check_channels(in_channels, out_channels, groups)
+        if init not in ("kaiming", "gaussian"):
+            raise InputError(f"init must be 'kaiming' or 'gaussian', got {init!r}")
+        if normalization not in NORMALIZATIONS:
+            raise InputError(
+                f"normalization must be one of {', '.join(map(repr, NORMALIZATIONS))}, got {normalization!r}"
+            )
+        self.neighborhood = Neighborhood(dimension, neighborhood_size)
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.init: Initialization = init
+        self.normalization: Normalization = normalization
+        size = (self.neighborhood.filter_size, in_channels // groups, out_channels)
+        self.weight = nn.Parameter(torch.empty(size, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None
+        # the logarithm is trained, so that a scale stays positive
+        self.log_scale = nn.Parameter(torch.empty(dimension, device=device, dtype=dtype)) if learn_scale else None
+        self.reset_parameters()
+
+    @property
+    def dimension(self) -> int:
+        """d of the features."""
+        return self.neighborhood.dimension
+
+    @property
+    def neighborhood_size(self) -> int:
+        """s of the filter."""
+        return self.neighborhood.size
+
+    @property
+    def scale(self) -> Tensor | None:
+        """The factor of each feature dimension, `[dimension]`, or None without `learn_scale`."""
+        return None if self.log_scale is None else self.log_scale.exp()
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew, as `init` says."""
+        fan_in = self.weight.shape[0] * self.weight.shape[1]
+        with torch.no_grad():
+            if self.init == "gaussian":
+                self.weight.copy_(self._gaussian_weight())
+            else:
+                self.weight.normal_(std=1 / math.sqrt(fan_in))
+            if self.bias is not None:
+                bound = 0.0 if self.init == "gaussian" else 1 / math.sqrt(fan_in)
+                self.bias.uniform_(-bound, bound)
+            if self.log_scale is not None:
+                self.log_scale.zero_()
+
+    def _gaussian_weight(self) -> Tensor:
+        taps = gaussian_weight(self.dimension, self.neighborhood_size, self.weight.dtype)
+        inputs, outputs = self.weight.shape[1], self.out_channels // self.groups
+        mixing = torch.eye(inputs) if inputs == outputs else torch.full((inputs, outputs), 1 / inputs)
+        return taps[:, None, None] * mixing.repeat(1, self.groups).to(taps.dtype)
+
+    def forward(
+        self,
+        values: Tensor,
+        features: Tensor | None = None,
+        target_features: Tensor | None = None,
+        lattice: Lattice | None = None,
+        batch: Tensor | None = None,
+        target_batch: Tensor | None = None,
+    ) -> Tensor:
+        """Convolve `values` over the lattice of `features`, or over a `lattice` built before.
+
+        Args:
+            values: `[points, in_channels]` or `[batch, points, in_channels]`.
+            features: `[points, d]` or `[batch, points, d]`.
+            target_features: where results are wanted.
+            lattice: from `build_lattice`, to share one among layers and calls.
+            batch: int `[points]`, the item of each point of a ragged batch.
+            target_batch: the same for target_features.
+
+        Returns:
+            `[target points, out_channels]` or `[batch, target points, out_channels]`.
+        """
+        if values.shape[-1] != self.in_channels:
+            raise InputError(f"this layer takes {self.in_channels} channels, got values of shape {tuple(values.shape)}")
+        if lattice is None:
+            lattice = self.build_lattice(features, target_features, batch, target_batch)
+        elif features is not None or target_features is not None or batch is not None or target_batch is not None:
+            raise InputError("give either features or a lattice built from them, not both")
+        else:
+            self._check_lattice(lattice)
+        output = permutohedral_filter(values, None, self.weight, normalization=self.normalization, lattice=lattice)
+        return output if self.bias is None else output + self.bias.to(output.dtype)
+
+    def build_lattice(
+        self,
+        features: Tensor | None,
+        target_features: Tensor | None = None,
+        batch: Tensor | None = None,
+        target_batch: Tensor | None = None,
+    ) -> Lattice:
+        """The lattice this layer convolves on, with its learned scale applied to the features."""
+        if features is None:
+            raise InputError("give features [points, dimension], or a lattice built from them")
+        if features.shape[-1] != self.dimension:
+            raise InputError(
+                f"this layer takes features of {self.dimension} dimensions, got shape {tuple(features.shape)}"
+            )
+        scale = self.scale
+        if scale is not None:
+            features = features * scale.to(features.dtype)
+            target_features = None if target_features is None else target_features * scale.to(features.dtype)
+        return build_lattice(features, target_features, self.neighborhood_size, batch, target_batch)
+
+    def _check_lattice(self, lattice: Lattice) -> None:
+        if self.log_scale is not None:
+            raise InputError("with learn_scale the features change at every step: pass features, not a lattice")
+        if lattice.dimension != self.dimension or lattice.neighborhood_size != self.neighborhood_size:
+            raise InputError(
+                f"this layer needs a lattice of dimension {self.dimension} and neighborhood_size "
+                f"{self.neighborhood_size}, got {lattice.dimension} and {lattice.neighborhood_size}"
+            )
+
+    def extra_repr(self) -> str:
+        parts = [
+            f"{self.in_channels}, {self.out_channels}",
+            f"dimension={self.dimension}",
+            f"neighborhood_size={self.neighborhood_size}",
+            f"filter_size={self.neighborhood.filter_size}",
+        ]
+        if self.groups != 1:
+            parts.append(f"groups={self.groups}")
+        if self.bias is None:
+            parts.append("bias=False")
+        parts.append(f"normalization={self.normalization!r}")
+        if self.log_scale is not None:
+            parts.append("learn_scale=True")
+        return ", ".join(parts)
+
+
+def _check_channels(in_channels: int, out_channels: int, groups: int) -> None:
+    for name, number in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
+        if not isinstance(number, int) or number < 1:
+            raise InputError(f"{name} must be a whole number of at least 1, got {number!r}")
+        if number % groups and name != "groups":
+            raise InputError(f"{name} must be divisible by groups, got {number} and {groups}")

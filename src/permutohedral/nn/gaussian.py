@@ -1,0 +1,67 @@
+"""The Gaussian filter as a layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from permutohedral.errors import InputError
+from permutohedral.functional import GaussianMethod, Normalization, gaussian_filter
+
+
+class GaussianFilter(nn.Module):
+    """Filters values at arbitrary points with a Gaussian; no weights, unless the scale is learned.
+
+    Args:
+        dimension: d of the features.
+        normalization: as of `gaussian_filter`.
+        method: "separable" or "dense", as of `gaussian_filter`.
+        halo: as of `gaussian_filter`.
+        learn_scale: train one factor per feature dimension, `scale [dimension]`: the inverse bandwidths.
+
+    Shape:
+        values `[..., points, channels]` and features as of `gaussian_filter`.
+
+    >>> GaussianFilter(dimension=2)(torch.rand(100, 3), torch.rand(100, 2) * 10).shape
+    torch.Size([100, 3])
+    """
+
+    def __init__(
+        self,
+        dimension: int,
+        normalization: Normalization = "homogeneous",
+        method: GaussianMethod = "separable",
+        halo: int = 0,
+        learn_scale: bool = False,
+    ) -> None:
+        super().__init__()
+        self.dimension = dimension
+        self.normalization: Normalization = normalization
+        self.method: GaussianMethod = method
+        self.halo = halo
+        self.log_scale = nn.Parameter(torch.zeros(dimension)) if learn_scale else None
+
+    @property
+    def scale(self) -> Tensor | None:
+        """The factor of each feature dimension, `[dimension]`, or None without `learn_scale`."""
+        return None if self.log_scale is None else self.log_scale.exp()
+
+    def forward(self, values: Tensor, features: Tensor, target_features: Tensor | None = None) -> Tensor:
+        """Filter `values [..., points, channels]` at `features [..., points, d]`."""
+        if features.shape[-1] != self.dimension:
+            raise InputError(
+                f"this layer takes features of {self.dimension} dimensions, got shape {tuple(features.shape)}"
+            )
+        scale = self.scale
+        if scale is not None:
+            features = features * scale.to(features.dtype)
+            target_features = None if target_features is None else target_features * scale.to(features.dtype)
+        return gaussian_filter(values, features, target_features, self.normalization, self.method, self.halo)
+
+    def extra_repr(self) -> str:
+        parts = [f"dimension={self.dimension}", f"normalization={self.normalization!r}", f"method={self.method!r}"]
+        if self.halo:
+            parts.append(f"halo={self.halo}")
+        if self.log_scale is not None:
+            parts.append("learn_scale=True")
+        return ", ".join(parts)

@@ -1,0 +1,124 @@
+"""Validation of values and filters, and folding of batch axes: what lies between the user's shapes and rows.
+
+The operators take rows, `[points, channels]` or `[lattice_points, channels]`. Where several items share one lattice,
+`[..., points, channels]`, they become further channels, `[points, items * channels]`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from permutohedral.errors import InputError
+from permutohedral.lattice import Lattice, Simplices
+from permutohedral.neighborhood import count_taps
+from permutohedral.ops.primitives import accumulation_dtype
+
+
+def count(leading: tuple[int, ...]) -> int:
+    """Number of items that share one lattice."""
+    product = 1
+    for extent in leading:
+        product *= extent
+    return product
+
+
+def check_values(values: Tensor, lattice: Lattice, name: str) -> None:
+    """Raise unless `values` fit the dtype and device of the lattice."""
+    if not isinstance(values, Tensor) or not values.is_floating_point():
+        kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
+        raise InputError(f"{name} must be a floating tensor, got {kind}; convert with .float()")
+    if values.device != lattice.device:
+        raise InputError(f"{name} are on {values.device} but the lattice is on {lattice.device}; move one")
+    if accumulation_dtype(values.dtype) != lattice.dtype:
+        raise InputError(
+            f"{name} are {values.dtype} but the features of the lattice {lattice.dtype}; convert one (values of 16 "
+            "bits go with float32 features)"
+        )
+
+
+def points_to_rows(values: Tensor, lattice: Lattice) -> tuple[Tensor, tuple[int, ...]]:
+    """Values at source points as `[points, channels]`, and the leading axes that were folded into channels."""
+    check_values(values, lattice, "values")
+    points = lattice.source.num_points
+    if lattice.batch_size is not None:
+        expected = (lattice.batch_size, points // max(lattice.batch_size, 1))
+        if values.dim() != 3 or values.shape[:2] != expected:
+            raise InputError(
+                f"values must be [{expected[0]}, {expected[1]}, channels] for this lattice, got {tuple(values.shape)}"
+            )
+        return values.reshape(points, values.shape[2]), ()
+    if values.dim() < 2 or values.shape[-2] != points:
+        raise InputError(f"values must be [..., {points}, channels] for this lattice, got {tuple(values.shape)}")
+    return _fold(values)
+
+
+def rows_to_points(rows: Tensor, lattice: Lattice, leading: tuple[int, ...]) -> Tensor:
+    """Rows at target points with their batch axes."""
+    if lattice.batch_size is not None:
+        points = lattice.target.num_points // max(lattice.batch_size, 1)
+        return rows.reshape(lattice.batch_size, points, rows.shape[1])
+    return unfold(rows, leading)
+
+
+def lattice_to_rows(lattice_values: Tensor, lattice: Lattice, simplices: Simplices) -> tuple[Tensor, tuple[int, ...]]:
+    """Lattice values as `[lattice_points, channels]`, and the leading axes that were folded into channels."""
+    check_values(lattice_values, lattice, "lattice values")
+    if lattice_values.dim() < 2 or (
+        not torch.compiler.is_compiling() and lattice_values.shape[-2] != simplices.num_lattice_points
+    ):
+        which = "source" if simplices is lattice.source else "target"
+        raise InputError(
+            f"lattice values must be [..., {simplices.num_lattice_points}, channels], one row for each {which} lattice "
+            f"point, got {tuple(lattice_values.shape)}"
+        )
+    return _fold(lattice_values)
+
+
+def _fold(values: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """`[..., rows, channels]` to `[rows, product of leading axes * channels]`."""
+    leading = tuple(values.shape[:-2])
+    if not leading:
+        return values, ()
+    return values.reshape(count(leading), *values.shape[-2:]).transpose(0, 1).flatten(1), leading
+
+
+def unfold(rows: Tensor, leading: tuple[int, ...]) -> Tensor:
+    """Undo the folding of `leading` axes into channels."""
+    if not leading:
+        return rows
+    channels = rows.shape[1] // max(count(leading), 1)
+    return rows.reshape(rows.shape[0], count(leading), channels).transpose(0, 1).reshape(*leading, -1, channels)
+
+
+def check_weight(weight: Tensor, channels: int, rows: Tensor, lattice: Lattice) -> tuple[Tensor, int]:
+    """The filter as `[filter_size, in_channels / groups, out_channels]`, and the number of groups."""
+    filter_size = lattice.neighbors.shape[0]
+    if weight.dim() not in (1, 3):
+        raise InputError(
+            "weight must be [filter_size, in_channels / groups, out_channels] or [filter_size], got "
+            f"{tuple(weight.shape)}"
+        )
+    if weight.shape[0] != filter_size:
+        d, s = lattice.dimension, lattice.neighborhood_size
+        fitting = [size for size in range(9) if count_taps(d, size) == weight.shape[0]]
+        hint = f"; {weight.shape[0]} taps belong to neighborhood_size={fitting[0]}" if fitting else ""
+        raise InputError(
+            f"weight has {weight.shape[0]} taps, but a neighborhood of size {s} in {d} dimensions has "
+            f"{filter_size}{hint}"
+        )
+    if weight.dtype != rows.dtype or weight.device != rows.device:
+        raise InputError(
+            f"weight is {weight.dtype} on {weight.device}, but the values are {rows.dtype} on {rows.device}; "
+            "convert one"
+        )
+    if weight.dim() == 1:
+        return weight[:, None, None].expand(-1, 1, channels), channels
+    in_channels, out_channels = weight.shape[1:]
+    groups, rest = divmod(channels, in_channels) if in_channels else (0, 1)
+    if rest or groups < 1 or out_channels % groups:
+        raise InputError(
+            f"weight of shape {tuple(weight.shape)} does not fit values of {channels} channels: its second axis must "
+            "be in_channels / groups, and its third a multiple of groups"
+        )
+    return weight, groups
