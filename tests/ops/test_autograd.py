@@ -1,0 +1,200 @@
+"""The torch operators: registration, shapes without data, and derivatives, for every operator and backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import DEVICE, to_tensor
+from torch import Tensor
+
+from permutohedral.neighborhood import Neighborhood, axis_offsets
+from permutohedral.ops import autograd
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+DIMENSION, POINTS, TARGETS, GROUPS = 2, 7, 5, 2
+
+
+class Sample:
+    """Small inputs for every operator, on the lattice of a few random points."""
+
+    def __init__(self) -> None:
+        random = np.random.default_rng(3)
+
+        def leaf(*shape: int) -> Tensor:
+            return to_tensor(random.normal(size=shape)).requires_grad_()
+
+        neighborhood = Neighborhood(DIMENSION, 1)
+        self.features, self.target_features = leaf(POINTS, DIMENSION), leaf(TARGETS, DIMENSION)
+        self.batch = to_tensor(random.integers(0, 2, size=POINTS), torch.int32)
+        keys, vertices, barycentric, table = autograd.index_points(self.features.detach(), None)
+        self.keys, self.vertices, self.table = keys, vertices, table
+        self.target_keys = autograd.index_points(self.target_features.detach(), None)[0]
+        self.offsets, self.opposite = neighborhood.offsets(DEVICE), neighborhood.opposite(DEVICE)
+        self.neighbors = autograd.find_neighbors(keys, table, self.target_keys, self.offsets)
+        self.reverse = autograd.transpose_neighbors(self.neighbors, self.opposite, len(keys))
+        self.axis_neighbors = autograd.find_neighbors(keys, table, keys, axis_offsets(DIMENSION, DEVICE))
+        self.barycentric = barycentric.clone().requires_grad_()
+        self.values, self.lattice_values = leaf(POINTS, 4), leaf(len(keys), 4)
+        self.barycentric_gradient = leaf(POINTS, DIMENSION + 1)
+        self.weight, self.output_gradient = leaf(len(self.offsets), 2, 6), leaf(len(self.target_keys), 6)
+
+    def arguments(self, name: str) -> tuple[Any, ...]:
+        tables = (self.neighbors, self.reverse, self.opposite, GROUPS)
+        return {
+            "index_points": (self.features, None),
+            "index_points_in_batches": (self.features, self.batch),
+            "index_keys": (self.keys.repeat(2, 1),),
+            "find_neighbors": (self.keys, self.table, self.target_keys, self.offsets),
+            "transpose_neighbors": (self.neighbors, self.opposite, len(self.keys)),
+            "splat": (self.values, self.vertices, self.barycentric, len(self.keys)),
+            "slice": (self.lattice_values, self.vertices, self.barycentric),
+            "barycentric_gradient": (self.values, self.lattice_values, self.vertices),
+            "convolve": (self.lattice_values, self.weight, *tables),
+            "convolve_without_reverse_table": (self.lattice_values, self.weight, tables[0], None, *tables[2:]),
+            "convolve_weight_gradient": (self.lattice_values, self.output_gradient, *tables),
+            "blur": (self.lattice_values, self.axis_neighbors, False),
+            "blur_reversed": (self.lattice_values, self.axis_neighbors, True),
+            "embed_gradient": (self.features.detach(), self.barycentric_gradient),
+            "embed_differential": (self.features.detach(), self.target_features.new_ones(POINTS, DIMENSION)),
+        }[name]
+
+
+VARIANTS = {
+    "index_points_in_batches": "index_points",
+    "convolve_without_reverse_table": "convolve",
+    "blur_reversed": "blur",
+}
+INTEGER = ["index_keys", "find_neighbors", "transpose_neighbors"]
+FLOATING = [
+    "index_points",
+    "index_points_in_batches",
+    "splat",
+    "slice",
+    "barycentric_gradient",
+    "convolve",
+    "convolve_without_reverse_table",
+    "convolve_weight_gradient",
+    "blur",
+    "blur_reversed",
+    "embed_gradient",
+    "embed_differential",
+]
+
+
+def operator(name: str) -> Any:
+    return getattr(torch.ops.permutohedral, VARIANTS.get(name, name)).default
+
+
+def differentiable(name: str) -> tuple[Callable[..., Any], tuple[Tensor, ...]]:
+    """The operator as a function of its floating inputs alone, with its floating outputs alone."""
+    arguments = list(Sample().arguments(name))
+    places = [i for i, each in enumerate(arguments) if isinstance(each, Tensor) and each.is_floating_point()]
+    if name.startswith("embed"):
+        places = places[1:]
+        arguments[1].requires_grad_()
+
+    def function(*floating: Tensor) -> Any:
+        complete = list(arguments)
+        for place, each in zip(places, floating, strict=True):
+            complete[place] = each
+        result = operator(name)(*complete)
+        return result[2] if name.startswith("index_points") else result
+
+    return function, tuple(arguments[place] for place in places)
+
+
+@pytest.mark.parametrize("name", INTEGER + FLOATING)
+def test_opcheck(name: str) -> None:
+    """Schema, fake tensors, autograd registration, and the traced operator with static and dynamic shapes."""
+    arguments = Sample().arguments(name)
+    if not name.startswith("index_points"):
+        torch.library.opcheck(operator(name), arguments)
+        return
+    # opcheck adds all outputs up in the dtype of the first, which fails for integers before floats, so it traces
+    # this operator without gradients; test_traced_gradient does the rest
+    features, batch = arguments
+    utilities = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(operator(name), (features, batch), test_utils=utilities)
+    torch.library.opcheck(operator(name), (features.detach(), batch))
+
+
+@pytest.mark.parametrize("name", FLOATING)
+def test_traced_gradient(name: str) -> None:
+    """The gradients of the traced operator equal those of the eager one, bit for bit."""
+    function, inputs = differentiable(name)
+    torch.compiler.reset()
+    traced = torch.compile(function, backend="aot_eager", fullgraph=True)
+    expected, actual = function(*inputs), traced(*inputs)
+    assert (expected == actual).all()
+    upstream = torch.randn_like(expected)
+    eager = torch.autograd.grad(expected, inputs, upstream)
+    compiled = torch.autograd.grad(actual, inputs, upstream)
+    assert all(bool((one == other).all()) for one, other in zip(eager, compiled, strict=True))
+
+
+@pytest.mark.parametrize("name", FLOATING)
+def test_first_derivative(name: str) -> None:
+    function, inputs = differentiable(name)
+    assert torch.autograd.gradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("name", FLOATING)
+def test_second_derivative(name: str) -> None:
+    function, inputs = differentiable(name)
+    if name.startswith("index_points"):
+        # linear inside a simplex: the second derivative is zero, which torch reports as no dependence at all
+        random = to_tensor(np.random.default_rng(4).normal(size=(POINTS, DIMENSION + 1)))
+        (first,) = torch.autograd.grad((function(*inputs) * random).sum(), inputs, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), inputs, allow_unused=True)
+        assert second is None or bool((second == 0).all())
+        return
+    assert torch.autograd.gradgradcheck(function, inputs)
+
+
+def test_every_operator_is_tested() -> None:
+    names = {
+        name.split("::")[1].split(".")[0] for name in torch._C._dispatch_get_all_op_names() if "permutohedral::" in name
+    }
+    assert names == {VARIANTS.get(name, name) for name in INTEGER + FLOATING}
+
+
+def test_only_the_gradients_asked_for_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filter on fixed features pays nothing for the gradient of the barycentric weights."""
+    sample = Sample()
+    calls = []
+    for name in ("slice", "splat", "barycentric_gradient", "convolve", "convolve_weight_gradient"):
+        genuine = getattr(autograd, name)
+
+        def counted(*arguments: Any, name: str = name, genuine: Any = genuine) -> Any:
+            calls.append(name)
+            return genuine(*arguments)
+
+        monkeypatch.setattr(autograd, name, counted)
+    fixed = sample.barycentric.detach()
+    autograd.splat(sample.values, sample.vertices, fixed, len(sample.keys)).sum().backward()
+    assert calls == ["splat", "slice"]
+    calls.clear()
+    tables = (sample.neighbors, None, sample.opposite, GROUPS)
+    autograd.convolve(sample.lattice_values.detach(), sample.weight, *tables).sum().backward()
+    assert calls == ["convolve", "convolve_weight_gradient"]
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_gradients_keep_the_dtype_of_their_inputs(half: torch.dtype) -> None:
+    sample = Sample()
+    values = sample.values.detach().to(half).requires_grad_()
+    weight = sample.weight.detach().to(half).requires_grad_()
+    barycentric = sample.barycentric.detach().float().requires_grad_()
+    splatted = autograd.splat(values, sample.vertices, barycentric, len(sample.keys))
+    convolved = autograd.convolve(splatted, weight, sample.neighbors, None, sample.opposite, GROUPS)
+    assert (splatted.dtype, convolved.dtype) == (half, half)
+    convolved.float().square().sum().backward()
+    for leaf in (values, weight, barycentric):
+        assert leaf.grad is not None
+        assert leaf.grad.dtype == leaf.dtype
+        assert leaf.grad.isfinite().all()
