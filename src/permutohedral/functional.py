@@ -248,9 +248,9 @@ _Step = Callable[[Tensor, Lattice], Tensor]
 
 
 def _dense_gaussian(lattice_values: Tensor, lattice: Lattice) -> Tensor:
-    weight = gaussian_weight(lattice.dimension, lattice.neighborhood_size, lattice_values.dtype)
+    weight = gaussian_weight(lattice.dimension, lattice.neighborhood_size, lattice_values.dtype, lattice.device)
     with torch.autocast(lattice.device.type, enabled=False):
-        return convolve(lattice_values, weight.to(lattice.device), lattice)
+        return convolve(lattice_values, weight, lattice)
 
 
 def _separable_gaussian(lattice_values: Tensor, lattice: Lattice) -> Tensor:

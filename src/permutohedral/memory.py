@@ -62,7 +62,7 @@ def forecast_memory(
         separable: also count the neighbors of the separable Gaussian.
 
     >>> forecast_memory(1_000_000, dimension=5, num_lattice_points=100_000).total // 2**20
-    79
+    77
     """
     bits = torch.finfo(dtype).bits // 8
     lattice_points = num_points * (dimension + 1) if num_lattice_points is None else num_lattice_points

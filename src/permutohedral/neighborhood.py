@@ -72,7 +72,23 @@ def _axis_offsets_on(dimension: int, device: torch.device) -> Tensor:
     return torch.stack([ahead, -ahead], dim=1).flatten(0, 1).to(torch.int32).to(device)
 
 
-_BUILDERS = {"offsets": _offsets_on, "opposite": _opposite_on, "axis_offsets": _axis_offsets_on}
+@lru_cache(maxsize=128)
+def _gaussian_on(dimension: int, size: int, device: torch.device) -> Tensor:
+    taps = _taps(dimension, size)
+    n_0, n_1, n_2 = (taps.eq(i).sum(dim=1).double() for i in range(3))
+    highest = taps.amax(dim=1)
+    one = (torch.exp2(-n_1) + torch.exp2(-n_0)) / blur_gain(dimension)
+    two = torch.exp2(-(n_0 + n_2)) / blur_gain(dimension)
+    weight = torch.where(highest == 1, one, torch.where(highest == 2, two, 0.0))
+    return torch.where(highest == 0, 1.0, weight).to(device)
+
+
+_BUILDERS = {
+    "offsets": _offsets_on,
+    "opposite": _opposite_on,
+    "axis_offsets": _axis_offsets_on,
+    "gaussian": _gaussian_on,
+}
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -162,7 +178,9 @@ def blur_gain(dimension: int) -> float:
     return 1.0 + 2.0**-dimension
 
 
-def gaussian_weight(dimension: int, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def gaussian_weight(
+    dimension: int, size: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> Tensor:
     """The Gaussian of one feature unit on the taps, `[filter_size]`, 1 at the centre.
 
     The response of the d+1 passes v <- v + (v(. + e_j) + v(. - e_j)) / 2 to an impulse, divided by its value at
@@ -175,10 +193,5 @@ def gaussian_weight(dimension: int, size: int, dtype: torch.dtype = torch.float3
     >>> gaussian_weight(1, 1).tolist()
     [1.0, 0.6666666865348816, 0.6666666865348816]
     """
-    taps = Neighborhood(dimension, size).taps
-    n_0, n_1, n_2 = (taps.eq(i).sum(dim=1).double() for i in range(3))
-    highest = taps.amax(dim=1)
-    one = (torch.exp2(-n_1) + torch.exp2(-n_0)) / blur_gain(dimension)
-    two = torch.exp2(-(n_0 + n_2)) / blur_gain(dimension)
-    weight = torch.where(highest == 1, one, torch.where(highest == 2, two, 0.0))
-    return torch.where(highest == 0, 1.0, weight).to(dtype)
+    Neighborhood(dimension, size)
+    return _constant("gaussian", torch.float64, device, dimension, size).to(dtype, copy=True)

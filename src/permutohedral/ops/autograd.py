@@ -18,12 +18,28 @@ from permutohedral.ops.primitives import accumulation_dtype
 _NAMESPACE = "permutohedral"
 
 
-def _define(name: str, schema: str, run: Callable[..., Any], shape: Callable[..., Any]) -> None:
-    """Register the operator `permutohedral::name`: `run` computes it, `shape` traces it without data."""
+def _define(name: str, schema: str, shape: Callable[..., Any], run: Callable[..., Any] | None = None) -> None:
+    """Register the operator `permutohedral::name`; `shape` traces it without data, `run` is the primitive `name`."""
+
+    def run_backend(first: Tensor, *others: Any) -> Any:
+        return getattr(primitives_for(first), name)(first, *others)
+
     qualified = f"{_NAMESPACE}::{name}"
     torch.library.define(qualified, schema, tags=(torch.Tag.pt2_compliant_tag,))
-    torch.library.impl(qualified, "default", run)
+    torch.library.impl(qualified, "default", _without_autocast(run or run_backend))
     torch.library.register_fake(qualified, shape)
+
+
+def _without_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`functional` decides what autocast means; inside a backend nothing may change its dtype."""
+
+    def run_plainly(first: Tensor, *others: Any) -> Any:
+        if not torch.is_autocast_enabled(first.device.type):
+            return run(first, *others)
+        with torch.autocast(first.device.type, enabled=False):
+            return run(first, *others)
+
+    return run_plainly
 
 
 def _differentiate(name: str, setup: Callable[..., None], backward: Callable[..., Any]) -> None:
@@ -61,7 +77,6 @@ def _index_points_backward(
 _define(
     "index_points",
     "(Tensor features, Tensor? batch) -> (Tensor, Tensor, Tensor, Tensor)",
-    lambda features, batch: primitives_for(features).index_points(features, batch),
     _index_points_shape,
 )
 _differentiate("index_points", _index_points_setup, _index_points_backward)
@@ -85,14 +100,12 @@ def _embed_differential_backward(ctx: Any, gradient: Tensor) -> tuple[None, Tens
 _define(
     "embed_gradient",
     "(Tensor features, Tensor barycentric_gradient) -> Tensor",
-    lambda features, gradient: primitives_for(features).embed_gradient(features, gradient),
     lambda features, gradient: features.new_empty(features.shape),
 )
 _differentiate("embed_gradient", _embed_setup, _embed_gradient_backward)
 _define(
     "embed_differential",
     "(Tensor features, Tensor differential) -> Tensor",
-    lambda features, differential: primitives_for(features).embed_differential(features, differential),
     lambda features, differential: features.new_empty((features.shape[0], features.shape[1] + 1)),
 )
 _differentiate("embed_differential", _embed_setup, _embed_differential_backward)
@@ -109,19 +122,16 @@ def _index_keys_shape(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 _define(
     "index_keys",
     "(Tensor keys) -> (Tensor, Tensor, Tensor)",
-    lambda keys: primitives_for(keys).index_keys(keys),
     _index_keys_shape,
 )
 _define(
     "find_neighbors",
     "(Tensor source_keys, Tensor table, Tensor target_keys, Tensor offsets) -> Tensor",
-    lambda source, table, target, offsets: primitives_for(source).find_neighbors(source, table, target, offsets),
     lambda source, table, target, offsets: source.new_empty((offsets.shape[0], target.shape[0])),
 )
 _define(
     "transpose_neighbors",
     "(Tensor neighbors, Tensor opposite, SymInt num_source) -> Tensor",
-    lambda neighbors, opposite, num: primitives_for(neighbors).transpose_neighbors(neighbors, opposite, num),
     lambda neighbors, opposite, num: neighbors.new_empty((neighbors.shape[0], num)),
 )
 
@@ -162,21 +172,18 @@ def _barycentric_gradient_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor |
 _define(
     "splat",
     "(Tensor values, Tensor vertices, Tensor barycentric, SymInt num_lattice_points) -> Tensor",
-    lambda values, vertices, barycentric, num: primitives_for(values).splat(values, vertices, barycentric, num),
     lambda values, vertices, barycentric, num: values.new_empty((num, values.shape[1])),
 )
 _differentiate("splat", _splat_setup, _splat_backward)
 _define(
     "slice",
     "(Tensor lattice_values, Tensor vertices, Tensor barycentric) -> Tensor",
-    lambda values, vertices, barycentric: primitives_for(values).slice(values, vertices, barycentric),
     lambda values, vertices, barycentric: values.new_empty((vertices.shape[0], values.shape[1])),
 )
 _differentiate("slice", _slice_setup, _slice_backward)
 _define(
     "barycentric_gradient",
     "(Tensor values, Tensor lattice_values, Tensor vertices) -> Tensor",
-    lambda values, lattice, vertices: primitives_for(values).barycentric_gradient(values, lattice, vertices),
     lambda values, lattice, vertices: values.new_empty(vertices.shape, dtype=accumulation_dtype(values.dtype)),
 )
 _differentiate("barycentric_gradient", _slice_setup, _barycentric_gradient_backward)
@@ -244,11 +251,11 @@ _define(
     "convolve",
     "(Tensor lattice_values, Tensor weight, Tensor neighbors, Tensor? reverse_neighbors, Tensor opposite, "
     "int groups) -> Tensor",
-    lambda values, weight, neighbors, reverse, opposite, groups: primitives_for(values).convolve(
-        values, weight, neighbors, groups
-    ),
     lambda values, weight, neighbors, reverse, opposite, groups: values.new_empty(
         (neighbors.shape[1], weight.shape[2])
+    ),
+    lambda values, weight, neighbors, reverse, opposite, groups: primitives_for(values).convolve(
+        values, weight, neighbors, groups
     ),
 )
 _differentiate("convolve", _convolve_setup, _convolve_backward)
@@ -256,10 +263,10 @@ _define(
     "convolve_weight_gradient",
     "(Tensor lattice_values, Tensor output_gradient, Tensor neighbors, Tensor? reverse_neighbors, Tensor opposite, "
     "int groups) -> Tensor",
+    _convolve_weight_gradient_shape,
     lambda values, gradient, neighbors, reverse, opposite, groups: primitives_for(values).convolve_weight_gradient(
         values, gradient, neighbors, groups
     ),
-    _convolve_weight_gradient_shape,
 )
 _differentiate("convolve_weight_gradient", _convolve_setup, _convolve_weight_gradient_backward)
 
@@ -279,7 +286,6 @@ def _blur_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
 _define(
     "blur",
     "(Tensor lattice_values, Tensor axis_neighbors, bool reverse) -> Tensor",
-    lambda values, axis_neighbors, reverse: primitives_for(values).blur(values, axis_neighbors, reverse),
     lambda values, axis_neighbors, reverse: values.new_empty(values.shape),
 )
 _differentiate("blur", _blur_setup, _blur_backward)
