@@ -136,6 +136,29 @@ class Lattice:
             num_bytes=sum(table.numel() * table.element_size() for table in tables),
         )
 
+    def to(self, device: torch.device | str) -> Lattice:
+        """The same lattice on another device; build it in a data loader's worker and move it to the GPU.
+
+        >>> import permutohedral as ph
+        >>> ph.build_lattice(torch.rand(10, 2)).to("cpu").device
+        device(type='cpu')
+        """
+        device = torch.device(device)
+
+        def move(simplices: Simplices, keys: Tensor) -> Simplices:
+            # a lookup table means something only to the backend that made it
+            table = simplices.table if device.type == self.device.type else simplices.table[:0]
+            return Simplices(keys, simplices.vertices.to(device), simplices.barycentric.to(device), table.to(device))
+
+        source = move(self.source, self.source.keys.to(device))
+        target = source
+        if self.target is not self.source:
+            target = move(self.target, source.keys if self.is_shared else self.target.keys.to(device))
+        axis_neighbors = None if self.axis_neighbors is None else self.axis_neighbors.to(device)
+        return replace(
+            self, source=source, target=target, neighbors=self.neighbors.to(device), axis_neighbors=axis_neighbors
+        )
+
     def between_sources(self) -> Lattice:
         """The lattice whose targets are this one's source points."""
         return self._between(self.source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from types import TracebackType
 from typing import cast
 
@@ -12,6 +13,11 @@ from torch import Tensor
 
 from permutohedral.errors import BackendUnavailable, InputError
 from permutohedral.ops.primitives import Primitives
+
+
+@cache
+def _import(module: str) -> Primitives:
+    return cast(Primitives, importlib.import_module(module))
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Backend:
         return self.why_unavailable() or self.why_not_on(device_type)
 
     def load(self) -> Primitives:
-        return cast(Primitives, importlib.import_module(self.module))
+        return _import(self.module)
 
 
 def _reference_available() -> str | None:
