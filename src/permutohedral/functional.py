@@ -262,7 +262,10 @@ def _separable_gaussian(lattice_values: Tensor, lattice: Lattice) -> Tensor:
 
 
 def _filter(values: Tensor, lattice: Lattice, normalization: Normalization, step: _Step, gaussian: _Step) -> Tensor:
-    """Splat, `step`, slice, normalized; `gaussian` is the filter that the normalization measures mass with."""
+    """Splat, `step`, slice, normalized; `gaussian` is the filter that the normalization measures mass with.
+
+    Mass and density are of the dtype of the features: the least of them are zero in float16.
+    """
     if normalization not in NORMALIZATIONS:
         raise InputError(f"normalization must be one of {', '.join(map(repr, NORMALIZATIONS))}, got {normalization!r}")
     if normalization == "homogeneous" and step is gaussian:
@@ -271,12 +274,12 @@ def _filter(values: Tensor, lattice: Lattice, normalization: Normalization, step
         filtered = _apply(torch.cat([values, ones], dim=-1), lattice, step)
         return filtered[..., :-1] / (filtered[..., -1:] + max(_SMALLEST_MASS, torch.finfo(values.dtype).tiny))
     if normalization == "symmetric":
-        values = values * _mass(lattice.between_sources(), gaussian).rsqrt().to(values.dtype)
+        values = (values * _mass(lattice.between_sources(), gaussian).rsqrt()).to(values.dtype)
     output = _apply(values, lattice, step, by_density=normalization == "density")
     if normalization == "homogeneous":
-        output = output / _mass(lattice, gaussian).to(output.dtype)
+        output = (output / _mass(lattice, gaussian)).to(output.dtype)
     if normalization == "symmetric":
-        output = output * _mass(lattice.between_targets(), gaussian).rsqrt().to(output.dtype)
+        output = (output * _mass(lattice.between_targets(), gaussian).rsqrt()).to(output.dtype)
     return output
 
 
@@ -286,7 +289,7 @@ def _apply(values: Tensor, lattice: Lattice, step: _Step, by_density: bool = Fal
         ones = lattice.source.barycentric.new_ones(lattice.source.num_points, 1)
         density = _splat(ones, lattice.source)
         # a halo point, or a vertex that its points touch with weight zero, holds nothing to divide
-        lattice_values = lattice_values / torch.where(density > 0, density, 1.0).to(values.dtype)
+        lattice_values = (lattice_values / torch.where(density > 0, density, 1.0)).to(values.dtype)
     return slice(step(lattice_values, lattice), lattice)
 
 
