@@ -12,6 +12,7 @@ j-th unit vector of R^{d+1}, e_j = (d+1) u_j - 1.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -185,13 +186,61 @@ def on_vertices(simplices: Simplices, vertices: IntArray) -> Simplices:
     return Simplices(vertices, weights)
 
 
-def separable_gaussian(values: Array, features: Array, target_features: Array, halo: int = 0) -> Array:
-    """v' = B_target K B_source^T v / (1 + 2^-d), on the vertices of source and target together, and their halo."""
-    source, target = locate(features), locate(target_features)
+def on_common_vertices(source: Simplices, target: Simplices, halo: int) -> tuple[Simplices, Simplices]:
+    """Both on the vertices of source and target together, and their halo."""
     vertices = with_halo(np.unique(np.concatenate([source.vertices, target.vertices]), axis=0), halo)
-    blurred = blur_matrix(vertices) @ splat(values, on_vertices(source, vertices))
-    gain: float = 1 + 2.0 ** -features.shape[1]
-    return slice_at(blurred, on_vertices(target, vertices)) / gain
+    return on_vertices(source, vertices), on_vertices(target, vertices)
+
+
+# how lattice values at the vertices of a source become those at the vertices of a target
+Step = Callable[[Array, Simplices, Simplices], Array]
+
+
+def learned_step(weight: Array, size: int, groups: int = 1) -> Step:
+    """l' = W l."""
+    return lambda lattice_values, source, target: convolve(
+        lattice_values, weight, source.vertices, target.vertices, size, groups
+    )
+
+
+def dense_gaussian_step(lattice_values: Array, source: Simplices, target: Simplices, size: int = 2) -> Array:
+    """l' = G l, the same Gaussian for every channel."""
+    channels = lattice_values.shape[1]
+    weight = gaussian_weight(source.vertices.shape[1] - 1, size)[:, None, None] * np.eye(channels)
+    return convolve(lattice_values, weight, source.vertices, target.vertices, size)
+
+
+def separable_gaussian_step(lattice_values: Array, source: Simplices, target: Simplices) -> Array:
+    """l' = K l / (1 + 2^-d), where source and target lie on the same vertices."""
+    gain: float = 1 + 2.0 ** (1 - source.vertices.shape[1])
+    return blur_matrix(source.vertices) @ lattice_values / gain
+
+
+def normalized_filter(
+    values: Array, simplices: tuple[Simplices, Simplices], normalization: str, step: Step, gaussian: Step
+) -> Array:
+    """With A_{s,t} v = B_t step(B_s^T v) from source s to target t, and M_{s,t} = B_t G B_s^T 1, the Gaussian's mass:
+
+    none: A_{s,t} v                    symmetric: M_{t,t}^{-1/2} A_{s,t} (M_{s,s}^{-1/2} v)
+    homogeneous: A_{s,t} v / M_{s,t}   density: B_t step(B_s^T v / B_s^T 1)
+    """
+    source, target = simplices
+
+    def mass(a: Simplices, b: Simplices) -> Array:
+        return slice_at(gaussian(splat(np.ones((len(a.weights), 1)), a), a, b), b)
+
+    if normalization == "symmetric":
+        values = values / np.sqrt(mass(source, source))
+    lattice_values = splat(values, source)
+    if normalization == "density":
+        density = splat(np.ones((len(values), 1)), source)
+        lattice_values = np.divide(lattice_values, density, out=np.zeros_like(lattice_values), where=density > 0)
+    result = slice_at(step(lattice_values, source, target), target)
+    if normalization == "homogeneous":
+        result = result / mass(source, target)
+    if normalization == "symmetric":
+        result = result / np.sqrt(mass(target, target))
+    return result
 
 
 def exact_gaussian(values: Array, features: Array, target_features: Array) -> Array:

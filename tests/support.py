@@ -53,3 +53,14 @@ def to_tensor(array: ArrayLike, dtype: torch.dtype = torch.float64) -> Tensor:
 def to_numpy(tensor: Tensor) -> NDArray[np.float64]:
     """A tensor as float64 NumPy, for the oracle."""
     return tensor.detach().cpu().double().numpy()
+
+
+def vertices_of(keys: Tensor) -> NDArray[np.int64]:
+    """All d+1 coordinates of the vertices that keys `[lattice_points, 1 + d]` name, whatever their items."""
+    first = keys.cpu().numpy()[:, 1:].astype(np.int64)
+    return np.concatenate([first, -first.sum(axis=1, keepdims=True)], axis=1)
+
+
+def ascending(vertices: NDArray[np.int64]) -> NDArray[np.intp]:
+    """The order that sorts vertices as the oracle does."""
+    return np.lexsort(vertices.T[::-1])

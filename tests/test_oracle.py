@@ -115,4 +115,4 @@ def test_the_oracle_imports_nothing_of_the_package() -> None:
     tree = ast.parse(pathlib.Path(oracle.__file__).read_text())
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert imported == {"__future__", "itertools", "typing", "numpy", "numpy.typing"}
+    assert imported == {"__future__", "collections.abc", "itertools", "typing", "numpy", "numpy.typing"}

@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from support import DEVICE, assert_close, to_tensor
+from support import DEVICE, ascending, assert_close, to_tensor, vertices_of
 from torch import Tensor
 
 from permutohedral.errors import FeatureRangeError
@@ -22,20 +22,10 @@ def primitives(backend: str) -> Primitives:
     return primitives_for(torch.empty(0, device=DEVICE))
 
 
-def vertices_of(keys: Tensor) -> np.ndarray:
-    """All d+1 coordinates of the vertices of one item."""
-    first = keys.cpu().numpy()[:, 1:].astype(np.int64)
-    return np.concatenate([first, -first.sum(axis=1, keepdims=True)], axis=1)
-
-
 def weights_of(vertices: Tensor, barycentric: Tensor, num_lattice_points: int) -> Tensor:
     """B as a dense matrix `[points, lattice_points]`."""
     dense = torch.zeros(len(vertices), num_lattice_points, dtype=torch.float64)
     return dense.scatter_add_(1, vertices.cpu().long(), barycentric.cpu().double())
-
-
-def sorted_rows(vertices: np.ndarray) -> np.ndarray:
-    return np.lexsort(vertices.T[::-1])
 
 
 @pytest.mark.parametrize("dimension", DIMENSIONS)
@@ -47,7 +37,7 @@ def test_index_points(primitives: Primitives, dtype: torch.dtype, dimension: int
     assert (keys[:, 0] == 0).all()
     expected = oracle.locate(features.cpu().double().numpy())
     found = vertices_of(keys)
-    order = sorted_rows(found)
+    order = ascending(found)
     np.testing.assert_array_equal(found[order], expected.vertices)
     assert_close(weights_of(vertices, barycentric, len(keys))[:, order], expected.weights, dtype)
     # corner j is the vertex congruent to j
@@ -67,7 +57,7 @@ def test_index_points_keeps_items_apart(primitives: Primitives, dimension: int, 
         rows, points = (keys[:, 0] == item).cpu(), batch == item
         expected = oracle.locate(features[points].cpu().numpy())
         found = vertices_of(keys)[rows]
-        order = sorted_rows(found)
+        order = ascending(found)
         np.testing.assert_array_equal(found[order], expected.vertices)
         dense = weights_of(vertices[points], barycentric[points], len(keys))[:, rows]
         assert_close(dense[:, order], expected.weights)

@@ -1,0 +1,206 @@
+"""Gaussian and bilateral filters and all normalizations, against the oracle."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from support import DEVICE, TOLERANCE, assert_close, relative_error, to_numpy, to_tensor
+from torch import Tensor
+
+import permutohedral as ph
+from permutohedral.functional import NORMALIZATIONS
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+
+def scatter(dtype: torch.dtype, dimension: int, apart: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Values, features, and targets that lie among them."""
+    random = np.random.default_rng(dimension)
+    features = random.normal(size=(20, dimension))
+    targets = to_tensor(features[:9] + 0.4 * random.normal(size=(9, dimension)), dtype) if apart else None
+    return to_tensor(random.normal(size=(20, 2)), dtype), to_tensor(features, dtype), targets
+
+
+def located(features: Tensor, targets: Tensor | None) -> tuple[oracle.Simplices, oracle.Simplices]:
+    source = oracle.locate(to_numpy(features))
+    return source, source if targets is None else oracle.locate(to_numpy(targets))
+
+
+apart_or_not = pytest.mark.parametrize("apart", [False, True], ids=["same_points", "different_points"])
+
+
+@apart_or_not
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@pytest.mark.parametrize(("dimension", "halo"), [(1, 0), (2, 1), (3, 0), (3, 2), (5, 0)])
+def test_separable_gaussian(dimension: int, halo: int, normalization: Any, apart: bool, dtype: torch.dtype) -> None:
+    values, features, targets = scatter(dtype, dimension, apart)
+    actual = ph.gaussian_filter(values, features, targets, normalization, method="separable", halo=halo)
+    simplices = oracle.on_common_vertices(*located(features, targets), halo)
+    step = oracle.separable_gaussian_step
+    assert_close(actual, oracle.normalized_filter(to_numpy(values), simplices, normalization, step, step))
+
+
+@apart_or_not
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@pytest.mark.parametrize("dimension", [1, 2, 4])
+def test_dense_gaussian(dimension: int, normalization: Any, apart: bool, dtype: torch.dtype) -> None:
+    values, features, targets = scatter(dtype, dimension, apart)
+    step = oracle.dense_gaussian_step
+    expected = oracle.normalized_filter(to_numpy(values), located(features, targets), normalization, step, step)
+    actual = ph.gaussian_filter(values, features, targets, normalization, method="dense")
+    assert_close(actual, expected)
+    # every path of the Gaussian is in its taps, so the lattice points around add nothing
+    assert_close(ph.gaussian_filter(values, features, targets, normalization, method="dense", halo=1), expected)
+
+
+@apart_or_not
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@pytest.mark.parametrize(("dimension", "size"), [(1, 3), (2, 1), (3, 2), (5, 1), (2, 0)])
+def test_normalizations_of_a_learned_filter(
+    dimension: int, size: int, normalization: Any, apart: bool, dtype: torch.dtype
+) -> None:
+    values, features, targets = scatter(dtype, dimension, apart)
+    taps = ph.Neighborhood(dimension, size).filter_size
+    weight = to_tensor(np.random.default_rng(1).normal(size=(taps, 2, 3)), dtype)
+    actual = ph.permutohedral_filter(values, features, weight, targets, size, normalization)
+    step, gaussian = oracle.learned_step(to_numpy(weight), size), partial(oracle.dense_gaussian_step, size=size)
+    simplices = located(features, targets)
+    if targets is not None:
+        assert_reached(simplices, gaussian)
+    assert_close(actual, oracle.normalized_filter(to_numpy(values), simplices, normalization, step, gaussian))
+
+
+def assert_reached(simplices: tuple[oracle.Simplices, oracle.Simplices], gaussian: oracle.Step) -> None:
+    """The inputs of the test are fit for it: no target lies out of reach of all sources."""
+    ones = np.ones((len(simplices[0].weights), 1))
+    assert oracle.normalized_filter(ones, simplices, "none", gaussian, gaussian).min() > 0
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@pytest.mark.parametrize("batched", ["own_lattices", "shared_lattice", "ragged"])
+def test_normalizations_of_batches_equal_those_of_their_items(normalization: Any, batched: str) -> None:
+    random = np.random.default_rng(2)
+    features, values = to_tensor(random.normal(size=(3, 15, 2))), to_tensor(random.normal(size=(3, 15, 2)))
+    targets = features[:, :6] + 0.1
+    weight = to_tensor(random.normal(size=(7, 2, 2)))
+    if batched == "shared_lattice":
+        features, targets = features[:1].expand_as(features), targets[:1].expand_as(targets)
+        lattice = ph.build_lattice(features[0], targets[0])
+    elif batched == "own_lattices":
+        lattice = ph.build_lattice(features, targets)
+    else:
+        items = torch.arange(3, device=DEVICE)
+        lattice = ph.build_lattice(
+            features.flatten(0, 1), targets.flatten(0, 1), 1, items.repeat_interleave(15), items.repeat_interleave(6)
+        )
+        values = values.flatten(0, 1)
+    actual = ph.permutohedral_filter(values, None, weight, normalization=normalization, lattice=lattice)
+    actual, values = actual.reshape(3, 6, 2), values.reshape(3, 15, 2)
+    for item in range(3):
+        single = ph.permutohedral_filter(
+            values[item], features[item], weight, targets[item], normalization=normalization
+        )
+        assert_close(actual[item], single)
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@pytest.mark.parametrize("values_dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_targets_out_of_reach_get_zero(values_dtype: torch.dtype, normalization: Any) -> None:
+    features_dtype = torch.float64 if values_dtype == torch.float64 else torch.float32
+    features, targets = to_tensor(np.zeros((5, 2)), features_dtype), to_tensor(np.full((3, 2), 50.0), features_dtype)
+    values, weight = to_tensor(np.ones((5, 2)), values_dtype), to_tensor(np.ones((7, 2, 2)), values_dtype)
+    learned = ph.permutohedral_filter(values, features, weight, targets, normalization=normalization)
+    assert (learned == 0).all()
+    for method in ("separable", "dense"):
+        assert (ph.gaussian_filter(values, features, targets, normalization, method) == 0).all()
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@pytest.mark.parametrize("values_dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_weights_below_sixteen_bits_do_no_harm(values_dtype: torch.dtype, normalization: Any) -> None:
+    """Points a hair away from a vertex: the other corners get weights that underflow in float16."""
+    random = np.random.default_rng(3)
+    features = to_tensor(1e-7 * random.normal(size=(6, 3)), torch.float32)
+    values, weight = to_tensor(np.ones((6, 2)), values_dtype), to_tensor(np.ones((15, 2, 2)), values_dtype)
+    result = ph.permutohedral_filter(values, features, weight, normalization=normalization)
+    assert result.isfinite().all()
+    assert ph.gaussian_filter(values, features, normalization=normalization).isfinite().all()
+
+
+def test_the_lattice_can_be_given_instead_of_features(dtype: torch.dtype) -> None:
+    values, features, targets = scatter(dtype, 2, apart=True)
+    separable = ph.build_lattice(features, targets, separable=True)
+    actual = ph.gaussian_filter(values, None, method="separable", lattice=separable)
+    assert_close(actual, ph.gaussian_filter(values, features, targets, method="separable"))
+    dense = ph.build_lattice(features, targets, neighborhood_size=2)
+    actual = ph.gaussian_filter(values, None, method="dense", lattice=dense)
+    assert_close(actual, ph.gaussian_filter(values, features, targets, method="dense"))
+
+
+def pixel_features(guide: np.ndarray, sigma_space: float, sigma_range: float) -> np.ndarray:
+    """(y / sigma_space, x / sigma_space, colors / sigma_range) of every pixel in scan order."""
+    channels, height, width = guide.shape
+    rows = [
+        [y / sigma_space, x / sigma_space, *(guide[c, y, x] / sigma_range for c in range(channels))]
+        for y in range(height)
+        for x in range(width)
+    ]
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("guided", [False, True], ids=["own_guide", "other_guide"])
+@pytest.mark.parametrize("leading", [(), (2,), (2, 2)])
+def test_bilateral_filter(leading: tuple[int, ...], guided: bool, dtype: torch.dtype) -> None:
+    """Height and width differ, and so do all pixels: an exchange of axes shows.
+
+    The first row of pixels lies on faces of simplices, where the separable method may take either side.
+    """
+    random = np.random.default_rng(4)
+    image = to_tensor(random.random((*leading, 2, 4, 5)), dtype)
+    guide = to_tensor(random.random((*leading, 1, 4, 5)), dtype) if guided else None
+    actual = ph.bilateral_filter(image, 1.7, 0.3, guide, method="dense")
+    assert actual.shape == image.shape
+    step = oracle.dense_gaussian_step
+    for item in np.ndindex(leading):
+        features = pixel_features(to_numpy((image if guide is None else guide)[item]), 1.7, 0.3)
+        source = oracle.locate(features)
+        values = to_numpy(image[item]).reshape(2, 20).T
+        expected = oracle.normalized_filter(values, (source, source), "homogeneous", step, step)
+        assert_close(actual[item], expected.T.reshape(2, 4, 5))
+
+
+def test_one_guide_for_a_batch_of_images(dtype: torch.dtype) -> None:
+    random = np.random.default_rng(4)
+    images, guide = to_tensor(random.random((3, 2, 4, 5)), dtype), to_tensor(random.random((1, 4, 5)), dtype)
+    actual = ph.bilateral_filter(images, 1.7, 0.3, guide)
+    for image, result in zip(images, actual, strict=True):
+        assert_close(result, ph.bilateral_filter(image, 1.7, 0.3, guide))
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "dense"}, {"halo": 1}], ids=str)
+def test_the_bilateral_filter_is_the_gaussian_over_position_and_color(options: dict[str, Any]) -> None:
+    image = to_tensor(np.random.default_rng(4).random((1, 4, 5)))
+    features = ph.bilateral_features(image, 1.7, 0.3)
+    assert_close(features, pixel_features(to_numpy(image), 1.7, 0.3))
+    actual = ph.bilateral_filter(image, 1.7, 0.3, **options)
+    assert_close(actual.reshape(20, 1), ph.gaussian_filter(image.reshape(20, 1), features, **options))
+    if options:
+        assert relative_error(actual, ph.bilateral_filter(image, 1.7, 0.3)) > TOLERANCE[torch.float64]
+
+
+def test_an_edge_is_kept_and_noise_is_not() -> None:
+    """Two flat halves with a step of ten sigma: each keeps its own mean, across which nothing leaks."""
+    random = np.random.default_rng(6)
+    noise = 0.02 * random.normal(size=(1, 16, 16))
+    image = to_tensor(np.where(np.arange(16) < 8, 0.0, 1.0) + noise)
+    result = ph.bilateral_filter(image, sigma_space=20.0, sigma_range=0.1)
+    left, right = to_numpy(result[:, :, :8]), to_numpy(result[:, :, 8:])
+    assert left.max() < 0.05
+    assert right.min() > 0.95
+    assert left.std() < noise.std() / 3
+    assert right.std() < noise.std() / 3
