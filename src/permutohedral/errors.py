@@ -27,3 +27,7 @@ class MemoryLimitError(PermutohedralError, MemoryError):
 
 class BackendUnavailable(PermutohedralError, RuntimeError):
     """A backend was asked for by name and cannot run here; the message says why."""
+
+
+class DataError(PermutohedralError, OSError):
+    """A file of a dataset is missing, damaged or cannot be downloaded; the message says what to do."""
