@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -52,8 +53,21 @@ def _reference_runs_on(device_type: str) -> str | None:
     return None
 
 
+@cache
+def _native_available() -> str | None:
+    # only whether it is there: one that is there and does not load raises when it is used
+    if importlib.util.find_spec("permutohedral._native") is None:
+        return "its compiled core is not part of this installation; install permutohedral with a C++ compiler at hand"
+    return None
+
+
+def _native_runs_on(device_type: str) -> str | None:
+    return None if device_type == "cpu" else f"it runs on the CPU, not on device {device_type!r}"
+
+
 # in order of preference
 _BACKENDS = [
+    Backend("native", "permutohedral.ops.native", _native_available, _native_runs_on),
     Backend("reference", "permutohedral.ops.reference", _reference_available, _reference_runs_on),
 ]
 

@@ -1,0 +1,201 @@
+// The Python module: borrows buffers through DLPack and releases the GIL. Shapes were validated in Python.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace permutohedral {
+namespace {
+
+template <class T, int Axes>
+using Array = nb::ndarray<T, nb::ndim<Axes>, nb::c_contig, nb::device::cpu>;
+
+template <class T>
+Corners<T> corners_of(const Array<const int32_t, 2>& vertices, const T* barycentric) {
+    return {vertices.data(), barycentric, int64_t(vertices.shape(0)), int64_t(vertices.shape(1))};
+}
+
+template <class T>
+Rows<T> rows_of(const Array<T, 2>& array) {
+    return {array.data(), int64_t(array.shape(0)), int64_t(array.shape(1))};
+}
+
+Neighbors neighbors_of(const Array<const int32_t, 2>& array) {
+    return {array.data(), int64_t(array.shape(0)), int64_t(array.shape(1))};
+}
+
+template <class T>
+Points<T> points_of(const Array<const T, 2>& features) {
+    return {features.data(), nullptr, int64_t(features.shape(0)), int64_t(features.shape(1))};
+}
+
+// An index between its two steps: before, the number of lattice points is not known; after, it is spent.
+// It keeps `vertices` alive, which `finish` still writes to.
+struct PendingIndex {
+    std::unique_ptr<Index> index;
+    Array<int32_t, 2> vertices;
+
+    void finish(Array<int32_t, 2> keys, Array<int64_t, 1> table) {
+        nb::gil_scoped_release release;
+        index->finish(keys.data(), table.data());
+        index.reset();
+    }
+};
+
+template <class T>
+std::unique_ptr<PendingIndex> index_points(Array<const T, 2> features, std::optional<Array<const int32_t, 1>> batch,
+                                           T limit, Array<int32_t, 2> vertices, Array<T, 2> barycentric, int threads) {
+    auto pending = std::make_unique<PendingIndex>();
+    pending->vertices = vertices;
+    Points<T> points = points_of(features);
+    if (batch.has_value()) points.batch = batch->data();
+    nb::gil_scoped_release release;
+    pending->index = std::make_unique<Index>(points.points, points.d + 1, vertices.data(), threads);
+    if (!kernels<T>().index_points(points, limit, *pending->index, barycentric.data())) return nullptr;
+    return pending;
+}
+
+std::unique_ptr<PendingIndex> index_keys(Array<const int32_t, 2> keys, Array<int32_t, 2> inverse, int threads) {
+    auto pending = std::make_unique<PendingIndex>();
+    pending->vertices = inverse;
+    nb::gil_scoped_release release;
+    pending->index = std::make_unique<Index>(int64_t(keys.shape(0)), 1, inverse.data(), threads);
+    index_rows(*pending->index, keys.data(), int64_t(keys.shape(1)));
+    return pending;
+}
+
+void find_neighbors_in(Array<const int64_t, 1> table, Array<const int32_t, 2> target_keys,
+                       Array<const int32_t, 2> offsets, bool same, Array<int32_t, 2> neighbors, int threads) {
+    nb::gil_scoped_release release;
+    const NeighborQuery query{table.data(),   int64_t(table.shape(0)),   target_keys.data(), int64_t(target_keys.shape(0)),
+                              offsets.data(), int64_t(offsets.shape(0)), same};
+    find_neighbors(query, neighbors.data(), threads);
+}
+
+void transpose_neighbors_in(Array<const int32_t, 2> neighbors, Array<const int64_t, 1> opposite,
+                            Array<int32_t, 2> transposed, int threads) {
+    nb::gil_scoped_release release;
+    const NeighborShape shape{int64_t(neighbors.shape(0)), int64_t(neighbors.shape(1)), int64_t(transposed.shape(1))};
+    transpose_neighbors(neighbors.data(), opposite.data(), shape, transposed.data(), threads);
+}
+
+template <class T>
+void embed_gradient(Array<const T, 2> features, Array<const T, 2> gradient, Array<T, 2> out, int threads) {
+    nb::gil_scoped_release release;
+    kernels<T>().embed_gradient(points_of(features), gradient.data(), out.data(), threads);
+}
+
+template <class T>
+void embed_differential(Array<const T, 2> features, Array<const T, 2> differential, Array<T, 2> out, int threads) {
+    nb::gil_scoped_release release;
+    kernels<T>().embed_differential(points_of(features), differential.data(), out.data(), threads);
+}
+
+template <class T>
+void splat(Array<const T, 2> values, Array<const int32_t, 2> vertices, Array<const T, 2> barycentric, Array<T, 2> out,
+           int threads) {
+    nb::gil_scoped_release release;
+    kernels<T>().splat(corners_of(vertices, barycentric.data()), rows_of(values), rows_of(out), threads);
+}
+
+template <class T>
+void slice(Array<const T, 2> lattice_values, Array<const int32_t, 2> vertices, Array<const T, 2> barycentric,
+           Array<T, 2> out, int threads) {
+    nb::gil_scoped_release release;
+    kernels<T>().slice(corners_of(vertices, barycentric.data()), rows_of(lattice_values), out.data(), threads);
+}
+
+template <class T>
+void barycentric_gradient(Array<const T, 2> values, Array<const T, 2> lattice_values,
+                          Array<const int32_t, 2> vertices, Array<T, 2> out, int threads) {
+    nb::gil_scoped_release release;
+    kernels<T>().barycentric_gradient(corners_of<T>(vertices, nullptr), rows_of(values), lattice_values.data(),
+                                      out.data(), threads);
+}
+
+template <class T>
+void blur(Array<const T, 2> lattice_values, Array<const int32_t, 2> axis_neighbors, bool reverse, Array<T, 2> out,
+          int threads) {
+    nb::gil_scoped_release release;
+    kernels<T>().blur(rows_of(lattice_values), axis_neighbors.data(), int64_t(axis_neighbors.shape(0)) / 2, reverse,
+                      out.data(), threads);
+}
+
+template <class T>
+void convolve(Array<const T, 2> lattice_values, Array<const T, 3> weight, Array<const int32_t, 2> neighbors,
+              int64_t groups, Array<T, 2> out, int threads) {
+    nb::gil_scoped_release release;
+    kernels<T>().convolve(rows_of(lattice_values), weight.data(), neighbors_of(neighbors), groups, rows_of(out),
+                          threads);
+}
+
+template <class T>
+void convolve_weight_gradient(Array<const T, 2> lattice_values, Array<const T, 2> output_gradient,
+                              Array<const int32_t, 2> neighbors, int64_t groups, Array<T, 3> out, int threads) {
+    nb::gil_scoped_release release;
+    kernels<T>().convolve_weight_gradient(rows_of(lattice_values), rows_of(output_gradient), neighbors_of(neighbors),
+                                          groups, out.data(), threads);
+}
+
+// The kernels of one dtype, as a submodule.
+template <class T>
+void bind_kernels(nb::module_ module) {
+    module.def("index_points", &index_points<T>, "features"_a, "batch"_a.none(), "limit"_a, "vertices"_a,
+               "barycentric"_a, "threads"_a);
+    module.def("embed_gradient", &embed_gradient<T>);
+    module.def("embed_differential", &embed_differential<T>);
+    module.def("splat", &splat<T>);
+    module.def("slice", &slice<T>);
+    module.def("barycentric_gradient", &barycentric_gradient<T>);
+    module.def("blur", &blur<T>);
+    module.def("convolve", &convolve<T>);
+    module.def("convolve_weight_gradient", &convolve_weight_gradient<T>);
+}
+
+std::vector<std::string> instruction_sets() {
+    std::vector<std::string> names;
+    for (int i = 0; i < num_variants; ++i) {
+        if (variants[i].supported()) names.emplace_back(variants[i].name);
+    }
+    return names;
+}
+
+void use_instruction_set(const std::string& name) {
+    for (int i = 0; i < num_variants; ++i) {
+        if (name == variants[i].name && variants[i].supported()) return choose_variant(i);
+    }
+    throw std::invalid_argument("this processor does not support the instruction set " + name);
+}
+
+}  // namespace
+}  // namespace permutohedral
+
+NB_MODULE(_native, module) {
+    using namespace permutohedral;
+    module.attr("MAX_DIMENSION") = max_dimension;
+    nb::class_<PendingIndex>(module, "PendingIndex")
+        .def_prop_ro("num_lattice_points", [](const PendingIndex& pending) { return pending.index->num_lattice_points; })
+        .def_prop_ro("table_size", [](const PendingIndex& pending) { return pending.index->table_size(); })
+        .def("finish", &PendingIndex::finish);
+    module.def("index_keys", &index_keys);
+    module.def("find_neighbors", &find_neighbors_in);
+    module.def("transpose_neighbors", &transpose_neighbors_in);
+    bind_kernels<float>(module.def_submodule("float32"));
+    bind_kernels<double>(module.def_submodule("float64"));
+    module.def("instruction_sets", &instruction_sets);
+    module.def("instruction_set", [] { return std::string(chosen_variant().name); });
+    module.def("use_instruction_set", &use_instruction_set);
+}

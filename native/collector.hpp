@@ -1,0 +1,127 @@
+// The keys that a chunk of points touches.
+#pragma once
+
+#include "embedding.hpp"
+#include "memory.hpp"
+
+namespace permutohedral {
+namespace PERMUTOHEDRAL_VARIANT {
+namespace {
+
+// The packed key of a corner as a linear function of the cells, and what each step to the next corner adds.
+template <int D, int W>
+struct KeyMap {
+    int64_t d, words;
+    Memory memory;
+    uint64_t* constant;  // [words]
+    uint64_t* item;      // [words], times the batch item
+    uint64_t* cell;      // [d, words], times cell i
+    uint64_t* step;      // [d + 1, words], from a corner to the next, which is lower by d+1 along coordinate i
+
+    KeyMap(const Packing& packing)
+        : d(packing.columns - 1),
+          words(packing.words),
+          memory(sizeof(uint64_t) * words * (2 * d + 3)),
+          constant(as<uint64_t>(memory)),
+          item(constant + words),
+          cell(item + words),
+          step(cell + d * words) {
+        std::memset(memory.data(), 0, memory.size());
+        auto unit = [&](int64_t column) {
+            return packing.bits[column] > 0 ? uint64_t{1} << packing.shift[column] : uint64_t{0};
+        };
+        for (int64_t column = 0; column <= d; ++column) {
+            constant[packing.word[column]] -= uint64_t(packing.low[column]) * unit(column);
+        }
+        item[packing.word[0]] = unit(0);
+        const uint64_t first_word = packing.word[1], first = unit(1);
+        cell[first_word] = uint64_t(d + 1) * first;
+        for (int64_t i = 0; i <= d; ++i) step[i * words + first_word] = i == 0 ? uint64_t(-d) * first : first;
+        for (int64_t i = 1; i < d; ++i) {
+            const uint64_t word = packing.word[i + 1], digit = unit(i + 1);
+            cell[word] -= digit;
+            cell[i * words + word] += digit;
+            step[word] += digit;
+            step[i * words + word] -= digit;
+        }
+    }
+};
+
+// The keys a chunk touches. Direct-mapped caches keep most repetitions out of the list; what they let through is
+// found when the lists are merged.
+template <int D, int W>
+class KeyCollector {
+public:
+    // repetitions are found in the simplex cache where the ranks fit one word, else corner by corner
+    static constexpr bool has_simplices = D > 0 && D < 16 && W == 1;
+    static constexpr int simplex_bits = 11, vertex_bits = 14;
+    static constexpr int64_t simplex_stride = 2 + (D + 2) / 2;
+
+    KeyCollector(const KeyMap<D, W>& map, int64_t max_rows)
+        : map_(map),
+          vertex_stride_(map.words + 1),
+          list_(sizeof(uint64_t) * max_rows * (map.d + 1) * map.words),
+          vertices_(sizeof(uint64_t) * vertex_stride_ << vertex_bits),
+          simplices_(has_simplices ? sizeof(uint64_t) * simplex_stride << simplex_bits : 0) {}
+
+    void start() {
+        count_ = 0;
+        std::memset(vertices_.data(), 0xff, vertices_.size());
+        if (has_simplices) std::memset(simplices_.data(), 0xff, simplices_.size());
+    }
+
+    const uint64_t* keys() const { return as<uint64_t>(list_); }
+    int64_t count() const { return count_; }
+
+    // Positions of the d+1 corners, given the first corner's key, and the ranks packed by four bits each.
+    void add(const uint64_t* key, uint64_t packed_ranks, const int32_t* ranks, int64_t stride, int32_t* out) {
+        if constexpr (has_simplices) {
+            const uint64_t place = mix(key[0] + packed_ranks * 0x9e3779b97f4a7c15u) >> (64 - simplex_bits);
+            uint64_t* entry = as<uint64_t>(simplices_) + place * simplex_stride;
+            int32_t* positions = reinterpret_cast<int32_t*>(entry + 2);
+            if (entry[0] != key[0] || entry[1] != packed_ranks) {
+                entry[0] = key[0];
+                entry[1] = packed_ranks;
+                add_corners(key, ranks, stride, positions);
+            }
+            std::memcpy(out, positions, sizeof(int32_t) * (D + 1));
+        } else {
+            add_corners(key, ranks, stride, out);
+        }
+    }
+
+private:
+    void add_corners(const uint64_t* first, const int32_t* ranks, int64_t stride, int32_t* out) {
+        const int64_t d = D > 0 ? D : map_.d, words = W > 0 ? W : map_.words;
+        // coordinate of each rank
+        int32_t order[room<D> + 1] = {0};
+        for (int64_t i = 0; i <= d; ++i) order[ranks[i * stride]] = int32_t(i);
+        uint64_t key[W > 0 ? W : max_columns];
+        for (int64_t w = 0; w < words; ++w) key[w] = first[w];
+        for (int64_t j = 0; j <= d; ++j) {
+            out[j] = find_or_append(key, words);
+            const uint64_t* step = map_.step + order[d - j] * words;
+            for (int64_t w = 0; w < words; ++w) key[w] += step[w];
+        }
+    }
+
+    int32_t find_or_append(const uint64_t* key, int64_t words) {
+        const uint64_t place = hash_key<W>(key, words) >> (64 - vertex_bits);
+        uint64_t* entry = as<uint64_t>(vertices_) + place * ((W > 0 ? W : words) + 1);
+        // an unused entry holds no position; its key may be anything
+        if (entry[words] != ~uint64_t{0} && same_key<W>(entry, key, words)) return int32_t(entry[words]);
+        uint64_t* appended = as<uint64_t>(list_) + count_ * words;
+        for (int64_t w = 0; w < words; ++w) entry[w] = appended[w] = key[w];
+        entry[words] = uint64_t(count_);
+        return int32_t(count_++);
+    }
+
+    const KeyMap<D, W>& map_;
+    int64_t vertex_stride_;
+    int64_t count_ = 0;
+    Memory list_, vertices_, simplices_;
+};
+
+}  // namespace
+}  // namespace PERMUTOHEDRAL_VARIANT
+}  // namespace permutohedral

@@ -1,0 +1,273 @@
+// index_points up to the merge, and the derivatives of the barycentric weights. Compiled once per instruction set.
+#include "embedding.hpp"
+
+#include <algorithm>
+
+#include "collector.hpp"
+#include "kernels.hpp"
+#include "parallel.hpp"
+#include "variant.hpp"
+
+namespace permutohedral {
+namespace PERMUTOHEDRAL_VARIANT {
+namespace {
+
+constexpr int64_t point_block = 8192;
+
+// Bounds of the digits of all vertices, from those of y: a vertex is less than d+1 away in every coordinate.
+template <class T, int D>
+struct Measure {
+    Vector<T> low[room<D> + 1], high[room<D> + 1];
+    bool inside = true;
+};
+
+template <class T, int D>
+void measure_block(const Points<T>& points, T limit, Range range, Measure<T, D>& measure) {
+    using V = Vector<T>;
+    using I = WholeVector<T>;
+    const int64_t d = D > 0 ? D : points.d;
+    const Elevation<T> elevation = make_elevation<T>(d);
+    V features[room<D>], y[room<D> + 1];
+    I inside = I{} - 1;
+    for (int64_t i = 0; i < d; ++i) {
+        measure.low[i] = V{} + std::numeric_limits<T>::max();
+        measure.high[i] = V{} - std::numeric_limits<T>::max();
+    }
+    for (int64_t begin = range.begin; begin < range.end; begin += lanes<T>) {
+        // the last block overlaps the one before it, unless there are too few points
+        const int64_t first = std::max(std::min(begin, range.end - lanes<T>), int64_t{0});
+        const int64_t count = std::min<int64_t>(lanes<T>, points.points - first);
+        load_points<T, D>(points.features + first * d, d, count, features);
+        elevate<T, D>(features, d, elevation, y);
+        for (int64_t i = 0; i <= d; ++i) inside &= (I)(y[i] < limit) & (I)(y[i] > -limit);
+        for (int64_t i = 0; i < d; ++i) {
+            const V digit = i == 0 ? y[0] : (y[i] - y[0]) * (T(1) / T(d + 1));
+            measure.low[i] = digit < measure.low[i] ? digit : measure.low[i];
+            measure.high[i] = digit > measure.high[i] ? digit : measure.high[i];
+        }
+    }
+    for (int l = 0; l < lanes<T>; ++l) measure.inside &= inside[l] != 0;
+}
+
+// False if a point is out of range. Ranges include zero where there are fewer points than lanes, which only widens them.
+template <class T, int D>
+bool measure_points(const Points<T>& points, T limit, int threads, DigitRange& range) {
+    const int64_t d = D > 0 ? D : points.d, blocks = divide_up(points.points, point_block);
+    const Memory memory(sizeof(T) * 2 * d * blocks);
+    T* low = as<T>(memory);
+    T* high = low + d * blocks;
+    // one flag per block, so that no two threads write the same one
+    const Memory flags(blocks);
+    parallel_for(threads, blocks, [&](int64_t b, int) {
+        Measure<T, D> measure;
+        measure_block<T, D>(points, limit, {b * point_block, std::min((b + 1) * point_block, points.points)}, measure);
+        as<uint8_t>(flags)[b] = measure.inside;
+        for (int64_t i = 0; i < d; ++i) {
+            T least = measure.low[i][0], most = measure.high[i][0];
+            for (int l = 1; l < lanes<T>; ++l) {
+                least = std::min(least, T(measure.low[i][l]));
+                most = std::max(most, T(measure.high[i][l]));
+            }
+            low[b * d + i] = least;
+            high[b * d + i] = most;
+        }
+    });
+    for (int64_t b = 0; b < blocks; ++b) {
+        if (as<uint8_t>(flags)[b] == 0) return false;
+    }
+    for (int64_t i = 0; i < d; ++i) {
+        T least = low[i], most = high[i];
+        for (int64_t b = 1; b < blocks; ++b) {
+            least = std::min(least, low[b * d + i]);
+            most = std::max(most, high[b * d + i]);
+        }
+        const double slack = i == 0 ? double(d) + 3 : 5;
+        range.low[i + 1] = int64_t(std::floor(double(least) - slack));
+        range.high[i + 1] = int64_t(std::ceil(double(most) + slack));
+    }
+    return true;
+}
+
+void measure_batch(const int32_t* batch, int64_t points, DigitRange& range) {
+    range.low[0] = range.high[0] = 0;
+    if (batch == nullptr) return;
+    int32_t low = batch[0], high = batch[0];
+    for (int64_t i = 0; i < points; ++i) {
+        low = std::min(low, batch[i]);
+        high = std::max(high, batch[i]);
+    }
+    range.low[0] = low;
+    range.high[0] = high;
+}
+
+// One block of points in lanes: keys of their first corners, and their ranks, by lane.
+template <class T, int D, int W>
+struct LaneKeys {
+    static constexpr int width = lanes<T>;
+    uint64_t key[width * (W > 0 ? W : max_columns)];
+    uint64_t packed_ranks[width];
+    int32_t ranks[(room<D> + 1) * width];
+};
+
+template <class T, int D, int W>
+inline void find_keys(const Simplex<T, D>& simplex, const KeyMap<D, W>& map, const int32_t* batch, int64_t count,
+                      LaneKeys<T, D, W>& out) {
+    const int64_t d = D > 0 ? D : map.d, words = W > 0 ? W : map.words;
+    constexpr int width = lanes<T>;
+    for (int64_t i = 0; i <= d; ++i) {
+        for (int l = 0; l < width; ++l) out.ranks[i * width + l] = int32_t(simplex.rank[i][l]);
+    }
+    for (int l = 0; l < width; ++l) {
+        uint64_t packed = 0;
+        for (int64_t i = 0; i <= d && i < 16; ++i) packed |= uint64_t(out.ranks[i * width + l]) << (4 * i);
+        out.packed_ranks[l] = packed;
+        const uint64_t item = batch != nullptr && l < count ? uint64_t(batch[l]) : 0;
+        for (int64_t w = 0; w < words; ++w) {
+            uint64_t key = map.constant[w] + item * map.item[w];
+            for (int64_t i = 0; i < d; ++i) key += uint64_t(int64_t(simplex.cell[i][l])) * map.cell[i * words + w];
+            out.key[l * words + w] = key;
+        }
+    }
+}
+
+template <class T, int D, int W>
+void collect_chunk(const Points<T>& points, Index& index, int64_t chunk, const KeyMap<D, W>& map,
+                   KeyCollector<D, W>& collector, T* barycentric) {
+    const int64_t d = D > 0 ? D : points.d, words = W > 0 ? W : map.words;
+    const Elevation<T> elevation = make_elevation<T>(d);
+    const int64_t last = std::min((chunk + 1) * index.chunk_rows, points.points);
+    Vector<T> features[room<D>], weights[room<D> + 1];
+    Simplex<T, D> simplex;
+    LaneKeys<T, D, W> found;
+    collector.start();
+    for (int64_t begin = chunk * index.chunk_rows; begin < last; begin += lanes<T>) {
+        const int64_t count = std::min<int64_t>(lanes<T>, last - begin);
+        load_points<T, D>(points.features + begin * d, d, count, features);
+        find_simplex<T, D>(features, d, elevation, simplex);
+        find_barycentric<T, D>(simplex, d, weights);
+        find_keys<T, D, W>(simplex, map, points.batch == nullptr ? nullptr : points.batch + begin, count, found);
+        for (int64_t l = 0; l < count; ++l) {
+            T* row = barycentric + (begin + l) * (d + 1);
+            for (int64_t j = 0; j <= d; ++j) row[j] = weights[j][l];
+            collector.add(found.key + l * words, found.packed_ranks[l], found.ranks + l, lanes<T>,
+                          index.vertices + (begin + l) * (d + 1));
+        }
+    }
+    index.store_chunk(chunk, collector.keys(), collector.count());
+}
+
+template <class T, int D, int W>
+void collect(const Points<T>& points, Index& index, T* barycentric) {
+    const KeyMap<D, W> map(index.packing);
+    // one collector per thread, made by the thread that uses it
+    struct Slot {
+        KeyCollector<D, W>* collector;
+    };
+    const Memory memory(sizeof(Slot) * index.threads);
+    Slot* slots = as<Slot>(memory);
+    for (int t = 0; t < index.threads; ++t) slots[t].collector = nullptr;
+    parallel_for(index.threads, index.num_chunks, [&](int64_t chunk, int worker) {
+        KeyCollector<D, W>*& collector = slots[worker].collector;
+        if (collector == nullptr) collector = new KeyCollector<D, W>(map, std::min(index.chunk_rows, index.rows));
+        collect_chunk<T, D, W>(points, index, chunk, map, *collector, barycentric);
+    });
+    for (int t = 0; t < index.threads; ++t) delete slots[t].collector;
+}
+
+template <class T, int D>
+bool index_points_in(const Points<T>& points, T limit, Index& index, T* barycentric) {
+    DigitRange range{};
+    if (!measure_points<T, D>(points, limit, index.threads, range)) return false;
+    measure_batch(points.batch, points.points, range);
+    index.packing = plan_packing(points.d + 1, true, range);
+    if (index.packing.words == 1) {
+        collect<T, D, 1>(points, index, barycentric);
+    } else {
+        collect<T, D, 0>(points, index, barycentric);
+    }
+    index.merge();
+    return true;
+}
+
+}  // namespace
+
+template <class T>
+bool index_points(const Points<T>& points, T limit, Index& index, T* barycentric) {
+    switch (points.d) {
+        case 1: return index_points_in<T, 1>(points, limit, index, barycentric);
+        case 2: return index_points_in<T, 2>(points, limit, index, barycentric);
+        case 3: return index_points_in<T, 3>(points, limit, index, barycentric);
+        case 4: return index_points_in<T, 4>(points, limit, index, barycentric);
+        case 5: return index_points_in<T, 5>(points, limit, index, barycentric);
+        case 6: return index_points_in<T, 6>(points, limit, index, barycentric);
+        default: return index_points_in<T, 0>(points, limit, index, barycentric);
+    }
+}
+
+namespace {
+
+// Calls function(point, ranks by coordinate) for every point.
+template <class T, class Function>
+void for_each_simplex(const Points<T>& points, int threads, Function&& function) {
+    const Elevation<T> elevation = make_elevation<T>(points.d);
+    parallel_ranges(threads, points.points, point_block, [&](int64_t first, int64_t last, int) {
+        Vector<T> features[max_dimension];
+        Simplex<T, 0> simplex;
+        int32_t ranks[max_dimension + 1];
+        for (int64_t begin = first; begin < last; begin += lanes<T>) {
+            const int64_t count = std::min<int64_t>(lanes<T>, last - begin);
+            load_points<T, 0>(points.features + begin * points.d, points.d, count, features);
+            find_simplex<T, 0>(features, points.d, elevation, simplex);
+            for (int64_t l = 0; l < count; ++l) {
+                for (int64_t i = 0; i <= points.d; ++i) ranks[i] = int32_t(simplex.rank[i][l]);
+                function(begin + l, ranks, elevation);
+            }
+        }
+    });
+}
+
+}  // namespace
+
+template <class T>
+void embed_gradient(const Points<T>& points, const T* gradient, T* out, int threads) {
+    const int64_t d = points.d;
+    for_each_simplex(points, threads, [=](int64_t point, const int32_t* ranks, const Elevation<T>& elevation) {
+        const T* row = gradient + point * (d + 1);
+        // the coordinate of rank r adds to b_{d-r} and takes from b_{d+1-r}, indices modulo d+1
+        auto coordinate = [&](int64_t i) {
+            return row[d - ranks[i]] - row[ranks[i] == 0 ? 0 : d + 1 - ranks[i]];
+        };
+        T sum = coordinate(0);
+        for (int64_t j = 1; j <= d; ++j) {
+            const T own = coordinate(j);
+            out[point * d + j - 1] = elevation.scale[j - 1] * (sum - T(j) * own) / T(d + 1);
+            sum += own;
+        }
+    });
+}
+
+template <class T>
+void embed_differential(const Points<T>& points, const T* differential, T* out, int threads) {
+    const int64_t d = points.d;
+    for_each_simplex(points, threads, [=](int64_t point, const int32_t* ranks, const Elevation<T>& elevation) {
+        T ascending[max_dimension + 1] = {0};
+        T sum = 0;
+        for (int64_t j = d; j > 0; --j) {
+            const T scaled = differential[point * d + j - 1] * elevation.scale[j - 1] / T(d + 1);
+            ascending[d - ranks[j]] = sum - T(j) * scaled;
+            sum += scaled;
+        }
+        ascending[d - ranks[0]] = sum;
+        for (int64_t j = 0; j <= d; ++j) out[point * (d + 1) + j] = ascending[j] - ascending[j == 0 ? d : j - 1];
+    });
+}
+
+template bool index_points(const Points<float>&, float, Index&, float*);
+template bool index_points(const Points<double>&, double, Index&, double*);
+template void embed_gradient(const Points<float>&, const float*, float*, int);
+template void embed_gradient(const Points<double>&, const double*, double*, int);
+template void embed_differential(const Points<float>&, const float*, float*, int);
+template void embed_differential(const Points<double>&, const double*, double*, int);
+
+}  // namespace PERMUTOHEDRAL_VARIANT
+}  // namespace permutohedral

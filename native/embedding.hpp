@@ -1,0 +1,138 @@
+// The simplex around each point, one point per lane of a vector. Symbols as in reference.py: y = E f is the point in
+// the plane of R^{d+1} orthogonal to 1; the simplex is its corner congruent to 0 and a permutation.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "packing.hpp"
+#include "simd.hpp"
+
+namespace permutohedral {
+namespace PERMUTOHEDRAL_VARIANT {
+namespace {
+
+// D is the dimension if known at compile time, else 0.
+template <int D>
+constexpr int room = D > 0 ? D : max_dimension;
+
+template <class T>
+struct Elevation {
+    T scale[max_dimension];  // alpha / sqrt(j (j+1)) for j = 1 .. d, alpha = sqrt(2/3) (d+1)
+};
+
+template <class T>
+inline Elevation<T> make_elevation(int64_t d) {
+    Elevation<T> elevation;
+    const double alpha = std::sqrt(2.0 / 3.0) * double(d + 1);
+    for (int64_t j = 1; j <= d; ++j) elevation.scale[j - 1] = T(alpha / std::sqrt(double(j) * double(j + 1)));
+    return elevation;
+}
+
+template <class T, int D>
+struct Simplex {
+    WholeVector<T> cell[room<D> + 1];  // the corner congruent to 0, divided by d+1
+    WholeVector<T> rank[room<D> + 1];  // place of each coordinate of y - corner in descending order
+    Vector<T> delta[room<D> + 1];      // (y - corner) / (d+1)
+};
+
+// Points to lanes; lanes beyond `count` are zero.
+template <class T, int D>
+inline void load_points(const T* rows, int64_t d_dynamic, int64_t count, Vector<T>* columns) {
+    const int64_t d = D > 0 ? D : d_dynamic;
+    for (int64_t k = 0; k < d; ++k) {
+        Vector<T> column = {};
+        if (count == lanes<T>) {
+            for (int l = 0; l < lanes<T>; ++l) column[l] = rows[l * d + k];
+        } else {
+            for (int l = 0; l < count; ++l) column[l] = rows[l * d + k];
+        }
+        columns[k] = column;
+    }
+}
+
+// y = E f, without the matrix: its columns are constant above the diagonal.
+template <class T, int D>
+inline void elevate(const Vector<T>* features, int64_t d_dynamic, const Elevation<T>& elevation, Vector<T>* y) {
+    const int64_t d = D > 0 ? D : d_dynamic;
+    Vector<T> sum = {};
+    for (int64_t j = d; j > 0; --j) {
+        const Vector<T> scaled = features[j - 1] * elevation.scale[j - 1];
+        y[j] = sum - T(j) * scaled;
+        sum += scaled;
+    }
+    y[0] = sum;
+}
+
+// Nearest whole number, for magnitudes below 2^23 (2^52): at an exponent where the spacing is one.
+template <class T>
+inline Vector<T> round_to_whole(Vector<T> x) {
+    const T unit = sizeof(T) == 4 ? T(8388608.0) : T(4503599627370496.0);
+    const WholeVector<T> sign = (WholeVector<T>)x & std::numeric_limits<Whole<T>>::min();
+    const Vector<T> shift = (Vector<T>)(sign | (WholeVector<T>)(Vector<T>{} + unit));
+    return (x + shift) - shift;
+}
+
+// index_points and the gradients must agree on the simplex to the last bit, whatever D: this file is therefore
+// compiled without contraction to fused operations.
+template <class T, int D>
+inline void find_simplex(const Vector<T>* features, int64_t d_dynamic, const Elevation<T>& elevation,
+                         Simplex<T, D>& simplex) {
+    using V = Vector<T>;
+    using I = WholeVector<T>;
+    const int64_t d = D > 0 ? D : d_dynamic;
+    const T inverse = T(1) / T(d + 1);
+    V y[room<D> + 1], rest[room<D> + 1];
+    elevate<T, D>(features, d, elevation, y);
+    I excess = {};
+    for (int64_t i = 0; i <= d; ++i) {
+        const V rounded = round_to_whole<T>(y[i] * inverse);
+        rest[i] = y[i] - rounded * T(d + 1);
+        simplex.cell[i] = __builtin_convertvector(rounded, I);
+        excess += simplex.cell[i];
+        simplex.rank[i] = I{} + Whole<T>(i);
+    }
+    for (int64_t i = 0; i <= d; ++i) {
+        I rank = simplex.rank[i];
+        for (int64_t j = i + 1; j <= d; ++j) {
+            const I behind = (I)(rest[i] < rest[j]);
+            rank -= behind;
+            simplex.rank[j] += behind;
+        }
+        simplex.rank[i] = rank;
+    }
+    // rounding may leave the plane: move the coordinates of extreme rank back by one cell
+    for (int64_t i = 0; i <= d; ++i) {
+        I rank = simplex.rank[i] + excess;
+        const I below = (I)(rank < 0), above = (I)(rank > Whole<T>(d));
+        const I step = above - below;
+        rank += step * Whole<T>(d + 1);
+        // beyond the precision of T the excess may be larger; a rank must still be usable as an index
+        rank = rank < 0 ? I{} : rank;
+        simplex.rank[i] = rank > Whole<T>(d) ? I{} + Whole<T>(d) : rank;
+        simplex.cell[i] += step;
+        simplex.delta[i] = (rest[i] - __builtin_convertvector(step, V) * T(d + 1)) * inverse;
+    }
+}
+
+// b_j = delta_(d-j) - delta_(d-j+1) with delta_(r) the coordinate of rank r, and b_0 = 1 + delta_(d) - delta_(0).
+template <class T, int D>
+inline void find_barycentric(const Simplex<T, D>& simplex, int64_t d_dynamic, Vector<T>* barycentric) {
+    const int64_t d = D > 0 ? D : d_dynamic;
+    Vector<T> sorted[room<D> + 1];
+    for (int64_t rank = 0; rank <= d; ++rank) {
+        Vector<T> value = {};
+        for (int64_t i = 0; i <= d; ++i) {
+            value = simplex.rank[i] == Whole<T>(rank) ? simplex.delta[i] : value;
+        }
+        sorted[rank] = value;
+    }
+    for (int64_t j = 0; j <= d; ++j) {
+        Vector<T> weight = j == 0 ? T(1) + sorted[d] - sorted[0] : sorted[d - j] - sorted[d - j + 1];
+        barycentric[j] = weight > 0 ? weight : Vector<T>{};
+    }
+}
+
+}  // namespace
+}  // namespace PERMUTOHEDRAL_VARIANT
+}  // namespace permutohedral

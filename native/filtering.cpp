@@ -1,0 +1,265 @@
+// splat, slice, barycentric_gradient and blur. Compiled once per instruction set.
+#include <algorithm>
+
+#include "memory.hpp"
+#include "parallel.hpp"
+#include "pieces.hpp"
+#include "variant.hpp"
+
+namespace permutohedral {
+namespace PERMUTOHEDRAL_VARIANT {
+namespace {
+
+constexpr int64_t point_block = 2048;
+constexpr int64_t row_block = 2048;
+constexpr int64_t sampled_points = 4096;
+constexpr int64_t sample_bins = 1024;
+
+// Rows [begin, end) of the lattice, summed by one thread: every row adds its points in their order, so the result
+// does not depend on where the parts begin or how many there are.
+template <class T, int C>
+void splat_points(const Corners<T>& corners, const T* values, int64_t channels_dynamic, Range points, T* out) {
+    const int64_t channels = C > 0 ? C : channels_dynamic;
+    for (int64_t i = points.begin; i < points.end; ++i) {
+        const int32_t* vertices = corners.vertices + i * corners.corners;
+        const T* weights = corners.barycentric + i * corners.corners;
+        for_pieces<T, C>(channels, [&](int64_t c, auto width) {
+            constexpr int N = decltype(width)::value;
+            const Piece<T, N> value = load_piece<T, N>(values + i * channels + c);
+            for (int64_t j = 0; j < corners.corners; ++j) {
+                T* row = out + vertices[j] * channels + c;
+                store_piece<T, N>(row, load_piece<T, N>(row) + weights[j] * value);
+            }
+        });
+    }
+}
+
+// The same for points of which only some corners lie in `rows`.
+template <class T, int C>
+void splat_some(const Corners<T>& corners, const T* values, int64_t channels_dynamic, Range points, Range rows,
+                T* out) {
+    const int64_t channels = C > 0 ? C : channels_dynamic;
+    constexpr int64_t batch = 64;
+    int32_t points_of[batch + 1];
+    int64_t flat_of[batch + 1];
+    const uint32_t first = uint32_t(rows.begin), size = uint32_t(rows.end - rows.begin);
+    int64_t count = 0;
+    auto add_all = [&] {
+        for (int64_t n = 0; n < count; ++n) {
+            T* row = out + corners.vertices[flat_of[n]] * channels;
+            const T* value = values + (points.begin + points_of[n]) * channels;
+            const T weight = corners.barycentric[flat_of[n]];
+            for_pieces<T, C>(channels, [&](int64_t c, auto width) {
+                constexpr int N = decltype(width)::value;
+                store_piece<T, N>(row + c, load_piece<T, N>(row + c) + weight * load_piece<T, N>(value + c));
+            });
+        }
+        count = 0;
+    };
+    for (int64_t i = points.begin; i < points.end; ++i) {
+        for (int64_t j = 0; j < corners.corners; ++j) {
+            const int64_t flat = i * corners.corners + j;
+            const uint32_t vertex = uint32_t(corners.vertices[flat]);
+            // no branch: which corners lie inside is not predictable
+            points_of[count] = int32_t(i - points.begin);
+            flat_of[count] = flat;
+            count += vertex - first < size;
+            if (count == batch) add_all();
+        }
+    }
+    add_all();
+}
+
+// Lowest and highest vertex of each block of points.
+template <class T>
+void find_extents(const Corners<T>& corners, int threads, Range* extents) {
+    parallel_ranges(threads, corners.points, point_block, [&](int64_t begin, int64_t end, int) {
+        int32_t low = corners.vertices[begin * corners.corners], high = low;
+        for (int64_t i = begin * corners.corners; i < end * corners.corners; ++i) {
+            low = std::min(low, corners.vertices[i]);
+            high = std::max(high, corners.vertices[i]);
+        }
+        extents[begin / point_block] = {low, high + 1};
+    });
+}
+
+// Bounds of `parts` ranges of rows with about the same number of corners, from a sample of the points.
+template <class T>
+void balance_rows(const Corners<T>& corners, int64_t rows, int64_t parts, int64_t* bounds) {
+    int64_t bins[sample_bins] = {0};
+    int64_t total = 0;
+    const int64_t stride = std::max<int64_t>(1, corners.points / sampled_points);
+    for (int64_t i = 0; i < corners.points; i += stride) {
+        for (int64_t j = 0; j < corners.corners; ++j) {
+            ++bins[corners.vertices[i * corners.corners + j] * sample_bins / rows];
+            ++total;
+        }
+    }
+    int64_t bin = 0, below = 0;
+    for (int64_t part = 0; part < parts; ++part) {
+        while (bin < sample_bins && below * parts < total * part) below += bins[bin++];
+        bounds[part] = divide_up(bin * rows, sample_bins);
+    }
+    bounds[0] = 0;
+    bounds[parts] = rows;
+}
+
+template <class T, int C>
+void splat_part(const Corners<T>& corners, Rows<const T> values, Range rows, const Range* extents, T* out) {
+    std::memset(out + rows.begin * values.channels, 0, sizeof(T) * (rows.end - rows.begin) * values.channels);
+    for (int64_t begin = 0; begin < corners.points; begin += point_block) {
+        const Range block{begin, std::min(begin + point_block, corners.points)};
+        const Range extent = extents[begin / point_block];
+        if (extent.begin >= rows.end || extent.end <= rows.begin) continue;
+        if (extent.begin >= rows.begin && extent.end <= rows.end) {
+            splat_points<T, C>(corners, values.data, values.channels, block, out);
+        } else {
+            splat_some<T, C>(corners, values.data, values.channels, block, rows, out);
+        }
+    }
+}
+
+}  // namespace
+
+template <class T>
+void splat(const Corners<T>& corners, Rows<const T> values, Rows<T> out, int threads) {
+    prefer_huge_pages(out.data, sizeof(T) * out.rows * out.channels);
+    with_channels(values.channels, [&](auto constant) {
+        constexpr int C = decltype(constant)::value;
+        if (threads == 1) {
+            std::memset(out.data, 0, sizeof(T) * out.rows * out.channels);
+            splat_points<T, C>(corners, values.data, values.channels, {0, corners.points}, out.data);
+            return;
+        }
+        const Memory extents(sizeof(Range) * divide_up(corners.points, point_block));
+        const Memory bounds(sizeof(int64_t) * (threads + 1));
+        find_extents(corners, threads, as<Range>(extents));
+        balance_rows(corners, out.rows, threads, as<int64_t>(bounds));
+        parallel_for(threads, threads, [&](int64_t part, int) {
+            const Range rows{as<int64_t>(bounds)[part], as<int64_t>(bounds)[part + 1]};
+            splat_part<T, C>(corners, values, rows, as<Range>(extents), out.data);
+        });
+    });
+}
+
+namespace {
+
+template <class T, int C>
+void slice_points(const Corners<T>& corners, Rows<const T> lattice_values, Range points, T* out) {
+    const int64_t channels = C > 0 ? C : lattice_values.channels;
+    for (int64_t i = points.begin; i < points.end; ++i) {
+        const int32_t* vertices = corners.vertices + i * corners.corners;
+        const T* weights = corners.barycentric + i * corners.corners;
+        for_pieces<T, C>(channels, [&](int64_t c, auto width) {
+            constexpr int N = decltype(width)::value;
+            Piece<T, N> sum = {};
+            for (int64_t j = 0; j < corners.corners; ++j) {
+                sum += weights[j] * load_piece<T, N>(lattice_values.data + vertices[j] * channels + c);
+            }
+            store_piece<T, N>(out + i * channels + c, sum);
+        });
+    }
+}
+
+template <class T, int N>
+inline T add_up(Piece<T, N> piece) {
+    if constexpr (N == 1) {
+        return piece;
+    } else {
+        T sum = 0;
+        for (int l = 0; l < N; ++l) sum += piece[l];
+        return sum;
+    }
+}
+
+}  // namespace
+
+template <class T>
+void slice(const Corners<T>& corners, Rows<const T> lattice_values, T* out, int threads) {
+    prefer_huge_pages(out, sizeof(T) * corners.points * lattice_values.channels);
+    with_channels(lattice_values.channels, [&](auto constant) {
+        parallel_ranges(threads, corners.points, point_block, [&](int64_t begin, int64_t end, int) {
+            slice_points<T, decltype(constant)::value>(corners, lattice_values, {begin, end}, out);
+        });
+    });
+}
+
+template <class T>
+void barycentric_gradient(const Corners<T>& corners, Rows<const T> values, const T* lattice_values, T* out,
+                          int threads) {
+    const int64_t channels = values.channels;
+    parallel_ranges(threads, corners.points, point_block, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; ++i) {
+            for (int64_t j = 0; j < corners.corners; ++j) {
+                const T* value = values.data + i * channels;
+                const T* row = lattice_values + corners.vertices[i * corners.corners + j] * channels;
+                T sum = 0;
+                Vector<T> whole = {};
+                for_pieces<T, 0>(channels, [&](int64_t c, auto width) {
+                    constexpr int N = decltype(width)::value;
+                    const Piece<T, N> product = load_piece<T, N>(value + c) * load_piece<T, N>(row + c);
+                    if constexpr (N == lanes<T>) {
+                        whole += product;
+                    } else {
+                        sum += add_up<T, N>(product);
+                    }
+                });
+                out[i * corners.corners + j] = sum + add_up<T, lanes<T>>(whole);
+            }
+        }
+    });
+}
+
+namespace {
+
+// One pass: l + (l(ahead) + l(behind)) / 2; a missing neighbor reads the row `zero`.
+template <class T, int C>
+void blur_axis(Rows<const T> in, const int32_t* ahead, const int32_t* behind, const T* zero, Range rows, T* out) {
+    const int64_t channels = C > 0 ? C : in.channels;
+    for (int64_t v = rows.begin; v < rows.end; ++v) {
+        const T* a = ahead[v] < 0 ? zero : in.data + ahead[v] * channels;
+        const T* b = behind[v] < 0 ? zero : in.data + behind[v] * channels;
+        for_pieces<T, C>(channels, [&](int64_t c, auto width) {
+            constexpr int N = decltype(width)::value;
+            const Piece<T, N> sum = load_piece<T, N>(a + c) + load_piece<T, N>(b + c);
+            store_piece<T, N>(out + v * channels + c, load_piece<T, N>(in.data + v * channels + c) + T(0.5) * sum);
+        });
+    }
+}
+
+}  // namespace
+
+template <class T>
+void blur(Rows<const T> lattice_values, const int32_t* axis_neighbors, int64_t axes, bool reverse, T* out,
+          int threads) {
+    const int64_t rows = lattice_values.rows, channels = lattice_values.channels;
+    const Memory scratch(sizeof(T) * rows * channels);
+    const Memory zero(sizeof(T) * channels);
+    std::memset(zero.data(), 0, zero.size());
+    prefer_huge_pages(out, sizeof(T) * rows * channels);
+    Rows<const T> in = lattice_values;
+    for (int64_t pass = 0; pass < axes; ++pass) {
+        const int64_t axis = reverse ? axes - 1 - pass : pass;
+        const int32_t* ahead = axis_neighbors + 2 * axis * rows;
+        // in turn, so that the last pass writes to out
+        T* to = (axes - pass) % 2 == 1 ? out : as<T>(scratch);
+        with_channels(channels, [&](auto constant) {
+            parallel_ranges(threads, rows, row_block, [&](int64_t begin, int64_t end, int) {
+                blur_axis<T, decltype(constant)::value>(in, ahead, ahead + rows, as<T>(zero), {begin, end}, to);
+            });
+        });
+        in.data = to;
+    }
+}
+
+template void splat(const Corners<float>&, Rows<const float>, Rows<float>, int);
+template void splat(const Corners<double>&, Rows<const double>, Rows<double>, int);
+template void slice(const Corners<float>&, Rows<const float>, float*, int);
+template void slice(const Corners<double>&, Rows<const double>, double*, int);
+template void barycentric_gradient(const Corners<float>&, Rows<const float>, const float*, float*, int);
+template void barycentric_gradient(const Corners<double>&, Rows<const double>, const double*, double*, int);
+template void blur(Rows<const float>, const int32_t*, int64_t, bool, float*, int);
+template void blur(Rows<const double>, const int32_t*, int64_t, bool, double*, int);
+
+}  // namespace PERMUTOHEDRAL_VARIANT
+}  // namespace permutohedral

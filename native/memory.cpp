@@ -1,0 +1,54 @@
+#include "memory.hpp"
+
+#include <cstdint>
+#include <new>
+#include <utility>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace permutohedral {
+namespace {
+
+constexpr std::align_val_t alignment{64};
+constexpr uintptr_t huge_page = uintptr_t{1} << 21;
+
+}  // namespace
+
+void prefer_huge_pages(void* data, size_t bytes) {
+#if defined(__linux__)
+    const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + huge_page - 1) & ~(huge_page - 1);
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) & ~(huge_page - 1);
+    // advice only: that it may be refused does no harm
+    if (end > begin) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+    (void)data;
+    (void)bytes;
+    (void)huge_page;
+#endif
+}
+
+Memory::Memory(size_t bytes) : size_(bytes) {
+    if (bytes == 0) return;
+    data_ = ::operator new(bytes, alignment);
+    prefer_huge_pages(data_, bytes);
+}
+
+Memory::Memory(Memory&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+Memory& Memory::operator=(Memory&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+}
+
+Memory::~Memory() {
+    if (data_ != nullptr) ::operator delete(data_, alignment);
+}
+
+void* Memory::data() const { return data_; }
+size_t Memory::size() const { return size_; }
+
+}  // namespace permutohedral

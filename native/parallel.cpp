@@ -1,0 +1,153 @@
+// A pool of std::threads. OpenMP is not used: a process that has run libgomp hangs in its forked children,
+// which is how data loaders work.
+#include "parallel.hpp"
+
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#if !defined(_WIN32)
+#include <pthread.h>
+#endif
+
+#if defined(__x86_64__) || defined(__i386__)
+#define PERMUTOHEDRAL_PAUSE() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define PERMUTOHEDRAL_PAUSE() __asm__ __volatile__("yield")
+#else
+#define PERMUTOHEDRAL_PAUSE() ((void)0)
+#endif
+
+namespace permutohedral {
+namespace {
+
+// how often a thread looks again before it sleeps: some ten microseconds, the gap between two stages of one call
+constexpr int spins = 1000;
+
+// a task that asks for threads gets none
+thread_local bool inside_task = false;
+
+struct Job {
+    int64_t count;
+    Task task;
+    void* context;
+    std::atomic<int64_t> next{0};
+    std::atomic<bool> failed{false};
+    std::exception_ptr error = nullptr;
+
+    void work(int worker) {
+        inside_task = true;
+        try {
+            for (int64_t index; (index = next.fetch_add(1, std::memory_order_relaxed)) < count;) {
+                task(context, index, worker);
+            }
+        } catch (...) {
+            if (!failed.exchange(true)) error = std::current_exception();
+            next.store(count, std::memory_order_relaxed);
+        }
+        inside_task = false;
+    }
+};
+
+class Pool {
+public:
+    void run(int threads, Job& job) {
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            for (; num_threads_ < threads - 1; ++num_threads_) std::thread([this] { serve(); }).detach();
+            job_ = &job;
+            free_workers_ = threads - 1;
+            next_worker_ = 1;
+            generation_.fetch_add(1, std::memory_order_release);
+        }
+        wake_.notify_all();
+        job.work(0);
+        {
+            // no one joins from here on
+            std::lock_guard<std::mutex> lock(mutex_);
+            job_ = nullptr;
+        }
+        for (int i = 0; i < spins && active_.load(std::memory_order_acquire) > 0; ++i) PERMUTOHEDRAL_PAUSE();
+        std::unique_lock<std::mutex> lock(mutex_);
+        done_.wait(lock, [this] { return active_.load(std::memory_order_acquire) == 0; });
+    }
+
+    // held by the one thread that may run a job
+    std::mutex owner;
+
+private:
+    void serve() {
+        uint64_t seen = 0;
+        for (;;) {
+            for (int i = 0; i < spins && generation_.load(std::memory_order_acquire) == seen; ++i) PERMUTOHEDRAL_PAUSE();
+            Job* job = nullptr;
+            int worker = 0;
+            {
+                std::unique_lock<std::mutex> lock(mutex_);
+                wake_.wait(lock, [&] { return generation_.load(std::memory_order_acquire) != seen; });
+                seen = generation_.load(std::memory_order_acquire);
+                if (job_ != nullptr && free_workers_ > 0) {
+                    job = job_;
+                    --free_workers_;
+                    worker = next_worker_++;
+                    active_.fetch_add(1, std::memory_order_relaxed);
+                }
+            }
+            if (job == nullptr) continue;
+            job->work(worker);
+            std::lock_guard<std::mutex> lock(mutex_);
+            if (active_.fetch_sub(1, std::memory_order_release) == 1) done_.notify_one();
+        }
+    }
+
+    std::mutex mutex_;
+    std::condition_variable wake_, done_;
+    std::atomic<uint64_t> generation_{0};
+    std::atomic<int> active_{0};
+    Job* job_ = nullptr;
+    int num_threads_ = 0, free_workers_ = 0, next_worker_ = 1;
+};
+
+// never destroyed: its threads wait on it until the process ends
+std::atomic<Pool*> shared_pool{nullptr};
+
+// a forked child has none of the threads, and may have inherited locked mutexes: it starts anew
+void forget_pool() {
+    shared_pool.store(nullptr, std::memory_order_relaxed);
+    inside_task = false;
+}
+
+Pool& pool() {
+    Pool* existing = shared_pool.load(std::memory_order_acquire);
+    if (existing != nullptr) return *existing;
+#if !defined(_WIN32)
+    static const int registered = pthread_atfork(nullptr, nullptr, forget_pool);
+    (void)registered;
+#endif
+    Pool* created = new Pool;
+    if (shared_pool.compare_exchange_strong(existing, created)) return *created;
+    delete created;
+    return *existing;
+}
+
+}  // namespace
+
+void run_tasks(int threads, int64_t count, Task task, void* context) {
+    if (count <= 0) return;
+    if (threads > count) threads = static_cast<int>(count);
+    if (threads > 1 && !inside_task) {
+        Pool& shared = pool();
+        std::unique_lock<std::mutex> owner(shared.owner, std::try_to_lock);
+        if (owner.owns_lock()) {
+            Job job{count, task, context};
+            shared.run(threads, job);
+            if (job.error) std::rethrow_exception(job.error);
+            return;
+        }
+    }
+    for (int64_t index = 0; index < count; ++index) task(context, index, 0);
+}
+
+}  // namespace permutohedral

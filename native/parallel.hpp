@@ -1,0 +1,46 @@
+// All parallelism of the core goes through parallel_for: the choice of threads lives in parallel.cpp alone.
+#pragma once
+
+#include <cstdint>
+
+namespace permutohedral {
+
+using Task = void (*)(void* context, int64_t index, int worker);
+
+// Calls task(context, index, worker) once for every index in [0, count), on at most `threads` threads;
+// worker, in [0, threads), names the thread. Returns when all are done; rethrows the first exception.
+// A call from inside a task, or while another thread uses the pool, runs on the calling thread alone.
+void run_tasks(int threads, int64_t count, Task task, void* context);
+
+// Internal linkage on purpose: these files are compiled for several instruction sets, and the linker must not
+// merge an instance of one with another.
+template <class Function>
+static inline void parallel_for(int threads, int64_t count, Function&& function) {
+    auto call = [](void* context, int64_t index, int worker) {
+        (*static_cast<Function*>(context))(index, worker);
+    };
+    run_tasks(threads, count, call, &function);
+}
+
+// The b-th of `blocks` nearly equal parts of [0, size).
+struct Range {
+    int64_t begin, end;
+};
+
+static inline Range block_range(int64_t size, int64_t blocks, int64_t b) {
+    return {size / blocks * b + (size % blocks) * b / blocks, size / blocks * (b + 1) + (size % blocks) * (b + 1) / blocks};
+}
+
+static inline int64_t divide_up(int64_t size, int64_t part) { return (size + part - 1) / part; }
+
+// Calls function(begin, end, worker) for consecutive parts of [0, size), each of `grain` except the last.
+template <class Function>
+static inline void parallel_ranges(int threads, int64_t size, int64_t grain, Function&& function) {
+    parallel_for(threads, divide_up(size, grain), [&](int64_t part, int worker) {
+        const int64_t begin = part * grain;
+        const int64_t end = begin + grain < size ? begin + grain : size;
+        function(begin, end, worker);
+    });
+}
+
+}  // namespace permutohedral

@@ -1,0 +1,23 @@
+"""The compiled core, built from `native/`; `ops/native.py` is its only caller."""
+
+from typing import Any
+
+from torch import Tensor
+
+MAX_DIMENSION: int
+float32: Any
+float64: Any
+
+class PendingIndex:
+    num_lattice_points: int
+    table_size: int
+    def finish(self, keys: Tensor, table: Tensor) -> None: ...
+
+def index_keys(keys: Tensor, inverse: Tensor, threads: int) -> PendingIndex: ...
+def find_neighbors(
+    table: Tensor, target_keys: Tensor, offsets: Tensor, same: bool, neighbors: Tensor, threads: int
+) -> None: ...
+def transpose_neighbors(neighbors: Tensor, opposite: Tensor, transposed: Tensor, threads: int) -> None: ...
+def instruction_sets() -> list[str]: ...
+def instruction_set() -> str: ...
+def use_instruction_set(name: str) -> None: ...

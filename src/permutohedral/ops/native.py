@@ -1,0 +1,191 @@
+"""The primitives on the CPU, by the compiled core (`native/`): threaded, vectorized, the same bits on any number of threads.
+
+Here tensors are allocated and made contiguous; the core borrows them. The number of threads is
+`torch.get_num_threads()`. Values of 16 bits are widened to float32 here and rounded once at the end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from permutohedral.errors import BackendUnavailable, InputError
+from permutohedral.ops.primitives import accumulation_dtype, key_limit, range_error
+
+try:
+    from permutohedral import _native
+except ImportError as error:
+    raise BackendUnavailable(
+        f"the compiled core is installed but cannot be loaded: {error}; reinstall permutohedral, or choose "
+        'use_backend("reference")'
+    ) from error
+
+
+def _core(dtype: torch.dtype) -> Any:
+    """The kernels for values of `dtype`."""
+    return _native.float64 if dtype == torch.float64 else _native.float32
+
+
+def _plain(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """As the core borrows it: contiguous, outside of autograd."""
+    return tensor.detach().to(dtype or tensor.dtype).contiguous()
+
+
+def _threads(work: int) -> int:
+    """Threads for `work` elements: waking others costs more than a small sum."""
+    return torch.get_num_threads() if work > 1 << 14 else 1
+
+
+def _finish(pending: Any, columns: int) -> tuple[Tensor, Tensor]:
+    keys = torch.empty((pending.num_lattice_points, columns), dtype=torch.int32)
+    table = torch.empty(pending.table_size, dtype=torch.int64)
+    pending.finish(keys, table)
+    return keys, table
+
+
+def _check_dimension(dimension: int) -> None:
+    if dimension > _native.MAX_DIMENSION:
+        raise InputError(
+            f"the native backend takes features of up to {_native.MAX_DIMENSION} dimensions, got {dimension}; "
+            'use_backend("reference") takes any'
+        )
+
+
+def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    points, d = features.shape
+    _check_dimension(d)
+    features = _plain(features)
+    vertices = torch.empty((points, d + 1), dtype=torch.int32)
+    barycentric = features.new_empty((points, d + 1))
+    if points == 0:
+        return vertices.new_empty((0, d + 1)), vertices, barycentric, torch.empty(0, dtype=torch.int64)
+    limit = key_limit(features.dtype)
+    items = None if batch is None else _plain(batch, torch.int32)
+    threads = _threads(points * (d + 1))
+    pending = _core(features.dtype).index_points(features, items, limit, vertices, barycentric, threads)
+    if pending is None:
+        raise range_error(features, limit)
+    keys, table = _finish(pending, d + 1)
+    return keys, vertices, barycentric, table
+
+
+def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    rows, columns = keys.shape
+    _check_dimension(columns - 1)
+    inverse = torch.empty(rows, dtype=torch.int32)
+    if rows == 0:
+        return keys, inverse, torch.empty(0, dtype=torch.int64)
+    pending = _native.index_keys(_plain(keys), inverse[:, None], _threads(rows))
+    unique_keys, table = _finish(pending, columns)
+    return unique_keys, inverse, table
+
+
+def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor) -> Tensor:
+    targets, filter_size = target_keys.shape[0], offsets.shape[0]
+    neighbors = torch.empty((filter_size, targets), dtype=torch.int32)
+    if source_keys.shape[0] == 0:
+        return neighbors.fill_(-1)
+    if neighbors.numel() == 0:
+        return neighbors
+    if table.numel() == 0:
+        _, _, table = index_keys(source_keys)
+    same = source_keys.data_ptr() == target_keys.data_ptr() and source_keys.shape == target_keys.shape
+    same = same and source_keys.stride() == target_keys.stride()
+    threads = _threads(neighbors.numel())
+    _native.find_neighbors(_plain(table), _plain(target_keys), _plain(offsets), same, neighbors, threads)
+    return neighbors
+
+
+def transpose_neighbors(neighbors: Tensor, opposite: Tensor, num_source: int) -> Tensor:
+    transposed = torch.empty((neighbors.shape[0], num_source), dtype=torch.int32)
+    if neighbors.shape[1] == 0:
+        return transposed.fill_(-1)
+    if transposed.numel() > 0:
+        _native.transpose_neighbors(_plain(neighbors), _plain(opposite), transposed, _threads(neighbors.numel()))
+    return transposed
+
+
+def splat(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int) -> Tensor:
+    dtype, (points, channels) = accumulation_dtype(values.dtype), values.shape
+    out = torch.empty((num_lattice_points, channels), dtype=dtype)
+    if points == 0 or channels == 0:
+        return out.zero_().to(values.dtype)
+    threads = _threads(vertices.numel() * channels)
+    _core(dtype).splat(_plain(values, dtype), _plain(vertices), _plain(barycentric, dtype), out, threads)
+    return out.to(values.dtype)
+
+
+def slice(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tensor:
+    dtype, channels = accumulation_dtype(lattice_values.dtype), lattice_values.shape[1]
+    out = torch.empty((vertices.shape[0], channels), dtype=dtype)
+    if out.numel() > 0:
+        threads = _threads(vertices.numel() * channels)
+        _core(dtype).slice(_plain(lattice_values, dtype), _plain(vertices), _plain(barycentric, dtype), out, threads)
+    return out.to(lattice_values.dtype)
+
+
+def barycentric_gradient(values: Tensor, lattice_values: Tensor, vertices: Tensor) -> Tensor:
+    dtype, channels = accumulation_dtype(values.dtype), values.shape[1]
+    out = torch.empty(vertices.shape, dtype=dtype)
+    if channels == 0:
+        return out.zero_()
+    if out.numel() > 0:
+        threads = _threads(vertices.numel() * channels)
+        rows = _plain(values, dtype), _plain(lattice_values, dtype)
+        _core(dtype).barycentric_gradient(*rows, _plain(vertices), out, threads)
+    return out
+
+
+def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int) -> Tensor:
+    dtype = accumulation_dtype(lattice_values.dtype)
+    out = torch.empty((neighbors.shape[1], weight.shape[2]), dtype=dtype)
+    if lattice_values.numel() == 0 or weight.numel() == 0:
+        return out.zero_().to(lattice_values.dtype)
+    if out.numel() > 0:
+        threads = _threads(neighbors.numel() * weight.shape[1] * weight.shape[2])
+        operands = _plain(lattice_values, dtype), _plain(weight, dtype), _plain(neighbors)
+        _core(dtype).convolve(*operands, groups, out, threads)
+    return out.to(lattice_values.dtype)
+
+
+def convolve_weight_gradient(lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int) -> Tensor:
+    dtype = accumulation_dtype(lattice_values.dtype)
+    in_channels, out_channels = lattice_values.shape[1] // groups, output_gradient.shape[1]
+    out = torch.empty((neighbors.shape[0], in_channels, out_channels), dtype=dtype)
+    if lattice_values.numel() == 0 or output_gradient.numel() == 0:
+        return out.zero_().to(lattice_values.dtype)
+    if out.numel() > 0:
+        threads = _threads(neighbors.numel() * in_channels * out_channels)
+        operands = _plain(lattice_values, dtype), _plain(output_gradient, dtype), _plain(neighbors)
+        _core(dtype).convolve_weight_gradient(*operands, groups, out, threads)
+    return out.to(lattice_values.dtype)
+
+
+def blur(lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool) -> Tensor:
+    dtype = accumulation_dtype(lattice_values.dtype)
+    out = torch.empty(lattice_values.shape, dtype=dtype)
+    if out.numel() > 0:
+        threads = _threads(axis_neighbors.numel() * lattice_values.shape[1])
+        _core(dtype).blur(_plain(lattice_values, dtype), _plain(axis_neighbors), reverse, out, threads)
+    return out.to(lattice_values.dtype)
+
+
+def embed_gradient(features: Tensor, barycentric_gradient: Tensor) -> Tensor:
+    _check_dimension(features.shape[1])
+    out = torch.empty(features.shape, dtype=features.dtype)
+    if out.numel() > 0:
+        operands = _plain(features), _plain(barycentric_gradient, features.dtype)
+        _core(features.dtype).embed_gradient(*operands, out, _threads(features.numel()))
+    return out
+
+
+def embed_differential(features: Tensor, differential: Tensor) -> Tensor:
+    points, d = features.shape
+    _check_dimension(d)
+    out = torch.empty((points, d + 1), dtype=features.dtype)
+    if out.numel() > 0:
+        operands = _plain(features), _plain(differential, features.dtype)
+        _core(features.dtype).embed_differential(*operands, out, _threads(features.numel()))
+    return out
