@@ -74,7 +74,7 @@ def convolve(lattice_values: Tensor, weight: Tensor, lattice: Lattice) -> Tensor
     """
     rows, leading = lattice_to_rows(lattice_values, lattice, lattice.source)
     rows, weight = _autocast(rows, weight)
-    channels = rows.shape[1] // count(leading)
+    channels = rows.shape[1] // max(count(leading), 1)
     weight, groups = check_weight(weight, channels, rows, lattice)
     # items that share a lattice are folded into channels, so they are groups of their own
     if count(leading) > 1:
@@ -297,7 +297,7 @@ def _mass(lattice: Lattice, gaussian: _Step) -> Tensor:
     """The Gaussian filter of ones, `[..., target points, 1]`."""
     ones = lattice.source.barycentric.new_ones(lattice.source.num_points, 1)
     if lattice.batch_size is not None:
-        ones = ones.reshape(lattice.batch_size, -1, 1) if lattice.batch_size else ones[None][:0]
+        ones = ones.reshape(lattice.batch_size, lattice.points_per_item[0], 1)
     return _apply(ones, lattice, gaussian) + _SMALLEST_MASS
 
 

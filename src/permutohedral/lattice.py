@@ -17,7 +17,7 @@ from permutohedral.neighborhood import Neighborhood, axis_offsets
 from permutohedral.ops import autograd
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Simplices:
     """The simplex around each point of a set.
 
@@ -62,7 +62,7 @@ class LatticeStatistics:
     num_bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Lattice:
     """The lattice under source and target points, ready to splat, convolve and slice.
 
@@ -76,6 +76,7 @@ class Lattice:
         neighbors: int32 `[filter_size, target lattice points]`, rows of `source.keys`, -1 where missing.
         axis_neighbors: int32 `[2 (d + 1), lattice points]` for the separable Gaussian, or None.
         batch_size: number of items if the points came as `[batch, points, d]`, else None.
+        points_per_item: source and target points of each of these items, which an empty batch knows, too.
     """
 
     dimension: int
@@ -85,6 +86,7 @@ class Lattice:
     neighbors: Tensor
     axis_neighbors: Tensor | None = None
     batch_size: int | None = None
+    points_per_item: tuple[int, int] = (0, 0)
 
     @property
     def num_lattice_points(self) -> int:
@@ -161,17 +163,17 @@ class Lattice:
 
     def between_sources(self) -> Lattice:
         """The lattice whose targets are this one's source points."""
-        return self._between(self.source)
+        return self._between(self.source, self.points_per_item[0])
 
     def between_targets(self) -> Lattice:
         """The lattice whose sources are this one's target points."""
-        return self._between(self.target)
+        return self._between(self.target, self.points_per_item[1])
 
-    def _between(self, simplices: Simplices) -> Lattice:
+    def _between(self, simplices: Simplices, points: int) -> Lattice:
+        between = replace(self, source=simplices, target=simplices, points_per_item=(points, points))
         if self.is_shared:
-            return replace(self, source=simplices, target=simplices)
-        neighbors = _find_neighbors(simplices, simplices, self.neighborhood)
-        return replace(self, source=simplices, target=simplices, neighbors=neighbors)
+            return between
+        return replace(between, neighbors=_find_neighbors(simplices, simplices, self.neighborhood))
 
     def __repr__(self) -> str:
         return (
@@ -247,6 +249,7 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and three option
         neighbors=_find_neighbors(source, target, neighborhood),
         axis_neighbors=_find_axis_neighbors(source, neighborhood.dimension) if separable else None,
         batch_size=batch_size,
+        points_per_item=(features.shape[-2], (features if target_features is None else target_features).shape[-2]),
     )
 
 

@@ -42,7 +42,7 @@ def points_to_rows(values: Tensor, lattice: Lattice) -> tuple[Tensor, tuple[int,
     check_values(values, lattice, "values")
     points = lattice.source.num_points
     if lattice.batch_size is not None:
-        expected = (lattice.batch_size, points // max(lattice.batch_size, 1))
+        expected = (lattice.batch_size, lattice.points_per_item[0])
         if values.dim() != 3 or values.shape[:2] != expected:
             raise InputError(
                 f"values must be [{expected[0]}, {expected[1]}, channels] for this lattice, got {tuple(values.shape)}"
@@ -56,8 +56,7 @@ def points_to_rows(values: Tensor, lattice: Lattice) -> tuple[Tensor, tuple[int,
 def rows_to_points(rows: Tensor, lattice: Lattice, leading: tuple[int, ...]) -> Tensor:
     """Rows at target points with their batch axes."""
     if lattice.batch_size is not None:
-        points = lattice.target.num_points // max(lattice.batch_size, 1)
-        return rows.reshape(lattice.batch_size, points, rows.shape[1])
+        return rows.reshape(lattice.batch_size, lattice.points_per_item[1], rows.shape[1])
     return unfold(rows, leading)
 
 
@@ -76,10 +75,12 @@ def lattice_to_rows(lattice_values: Tensor, lattice: Lattice, simplices: Simplic
 
 
 def _fold(values: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """`[..., rows, channels]` to `[rows, product of leading axes * channels]`."""
+    """`[..., rows, channels]` to `[rows, product of leading axes * channels]`; of no items, to one of zeros."""
     leading = tuple(values.shape[:-2])
     if not leading:
         return values, ()
+    if count(leading) == 0:
+        return values.new_zeros(values.shape[-2:]), leading
     return values.reshape(count(leading), *values.shape[-2:]).transpose(0, 1).flatten(1), leading
 
 
@@ -87,8 +88,10 @@ def unfold(rows: Tensor, leading: tuple[int, ...]) -> Tensor:
     """Undo the folding of `leading` axes into channels."""
     if not leading:
         return rows
-    channels = rows.shape[1] // max(count(leading), 1)
-    return rows.reshape(rows.shape[0], count(leading), channels).transpose(0, 1).reshape(*leading, -1, channels)
+    if count(leading) == 0:
+        return rows[None][:0].reshape(*leading, *rows.shape)
+    channels = rows.shape[1] // count(leading)
+    return rows.reshape(rows.shape[0], count(leading), channels).transpose(0, 1).unflatten(0, leading)
 
 
 def check_weight(weight: Tensor, channels: int, rows: Tensor, lattice: Lattice) -> tuple[Tensor, int]:
