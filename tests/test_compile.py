@@ -1,0 +1,205 @@
+"""torch.compile with fullgraph=True, fake tensors, export, and autocast: the same results as eager."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import DEVICE, TOLERANCE, assert_close, relative_error, to_tensor
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+import permutohedral as ph
+from permutohedral.functional import NORMALIZATIONS
+
+on_every_backend = pytest.mark.usefixtures("backend")
+
+# what inductor generates for the CPU is C++
+HAS_COMPILER = DEVICE.type != "cpu" or any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    """Nothing compiled for one test is reused, or counted, in another."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return to_tensor(np.random.default_rng([seed, *shape]).normal(size=shape), torch.float32)
+
+
+def compare(function: Callable[..., Tensor], *inputs: Tensor, compiler: str = "aot_eager") -> None:
+    """Results and all gradients, compiled whole, against eager."""
+    compiled = torch.compile(function, fullgraph=True, backend=compiler)
+    leaves = [each.clone().requires_grad_() for each in inputs], [each.clone().requires_grad_() for each in inputs]
+    expected, actual = function(*leaves[0]), compiled(*leaves[1])
+    assert_close(actual, expected)
+    upstream = torch.randn_like(expected)
+    gradients = torch.autograd.grad(expected, leaves[0], upstream)
+    for mine, theirs in zip(torch.autograd.grad(actual, leaves[1], upstream), gradients, strict=True):
+        assert_close(mine, theirs)
+
+
+@on_every_backend
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+def test_the_filter(normalization: Any) -> None:
+    def function(values: Tensor, features: Tensor, weight: Tensor) -> Tensor:
+        return ph.permutohedral_filter(values, features, weight, normalization=normalization)
+
+    compare(function, draw(20, 2), draw(20, 2, seed=1), draw(7, 2, 3))
+
+
+@on_every_backend
+def test_the_filter_between_different_points() -> None:
+    def function(values: Tensor, features: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
+        return ph.permutohedral_filter(values, features, weight, targets)
+
+    compare(function, draw(20, 2), draw(20, 2, seed=1), draw(9, 2, seed=2), draw(7, 2, 3))
+
+
+@on_every_backend
+@pytest.mark.parametrize("shared", [False, True], ids=["own_lattices", "shared_lattice"])
+def test_batches(shared: bool) -> None:
+    def function(values: Tensor, features: Tensor, weight: Tensor) -> Tensor:
+        return ph.permutohedral_filter(values, features, weight)
+
+    features = draw(12, 2, seed=1) if shared else draw(3, 12, 2, seed=1)
+    compare(function, draw(3, 12, 2), features, draw(7, 2, 3))
+
+
+@on_every_backend
+def test_ragged_batches() -> None:
+    batch = torch.arange(20, device=DEVICE) % 3
+
+    def function(values: Tensor, features: Tensor, weight: Tensor) -> Tensor:
+        lattice = ph.build_lattice(features, batch=batch)
+        return ph.permutohedral_filter(values, None, weight, lattice=lattice)
+
+    compare(function, draw(20, 2), draw(20, 2, seed=1), draw(7, 2, 3))
+
+
+@on_every_backend
+@pytest.mark.parametrize("method", ["separable", "dense"])
+@pytest.mark.parametrize("halo", [0, 1])
+def test_the_gaussian_filter(method: Any, halo: int) -> None:
+    def function(values: Tensor, features: Tensor) -> Tensor:
+        return ph.gaussian_filter(values, features, method=method, halo=halo)
+
+    compare(function, draw(20, 2), draw(20, 2, seed=1))
+
+
+@on_every_backend
+def test_the_bilateral_filter() -> None:
+    compare(lambda image: ph.bilateral_filter(image, 2.0, 0.5), draw(2, 3, 4, 5))
+
+
+@on_every_backend
+def test_a_lattice_built_outside() -> None:
+    lattice = ph.build_lattice(draw(20, 2, seed=1))
+
+    def function(values: Tensor, weight: Tensor) -> Tensor:
+        return ph.slice(ph.convolve(ph.splat(values, lattice), weight, lattice), lattice)
+
+    compare(function, draw(20, 2), draw(7, 2, 3))
+
+
+@on_every_backend
+@pytest.mark.parametrize("learn_scale", [False, True])
+def test_the_layer(learn_scale: bool) -> None:
+    layer = ph.nn.PermutohedralConvolution(2, 3, dimension=2, learn_scale=learn_scale, device=DEVICE)
+    compare(layer, draw(20, 2), draw(20, 2, seed=1))
+
+
+@on_every_backend
+def test_image_layers() -> None:
+    torch.manual_seed(1)
+    network = torch.nn.Sequential(
+        ph.nn.BilateralConvolution2d(1, 4), torch.nn.ReLU(), ph.nn.BilateralFilter(2.0, 0.5), torch.nn.Conv2d(4, 2, 1)
+    ).to(DEVICE)
+    compare(network, draw(2, 1, 4, 5))
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="torch.compile needs a C++ compiler on the CPU; none was found")
+def test_with_the_default_compiler() -> None:
+    """Generated code for what lies between the operators, which it does not look into: one backend stands for all."""
+    layer = ph.nn.PermutohedralConvolution(2, 3, dimension=2, device=DEVICE)
+    compare(layer, draw(20, 2), draw(20, 2, seed=1), compiler="inductor")
+
+
+@on_every_backend
+def test_other_points_and_sizes_run_through_the_same_graph() -> None:
+    """The number of lattice points is data: it may change without compiling again."""
+    graphs = []
+
+    def counting(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    layer = ph.nn.PermutohedralConvolution(2, 3, dimension=2, device=DEVICE)
+    compiled = torch.compile(layer, fullgraph=True, backend=counting, dynamic=True)
+    for seed, points in enumerate((20, 31, 8, 50)):
+        values, features = draw(points, 2), draw(points, 2, seed=seed) * (1 + seed)
+        assert_close(compiled(values, features), layer(values, features))
+    assert len(graphs) == 1
+
+
+def test_fake_tensors_have_the_shapes_of_real_ones() -> None:
+    """Nothing is computed; what only the data tells is a symbol."""
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        features, values, weight = torch.empty(20, 2), torch.empty(20, 3), torch.empty(7, 3, 5)
+        keys, vertices, barycentric, _ = torch.ops.permutohedral.index_points(features, None)
+        assert isinstance(keys.shape[0], torch.SymInt)
+        assert (keys.shape[1], keys.dtype) == (3, torch.int32)
+        assert (vertices.shape, vertices.dtype) == ((20, 3), torch.int32)
+        assert (barycentric.shape, barycentric.dtype) == ((20, 3), torch.float32)
+        splatted = torch.ops.permutohedral.splat(values, vertices, barycentric, keys.shape[0])
+        neighbors = torch.empty(7, 11, dtype=torch.int32)
+        convolved = torch.ops.permutohedral.convolve(splatted, weight, neighbors, None, torch.arange(7), 1)
+        assert convolved.shape == (11, 5)
+        assert torch.ops.permutohedral.slice(convolved, vertices, barycentric).shape == (20, 5)
+
+
+@on_every_backend
+def test_export() -> None:
+    layer = ph.nn.PermutohedralConvolution(2, 3, dimension=2, device=DEVICE).eval()
+    values, features = draw(20, 2), draw(20, 2, seed=1)
+    program = torch.export.export(layer, (values, features), strict=True)
+    others = draw(20, 2, seed=2), 3 * draw(20, 2, seed=3)
+    assert_close(program.module()(*others), layer(*others))
+
+
+@on_every_backend
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_autocast_convolves_in_sixteen_bits_and_keeps_the_lattice_in_float32(half: torch.dtype) -> None:
+    layer = ph.nn.PermutohedralConvolution(4, 3, dimension=2, device=DEVICE)
+    values, features = draw(200, 4), 3 * draw(200, 2, seed=1)
+    expected = layer(values, features)
+    with torch.autocast(DEVICE.type, dtype=half):
+        lattice = layer.build_lattice(features)
+        actual = layer(values, features)
+        actual.float().square().sum().backward()
+    assert lattice.dtype == torch.float32
+    assert actual.dtype == half
+    # inputs, filter, convolved and sliced values are each rounded once
+    assert relative_error(actual, expected) < 4 * TOLERANCE[half]
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.dtype == torch.float32
+    assert layer.weight.grad.isfinite().all()
+
+
+@on_every_backend
+def test_autocast_and_compile_together() -> None:
+    layer = ph.nn.PermutohedralConvolution(4, 3, dimension=2, device=DEVICE)
+    values, features = draw(40, 4), draw(40, 2, seed=1)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+        expected, actual = layer(values, features), compiled(values, features)
+    assert actual.dtype == torch.bfloat16
+    assert_close(actual, expected)
