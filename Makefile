@@ -4,6 +4,9 @@ PYTHON ?= python3
 PIP_OPTIONS ?=
 
 TORCH := $(shell grep '^torch==' constraints.txt)
+# the native core needs a compiler; without one the package installs as pure Python and says so
+CXX_FOUND := $(shell command -v $(CXX) c++ clang++ | head -n 1)
+PURE := $(if $(CXX_FOUND),,PERMUTOHEDRAL_PURE=1)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -24,7 +27,8 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard CMakeLists.txt native/*)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "python cannot create virtual environments; on Debian or Ubuntu: apt install python3-venv"; exit 1; }
 	@echo "Installing $(TORCH), the package and its tools into $(VENV); the first time takes a few minutes."
-	@test -t 1 || quiet=--quiet; $(BIN)/python -m pip install $$quiet --disable-pip-version-check --no-input \
+	@test -n "$(CXX_FOUND)" || echo "No C++ compiler found: installing without the native core, which is much slower."
+	@test -t 1 || quiet=--quiet; $(PURE) $(BIN)/python -m pip install $$quiet --disable-pip-version-check --no-input \
 	  $(PIP_OPTIONS) --constraint constraints.txt $(TORCH) --editable '.[dev]'
 	@touch $@
 

@@ -1,0 +1,207 @@
+"""The `permutohedral` command.
+
+Exit codes: 0 done, 1 the request cannot be fulfilled (a message says why), 2 the command line makes no sense.
+Torch and everything that draws is imported by the command that needs it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from permutohedral.errors import PermutohedralError
+from permutohedral.version import __version__
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from permutohedral.image_files import Picture
+
+application = typer.Typer(
+    help="Filters on the permutohedral lattice: edge-aware filtering, learned filters, and what runs them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_EXTRA_OF_MODULE = {"PIL": "images", "skimage": "images", "matplotlib": "images", "rich": "cli"}
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Turn what a user can mend into one line on stderr and exit code 1."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        extra = _EXTRA_OF_MODULE.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        _fail(f"this needs the module {error.name}: pip install 'permutohedral[{extra}]'")
+    except PermutohedralError as error:
+        _fail(str(error))
+
+
+def _fail(message: str) -> None:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(1)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"permutohedral {__version__}")
+        raise typer.Exit
+
+
+def _positive(value: float) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise typer.BadParameter("must be positive and finite")
+    return value
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+SigmaSpace = Annotated[float, typer.Option(callback=_positive, metavar="PIXELS", help="Bandwidth in space.")]
+SigmaRange = Annotated[
+    float, typer.Option(callback=_positive, metavar="NUMBER", help="Bandwidth in color; black is 0 and white is 1.")
+]
+
+
+@application.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Collect the options that stand before every command."""
+
+
+@application.command()
+def backends(as_json: Json = False) -> None:
+    """Tell which backends run here, and why.
+
+    Example: permutohedral backends --json
+    """
+    with _explained():
+        report = _describe_backends()
+        if as_json:
+            typer.echo(json.dumps(report, indent=2))
+            return
+        threads = f"{report['threads']} thread{'s' * (report['threads'] != 1)}"
+        typer.echo(f"permutohedral {report['version']}, torch {report['torch']}, {threads}")
+        for device, choices in report["devices"].items():
+            typer.echo(f"\n{device}")
+            for choice in choices:
+                verdict = "chosen" if choice["chosen"] else choice["reason"] or "runs here, not chosen"
+                typer.echo(f"  {choice['name']:<10} {verdict}")
+
+
+def _describe_backends() -> dict[str, Any]:
+    import torch
+
+    from permutohedral.ops.dispatch import all_backends, choose_backend
+
+    present = ["cpu"] + ["cuda"] * torch.cuda.is_available()
+    devices = {}
+    for device in present:
+        chosen = choose_backend(device).name
+        devices[device] = [
+            {"name": backend.name, "chosen": backend.name == chosen, "reason": backend.refusal(device)}
+            for backend in all_backends()
+        ]
+    return {
+        "version": __version__,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "devices": devices,
+    }
+
+
+@application.command("filter")
+def filter_file(
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="The picture to filter.")],
+    output: Annotated[
+        Path, typer.Argument(metavar="OUTPUT", help="Where the result goes; the ending names the format.")
+    ],
+    guide: Annotated[
+        Path | None, typer.Option(help="Take the edges from this picture instead (joint bilateral filter).")
+    ] = None,
+    sigma_space: SigmaSpace = 8.0,
+    sigma_range: SigmaRange = 0.1,
+    backend: Annotated[str | None, typer.Option(help="Force a backend; see the command backends.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Smooth a picture and keep its edges.
+
+    A bilateral filter, or with --guide a joint bilateral one. An alpha channel is kept as it is. OUTPUT is
+    replaced if it exists, and never half-written.
+
+    Example: permutohedral filter photo.png smooth.png --sigma-space 16
+    """
+    with _explained():
+        from permutohedral.image_files import check_output, read_picture, write_picture
+
+        check_output(output)
+        picture = read_picture(source)
+        guide_picture = None if guide is None else read_picture(guide)
+        started = time.perf_counter()
+        with _spinner(f"filtering {source.name}"):
+            pixels = _bilateral(picture, guide_picture, (sigma_space, sigma_range), backend)
+        seconds = time.perf_counter() - started
+        write_picture(picture.with_pixels(pixels), output)
+        channels, height, width = pixels.shape
+        if as_json:
+            report = {"output": str(output), "height": height, "width": width, "channels": channels, "seconds": seconds}
+            typer.echo(json.dumps(report))
+        elif sys.stdout.isatty():
+            typer.echo(f"wrote {output}: {width} x {height} pixels, filtered in {seconds:.2f} s")
+
+
+def _bilateral(picture: Picture, guide: Picture | None, sigmas: tuple[float, float], backend: str | None) -> Tensor:
+    import permutohedral as ph
+
+    pixels, edges = picture.pixels, picture.pixels if guide is None else guide.pixels
+    if edges.shape[1:] != pixels.shape[1:]:
+        raise ph.InputError(
+            f"the guide has {edges.shape[2]} x {edges.shape[1]} pixels and the picture {pixels.shape[2]} x "
+            f"{pixels.shape[1]}; scale one of them to the size of the other"
+        )
+    with ph.use_backend(backend):
+        return ph.bilateral_filter(pixels, *sigmas, guide=edges)
+
+
+@contextmanager
+def _spinner(message: str) -> Iterator[None]:
+    """Show that something is going on, on a terminal only."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(message):
+        yield
+
+
+@application.command()
+def demo(
+    output: Annotated[Path, typer.Option(help="Folder for the figure.")] = Path("out"),
+    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 150,
+) -> None:
+    """Filter a picture, train a filter, draw both.
+
+    Takes under a minute and downloads nothing: the pictures come with scikit-image.
+
+    Example: permutohedral demo --output out
+    """
+    with _explained():
+        from permutohedral.demo import run
+
+        run(output, steps)

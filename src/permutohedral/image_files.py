@@ -1,0 +1,116 @@
+"""Pictures in files to tensors and back, without a loss the file format does not impose."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from permutohedral.errors import InputError
+
+# Pillow's modes that hold what another mode holds without loss, or nearly
+_CONVERSIONS = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB", "LAB": "RGB"}
+_SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N", "I")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture as tensors.
+
+    Attributes:
+        pixels: float32 `[channels, height, width]` between 0 and 1; one channel (gray) or three (RGB).
+        alpha: float32 `[1, height, width]`, None if the picture is opaque.
+        levels: the integer that 1.0 stands for in the file: 255 or 65535.
+    """
+
+    pixels: Tensor
+    alpha: Tensor | None = None
+    levels: int = 255
+
+    def with_pixels(self, pixels: Tensor) -> Picture:
+        """The same picture with other pixels, of the same shape."""
+        return replace(self, pixels=pixels)
+
+
+def read_picture(path: Path) -> Picture:
+    """Read a picture of any format that Pillow knows, turned upright.
+
+    Raises:
+        InputError: the file is missing, is no picture, is damaged, or holds several frames.
+    """
+    try:
+        with Image.open(path) as image:
+            frames = getattr(image, "n_frames", 1)
+            if frames > 1:
+                raise InputError(f"{path} holds {frames} frames; extract the one to filter first")
+            return _to_picture(ImageOps.exif_transpose(image), path)
+    except UnidentifiedImageError as error:
+        raise InputError(f"{path} is not a picture in a format that Pillow reads") from error
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _to_picture(image: Image.Image, path: Path) -> Picture:
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    image = image.convert(_CONVERSIONS.get(image.mode, image.mode))
+    if image.mode in _SIXTEEN_BITS:
+        numbers = np.asarray(image).astype(np.int64)
+        if numbers.min(initial=0) < 0 or numbers.max(initial=0) > 65535:
+            raise InputError(f"{path} holds integers of more than 16 bits; convert it to 8 or 16 bits per channel")
+        return Picture(torch.from_numpy(numbers / 65535).float()[None], levels=65535)
+    if image.mode not in ("L", "LA", "RGB", "RGBA"):
+        raise InputError(f"{path} stores pixels as {image.mode!r}; convert it to gray or RGB, 8 or 16 bits per channel")
+    pixels = torch.from_numpy(np.asarray(image).astype(np.float32) / 255)
+    pixels = pixels.reshape(image.height, image.width, -1).permute(2, 0, 1)
+    if image.mode in ("LA", "RGBA"):
+        return Picture(pixels[:-1], alpha=pixels[-1:])
+    return Picture(pixels)
+
+
+def check_output(path: Path) -> None:
+    """Find out early, before any work, whether a picture can be written to `path`.
+
+    Raises:
+        InputError: there is no such folder, or the ending names no format that Pillow writes.
+    """
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write {path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a folder")
+    if _format_of(path) not in Image.SAVE:
+        raise InputError(f"cannot write {path}: {path.suffix or 'no ending'} names no known format; try .png")
+
+
+def _format_of(path: Path) -> str | None:
+    return Image.registered_extensions().get(path.suffix.lower())
+
+
+def write_picture(picture: Picture, path: Path) -> None:
+    """Write a picture in the format that the ending of `path` names: whole, or not at all.
+
+    Raises:
+        InputError: the format cannot hold the picture, or the file cannot be written.
+    """
+    check_output(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with open(partial, "xb") as file:
+            _to_image(picture).save(file, format=_format_of(path))
+        os.replace(partial, path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _to_image(picture: Picture) -> Image.Image:
+    layers = [picture.pixels] if picture.alpha is None else [picture.pixels, picture.alpha]
+    scaled = torch.cat([layer.detach().cpu() for layer in layers]).clamp(0, 1) * picture.levels
+    numbers = scaled.round().permute(1, 2, 0).numpy().astype(np.uint8 if picture.levels == 255 else np.uint16)
+    return Image.fromarray(numbers.squeeze(2) if numbers.shape[2] == 1 else numbers)
