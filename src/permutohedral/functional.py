@@ -175,6 +175,13 @@ def gaussian_filter(
         raise InputError(f"method must be 'separable' or 'dense', got {method!r}")
     dense = method == "dense"
     size = 2 if dense else 0
+    if lattice is not None and halo:
+        raise InputError("a given lattice has its halo already: pass halo to build_lattice instead")
+    if lattice is not None and lattice.neighborhood_size < size:
+        raise InputError(
+            "the dense method needs a lattice built with neighborhood_size=2, got one of "
+            f"{lattice.neighborhood_size}, which cuts the Gaussian off"
+        )
     lattice = _lattice_for(features, target_features, lattice, size, halo, separable=not dense)
     gaussian = _dense_gaussian if dense else _separable_gaussian
     return _filter(values, lattice, normalization, gaussian, gaussian)

@@ -221,8 +221,8 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and three option
     torch.Size([1000, 4])
     """
     neighborhood = Neighborhood(_check_features(features, target_features), neighborhood_size)
-    if halo < 0:
-        raise InputError(f"halo must not be negative, got {halo}")
+    if not isinstance(halo, int) or halo < 0:
+        raise InputError(f"halo must be a whole number of at least 0, got {halo!r}")
     batch_size = features.shape[0] if features.dim() == 3 else None
     sources = _flatten(features, batch, "batch")
     targets = None if target_features is None else _flatten(target_features, target_batch, "target_batch")

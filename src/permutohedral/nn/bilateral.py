@@ -136,7 +136,7 @@ class BilateralConvolution2d(nn.Module):
         if guide is None and self.guide_channels is not None:
             raise InputError(f"this layer was made with guide_channels={self.guide_channels}: pass a guide")
         guide = image if guide is None else guide
-        if guide.dim() != image.dim() or guide.shape[-2:] != image.shape[-2:]:
+        if guide.shape[:-3] != image.shape[:-3] or guide.shape[-2:] != image.shape[-2:]:
             raise InputError(
                 "guide and image must have one batch, height and width, got "
                 f"{tuple(guide.shape)} and {tuple(image.shape)}"

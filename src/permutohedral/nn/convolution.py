@@ -194,8 +194,8 @@ class PermutohedralConvolution(nn.Module):
 
 
 def _check_channels(in_channels: int, out_channels: int, groups: int) -> None:
-    for name, number in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
+    for name, number in (("groups", groups), ("in_channels", in_channels), ("out_channels", out_channels)):
         if not isinstance(number, int) or number < 1:
             raise InputError(f"{name} must be a whole number of at least 1, got {number!r}")
-        if number % groups and name != "groups":
+        if number % groups:
             raise InputError(f"{name} must be divisible by groups, got {number} and {groups}")
