@@ -6,11 +6,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+
+from permutohedral.errors import PermutohedralError
 
 DEVICE = torch.device(os.environ.get("PERMUTOHEDRAL_TEST_DEVICE", "cpu"))
 
@@ -64,3 +68,14 @@ def vertices_of(keys: Tensor) -> NDArray[np.int64]:
 def ascending(vertices: NDArray[np.int64]) -> NDArray[np.intp]:
     """The order that sorts vertices as the oracle does."""
     return np.lexsort(vertices.T[::-1])
+
+
+# what is called, the error, and what its message must say
+ErrorCase = tuple[Callable[[], object], type[Exception], str]
+
+
+def assert_raises(call: Callable[[], object], error: type[Exception], message: str) -> None:
+    """The call raises that error, one of the package's own, with a message that matches."""
+    with pytest.raises(error, match=message) as raised:
+        call()
+    assert isinstance(raised.value, PermutohedralError)

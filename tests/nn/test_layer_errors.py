@@ -1,0 +1,88 @@
+"""What a layer cannot do, it refuses with a message that says what to do instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support import DEVICE, ErrorCase, assert_raises
+from torch import Tensor
+
+import permutohedral as ph
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+InputError = ph.InputError
+
+
+def zeros(*shape: int) -> Tensor:
+    return torch.zeros(shape, device=DEVICE)
+
+
+def lattice_of(*shape: int, neighborhood_size: int = 1) -> ph.Lattice:
+    return ph.build_lattice(zeros(*shape), neighborhood_size=neighborhood_size)
+
+
+def layer(**options: Any) -> ph.nn.PermutohedralConvolution:
+    return ph.nn.PermutohedralConvolution(2, 3, 2, device=DEVICE, **options)
+
+
+LAYERS: dict[str, ErrorCase] = {
+    "no_channels": (lambda: ph.nn.PermutohedralConvolution(0, 1, 2), InputError, "in_channels.*at least 1, got 0"),
+    "groups_in": (lambda: ph.nn.PermutohedralConvolution(3, 4, 2, groups=2), InputError, "in_channels.*divisible"),
+    "groups_out": (lambda: ph.nn.PermutohedralConvolution(4, 3, 2, groups=2), InputError, "out_channels.*divisible"),
+    "no_groups": (lambda: ph.nn.PermutohedralConvolution(4, 4, 2, groups=0), InputError, "groups.*at least 1, got 0"),
+    "init": (lambda: ph.nn.PermutohedralConvolution(1, 1, 2, init="zeros"), InputError, "'kaiming' or 'gaussian'"),  # type: ignore[arg-type]
+    "normalization": (
+        lambda: ph.nn.PermutohedralConvolution(1, 1, 2, normalization="l2"),  # type: ignore[arg-type]
+        InputError,
+        "'none', 'homogeneous'",
+    ),
+    "channels": (lambda: layer()(zeros(5, 3), zeros(5, 2)), InputError, r"takes 2 channels.*\(5, 3\)"),
+    "dimension": (lambda: layer()(zeros(5, 2), zeros(5, 3)), InputError, r"features of 2 dimensions.*\(5, 3\)"),
+    "neither": (lambda: layer()(zeros(5, 2)), InputError, "give features"),
+    "both": (lambda: layer()(zeros(5, 2), zeros(5, 2), lattice=lattice_of(5, 2)), InputError, "not both"),
+    "lattice_of_another_size": (
+        lambda: layer()(zeros(5, 2), lattice=lattice_of(5, 2, neighborhood_size=2)),
+        InputError,
+        "dimension 2 and neighborhood_size 1, got 2 and 2",
+    ),
+    "lattice_of_another_dimension": (
+        lambda: layer()(zeros(5, 2), lattice=lattice_of(5, 3)),
+        InputError,
+        "dimension 2 and neighborhood_size 1, got 3 and 1",
+    ),
+    "lattice_with_learned_scale": (
+        lambda: layer(learn_scale=True)(zeros(5, 2), lattice=lattice_of(5, 2)),
+        InputError,
+        "pass features, not a lattice",
+    ),
+    "gaussian_dimension": (
+        lambda: ph.nn.GaussianFilter(2)(zeros(5, 1), zeros(5, 3)),
+        InputError,
+        "2 dimensions",
+    ),
+    "image_rank": (lambda: ph.nn.BilateralConvolution2d(1, 1)(zeros(4, 5)), InputError, r"\[batch, channels,"),
+    "image_without_guide": (
+        lambda: ph.nn.BilateralConvolution2d(1, 1, guide_channels=1)(zeros(1, 4, 5)),
+        InputError,
+        "guide_channels=1: pass a guide",
+    ),
+    "guide_size": (
+        lambda: ph.nn.BilateralConvolution2d(1, 1, guide_channels=1)(zeros(1, 4, 5), zeros(1, 5, 4)),
+        InputError,
+        "one batch, height and width",
+    ),
+    "guide_batch": (
+        lambda: ph.nn.BilateralConvolution2d(1, 1, guide_channels=1)(zeros(2, 1, 4, 5), zeros(3, 1, 4, 5)),
+        InputError,
+        "one batch, height and width",
+    ),
+    "sigma": (lambda: ph.nn.BilateralFilter(-1.0, 1.0), InputError, "sigma_space must be positive.*-1"),
+}
+
+
+@pytest.mark.parametrize("case", [*LAYERS.values()], ids=[*LAYERS])
+def test_layers(case: ErrorCase) -> None:
+    assert_raises(*case)

@@ -1,0 +1,342 @@
+"""Bad input gets an error of the right kind, whose message says what is wrong and what to do instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import DEVICE, ErrorCase, assert_raises
+from torch import Tensor
+
+import permutohedral as ph
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+InputError = ph.InputError
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.zeros(shape, device=DEVICE, dtype=dtype)
+
+
+def features_with(value: float) -> Tensor:
+    features = zeros(6, 2)
+    features[4, 1] = value
+    return features
+
+
+def lattice_of(*shape: int, **options: Any) -> ph.Lattice:
+    return ph.build_lattice(zeros(*shape), **options)
+
+
+def items(*numbers: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.tensor(numbers, device=DEVICE, dtype=dtype)
+
+
+FEATURES: dict[str, ErrorCase] = {
+    "nan": (lambda: ph.build_lattice(features_with(float("nan"))), ph.FeatureRangeError, "finite.*row 4.*repair"),
+    "infinite": (lambda: ph.build_lattice(features_with(float("inf"))), ph.FeatureRangeError, "finite.*row 4"),
+    "too_large": (
+        lambda: ph.build_lattice(features_with(1e9)),
+        ph.FeatureRangeError,
+        "do not fit.*subtract the mean.*larger bandwidth.*float64",
+    ),
+    "nan_in_targets": (
+        lambda: ph.build_lattice(zeros(6, 2), features_with(float("nan"))),
+        ph.FeatureRangeError,
+        "finite.*row 4",
+    ),
+    "nan_in_an_image": (
+        lambda: ph.bilateral_filter(torch.full((1, 4, 4), float("nan"), device=DEVICE), 1.0, 1.0),
+        ph.FeatureRangeError,
+        "finite",
+    ),
+    "one_axis": (lambda: ph.build_lattice(zeros(5)), InputError, r"\[points, dimension\].*\(5,\)"),
+    "four_axes": (lambda: lattice_of(1, 2, 3, 4), InputError, r"\[batch, points, dimension\].*\(1, 2, 3, 4\)"),
+    "no_dimension": (lambda: lattice_of(5, 0), InputError, r"at least one dimension.*\(5, 0\)"),
+    "integers": (lambda: ph.build_lattice(zeros(5, 2, dtype=torch.int64)), InputError, r"int64.*\.float\(\)"),
+    "sixteen_bits": (lambda: ph.build_lattice(zeros(5, 2, dtype=torch.float16)), InputError, r"float16.*\.float\(\)"),
+    "complex": (lambda: ph.build_lattice(zeros(5, 2, dtype=torch.complex64)), InputError, "float32 or float64"),
+    "numpy": (lambda: ph.build_lattice(np.zeros((5, 2))), InputError, "ndarray.*torch.as_tensor"),  # type: ignore[arg-type]
+    "none": (lambda: ph.permutohedral_filter(zeros(5, 1), None, zeros(7, 1, 1)), InputError, "give features"),
+    "targets_of_another_dimension": (
+        lambda: ph.build_lattice(zeros(5, 2), zeros(5, 3)),
+        InputError,
+        "same dimension.* 2 and 3",
+    ),
+    "targets_of_another_rank": (lambda: ph.build_lattice(zeros(5, 2), zeros(1, 5, 2)), InputError, "both"),
+    "targets_of_another_batch": (lambda: ph.build_lattice(zeros(3, 5, 2), zeros(2, 5, 2)), InputError, "one size"),
+    "targets_of_another_dtype": (
+        lambda: ph.build_lattice(zeros(5, 2), zeros(5, 2, dtype=torch.float64)),
+        InputError,
+        "share dtype.*float32.*float64",
+    ),
+    "targets_elsewhere": (
+        lambda: ph.build_lattice(zeros(5, 2), torch.zeros(5, 2, device="meta")),
+        InputError,
+        "share dtype and device.*meta",
+    ),
+}
+
+BATCHES: dict[str, ErrorCase] = {
+    "too_short": (lambda: lattice_of(5, 2, batch=items(0, 1)), InputError, r"each of the 5 points.*\(2,\)"),
+    "floating": (lambda: lattice_of(2, 2, batch=zeros(2)), InputError, "integer vector.*float32"),
+    "boolean": (lambda: lattice_of(2, 2, batch=items(0, 1, dtype=torch.bool)), InputError, "integer.*bool"),
+    "negative": (lambda: lattice_of(2, 2, batch=items(0, -1)), InputError, "from 0 to.*got -1 to 0"),
+    "beyond_int32": (lambda: lattice_of(2, 2, batch=items(0, 2**31)), InputError, "from 0 to"),
+    "of_a_dense_batch": (lambda: lattice_of(2, 2, 2, batch=items(0, 1)), InputError, "already; drop batch"),
+    "not_for_targets": (
+        lambda: ph.build_lattice(zeros(2, 2), zeros(1, 2), batch=items(0, 1)),
+        InputError,
+        "batch and target_batch both",
+    ),
+    "only_for_targets": (
+        lambda: ph.build_lattice(zeros(2, 2), zeros(1, 2), target_batch=items(0)),
+        InputError,
+        "batch and target_batch both",
+    ),
+    "without_targets": (
+        lambda: ph.build_lattice(zeros(2, 2), batch=items(0, 1), target_batch=items(0, 1)),
+        InputError,
+        "without target_features",
+    ),
+    "elsewhere": (
+        lambda: lattice_of(2, 2, batch=torch.zeros(2, dtype=torch.int64, device="meta")),
+        InputError,
+        "batch is on meta.*move one",
+    ),
+}
+
+NEIGHBORHOODS: dict[str, ErrorCase] = {
+    "negative_size": (lambda: lattice_of(5, 2, neighborhood_size=-1), ph.NeighborhoodError, "at least 0.*got -1"),
+    "fraction": (lambda: lattice_of(5, 2, neighborhood_size=1.5), ph.NeighborhoodError, "whole number.*1.5"),
+    "no_dimension": (lambda: ph.Neighborhood(0, 1), ph.NeighborhoodError, "at least 1, got 0"),
+    "negative_dimension": (lambda: ph.gaussian_weight(-2, 1), ph.NeighborhoodError, "at least 1, got -2"),
+    # 3^21 - 2^21 taps
+    "too_many_taps": (
+        lambda: lattice_of(5, 20, neighborhood_size=2),
+        ph.NeighborhoodError,
+        "10,458,256,051 taps.*41,833,024,204 bytes.*smaller neighborhood_size.*gaussian_filter",
+    ),
+    "too_many_taps_in_a_layer": (
+        lambda: ph.nn.PermutohedralConvolution(1, 1, dimension=30),
+        ph.NeighborhoodError,
+        "2,147,483,647 taps",
+    ),
+    "too_many_channels_in_an_image": (
+        lambda: ph.nn.BilateralConvolution2d(64, 64),
+        ph.NeighborhoodError,
+        "taps.*pass guide_channels",
+    ),
+    "negative_halo": (lambda: lattice_of(5, 2, halo=-1), InputError, "halo.*-1"),
+    "halo_of_a_fraction": (lambda: lattice_of(5, 2, halo=0.5), InputError, "halo.*0.5"),
+}
+
+MEMORY: dict[str, ErrorCase] = {
+    # 3 lattice points with 217 taps of 4 bytes
+    "neighbors": (
+        lambda: lattice_of(5, 2, memory_limit=150, neighborhood_size=8),
+        ph.MemoryLimitError,
+        r"217 taps.* 3 lattice points would take 2,604 bytes, more than memory_limit, 150 bytes; use",
+    ),
+    "simplices": (
+        lambda: lattice_of(500, 2, memory_limit=1000),
+        ph.MemoryLimitError,
+        "500 points in 2 dimensions would take 12,000 bytes",
+    ),
+    "halo": (lambda: lattice_of(5, 2, memory_limit=200, halo=3), ph.MemoryLimitError, "halo of 3 lattice points"),
+}
+
+
+@pytest.mark.parametrize("case", [*FEATURES.values()], ids=[*FEATURES])
+def test_features(case: ErrorCase) -> None:
+    assert_raises(*case)
+
+
+@pytest.mark.parametrize("case", [*BATCHES.values()], ids=[*BATCHES])
+def test_batch_vectors(case: ErrorCase) -> None:
+    assert_raises(*case)
+
+
+@pytest.mark.parametrize("case", [*NEIGHBORHOODS.values()], ids=[*NEIGHBORHOODS])
+def test_neighborhoods(case: ErrorCase) -> None:
+    assert_raises(*case)
+
+
+@pytest.mark.parametrize("case", [*MEMORY.values()], ids=[*MEMORY])
+def test_memory_limits(case: ErrorCase) -> None:
+    assert_raises(*case)
+
+
+def test_a_limit_that_is_kept_changes_nothing() -> None:
+    assert ph.build_lattice(zeros(5, 2), memory_limit=10_000).num_lattice_points == 3
+
+
+VALUES: dict[str, ErrorCase] = {
+    "too_many": (lambda: ph.splat(zeros(6, 1), lattice_of(5, 2)), InputError, r"\[..., 5, channels\].*\(6, 1\)"),
+    "one_axis": (lambda: ph.splat(zeros(5), lattice_of(5, 2)), InputError, r"\[..., 5, channels\].*\(5,\)"),
+    "flat_on_a_batch": (
+        lambda: ph.splat(zeros(10, 1), lattice_of(2, 5, 2)),
+        InputError,
+        r"\[2, 5, channels\].*\(10, 1\)",
+    ),
+    "transposed": (
+        lambda: ph.splat(zeros(5, 2, 1), lattice_of(2, 5, 2)),
+        InputError,
+        r"\[2, 5, channels\].*\(5, 2, 1\)",
+    ),
+    "integers": (
+        lambda: ph.splat(zeros(5, 1, dtype=torch.int64), lattice_of(5, 2)),
+        InputError,
+        r"floating.*int64.*\.float\(\)",
+    ),
+    "not_a_tensor": (lambda: ph.splat([1.0], lattice_of(5, 2)), InputError, "floating tensor, got list"),  # type: ignore[arg-type]
+    "double_on_single": (
+        lambda: ph.splat(zeros(5, 1, dtype=torch.float64), lattice_of(5, 2)),
+        InputError,
+        "float64.*float32; convert one",
+    ),
+    "half_on_double": (
+        lambda: ph.splat(zeros(5, 1, dtype=torch.float16), ph.build_lattice(zeros(5, 2, dtype=torch.float64))),
+        InputError,
+        "16 bits go with float32 features",
+    ),
+    "elsewhere": (
+        lambda: ph.splat(torch.zeros(5, 1, device="meta"), lattice_of(5, 2)),
+        InputError,
+        "on meta.*move one",
+    ),
+    "lattice_values": (
+        lambda: ph.convolve(zeros(4, 1), zeros(7, 1, 1), lattice_of(5, 2)),
+        InputError,
+        r"\[..., 3, channels\].*source lattice point.*\(4, 1\)",
+    ),
+    "sliced_values": (lambda: ph.slice(zeros(4, 1), lattice_of(5, 2)), InputError, r"\[..., 3, channels\]"),
+}
+
+WEIGHTS: dict[str, ErrorCase] = {
+    "another_size": (
+        lambda: ph.permutohedral_filter(zeros(5, 1), zeros(5, 2), zeros(19, 1, 1)),
+        InputError,
+        "19 taps.*size 1 in 2 dimensions has 7; 19 taps belong to neighborhood_size=2",
+    ),
+    "no_size_at_all": (
+        lambda: ph.permutohedral_filter(zeros(5, 1), zeros(5, 2), zeros(8, 1, 1)),
+        InputError,
+        "8 taps, but.* has 7$",
+    ),
+    "two_axes": (
+        lambda: ph.permutohedral_filter(zeros(5, 1), zeros(5, 2), zeros(7, 1)),
+        InputError,
+        r"\[filter_size, in_channels / groups, out_channels\] or \[filter_size\], got \(7, 1\)",
+    ),
+    "channels": (
+        lambda: ph.permutohedral_filter(zeros(5, 4), zeros(5, 2), zeros(7, 3, 3)),
+        InputError,
+        "does not fit values of 4 channels.*in_channels / groups",
+    ),
+    "more_channels_than_values": (
+        lambda: ph.permutohedral_filter(zeros(5, 2), zeros(5, 2), zeros(7, 4, 4)),
+        InputError,
+        "does not fit values of 2 channels",
+    ),
+    "groups": (
+        lambda: ph.permutohedral_filter(zeros(5, 4), zeros(5, 2), zeros(7, 2, 3)),
+        InputError,
+        "third a multiple of groups",
+    ),
+    "dtype": (
+        lambda: ph.permutohedral_filter(zeros(5, 1), zeros(5, 2), zeros(7, 1, 1, dtype=torch.float64)),
+        InputError,
+        "weight is torch.float64.*values are torch.float32.*convert one",
+    ),
+    "elsewhere": (
+        lambda: ph.permutohedral_filter(zeros(5, 1), zeros(5, 2), torch.zeros(7, 1, 1, device="meta")),
+        InputError,
+        "weight is torch.float32 on meta",
+    ),
+}
+
+FILTERS: dict[str, ErrorCase] = {
+    "normalization": (
+        lambda: ph.permutohedral_filter(zeros(5, 1), zeros(5, 2), zeros(7), normalization="mean"),  # type: ignore[arg-type]
+        InputError,
+        "'none', 'homogeneous', 'symmetric', 'density', got 'mean'",
+    ),
+    "method": (
+        lambda: ph.gaussian_filter(zeros(5, 1), zeros(5, 2), method="fast"),  # type: ignore[arg-type]
+        InputError,
+        "'separable' or 'dense', got 'fast'",
+    ),
+    "both_features_and_lattice": (
+        lambda: ph.permutohedral_filter(zeros(5, 1), zeros(5, 2), zeros(7), lattice=lattice_of(5, 2)),
+        InputError,
+        "either features or a lattice",
+    ),
+    "lattice_not_separable": (
+        lambda: ph.gaussian_filter(zeros(5, 1), None, lattice=lattice_of(5, 2)),
+        InputError,
+        "separable=True",
+    ),
+    "lattice_too_small_for_the_dense_gaussian": (
+        lambda: ph.gaussian_filter(zeros(5, 1), None, method="dense", lattice=lattice_of(5, 2)),
+        InputError,
+        "neighborhood_size=2",
+    ),
+    "halo_of_a_given_lattice": (
+        lambda: ph.gaussian_filter(zeros(5, 1), None, halo=1, lattice=lattice_of(5, 2, separable=True)),
+        InputError,
+        "halo.*build_lattice",
+    ),
+    "gray_image": (lambda: ph.bilateral_filter(zeros(4, 5), 1.0, 1.0), InputError, r"unsqueeze\(-3\)"),
+    "integer_image": (
+        lambda: ph.bilateral_filter(zeros(3, 4, 5, dtype=torch.uint8), 1.0, 1.0),
+        InputError,
+        r"uint8.*image.float\(\) / 255",
+    ),
+    "guide_of_another_size": (
+        lambda: ph.bilateral_filter(zeros(3, 4, 5), 1.0, 1.0, zeros(1, 5, 4)),
+        InputError,
+        "one height and width",
+    ),
+    "guide_of_another_batch": (
+        lambda: ph.bilateral_filter(zeros(2, 3, 4, 5), 1.0, 1.0, zeros(3, 1, 4, 5)),
+        InputError,
+        r"batch axes.*\(3,\) and \(2,\)",
+    ),
+    "guide_of_a_batch_for_one_image": (
+        lambda: ph.bilateral_filter(zeros(3, 4, 5), 1.0, 1.0, zeros(2, 1, 4, 5)),
+        InputError,
+        "batch axes",
+    ),
+    "sigma_zero": (lambda: ph.bilateral_filter(zeros(3, 4, 5), 0.0, 1.0), InputError, "positive and finite"),
+    "sigma_negative": (lambda: ph.bilateral_filter(zeros(3, 4, 5), 1.0, -1.0), InputError, "positive and finite"),
+    "sigma_nan": (lambda: ph.bilateral_filter(zeros(3, 4, 5), float("nan"), 1.0), InputError, "positive and finite"),
+}
+
+
+@pytest.mark.parametrize("case", [*VALUES.values()], ids=[*VALUES])
+def test_values(case: ErrorCase) -> None:
+    assert_raises(*case)
+
+
+@pytest.mark.parametrize("case", [*WEIGHTS.values()], ids=[*WEIGHTS])
+def test_weights(case: ErrorCase) -> None:
+    assert_raises(*case)
+
+
+@pytest.mark.parametrize("case", [*FILTERS.values()], ids=[*FILTERS])
+def test_filters(case: ErrorCase) -> None:
+    assert_raises(*case)
+
+
+def test_errors_are_also_what_a_caller_expects() -> None:
+    assert issubclass(ph.InputError, ValueError)
+    assert issubclass(ph.FeatureRangeError, ph.InputError)
+    assert issubclass(ph.NeighborhoodError, ph.InputError)
+    assert issubclass(ph.MemoryLimitError, MemoryError)
+    assert issubclass(ph.BackendUnavailable, RuntimeError)
+    for error in (ph.InputError, ph.MemoryLimitError, ph.BackendUnavailable):
+        assert issubclass(error, ph.PermutohedralError)
