@@ -1,0 +1,124 @@
+"""Layers over images."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from support import DEVICE, assert_close, to_tensor
+from torch import Tensor
+
+import permutohedral as ph
+from permutohedral.nn import BilateralConvolution2d, BilateralFilter
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+
+def image(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return to_tensor(np.random.default_rng([seed, *shape]).random(shape), dtype)
+
+
+@pytest.mark.parametrize("guided", [False, True], ids=["own_guide", "other_guide"])
+def test_bilateral_filter_is_the_function(guided: bool) -> None:
+    layer = BilateralFilter(2.5, 0.3, method="dense", halo=1).to(DEVICE)
+    picture, guide = image(2, 3, 4, 5), image(2, 1, 4, 5, seed=1) if guided else None
+    assert_close(layer(picture, guide), ph.bilateral_filter(picture, 2.5, 0.3, guide, "dense", 1))
+    assert_close(layer.sigma_space, torch.tensor(2.5))
+    assert_close(layer.sigma_range, torch.tensor(0.3))
+    assert [each for each in layer.parameters() if each.requires_grad] == []
+
+
+def test_bilateral_filter_learns_its_bandwidths() -> None:
+    layer = BilateralFilter(2.5, 0.3, learn_sigma=True).to(DEVICE)
+    layer(image(1, 8, 9)).square().sum().backward()
+    assert layer.log_sigma.grad is not None
+    assert layer.log_sigma.grad.abs().min() > 0
+    assert repr(layer) == "BilateralFilter(sigma_space=2.5, sigma_range=0.3, learn_sigma=True)"
+    assert repr(pickle.loads(pickle.dumps(layer))) == repr(layer)
+
+
+@pytest.mark.parametrize("guided", [False, True], ids=["own_guide", "other_guide"])
+@pytest.mark.parametrize("leading", [(), (2,)])
+def test_bilateral_convolution_is_the_layer_over_pixels(leading: tuple[int, ...], guided: bool) -> None:
+    """Pixels in scan order, (y, x) in pixels over sigma_space, guide over sigma_range; height and width differ."""
+    layer = BilateralConvolution2d(2, 3, 1 if guided else None, sigma_space=1.7, sigma_range=0.4).double().to(DEVICE)
+    picture = image(*leading, 2, 4, 5, dtype=torch.float64)
+    guide = image(*leading, 1, 4, 5, seed=1, dtype=torch.float64) if guided else None
+    actual = layer(picture, guide)
+    assert actual.shape == (*leading, 3, 4, 5)
+    for item in np.ndindex(leading):
+        colors = (picture if guide is None else guide)[item]
+        features = [
+            [y / 1.7, x / 1.7, *(float(channel[y, x]) / 0.4 for channel in colors)] for y in range(4) for x in range(5)
+        ]
+        rows = torch.stack([picture[item][:, y, x] for y in range(4) for x in range(5)])
+        expected = layer.convolution(rows, to_tensor(features))
+        for pixel in range(20):
+            assert_close(actual[item][:, pixel // 5, pixel % 5], expected[pixel])
+
+
+def test_it_stands_where_a_convolution_stood() -> None:
+    """Same shapes in and out as Conv2d with padding that keeps the size, with or without a batch; it trains."""
+    network = torch.nn.Sequential(
+        BilateralConvolution2d(1, 4), torch.nn.ReLU(), torch.nn.Conv2d(4, 1, 3, padding=1)
+    ).to(DEVICE)
+    picture = image(2, 1, 6, 7)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.05)
+    losses = []
+    for _ in range(15):
+        optimizer.zero_grad()
+        output = network(picture)
+        loss = torch.nn.functional.mse_loss(output, 1 - picture)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss))
+    assert output.shape == picture.shape
+    assert network(picture[0]).shape == picture[0].shape
+    assert losses[-1] < losses[0] / 2
+
+
+def test_items_of_a_batch_are_convolved_apart() -> None:
+    layer = BilateralConvolution2d(1, 2).to(DEVICE)
+    pictures = image(3, 1, 4, 5)
+    together = layer(pictures)
+    for picture, result in zip(pictures, together, strict=True):
+        assert_close(result, layer(picture))
+
+
+@pytest.mark.parametrize("shape", [(0, 1, 4, 5), (2, 1, 0, 5), (1, 4, 0)])
+def test_images_without_pixels(shape: tuple[int, ...]) -> None:
+    layer = BilateralConvolution2d(1, 2).to(DEVICE)
+    assert layer(image(*shape)).shape == (*shape[:-3], 2, *shape[-2:])
+    assert BilateralFilter(1.0, 1.0).to(DEVICE)(image(*shape)).shape == shape
+
+
+def test_the_guide_gets_gradients_too() -> None:
+    layer = BilateralConvolution2d(1, 2, guide_channels=1, sigma_range=0.5).to(DEVICE)
+    picture, guide = image(1, 4, 5).requires_grad_(), image(1, 4, 5, seed=1).requires_grad_()
+    layer(picture, guide).square().sum().backward()
+    assert picture.grad is not None
+    assert guide.grad is not None
+    assert guide.grad.abs().max() > 0
+
+
+def test_options_reach_the_convolution() -> None:
+    layer = BilateralConvolution2d(
+        4, 6, 1, 2, groups=2, bias=False, init="gaussian", normalization="symmetric", learn_scale=True
+    )
+    inner = layer.convolution
+    assert (inner.dimension, inner.neighborhood_size, inner.groups, inner.bias) == (3, 2, 2, None)
+    assert (inner.init, inner.normalization) == ("gaussian", "symmetric")
+    assert inner.log_scale is not None
+    assert copy.deepcopy(layer).state_dict().keys() == {"convolution.weight", "convolution.log_scale"}
+    assert repr(layer).startswith("BilateralConvolution2d(\n  sigma_space=2, sigma_range=0.2\n")
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_images_of_sixteen_bits(half: torch.dtype) -> None:
+    layer = BilateralConvolution2d(1, 2).to(DEVICE, half)
+    output = layer(image(1, 4, 5).to(half))
+    assert output.dtype == half
+    assert output.isfinite().all()

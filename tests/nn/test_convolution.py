@@ -1,0 +1,242 @@
+"""The permutohedral convolution as a layer."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from support import DEVICE, assert_close, to_numpy, to_tensor
+from torch import Tensor
+
+import permutohedral as ph
+from permutohedral.functional import NORMALIZATIONS, Normalization
+from permutohedral.nn import PermutohedralConvolution
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return to_tensor(np.random.default_rng([seed, *shape]).normal(size=shape), dtype)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("in_channels", "out_channels", "groups"), [(2, 3, 1), (4, 6, 2)])
+def test_forward(in_channels: int, out_channels: int, groups: int, bias: bool, dtype: torch.dtype) -> None:
+    """out = B W B^T v + bias."""
+    layer = PermutohedralConvolution(
+        in_channels, out_channels, 3, 1, groups, bias, normalization="none", device=DEVICE, dtype=dtype
+    )
+    values, features = draw(20, in_channels, dtype=dtype), draw(20, 3, seed=1, dtype=dtype)
+    arrays = to_numpy(values), to_numpy(features), to_numpy(layer.weight), to_numpy(features)
+    expected = oracle.permutohedral_filter(*arrays, size=1, groups=groups)
+    if layer.bias is not None:
+        expected = expected + to_numpy(layer.bias)
+    assert (layer.bias is not None) == bias
+    assert_close(layer(values, features), expected)
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+def test_every_way_of_calling_gives_the_same(normalization: Normalization) -> None:
+    """Features, a lattice built before, keywords, other targets, and batches of all three kinds."""
+    layer = PermutohedralConvolution(2, 3, 2, normalization=normalization, device=DEVICE)
+    values, features, targets = draw(3, 10, 2), draw(3, 10, 2, seed=1), draw(3, 4, 2, seed=2) / 2
+    together = layer(values, features, targets)
+    assert together.shape == (3, 4, 3)
+    flat = values.flatten(0, 1), features.flatten(0, 1), targets.flatten(0, 1)
+    items = torch.arange(3, device=DEVICE)
+    batch, target_batch = items.repeat_interleave(10), items.repeat_interleave(4)
+    ragged = layer(*flat, batch=batch, target_batch=target_batch)
+    assert_close(ragged.reshape(3, 4, 3), together)
+    for item in range(3):
+        alone = layer(values[item], features=features[item], target_features=targets[item])
+        assert_close(together[item], alone)
+        lattice = layer.build_lattice(features[item], targets[item])
+        assert_close(layer(values[item], lattice=lattice), alone)
+        assert_close(layer(values, lattice=lattice)[item], alone)
+
+
+def test_one_lattice_serves_several_layers() -> None:
+    """The point of building it apart: nothing about the lattice belongs to the layer."""
+    first = PermutohedralConvolution(2, 4, 2, device=DEVICE)
+    second = PermutohedralConvolution(4, 3, 2, device=DEVICE)
+    values, features = draw(20, 2), draw(20, 2, seed=1)
+    lattice = ph.build_lattice(features)
+    reused = second(first(values, lattice=lattice).relu(), lattice=lattice)
+    assert_close(reused, second(first(values, features).relu(), features))
+
+
+def test_the_learned_scale_multiplies_the_features() -> None:
+    layer = PermutohedralConvolution(2, 3, 2, learn_scale=True, device=DEVICE)
+    plain = PermutohedralConvolution(2, 3, 2, device=DEVICE)
+    plain.load_state_dict({name: each for name, each in layer.state_dict().items() if name != "log_scale"})
+    values, features, targets = draw(20, 2), draw(20, 2, seed=1), draw(5, 2, seed=2)
+    assert layer.scale is not None
+    assert layer.scale.tolist() == [1.0, 1.0]
+    assert_close(layer(values, features, targets), plain(values, features, targets))
+    with torch.no_grad():
+        assert layer.log_scale is not None
+        layer.log_scale.copy_(torch.tensor([math.log(2.0), math.log(0.5)]))
+    factors = torch.tensor([2.0, 0.5], device=DEVICE)
+    assert_close(layer.scale, factors)
+    assert_close(layer(values, features, targets), plain(values, features * factors, targets * factors))
+    assert plain.scale is None
+
+
+def test_the_learned_scale_learns() -> None:
+    """A Gaussian layer finds the bandwidths of another one from what it does to smooth values."""
+    features = to_tensor(np.random.default_rng(0).uniform(-4, 4, size=(400, 2)), torch.float32)
+    values = torch.sin(features)
+    teacher, student = (
+        PermutohedralConvolution(
+            2, 2, 2, 2, init="gaussian", normalization="homogeneous", learn_scale=True, device=DEVICE
+        )
+        for _ in range(2)
+    )
+    wanted = torch.tensor([1.6, 0.7], device=DEVICE).log()
+    assert teacher.log_scale is not None
+    assert student.log_scale is not None
+    with torch.no_grad():
+        teacher.log_scale.copy_(wanted)
+        target = teacher(values, features)
+    optimizer = torch.optim.Adam([student.log_scale], lr=0.03)
+    for _ in range(40):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(student(values, features), target).backward()
+        optimizer.step()
+    assert (student.log_scale - wanted).abs().max() < 0.1 * wanted.abs().max()
+
+
+@pytest.mark.parametrize(("dimension", "size"), [(1, 1), (2, 2), (4, 1)])
+def test_kaiming_init_preserves_variance_over_the_taps(dimension: int, size: int) -> None:
+    """Of 64 x 64 filters: mean 0 and variance 1 / (taps x in_channels), within five standard errors."""
+    layer = PermutohedralConvolution(64, 64, dimension, size, device=DEVICE)
+    weight, fan_in = to_numpy(layer.weight), layer.neighborhood.filter_size * 64
+    assert abs(weight.mean()) < 5 / math.sqrt(fan_in * weight.size)
+    assert abs(weight.var() * fan_in - 1) < 5 * math.sqrt(2 / weight.size)
+    assert layer.bias is not None
+    assert layer.bias.abs().max() <= 1 / math.sqrt(fan_in)
+    grouped = PermutohedralConvolution(64, 64, dimension, size, groups=16, device=DEVICE)
+    weight, fan_in = to_numpy(grouped.weight), grouped.neighborhood.filter_size * 4
+    assert abs(weight.var() * fan_in - 1) < 5 * math.sqrt(2 / weight.size)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_gaussian_init_is_the_gaussian_filter(groups: int) -> None:
+    layer = PermutohedralConvolution(
+        4, 4, 2, 2, groups, init="gaussian", normalization="homogeneous", device=DEVICE, dtype=torch.float64
+    )
+    values, features = draw(20, 4, dtype=torch.float64), draw(20, 2, seed=1, dtype=torch.float64)
+    assert_close(layer(values, features), ph.gaussian_filter(values, features, method="dense"))
+
+
+def test_gaussian_init_of_other_widths_filters_the_mean() -> None:
+    layer = PermutohedralConvolution(
+        4, 6, 2, 2, groups=2, init="gaussian", normalization="homogeneous", device=DEVICE, dtype=torch.float64
+    )
+    values, features = draw(20, 4, dtype=torch.float64), draw(20, 2, seed=1, dtype=torch.float64)
+    means = values.reshape(20, 2, 2).mean(dim=2).repeat_interleave(3, dim=1)
+    assert_close(layer(values, features), ph.gaussian_filter(means, features, method="dense"))
+
+
+def test_reset_parameters_draws_anew() -> None:
+    layer = PermutohedralConvolution(2, 3, 2, learn_scale=True, device=DEVICE)
+    before = layer.weight.clone()
+    with torch.no_grad():
+        assert layer.log_scale is not None
+        layer.log_scale.fill_(3)
+    layer.reset_parameters()
+    assert (layer.weight != before).any()
+    assert (layer.log_scale == 0).all()
+
+
+def test_state_dict_and_copies() -> None:
+    layer = PermutohedralConvolution(2, 3, 2, learn_scale=True, device=DEVICE)
+    assert {name: tuple(each.shape) for name, each in layer.state_dict().items()} == {
+        "weight": (7, 2, 3),
+        "bias": (3,),
+        "log_scale": (2,),
+    }
+    values, features = draw(20, 2), draw(20, 2, seed=1)
+    expected = layer(values, features)
+    twin = PermutohedralConvolution(2, 3, 2, learn_scale=True, device=DEVICE)
+    assert (twin(values, features) != expected).any()
+    twin.load_state_dict(layer.state_dict())
+    buffer = io.BytesIO()
+    torch.save(layer, buffer)
+    saved = torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)
+    for other in (twin, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), saved):
+        assert (other(values, features) == expected).all()
+        assert repr(other) == repr(layer)
+
+
+@pytest.mark.parametrize(
+    ("layer", "text"),
+    [
+        (
+            PermutohedralConvolution(3, 8, 2),
+            "PermutohedralConvolution(3, 8, dimension=2, neighborhood_size=1, filter_size=7, normalization='density')",
+        ),
+        (
+            PermutohedralConvolution(4, 8, 1, 2, 2, False, "gaussian", "none", True),
+            "PermutohedralConvolution(4, 8, dimension=1, neighborhood_size=2, filter_size=5, groups=2, bias=False, "
+            "normalization='none', learn_scale=True)",
+        ),
+    ],
+)
+def test_repr(layer: PermutohedralConvolution, text: str) -> None:
+    assert repr(layer) == text
+
+
+def test_conversion_to_double_and_back() -> None:
+    layer = PermutohedralConvolution(2, 3, 2, learn_scale=True, device=DEVICE)
+    values, features = draw(20, 2), draw(20, 2, seed=1)
+    expected = layer(values, features)
+    actual = layer.double()(values.double(), features.double())
+    assert actual.dtype == torch.float64
+    assert_close(actual, expected, torch.float32)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_a_layer_of_sixteen_bits_takes_features_of_float32(half: torch.dtype) -> None:
+    layer = PermutohedralConvolution(2, 3, 2, learn_scale=True, device=DEVICE).to(half)
+    output = layer(draw(20, 2).to(half), draw(20, 2, seed=1))
+    assert output.dtype == half
+    assert output.isfinite().all()
+    output.float().sum().backward()
+    assert all(each.grad is not None and each.grad.dtype == half for each in layer.parameters())
+
+
+def test_meta_layers_are_materialized_later() -> None:
+    with torch.device("meta"):
+        layer = PermutohedralConvolution(2, 3, 2, learn_scale=True)
+    assert layer.weight.device.type == "meta"
+    layer.to_empty(device=DEVICE)
+    layer.reset_parameters()
+    assert layer(draw(20, 2), draw(20, 2, seed=1)).isfinite().all()
+
+
+def test_training_recovers_a_filter() -> None:
+    """A layer fits the output of another one that has the same shape: the loss goes to zero."""
+    values, features = draw(100, 2), 2 * draw(100, 2, seed=1)
+    teacher = PermutohedralConvolution(2, 2, 2, normalization="none", device=DEVICE)
+    lattice = ph.build_lattice(features)
+    with torch.no_grad():
+        wanted = teacher(values, lattice=lattice)
+    student = PermutohedralConvolution(2, 2, 2, normalization="none", device=DEVICE)
+    optimizer = torch.optim.LBFGS(student.parameters(), max_iter=60, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(student(values, lattice=lattice), wanted)
+        loss.backward()
+        return loss
+
+    first = float(closure())
+    optimizer.step(closure)
+    assert float(closure()) < 1e-4 * first
