@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from types import TracebackType
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from permutohedral.errors import BackendUnavailable, InputError
@@ -30,12 +32,14 @@ class Backend:
         module: import path of the primitives.
         why_unavailable: None if the backend works on this machine, else the reason.
         why_not_on: None if the backend can run on a device of this type, else the reason.
+        forced_only: device types on which it runs only when asked for by name.
     """
 
     name: str
     module: str
     why_unavailable: Callable[[], str | None]
     why_not_on: Callable[[str], str | None]
+    forced_only: tuple[str, ...] = ()
 
     def refusal(self, device_type: str) -> str | None:
         """Why this backend cannot run on `device_type` here, None if it can."""
@@ -65,9 +69,28 @@ def _native_runs_on(device_type: str) -> str | None:
     return None if device_type == "cpu" else f"it runs on the CPU, not on device {device_type!r}"
 
 
+def _triton_interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def _triton_available() -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed; install permutohedral with its extra 'gpu'"
+    if _triton_interpreted() or torch.cuda.is_available():
+        return None
+    return "torch finds no GPU on this machine, and TRITON_INTERPRET=1, which runs the kernels without one, is not set"
+
+
+def _triton_runs_on(device_type: str) -> str | None:
+    if device_type == "cuda" or (device_type == "cpu" and _triton_interpreted()):
+        return None
+    return f"it runs on GPUs, not on device {device_type!r}"
+
+
 # in order of preference
 _BACKENDS = [
     Backend("native", "permutohedral.ops.native", _native_available, _native_runs_on),
+    Backend("triton", "permutohedral.ops.triton", _triton_available, _triton_runs_on, forced_only=("cpu",)),
     Backend("reference", "permutohedral.ops.reference", _reference_available, _reference_runs_on),
 ]
 
@@ -91,7 +114,8 @@ def choose_backend(device_type: str) -> Backend:
         if reason is not None:
             raise BackendUnavailable(f"backend {_forced.name!r} was asked for, but {reason}")
         return _forced
-    return next(backend for backend in _BACKENDS if backend.refusal(device_type) is None)
+    by_default = (backend for backend in _BACKENDS if device_type not in backend.forced_only)
+    return next(backend for backend in by_default if backend.refusal(device_type) is None)
 
 
 def primitives_for(tensor: Tensor) -> Primitives:

@@ -1,0 +1,23 @@
+"""The primitives as Triton kernels: CUDA and ROCm GPUs, and the CPU under Triton's interpreter."""
+
+from permutohedral.ops.triton.convolution import convolve, convolve_weight_gradient
+from permutohedral.ops.triton.embedding import embed_differential, embed_gradient
+from permutohedral.ops.triton.filtering import barycentric_gradient, blur, slice, splat
+from permutohedral.ops.triton.lattice import index_points
+from permutohedral.ops.triton.neighbors import find_neighbors, transpose_neighbors
+from permutohedral.ops.triton.wide import index_keys
+
+__all__ = [
+    "barycentric_gradient",
+    "blur",
+    "convolve",
+    "convolve_weight_gradient",
+    "embed_differential",
+    "embed_gradient",
+    "find_neighbors",
+    "index_keys",
+    "index_points",
+    "slice",
+    "splat",
+    "transpose_neighbors",
+]

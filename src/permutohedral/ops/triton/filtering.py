@@ -1,0 +1,218 @@
+"""Splat, slice and the gradient of the weights between them; the separable Gaussian.
+
+Tiles are `[BLOCK points, BLOCK_C channels]`. Accumulation is in float32 for values of 16 bits, in their own dtype otherwise.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.ops.triton.launch import cdiv, on_device, power_of_two
+
+
+@triton.jit
+def splat_kernel(
+    values, vertices, barycentric, output, num_points, num_channels, value_stride, vertex_stride, vertex_corner_stride,
+    weight_stride, weight_corner_stride, CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Add every point to the corners of its simplex."""
+    point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = point < num_points
+    real = inside[:, None] & (channel < num_channels)[None, :]
+    value = tl.load(values + point[:, None] * value_stride + channel[None, :], mask=real, other=0.0)
+    value = value.to(output.dtype.element_ty)
+    for corner in tl.static_range(CORNERS):
+        vertex = tl.load(vertices + point * vertex_stride + corner * vertex_corner_stride, mask=inside, other=0)
+        weight = tl.load(barycentric + point * weight_stride + corner * weight_corner_stride, mask=inside, other=0.0)
+        place = output + vertex.to(tl.int64)[:, None] * num_channels + channel[None, :]
+        tl.atomic_add(place, weight.to(value.dtype)[:, None] * value, mask=real, sem="relaxed")
+
+
+@triton.jit
+def splat_sorted_kernel(
+    values, order, starts, barycentric, output, num_channels, value_stride, weight_stride, weight_corner_stride,
+    CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Sum the entries of one lattice point, in the order of the points: repeatable to the last bit."""
+    row = tl.program_id(0)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    dtype: tl.constexpr = tl.float64 if values.dtype.element_ty == tl.float64 else tl.float32
+    total = tl.zeros([BLOCK, BLOCK_C], dtype)
+    end = tl.load(starts + row + 1)
+    for first in range(tl.load(starts + row), end, BLOCK):
+        entry = first + tl.arange(0, BLOCK)
+        inside = entry < end
+        index = tl.load(order + entry, mask=inside, other=0)
+        point = index // CORNERS
+        place = point * weight_stride + (index - point * CORNERS) * weight_corner_stride
+        weight = tl.load(barycentric + place, mask=inside, other=0.0)
+        real = inside[:, None] & (channel < num_channels)[None, :]
+        value = tl.load(values + point[:, None] * value_stride + channel[None, :], mask=real, other=0.0)
+        total += weight.to(dtype)[:, None] * value.to(dtype)
+    result = tl.sum(total, axis=0).to(output.dtype.element_ty)
+    tl.store(output + row.to(tl.int64) * num_channels + channel, result, mask=channel < num_channels)
+
+
+@triton.jit
+def slice_kernel(
+    lattice_values, vertices, barycentric, output, num_points, num_channels, lattice_stride, vertex_stride,
+    vertex_corner_stride, weight_stride, weight_corner_stride,
+    CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Read the corners of every point's simplex."""
+    point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = point < num_points
+    real = inside[:, None] & (channel < num_channels)[None, :]
+    dtype: tl.constexpr = tl.float64 if lattice_values.dtype.element_ty == tl.float64 else tl.float32
+    total = tl.zeros([BLOCK, BLOCK_C], dtype)
+    for corner in tl.static_range(CORNERS):
+        vertex = tl.load(vertices + point * vertex_stride + corner * vertex_corner_stride, mask=inside, other=0)
+        weight = tl.load(barycentric + point * weight_stride + corner * weight_corner_stride, mask=inside, other=0.0)
+        place = lattice_values + vertex.to(tl.int64)[:, None] * lattice_stride + channel[None, :]
+        total += weight.to(dtype)[:, None] * tl.load(place, mask=real, other=0.0).to(dtype)
+    place = output + point[:, None] * num_channels + channel[None, :]
+    tl.store(place, total.to(output.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def barycentric_gradient_kernel(
+    values, lattice_values, vertices, output, num_points, num_channels, value_stride, lattice_stride, vertex_stride,
+    vertex_corner_stride, CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """The scalar product of every point with one corner of its simplex."""
+    point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    corner = tl.program_id(1)
+    inside = point < num_points
+    vertex = tl.load(vertices + point * vertex_stride + corner * vertex_corner_stride, mask=inside, other=0)
+    dtype: tl.constexpr = output.dtype.element_ty
+    total = tl.zeros([BLOCK, BLOCK_C], dtype)
+    for first in range(0, num_channels, BLOCK_C):
+        channel = first + tl.arange(0, BLOCK_C)
+        real = inside[:, None] & (channel < num_channels)[None, :]
+        value = tl.load(values + point[:, None] * value_stride + channel[None, :], mask=real, other=0.0)
+        place = lattice_values + vertex.to(tl.int64)[:, None] * lattice_stride + channel[None, :]
+        total += value.to(dtype) * tl.load(place, mask=real, other=0.0).to(dtype)
+    tl.store(output + point * CORNERS + corner, tl.sum(total, axis=1), mask=inside)
+
+
+@triton.jit
+def blur_kernel(
+    lattice_values, ahead, behind, output, num_lattice_points, num_channels, lattice_stride,
+    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """One axis: l + (l(. + e) + l(. - e)) / 2."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = row < num_lattice_points
+    known = (channel < num_channels)[None, :]
+    dtype: tl.constexpr = tl.float64 if lattice_values.dtype.element_ty == tl.float64 else tl.float32
+    above = tl.load(ahead + row, mask=inside, other=-1)
+    below = tl.load(behind + row, mask=inside, other=-1)
+    here = row.to(tl.int64)[:, None]
+    start = lattice_values + channel[None, :]
+    center = tl.load(start + here * lattice_stride, mask=inside[:, None] & known, other=0.0).to(dtype)
+    up = tl.load(start + above.to(tl.int64)[:, None] * lattice_stride, mask=(above >= 0)[:, None] & known, other=0.0)
+    down = tl.load(start + below.to(tl.int64)[:, None] * lattice_stride, mask=(below >= 0)[:, None] & known, other=0.0)
+    result = center + 0.5 * (up.to(dtype) + down.to(dtype))
+    place = output + here * num_channels + channel[None, :]
+    tl.store(place, result.to(output.dtype.element_ty), mask=inside[:, None] & known)
+
+
+def _channels_contiguous(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(1) == 1 else tensor.contiguous()
+
+
+def _tile(rows: int, channels: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """The grid, and the shape of the tiles: about 1024 elements, at most 64 channels wide."""
+    block_c = min(power_of_two(channels), 64)
+    block = max(min(1024 // block_c, 256), 16)
+    return (cdiv(rows, block), cdiv(channels, block_c)), {"BLOCK": block, "BLOCK_C": block_c}
+
+
+def _splat_sorted(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int) -> Tensor:
+    corners, channels = vertices.shape[1], values.shape[1]
+    sorted_vertices, order = torch.sort(vertices.reshape(-1), stable=True)
+    rows = torch.arange(num_lattice_points + 1, dtype=torch.int32, device=values.device)
+    starts = torch.searchsorted(sorted_vertices, rows)
+    output = values.new_empty(num_lattice_points, channels)
+    block_c = min(power_of_two(channels), 64)
+    splat_sorted_kernel[(num_lattice_points, cdiv(channels, block_c))](
+        values, order, starts, barycentric, output, channels, values.stride(0), *barycentric.stride(),
+        CORNERS=corners, BLOCK=max(256 // block_c, 8), BLOCK_C=block_c, num_warps=1,
+    )  # fmt: skip
+    return output
+
+
+@on_device
+def splat(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int) -> Tensor:
+    points, channels = values.shape
+    values = _channels_contiguous(values)
+    if points == 0 or channels == 0 or num_lattice_points == 0:
+        return values.new_zeros(num_lattice_points, channels)
+    if torch.are_deterministic_algorithms_enabled():
+        return _splat_sorted(values, vertices, barycentric, num_lattice_points)
+    output = values.new_zeros(num_lattice_points, channels, dtype=accumulation_dtype(values.dtype))
+    grid, tile = _tile(points, channels)
+    splat_kernel[grid](
+        values, vertices, barycentric, output, points, channels, values.stride(0), *vertices.stride(),
+        *barycentric.stride(), CORNERS=vertices.shape[1], **tile,
+    )  # fmt: skip
+    return output.to(values.dtype)
+
+
+@on_device
+def slice(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tensor:
+    points, corners = vertices.shape
+    lattice_values = _channels_contiguous(lattice_values)
+    channels = lattice_values.shape[1]
+    output = lattice_values.new_empty(points, channels)
+    if output.numel():
+        grid, tile = _tile(points, channels)
+        slice_kernel[grid](
+            lattice_values, vertices, barycentric, output, points, channels, lattice_values.stride(0),
+            *vertices.stride(), *barycentric.stride(), CORNERS=corners, **tile,
+        )  # fmt: skip
+    return output
+
+
+@on_device
+def barycentric_gradient(values: Tensor, lattice_values: Tensor, vertices: Tensor) -> Tensor:
+    points, corners = vertices.shape
+    values, lattice_values = _channels_contiguous(values), _channels_contiguous(lattice_values)
+    channels = values.shape[1]
+    output = values.new_empty(points, corners, dtype=accumulation_dtype(values.dtype))
+    if output.numel():
+        grid, tile = _tile(points, channels)
+        barycentric_gradient_kernel[(grid[0], corners)](
+            values, lattice_values, vertices, output, points, channels, values.stride(0), lattice_values.stride(0),
+            *vertices.stride(), CORNERS=corners, **tile,
+        )  # fmt: skip
+    return output
+
+
+@on_device
+def blur(lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool) -> Tensor:
+    num, channels = lattice_values.shape
+    lattice_values, axis_neighbors = _channels_contiguous(lattice_values), axis_neighbors.contiguous()
+    if lattice_values.numel() == 0:
+        return lattice_values.clone()
+    axes = list(range(0, axis_neighbors.shape[0], 2))
+    if reverse:
+        axes.reverse()
+    grid, tile = _tile(num, channels)
+    result, between = lattice_values.dtype, accumulation_dtype(lattice_values.dtype)
+    for axis in axes:
+        dtype = result if axis == axes[-1] else between
+        blurred = torch.empty(num, channels, dtype=dtype, device=lattice_values.device)
+        blur_kernel[grid](
+            lattice_values, axis_neighbors[axis], axis_neighbors[axis + 1], blurred, num, channels,
+            lattice_values.stride(0), **tile,
+        )  # fmt: skip
+        lattice_values = blurred
+    return lattice_values
