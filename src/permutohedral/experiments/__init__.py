@@ -1,0 +1,1 @@
+"""One file per table of the paper: `run(config) -> Result`."""

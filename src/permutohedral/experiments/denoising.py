@@ -1,0 +1,292 @@
+"""The paper's Table (b): denoising BSDS500. One configuration per row; `run` trains and evaluates one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import pytorch_lightning as lightning
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from permutohedral.data.bsds500 import GrayImage, Split, add_noise, load_images
+from permutohedral.errors import InputError
+from permutohedral.experiments import quadratic
+from permutohedral.experiments.result import Result, describe_environment
+from permutohedral.experiments.training import RunOptions, Task, TrainingSettings, fit, steps_done
+from permutohedral.models.deep_denoising import DeepDenoiser, count_weights
+from permutohedral.models.denoising import CombinedDenoiser, LinearDenoiser, PermutohedralDenoiser, SpatialDenoiser
+
+Loss = Literal["euclidean", "logarithmic"]
+
+_MODELS: dict[str, type[nn.Module]] = {
+    "identity": nn.Identity,
+    "spatial": SpatialDenoiser,
+    "permutohedral": PermutohedralDenoiser,
+    "combined": CombinedDenoiser,
+    "deep": DeepDenoiser,
+}
+
+
+@dataclass(frozen=True)
+class DenoisingConfig:
+    """One row of the table.
+
+    Attributes:
+        name: of the row and its files.
+        title: what the table calls it.
+        model: "identity" (the noisy input), "spatial", "permutohedral", "combined" or "deep".
+        options: arguments of the model.
+        paper: mean PSNR the paper reports, None for rows of our own.
+        noise: standard deviation of the noise, of 255.
+        training: how to train; None to evaluate the model as it starts.
+        samples: what a training step sees: "images", whole, each with its own noise, through their quadratic
+            errors (only models that are linear in their weights); or "crops", with fresh noise.
+        crop: height and width of a crop.
+        loss: "euclidean", the mean squared error; or "logarithmic", the mean over items of its logarithm, which is
+            the PSNR that is reported.
+        start: "initial" weights of the model, or the "least_squares" solution.
+        train_images: how many of the 200; None for all.
+        test_images: how many of the 200; None for all.
+        center: take only the central square of this many pixels of every image, for quick trials.
+        seed: of noise, weights, crops.
+    """
+
+    name: str
+    title: str
+    model: Literal["identity", "spatial", "permutohedral", "combined", "deep"]
+    options: dict[str, Any] = field(default_factory=dict)
+    paper: float | None = None
+    noise: float = 25.0
+    training: TrainingSettings | None = None
+    samples: Literal["images", "crops"] = "images"
+    crop: int = 64
+    loss: Loss = "logarithmic"
+    start: Literal["initial", "least_squares"] = "initial"
+    train_images: int | None = None
+    test_images: int | None = None
+    center: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        build_model(self)
+        linear = self.model in ("spatial", "permutohedral", "combined")
+        scaled = bool(self.options.get("learn_scale"))
+        if self.training and self.samples == "images" and (not linear or scaled):
+            raise InputError("samples: images needs a model that is linear in all its weights; take samples: crops")
+        if self.start == "least_squares" and not linear:
+            raise InputError("start: least_squares needs a model that is linear in its weights")
+
+
+def build_model(config: DenoisingConfig) -> nn.Module:
+    """The model of a row, with weights drawn from its seed."""
+    torch.manual_seed(config.seed)
+    try:
+        return _MODELS[config.model](**config.options)
+    except TypeError as error:
+        raise InputError(f"the options of the model {config.model} do not fit: {error}") from error
+
+
+def run(config: DenoisingConfig, options: RunOptions) -> Result | None:
+    """Train and evaluate one row.
+
+    Returns:
+        The result; None in the helping processes of a training on several devices.
+    """
+    lightning.seed_everything(config.seed, workers=True, verbose=False)
+    model = build_model(config).to(options.device)
+    seconds: dict[str, float] = {}
+    metrics: dict[str, Any] = {"weights": count_weights(model)}
+    if config.training is not None:
+        started = time.perf_counter()
+        metrics |= _train(model, config, options)
+        seconds["training"] = time.perf_counter() - started
+        if not metrics.pop("is_first"):
+            return None
+    started = time.perf_counter()
+    images = load(config, "test", config.test_images, options)
+    per_image = evaluate(model.to(options.device).eval(), images, config, options.device)
+    seconds["evaluation"] = time.perf_counter() - started
+    metrics["psnr"] = sum(per_image.values()) / len(per_image)
+    metrics["psnr_per_image"] = per_image
+    _keep_weights(model, config, options)
+    return Result(
+        experiment="denoising",
+        name=config.name,
+        config=asdict(config),
+        metrics=metrics,
+        seed=config.seed,
+        seconds=seconds,
+        environment=describe_environment(options.device),
+    )
+
+
+def load(config: DenoisingConfig, split: Split, limit: int | None, options: RunOptions) -> list[GrayImage]:
+    """The images of a split as the configuration wants them."""
+    images = load_images(split, options.data, limit)
+    return images if config.center is None else [_center(image, config.center) for image in images]
+
+
+def _center(image: GrayImage, size: int) -> GrayImage:
+    top, left = (max(0, (extent - size) // 2) for extent in image.pixels.shape)
+    return GrayImage(image.name, image.pixels[top : top + size, left : left + size])
+
+
+def _keep_weights(model: nn.Module, config: DenoisingConfig, options: RunOptions) -> None:
+    from safetensors.torch import save_file
+
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    if tensors:
+        options.output.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, options.output / f"{config.name}.safetensors")
+
+
+def load_weights(config: DenoisingConfig, folder: Path) -> nn.Module:
+    """The model of a row, with the weights that `run` left in the output folder."""
+    from safetensors.torch import load_file
+
+    model = build_model(config).eval()
+    if model.state_dict():
+        model.load_state_dict(load_file(folder / f"{config.name}.safetensors"))
+    return model
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, images: Iterable[GrayImage], config: DenoisingConfig, device: torch.device
+) -> dict[str, float]:
+    """PSNR in dB of every whole image, by name."""
+    scores = {}
+    for image in images:
+        noisy = add_noise(image, config.noise / 255, config.seed).to(device)
+        denoised = model(noisy[None, None])[0, 0]
+        scores[image.name] = psnr(denoised, image.pixels.to(device))
+    return scores
+
+
+def psnr(image: Tensor, clean: Tensor) -> float:
+    """Peak signal-to-noise ratio in dB, the peak being 1.
+
+    >>> psnr(torch.full((2, 2), 0.1), torch.zeros(2, 2))
+    20.0
+    """
+    return round(float(-10 * (image.double() - clean.double()).square().mean().log10()), 6)
+
+
+def _train(model: nn.Module, config: DenoisingConfig, options: RunOptions) -> dict[str, Any]:
+    images = load(config, "train", config.train_images, options)
+    settings = cast(TrainingSettings, config.training)
+    metrics: dict[str, Any] = {}
+    errors = None
+    if config.samples == "images" or config.start == "least_squares":
+        linear = cast(LinearDenoiser, model)
+        errors = quadratic.measure_quadratic_errors(linear, images, config.noise / 255, config.seed, options.device)
+        solution = errors.least_squares()
+        metrics["train_psnr_of_least_squares"] = _mean_psnr(errors.evaluate(solution.to(errors.matrix.device)))
+        if config.start == "least_squares":
+            linear.set_weights(solution.float())
+    checkpoints = options.output / "checkpoints" / f"{config.name}-{_digest(config)}"
+    task: Task
+    if config.samples == "images":
+        assert errors is not None
+        dataset: Dataset[Any] = TensorDataset(errors.matrix.cpu(), errors.vector.cpu(), errors.constant.cpu())
+        task = QuadraticTask(model, settings, config.loss)
+    else:
+        crops = settings.steps * settings.batch_size * options.devices
+        dataset = Crops(images, config, crops, first=crops // settings.steps * steps_done(options, checkpoints))
+        task = ImageTask(model, settings, config.loss)
+    loader = _loader(dataset, settings, repeat=config.samples == "images")
+    metrics["is_first"] = fit(task, loader, options, checkpoints)
+    if config.samples == "images":
+        assert errors is not None
+        weights = cast(LinearDenoiser, task.model).weights().detach().to(errors.matrix.device)
+        metrics["train_psnr"] = _mean_psnr(errors.evaluate(weights))
+    return metrics
+
+
+def _digest(config: DenoisingConfig) -> str:
+    """Tells configurations apart whose checkpoints do not fit each other; a training may be made longer."""
+    content = asdict(config)
+    content["training"].pop("steps")
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def _loader(dataset: Dataset[Any], settings: TrainingSettings, repeat: bool) -> DataLoader[Any]:
+    size = len(cast("Sequence[Any]", dataset))
+    return DataLoader(dataset, min(settings.batch_size, size), shuffle=repeat, drop_last=True)
+
+
+def _mean_psnr(errors: Tensor) -> float:
+    return float(-10 * errors.log10().mean())
+
+
+def loss_of(errors: Tensor, kind: Loss) -> Tensor:
+    """The loss of a batch from the mean squared error of each item."""
+    return errors.log().mean() if kind == "logarithmic" else errors.mean() / 2
+
+
+class QuadraticTask(Task):
+    """Trains a linear denoiser on whole images through their quadratic errors."""
+
+    def __init__(self, model: nn.Module, settings: TrainingSettings, loss: Loss) -> None:
+        super().__init__(model, settings)
+        self.loss: Loss = loss
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        """The loss of a batch of images."""
+        weights = cast(LinearDenoiser, self.model).weights()
+        return loss_of(quadratic.evaluate(batch[0], batch[1], batch[2], weights), self.loss)
+
+
+class ImageTask(Task):
+    """Trains any denoiser on crops."""
+
+    def __init__(self, model: nn.Module, settings: TrainingSettings, loss: Loss) -> None:
+        super().__init__(model, settings)
+        self.loss: Loss = loss
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        """The loss of a batch of crops."""
+        noisy, clean = batch
+        errors = (self.model(noisy) - clean).square().mean(dim=(1, 2, 3))
+        return loss_of(errors, self.loss)
+
+
+class Crops(Dataset[tuple[Tensor, Tensor]]):
+    """Random crops of images, flipped and turned at random, with fresh noise.
+
+    Crop number i is the same whenever and wherever it is drawn, so a resumed training goes on as if uninterrupted.
+
+    Args:
+        images: to crop.
+        config: names the size of the crops, the noise and the seed.
+        number: of crops.
+        first: the crop to begin with.
+    """
+
+    def __init__(self, images: Sequence[GrayImage], config: DenoisingConfig, number: int, first: int = 0) -> None:
+        self.images, self.config, self.number, self.first = images, config, number, first
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """A noisy and a clean crop, `[1, crop, crop]` each."""
+        generator = torch.Generator().manual_seed(self.config.seed * 1_000_000_007 + self.first + index)
+
+        def draw(limit: int) -> int:
+            return int(torch.randint(limit, (), generator=generator))
+
+        pixels, size = self.images[draw(len(self.images))].pixels, self.config.crop
+        if min(pixels.shape) < size:
+            raise InputError(f"crops of {size} pixels do not fit an image of {tuple(pixels.shape)}")
+        top, left = (draw(extent - size + 1) for extent in pixels.shape)
+        clean = torch.rot90(pixels[top : top + size, left : left + size], draw(4))
+        clean = (clean.flip(0) if draw(2) else clean)[None].contiguous()
+        return clean + self.config.noise / 255 * torch.randn(clean.shape, generator=generator), clean

@@ -1,0 +1,1 @@
+"""Networks: those of the paper, and ours."""

@@ -1,0 +1,202 @@
+"""The denoisers of the paper's Table (b): one spatial filter, one filter on the lattice, or the sum of both.
+
+All map noisy gray images `[batch, 1, height, width]` to clean ones of the same shape, and are linear in their
+weights: the output is sum_k w_k r_k with `responses` r_k. Training is therefore a least-squares problem.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from permutohedral.errors import InputError
+from permutohedral.features import color_features, join_features, position_features
+from permutohedral.functional import permutohedral_filter
+from permutohedral.lattice import Lattice
+from permutohedral.nn import PermutohedralConvolution
+
+
+class LinearDenoiser(Protocol):
+    """What the denoisers of the paper have in common."""
+
+    def __call__(self, noisy: Tensor, origin: tuple[int, int] = (0, 0)) -> Tensor: ...
+
+    def responses(self, noisy: Tensor) -> Tensor:
+        """What each weight is multiplied with: `[batch, weights, height, width]`."""
+        ...
+
+    def weights(self) -> Tensor:
+        """All weights, `[weights]`, in the order of `responses`."""
+        ...
+
+    def set_weights(self, weights: Tensor) -> None:
+        """Overwrite all weights, `[weights]`."""
+        ...
+
+
+class SpatialDenoiser(nn.Module):
+    """A spatial convolution with one filter: the paper's "CNN".
+
+    Args:
+        size: width of the filter, odd; 5 has 25 weights.
+        padding_mode: what lies outside of the image, as of `torch.nn.Conv2d`.
+
+    >>> SpatialDenoiser()(torch.rand(1, 1, 8, 9)).shape
+    torch.Size([1, 1, 8, 9])
+    """
+
+    def __init__(self, size: int = 5, padding_mode: str = "replicate") -> None:
+        super().__init__()
+        if size < 1 or size % 2 == 0:
+            raise InputError(f"size must be odd and positive, got {size}")
+        self.padding_mode = "constant" if padding_mode == "zeros" else padding_mode
+        self.weight = nn.Parameter(torch.full((1, 1, size, size), 1 / size**2))
+
+    def _pad(self, noisy: Tensor) -> Tensor:
+        margin = self.weight.shape[-1] // 2
+        return F.pad(noisy, (margin,) * 4, mode=self.padding_mode)
+
+    def forward(self, noisy: Tensor, origin: tuple[int, int] = (0, 0)) -> Tensor:
+        """Filter `noisy [batch, 1, height, width]`; a spatial filter does not depend on `origin`."""
+        return F.conv2d(self._pad(_check(noisy)), self.weight)
+
+    def responses(self, noisy: Tensor) -> Tensor:
+        patches = F.unfold(self._pad(_check(noisy)), self.weight.shape[-1])
+        return patches.reshape(len(noisy), -1, *noisy.shape[-2:])
+
+    def weights(self) -> Tensor:
+        return self.weight.flatten()
+
+    @torch.no_grad()
+    def set_weights(self, weights: Tensor) -> None:
+        self.weight.copy_(weights.view_as(self.weight))
+
+
+class PermutohedralDenoiser(nn.Module):
+    """A permutohedral convolution over position and noisy gray value: the paper's "PCNN".
+
+    It starts as the Gaussian bilateral filter ("PCNN Gauss") and can be trained. The output is divided by the
+    Gaussian filter of ones, whatever the weights, as the paper's authors do in their layer.
+
+    Args:
+        sigma_space: standard deviation of the Gaussian over positions, in pixels.
+        sigma_range: the same over gray values; white is 1.
+        neighborhood_size: reach of the filter; 2 has 65 weights.
+        learn_scale: train a factor for each of the three features, too.
+
+    >>> PermutohedralDenoiser()(torch.rand(1, 1, 8, 9)).shape
+    torch.Size([1, 1, 8, 9])
+    """
+
+    def __init__(
+        self,
+        sigma_space: float = 1.5,
+        sigma_range: float = 0.25,
+        neighborhood_size: int = 2,
+        learn_scale: bool = False,
+    ) -> None:
+        super().__init__()
+        self.sigma_space, self.sigma_range = sigma_space, sigma_range
+        self.convolution = PermutohedralConvolution(
+            in_channels=1,
+            out_channels=1,
+            dimension=3,
+            neighborhood_size=neighborhood_size,
+            bias=False,
+            init="gaussian",
+            normalization="homogeneous",
+            learn_scale=learn_scale,
+        )
+
+    def features(self, noisy: Tensor, origin: tuple[int, int] = (0, 0)) -> Tensor:
+        """Position and gray value of every pixel, in standard deviations: `[batch, height * width, 3]`.
+
+        Args:
+            noisy: `[batch, 1, height, width]`.
+            origin: (y, x) of the first pixel; a tile of a larger image then meets the same lattice as the whole.
+        """
+        height, width = noisy.shape[-2:]
+        shift = torch.tensor(origin, dtype=noisy.dtype, device=noisy.device)
+        position = position_features(height, width, 1.0, device=noisy.device, dtype=noisy.dtype) + shift
+        return join_features(position / self.sigma_space, color_features(noisy, self.sigma_range))
+
+    def forward(self, noisy: Tensor, origin: tuple[int, int] = (0, 0)) -> Tensor:
+        """Filter `noisy [batch, 1, height, width]`, whose first pixel lies at `origin` (y, x)."""
+        features = self.features(_check(noisy), origin)
+        filtered: Tensor = self.convolution(noisy.flatten(2).transpose(1, 2), features)
+        return filtered.transpose(1, 2).reshape(len(noisy), -1, *noisy.shape[-2:])
+
+    def lattice(self, noisy: Tensor, origin: tuple[int, int] = (0, 0)) -> Lattice:
+        """The lattice under the pixels of `noisy`."""
+        return self.convolution.build_lattice(self.features(_check(noisy), origin))
+
+    def responses(self, noisy: Tensor) -> Tensor:
+        taps = self.convolution.weight.shape[0]
+        each_tap = torch.eye(taps, dtype=noisy.dtype, device=noisy.device)[:, None, :]
+        values = noisy.flatten(2).transpose(1, 2)
+        filtered = permutohedral_filter(
+            values, None, each_tap, normalization="homogeneous", lattice=self.lattice(noisy)
+        )
+        return filtered.transpose(1, 2).reshape(len(noisy), -1, *noisy.shape[-2:])
+
+    def weights(self) -> Tensor:
+        return self.convolution.weight.flatten()
+
+    @torch.no_grad()
+    def set_weights(self, weights: Tensor) -> None:
+        self.convolution.weight.copy_(weights.view_as(self.convolution.weight))
+
+
+class CombinedDenoiser(nn.Module):
+    """The sum of a permutohedral and a spatial convolution: the paper's "PCNN + CNN". Starts as "PCNN Gauss".
+
+    Args:
+        sigma_space: as of `PermutohedralDenoiser`.
+        sigma_range: as of `PermutohedralDenoiser`.
+        neighborhood_size: as of `PermutohedralDenoiser`.
+        learn_scale: as of `PermutohedralDenoiser`.
+        size: as of `SpatialDenoiser`.
+        padding_mode: as of `SpatialDenoiser`.
+
+    >>> sum(parameter.numel() for parameter in CombinedDenoiser().parameters())
+    90
+    """
+
+    def __init__(
+        self,
+        sigma_space: float = 1.5,
+        sigma_range: float = 0.25,
+        neighborhood_size: int = 2,
+        learn_scale: bool = False,
+        size: int = 5,
+        padding_mode: str = "replicate",
+    ) -> None:
+        super().__init__()
+        self.permutohedral = PermutohedralDenoiser(sigma_space, sigma_range, neighborhood_size, learn_scale)
+        self.spatial = SpatialDenoiser(size, padding_mode)
+        nn.init.zeros_(self.spatial.weight)
+
+    def forward(self, noisy: Tensor, origin: tuple[int, int] = (0, 0)) -> Tensor:
+        """Filter `noisy [batch, 1, height, width]`, whose first pixel lies at `origin` (y, x)."""
+        filtered: Tensor = self.permutohedral(noisy, origin) + self.spatial(noisy)
+        return filtered
+
+    def responses(self, noisy: Tensor) -> Tensor:
+        return torch.cat([self.permutohedral.responses(noisy), self.spatial.responses(noisy)], dim=1)
+
+    def weights(self) -> Tensor:
+        return torch.cat([self.permutohedral.weights(), self.spatial.weights()])
+
+    def set_weights(self, weights: Tensor) -> None:
+        on_lattice, in_space = weights.split([self.permutohedral.weights().numel(), self.spatial.weights().numel()])
+        self.permutohedral.set_weights(on_lattice)
+        self.spatial.set_weights(in_space)
+
+
+def _check(noisy: Tensor) -> Tensor:
+    if noisy.dim() != 4 or noisy.shape[1] != 1:
+        raise InputError(f"noisy must be gray images [batch, 1, height, width], got shape {tuple(noisy.shape)}")
+    return noisy

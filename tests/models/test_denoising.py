@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import DEVICE, assert_close
+from torch import Tensor, nn
+
+import permutohedral as ph
+from permutohedral.errors import InputError
+from permutohedral.models.deep_denoising import DeepDenoiser, PermutohedralBlock, count_weights
+from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
+
+LINEAR = [SpatialDenoiser, PermutohedralDenoiser, CombinedDenoiser]
+
+
+def noisy_images(batch: int = 2, height: int = 13, width: int = 17) -> Tensor:
+    return torch.rand(batch, 1, height, width, device=DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("model", "weights"), [(SpatialDenoiser, 25), (PermutohedralDenoiser, 65), (CombinedDenoiser, 90)]
+)
+def test_numbers_of_weights_are_the_papers(model: type[nn.Module], weights: int) -> None:
+    assert count_weights(model()) == weights
+
+
+@pytest.mark.parametrize("model", LINEAR)
+def test_output_is_the_sum_of_the_responses_times_the_weights(model: type) -> None:
+    denoiser = model().to(DEVICE)
+    weights = torch.randn(denoiser.weights().shape, device=DEVICE)
+    denoiser.set_weights(weights)
+    assert torch.equal(denoiser.weights(), weights)
+    noisy = noisy_images()
+    expected = (denoiser.responses(noisy) * weights[:, None, None]).sum(dim=1, keepdim=True)
+    assert_close(denoiser(noisy), expected)
+
+
+@pytest.mark.parametrize("model", [*LINEAR, DeepDenoiser])
+def test_items_of_a_batch_do_not_mix(model: type[nn.Module]) -> None:
+    denoiser, noisy = model().to(DEVICE), noisy_images(batch=3)
+    together = denoiser(noisy)
+    assert together.shape == noisy.shape
+    for item in range(3):
+        assert_close(denoiser(noisy[item : item + 1]), together[item : item + 1])
+
+
+@pytest.mark.parametrize("model", [*LINEAR, DeepDenoiser])
+def test_color_images_are_refused(model: type[nn.Module]) -> None:
+    with pytest.raises(InputError, match="gray images"):
+        model()(torch.rand(1, 3, 8, 8))
+
+
+def test_the_spatial_filter_is_a_correlation() -> None:
+    denoiser = SpatialDenoiser(size=3)
+    weight = torch.arange(9.0)
+    denoiser.set_weights(weight)
+    impulse = torch.zeros(1, 1, 7, 7)
+    impulse[0, 0, 3, 3] = 1
+    assert torch.equal(denoiser(impulse)[0, 0, 2:5, 2:5], weight.reshape(3, 3).flip(0, 1))
+
+
+def test_the_untrained_permutohedral_denoiser_is_the_gaussian_bilateral_filter() -> None:
+    noisy = noisy_images(batch=1)
+    expected = ph.bilateral_filter(noisy, sigma_space=1.5, sigma_range=0.2, method="dense")
+    assert_close(PermutohedralDenoiser(sigma_space=1.5, sigma_range=0.2).to(DEVICE)(noisy), expected)
+
+
+def test_the_combined_denoiser_starts_as_the_permutohedral_one() -> None:
+    noisy = noisy_images()
+    assert_close(CombinedDenoiser().to(DEVICE)(noisy), PermutohedralDenoiser().to(DEVICE)(noisy))
+
+
+def test_a_tile_with_its_origin_agrees_with_the_whole_inside() -> None:
+    denoiser = CombinedDenoiser().to(DEVICE)
+    denoiser.spatial.set_weights(torch.randn(25))
+    noisy = noisy_images(batch=1, height=40, width=60)
+    whole = denoiser(noisy)
+    tile = denoiser(noisy[..., 5:, 20:], origin=(5, 20))
+    assert_close(tile[..., 12:, 12:], whole[..., 17:, 32:])
+
+
+def test_the_scale_receives_gradients() -> None:
+    denoiser = PermutohedralDenoiser(learn_scale=True).to(DEVICE)
+    denoiser(noisy_images()).square().sum().backward()
+    gradient = denoiser.convolution.log_scale.grad  # type: ignore[union-attr]
+    assert gradient is not None
+    assert bool((gradient != 0).all())
+
+
+def test_the_deep_denoiser_places_its_permutohedral_blocks_evenly() -> None:
+    kinds = [type(block).__name__[0] for block in DeepDenoiser(8, blocks=4, permutohedral_blocks=2).body]
+    assert "".join(kinds) == "PSSPSS"
+    assert not any(isinstance(block, PermutohedralBlock) for block in DeepDenoiser(8, 4, 0).body)
+    with pytest.raises(InputError, match="permutohedral_blocks"):
+        DeepDenoiser(8, blocks=2, permutohedral_blocks=3)
+
+
+def test_repeats_share_their_weights() -> None:
+    once, twice = DeepDenoiser(8, 2, 1), DeepDenoiser(8, 2, 1, repeats=2)
+    assert count_weights(once) == count_weights(twice)
+    twice.load_state_dict(once.state_dict())
+    noisy = noisy_images().cpu()
+    assert not torch.allclose(once(noisy), twice(noisy))
+
+
+def test_the_embedding_of_the_deep_denoiser_receives_gradients_and_is_bounded() -> None:
+    block = PermutohedralBlock(channels=8, extent=3.0).to(DEVICE)
+    hidden = 100 * torch.randn(2, 8, 9, 10, device=DEVICE)
+    assert float(block.features(hidden)[..., 2:].detach().abs().max()) <= 3.0
+    block(hidden / 100).square().sum().backward()
+    assert float(block.embed.weight.grad.abs().min()) > 0  # type: ignore[union-attr]
+
+
+def test_a_deep_denoiser_learns() -> None:
+    torch.manual_seed(0)
+    denoiser = DeepDenoiser(channels=8, blocks=1, permutohedral_blocks=1, lattice_channels=4).to(DEVICE)
+    clean = F.interpolate(torch.rand(4, 1, 4, 4, device=DEVICE), size=(16, 16))
+    noisy = clean + 0.1 * torch.randn_like(clean)
+    optimizer = torch.optim.Adam(denoiser.parameters(), 1e-2)
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = (denoiser(noisy) - clean).square().mean()
+        loss.backward()
+        optimizer.step()
+    # the noisy input itself has an error of 0.01
+    assert float(loss.detach()) < 0.006
