@@ -42,6 +42,12 @@ Points<T> points_of(const Array<const T, 2>& features) {
     return {features.data(), nullptr, int64_t(features.shape(0)), int64_t(features.shape(1))};
 }
 
+// An output is about to be written for the first time.
+template <class Out>
+void advise(const Out& out) {
+    prefer_huge_pages(out.data(), out.nbytes());
+}
+
 // An index between its two steps: before, the number of lattice points is not known; after, it is spent.
 // It keeps `vertices` alive, which `finish` still writes to.
 struct PendingIndex {
@@ -50,6 +56,8 @@ struct PendingIndex {
 
     void finish(Array<int32_t, 2> keys, Array<int64_t, 1> table) {
         nb::gil_scoped_release release;
+        advise(keys);
+        advise(table);
         index->finish(keys.data(), table.data());
         index.reset();
     }
@@ -63,6 +71,8 @@ std::unique_ptr<PendingIndex> index_points(Array<const T, 2> features, std::opti
     Points<T> points = points_of(features);
     if (batch.has_value()) points.batch = batch->data();
     nb::gil_scoped_release release;
+    advise(vertices);
+    advise(barycentric);
     pending->index = std::make_unique<Index>(points.points, points.d + 1, vertices.data(), threads);
     if (!kernels<T>().index_points(points, limit, *pending->index, barycentric.data())) return nullptr;
     return pending;
@@ -80,6 +90,7 @@ std::unique_ptr<PendingIndex> index_keys(Array<const int32_t, 2> keys, Array<int
 void find_neighbors_in(Array<const int64_t, 1> table, Array<const int32_t, 2> target_keys,
                        Array<const int32_t, 2> offsets, bool same, Array<int32_t, 2> neighbors, int threads) {
     nb::gil_scoped_release release;
+    advise(neighbors);
     const NeighborQuery query{table.data(),   int64_t(table.shape(0)),   target_keys.data(), int64_t(target_keys.shape(0)),
                               offsets.data(), int64_t(offsets.shape(0)), same};
     find_neighbors(query, neighbors.data(), threads);
@@ -88,6 +99,7 @@ void find_neighbors_in(Array<const int64_t, 1> table, Array<const int32_t, 2> ta
 void transpose_neighbors_in(Array<const int32_t, 2> neighbors, Array<const int64_t, 1> opposite,
                             Array<int32_t, 2> transposed, int threads) {
     nb::gil_scoped_release release;
+    advise(transposed);
     const NeighborShape shape{int64_t(neighbors.shape(0)), int64_t(neighbors.shape(1)), int64_t(transposed.shape(1))};
     transpose_neighbors(neighbors.data(), opposite.data(), shape, transposed.data(), threads);
 }
@@ -95,12 +107,14 @@ void transpose_neighbors_in(Array<const int32_t, 2> neighbors, Array<const int64
 template <class T>
 void embed_gradient(Array<const T, 2> features, Array<const T, 2> gradient, Array<T, 2> out, int threads) {
     nb::gil_scoped_release release;
+    advise(out);
     kernels<T>().embed_gradient(points_of(features), gradient.data(), out.data(), threads);
 }
 
 template <class T>
 void embed_differential(Array<const T, 2> features, Array<const T, 2> differential, Array<T, 2> out, int threads) {
     nb::gil_scoped_release release;
+    advise(out);
     kernels<T>().embed_differential(points_of(features), differential.data(), out.data(), threads);
 }
 
@@ -108,6 +122,7 @@ template <class T>
 void splat(Array<const T, 2> values, Array<const int32_t, 2> vertices, Array<const T, 2> barycentric, Array<T, 2> out,
            int threads) {
     nb::gil_scoped_release release;
+    advise(out);
     kernels<T>().splat(corners_of(vertices, barycentric.data()), rows_of(values), rows_of(out), threads);
 }
 
@@ -115,6 +130,7 @@ template <class T>
 void slice(Array<const T, 2> lattice_values, Array<const int32_t, 2> vertices, Array<const T, 2> barycentric,
            Array<T, 2> out, int threads) {
     nb::gil_scoped_release release;
+    advise(out);
     kernels<T>().slice(corners_of(vertices, barycentric.data()), rows_of(lattice_values), out.data(), threads);
 }
 
@@ -122,6 +138,7 @@ template <class T>
 void barycentric_gradient(Array<const T, 2> values, Array<const T, 2> lattice_values,
                           Array<const int32_t, 2> vertices, Array<T, 2> out, int threads) {
     nb::gil_scoped_release release;
+    advise(out);
     kernels<T>().barycentric_gradient(corners_of<T>(vertices, nullptr), rows_of(values), lattice_values.data(),
                                       out.data(), threads);
 }
@@ -130,6 +147,7 @@ template <class T>
 void blur(Array<const T, 2> lattice_values, Array<const int32_t, 2> axis_neighbors, bool reverse, Array<T, 2> out,
           int threads) {
     nb::gil_scoped_release release;
+    advise(out);
     kernels<T>().blur(rows_of(lattice_values), axis_neighbors.data(), int64_t(axis_neighbors.shape(0)) / 2, reverse,
                       out.data(), threads);
 }
@@ -138,6 +156,7 @@ template <class T>
 void convolve(Array<const T, 2> lattice_values, Array<const T, 3> weight, Array<const int32_t, 2> neighbors,
               int64_t groups, Array<T, 2> out, int threads) {
     nb::gil_scoped_release release;
+    advise(out);
     kernels<T>().convolve(rows_of(lattice_values), weight.data(), neighbors_of(neighbors), groups, rows_of(out),
                           threads);
 }

@@ -156,9 +156,31 @@ void collect_chunk(const Points<T>& points, Index& index, int64_t chunk, const K
     index.store_chunk(chunk, collector.keys(), collector.count());
 }
 
+// First corners of some points all over, to cut the range of keys into parts.
+template <class T, int D, int W>
+void sample_keys(const Points<T>& points, Index& index, const KeyMap<D, W>& map) {
+    constexpr int64_t wanted = 4096;
+    const int64_t d = D > 0 ? D : points.d, words = W > 0 ? W : map.words;
+    const Elevation<T> elevation = make_elevation<T>(d);
+    const int64_t blocks = std::min(wanted, points.points) / lanes<T>;
+    const Memory sample(sizeof(uint64_t) * blocks * lanes<T> * words);
+    Vector<T> features[room<D>];
+    Simplex<T, D> simplex;
+    LaneKeys<T, D, W> found;
+    for (int64_t b = 0; b < blocks; ++b) {
+        const int64_t begin = block_range(points.points, blocks, b).begin;
+        load_points<T, D>(points.features + begin * d, d, lanes<T>, features);
+        find_simplex<T, D>(features, d, elevation, simplex);
+        find_keys<T, D, W>(simplex, map, points.batch == nullptr ? nullptr : points.batch + begin, lanes<T>, found);
+        std::memcpy(as<uint64_t>(sample) + b * lanes<T> * words, found.key, sizeof(uint64_t) * lanes<T> * words);
+    }
+    index.choose_parts(as<uint64_t>(sample), blocks * lanes<T>);
+}
+
 template <class T, int D, int W>
 void collect(const Points<T>& points, Index& index, T* barycentric) {
     const KeyMap<D, W> map(index.packing);
+    sample_keys<T, D, W>(points, index, map);
     // one collector per thread, made by the thread that uses it
     struct Slot {
         KeyCollector<D, W>* collector;

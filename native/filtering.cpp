@@ -123,7 +123,6 @@ void splat_part(const Corners<T>& corners, Rows<const T> values, Range rows, con
 
 template <class T>
 void splat(const Corners<T>& corners, Rows<const T> values, Rows<T> out, int threads) {
-    prefer_huge_pages(out.data, sizeof(T) * out.rows * out.channels);
     with_channels(values.channels, [&](auto constant) {
         constexpr int C = decltype(constant)::value;
         if (threads == 1) {
@@ -176,7 +175,6 @@ inline T add_up(Piece<T, N> piece) {
 
 template <class T>
 void slice(const Corners<T>& corners, Rows<const T> lattice_values, T* out, int threads) {
-    prefer_huge_pages(out, sizeof(T) * corners.points * lattice_values.channels);
     with_channels(lattice_values.channels, [&](auto constant) {
         parallel_ranges(threads, corners.points, point_block, [&](int64_t begin, int64_t end, int) {
             slice_points<T, decltype(constant)::value>(corners, lattice_values, {begin, end}, out);
@@ -236,7 +234,6 @@ void blur(Rows<const T> lattice_values, const int32_t* axis_neighbors, int64_t a
     const Memory scratch(sizeof(T) * rows * channels);
     const Memory zero(sizeof(T) * channels);
     std::memset(zero.data(), 0, zero.size());
-    prefer_huge_pages(out, sizeof(T) * rows * channels);
     Rows<const T> in = lattice_values;
     for (int64_t pass = 0; pass < axes; ++pass) {
         const int64_t axis = reverse ? axes - 1 - pass : pass;

@@ -9,70 +9,140 @@
 namespace permutohedral {
 namespace {
 
-constexpr uint64_t empty_slot = ~uint64_t{0};
-constexpr uint32_t is_id = uint32_t{1} << 31;
-constexpr int64_t max_positions = int64_t{1} << 31;
 constexpr int64_t min_chunk_rows = 2048, max_chunk_rows = 65536;
-// keys per part: small enough for a part's slots to stay in a level-two cache
+// keys per part: small enough to stay in a level-two cache
 constexpr int64_t part_keys = 16384;
-constexpr int max_part_bits = 8;
-constexpr int64_t position_block = 65536;
+constexpr int64_t max_parts = 256;
+constexpr int bucket_bits = 14;
+constexpr int64_t max_lattice_points = int64_t{1} << 31;
+constexpr int64_t row_block = 8192;
 
-void clear_slots(PartTable& table, int64_t capacity, int64_t stride) {
-    table.capacity = capacity;
-    table.slots = Memory(sizeof(uint64_t) * capacity * stride);
-    std::memset(table.slots.data(), 0xff, table.slots.size());
-}
+inline uint64_t bucket_of(const uint64_t* key) { return key[0] >> (64 - bucket_bits); }
 
+// Distinct keys, numbered in the order of insertion. Open addressing by linear probing; a slot is a number plus one.
 template <int W>
-void grow(PartTable& table, int64_t words) {
-    const int64_t stride = words + 1, old_capacity = table.capacity;
-    const Memory old = std::move(table.slots);
-    table.slots = Memory();
-    clear_slots(table, 2 * old_capacity, stride);
-    const uint64_t mask = table.capacity - 1;
-    uint64_t* slots = as<uint64_t>(table.slots);
-    for (int64_t i = 0; i < old_capacity; ++i) {
-        const uint64_t* slot = as<uint64_t>(old) + i * stride;
-        if (slot[words] == empty_slot) continue;
-        uint64_t place = hash_key<W>(slot, words) & mask;
-        while (slots[place * stride + words] != empty_slot) place = (place + 1) & mask;
-        std::memcpy(slots + place * stride, slot, sizeof(uint64_t) * stride);
-    }
-}
+class KeySet {
+public:
+    explicit KeySet(int64_t words) : words_(W > 0 ? W : words), slots_(256, 0) {}
 
-// The first position of `key`, which is `position` if the key is new.
-template <int W>
-inline uint64_t insert(PartTable& table, const uint64_t* key, uint64_t position, int64_t words) {
-    if (2 * table.count >= table.capacity) grow<W>(table, words);
-    const int64_t stride = (W > 0 ? W : words) + 1;
-    const uint64_t mask = table.capacity - 1;
-    uint64_t* slots = as<uint64_t>(table.slots);
-    for (uint64_t place = hash_key<W>(key, words) & mask;; place = (place + 1) & mask) {
-        uint64_t* slot = slots + place * stride;
-        if (slot[stride - 1] == empty_slot) {
-            std::memcpy(slot, key, sizeof(uint64_t) * (stride - 1));
-            slot[stride - 1] = position;
-            ++table.count;
-            return position;
-        }
-        if (same_key<W>(slot, key, words)) return slot[stride - 1];
-    }
-}
-
-template <int W>
-void merge_lists(const std::vector<ChunkList>& chunks, int64_t part, int64_t words, PartTable& table,
-                 uint32_t* firsts) {
-    clear_slots(table, 64, words + 1);
-    for (const ChunkList& chunk : chunks) {
-        const uint64_t* keys = as<uint64_t>(chunk.keys);
-        const uint32_t* positions = as<uint32_t>(chunk.positions);
-        if (chunk.count == 0) continue;
-        for (uint32_t i = chunk.starts[part]; i < chunk.starts[part + 1]; ++i) {
-            const uint64_t position = chunk.base + positions[i];
-            firsts[position] = uint32_t(insert<W>(table, keys + i * (W > 0 ? W : words), position, words));
+    uint32_t insert(const uint64_t* key) {
+        if (2 * count_ >= int64_t(slots_.size())) grow();
+        const uint64_t mask = slots_.size() - 1;
+        for (uint64_t place = hash_key<W>(key, words_) & mask;; place = (place + 1) & mask) {
+            const uint32_t slot = slots_[place];
+            if (slot == 0) {
+                keys_.insert(keys_.end(), key, key + words_);
+                slots_[place] = uint32_t(++count_);
+                return uint32_t(count_ - 1);
+            }
+            if (same_key<W>(keys_.data() + (slot - 1) * words_, key, words_)) return slot - 1;
         }
     }
+
+    void clear() {
+        std::fill(slots_.begin(), slots_.end(), 0);
+        keys_.clear();
+        count_ = 0;
+    }
+
+    int64_t count() const { return count_; }
+    const uint64_t* keys() const { return keys_.data(); }
+
+private:
+    void grow() {
+        slots_.assign(2 * slots_.size(), 0);
+        const uint64_t mask = slots_.size() - 1;
+        for (int64_t i = 0; i < count_; ++i) {
+            uint64_t place = hash_key<W>(keys_.data() + i * words_, words_) & mask;
+            while (slots_[place] != 0) place = (place + 1) & mask;
+            slots_[place] = uint32_t(i + 1);
+        }
+    }
+
+    int64_t words_, count_ = 0;
+    std::vector<uint32_t> slots_;
+    std::vector<uint64_t> keys_;
+};
+
+struct NumberedKey {
+    uint64_t key;
+    uint32_t number;
+};
+
+// Sorts by key, eight bits at a time from the lowest that differ.
+void radix_sort(std::vector<NumberedKey>& items, std::vector<NumberedKey>& scratch) {
+    uint64_t all = ~uint64_t{0}, any = 0;
+    for (const NumberedKey& item : items) {
+        all &= item.key;
+        any |= item.key;
+    }
+    scratch.resize(items.size());
+    for (int shift = 0; shift < 64; shift += 8) {
+        if ((((any & ~all) >> shift) & 0xff) == 0) continue;
+        uint32_t starts[257] = {0};
+        for (const NumberedKey& item : items) ++starts[((item.key >> shift) & 0xff) + 1];
+        for (int i = 0; i < 256; ++i) starts[i + 1] += starts[i];
+        for (const NumberedKey& item : items) scratch[starts[(item.key >> shift) & 0xff]++] = item;
+        items.swap(scratch);
+    }
+}
+
+// What one thread needs to merge parts.
+template <int W>
+struct Merger {
+    explicit Merger(int64_t words) : words(words), set(words) {}
+
+    // The numbers of the distinct keys, in the order of the keys.
+    const std::vector<NumberedKey>& sorted() {
+        items.resize(set.count());
+        for (int64_t i = 0; i < set.count(); ++i) items[i] = {set.keys()[i * words], uint32_t(i)};
+        if (words == 1) {
+            radix_sort(items, scratch);
+        } else {
+            std::sort(items.begin(), items.end(), [&](const NumberedKey& a, const NumberedKey& b) {
+                return less_key<0>(set.keys() + a.number * words, set.keys() + b.number * words, words);
+            });
+        }
+        return items;
+    }
+
+    void merge(std::vector<ChunkList>& chunks, int64_t part, Part& out) {
+        set.clear();
+        for (ChunkList& chunk : chunks) {
+            if (chunk.count == 0) continue;
+            const uint64_t* keys = as<uint64_t>(chunk.keys);
+            uint32_t* numbers = as<uint32_t>(chunk.ranks);
+            const int64_t end = chunk.starts[part + 1];
+            for (int64_t i = chunk.starts[part]; i < end; ++i) numbers[i] = set.insert(keys + i * words);
+        }
+        out.count = set.count();
+        out.keys = Memory(sizeof(uint64_t) * out.count * words);
+        ranks.resize(out.count);
+        uint32_t rank = 0;
+        for (const NumberedKey& item : sorted()) {
+            std::memcpy(as<uint64_t>(out.keys) + rank * words, set.keys() + item.number * words, sizeof(uint64_t) * words);
+            ranks[item.number] = rank++;
+        }
+        for (ChunkList& chunk : chunks) {
+            if (chunk.count == 0) continue;
+            uint32_t* numbers = as<uint32_t>(chunk.ranks);
+            for (int64_t i = chunk.starts[part]; i < chunk.starts[part + 1]; ++i) numbers[i] = ranks[numbers[i]];
+        }
+    }
+
+    int64_t words;
+    KeySet<W> set;
+    std::vector<NumberedKey> items, scratch;
+    std::vector<uint32_t> ranks;
+};
+
+template <int W>
+void merge_parts(std::vector<ChunkList>& chunks, std::vector<Part>& parts, int64_t words, int threads) {
+    std::vector<std::vector<Merger<W>>> mergers(threads);
+    parallel_for(threads, int64_t(parts.size()), [&](int64_t part, int worker) {
+        if (mergers[worker].empty()) mergers[worker].emplace_back(words);
+        mergers[worker][0].merge(chunks, part, parts[part]);
+    });
 }
 
 }  // namespace
@@ -82,136 +152,90 @@ Index::Index(int64_t rows, int64_t corners, int32_t* vertices, int threads)
     chunk_rows = std::clamp(rows / (8 * threads), min_chunk_rows, max_chunk_rows);
     num_chunks = divide_up(rows, chunk_rows);
     chunks_.resize(num_chunks);
-    part_bits_ = 0;
-    while (part_bits_ < max_part_bits && (rows * corners) >> part_bits_ > part_keys) ++part_bits_;
-    parts_.resize(size_t{1} << part_bits_);
+}
+
+void Index::choose_parts(const uint64_t* sample, int64_t count) {
+    const int64_t wanted = std::clamp<int64_t>(rows * corners / part_keys, 1, max_parts);
+    std::vector<int64_t> below(size_t{1} << bucket_bits, 0);
+    for (int64_t i = 0; i < count; ++i) ++below[bucket_of(sample + i * packing.words)];
+    part_of_bucket_.resize(below.size());
+    int64_t seen = 0;
+    for (size_t bucket = 0; bucket < below.size(); ++bucket) {
+        part_of_bucket_[bucket] = uint8_t(std::min(seen * wanted / std::max<int64_t>(count, 1), wanted - 1));
+        seen += below[bucket];
+    }
+    parts_.resize(wanted);
 }
 
 void Index::store_chunk(int64_t chunk, const uint64_t* keys, int64_t count) {
     ChunkList& list = chunks_[chunk];
-    const int64_t words = packing.words, parts = int64_t{1} << part_bits_;
+    const int64_t words = packing.words, parts = int64_t(parts_.size());
     list.count = count;
     list.keys = Memory(sizeof(uint64_t) * count * words);
     list.positions = Memory(sizeof(uint32_t) * count);
+    list.ranks = Memory(sizeof(uint32_t) * count);
     list.starts.assign(parts + 1, 0);
-    const Memory part_memory(sizeof(uint8_t) * count);
-    uint8_t* part = as<uint8_t>(part_memory);
-    for (int64_t i = 0; i < count; ++i) {
-        const uint64_t hash = words == 1 ? hash_key<1>(keys + i, 1) : hash_key<0>(keys + i * words, words);
-        part[i] = uint8_t(part_of(hash, part_bits_));
-        ++list.starts[part[i] + 1];
-    }
+    for (int64_t i = 0; i < count; ++i) ++list.starts[part_of_bucket_[bucket_of(keys + i * words)] + 1];
     for (int64_t p = 0; p < parts; ++p) list.starts[p + 1] += list.starts[p];
     std::vector<uint32_t> next(list.starts.begin(), list.starts.end() - 1);
     uint64_t* grouped = as<uint64_t>(list.keys);
     uint32_t* positions = as<uint32_t>(list.positions);
     for (int64_t i = 0; i < count; ++i) {
-        const uint32_t place = next[part[i]]++;
+        const uint32_t place = next[part_of_bucket_[bucket_of(keys + i * words)]]++;
         positions[place] = uint32_t(i);
         for (int64_t w = 0; w < words; ++w) grouped[place * words + w] = keys[i * words + w];
     }
 }
 
-void Index::merge_part(int64_t part) {
-    uint32_t* firsts = as<uint32_t>(firsts_);
-    if (packing.words == 1) {
-        merge_lists<1>(chunks_, part, 1, parts_[part], firsts);
-    } else {
-        merge_lists<0>(chunks_, part, packing.words, parts_[part], firsts);
-    }
-}
-
-// Turns every first position into an id, flagged by `is_id`; the others keep pointing at their first position.
-void Index::number_firsts() {
-    uint32_t* firsts = as<uint32_t>(firsts_);
-    std::vector<int64_t> ids(divide_up(num_positions_, position_block) + 1, 0);
-    parallel_ranges(threads, num_positions_, position_block, [&](int64_t begin, int64_t end, int) {
-        int64_t count = 0;
-        for (int64_t i = begin; i < end; ++i) count += firsts[i] == uint32_t(i);
-        ids[begin / position_block + 1] = count;
-    });
-    for (size_t b = 1; b < ids.size(); ++b) ids[b] += ids[b - 1];
-    parallel_ranges(threads, num_positions_, position_block, [&](int64_t begin, int64_t end, int) {
-        uint32_t id = uint32_t(ids[begin / position_block]);
-        for (int64_t i = begin; i < end; ++i) {
-            if (firsts[i] == uint32_t(i)) firsts[i] = is_id | id++;
-        }
-    });
-    num_lattice_points = ids.back();
-}
-
 void Index::merge() {
-    for (ChunkList& chunk : chunks_) {
-        chunk.base = num_positions_;
-        num_positions_ += chunk.count;
+    if (packing.words == 1) {
+        merge_parts<1>(chunks_, parts_, 1, threads);
+    } else {
+        merge_parts<0>(chunks_, parts_, packing.words, threads);
     }
-    if (num_positions_ >= max_positions) throw std::length_error("more than 2^31 keys: split the points into batches");
-    firsts_ = Memory(sizeof(uint32_t) * num_positions_);
-    parallel_for(threads, int64_t(parts_.size()), [&](int64_t part, int) { merge_part(part); });
-    number_firsts();
+    for (ChunkList& chunk : chunks_) chunk.keys = Memory();
+    for (Part& part : parts_) {
+        part.base = num_lattice_points;
+        num_lattice_points += part.count;
+    }
+    if (num_lattice_points >= max_lattice_points) {
+        throw std::length_error("more than 2^31 lattice points: split the points into batches");
+    }
 }
 
 int64_t Index::table_size() const {
-    int64_t slots = 0;
-    for (const PartTable& part : parts_) slots += part.capacity;
-    return packing_size(packing.columns) + 2 + int64_t(parts_.size()) + 1 + num_lattice_points * packing.words + slots;
+    return packing_size(packing.columns) + 1 + (num_lattice_points + table_padding) * packing.words;
 }
 
-void Index::finish_chunk(int64_t chunk, int32_t* keys, uint64_t* packed) {
-    ChunkList& list = chunks_[chunk];
-    const uint32_t* firsts = as<uint32_t>(firsts_);
-    const uint32_t* own = firsts + list.base;
-    const int64_t words = packing.words;
-    for (int64_t i = 0; i < list.count; ++i) {
-        const uint32_t first = own[as<uint32_t>(list.positions)[i]];
-        if ((first & is_id) == 0) continue;
-        const int64_t id = first ^ is_id;
-        const uint64_t* key = as<uint64_t>(list.keys) + i * words;
-        std::memcpy(packed + id * words, key, sizeof(uint64_t) * words);
-        unpack_row(packing, key, keys + id * packing.columns);
-    }
-    list.keys = Memory();
+void Index::finish_chunk(int64_t chunk) {
+    const ChunkList& list = chunks_[chunk];
     // from positions in the chunk's list to ids
-    const Memory ids_memory(sizeof(int32_t) * list.count);
-    int32_t* ids = as<int32_t>(ids_memory);
-    for (int64_t i = 0; i < list.count; ++i) {
-        const uint32_t first = own[i];
-        ids[i] = int32_t(((first & is_id) != 0 ? first : firsts[first]) ^ is_id);
+    const Memory memory(sizeof(int32_t) * list.count);
+    int32_t* ids = as<int32_t>(memory);
+    const uint32_t* positions = as<uint32_t>(list.positions);
+    const uint32_t* ranks = as<uint32_t>(list.ranks);
+    for (size_t part = 0; part < parts_.size(); ++part) {
+        const int64_t base = parts_[part].base;
+        for (uint32_t i = list.starts[part]; i < list.starts[part + 1]; ++i) ids[positions[i]] = int32_t(base + ranks[i]);
     }
     const int64_t begin = chunk * chunk_rows * corners;
     const int64_t end = std::min((chunk + 1) * chunk_rows, rows) * corners;
     for (int64_t i = begin; i < end; ++i) vertices[i] = ids[vertices[i]];
 }
 
-void Index::finish_part(int64_t part, uint64_t* slots) const {
-    const PartTable& table = parts_[part];
-    const uint32_t* firsts = as<uint32_t>(firsts_);
-    const int64_t words = packing.words;
-    for (int64_t i = 0; i < table.capacity; ++i) {
-        const uint64_t* slot = as<uint64_t>(table.slots) + i * (words + 1);
-        slots[i] = 0;
-        if (slot[words] == empty_slot) continue;
-        const uint64_t hash = words == 1 ? hash_key<1>(slot, 1) : hash_key<0>(slot, words);
-        slots[i] = tag_of(hash) | ((firsts[slot[words]] ^ is_id) + 1);
-    }
-}
-
 void Index::finish(int32_t* keys, int64_t* table) {
-    const int64_t parts = int64_t(parts_.size());
+    const int64_t words = packing.words;
     write_packing(packing, table);
-    int64_t* cursor = table + packing_size(packing.columns);
-    *cursor++ = num_lattice_points;
-    *cursor++ = part_bits_;
-    int64_t* bases = cursor;
-    bases[0] = 0;
-    for (int64_t part = 0; part < parts; ++part) bases[part + 1] = bases[part] + parts_[part].capacity;
-    uint64_t* packed = reinterpret_cast<uint64_t*>(bases + parts + 1);
-    uint64_t* slots = packed + num_lattice_points * packing.words;
-    parallel_for(threads, parts, [&](int64_t part, int) { finish_part(part, slots + bases[part]); });
-    parts_.clear();
-    parallel_for(threads, num_chunks, [&](int64_t chunk, int) { finish_chunk(chunk, keys, packed); });
-    chunks_.clear();
-    firsts_ = Memory();
+    table[packing_size(packing.columns)] = num_lattice_points;
+    uint64_t* packed = reinterpret_cast<uint64_t*>(table + packing_size(packing.columns) + 1);
+    std::memset(packed + num_lattice_points * words, 0xff, sizeof(uint64_t) * table_padding * words);
+    parallel_for(threads, int64_t(parts_.size()), [&](int64_t p, int) {
+        const Part& part = parts_[p];
+        if (part.count == 0) return;
+        std::memcpy(packed + part.base * words, part.keys.data(), sizeof(uint64_t) * part.count * words);
+        unpack_rows(packing, as<uint64_t>(part.keys), part.count, keys + part.base * packing.columns);
+    });
+    parallel_for(threads, num_chunks, [&](int64_t chunk, int) { finish_chunk(chunk); });
 }
 
 TableView view_table(const int64_t* data, int64_t size) {
@@ -219,11 +243,75 @@ TableView view_table(const int64_t* data, int64_t size) {
     if (!read_packing(data, size, view.packing)) throw std::invalid_argument("not a table of the native backend");
     const int64_t* cursor = data + packing_size(view.packing.columns);
     view.num_lattice_points = *cursor++;
-    view.part_bits = int(*cursor++);
-    view.bases = cursor;
-    view.packed = reinterpret_cast<const uint64_t*>(cursor + (int64_t{1} << view.part_bits) + 1);
-    view.slots = view.packed + view.num_lattice_points * view.packing.words;
+    view.packed = reinterpret_cast<const uint64_t*>(cursor);
+    const int64_t* order = cursor + (view.num_lattice_points + table_padding) * view.packing.words;
+    view.order = data + size > order ? reinterpret_cast<const uint32_t*>(order) : nullptr;
     return view;
+}
+
+namespace {
+
+// The range of the digits; false if a row is no vertex of the lattice.
+bool measure_rows(const int32_t* keys, int64_t rows, int64_t columns, bool lattice, DigitRange& range) {
+    int64_t row[max_columns], digits[max_columns];
+    for (int64_t i = 0; i < rows; ++i) {
+        for (int64_t column = 0; column < columns; ++column) row[column] = keys[i * columns + column];
+        if (!find_digits(columns, lattice, row, digits)) return false;
+        for (int64_t column = 0; column < columns; ++column) {
+            range.low[column] = std::min(i == 0 ? digits[column] : range.low[column], digits[column]);
+            range.high[column] = std::max(i == 0 ? digits[column] : range.high[column], digits[column]);
+        }
+    }
+    return true;
+}
+
+bool measure_in_parallel(const int32_t* keys, const Index& index, int64_t columns, bool lattice, DigitRange& range) {
+    const int64_t blocks = divide_up(index.rows, row_block);
+    std::vector<DigitRange> ranges(blocks);
+    std::vector<uint8_t> valid(blocks);
+    parallel_for(index.threads, blocks, [&](int64_t b, int) {
+        const int64_t begin = b * row_block, count = std::min(row_block, index.rows - begin);
+        valid[b] = measure_rows(keys + begin * columns, count, columns, lattice, ranges[b]);
+    });
+    range = ranges[0];
+    for (int64_t b = 1; b < blocks; ++b) {
+        for (int64_t column = 0; column < columns; ++column) {
+            range.low[column] = std::min(range.low[column], ranges[b].low[column]);
+            range.high[column] = std::max(range.high[column], ranges[b].high[column]);
+        }
+    }
+    return std::all_of(valid.begin(), valid.end(), [](uint8_t v) { return v != 0; });
+}
+
+}  // namespace
+
+void index_rows(Index& index, const int32_t* keys, int64_t columns) {
+    DigitRange range;
+    const bool lattice = measure_in_parallel(keys, index, columns, true, range);
+    if (!lattice) measure_in_parallel(keys, index, columns, false, range);
+    index.packing = plan_packing(columns, lattice, range);
+    const int64_t words = index.packing.words;
+    auto pack = [&](int64_t i, uint64_t* key) {
+        int64_t row[max_columns];
+        for (int64_t column = 0; column < columns; ++column) row[column] = keys[i * columns + column];
+        pack_row(index.packing, row, key);
+    };
+    constexpr int64_t sample_size = 4096;
+    const int64_t stride = std::max<int64_t>(1, index.rows / sample_size), count = divide_up(index.rows, stride);
+    std::vector<uint64_t> sample(count * words);
+    for (int64_t i = 0; i < count; ++i) pack(i * stride, sample.data() + i * words);
+    index.choose_parts(sample.data(), count);
+    parallel_for(index.threads, index.num_chunks, [&](int64_t chunk, int) {
+        const int64_t begin = chunk * index.chunk_rows;
+        const int64_t rows = std::min(index.chunk_rows, index.rows - begin);
+        const Memory packed(sizeof(uint64_t) * rows * words);
+        for (int64_t i = 0; i < rows; ++i) {
+            pack(begin + i, as<uint64_t>(packed) + i * words);
+            index.vertices[begin + i] = int32_t(i);
+        }
+        index.store_chunk(chunk, as<uint64_t>(packed), rows);
+    });
+    index.merge();
 }
 
 }  // namespace permutohedral

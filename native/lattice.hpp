@@ -1,9 +1,11 @@
-// Numbering of keys: which vertices occur, each once, in the order in which the points touch them first.
+// Numbering of keys: which vertices occur, each once, in the order of their packed keys.
 //
 // The points are cut into chunks. Each chunk lists the keys it touches (nearly without repetition, thanks to small
-// caches) and writes positions in that list to `vertices`. The lists are then merged in parts by hash, each part
-// by one thread, chunk after chunk, so that the first position of a key is the same whatever the threads do; the
-// ids are the ranks of those first positions. Hence neither the number of threads nor the chunks show in the result.
+// caches) and writes positions in that list to `vertices`. The lists are then merged in parts, ranges of packed
+// keys, each by one thread: repetitions are found by hashing, and what is left is sorted. The ids are the ranks in that
+// order, so neither the number of threads nor the chunks nor the parts show in the result. Sorted keys need no hash
+// table to find neighbors: the keys of all points moved by one offset are sorted too, and one walk along both finds
+// all pairs.
 #pragma once
 
 #include <cstdint>
@@ -14,26 +16,29 @@
 
 namespace permutohedral {
 
-// Keys of one chunk, grouped by part, in each group by position.
+// Keys of one chunk, grouped by part.
 struct ChunkList {
     Memory keys;       // uint64 [count, words]
     Memory positions;  // uint32 [count], in the list before grouping
+    Memory ranks;      // uint32 [count], the rank of the key among those of its part
     std::vector<uint32_t> starts;  // [parts + 1]
     int64_t count = 0;
-    int64_t base = 0;  // position of the chunk's list among all lists
 };
 
-// Open addressing by linear probing. A slot is a key's words, then the first position of the key.
-struct PartTable {
-    Memory slots;  // uint64 [capacity, words + 1]
-    int64_t capacity = 0;
+// The distinct keys of a part, sorted.
+struct Part {
+    Memory keys;  // uint64 [count, words]
     int64_t count = 0;
+    int64_t base = 0;  // id of the first
 };
 
 class Index {
 public:
     // rows of `corners` keys each, for which `vertices [rows, corners]` is to be written
     Index(int64_t rows, int64_t corners, int32_t* vertices, int threads);
+
+    // Cuts the range of keys into parts of about the same size, by a sample of packed keys.
+    void choose_parts(const uint64_t* sample, int64_t count);
 
     // Takes over the list of a chunk; called once per chunk, by any thread.
     void store_chunk(int64_t chunk, const uint64_t* keys, int64_t count);
@@ -44,7 +49,7 @@ public:
     // int64 words of the table that `finish` writes
     int64_t table_size() const;
 
-    // Writes ids to `vertices`, `keys [num_lattice_points, columns]` and the table; frees what is no longer needed.
+    // Writes ids to `vertices`, `keys [num_lattice_points, columns]` and the table.
     void finish(int32_t* keys, int64_t* table);
 
     Packing packing{};
@@ -54,35 +59,28 @@ public:
     int threads;
 
 private:
-    void merge_part(int64_t part);
-    void number_firsts();
-    void finish_chunk(int64_t chunk, int32_t* keys, uint64_t* packed);
-    void finish_part(int64_t part, uint64_t* slots) const;
+    void finish_chunk(int64_t chunk);
 
-    int part_bits_;
+    std::vector<uint8_t> part_of_bucket_;  // by the leading bits of a key
     std::vector<ChunkList> chunks_;
-    std::vector<PartTable> parts_;
-    Memory firsts_;  // uint32 [all positions]: first position of the same key; later an id, see number_firsts
-    int64_t num_positions_ = 0;
+    std::vector<Part> parts_;
 };
 
-// A table as `finish` writes it:
-//   packing | num_lattice_points | part_bits | slot base of each part, and the end | packed keys | slots
-// A slot is 0 if empty, else 32 bits of the hash above id + 1. The slots of a part are a power of two.
+// A table: packing | num_lattice_points | sorted packed keys | padding above all keys | order
+// The order, uint32 [num_lattice_points], two to a word, is the row of each sorted key; it is there only if the rows
+// are not sorted themselves.
 struct TableView {
     Packing packing;
     int64_t num_lattice_points;
-    int part_bits;
-    const int64_t* bases;    // [parts + 1]
-    const uint64_t* packed;  // [num_lattice_points, words]
-    const uint64_t* slots;
+    const uint64_t* packed;  // [num_lattice_points + table_padding, words]
+    const uint32_t* order;   // or null
 };
+
+// keys that may be read past the end
+constexpr int64_t table_padding = 4;
 
 // Throws std::invalid_argument if `data` is no table.
 TableView view_table(const int64_t* data, int64_t size);
-
-static inline uint64_t part_of(uint64_t hash, int part_bits) { return (hash >> 1) >> (63 - part_bits); }
-static inline uint64_t tag_of(uint64_t hash) { return (hash << 8) & 0xffffffff00000000u; }
 
 // Numbers rows of arbitrary integers: the distinct rows of `keys [rows, columns]`.
 void index_rows(Index& index, const int32_t* keys, int64_t columns);
@@ -94,7 +92,7 @@ struct NeighborQuery {
     int64_t num_targets;
     const int32_t* offsets;  // [filter_size, d]
     int64_t filter_size;
-    bool same;  // source and target keys are the same
+    bool same;  // the targets are the keys of the table
 };
 
 void find_neighbors(const NeighborQuery& query, int32_t* neighbors, int threads);

@@ -1,4 +1,4 @@
-// Look-ups in the table of an Index, and the numbering of rows of integers.
+// Neighbors by walking along sorted keys.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -11,29 +11,94 @@ namespace permutohedral {
 namespace {
 
 constexpr int64_t target_block = 8192;
-// look-ups in flight: enough to hide the latency of memory
-constexpr int64_t in_flight = 32;
+// taps walked together: their steps do not depend on each other, so the processor overlaps them
+constexpr int64_t taps_at_once = 8;
 
-inline const uint64_t* slot_of(const TableView& table, uint64_t hash) {
-    const uint64_t part = part_of(hash, table.part_bits);
-    const uint64_t mask = table.bases[part + 1] - table.bases[part] - 1;
-    return table.slots + table.bases[part] + (hash & mask);
+// Place of the first sorted key not below `key`, searched from `start` in growing steps: cheap if it is near.
+template <int W>
+int64_t find_place(const TableView& table, const uint64_t* key, int64_t start) {
+    const int64_t words = W > 0 ? W : table.packing.words, count = table.num_lattice_points;
+    auto below = [&](int64_t place) { return less_key<W>(table.packed + place * words, key, words); };
+    // the place lies in [low, high]
+    int64_t low = 0, high = count;
+    if (start < count && below(start)) {
+        low = start + 1;
+        for (int64_t step = 1; low + step < count; step *= 2) {
+            if (!below(low + step - 1)) {
+                high = low + step - 1;
+                break;
+            }
+            low += step;
+        }
+    } else {
+        high = start;
+        for (int64_t step = 1; high - step >= 0; step *= 2) {
+            if (below(high - step)) {
+                low = high - step + 1;
+                break;
+            }
+            high -= step;
+        }
+    }
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (below(middle)) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
 }
 
-// The id of `key`, -1 if it does not occur.
-template <int W>
-inline int32_t find_key(const TableView& table, const uint64_t* key, uint64_t hash) {
-    const int64_t words = W > 0 ? W : table.packing.words;
-    const uint64_t part = part_of(hash, table.part_bits);
-    const uint64_t* slots = table.slots + table.bases[part];
-    const uint64_t mask = table.bases[part + 1] - table.bases[part] - 1;
-    const uint64_t tag = tag_of(hash);
-    for (uint64_t place = hash & mask;; place = (place + 1) & mask) {
-        const uint64_t slot = slots[place];
-        if (slot == 0) return -1;
-        if (((slot ^ tag) >> 32) != 0) continue;
-        const int64_t id = int64_t(slot & 0xffffffffu) - 1;
-        if (same_key<W>(table.packed + id * words, key, words)) return int32_t(id);
+struct Tap {
+    int64_t index;
+    int64_t partner;  // tap of the negative offset, found by the same walk; -1 if there is none
+    bool packable;
+    std::vector<uint64_t> addend;
+};
+
+// Which rows of the result a tap writes to.
+struct Output {
+    int32_t* neighbors;
+    int64_t num_targets;
+    const uint32_t* order;  // row of each sorted key, or null
+
+    int32_t* row(int64_t tap) const { return tap < 0 ? nullptr : neighbors + tap * num_targets; }
+    int64_t row_of(int64_t place) const { return order == nullptr ? place : order[place]; }
+};
+
+// The table's own keys as targets, one word each: all taps walk along the sorted keys side by side. No sum leaves its
+// digits, since the targets lie inside the margins, so the moved keys are sorted too.
+void walk(const TableView& table, const Tap* taps, int64_t num_taps, Range range, const Output& output) {
+    const uint64_t* packed = table.packed;
+    const uint64_t* const end = packed + table.num_lattice_points;
+    const uint64_t* at[taps_at_once];
+    uint64_t addend[taps_at_once];
+    int32_t* row[taps_at_once];
+    int32_t* partner[taps_at_once];
+    for (int64_t t = 0; t < num_taps; ++t) {
+        addend[t] = taps[t].addend[0];
+        row[t] = output.row(taps[t].index);
+        partner[t] = output.row(taps[t].partner);
+        const uint64_t first = packed[range.begin] + addend[t];
+        at[t] = std::lower_bound(packed, end, first);
+    }
+    for (int64_t place = range.begin; place < range.end; ++place) {
+        for (int64_t t = 0; t < num_taps; ++t) {
+            const uint64_t key = packed[place] + addend[t];
+            const uint64_t* next = at[t];
+            int64_t passed;
+            do {
+                // counted without branches: how many keys to pass is not predictable
+                passed = (next[0] < key) + (next[1] < key) + (next[2] < key) + (next[3] < key);
+                next += passed;
+            } while (passed == table_padding);
+            at[t] = next;
+            const bool found = *next == key && next < end;
+            row[t][place] = found ? int32_t(next - packed) : -1;
+            if (found && partner[t] != nullptr) partner[t][next - packed] = int32_t(place);
+        }
     }
 }
 
@@ -43,51 +108,46 @@ struct Targets {
     const uint8_t* valid;
 };
 
-struct Tap {
-    int64_t index;
-    int64_t partner;  // tap of the negative offset, found by the same look-up; -1 if there is none
-    bool packable;
-    std::vector<uint64_t> addend;
-};
-
-// One tap over targets [begin, end).
+// Any targets, best if sorted.
 template <int W>
-void look_up(const TableView& table, const Targets& targets, const Tap& tap, Range range, int32_t* row,
-             int32_t* partner_row) {
+void search(const TableView& table, const Targets& targets, const Tap& tap, Range range, const Output& output) {
     const int64_t words = W > 0 ? W : table.packing.words;
-    std::vector<uint64_t> keys(in_flight * words);
-    uint64_t hashes[in_flight];
-    for (int64_t begin = range.begin; begin < range.end; begin += in_flight) {
-        const int64_t count = std::min(in_flight, range.end - begin);
-        for (int64_t i = 0; i < count; ++i) {
-            uint64_t* key = keys.data() + i * words;
-            for (int64_t w = 0; w < words; ++w) key[w] = targets.packed[(begin + i) * words + w] + tap.addend[w];
-            hashes[i] = hash_key<W>(key, words);
-            __builtin_prefetch(slot_of(table, hashes[i]));
-        }
-        for (int64_t i = 0; i < count; ++i) {
-            const int64_t target = begin + i;
-            const bool valid = targets.valid == nullptr || targets.valid[target] != 0;
-            const int32_t found = valid ? find_key<W>(table, keys.data() + i * words, hashes[i]) : -1;
-            row[target] = found;
-            if (partner_row != nullptr && found >= 0) partner_row[found] = int32_t(target);
-        }
+    std::vector<uint64_t> key(words);
+    int32_t* row = output.row(tap.index);
+    int32_t* partner = output.row(tap.partner);
+    int64_t place = 0;
+    for (int64_t target = range.begin; target < range.end; ++target) {
+        // where the targets are the table's own keys they come in its order
+        const int64_t out = targets.valid == nullptr ? output.row_of(target) : target;
+        row[out] = -1;
+        if (targets.valid != nullptr && targets.valid[target] == 0) continue;
+        for (int64_t w = 0; w < words; ++w) key[w] = targets.packed[target * words + w] + tap.addend[w];
+        place = find_place<W>(table, key.data(), place);
+        if (place == table.num_lattice_points) continue;
+        if (!same_key<W>(table.packed + place * words, key.data(), words)) continue;
+        row[out] = int32_t(output.row_of(place));
+        if (partner != nullptr) partner[output.row_of(place)] = int32_t(out);
     }
 }
 
 // An offset that may leave the margin: each sum is packed, and checked, by itself.
-void look_up_far(const TableView& table, const NeighborQuery& query, const Tap& tap, Range range, int32_t* row) {
-    const int64_t columns = table.packing.columns;
-    std::vector<uint64_t> key(table.packing.words);
+void search_far(const TableView& table, const NeighborQuery& query, const Tap& tap, Range range, const Output& output) {
+    const int64_t columns = table.packing.columns, words = table.packing.words;
+    std::vector<uint64_t> key(words);
     int64_t sum[max_columns];
+    int32_t* row = output.row(tap.index);
+    int64_t place = 0;
     for (int64_t target = range.begin; target < range.end; ++target) {
         const int32_t* target_key = query.target_keys + target * columns;
         sum[0] = target_key[0];
         for (int64_t column = 1; column < columns; ++column) {
             sum[column] = int64_t(target_key[column]) + query.offsets[tap.index * (columns - 1) + column - 1];
         }
-        const bool valid = pack_row(table.packing, sum, key.data());
-        row[target] = valid ? find_key<0>(table, key.data(), hash_key<0>(key.data(), table.packing.words)) : -1;
+        row[target] = -1;
+        if (!pack_row(table.packing, sum, key.data())) continue;
+        place = find_place<0>(table, key.data(), place);
+        if (place == table.num_lattice_points) continue;
+        if (same_key<0>(table.packed + place * words, key.data(), words)) row[target] = int32_t(output.row_of(place));
     }
 }
 
@@ -99,8 +159,8 @@ std::vector<Tap> plan_taps(const TableView& table, const NeighborQuery& query) {
     std::vector<int32_t> offset(d);
     for (int64_t k = 0; k < query.filter_size; ++k) {
         Tap tap{k, -1, false, std::vector<uint64_t>(table.packing.words)};
-        for (int64_t column = 0; column < d; ++column) offset[column] = -query.offsets[k * d + column];
         tap.packable = pack_offset(table.packing, query.offsets + k * d, tap.addend.data());
+        for (int64_t column = 0; column < d; ++column) offset[column] = -query.offsets[k * d + column];
         const auto opposite = by_offset.find(offset);
         if (query.same && tap.packable && opposite != by_offset.end() && taps[opposite->second].partner < 0) {
             taps[opposite->second].partner = k;
@@ -110,6 +170,8 @@ std::vector<Tap> plan_taps(const TableView& table, const NeighborQuery& query) {
         by_offset[offset] = int64_t(taps.size());
         taps.push_back(std::move(tap));
     }
+    // those that can be walked together come first
+    std::stable_partition(taps.begin(), taps.end(), [](const Tap& tap) { return tap.packable; });
     return taps;
 }
 
@@ -137,23 +199,25 @@ void find_neighbors(const NeighborQuery& query, int32_t* neighbors, int threads)
     Memory packed, valid;
     const Targets targets = pack_targets(table, query, packed, valid, threads);
     const std::vector<Tap> taps = plan_taps(table, query);
+    const Output output{neighbors, query.num_targets, table.order};
+    parallel_for(threads, int64_t(taps.size()), [&](int64_t tap, int) {
+        if (taps[tap].partner >= 0) std::fill_n(output.row(taps[tap].partner), query.num_targets, -1);
+    });
     const int64_t blocks = divide_up(query.num_targets, target_block);
-    auto row_of = [&](int64_t tap) { return tap < 0 ? nullptr : neighbors + tap * query.num_targets; };
-    for (const Tap& tap : taps) {
-        if (tap.partner >= 0) std::fill_n(row_of(tap.partner), query.num_targets, -1);
-    }
-    parallel_for(threads, int64_t(taps.size()) * blocks, [&](int64_t task, int) {
-        const Tap& tap = taps[task / blocks];
-        const int64_t begin = task % blocks * target_block;
+    const int64_t near = std::count_if(taps.begin(), taps.end(), [](const Tap& tap) { return tap.packable; });
+    const bool walks = query.same && table.order == nullptr && table.packing.words == 1;
+    const int64_t walkable = walks ? near : 0, groups = divide_up(walkable, taps_at_once);
+    parallel_for(threads, (groups + int64_t(taps.size()) - walkable) * blocks, [&](int64_t task, int) {
+        const int64_t begin = task % blocks * target_block, group = task / blocks;
         const Range range{begin, std::min(begin + target_block, query.num_targets)};
-        int32_t* row = row_of(tap.index);
-        if (!tap.packable) {
-            look_up_far(table, query, tap, range, row);
-        } else if (table.packing.words == 1) {
-            look_up<1>(table, targets, tap, range, row, row_of(tap.partner));
-        } else {
-            look_up<0>(table, targets, tap, range, row, row_of(tap.partner));
+        if (group < groups) {
+            const int64_t first = group * taps_at_once;
+            return walk(table, taps.data() + first, std::min(taps_at_once, walkable - first), range, output);
         }
+        const Tap& tap = taps[walkable + group - groups];
+        if (!tap.packable) return search_far(table, query, tap, range, output);
+        if (table.packing.words == 1) return search<1>(table, targets, tap, range, output);
+        search<0>(table, targets, tap, range, output);
     });
 }
 
@@ -167,40 +231,6 @@ void transpose_neighbors(const int32_t* neighbors, const int64_t* opposite, Neig
             if (row[target] >= 0) out[row[target]] = int32_t(target);
         }
     });
-}
-
-namespace {
-
-DigitRange measure_rows(const int32_t* keys, int64_t rows, int64_t columns) {
-    DigitRange range{};
-    for (int64_t column = 0; column < columns; ++column) range.low[column] = range.high[column] = keys[column];
-    for (int64_t row = 1; row < rows; ++row) {
-        for (int64_t column = 0; column < columns; ++column) {
-            const int64_t digit = keys[row * columns + column];
-            range.low[column] = std::min(range.low[column], digit);
-            range.high[column] = std::max(range.high[column], digit);
-        }
-    }
-    return range;
-}
-
-}  // namespace
-
-void index_rows(Index& index, const int32_t* keys, int64_t columns) {
-    index.packing = plan_packing(columns, false, measure_rows(keys, index.rows, columns));
-    parallel_for(index.threads, index.num_chunks, [&](int64_t chunk, int) {
-        const int64_t words = index.packing.words, begin = chunk * index.chunk_rows;
-        const int64_t count = std::min(index.chunk_rows, index.rows - begin);
-        const Memory packed(sizeof(uint64_t) * count * words);
-        int64_t row[max_columns];
-        for (int64_t i = 0; i < count; ++i) {
-            for (int64_t column = 0; column < columns; ++column) row[column] = keys[(begin + i) * columns + column];
-            pack_row(index.packing, row, as<uint64_t>(packed) + i * words);
-            index.vertices[begin + i] = int32_t(i);
-        }
-        index.store_chunk(chunk, as<uint64_t>(packed), count);
-    });
-    index.merge();
 }
 
 }  // namespace permutohedral

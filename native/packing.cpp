@@ -17,11 +17,20 @@ int64_t bits_for(int64_t values) {
     return bits;
 }
 
+// The column of the i-th most significant digit: item, the digits of c_2 and c_1, the others, c_0.
+int64_t ranked_column(int64_t i, int64_t columns) {
+    if (i == 0 || columns == 2) return i;
+    if (i == columns - 1) return 1;
+    if (columns == 3) return 2;
+    return i == 1 ? 3 : i == 2 ? 2 : i + 1;
+}
+
 // Lays the columns out for a margin of `steps`; returns the number of words.
 int64_t lay_out(Packing& packing, const DigitRange& range, int64_t steps) {
     const int64_t d = packing.columns - 1;
     int64_t word = 0, used = 0;
-    for (int64_t column = 0; column < packing.columns; ++column) {
+    for (int64_t i = 0; i < packing.columns; ++i) {
+        const int64_t column = ranked_column(i, packing.columns);
         const bool whole = packing.lattice == 0 || column == 1;
         const int64_t margin = column == 0 ? 0 : whole ? steps * d : steps;
         packing.low[column] = range.low[column] - margin;
@@ -32,19 +41,11 @@ int64_t lay_out(Packing& packing, const DigitRange& range, int64_t steps) {
             used = 0;
         }
         packing.word[column] = word;
-        packing.shift[column] = used;
         used += packing.bits[column];
+        // a digit of no bits stays inside the word
+        packing.shift[column] = packing.bits[column] > 0 ? word_bits - used : 0;
     }
     return word + 1;
-}
-
-// The digit of one column; false where the row is no vertex.
-bool digit_of(const Packing& packing, const int64_t* row, int64_t column, int64_t& digit) {
-    digit = row[column];
-    if (packing.lattice == 0 || column < 2) return true;
-    const int64_t difference = row[column] - row[1];
-    digit = difference / packing.columns;
-    return digit * packing.columns == difference;
 }
 
 }  // namespace
@@ -60,39 +61,61 @@ Packing plan_packing(int64_t columns, bool lattice, const DigitRange& range) {
     return packing;
 }
 
-bool pack_row(const Packing& packing, const int64_t* row, uint64_t* key) {
-    std::memset(key, 0, sizeof(uint64_t) * packing.words);
-    for (int64_t column = 0; column < packing.columns; ++column) {
-        int64_t digit;
-        if (!digit_of(packing, row, column, digit)) return false;
-        digit -= packing.low[column];
-        if (digit < 0 || (digit >> packing.bits[column]) != 0) return false;
-        // a column of no bits may sit at shift 64
-        if (packing.bits[column] > 0) key[packing.word[column]] |= uint64_t(digit) << packing.shift[column];
+bool find_digits(int64_t columns, bool lattice, const int64_t* row, int64_t* digits) {
+    for (int64_t column = 0; column < columns; ++column) {
+        digits[column] = row[column];
+        if (!lattice || column < 2) continue;
+        const int64_t difference = row[column] - row[1];
+        digits[column] = difference / columns;
+        if (digits[column] * columns != difference) return false;
     }
     return true;
 }
 
-void unpack_row(const Packing& packing, const uint64_t* key, int32_t* row) {
+bool pack_row(const Packing& packing, const int64_t* row, uint64_t* key) {
+    int64_t digits[max_columns];
+    if (!find_digits(packing.columns, packing.lattice != 0, row, digits)) return false;
+    std::memset(key, 0, sizeof(uint64_t) * packing.words);
     for (int64_t column = 0; column < packing.columns; ++column) {
-        const int64_t bits = packing.bits[column];
-        const uint64_t mask = (uint64_t{1} << bits) - 1;
-        const uint64_t packed = bits > 0 ? (key[packing.word[column]] >> packing.shift[column]) & mask : 0;
-        const int64_t digit = int64_t(packed) + packing.low[column];
-        const bool difference = packing.lattice != 0 && column >= 2;
-        row[column] = int32_t(difference ? digit * packing.columns + row[1] : digit);
+        const int64_t digit = digits[column] - packing.low[column];
+        if (digit < 0 || (digit >> packing.bits[column]) != 0) return false;
+        key[packing.word[column]] |= uint64_t(digit) << packing.shift[column];
+    }
+    return true;
+}
+
+void unpack_rows(const Packing& packing, const uint64_t* keys, int64_t count, int32_t* rows) {
+    const int64_t columns = packing.columns;
+    uint64_t mask[max_columns];
+    uint32_t low[max_columns];
+    for (int64_t column = 0; column < columns; ++column) {
+        mask[column] = (uint64_t{1} << packing.bits[column]) - 1;
+        low[column] = uint32_t(packing.low[column]);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+        const uint64_t* key = keys + i * packing.words;
+        int32_t* row = rows + i * columns;
+        uint32_t factor = 1, base = 0;
+        for (int64_t column = 0; column < columns; ++column) {
+            const uint64_t packed = (key[packing.word[column]] >> packing.shift[column]) & mask[column];
+            const uint32_t coordinate = (uint32_t(packed) + low[column]) * factor + base;
+            row[column] = int32_t(coordinate);
+            if (column == 1 && packing.lattice != 0) {
+                factor = uint32_t(columns);
+                base = coordinate;
+            }
+        }
     }
 }
 
 bool pack_offset(const Packing& packing, const int32_t* offset, uint64_t* addend) {
-    std::memset(addend, 0, sizeof(uint64_t) * packing.words);
-    int64_t row[max_columns] = {0};
+    int64_t row[max_columns] = {0}, digits[max_columns];
     for (int64_t column = 1; column < packing.columns; ++column) row[column] = offset[column - 1];
+    if (!find_digits(packing.columns, packing.lattice != 0, row, digits)) return false;
+    std::memset(addend, 0, sizeof(uint64_t) * packing.words);
     for (int64_t column = 1; column < packing.columns; ++column) {
-        int64_t digit;
-        if (!digit_of(packing, row, column, digit)) return false;
-        if (digit > packing.margin[column] || digit < -packing.margin[column]) return false;
-        if (packing.bits[column] > 0) addend[packing.word[column]] += uint64_t(digit) << packing.shift[column];
+        if (digits[column] > packing.margin[column] || digits[column] < -packing.margin[column]) return false;
+        addend[packing.word[column]] += uint64_t(digits[column]) << packing.shift[column];
     }
     return true;
 }

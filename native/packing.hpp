@@ -7,6 +7,10 @@
 // A digit takes bits(n + 2 margin) bits, where n is the number of values from its lowest to its highest and
 // the margin lies empty on both sides. Adding an offset of at most the margin to a key in this range, or within the
 // margin around it, gives either the right packed key or one with a digit in an empty margin, which equals no key.
+//
+// Packed keys are compared as numbers, word by word. The item is the most significant digit, so items stay apart;
+// then, in the lattice form, the digits that depend on the first two features alone: for an image the order
+// is roughly that of its pixels.
 #pragma once
 
 #include <cstdint>
@@ -34,9 +38,12 @@ struct DigitRange {
 
 Packing plan_packing(int64_t columns, bool lattice, const DigitRange& range);
 
-// Packs a row of `columns` coordinates; false if it is no vertex or lies outside of range and margin.
+// The digits of a row of `columns` coordinates; false if it is no vertex of the lattice.
+bool find_digits(int64_t columns, bool lattice, const int64_t* row, int64_t* digits);
+
+// Packs a row; false if it is no vertex or lies outside of range and margin.
 bool pack_row(const Packing& packing, const int64_t* row, uint64_t* key);
-void unpack_row(const Packing& packing, const uint64_t* key, int32_t* row);
+void unpack_rows(const Packing& packing, const uint64_t* keys, int64_t count, int32_t* rows);
 
 // What to add to a packed key to move by `offset [columns - 1]`; false if it may leave the margin.
 bool pack_offset(const Packing& packing, const int32_t* offset, uint64_t* addend);
@@ -70,6 +77,15 @@ static inline bool same_key(const uint64_t* a, const uint64_t* b, int64_t words)
         if (a[w] != b[w]) return false;
     }
     return true;
+}
+
+template <int W>
+static inline bool less_key(const uint64_t* a, const uint64_t* b, int64_t words) {
+    const int64_t count = W > 0 ? W : words;
+    for (int64_t w = 0; w < count - 1; ++w) {
+        if (a[w] != b[w]) return a[w] < b[w];
+    }
+    return a[count - 1] < b[count - 1];
 }
 
 }  // namespace permutohedral

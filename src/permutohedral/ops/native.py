@@ -1,4 +1,4 @@
-"""The primitives on the CPU, by the compiled core (`native/`): threaded, vectorized, the same bits on any number of threads.
+"""The primitives on the CPU, by the compiled core (`native/`): the same bits on any number of threads.
 
 Here tensors are allocated and made contiguous; the core borrows them. The number of threads is
 `torch.get_num_threads()`. Values of 16 bits are widened to float32 here and rounded once at the end.
@@ -82,6 +82,14 @@ def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return unique_keys, inverse, table
 
 
+def _table_of(keys: Tensor) -> Tensor:
+    """A table of distinct keys in any order: that of the sorted keys, and the row of each, two to a word."""
+    _, inverse, table = index_keys(keys)
+    order = torch.empty(keys.shape[0] + keys.shape[0] % 2, dtype=torch.int32)
+    order[inverse.long()] = torch.arange(keys.shape[0], dtype=torch.int32)
+    return torch.cat([table, order.view(torch.int64)])
+
+
 def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor) -> Tensor:
     targets, filter_size = target_keys.shape[0], offsets.shape[0]
     neighbors = torch.empty((filter_size, targets), dtype=torch.int32)
@@ -90,7 +98,7 @@ def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offs
     if neighbors.numel() == 0:
         return neighbors
     if table.numel() == 0:
-        _, _, table = index_keys(source_keys)
+        table = _table_of(source_keys)
     same = source_keys.data_ptr() == target_keys.data_ptr() and source_keys.shape == target_keys.shape
     same = same and source_keys.stride() == target_keys.stride()
     threads = _threads(neighbors.numel())
