@@ -14,7 +14,7 @@ CHECKED := src tests benchmarks
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint format format-check typecheck pytest wheel clean
+.PHONY: help setup demo test lint format format-check typecheck pytest accuracy wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard CMakeLists.txt native/*)
 	  echo "python cannot create virtual environments; on Debian or Ubuntu: apt install python3-venv"; exit 1; }
 	@echo "Installing $(TORCH), the package and its tools into $(VENV); the first time takes a few minutes."
 	@test -n "$(CXX_FOUND)" || echo "No C++ compiler found: installing without the native core, which is much slower."
-	@test -t 1 || quiet=--quiet; $(PURE) $(BIN)/python -m pip install $$quiet --disable-pip-version-check --no-input \
+	@test -t 1 || quiet="--quiet --quiet"; $(PURE) $(BIN)/python -m pip install $$quiet --disable-pip-version-check --no-input \
 	  $(PIP_OPTIONS) --constraint constraints.txt $(TORCH) --editable '.[dev]'
 	@touch $@
 
@@ -53,6 +53,9 @@ typecheck: $(STAMP)  ## mypy, strict
 # one thread per worker: the workers share the cores
 pytest: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --quiet
+
+accuracy: $(STAMP)  ## measure the approximation, write docs/accuracy.md
+	$(BIN)/python benchmarks/accuracy.py
 
 wheel: $(STAMP)  ## build dist/*.whl
 	$(BIN)/python -m pip wheel --disable-pip-version-check $(PIP_OPTIONS) --no-deps --wheel-dir dist .
