@@ -1,0 +1,131 @@
+"""The machine, the versions and a yardstick: what a figure needs beside it to mean something elsewhere."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import statistics
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from permutohedral.benchmarks import peers
+from permutohedral.ops.dispatch import choose_backend
+from permutohedral.version import __version__
+
+# where the recorded figures of the peers were measured
+RECORDED_ON = {
+    "cpu": {"machine": "2 cores of an AMD EPYC, Zen 4", "yardstick_seconds": 0.46, "yardstick_threads": 2},
+    "cuda": {"machine": "NVIDIA H200", "yardstick_seconds": 0.73e-3, "yardstick_threads": 0},
+}
+_YARDSTICK_KEYS = 6_000_000
+_YARDSTICK_REPEATS = 5
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """Hardware, versions, backend, commit and date."""
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "device": device.type,
+        "backend": choose_backend(device.type).name,
+        "processor": _processor(),
+        "cores": cores(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "system": platform.platform(),
+        "versions": {
+            "permutohedral": __version__,
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            "numpy": numpy.__version__,
+            "triton": _triton_version(),
+            **{name: peers.version_of(name) for name in peers.LIBRARIES},
+        },
+    }
+
+
+def yardstick(device: torch.device) -> dict[str, Any]:
+    """Median seconds of torch's sort of 6 M int64 keys, and how that compares with where peers were recorded."""
+    recorded: dict[str, Any] = RECORDED_ON[device.type]
+    threads = min(recorded["yardstick_threads"], cores()) if device.type == "cpu" else 0
+    previous = torch.get_num_threads()
+    if threads:
+        torch.set_num_threads(threads)
+    generator = torch.Generator().manual_seed(0)
+    keys = torch.randint(2**62, (_YARDSTICK_KEYS,), generator=generator).to(device)
+    samples = []
+    for _ in range(_YARDSTICK_REPEATS + 1):
+        _synchronize(device)
+        started = time.perf_counter()
+        torch.sort(keys)
+        _synchronize(device)
+        samples.append(time.perf_counter() - started)
+    torch.set_num_threads(previous)
+    seconds = statistics.median(samples[1:])
+    return {
+        "what": "torch.sort of 6 M int64 keys, seconds",
+        "seconds": seconds,
+        "threads": threads,
+        "recorded_seconds": recorded["yardstick_seconds"],
+        "recorded_machine": recorded["machine"],
+        # above 1: this machine is slower than the one of the recorded figures
+        "ratio": seconds / recorded["yardstick_seconds"],
+    }
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _triton_version() -> str | None:
+    try:
+        import triton
+    except ImportError:
+        return None
+    return str(triton.__version__)
+
+
+def checkout() -> Path | None:
+    """The source tree this package runs from, None if it was installed from a wheel."""
+    root = Path(__file__).resolve().parents[3]
+    return root if (root / "pyproject.toml").is_file() and (root / "src" / "permutohedral").is_dir() else None
+
+
+def _commit() -> str | None:
+    """The commit of the source tree, marked if the package's files differ from it."""
+    root = checkout()
+    if root is None:
+        return None
+    try:
+        commit = _git(root, "rev-parse", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--", "src", "native")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit + ("-modified" if changed else "")
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()

@@ -1,0 +1,131 @@
+"""A report as JSON, as CSV and as a short table."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import IO, Any
+
+from permutohedral.errors import InputError
+
+COLUMNS = (
+    "workload", "device", "threads", "kind", "name", "version", "unit", "median", "low", "high", "repetitions",
+    "error", "ratio", "note",
+)  # fmt: skip
+
+
+def write_json(report: dict[str, Any], path: Path) -> None:
+    """Everything that was found out."""
+    _prepare(path).write_text(json.dumps(report, indent=1) + "\n")
+
+
+def write_csv(report: dict[str, Any], path: Path) -> None:
+    """One row for every contender of every workload: ours, measured, recorded, absent or refused."""
+    with _prepare(path).open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows_of(report))
+
+
+def _prepare(path: Path) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error}") from error
+    return path
+
+
+def rows_of(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """The report flattened, one dictionary of `COLUMNS` for each contender."""
+    rows = []
+    for result in report["results"]:
+        base = {key: result[key] for key in ("workload", "device", "threads", "unit")}
+        if "refused" in result:
+            rows.append({**base, "kind": "refused", "name": "permutohedral", "note": result["refused"]})
+            continue
+        for kind, entries in (("ours", [result["ours"]]), ("measured", result["peers"])):
+            for entry in entries:
+                low, high = entry["quartiles"]
+                row = {key: entry.get(key) for key in COLUMNS if entry.get(key) is not None}
+                rows.append({**base, "kind": kind, **row, "low": low, "high": high})
+        for entry in result["recorded"]:
+            note = f"recorded elsewhere as {entry['value']:g}, scaled by the yardstick"
+            scaled = {"name": entry["name"], "median": entry["scaled"], "ratio": entry["ratio"], "note": note}
+            rows.append({**base, "kind": "recorded", **scaled})
+        rows += [{**base, "kind": "absent", "name": peer["name"], "note": peer["reason"]} for peer in result["absent"]]
+    return rows
+
+
+def print_table(report: dict[str, Any], file: IO[str]) -> None:
+    """The figures side by side: ours, the peers of the same run, the best recorded peer."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("workload")
+    for title in ("threads", "ours", "error"):
+        table.add_column(title, justify="right")
+    table.add_column("peer, same run")
+    for title in ("time", "error", "times ours"):
+        table.add_column(title, justify="right")
+    table.add_column("best recorded peer")
+    table.add_column("times ours", justify="right")
+    for result in report["results"]:
+        for row in _table_rows(result):
+            table.add_row(*row)
+    # a pipe has no width, and a wrapped table cannot be read
+    console = Console(file=file, width=None if file.isatty() else 150, highlight=False)
+    console.print(table)
+    for line in remarks(report):
+        console.print(line, style="dim", soft_wrap=True)
+
+
+def _table_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
+    start = (result["workload"], str(result["threads"]))
+    if "refused" in result:
+        return [(*start, "refused", "", result["refused"], "", "", "", "", "")]
+    ours, unit = result["ours"], result["unit"]
+    first: tuple[str, ...] = (*start, f"{_number(ours['median'])} {unit}", _error(ours["error"]))
+    recorded = min(result["recorded"], key=lambda entry: float(entry["value"]), default=None)
+    last = ("", "") if recorded is None else (
+        f"{recorded['name']} {_number(recorded['value'])} {unit}", f"{recorded['ratio']:.1f}",
+    )  # fmt: skip
+    rows = []
+    for peer in result["peers"] or [None]:
+        middle = ("", "", "", "") if peer is None else (
+            peer["name"], f"{_number(peer['median'])} {unit}", _error(peer["error"]), f"{peer['ratio']:.2g}",
+        )  # fmt: skip
+        rows.append((*first, *middle, *last))
+        first, last = ("",) * len(first), ("", "")
+    return rows
+
+
+def remarks(report: dict[str, Any]) -> list[str]:
+    """What a reader of the figures must know: machine, yardstick, substitutes, absent peers, a busy machine."""
+    about, yardstick = report["environment"], report["yardstick"]
+    where = about["gpu"] or f"{about['processor']}, {about['cores']} cores"
+    lines = [
+        f"permutohedral {about['versions']['permutohedral']} ({about['backend']} backend), torch "
+        f"{about['versions']['torch']}, {where}; commit {about['commit'] or 'unknown'}",
+        f"recorded peers: measured once on {yardstick['recorded_machine']} and scaled by {yardstick['ratio']:.2f}, the "
+        f"ratio of the yardstick (sort of 6 M keys: {yardstick['seconds']:.3g} s here, "
+        f"{yardstick['recorded_seconds']:g} s there)",
+    ]
+    substitutes = {result["origin"] for result in report["results"] if "substitute" in result.get("origin", "")}
+    lines += [f"input: {origin}" for origin in sorted(substitutes)]
+    absent = {(peer["name"], peer["reason"]) for result in report["results"] for peer in result.get("absent", ())}
+    lines += [f"absent: {name}, {reason}" for name, reason in sorted(absent) if "not installed" in reason]
+    busy = [result["workload"] for result in report["results"] if (result.get("other_cores") or 0) > 0.1]
+    if busy:
+        names = ", ".join(dict.fromkeys(busy))
+        lines.append(f"other processes kept more than 0.1 cores busy, so these times are too long: {names}")
+    return lines
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _error(value: float | None) -> str:
+    return "" if value is None else f"{value:.2g}"

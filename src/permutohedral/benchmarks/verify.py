@@ -1,0 +1,146 @@
+"""An operator whose results are wrong is not timed: each is checked on a small instance of its workload first.
+
+The judge is the reference backend in float64. The backend under test is compared in float64, where it must
+agree to rounding, and in the precision of the workload.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from permutohedral.benchmarks.inputs import FilterProblem
+from permutohedral.errors import PermutohedralError
+from permutohedral.functional import gaussian_filter, permutohedral_filter
+from permutohedral.lattice import Lattice, build_lattice
+from permutohedral.neighborhood import Neighborhood
+from permutohedral.ops.dispatch import use_backend
+
+# relative L2: some rounding errors of the sums involved
+LIMITS = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+# products of float32 whose factors are rounded to 10 bits
+TF32_LIMIT = 2e-3
+# from features in float32, a point close to the face of a simplex may be put on its other side, where a lattice
+# point of almost no weight comes or goes
+EMBEDDING_LIMIT = 1e-3
+
+
+class OperatorDisagrees(PermutohedralError, RuntimeError):
+    """An operator's results differ from the reference; its speed is not reported."""
+
+
+def relative_error(result: Tensor, truth: Tensor) -> float:
+    """||result - truth|| / ||truth||, in float64."""
+    result, truth = result.double(), truth.double()
+    return float((result - truth).norm() / truth.norm().clamp_min(1e-300))
+
+
+def check_gaussian(problem: FilterProblem, halo: int = 0) -> dict[str, float]:
+    """Check the separable Gaussian filter; the errors found, by dtype."""
+    small = problem.small()
+    with use_backend("reference"):
+        truth = gaussian_filter(small.values.double(), small.features.double(), halo=halo)
+    errors = {}
+    for dtype in (torch.float64, torch.float32):
+        result = gaussian_filter(small.values.to(dtype), small.features.to(dtype), halo=halo)
+        limit = LIMITS[dtype] if dtype is torch.float64 else EMBEDDING_LIMIT
+        errors[_name(dtype)] = _judge("the Gaussian filter", dtype, relative_error(result, truth), limit)
+    return errors
+
+
+def check_build(features: Tensor, neighborhood_size: int, separable: bool) -> dict[str, float]:
+    """Check that a lattice of `features [points, d]` has the reference's lattice points, corners and neighbors."""
+    features = features.double()
+    with use_backend("reference"):
+        truth = build_lattice(features, neighborhood_size=neighborhood_size, separable=separable)
+    lattice = build_lattice(features, neighborhood_size=neighborhood_size, separable=separable)
+    if not same_lattice(lattice, truth):
+        raise OperatorDisagrees(
+            "the lattice built in torch.float64 does not have the lattice points and neighbors of the reference; its "
+            "speed is not reported"
+        )
+    weights = relative_error(lattice.source.barycentric, truth.source.barycentric)
+    return {"float64": _judge("the barycentric weights", torch.float64, weights, LIMITS[torch.float64])}
+
+
+def check_convolution(
+    features: Tensor, channels: int, neighborhood_size: int, dtype: torch.dtype = torch.float32
+) -> dict[str, float]:
+    """Check the learned convolution of `channels` to as many, its result and its gradients."""
+    generator = torch.Generator().manual_seed(0)
+    filter_size = Neighborhood(features.shape[1], neighborhood_size).filter_size
+    sizes = ((features.shape[0], channels), (filter_size, channels, channels), (features.shape[0], channels))
+    values, weight, gradient = (torch.randn(size, generator=generator).to(features.device) for size in sizes)
+    # the precisions share one input, so rounding it does not count
+    values, weight, gradient = values.to(dtype), weight.to(dtype) / (filter_size * channels) ** 0.5, gradient.to(dtype)
+    features = features.double()
+    with use_backend("reference"):
+        lattice = build_lattice(features, neighborhood_size=neighborhood_size)
+        truth = _with_gradients(values.double(), weight.double(), gradient.double(), lattice)
+    lattice = build_lattice(features, neighborhood_size=neighborhood_size)
+    errors = {}
+    for tested in dict.fromkeys((torch.float64, dtype)):
+        on = lattice if tested is torch.float64 else _in_single_precision(lattice)
+        results = _with_gradients(values.to(tested), weight.to(tested), gradient.to(tested), on)
+        worst = max(map(relative_error, results, truth))
+        limit = TF32_LIMIT if tested is torch.float32 and _rounds_products(features.device) else LIMITS[tested]
+        errors[_name(tested)] = _judge("the learned convolution or its gradients", tested, worst, limit)
+    return errors
+
+
+def same_lattice(lattice: Lattice, truth: Lattice) -> bool:
+    """Whether two lattices are the same but for the order of their lattice points."""
+    if lattice.num_lattice_points != truth.num_lattice_points:
+        return False
+    both, found = torch.unique(torch.cat([truth.source.keys, lattice.source.keys]), dim=0, return_inverse=True)
+    if both.shape[0] != truth.num_lattice_points:
+        return False
+    rows = truth.num_lattice_points
+    # where each lattice point of either stands in the common order
+    of_truth, of_lattice = found[:rows], found[rows:]
+    if not torch.equal(of_truth[truth.source.vertices.long()], of_lattice[lattice.source.vertices.long()]):
+        return False
+    tables = [(lattice.neighbors, truth.neighbors)]
+    if lattice.axis_neighbors is not None and truth.axis_neighbors is not None:
+        tables.append((lattice.axis_neighbors, truth.axis_neighbors))
+    return all(torch.equal(_in_order(ours, of_lattice), _in_order(theirs, of_truth)) for ours, theirs in tables)
+
+
+def _in_order(neighbors: Tensor, order: Tensor) -> Tensor:
+    """A neighbor table with rows and entries renumbered by `order`, -1 kept."""
+    renumbered = torch.where(neighbors < 0, -1, order[neighbors.long().clamp_min(0)])
+    table = torch.empty_like(renumbered)
+    table[:, order] = renumbered
+    return table
+
+
+def _in_single_precision(lattice: Lattice) -> Lattice:
+    """The same lattice with weights in float32, so that points near a face stay on their side of it."""
+    source = replace(lattice.source, barycentric=lattice.source.barycentric.float())
+    return replace(lattice, source=source, target=source)
+
+
+def _with_gradients(values: Tensor, weight: Tensor, gradient: Tensor, lattice: Lattice) -> tuple[Tensor, ...]:
+    values, weight = values.detach().requires_grad_(), weight.detach().requires_grad_()
+    size = lattice.neighborhood_size
+    output = permutohedral_filter(values, None, weight, neighborhood_size=size, lattice=lattice)
+    return (output.detach(), *torch.autograd.grad(output, (values, weight), gradient))
+
+
+def _rounds_products(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+
+
+def _judge(what: str, dtype: torch.dtype, error: float, limit: float) -> float:
+    if not error <= limit:
+        raise OperatorDisagrees(
+            f"{what} in {dtype} differs from the reference by {error:.2g}, where {limit:g} is allowed; its speed is "
+            "not reported"
+        )
+    return error
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
