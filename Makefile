@@ -57,6 +57,13 @@ pytest: $(STAMP)
 accuracy: $(STAMP)  ## measure the approximation, write docs/accuracy.md
 	$(BIN)/python benchmarks/accuracy.py
 
+# the other libraries are optional: what cannot be installed is reported as absent
+bench: $(STAMP)  ## time every operator beside its peers, into results/; BENCH_OPTIONS='--data FOLDER'
+	-@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input $(PIP_OPTIONS) \
+	  --constraint constraints.txt $(TORCH) opencv-python-headless scipy pydensecrf2
+	$(BIN)/permutohedral benchmark --json results/benchmark-cpu.json --csv results/benchmark-cpu.csv \
+	  --chart results/benchmark-cpu.svg --chart results/benchmark-cpu.png $(BENCH_OPTIONS)
+
 wheel: $(STAMP)  ## build dist/*.whl
 	$(BIN)/python -m pip wheel --disable-pip-version-check $(PIP_OPTIONS) --no-deps --wheel-dir dist .
 

@@ -17,7 +17,7 @@ from permutohedral.benchmarks import environment, peers
 from permutohedral.benchmarks.gpu_workloads import GPU_WORKLOADS
 from permutohedral.benchmarks.inputs import Inputs
 from permutohedral.benchmarks.registry import OURS, Measured, Prepared, Workload, select
-from permutohedral.benchmarks.timing import Absent, Contender, OtherLoad, Timing, time_in_turn
+from permutohedral.benchmarks.timing import Absent, Contender, OtherLoad, Timing, kernel_seconds, time_in_turn
 from permutohedral.benchmarks.verify import OperatorDisagrees
 from permutohedral.benchmarks.workloads import WORKLOADS
 from permutohedral.errors import BackendUnavailable, InputError
@@ -145,6 +145,8 @@ def _time(workload: Workload, prepared: Prepared, options: Options, inputs: Inpu
         "other_cores": load.cores,
     }
     result["ours"] = _figures(prepared.ours, ours, scale)
+    if inputs.device.type == "cuda":
+        result["ours"]["kernels"] = kernel_seconds(prepared.ours.run) * scale
     result["peers"] = [
         {**_figures(peer, timing, scale), "ratio": timing.median / max(ours.median, 1e-12)}
         for peer, timing in zip(present, theirs, strict=True)

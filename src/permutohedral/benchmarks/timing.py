@@ -130,6 +130,18 @@ def _stopwatch(run: Callable[[], Any], device: torch.device) -> float:
     return seconds
 
 
+def kernel_seconds(run: Callable[[], Any], repeats: int = 5) -> float:
+    """Seconds that the GPU's kernels take in a run, without the gaps between them."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(repeats):
+            run()
+        torch.cuda.synchronize()
+    on_device = torch.autograd.DeviceType.CUDA
+    events = (event for event in profile.key_averages() if event.device_type == on_device)
+    return float(sum(event.self_device_time_total for event in events)) / 1e6 / repeats
+
+
 class OtherLoad:
     """Watches how many cores other processes keep busy, which spoils times.
 
