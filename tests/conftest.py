@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.deterministic as deterministic
-from support import DEVICE
+from support import usable_backends
 
 from permutohedral.ops import dispatch
 
@@ -27,11 +27,7 @@ hypothesis.settings.register_profile("long", parent=hypothesis.settings.get_prof
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 
-def _usable_backends() -> list[str]:
-    return [backend.name for backend in dispatch._BACKENDS if backend.refusal(DEVICE.type) is None]
-
-
-@pytest.fixture(params=_usable_backends())
+@pytest.fixture(params=usable_backends())
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """Force each backend that runs on the device, one after another."""
     with dispatch.use_backend(request.param):

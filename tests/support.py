@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from permutohedral.errors import PermutohedralError
+from permutohedral.ops import dispatch
 
 DEVICE = torch.device(os.environ.get("PERMUTOHEDRAL_TEST_DEVICE", "cpu"))
 
@@ -25,6 +26,11 @@ TOLERANCE = {
     torch.float16: torch.finfo(torch.float16).eps,
     torch.bfloat16: torch.finfo(torch.bfloat16).eps,
 }
+
+
+def usable_backends() -> list[str]:
+    """Names of the backends that run on the device."""
+    return [backend.name for backend in dispatch._BACKENDS if backend.refusal(DEVICE.type) is None]
 
 
 def relative_error(actual: Tensor, expected: ArrayLike | Tensor) -> float:

@@ -1,0 +1,152 @@
+"""Who may import whom, and what `import permutohedral` brings along."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import permutohedral
+
+ROOT = Path(permutohedral.__file__).parent
+
+# from the bottom up: a module imports only from lines above its own, or from its own folder
+ORDER = [
+    ["errors", "version", "_native"],
+    ["ops.primitives"],
+    ["ops.reference", "ops.native"],
+    ["ops.triton"],
+    ["ops.dispatch"],
+    ["ops.autograd", "ops"],
+    ["neighborhood", "features", "image_files", "data"],
+    ["memory"],
+    ["lattice"],
+    ["shapes"],
+    ["functional"],
+    ["nn"],
+    # the package itself: its public names
+    [""],
+    ["models"],
+    ["denoise"],
+    ["experiments", "benchmarks"],
+    ["report", "demo"],
+    ["cli"],
+    ["__main__"],
+]
+RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
+
+# what every installation has, and what needs more
+CORE = {"errors", "version", "ops", "neighborhood", "features", "memory", "lattice", "shapes", "functional", "nn", ""}
+
+
+def unit_of(module: str) -> str:
+    """The entry of `ORDER` that a module below the package belongs to."""
+    parts = module.split(".")
+    for length in range(len(parts), 0, -1):
+        if ".".join(parts[:length]) in RANK:
+            return ".".join(parts[:length])
+    raise AssertionError(f"permutohedral.{module} has no place in ORDER: say what it may import, and who may import it")
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by its name below it; the package itself is ''."""
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports_of(path: Path) -> set[str]:
+    """Full names of all that a file imports, wherever in the file."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively: write the whole name"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def inner_unit(imported: str) -> str | None:
+    """The unit a name of this package belongs to; None for other packages."""
+    if imported == "permutohedral":
+        return ""
+    if not imported.startswith("permutohedral."):
+        return None
+    below = imported.removeprefix("permutohedral.")
+    known = modules()
+    while below and below not in known and below != "_native":
+        below = below.rpartition(".")[0]
+    return unit_of(below) if below else ""
+
+
+def test_every_module_has_a_place() -> None:
+    for module in modules():
+        assert module == "" or unit_of(module) in RANK
+
+
+def test_imports_point_one_way() -> None:
+    wrong = []
+    for module, path in modules().items():
+        unit = unit_of(module) if module else ""
+        for imported in imports_of(path):
+            target = inner_unit(imported)
+            if target is not None and target != unit and RANK[target] >= RANK[unit]:
+                wrong.append(f"permutohedral.{module} imports {imported}")
+    assert wrong == []
+
+
+def test_the_core_needs_torch_and_numpy_only() -> None:
+    wrong = []
+    for module, path in modules().items():
+        if module.split(".")[0] not in CORE:
+            continue
+        allowed = {"torch", "numpy", "permutohedral"} | ({"triton"} if module.startswith("ops.triton") else set())
+        for imported in imports_of(path):
+            package = imported.split(".")[0]
+            if package not in allowed and package not in sys.stdlib_module_names:
+                wrong.append(f"permutohedral.{module} imports {imported}")
+    assert wrong == []
+
+
+def loaded_by(*statements: str) -> set[str]:
+    """Names of the modules loaded by the statements in a fresh interpreter."""
+    program = "; ".join([*statements, "import sys, json; print(json.dumps(sorted(sys.modules)))"])
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(json.loads(output.stdout))
+
+
+def test_importing_the_package_loads_nothing_else() -> None:
+    """Beyond torch and NumPy, and what these load themselves, nothing but the core, and no backend yet."""
+    before = loaded_by("import torch, numpy")
+    after = loaded_by("import permutohedral")
+    ours = {name for name in after if name.split(".")[0] == "permutohedral"}
+    others = {name.split(".")[0] for name in after - before - ours}
+    assert others <= sys.stdlib_module_names | {"torch", "numpy"}
+    assert {name.split(".")[1] for name in ours if "." in name} <= CORE
+    assert not {"permutohedral._native", "permutohedral.ops.native", "permutohedral.ops.triton"} & ours
+    # these take longer to load than everything else together
+    assert not {"torch._dynamo", "torch._inductor", "triton"} & (after - before)
+
+
+def test_the_public_names_are_those_listed() -> None:
+    assert sorted(permutohedral.__all__) == permutohedral.__all__
+    for name in permutohedral.__all__:
+        assert hasattr(permutohedral, name)
+    documented = {
+        *("build_lattice", "splat", "convolve", "slice", "permutohedral_filter", "gaussian_filter"),
+        *("bilateral_filter", "nn", "Neighborhood", "gaussian_weight", "position_features", "color_features"),
+        *("join_features", "available_backends", "use_backend", "explain_backend", "PermutohedralError"),
+        *("forecast_memory", "Lattice"),
+    }
+    assert documented <= set(permutohedral.__all__)
+    layers = {"PermutohedralConvolution", "GaussianFilter", "BilateralFilter", "BilateralConvolution2d"}
+    assert layers <= set(permutohedral.nn.__all__)
+
+
+def test_the_package_carries_types() -> None:
+    assert (ROOT / "py.typed").exists()
