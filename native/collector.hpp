@@ -48,78 +48,84 @@ struct KeyMap {
 };
 
 // The keys a chunk touches. Direct-mapped caches keep most repetitions out of the list; what they let through is
-// found when the lists are merged.
-template <int D, int W>
+// found when the lists are merged. An unused entry is all ones, which no key is: the margins of its digits are empty.
+template <class T, int D, int W>
 class KeyCollector {
 public:
-    // repetitions are found in the simplex cache where the ranks fit one word, else corner by corner
-    static constexpr bool has_simplices = D > 0 && D < 16 && W == 1;
+    // the simplex cache, where the ranks fit a lane; else repetitions are found corner by corner alone
+    static constexpr bool has_simplices = D > 0 && D < 8 && W == 1;
     static constexpr int simplex_bits = 11, vertex_bits = 14;
     static constexpr int64_t simplex_stride = 2 + (D + 2) / 2;
 
     KeyCollector(const KeyMap<D, W>& map, int64_t max_rows)
         : map_(map),
-          vertex_stride_(map.words + 1),
-          list_(sizeof(uint64_t) * max_rows * (map.d + 1) * map.words),
-          vertices_(sizeof(uint64_t) * vertex_stride_ << vertex_bits),
-          simplices_(has_simplices ? sizeof(uint64_t) * simplex_stride << simplex_bits : 0) {}
+          list_memory_(sizeof(uint64_t) * (max_rows * (map.d + 1) + 1) * map.words),
+          vertex_memory_(sizeof(uint64_t) * (map.words + 1) << vertex_bits),
+          simplex_memory_(has_simplices ? sizeof(uint64_t) * simplex_stride << simplex_bits : 0),
+          list_(as<uint64_t>(list_memory_)),
+          vertices_(as<uint64_t>(vertex_memory_)),
+          simplices_(as<uint64_t>(simplex_memory_)) {}
 
     void start() {
         count_ = 0;
-        std::memset(vertices_.data(), 0xff, vertices_.size());
-        if (has_simplices) std::memset(simplices_.data(), 0xff, simplices_.size());
+        std::memset(vertices_, 0xff, vertex_memory_.size());
+        if (has_simplices) std::memset(simplices_, 0xff, simplex_memory_.size());
     }
 
-    const uint64_t* keys() const { return as<uint64_t>(list_); }
+    const uint64_t* keys() const { return list_; }
     int64_t count() const { return count_; }
 
-    // Positions of the d+1 corners, given the first corner's key, and the ranks packed by four bits each.
-    void add(const uint64_t* key, uint64_t packed_ranks, const int32_t* ranks, int64_t stride, int32_t* out) {
+    // Positions of the d+1 corners, given the first corner's key and the ranks, `lanes<T>` apart.
+    void add(const uint64_t* key, uint64_t packed_ranks, const Whole<T>* ranks, int32_t* out) {
         if constexpr (has_simplices) {
             const uint64_t place = mix(key[0] + packed_ranks * 0x9e3779b97f4a7c15u) >> (64 - simplex_bits);
-            uint64_t* entry = as<uint64_t>(simplices_) + place * simplex_stride;
+            uint64_t* entry = simplices_ + place * simplex_stride;
             int32_t* positions = reinterpret_cast<int32_t*>(entry + 2);
             if (entry[0] != key[0] || entry[1] != packed_ranks) {
                 entry[0] = key[0];
                 entry[1] = packed_ranks;
-                add_corners(key, ranks, stride, positions);
+                add_corners(key, ranks, positions);
             }
             std::memcpy(out, positions, sizeof(int32_t) * (D + 1));
         } else {
-            add_corners(key, ranks, stride, out);
+            add_corners(key, ranks, out);
         }
     }
 
 private:
-    void add_corners(const uint64_t* first, const int32_t* ranks, int64_t stride, int32_t* out) {
+    void add_corners(const uint64_t* first, const Whole<T>* ranks, int32_t* out) {
         const int64_t d = D > 0 ? D : map_.d, words = W > 0 ? W : map_.words;
-        // coordinate of each rank
-        int32_t order[room<D> + 1] = {0};
-        for (int64_t i = 0; i <= d; ++i) order[ranks[i * stride]] = int32_t(i);
+        // what to add after the corner of each rank
+        const uint64_t* steps[room<D> + 1];
+        for (int64_t i = 0; i <= d; ++i) steps[i] = map_.step;
+        for (int64_t i = 0; i <= d; ++i) steps[ranks[i * lanes<T>]] = map_.step + i * words;
         uint64_t key[W > 0 ? W : max_columns];
         for (int64_t w = 0; w < words; ++w) key[w] = first[w];
         for (int64_t j = 0; j <= d; ++j) {
             out[j] = find_or_append(key, words);
-            const uint64_t* step = map_.step + order[d - j] * words;
-            for (int64_t w = 0; w < words; ++w) key[w] += step[w];
+            for (int64_t w = 0; w < words; ++w) key[w] += steps[d - j][w];
         }
     }
 
+    // Without branches, since hits are not predictable: the key is always written behind the list, and kept if new.
     int32_t find_or_append(const uint64_t* key, int64_t words) {
         const uint64_t place = hash_key<W>(key, words) >> (64 - vertex_bits);
-        uint64_t* entry = as<uint64_t>(vertices_) + place * ((W > 0 ? W : words) + 1);
-        // an unused entry holds no position; its key may be anything
-        if (entry[words] != ~uint64_t{0} && same_key<W>(entry, key, words)) return int32_t(entry[words]);
-        uint64_t* appended = as<uint64_t>(list_) + count_ * words;
+        uint64_t* entry = vertices_ + place * ((W > 0 ? W : words) + 1);
+        uint64_t* appended = list_ + count_ * words;
+        const bool found = same_key<W>(entry, key, words);
         for (int64_t w = 0; w < words; ++w) entry[w] = appended[w] = key[w];
-        entry[words] = uint64_t(count_);
-        return int32_t(count_++);
+        const uint64_t position = found ? entry[words] : uint64_t(count_);
+        entry[words] = position;
+        count_ += !found;
+        return int32_t(position);
     }
 
     const KeyMap<D, W>& map_;
-    int64_t vertex_stride_;
     int64_t count_ = 0;
-    Memory list_, vertices_, simplices_;
+    Memory list_memory_, vertex_memory_, simplex_memory_;
+    uint64_t* const list_;
+    uint64_t* const vertices_;
+    uint64_t* const simplices_;
 };
 
 }  // namespace

@@ -100,39 +100,39 @@ void measure_batch(const int32_t* batch, int64_t points, DigitRange& range) {
     range.high[0] = high;
 }
 
-// One block of points in lanes: keys of their first corners, and their ranks, by lane.
+// One block of points in lanes: keys of their first corners by lane, and their ranks packed by four bits each.
 template <class T, int D, int W>
 struct LaneKeys {
-    static constexpr int width = lanes<T>;
-    uint64_t key[width * (W > 0 ? W : max_columns)];
-    uint64_t packed_ranks[width];
-    int32_t ranks[(room<D> + 1) * width];
+    uint64_t key[lanes<T> * (W > 0 ? W : max_columns)];
+    Whole<T> packed_ranks[lanes<T>];
 };
 
 template <class T, int D, int W>
 inline void find_keys(const Simplex<T, D>& simplex, const KeyMap<D, W>& map, const int32_t* batch, int64_t count,
                       LaneKeys<T, D, W>& out) {
     const int64_t d = D > 0 ? D : map.d, words = W > 0 ? W : map.words;
-    constexpr int width = lanes<T>;
-    for (int64_t i = 0; i <= d; ++i) {
-        for (int l = 0; l < width; ++l) out.ranks[i * width + l] = int32_t(simplex.rank[i][l]);
+    if constexpr (KeyCollector<T, D, W>::has_simplices) {
+        WholeVector<T> packed = simplex.rank[0];
+        for (int64_t i = 1; i <= d; ++i) packed |= simplex.rank[i] << Whole<T>(4 * i);
+        store<Whole<T>, lanes<T>>(out.packed_ranks, packed);
     }
-    for (int l = 0; l < width; ++l) {
-        uint64_t packed = 0;
-        for (int64_t i = 0; i <= d && i < 16; ++i) packed |= uint64_t(out.ranks[i * width + l]) << (4 * i);
-        out.packed_ranks[l] = packed;
-        const uint64_t item = batch != nullptr && l < count ? uint64_t(batch[l]) : 0;
-        for (int64_t w = 0; w < words; ++w) {
-            uint64_t key = map.constant[w] + item * map.item[w];
-            for (int64_t i = 0; i < d; ++i) key += uint64_t(int64_t(simplex.cell[i][l])) * map.cell[i * words + w];
-            out.key[l * words + w] = key;
+    for (int64_t w = 0; w < words; ++w) {
+        uint64_t key[lanes<T>];
+        for (int l = 0; l < lanes<T>; ++l) key[l] = map.constant[w];
+        for (int64_t i = 0; i < d; ++i) {
+            const uint64_t factor = map.cell[i * words + w];
+            for (int l = 0; l < lanes<T>; ++l) key[l] += uint64_t(int64_t(simplex.cell[i][l])) * factor;
         }
+        if (batch != nullptr) {
+            for (int l = 0; l < count; ++l) key[l] += uint64_t(batch[l]) * map.item[w];
+        }
+        for (int l = 0; l < lanes<T>; ++l) out.key[l * words + w] = key[l];
     }
 }
 
 template <class T, int D, int W>
 void collect_chunk(const Points<T>& points, Index& index, int64_t chunk, const KeyMap<D, W>& map,
-                   KeyCollector<D, W>& collector, T* barycentric) {
+                   KeyCollector<T, D, W>& collector, T* barycentric) {
     const int64_t d = D > 0 ? D : points.d, words = W > 0 ? W : map.words;
     const Elevation<T> elevation = make_elevation<T>(d);
     const int64_t last = std::min((chunk + 1) * index.chunk_rows, points.points);
@@ -146,11 +146,11 @@ void collect_chunk(const Points<T>& points, Index& index, int64_t chunk, const K
         find_simplex<T, D>(features, d, elevation, simplex);
         find_barycentric<T, D>(simplex, d, weights);
         find_keys<T, D, W>(simplex, map, points.batch == nullptr ? nullptr : points.batch + begin, count, found);
+        store_weights<T, D>(weights, d, count, barycentric + begin * (d + 1));
+        const Whole<T>* ranks = reinterpret_cast<const Whole<T>*>(simplex.rank);
         for (int64_t l = 0; l < count; ++l) {
-            T* row = barycentric + (begin + l) * (d + 1);
-            for (int64_t j = 0; j <= d; ++j) row[j] = weights[j][l];
-            collector.add(found.key + l * words, found.packed_ranks[l], found.ranks + l, lanes<T>,
-                          index.vertices + (begin + l) * (d + 1));
+            const uint64_t packed_ranks = uint64_t(found.packed_ranks[l]);
+            collector.add(found.key + l * words, packed_ranks, ranks + l, index.vertices + (begin + l) * (d + 1));
         }
     }
     index.store_chunk(chunk, collector.keys(), collector.count());
@@ -183,14 +183,14 @@ void collect(const Points<T>& points, Index& index, T* barycentric) {
     sample_keys<T, D, W>(points, index, map);
     // one collector per thread, made by the thread that uses it
     struct Slot {
-        KeyCollector<D, W>* collector;
+        KeyCollector<T, D, W>* collector;
     };
     const Memory memory(sizeof(Slot) * index.threads);
     Slot* slots = as<Slot>(memory);
     for (int t = 0; t < index.threads; ++t) slots[t].collector = nullptr;
     parallel_for(index.threads, index.num_chunks, [&](int64_t chunk, int worker) {
-        KeyCollector<D, W>*& collector = slots[worker].collector;
-        if (collector == nullptr) collector = new KeyCollector<D, W>(map, std::min(index.chunk_rows, index.rows));
+        KeyCollector<T, D, W>*& collector = slots[worker].collector;
+        if (collector == nullptr) collector = new KeyCollector<T, D, W>(map, std::min(index.chunk_rows, index.rows));
         collect_chunk<T, D, W>(points, index, chunk, map, *collector, barycentric);
     });
     for (int t = 0; t < index.threads; ++t) delete slots[t].collector;

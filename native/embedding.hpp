@@ -39,15 +39,34 @@ struct Simplex {
 // Points to lanes; lanes beyond `count` are zero.
 template <class T, int D>
 inline void load_points(const T* rows, int64_t d_dynamic, int64_t count, Vector<T>* columns) {
+#if defined(PERMUTOHEDRAL_SHUFFLE)
+    if constexpr (D > 0) {
+        if (count == lanes<T>) {
+            return rows_to_columns<T, lanes<T>, D>(rows, columns, std::make_integer_sequence<int, D>{});
+        }
+    }
+#endif
     const int64_t d = D > 0 ? D : d_dynamic;
     for (int64_t k = 0; k < d; ++k) {
         Vector<T> column = {};
-        if (count == lanes<T>) {
-            for (int l = 0; l < lanes<T>; ++l) column[l] = rows[l * d + k];
-        } else {
-            for (int l = 0; l < count; ++l) column[l] = rows[l * d + k];
-        }
+        for (int l = 0; l < count; ++l) column[l] = rows[l * d + k];
         columns[k] = column;
+    }
+}
+
+// Lanes to rows of d+1 weights.
+template <class T, int D>
+inline void store_weights(const Vector<T>* columns, int64_t d_dynamic, int64_t count, T* rows) {
+#if defined(PERMUTOHEDRAL_SHUFFLE)
+    if constexpr (D > 0) {
+        if (count == lanes<T>) {
+            return columns_to_rows<T, lanes<T>, D + 1>(columns, rows, std::make_integer_sequence<int, D + 1>{});
+        }
+    }
+#endif
+    const int64_t corners = (D > 0 ? D : d_dynamic) + 1;
+    for (int64_t l = 0; l < count; ++l) {
+        for (int64_t j = 0; j < corners; ++j) rows[l * corners + j] = columns[j][l];
     }
 }
 

@@ -15,6 +15,22 @@ constexpr int64_t row_block = 2048;
 constexpr int64_t sampled_points = 4096;
 constexpr int64_t sample_bins = 1024;
 
+// points ahead whose rows are fetched: worth it where a row fills cache lines of its own
+constexpr int64_t points_ahead = 8;
+constexpr int64_t cache_line = 64;
+
+template <class T, int C>
+inline void prefetch_rows(const Corners<T>& corners, const T* rows, int64_t channels, int64_t point) {
+    if constexpr (C == 0) {
+        if (point >= corners.points) return;
+        const int32_t* vertices = corners.vertices + point * corners.corners;
+        for (int64_t j = 0; j < corners.corners; ++j) {
+            const char* row = reinterpret_cast<const char*>(rows + vertices[j] * channels);
+            for (int64_t at = 0; at < int64_t(sizeof(T)) * channels; at += cache_line) __builtin_prefetch(row + at);
+        }
+    }
+}
+
 // Rows [begin, end) of the lattice, summed by one thread: every row adds its points in their order, so the result
 // does not depend on where the parts begin or how many there are.
 template <class T, int C>
@@ -23,6 +39,7 @@ void splat_points(const Corners<T>& corners, const T* values, int64_t channels_d
     for (int64_t i = points.begin; i < points.end; ++i) {
         const int32_t* vertices = corners.vertices + i * corners.corners;
         const T* weights = corners.barycentric + i * corners.corners;
+        prefetch_rows<T, C>(corners, out, channels, i + points_ahead);
         for_pieces<T, C>(channels, [&](int64_t c, auto width) {
             constexpr int N = decltype(width)::value;
             const Piece<T, N> value = load_piece<T, N>(values + i * channels + c);
@@ -149,6 +166,7 @@ void slice_points(const Corners<T>& corners, Rows<const T> lattice_values, Range
     for (int64_t i = points.begin; i < points.end; ++i) {
         const int32_t* vertices = corners.vertices + i * corners.corners;
         const T* weights = corners.barycentric + i * corners.corners;
+        prefetch_rows<T, C>(corners, lattice_values.data, channels, i + points_ahead);
         for_pieces<T, C>(channels, [&](int64_t c, auto width) {
             constexpr int N = decltype(width)::value;
             Piece<T, N> sum = {};

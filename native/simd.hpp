@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #ifndef PERMUTOHEDRAL_VARIANT
 #error "define PERMUTOHEDRAL_VARIANT, the namespace of this instruction set"
@@ -59,6 +60,67 @@ template <class T, int N>
 inline void store(T* to, typename VectorOf<T, N>::type vector) {
     *reinterpret_cast<typename VectorOf<T, N>::unaligned*>(to) = vector;
 }
+
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define PERMUTOHEDRAL_SHUFFLE 1
+#endif
+#endif
+
+// Exchange of rows and columns in registers: N rows of K numbers lie one after another in K vectors of N lanes.
+#if defined(PERMUTOHEDRAL_SHUFFLE)
+
+// Takes lanes of `next` where the wanted number lies in it, else keeps those of `done`.
+template <class T, int N, class Wanted, int... Lane>
+inline typename VectorOf<T, N>::type take_lanes(typename VectorOf<T, N>::type done,
+                                                typename VectorOf<T, N>::type next, Wanted,
+                                                std::integer_sequence<int, Lane...>) {
+    return __builtin_shufflevector(done, next, Wanted::lane(Lane)...);
+}
+
+// column `C` out of rows of K numbers, from vector `Part`
+template <int N, int K, int C, int Part>
+struct ColumnLane {
+    static constexpr int lane(int l) { return (l * K + C) / N == Part ? N + (l * K + C) % N : l; }
+};
+
+// vector `V` of rows of K numbers, from column `C`
+template <int N, int K, int V, int C>
+struct RowLane {
+    static constexpr int lane(int l) { return (V * N + l) % K == C ? N + (V * N + l) / K : l; }
+};
+
+template <class T, int N, int K, int C, int... Part>
+inline typename VectorOf<T, N>::type gather_column(const typename VectorOf<T, N>::type* rows,
+                                                   std::integer_sequence<int, Part...>) {
+    typename VectorOf<T, N>::type column = rows[0];
+    ((column = take_lanes<T, N>(column, rows[Part], ColumnLane<N, K, C, Part>{},
+                                std::make_integer_sequence<int, N>{})),
+     ...);
+    return column;
+}
+
+template <class T, int N, int K, int V, int... C>
+inline typename VectorOf<T, N>::type gather_rows(const typename VectorOf<T, N>::type* columns,
+                                                 std::integer_sequence<int, C...>) {
+    typename VectorOf<T, N>::type rows = columns[0];
+    ((rows = take_lanes<T, N>(rows, columns[C], RowLane<N, K, V, C>{}, std::make_integer_sequence<int, N>{})), ...);
+    return rows;
+}
+
+template <class T, int N, int K, int... C>
+inline void rows_to_columns(const T* rows, typename VectorOf<T, N>::type* columns, std::integer_sequence<int, C...>) {
+    typename VectorOf<T, N>::type parts[K];
+    for (int k = 0; k < K; ++k) parts[k] = load<T, N>(rows + k * N);
+    ((columns[C] = gather_column<T, N, K, C>(parts, std::make_integer_sequence<int, K>{})), ...);
+}
+
+template <class T, int N, int K, int... V>
+inline void columns_to_rows(const typename VectorOf<T, N>::type* columns, T* rows, std::integer_sequence<int, V...>) {
+    (store<T, N>(rows + V * N, gather_rows<T, N, K, V>(columns, std::make_integer_sequence<int, K>{})), ...);
+}
+
+#endif
 
 }  // namespace
 }  // namespace PERMUTOHEDRAL_VARIANT
