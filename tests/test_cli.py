@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import permutohedral as ph
+from permutohedral.cli import application
+
+# rounding to the levels of the file: half a level
+LEVEL = 1 / 255
+
+
+def invoke(*arguments: object) -> Any:
+    return CliRunner().invoke(application, [str(argument) for argument in arguments])
+
+
+def save(path: Path, pixels: np.ndarray[Any, Any]) -> Path:
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def random_pixels(random: np.random.Generator, *shape: int) -> np.ndarray[Any, Any]:
+    return random.integers(0, 256, shape, dtype=np.uint8)
+
+
+def as_tensor(pixels: np.ndarray[Any, Any], levels: int = 255) -> torch.Tensor:
+    pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+    return torch.from_numpy(pixels.astype(np.float32) / levels).permute(2, 0, 1)
+
+
+def read(path: Path, levels: int = 255) -> torch.Tensor:
+    with Image.open(path) as image:
+        return as_tensor(np.asarray(image), levels)
+
+
+def assert_one_line_error(result: Any, *words: str) -> None:
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    for word in words:
+        assert word in result.stderr
+
+
+def test_version() -> None:
+    result = invoke("--version")
+    assert (result.exit_code, result.stdout) == (0, f"permutohedral {ph.__version__}\n")
+
+
+def test_help_names_every_command() -> None:
+    result = invoke("--help")
+    assert result.exit_code == 0
+    for command in ("backends", "filter", "demo"):
+        assert f"\n  {command} " in result.stdout
+
+
+@pytest.mark.parametrize("command", ["backends", "filter", "demo"])
+def test_every_command_has_an_example(command: str) -> None:
+    result = invoke(command, "--help")
+    assert result.exit_code == 0
+    assert f"Example: permutohedral {command}" in result.stdout
+
+
+def test_backends_agree_with_the_package() -> None:
+    report = json.loads(invoke("backends", "--json").stdout)
+    assert report["version"] == ph.__version__
+    chosen = [backend["name"] for backend in report["devices"]["cpu"] if backend["chosen"]]
+    assert chosen == [ph.explain_backend().partition(":")[0]]
+    assert all(backend["reason"] is None for backend in report["devices"]["cpu"] if backend["chosen"])
+    text = invoke("backends").stdout
+    for backend in report["devices"]["cpu"]:
+        assert f"  {backend['name']}" in text
+
+
+def test_filter_writes_the_bilateral_filter(tmp_path: Path, random: np.random.Generator) -> None:
+    pixels = random_pixels(random, 20, 30, 3)
+    source, output = save(tmp_path / "in.png", pixels), tmp_path / "out.png"
+    result = invoke("filter", source, output, "--sigma-space", 3, "--sigma-range", 0.2)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
+    expected = ph.bilateral_filter(as_tensor(pixels), 3.0, 0.2)
+    torch.testing.assert_close(read(output), expected, rtol=0, atol=LEVEL)
+
+
+def test_filter_takes_edges_from_the_guide(tmp_path: Path, random: np.random.Generator) -> None:
+    pixels, guide = random_pixels(random, 20, 30), random_pixels(random, 20, 30, 3)
+    source, output = save(tmp_path / "in.png", pixels), tmp_path / "out.png"
+    assert invoke("filter", source, output, "--guide", save(tmp_path / "guide.png", guide)).exit_code == 0
+    expected = ph.bilateral_filter(as_tensor(pixels), 8.0, 0.1, guide=as_tensor(guide))
+    torch.testing.assert_close(read(output), expected, rtol=0, atol=LEVEL)
+
+
+def test_filter_keeps_alpha(tmp_path: Path, random: np.random.Generator) -> None:
+    pixels = random_pixels(random, 8, 9, 4)
+    output = tmp_path / "out.png"
+    assert invoke("filter", save(tmp_path / "in.png", pixels), output).exit_code == 0
+    assert torch.equal(read(output)[3], as_tensor(pixels)[3])
+    assert not torch.equal(read(output)[:3], as_tensor(pixels)[:3])
+
+
+def test_filter_keeps_sixteen_bits(tmp_path: Path, random: np.random.Generator) -> None:
+    pixels = random.integers(0, 65536, (8, 9), dtype=np.uint16)
+    output = tmp_path / "out.png"
+    assert invoke("filter", save(tmp_path / "in.png", pixels), output).exit_code == 0
+    expected = ph.bilateral_filter(as_tensor(pixels, 65535), 8.0, 0.1)
+    torch.testing.assert_close(read(output, 65535), expected, rtol=0, atol=1 / 65535)
+
+
+def test_filter_may_replace_its_input(tmp_path: Path, random: np.random.Generator) -> None:
+    pixels = random_pixels(random, 8, 9, 3)
+    path = save(tmp_path / "in.png", pixels)
+    assert invoke("filter", path, path).exit_code == 0
+    torch.testing.assert_close(read(path), ph.bilateral_filter(as_tensor(pixels), 8.0, 0.1), rtol=0, atol=LEVEL)
+
+
+def test_filter_reports_to_machines(tmp_path: Path, random: np.random.Generator) -> None:
+    source = save(tmp_path / "in.png", random_pixels(random, 8, 9, 3))
+    report = json.loads(invoke("filter", source, tmp_path / "out.png", "--json").stdout)
+    assert (report["height"], report["width"], report["channels"]) == (8, 9, 3)
+
+
+def test_unreadable_input_is_one_line(tmp_path: Path, random: np.random.Generator) -> None:
+    output = tmp_path / "out.png"
+    assert_one_line_error(invoke("filter", tmp_path / "none.png", output), "none.png", "No such file")
+    text = tmp_path / "text.png"
+    text.write_text("no picture")
+    assert_one_line_error(invoke("filter", text, output), "text.png", "not a picture")
+    damaged = save(tmp_path / "damaged.png", random_pixels(random, 50, 50, 3))
+    damaged.write_bytes(damaged.read_bytes()[:2000])
+    assert_one_line_error(invoke("filter", damaged, output), "damaged.png")
+    assert not output.exists()
+
+
+def test_several_frames_are_refused(tmp_path: Path, random: np.random.Generator) -> None:
+    frames = [Image.fromarray(random_pixels(random, 8, 9, 3)) for _ in range(2)]
+    frames[0].save(tmp_path / "two.gif", save_all=True, append_images=frames[1:])
+    assert_one_line_error(invoke("filter", tmp_path / "two.gif", tmp_path / "out.png"), "2 frames")
+
+
+def test_impossible_output_is_one_line(tmp_path: Path, random: np.random.Generator) -> None:
+    source = save(tmp_path / "in.png", random_pixels(random, 8, 9, 4))
+    assert_one_line_error(invoke("filter", source, tmp_path / "none" / "out.png"), "no folder")
+    assert_one_line_error(invoke("filter", source, tmp_path), "is a folder")
+    assert_one_line_error(invoke("filter", source, tmp_path / "out.unknown"), ".unknown", ".png")
+    # JPEG holds no alpha
+    assert_one_line_error(invoke("filter", source, tmp_path / "out.jpg"), "RGBA")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.png"]
+
+
+def test_guide_of_another_size_is_one_line(tmp_path: Path, random: np.random.Generator) -> None:
+    source = save(tmp_path / "in.png", random_pixels(random, 8, 9, 3))
+    guide = save(tmp_path / "guide.png", random_pixels(random, 9, 8, 3))
+    assert_one_line_error(invoke("filter", source, tmp_path / "out.png", "--guide", guide), "8 x 9", "9 x 8")
+
+
+def test_unknown_backend_is_one_line(tmp_path: Path, random: np.random.Generator) -> None:
+    source = save(tmp_path / "in.png", random_pixels(random, 8, 9, 3))
+    assert_one_line_error(invoke("filter", source, tmp_path / "out.png", "--backend", "abacus"), "abacus", "reference")
+
+
+@pytest.mark.parametrize("sigma", ["0", "-1", "nan", "inf", "wide"])
+def test_a_senseless_bandwidth_is_a_usage_error(sigma: str) -> None:
+    result = invoke("filter", "in.png", "out.png", "--sigma-space", sigma)
+    assert result.exit_code == 2
+    assert "--sigma-space" in result.stderr
+
+
+def test_output_is_never_half_written(
+    tmp_path: Path, random: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = save(tmp_path / "in.png", random_pixels(random, 8, 9, 3))
+    output = tmp_path / "out.png"
+    output.write_text("as it was")
+
+    def fail_midway(self: Image.Image, file: Any, format: str) -> None:
+        file.write(b"half a picture")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Image.Image, "save", fail_midway)
+    assert_one_line_error(invoke("filter", source, output), "No space left")
+    assert output.read_text() == "as it was"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.png", "out.png"]
+
+
+def run_without(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own where `module` cannot be imported."""
+    code = f"import sys; sys.modules[{module!r}] = None; from permutohedral.__main__ import main; main()"
+    paths = os.pathsep.join(path for path in sys.path if path)
+    environment = {**os.environ, "PYTHONPATH": paths}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "arguments"),
+    [
+        ("typer", "cli", ["--version"]),
+        ("PIL", "images", ["filter", "in.png", "out.png"]),
+        ("matplotlib", "images", ["demo"]),
+    ],
+)
+def test_a_missing_extra_is_named(module: str, extra: str, arguments: list[str]) -> None:
+    result = run_without(module, *arguments)
+    assert result.returncode == 1
+    assert f"permutohedral[{extra}" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_demo_draws_its_figure(tmp_path: Path) -> None:
+    result = invoke("demo", "--output", tmp_path / "new" / "folder", "--steps", 1)
+    assert result.exit_code == 0
+    assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["demo.png"]
+    assert "Trained a lattice filter" in result.stdout
+
+
+def test_demo_into_a_file_is_one_line(tmp_path: Path) -> None:
+    occupied = tmp_path / "file"
+    occupied.touch()
+    assert_one_line_error(invoke("demo", "--output", occupied), "file")
