@@ -21,8 +21,8 @@ _FEWEST_CHANNELS = 8
 
 @triton.jit
 def convolve_kernel(
-    lattice_values, weight, neighbors, output, num_targets, filter_size, value_stride, out_channels,
-    IN: tl.constexpr, OUT: tl.constexpr, PRECISION: tl.constexpr,
+    lattice_values, weight, neighbors, output, num_targets, filter_size,
+    STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """out[v] = sum_k w_k in[neighbors[k, v]] for a block of targets and of one group's output channels."""
@@ -39,9 +39,9 @@ def convolve_kernel(
         tap = step // in_blocks
         channel = (step % in_blocks) * BLOCK_K + depth
         source = tl.load(neighbors + tl.cast(tap, tl.int64) * num_targets + target, mask=inside, other=-1)
-        rows = lattice_values + source.to(tl.int64)[:, None] * value_stride + group * IN
+        rows = lattice_values + source.to(tl.int64)[:, None] * STRIDE + group * IN
         present = (source >= 0)[:, None]
-        matrix = weight + (tap * IN + channel).to(tl.int64)[:, None] * out_channels + group * OUT + column[None, :]
+        matrix = weight + (tap * IN + channel).to(tl.int64)[:, None] * OUT_CHANNELS + group * OUT + column[None, :]
         if IN % BLOCK_K == 0:
             value = tl.load(rows + channel[None, :], mask=present, other=0.0)
             factor = tl.load(matrix, mask=known[None, :], other=0.0)
@@ -49,61 +49,74 @@ def convolve_kernel(
             value = tl.load(rows + channel[None, :], mask=present & (channel < IN)[None, :], other=0.0)
             factor = tl.load(matrix, mask=(channel < IN)[:, None] & known[None, :], other=0.0)
         total = tl.dot(value, factor, total, input_precision=PRECISION)
-    place = output + target.to(tl.int64)[:, None] * out_channels + group * OUT + column[None, :]
+    place = output + target.to(tl.int64)[:, None] * OUT_CHANNELS + group * OUT + column[None, :]
     tl.store(place, total.to(output.dtype.element_ty), mask=inside[:, None] & known[None, :])
 
 
 @triton.jit
 def direct_convolve_kernel(
-    lattice_values, weight, neighbors, output, num_targets, filter_size, value_stride, out_channels,
-    IN: tl.constexpr, OUT: tl.constexpr, ONE_GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    lattice_values, weight, neighbors, output, num_targets, filter_size,
+    STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, ONE_GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The same, one input channel after another, for a block of all output channels."""
     target = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = target < num_targets
-    known = (column < out_channels)[None, :]
+    known = (column < OUT_CHANNELS)[None, :]
     dtype: tl.constexpr = tl.float64 if lattice_values.dtype.element_ty == tl.float64 else tl.float32
     total = tl.zeros([BLOCK_M, BLOCK_N], dtype)
     for tap in range(filter_size):
         source = tl.load(neighbors + tl.cast(tap, tl.int64) * num_targets + target, mask=inside, other=-1)
         present = (source >= 0)[:, None]
-        rows = lattice_values + source.to(tl.int64)[:, None] * value_stride
+        rows = lattice_values + source.to(tl.int64)[:, None] * STRIDE
         for channel in range(IN):
-            factor = tl.load(weight + (tl.cast(tap, tl.int64) * IN + channel) * out_channels + column[None, :], mask=known, other=0.0)
+            factor = tl.load(
+                weight + (tl.cast(tap, tl.int64) * IN + channel) * OUT_CHANNELS + column[None, :], mask=known, other=0.0
+            )
             if ONE_GROUP:
                 value = tl.load(rows + channel, mask=present, other=0.0)
             else:
                 value = tl.load(rows + (column // OUT * IN + channel)[None, :], mask=present & known, other=0.0)
             total += value.to(dtype) * factor.to(dtype)
-    place = output + target.to(tl.int64)[:, None] * out_channels + column[None, :]
+    place = output + target.to(tl.int64)[:, None] * OUT_CHANNELS + column[None, :]
     tl.store(place, total.to(output.dtype.element_ty), mask=inside[:, None] & known)
 
 
 @triton.jit
 def gather_product(
-    lattice_values, neighbors, tap, filter_size, target, inside, channel, gradient, total, num_targets, value_stride,
-    IN: tl.constexpr, PRECISION: tl.constexpr,
+    lattice_values, neighbors, tap, filter_size, target, inside, channel, gradient, total, num_targets,
+    STRIDE: tl.constexpr, IN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """total + (rows that `tap` reaches)^T gradient; a tap beyond the last reaches nothing."""
     place = neighbors + tl.cast(tap, tl.int64) * num_targets + target
     source = tl.load(place, mask=inside & (tap + target * 0 < filter_size), other=-1)
-    rows = lattice_values + source.to(tl.int64)[:, None] * value_stride + channel[None, :]
+    rows = lattice_values + source.to(tl.int64)[:, None] * STRIDE + channel[None, :]
     value = tl.load(rows, mask=(source >= 0)[:, None] & (channel < IN)[None, :], other=0.0)
     return tl.dot(tl.trans(value), gradient, total, input_precision=PRECISION)
 
 
 @triton.jit
-def store_partial(partial, total, tap, filter_size, channel, column, group, out_channels, IN: tl.constexpr, OUT: tl.constexpr):
-    place = partial + (tap * IN + channel).to(tl.int64)[:, None] * out_channels + group * OUT + column[None, :]
+def store_partial(
+    partial,
+    total,
+    tap,
+    filter_size,
+    channel,
+    column,
+    group,
+    OUT_CHANNELS: tl.constexpr,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+):
+    place = partial + (tap * IN + channel).to(tl.int64)[:, None] * OUT_CHANNELS + group * OUT + column[None, :]
     known = (channel < IN)[:, None] & (column < OUT)[None, :] & (tap + channel * 0 < filter_size)[:, None]
     tl.store(place, total, mask=known)
 
 
 @triton.jit
 def weight_gradient_kernel(
-    lattice_values, output_gradient, neighbors, partials, num_targets, filter_size, value_stride, gradient_stride,
-    out_channels, split_size, IN: tl.constexpr, OUT: tl.constexpr, PRECISION: tl.constexpr,
+    lattice_values, output_gradient, neighbors, partials, num_targets, filter_size, split_size,
+    STRIDE: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One split's share of sum_v in[neighbors[k, v]] (x) gradient[v], for two taps that share the gradient's rows."""
@@ -122,32 +135,32 @@ def weight_gradient_kernel(
     for start in range(begin, tl.minimum(begin + split_size, num_targets), BLOCK_M):
         target = start + tl.arange(0, BLOCK_M)
         inside = target < num_targets
-        place = output_gradient + target.to(tl.int64)[:, None] * gradient_stride + group * OUT + column[None, :]
+        place = output_gradient + target.to(tl.int64)[:, None] * GRADIENT_STRIDE + group * OUT + column[None, :]
         gradient = tl.load(place, mask=inside[:, None] & (column < OUT)[None, :], other=0.0)
         first = gather_product(
-            rows, neighbors, tap, filter_size, target, inside, channel, gradient, first, num_targets, value_stride,
-            IN, PRECISION,
+            rows, neighbors, tap, filter_size, target, inside, channel, gradient, first, num_targets,
+            STRIDE, IN, PRECISION,
         )  # fmt: skip
         second = gather_product(
-            rows, neighbors, tap + 1, filter_size, target, inside, channel, gradient, second, num_targets, value_stride,
-            IN, PRECISION,
+            rows, neighbors, tap + 1, filter_size, target, inside, channel, gradient, second, num_targets,
+            STRIDE, IN, PRECISION,
         )  # fmt: skip
-    partial = partials + tl.cast(split, tl.int64) * filter_size * IN * out_channels
-    store_partial(partial, first, tap, filter_size, channel, column, group, out_channels, IN, OUT)
-    store_partial(partial, second, tap + 1, filter_size, channel, column, group, out_channels, IN, OUT)
+    partial = partials + tl.cast(split, tl.int64) * filter_size * IN * OUT_CHANNELS
+    store_partial(partial, first, tap, filter_size, channel, column, group, OUT_CHANNELS, IN, OUT)
+    store_partial(partial, second, tap + 1, filter_size, channel, column, group, OUT_CHANNELS, IN, OUT)
 
 
 @triton.jit
 def direct_weight_gradient_kernel(
-    lattice_values, output_gradient, neighbors, partials, num_targets, filter_size, value_stride, gradient_stride,
-    out_channels, split_size, IN: tl.constexpr, OUT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    lattice_values, output_gradient, neighbors, partials, num_targets, filter_size, split_size,
+    STRIDE: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The same for one input channel and one tap."""
     tap = tl.program_id(0) // IN
     channel = tl.program_id(0) % IN
     split = tl.program_id(1)
     column = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
-    known = (column < out_channels)[None, :]
+    known = (column < OUT_CHANNELS)[None, :]
     dtype: tl.constexpr = partials.dtype.element_ty
     total = tl.zeros([BLOCK_M, BLOCK_N], dtype)
     begin = split * split_size
@@ -155,13 +168,13 @@ def direct_weight_gradient_kernel(
         target = start + tl.arange(0, BLOCK_M)
         inside = target < num_targets
         source = tl.load(neighbors + tl.cast(tap, tl.int64) * num_targets + target, mask=inside, other=-1)
-        rows = lattice_values + source.to(tl.int64)[:, None] * value_stride + (column // OUT * IN + channel)[None, :]
+        rows = lattice_values + source.to(tl.int64)[:, None] * STRIDE + (column // OUT * IN + channel)[None, :]
         value = tl.load(rows, mask=(source >= 0)[:, None] & known, other=0.0)
-        place = output_gradient + target.to(tl.int64)[:, None] * gradient_stride + column[None, :]
+        place = output_gradient + target.to(tl.int64)[:, None] * GRADIENT_STRIDE + column[None, :]
         gradient = tl.load(place, mask=inside[:, None] & known, other=0.0)
         total += value.to(dtype) * gradient.to(dtype)
-    place = partials + ((tl.cast(split, tl.int64) * filter_size + tap) * IN + channel) * out_channels + column
-    tl.store(place, tl.sum(total, axis=0), mask=column < out_channels)
+    place = partials + ((tl.cast(split, tl.int64) * filter_size + tap) * IN + channel) * OUT_CHANNELS + column
+    tl.store(place, tl.sum(total, axis=0), mask=column < OUT_CHANNELS)
 
 
 def _precision(dtype: torch.dtype) -> str:
@@ -197,22 +210,21 @@ def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: 
     if lattice_values.numel() == 0:
         return output.zero_()
     lattice_values, weight, neighbors = _rows_contiguous(lattice_values), weight.contiguous(), neighbors.contiguous()
-    arguments = (
-        lattice_values, weight, neighbors, output, targets, filter_size, lattice_values.stride(0), out_channels,
-    )  # fmt: skip
+    arguments = (lattice_values, weight, neighbors, output, targets, filter_size)
     per_group = out_channels // groups
+    sizes = {"STRIDE": lattice_values.stride(0), "OUT_CHANNELS": out_channels, "IN": in_channels, "OUT": per_group}
     if not _uses_matrix_units(lattice_values.dtype, in_channels, per_group):
         block_n = min(power_of_two(out_channels), 64)
         block_m = max(min(1024 // block_n, 256), 16)
         direct_convolve_kernel[(cdiv(targets, block_m), cdiv(out_channels, block_n))](
-            *arguments, IN=in_channels, OUT=per_group, ONE_GROUP=groups == 1, BLOCK_M=block_m, BLOCK_N=block_n
+            *arguments, **sizes, ONE_GROUP=groups == 1, BLOCK_M=block_m, BLOCK_N=block_n
         )
         return output
     shape = Shape("convolve", _precision(lattice_values.dtype), lattice_values.dtype, in_channels, per_group, targets)
 
     def launch(blocks: dict[str, int]) -> None:
         grid = (cdiv(targets, blocks["BLOCK_M"]), cdiv(per_group, blocks["BLOCK_N"]) * groups)
-        convolve_kernel[grid](*arguments, IN=in_channels, OUT=per_group, PRECISION=shape.precision, **blocks)
+        convolve_kernel[grid](*arguments, **sizes, PRECISION=shape.precision, **blocks)
 
     run_blocks(shape, launch, lattice_values.device)
     return output
@@ -235,23 +247,26 @@ def convolve_weight_gradient(lattice_values: Tensor, output_gradient: Tensor, ne
     lattice_values, output_gradient = _rows_contiguous(lattice_values), _rows_contiguous(output_gradient)
     neighbors = neighbors.contiguous()
     per_group = out_channels // groups
-    strides = (lattice_values.stride(0), output_gradient.stride(0))
+    sizes = {"STRIDE": lattice_values.stride(0), "GRADIENT_STRIDE": output_gradient.stride(0)}
+    sizes |= {"OUT_CHANNELS": out_channels, "IN": in_channels, "OUT": per_group}
     shape = Shape("gradient", _precision(lattice_values.dtype), lattice_values.dtype, in_channels, per_group, targets)
     if _uses_matrix_units(lattice_values.dtype, in_channels, per_group):
         blocks = best_blocks(shape)
-        grid = (cdiv(filter_size, 2), 1, cdiv(in_channels, blocks["BLOCK_K"]) * cdiv(per_group, blocks["BLOCK_N"]) * groups)
+        grid = (
+            cdiv(filter_size, 2),
+            1,
+            cdiv(in_channels, blocks["BLOCK_K"]) * cdiv(per_group, blocks["BLOCK_N"]) * groups,
+        )
     else:
         block_n = min(power_of_two(out_channels), 64)
         blocks = {"BLOCK_M": max(min(1024 // block_n, 256), 16), "BLOCK_N": block_n}
         grid = (filter_size * in_channels, 1, cdiv(out_channels, block_n))
     splits, split_size = _num_splits(targets, grid[0] * grid[2])
     partials = torch.empty(splits, filter_size, in_channels, out_channels, dtype=dtype, device=lattice_values.device)
-    arguments = (
-        lattice_values, output_gradient, neighbors, partials, targets, filter_size, *strides, out_channels, split_size,
-    )  # fmt: skip
+    arguments = (lattice_values, output_gradient, neighbors, partials, targets, filter_size, split_size)
     grid = (grid[0], splits, grid[2])
     if "BLOCK_K" in blocks:
-        weight_gradient_kernel[grid](*arguments, IN=in_channels, OUT=per_group, PRECISION=shape.precision, **blocks)
+        weight_gradient_kernel[grid](*arguments, **sizes, PRECISION=shape.precision, **blocks)
     else:
-        direct_weight_gradient_kernel[grid](*arguments, IN=in_channels, OUT=per_group, **blocks)
+        direct_weight_gradient_kernel[grid](*arguments, **sizes, **blocks)
     return partials.sum(dim=0).to(lattice_values.dtype)

@@ -16,27 +16,27 @@ from permutohedral.ops.triton.launch import cdiv, on_device, power_of_two
 
 @triton.jit
 def splat_kernel(
-    values, vertices, barycentric, output, num_points, num_channels, value_stride, vertex_stride, vertex_corner_stride,
-    weight_stride, weight_corner_stride, CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    values, vertices, barycentric, output, num_points, vertex_stride, vertex_corner_stride,
+    weight_stride, weight_corner_stride, CHANNELS: tl.constexpr, VALUE_STRIDE: tl.constexpr, CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Add every point to the corners of its simplex."""
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = point < num_points
-    real = inside[:, None] & (channel < num_channels)[None, :]
-    value = tl.load(values + point[:, None] * value_stride + channel[None, :], mask=real, other=0.0)
+    real = inside[:, None] & (channel < CHANNELS)[None, :]
+    value = tl.load(values + point[:, None] * VALUE_STRIDE + channel[None, :], mask=real, other=0.0)
     value = value.to(output.dtype.element_ty)
     for corner in tl.static_range(CORNERS):
         vertex = tl.load(vertices + point * vertex_stride + corner * vertex_corner_stride, mask=inside, other=0)
         weight = tl.load(barycentric + point * weight_stride + corner * weight_corner_stride, mask=inside, other=0.0)
-        place = output + vertex.to(tl.int64)[:, None] * num_channels + channel[None, :]
+        place = output + vertex.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
         tl.atomic_add(place, weight.to(value.dtype)[:, None] * value, mask=real, sem="relaxed")
 
 
 @triton.jit
 def splat_sorted_kernel(
-    values, order, starts, barycentric, output, num_channels, value_stride, weight_stride, weight_corner_stride,
-    CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    values, order, starts, barycentric, output, weight_stride, weight_corner_stride,
+    CHANNELS: tl.constexpr, VALUE_STRIDE: tl.constexpr, CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Sum the entries of one lattice point, in the order of the points: repeatable to the last bit."""
     row = tl.program_id(0)
@@ -51,39 +51,39 @@ def splat_sorted_kernel(
         point = index // CORNERS
         place = point * weight_stride + (index - point * CORNERS) * weight_corner_stride
         weight = tl.load(barycentric + place, mask=inside, other=0.0)
-        real = inside[:, None] & (channel < num_channels)[None, :]
-        value = tl.load(values + point[:, None] * value_stride + channel[None, :], mask=real, other=0.0)
+        real = inside[:, None] & (channel < CHANNELS)[None, :]
+        value = tl.load(values + point[:, None] * VALUE_STRIDE + channel[None, :], mask=real, other=0.0)
         total += weight.to(dtype)[:, None] * value.to(dtype)
     result = tl.sum(total, axis=0).to(output.dtype.element_ty)
-    tl.store(output + row.to(tl.int64) * num_channels + channel, result, mask=channel < num_channels)
+    tl.store(output + row.to(tl.int64) * CHANNELS + channel, result, mask=channel < CHANNELS)
 
 
 @triton.jit
 def slice_kernel(
-    lattice_values, vertices, barycentric, output, num_points, num_channels, lattice_stride, vertex_stride,
+    lattice_values, vertices, barycentric, output, num_points, vertex_stride,
     vertex_corner_stride, weight_stride, weight_corner_stride,
-    CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    CHANNELS: tl.constexpr, LATTICE_STRIDE: tl.constexpr, CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Read the corners of every point's simplex."""
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = point < num_points
-    real = inside[:, None] & (channel < num_channels)[None, :]
+    real = inside[:, None] & (channel < CHANNELS)[None, :]
     dtype: tl.constexpr = tl.float64 if lattice_values.dtype.element_ty == tl.float64 else tl.float32
     total = tl.zeros([BLOCK, BLOCK_C], dtype)
     for corner in tl.static_range(CORNERS):
         vertex = tl.load(vertices + point * vertex_stride + corner * vertex_corner_stride, mask=inside, other=0)
         weight = tl.load(barycentric + point * weight_stride + corner * weight_corner_stride, mask=inside, other=0.0)
-        place = lattice_values + vertex.to(tl.int64)[:, None] * lattice_stride + channel[None, :]
+        place = lattice_values + vertex.to(tl.int64)[:, None] * LATTICE_STRIDE + channel[None, :]
         total += weight.to(dtype)[:, None] * tl.load(place, mask=real, other=0.0).to(dtype)
-    place = output + point[:, None] * num_channels + channel[None, :]
+    place = output + point[:, None] * CHANNELS + channel[None, :]
     tl.store(place, total.to(output.dtype.element_ty), mask=real)
 
 
 @triton.jit
 def barycentric_gradient_kernel(
-    values, lattice_values, vertices, output, num_points, num_channels, value_stride, lattice_stride, vertex_stride,
-    vertex_corner_stride, CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    values, lattice_values, vertices, output, num_points, vertex_stride,
+    vertex_corner_stride, CHANNELS: tl.constexpr, VALUE_STRIDE: tl.constexpr, LATTICE_STRIDE: tl.constexpr, CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The scalar product of every point with one corner of its simplex."""
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -92,35 +92,35 @@ def barycentric_gradient_kernel(
     vertex = tl.load(vertices + point * vertex_stride + corner * vertex_corner_stride, mask=inside, other=0)
     dtype: tl.constexpr = output.dtype.element_ty
     total = tl.zeros([BLOCK, BLOCK_C], dtype)
-    for first in range(0, num_channels, BLOCK_C):
+    for first in range(0, CHANNELS, BLOCK_C):
         channel = first + tl.arange(0, BLOCK_C)
-        real = inside[:, None] & (channel < num_channels)[None, :]
-        value = tl.load(values + point[:, None] * value_stride + channel[None, :], mask=real, other=0.0)
-        place = lattice_values + vertex.to(tl.int64)[:, None] * lattice_stride + channel[None, :]
+        real = inside[:, None] & (channel < CHANNELS)[None, :]
+        value = tl.load(values + point[:, None] * VALUE_STRIDE + channel[None, :], mask=real, other=0.0)
+        place = lattice_values + vertex.to(tl.int64)[:, None] * LATTICE_STRIDE + channel[None, :]
         total += value.to(dtype) * tl.load(place, mask=real, other=0.0).to(dtype)
     tl.store(output + point * CORNERS + corner, tl.sum(total, axis=1), mask=inside)
 
 
 @triton.jit
 def blur_kernel(
-    lattice_values, ahead, behind, output, num_lattice_points, num_channels, lattice_stride,
-    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    lattice_values, ahead, behind, output, num_lattice_points,
+    CHANNELS: tl.constexpr, LATTICE_STRIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """One axis: l + (l(. + e) + l(. - e)) / 2."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = row < num_lattice_points
-    known = (channel < num_channels)[None, :]
+    known = (channel < CHANNELS)[None, :]
     dtype: tl.constexpr = tl.float64 if lattice_values.dtype.element_ty == tl.float64 else tl.float32
     above = tl.load(ahead + row, mask=inside, other=-1)
     below = tl.load(behind + row, mask=inside, other=-1)
     here = row.to(tl.int64)[:, None]
     start = lattice_values + channel[None, :]
-    center = tl.load(start + here * lattice_stride, mask=inside[:, None] & known, other=0.0).to(dtype)
-    up = tl.load(start + above.to(tl.int64)[:, None] * lattice_stride, mask=(above >= 0)[:, None] & known, other=0.0)
-    down = tl.load(start + below.to(tl.int64)[:, None] * lattice_stride, mask=(below >= 0)[:, None] & known, other=0.0)
+    center = tl.load(start + here * LATTICE_STRIDE, mask=inside[:, None] & known, other=0.0).to(dtype)
+    up = tl.load(start + above.to(tl.int64)[:, None] * LATTICE_STRIDE, mask=(above >= 0)[:, None] & known, other=0.0)
+    down = tl.load(start + below.to(tl.int64)[:, None] * LATTICE_STRIDE, mask=(below >= 0)[:, None] & known, other=0.0)
     result = center + 0.5 * (up.to(dtype) + down.to(dtype))
-    place = output + here * num_channels + channel[None, :]
+    place = output + here * CHANNELS + channel[None, :]
     tl.store(place, result.to(output.dtype.element_ty), mask=inside[:, None] & known)
 
 
@@ -143,8 +143,8 @@ def _splat_sorted(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lat
     output = values.new_empty(num_lattice_points, channels)
     block_c = min(power_of_two(channels), 64)
     splat_sorted_kernel[(num_lattice_points, cdiv(channels, block_c))](
-        values, order, starts, barycentric, output, channels, values.stride(0), *barycentric.stride(),
-        CORNERS=corners, BLOCK=max(256 // block_c, 8), BLOCK_C=block_c, num_warps=1,
+        values, order, starts, barycentric, output, *barycentric.stride(),
+        CHANNELS=channels, VALUE_STRIDE=values.stride(0), CORNERS=corners, BLOCK=max(256 // block_c, 8), BLOCK_C=block_c, num_warps=1,
     )  # fmt: skip
     return output
 
@@ -160,8 +160,8 @@ def splat(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_poi
     output = values.new_zeros(num_lattice_points, channels, dtype=accumulation_dtype(values.dtype))
     grid, tile = _tile(points, channels)
     splat_kernel[grid](
-        values, vertices, barycentric, output, points, channels, values.stride(0), *vertices.stride(),
-        *barycentric.stride(), CORNERS=vertices.shape[1], **tile,
+        values, vertices, barycentric, output, points, *vertices.stride(), *barycentric.stride(),
+        CHANNELS=channels, VALUE_STRIDE=values.stride(0), CORNERS=vertices.shape[1], **tile,
     )  # fmt: skip
     return output.to(values.dtype)
 
@@ -175,8 +175,8 @@ def slice(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tens
     if output.numel():
         grid, tile = _tile(points, channels)
         slice_kernel[grid](
-            lattice_values, vertices, barycentric, output, points, channels, lattice_values.stride(0),
-            *vertices.stride(), *barycentric.stride(), CORNERS=corners, **tile,
+            lattice_values, vertices, barycentric, output, points, *vertices.stride(), *barycentric.stride(),
+            CHANNELS=channels, LATTICE_STRIDE=lattice_values.stride(0), CORNERS=corners, **tile,
         )  # fmt: skip
     return output
 
@@ -190,8 +190,8 @@ def barycentric_gradient(values: Tensor, lattice_values: Tensor, vertices: Tenso
     if output.numel():
         grid, tile = _tile(points, channels)
         barycentric_gradient_kernel[(grid[0], corners)](
-            values, lattice_values, vertices, output, points, channels, values.stride(0), lattice_values.stride(0),
-            *vertices.stride(), CORNERS=corners, **tile,
+            values, lattice_values, vertices, output, points, *vertices.stride(), CHANNELS=channels,
+            VALUE_STRIDE=values.stride(0), LATTICE_STRIDE=lattice_values.stride(0), CORNERS=corners, **tile,
         )  # fmt: skip
     return output
 
@@ -211,8 +211,8 @@ def blur(lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool) -> Tenso
         dtype = result if axis == axes[-1] else between
         blurred = torch.empty(num, channels, dtype=dtype, device=lattice_values.device)
         blur_kernel[grid](
-            lattice_values, axis_neighbors[axis], axis_neighbors[axis + 1], blurred, num, channels,
-            lattice_values.stride(0), **tile,
+            lattice_values, axis_neighbors[axis], axis_neighbors[axis + 1], blurred, num,
+            CHANNELS=channels, LATTICE_STRIDE=lattice_values.stride(0), **tile,
         )  # fmt: skip
         lattice_values = blurred
     return lattice_values

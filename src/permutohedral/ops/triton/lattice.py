@@ -40,6 +40,8 @@ _LARGEST_FIXED_DIMENSION = 7
 _CODE_BITS = 63
 _ITEM_BITS = 12
 _DIGIT_BITS = 30
+# points and warps of one program; a single warp needs no barrier to know that all its probes have ended
+_INSERT_TILE = (32, 1)
 
 
 @triton.jit
@@ -251,7 +253,7 @@ def _insert(features: Tensor, batch: Tensor | None, capacity: int, tight: bool, 
         torch.empty(d + 1, points, dtype=torch.int32, device=device),
         torch.empty(d + 1, points, dtype=features.dtype, device=device),
     )
-    block, warps = (32, 1)
+    block, warps = _INSERT_TILE
     insert_points_kernel[(cdiv(points, block),)](
         features, batch, table.storage, table.codes, table.rows, insertion.slots, insertion.vertices,
         insertion.barycentric, points, *features.stride(), capacity,
