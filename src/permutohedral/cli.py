@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from permutohedral import experiment_commands
 from permutohedral.errors import PermutohedralError
 from permutohedral.version import __version__
 
@@ -33,7 +34,11 @@ application = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_EXTRA_OF_MODULE = {"PIL": "images", "skimage": "images", "matplotlib": "images", "rich": "cli"}
+_EXTRA_OF_MODULE = {
+    **dict.fromkeys(("PIL", "skimage", "matplotlib", "safetensors"), "images"),
+    **dict.fromkeys(("pytorch_lightning", "pooch", "yaml"), "experiments"),
+    "rich": "cli",
+}
 
 
 @contextmanager
@@ -245,3 +250,6 @@ def benchmark(  # noqa: PLR0913 (one parameter for each option)
         code = command.main(options, json_file, csv_file, chart or [])
     if code:
         raise typer.Exit(code)
+
+
+experiment_commands.register(application, _explained)

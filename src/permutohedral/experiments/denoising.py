@@ -20,18 +20,11 @@ from permutohedral.errors import InputError
 from permutohedral.experiments import quadratic
 from permutohedral.experiments.result import Result, describe_environment
 from permutohedral.experiments.training import RunOptions, Task, TrainingSettings, fit, steps_done
-from permutohedral.models.deep_denoising import DeepDenoiser, count_weights
-from permutohedral.models.denoising import CombinedDenoiser, LinearDenoiser, PermutohedralDenoiser, SpatialDenoiser
+from permutohedral.models.deep_denoising import count_weights
+from permutohedral.models.denoising import LinearDenoiser
+from permutohedral.models.pretrained import build_denoiser
 
 Loss = Literal["euclidean", "logarithmic"]
-
-_MODELS: dict[str, type[nn.Module]] = {
-    "identity": nn.Identity,
-    "spatial": SpatialDenoiser,
-    "permutohedral": PermutohedralDenoiser,
-    "combined": CombinedDenoiser,
-    "deep": DeepDenoiser,
-}
 
 
 @dataclass(frozen=True)
@@ -87,10 +80,7 @@ class DenoisingConfig:
 def build_model(config: DenoisingConfig) -> nn.Module:
     """The model of a row, with weights drawn from its seed."""
     torch.manual_seed(config.seed)
-    try:
-        return _MODELS[config.model](**config.options)
-    except TypeError as error:
-        raise InputError(f"the options of the model {config.model} do not fit: {error}") from error
+    return build_denoiser(config.model, config.options)
 
 
 def run(config: DenoisingConfig, options: RunOptions) -> Result | None:

@@ -1,0 +1,132 @@
+"""Denoises pictures of any size, gray or color, with any level of noise, in bounded memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from permutohedral.errors import InputError
+from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
+from permutohedral.models.pretrained import DEFAULT_MODEL, load_pretrained
+
+# less noise than rounding to 8 bits makes (0.29) is none
+_NO_NOISE = 0.5 / 255
+# a filter of size 2 reaches 2.45 feature units from lattice point to lattice point, and a simplex 1.23 at either end
+_REACH = 5.0
+
+# gray, and two differences of colors: orthonormal, so the noise is the same in all three, and independent
+_OPPONENT = [
+    [1 / math.sqrt(3), 1 / math.sqrt(3), 1 / math.sqrt(3)],
+    [1 / math.sqrt(2), 0.0, -1 / math.sqrt(2)],
+    [1 / math.sqrt(6), -2 / math.sqrt(6), 1 / math.sqrt(6)],
+]
+
+
+def estimate_noise(pixels: Tensor) -> float:
+    """Standard deviation of the noise in a picture, from the median response to a filter blind to smooth areas.
+
+    Of color pictures the sum of the channels tells: JPEG keeps its noise, and not that of color differences.
+
+    Args:
+        pixels: float `[channels, height, width]`.
+
+    >>> round(255 * estimate_noise(0.5 + 20 / 255 * torch.randn(1, 200, 200)))
+    20
+    """
+    if min(pixels.shape[-2:]) < 3:
+        raise InputError(f"the noise of {tuple(pixels.shape[-2:])} pixels cannot be estimated; give it as sigma")
+    blind = torch.tensor([[1.0, -2.0, 1.0], [-2.0, 4.0, -2.0], [1.0, -2.0, 1.0]], device=pixels.device) / 6
+    gray = pixels.float().sum(dim=0) / math.sqrt(pixels.shape[0])
+    response = F.conv2d(gray[None, None], blind[None, None]).abs()
+    # the median of |N(0, 1)|
+    return float(response.median()) / 0.6745
+
+
+@dataclass(frozen=True)
+class ImageDenoiser:
+    """Denoises pictures with a shipped model.
+
+    A picture is multiplied so that its noise is as strong as what the model was trained for. Color is denoised as
+    gray and two differences of colors. Tiles overlap by the reach of the filter, so they leave no seams: every
+    pixel comes out as if the picture had been denoised whole.
+
+    Attributes:
+        model: one of `shipped_models()`.
+        tile: height and width of a tile.
+        device: where to compute.
+
+    >>> ImageDenoiser()(torch.rand(3, 40, 50), sigma=25 / 255).shape
+    torch.Size([3, 40, 50])
+    """
+
+    model: str = DEFAULT_MODEL
+    tile: int = 384
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.tile < 1:
+            raise InputError(f"tile must be at least 1, got {self.tile}")
+        load_pretrained(self.model)
+
+    @torch.no_grad()
+    def __call__(
+        self, pixels: Tensor, sigma: float | None = None, progress: Callable[[float], None] | None = None
+    ) -> Tensor:
+        """Denoise a picture.
+
+        Args:
+            pixels: float32 `[1 or 3, height, width]`, white being 1.
+            sigma: standard deviation of the noise in the same units; default: estimated.
+            progress: told the share that is done after every tile.
+
+        Returns:
+            float32, of the shape of `pixels`; not clipped.
+        """
+        if pixels.dim() != 3 or pixels.shape[0] not in (1, 3):
+            raise InputError(f"pixels must be [1 or 3, height, width], got shape {tuple(pixels.shape)}")
+        sigma = estimate_noise(pixels) if sigma is None else sigma
+        if not (math.isfinite(sigma) and sigma >= 0):
+            raise InputError(f"sigma must be a number of at least 0, got {sigma}")
+        if sigma < _NO_NOISE:
+            return pixels.clone()
+        model, trained_for = load_pretrained(self.model, 255 * sigma)
+        model, factor = model.to(self.device), trained_for / (255 * sigma)
+        margin = _margin(model)
+        opponent = torch.tensor(_OPPONENT) if pixels.shape[0] == 3 else torch.eye(1)
+        denoised = torch.empty_like(pixels)
+        height, width = pixels.shape[1:]
+        tiles = list(_tiles(height, width, self.tile))
+        for done, (rows, columns) in enumerate(tiles, start=1):
+            top, left = max(0, rows.start - margin), max(0, columns.start - margin)
+            part = pixels[:, top : rows.stop + margin, left : columns.stop + margin]
+            planes = torch.einsum("oc,chw->ohw", opponent, part * factor)[:, None].to(self.device)
+            # one plane after another: a third of the memory
+            filtered = torch.cat([model(plane[None], origin=(top, left)) for plane in planes])[:, 0].cpu()
+            restored = torch.einsum("oc,ohw->chw", opponent, filtered) / factor
+            inside = restored[:, rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
+            denoised[:, rows, columns] = inside
+            if progress is not None:
+                progress(done / len(tiles))
+        return denoised
+
+
+def _tiles(height: int, width: int, size: int) -> Iterator[tuple[slice, slice]]:
+    for top in range(0, height, size):
+        for left in range(0, width, size):
+            yield slice(top, min(top + size, height)), slice(left, min(left + size, width))
+
+
+def _margin(model: torch.nn.Module) -> int:
+    """How many pixels around a tile its result depends on."""
+    if isinstance(model, SpatialDenoiser):
+        return model.weight.shape[-1] // 2
+    if isinstance(model, PermutohedralDenoiser):
+        return math.ceil(_REACH * model.sigma_space)
+    if isinstance(model, CombinedDenoiser):
+        return max(_margin(model.spatial), _margin(model.permutohedral))
+    raise InputError(f"the reach of a {type(model).__name__} is not known")

@@ -1,0 +1,128 @@
+"""Denoisers with the weights that come with the package, one for each of several levels of noise."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from permutohedral.errors import InputError
+from permutohedral.models.deep_denoising import DeepDenoiser
+from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
+
+_MODELS: dict[str, type[nn.Module]] = {
+    "identity": nn.Identity,
+    "spatial": SpatialDenoiser,
+    "permutohedral": PermutohedralDenoiser,
+    "combined": CombinedDenoiser,
+    "deep": DeepDenoiser,
+}
+
+DEFAULT_MODEL = "pcnn_cnn"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How to build one of the shipped models.
+
+    Attributes:
+        name: such as "pcnn_cnn".
+        kind: of `build_denoiser`.
+        options: of `build_denoiser`.
+        noise: standard deviation it was trained for, of 255.
+    """
+
+    name: str
+    kind: str
+    options: dict[str, Any]
+    noise: float
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its tensors begin with."""
+        return f"{self.name}/{self.noise:g}/"
+
+
+def build_denoiser(kind: str, options: dict[str, Any]) -> nn.Module:
+    """A denoiser without training.
+
+    Args:
+        kind: "identity", "spatial", "permutohedral", "combined" or "deep".
+        options: arguments of its class.
+
+    >>> build_denoiser("spatial", {"size": 3}).weights().numel()
+    9
+    """
+    if kind not in _MODELS:
+        raise InputError(f"there is no denoiser {kind!r}; there are {', '.join(_MODELS)}")
+    try:
+        return _MODELS[kind](**options)
+    except TypeError as error:
+        raise InputError(f"the options of the model {kind} do not fit: {error}") from error
+
+
+def shipped_models() -> dict[str, list[float]]:
+    """The levels of noise, of 255, that each shipped model was trained for.
+
+    >>> 25.0 in shipped_models()["pcnn_cnn"]
+    True
+    """
+    models: dict[str, list[float]] = {}
+    for entry in _entries(_shipped_file()):
+        models.setdefault(entry.name, []).append(entry.noise)
+    return models
+
+
+def load_pretrained(name: str = DEFAULT_MODEL, noise: float = 25.0) -> tuple[nn.Module, float]:
+    """A shipped denoiser, and the noise it was trained for: of the levels there are, the nearest to `noise`.
+
+    Args:
+        name: one of `shipped_models()`.
+        noise: standard deviation of the noise to be removed, of 255.
+
+    >>> model, trained_for = load_pretrained("pcnn_cnn", noise=24.0)
+    >>> trained_for
+    25.0
+    """
+    from safetensors import safe_open
+
+    if not noise > 0:
+        raise InputError(f"noise must be positive, got {noise}")
+    path = _shipped_file()
+    entries = [entry for entry in _entries(path) if entry.name == name]
+    if not entries:
+        raise InputError(f"there is no model {name!r}; there are {', '.join(shipped_models())}")
+    entry = min(entries, key=lambda candidate: abs(math.log(candidate.noise / noise)))
+    model = build_denoiser(entry.kind, entry.options)
+    with safe_open(path, "pt") as file:
+        state = {name: file.get_tensor(entry.prefix + name) for name in model.state_dict()}
+    model.load_state_dict(state)
+    return model.eval(), entry.noise
+
+
+def save_pretrained(models: list[tuple[Entry, nn.Module]], path: Path) -> None:
+    """Write models into one file of weights."""
+    from safetensors.torch import save_file
+
+    tensors: dict[str, Tensor] = {}
+    for entry, model in models:
+        for name, tensor in model.state_dict().items():
+            tensors[entry.prefix + name] = tensor.detach().cpu().contiguous()
+    entries = [{"name": e.name, "kind": e.kind, "options": e.options, "noise": e.noise} for e, _ in models]
+    save_file(tensors, path, metadata={"entries": json.dumps(entries)})
+
+
+def _shipped_file() -> Path:
+    return Path(str(resources.files("permutohedral"))) / "weights" / "denoising.safetensors"
+
+
+def _entries(path: Path) -> list[Entry]:
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        return [Entry(**entry) for entry in json.loads(file.metadata()["entries"])]

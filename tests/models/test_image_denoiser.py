@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from datasets import data_folder
+from support import assert_close
+from torch import Tensor
+
+from permutohedral.data.bsds500 import add_noise, load_images
+from permutohedral.errors import InputError
+from permutohedral.models.image_denoiser import ImageDenoiser, estimate_noise
+from permutohedral.models.pretrained import shipped_models
+
+
+def flat_regions(channels: int = 1, height: int = 90, width: int = 120) -> Tensor:
+    image = torch.full((channels, height, width), 0.3)
+    image[:, height // 3 :, : width // 2] = 0.7
+    image[0, :, width // 4 * 3 :] = 0.1
+    return image
+
+
+def noisy(image: Tensor, noise: float) -> Tensor:
+    return image + noise / 255 * torch.randn(image.shape)
+
+
+def error(image: Tensor, clean: Tensor) -> float:
+    return float((image - clean).square().mean().sqrt()) * 255
+
+
+@pytest.mark.parametrize("noise", [3.0, 12.0, 25.0, 60.0])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_noise_is_estimated(noise: float, channels: int) -> None:
+    assert abs(255 * estimate_noise(noisy(flat_regions(channels), noise)) / noise - 1) < 0.1
+
+
+def test_the_noise_of_a_real_photograph_is_estimated() -> None:
+    image = load_images("test", data_folder("bsds500"), limit=1)[0]
+    # texture looks like noise, so there is always a little more
+    assert 24 < 255 * estimate_noise(add_noise(image)[None]) < 31
+
+
+@pytest.mark.parametrize("model", sorted(shipped_models()))
+@pytest.mark.parametrize("noise", [8.0, 25.0, 40.0, 90.0])
+def test_noise_goes_whatever_its_level(model: str, noise: float) -> None:
+    clean = flat_regions()
+    assert error(ImageDenoiser(model)(noisy(clean, noise), noise / 255), clean) < 0.8 * noise
+
+
+def test_color_is_denoised_better_than_its_channels_apart() -> None:
+    clean = flat_regions(3)
+    before = noisy(clean, 25.0)
+    denoiser = ImageDenoiser()
+    together = denoiser(before, 25 / 255)
+    apart = torch.cat([denoiser(channel[None], 25 / 255) for channel in before])
+    assert error(together, clean) < error(apart, clean) < 15
+
+
+def test_tiles_leave_no_seams() -> None:
+    picture = noisy(flat_regions(3), 25.0)
+    assert_close(ImageDenoiser(tile=32)(picture, 25 / 255), ImageDenoiser(tile=1000)(picture, 25 / 255))
+
+
+def test_progress_is_told() -> None:
+    told: list[float] = []
+    ImageDenoiser(tile=60)(flat_regions(), 0.1, told.append)
+    assert told == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_a_picture_without_noise_stays_as_it_is() -> None:
+    clean = flat_regions(3)
+    assert torch.equal(ImageDenoiser()(clean), clean)
+
+
+def test_what_cannot_be_denoised_is_refused() -> None:
+    with pytest.raises(InputError, match="1 or 3"):
+        ImageDenoiser()(torch.rand(2, 8, 8), 0.1)
+    with pytest.raises(InputError, match="at least 0"):
+        ImageDenoiser()(torch.rand(1, 8, 8), float("nan"))
+    with pytest.raises(InputError, match="cannot be estimated"):
+        ImageDenoiser()(torch.rand(1, 2, 8))
+    with pytest.raises(InputError, match="no model"):
+        ImageDenoiser("best")
+    with pytest.raises(InputError, match="tile"):
+        ImageDenoiser(tile=0)

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from permutohedral.errors import InputError
+from permutohedral.models import pretrained
+from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser
+from permutohedral.models.pretrained import Entry, build_denoiser, load_pretrained, save_pretrained, shipped_models
+
+
+def test_every_shipped_model_serves_every_level_of_noise() -> None:
+    models = shipped_models()
+    assert set(models) == {"pcnn_cnn", "pcnn", "pcnn_gauss", "cnn"}
+    assert len({tuple(noises) for noises in models.values()}) == 1
+    for name, noises in models.items():
+        for noise in noises:
+            model, trained_for = load_pretrained(name, noise)
+            assert trained_for == noise
+            flat = 0.5 + noise / 255 * torch.randn(1, 1, 64, 64)
+            denoised = model(flat).detach()
+            assert abs(float(denoised.mean()) - 0.5) < 0.01
+            assert float(denoised.std()) < 0.6 * noise / 255
+
+
+def test_the_nearest_level_of_noise_is_taken() -> None:
+    assert load_pretrained("cnn", 1000.0)[1] == max(shipped_models()["cnn"])
+    assert load_pretrained("cnn", 0.1)[1] == min(shipped_models()["cnn"])
+
+
+def test_unknown_names_are_told_with_those_that_exist() -> None:
+    with pytest.raises(InputError, match=r"no model 'x'; there are .*pcnn_cnn"):
+        load_pretrained("x")
+    with pytest.raises(InputError, match=r"no denoiser 'x'; there are .*combined"):
+        build_denoiser("x", {})
+    with pytest.raises(InputError, match="positive"):
+        load_pretrained(noise=0.0)
+
+
+def test_weights_survive_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = CombinedDenoiser(sigma_space=3.0, sigma_range=0.5)
+    model.set_weights(torch.randn(90))
+    entries = [
+        (Entry("a", "combined", {"sigma_space": 3.0, "sigma_range": 0.5}, 30.0), model),
+        (Entry("a", "permutohedral", {}, 60.0), PermutohedralDenoiser()),
+    ]
+    save_pretrained(entries, tmp_path / "weights.safetensors")
+    monkeypatch.setattr(pretrained, "_shipped_file", lambda: tmp_path / "weights.safetensors")
+    assert shipped_models() == {"a": [30.0, 60.0]}
+    loaded, _ = load_pretrained("a", 29.0)
+    assert isinstance(loaded, CombinedDenoiser)
+    assert torch.equal(loaded.weights(), model.weights())
+    assert loaded.permutohedral.sigma_space == 3.0
