@@ -40,7 +40,7 @@ struct Simplex {
 template <class T, int D>
 inline void load_points(const T* rows, int64_t d_dynamic, int64_t count, Vector<T>* columns) {
 #if defined(PERMUTOHEDRAL_SHUFFLE)
-    if constexpr (D > 0) {
+    if constexpr (D > 0 && can_exchange<T>) {
         if (count == lanes<T>) {
             return rows_to_columns<T, lanes<T>, D>(rows, columns, std::make_integer_sequence<int, D>{});
         }
@@ -58,7 +58,7 @@ inline void load_points(const T* rows, int64_t d_dynamic, int64_t count, Vector<
 template <class T, int D>
 inline void store_weights(const Vector<T>* columns, int64_t d_dynamic, int64_t count, T* rows) {
 #if defined(PERMUTOHEDRAL_SHUFFLE)
-    if constexpr (D > 0) {
+    if constexpr (D > 0 && can_exchange<T>) {
         if (count == lanes<T>) {
             return columns_to_rows<T, lanes<T>, D + 1>(columns, rows, std::make_integer_sequence<int, D + 1>{});
         }

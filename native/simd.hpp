@@ -70,6 +70,10 @@ inline void store(T* to, typename VectorOf<T, N>::type vector) {
 // Exchange of rows and columns in registers: N rows of K numbers lie one after another in K vectors of N lanes.
 #if defined(PERMUTOHEDRAL_SHUFFLE)
 
+// gcc 12 compiles some of these exchanges of 8-byte lanes wrongly
+template <class T>
+constexpr bool can_exchange = sizeof(T) == 4;
+
 // Takes lanes of `next` where the wanted number lies in it, else keeps those of `done`.
 template <class T, int N, class Wanted, int... Lane>
 inline typename VectorOf<T, N>::type take_lanes(typename VectorOf<T, N>::type done,
