@@ -14,7 +14,7 @@ CHECKED := src tests benchmarks
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint format format-check typecheck pytest accuracy wheel clean
+.PHONY: help setup demo test lint format format-check typecheck pytest accuracy bench wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -137,8 +137,7 @@ def kernel_seconds(run: Callable[[], Any], repeats: int = 5) -> float:
         for _ in range(repeats):
             run()
         torch.cuda.synchronize()
-    on_device = torch.autograd.DeviceType.CUDA
-    events = (event for event in profile.key_averages() if event.device_type == on_device)
+    events = (event for event in profile.key_averages() if event.device_type.name == "CUDA")
     return float(sum(event.self_device_time_total for event in events)) / 1e6 / repeats
 
 
