@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from permutohedral.cli import application
 from permutohedral.denoise import plan_files
 from permutohedral.errors import InputError
+from permutohedral.wide_color import read_wide, write_wide
 
 RUNNER = CliRunner()
 
@@ -60,6 +61,17 @@ def test_sixteen_bits_stay_sixteen_bits(tmp_path: Path) -> None:
     assert pixels.dtype == np.uint16
     assert len(np.unique(pixels)) > 256
     assert error(output, 65535) < 0.6 * error(source, 65535)
+
+
+def test_sixteen_bits_of_color_stay_too(tmp_path: Path) -> None:
+    source, output = tmp_path / "noisy.tif", tmp_path / "clean.png"
+    pixels = clean_pixels(True, 65535)
+    noise = 20 / 255 * 65535 * np.random.default_rng(0).standard_normal(pixels.shape)
+    with open(source, "wb") as file:
+        write_wide((pixels + noise).round().clip(0, 65535).astype(np.uint16), file, "TIFF")
+    assert RUNNER.invoke(application, ["denoise", str(source), str(output)]).exit_code == 0
+    denoised = read_wide(output).astype(float)
+    assert np.sqrt(((denoised - pixels) ** 2).mean()) < 0.6 * 20 / 255 * 65535
 
 
 @pytest.mark.parametrize("model", ["pcnn_cnn", "pcnn", "pcnn_gauss", "cnn"])

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from permutohedral.errors import InputError
+from permutohedral.wide_color import can_write_wide, is_wide, read_wide, write_wide
 
 # Pillow's modes that hold what another mode holds without loss, or nearly
 _CONVERSIONS = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB", "LAB": "RGB"}
@@ -48,6 +51,8 @@ def read_picture(path: Path) -> Picture:
             frames = getattr(image, "n_frames", 1)
             if frames > 1:
                 raise InputError(f"{path} holds {frames} frames; extract the one to filter first")
+            if is_wide(image):
+                return _to_wide_picture(read_wide(path))
             return _to_picture(ImageOps.exif_transpose(image), path)
     except UnidentifiedImageError as error:
         raise InputError(f"{path} is not a picture in a format that Pillow reads") from error
@@ -71,6 +76,13 @@ def _to_picture(image: Image.Image, path: Path) -> Picture:
     if image.mode in ("LA", "RGBA"):
         return Picture(pixels[:-1], alpha=pixels[-1:])
     return Picture(pixels)
+
+
+def _to_wide_picture(numbers: NDArray[np.uint16]) -> Picture:
+    pixels = torch.from_numpy(numbers.astype(np.float32) / 65535).permute(2, 0, 1)
+    if numbers.shape[2] in (2, 4):
+        return Picture(pixels[:-1], alpha=pixels[-1:], levels=65535)
+    return Picture(pixels, levels=65535)
 
 
 def check_output(path: Path) -> None:
@@ -101,7 +113,7 @@ def write_picture(picture: Picture, path: Path) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "xb") as file:
-            _to_image(picture).save(file, format=_format_of(path))
+            _save(_to_numbers(picture), file, path)
         os.replace(partial, path)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
@@ -109,8 +121,17 @@ def write_picture(picture: Picture, path: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _to_image(picture: Picture) -> Image.Image:
+def _to_numbers(picture: Picture) -> NDArray[Any]:
+    """The integers of the file, `[height, width, channels]`."""
     layers = [picture.pixels] if picture.alpha is None else [picture.pixels, picture.alpha]
     scaled = torch.cat([layer.detach().cpu() for layer in layers]).clamp(0, 1) * picture.levels
-    numbers = scaled.round().permute(1, 2, 0).numpy().astype(np.uint8 if picture.levels == 255 else np.uint16)
-    return Image.fromarray(numbers.squeeze(2) if numbers.shape[2] == 1 else numbers)
+    return scaled.round().permute(1, 2, 0).numpy().astype(np.uint8 if picture.levels == 255 else np.uint16)
+
+
+def _save(numbers: NDArray[Any], file: IO[bytes], path: Path) -> None:
+    if numbers.dtype == np.uint8 or numbers.shape[2] == 1:
+        Image.fromarray(numbers.squeeze(2) if numbers.shape[2] == 1 else numbers).save(file, format=_format_of(path))
+        return
+    if not can_write_wide(_format_of(path)):
+        raise InputError(f"cannot write {path}: colors of 16 bits per channel fit into .png and .tif alone")
+    write_wide(numbers, file, _format_of(path))
