@@ -20,7 +20,7 @@ _PNG_COLOR_TYPES = {2: 4, 3: 2, 4: 6}
 
 def is_wide(image: Image.Image) -> bool:
     """Whether the file behind a picture just opened holds 16 bits of each of several channels."""
-    modes = {_raw_mode(tile.args) for tile in getattr(image, "tile", [])}
+    modes = {_raw_mode(tile[3]) for tile in getattr(image, "tile", [])}
     return bool(modes) and all(mode.partition(";")[2] in _OTHER_BYTE for mode in modes) and len(image.getbands()) > 1
 
 
@@ -33,7 +33,7 @@ def read_wide(path: Path) -> NDArray[np.uint16]:
         upper = np.asarray(ImageOps.exif_transpose(image)).astype(np.uint16)
     with Image.open(path) as image:
         tiled: Any = image
-        tiled.tile = [tile._replace(args=_with_other_byte(tile.args)) for tile in tiled.tile]
+        tiled.tile = [(*tile[:3], _with_other_byte(tile[3])) for tile in tiled.tile]
         lower = np.asarray(ImageOps.exif_transpose(image)).astype(np.uint16)
     return upper * np.uint16(256) + lower
 
