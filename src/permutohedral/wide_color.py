@@ -33,7 +33,7 @@ def read_wide(path: Path) -> NDArray[np.uint16]:
         upper = np.asarray(ImageOps.exif_transpose(image)).astype(np.uint16)
     with Image.open(path) as image:
         tiled: Any = image
-        tiled.tile = [(*tile[:3], _with_other_byte(tile[3])) for tile in tiled.tile]
+        tiled.tile = [_with_other_byte(tile) for tile in tiled.tile]
         lower = np.asarray(ImageOps.exif_transpose(image)).astype(np.uint16)
     return upper * np.uint16(256) + lower
 
@@ -42,10 +42,13 @@ def _raw_mode(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else str(arguments[0])
 
 
-def _with_other_byte(arguments: Any) -> Any:
+def _with_other_byte(tile: Any) -> Any:
+    *place, arguments = tile
     bands, _, order = _raw_mode(arguments).partition(";")
     mode = f"{bands};{_OTHER_BYTE[order]}"
-    return mode if isinstance(arguments, str) else (mode, *arguments[1:])
+    changed = mode if isinstance(arguments, str) else (mode, *arguments[1:])
+    # a named tuple since Pillow 11
+    return tile._replace(args=changed) if hasattr(tile, "_replace") else (*place, changed)
 
 
 def can_write_wide(image_format: str | None) -> bool:
