@@ -133,6 +133,17 @@ def test_any_model_trains_on_crops(model: str, options: RunOptions) -> None:
 
 
 @pytest.mark.usefixtures("made")
+def test_bm3d_is_a_row_to_compare_with(options: RunOptions) -> None:
+    pytest.importorskip("bm3d", reason="bm3d is not installed")
+    config = row(model="bm3d", training=None, center=24, test_images=1)
+    result = run(config, options)
+    assert result is not None
+    assert result.metrics["psnr"] > 23
+    with pytest.raises(InputError, match="no weights to train"):
+        replace(config, training=TRAINING)
+
+
+@pytest.mark.usefixtures("made")
 def test_a_resumed_training_ends_where_an_uninterrupted_one_does(options: RunOptions, tmp_path: Path) -> None:
     training = replace(TRAINING, steps=6, optimizer="sgd", schedule="constant")
     whole = row(model="spatial", samples="crops", crop=16, loss="euclidean", training=training)

@@ -34,7 +34,7 @@ class DenoisingConfig:
     Attributes:
         name: of the row and its files.
         title: what the table calls it.
-        model: "identity" (the noisy input), "spatial", "permutohedral", "combined" or "deep".
+        model: "identity" (the noisy input), "spatial", "permutohedral", "combined", "deep", or "bm3d", to compare.
         options: arguments of the model.
         paper: mean PSNR the paper reports, None for rows of our own.
         noise: standard deviation of the noise, of 255.
@@ -53,7 +53,7 @@ class DenoisingConfig:
 
     name: str
     title: str
-    model: Literal["identity", "spatial", "permutohedral", "combined", "deep"]
+    model: Literal["identity", "spatial", "permutohedral", "combined", "deep", "bm3d"]
     options: dict[str, Any] = field(default_factory=dict)
     paper: float | None = None
     noise: float = 25.0
@@ -71,6 +71,8 @@ class DenoisingConfig:
         build_model(self)
         linear = self.model in ("spatial", "permutohedral", "combined")
         scaled = bool(self.options.get("learn_scale"))
+        if self.training and self.model in ("identity", "bm3d"):
+            raise InputError(f"the model {self.model} has no weights to train")
         if self.training and self.samples == "images" and (not linear or scaled):
             raise InputError("samples: images needs a model that is linear in all its weights; take samples: crops")
         if self.start == "least_squares" and not linear:
@@ -80,7 +82,26 @@ class DenoisingConfig:
 def build_model(config: DenoisingConfig) -> nn.Module:
     """The model of a row, with weights drawn from its seed."""
     torch.manual_seed(config.seed)
+    if config.model == "bm3d":
+        return Bm3d(config.noise / 255)
     return build_denoiser(config.model, config.options)
+
+
+class Bm3d(nn.Module):
+    """Block matching and collaborative filtering, from the package bm3d: what learned denoisers are measured by."""
+
+    def __init__(self, sigma: float) -> None:
+        super().__init__()
+        self.sigma = sigma
+
+    def forward(self, noisy: Tensor) -> Tensor:
+        """Denoise `[batch, 1, height, width]`, on the processor."""
+        try:
+            from bm3d import bm3d
+        except ModuleNotFoundError as error:
+            raise InputError("the row BM3D needs the package bm3d: pip install bm3d") from error
+        images = [torch.from_numpy(bm3d(image[0].cpu().double().numpy(), self.sigma)) for image in noisy]
+        return torch.stack(images)[:, None].to(noisy)
 
 
 def run(config: DenoisingConfig, options: RunOptions) -> Result | None:
