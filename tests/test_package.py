@@ -1,4 +1,4 @@
-"""The package as a whole: who imports whom, sizes, public names, and what is stated in two places."""
+"""The package as a whole: sizes, public names, and what is stated in two places."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import importlib.util
 import inspect
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,71 +16,12 @@ import pytest
 import permutohedral as ph
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "src" / "permutohedral"
-SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 MOST_LINES_OF_A_FILE = 400
 MOST_LINES_OF_A_FUNCTION = 60
 
-# from bottom to top: a module imports from its own row and from rows above it in this list, never below.
-# "" is the package itself, whose public names everything built on the operator may use.
-LAYERS = [
-    {"errors", "version"},
-    {"neighborhood", "features"},
-    {"ops", "_native"},
-    {"memory", "lattice"},
-    {"shapes"},
-    {"functional"},
-    {"nn"},
-    {""},
-    {"image_files", "data"},
-    {"models"},
-    {"experiments", "benchmarks"},
-    {"report", "demo", "denoise"},
-    {"cli", "experiment_commands"},
-    {"__main__"},
-]
-LAYER_OF = {name: height for height, names in enumerate(LAYERS) for name in names}
-
 # what functions of the package return, rather than what users make
 RESULTS = {"Lattice", "LatticeStatistics", "MemoryForecast", "Simplices"}
-
-
-def layer_name(module: str) -> str:
-    """The part of a dotted module name that `LAYERS` lists."""
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else ""
-
-
-def module_of(path: Path) -> str:
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def imported_modules(path: Path) -> set[str]:
-    """Modules of this package that a file imports, anywhere in it."""
-    modules: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            modules.update(name.name for name in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module == "permutohedral":
-            modules.update(
-                f"permutohedral.{name.name}" if name.name in LAYER_OF else "permutohedral" for name in node.names
-            )
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: write the package's name out"
-            modules.add(node.module or "")
-    return {module for module in modules if module.split(".")[0] == "permutohedral"}
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_point_one_way(path: Path) -> None:
-    importer = layer_name(module_of(path))
-    assert importer in LAYER_OF, f"say in LAYERS where {importer} belongs"
-    for module in imported_modules(path):
-        imported = layer_name(module)
-        assert imported in LAYER_OF, f"say in LAYERS where {imported} belongs"
-        assert LAYER_OF[imported] <= LAYER_OF[importer], f"{module_of(path)} must not import {module}"
 
 
 def checked_files() -> list[Path]:
@@ -137,19 +76,6 @@ def test_version_is_stated_once() -> None:
 
 def test_types_are_shipped() -> None:
     assert (Path(ph.__file__).parent / "py.typed").is_file()
-
-
-def test_import_needs_torch_and_numpy_only() -> None:
-    extras = ["typer", "rich", "PIL", "skimage", "matplotlib", "scipy", "cv2", "pytorch_lightning", "pooch", "yaml"]
-    code = (
-        f"import sys; sys.modules.update(dict.fromkeys({extras!r}))\n"
-        f"sys.path.insert(0, {str(PACKAGE.parent)!r})\n"
-        "import torch, permutohedral as ph\n"
-        "ph.bilateral_filter(torch.rand(3, 8, 8), 2.0, 0.1)\n"
-        "ph.nn.PermutohedralConvolution(1, 1, dimension=2)(torch.rand(5, 1), torch.rand(5, 2))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_accuracy_page_shows_the_measured_figures() -> None:

@@ -90,8 +90,8 @@ def unfold(rows: Tensor, leading: tuple[int, ...]) -> Tensor:
         return rows
     if count(leading) == 0:
         return rows[None][:0].reshape(*leading, *rows.shape)
-    channels = rows.shape[1] // count(leading)
-    return rows.reshape(rows.shape[0], count(leading), channels).transpose(0, 1).unflatten(0, leading)
+    points, channels = rows.shape[0], rows.shape[1] // count(leading)
+    return rows.reshape(points, count(leading), channels).transpose(0, 1).reshape(*leading, points, channels)
 
 
 def check_weight(weight: Tensor, channels: int, rows: Tensor, lattice: Lattice) -> tuple[Tensor, int]:

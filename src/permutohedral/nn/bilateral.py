@@ -143,7 +143,8 @@ class BilateralConvolution2d(nn.Module):
             )
         features = bilateral_features(guide, self.sigma_space, self.sigma_range)
         output: Tensor = self.convolution(image.flatten(-2).transpose(-1, -2), features)
-        return output.transpose(-1, -2).unflatten(-1, image.shape[-2:])
+        output = output.transpose(-1, -2)
+        return output.reshape(*output.shape[:-1], *image.shape[-2:])
 
     def extra_repr(self) -> str:
         return f"sigma_space={self.sigma_space:.4g}, sigma_range={self.sigma_range:.4g}"
