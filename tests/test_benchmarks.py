@@ -241,7 +241,7 @@ def tiny_workloads(problem: FilterProblem) -> tuple[Workload, ...]:
         check = partial(verify.check_convolution, problem.small(200).features, 2, 1)
         return Prepared(ours, [twice, Absent("nobody", "not installed")], check, "substitute image", {"points": 2000})
 
-    def measure(given: Inputs, threads: int, repeats: int) -> Measured:
+    def measure(given: Inputs, threads: int, repeats: int, with_peers: bool) -> Measured:
         return Measured({OURS: [2.0, 4.0, 3.0], "other": [6.0]})
 
     recorded = (Recorded("slow", {0: 1000.0}), Recorded("fast", {0: 100.0}))
@@ -369,7 +369,7 @@ def test_peak_memory_counts_what_is_freed_again() -> None:
 
 
 def test_import_time_is_measured_in_another_process() -> None:
-    measured = probes.measure_import(Inputs(None, CPU), 1, 1)
+    measured = probes.measure_import(Inputs(None, CPU), 1, 1, False)
     assert measured.samples[OURS][0] > 0
 
 

@@ -43,7 +43,7 @@ def _points(inputs: Inputs) -> FilterProblem:
 
 def _cube(inputs: Inputs) -> FilterProblem:
     """Points in a cube whose side leaves about a quarter as many lattice points."""
-    features = 6.2 * torch.rand(1_000_000, 5, generator=torch.Generator().manual_seed(0))
+    features = 11 * torch.rand(1_000_000, 5, generator=torch.Generator().manual_seed(0))
     return FilterProblem(features, torch.ones(features.shape[0], 1), "seeded uniform points")
 
 
@@ -95,9 +95,10 @@ def _prepare_convolution(inputs: Inputs, channels: int, precision_name: str, tra
             return torch.autograd.grad(output, leaves, gradient) if training else output
 
     def error(output: Any) -> float:
+        on = verify.in_precision(lattice, torch.float64)
         exact = [leaf.detach().double().requires_grad_(training) for leaf in leaves]
         with use_backend("reference"):
-            truth: Any = convolve(exact[0], exact[1], lattice)
+            truth: Any = convolve(exact[0], exact[1], on)
             if not training:
                 return verify.relative_error(output, truth)
             truth = torch.autograd.grad(truth, exact, gradient.double())

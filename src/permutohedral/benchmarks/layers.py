@@ -56,12 +56,12 @@ def prepare_image_layer(
     convolutions[1].to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     features = position_features(HEIGHT, WIDTH, device=inputs.device).expand(batch, -1, -1).contiguous()
     lattice = build_lattice(features, neighborhood_size=2)
-    exact = build_lattice(features.double(), neighborhood_size=2)
+    exact = verify.in_precision(lattice, torch.float64)
 
     def permutohedral(module: nn.Module, values: Tensor) -> Any:
-        if not reused:
-            return module(values, features)
-        return module(values, lattice=exact if values.dtype is torch.float64 else lattice)
+        if values.dtype is torch.float64:
+            return module(values, lattice=exact)
+        return module(values, lattice=lattice) if reused else module(values, features)
 
     make = partial(_contender, training=training, precision_name=precision_name)
     values = images.flatten(2).transpose(1, 2).contiguous()

@@ -26,20 +26,21 @@ print(1000 * (time.perf_counter() - started))
 """
 
 
-def measure_import(inputs: Inputs, threads: int, repeats: int) -> Measured:
+def measure_import(inputs: Inputs, threads: int, repeats: int, with_peers: bool) -> Measured:
     """Milliseconds that `import permutohedral` takes once torch is there, in fresh processes."""
     # the first process writes the bytecode and fills the disk cache
     _run(["-c", _IMPORT], threads)
     return Measured({OURS: [float(_run(["-c", _IMPORT], threads)) for _ in range(repeats)]})
 
 
-def measure_memory(inputs: Inputs, threads: int, repeats: int) -> Measured:
+def measure_memory(inputs: Inputs, threads: int, repeats: int, with_peers: bool) -> Measured:
     """Megabytes that W1 takes at its peak beyond inputs and outputs, ours and a peer's, in fresh processes."""
     samples, absent = {}, []
-    names = [OURS, peers.DENSECRF]
-    if peers.version_of(peers.DENSECRF) is None:
+    names = [OURS]
+    if with_peers and peers.version_of(peers.DENSECRF) is not None:
+        names.append(peers.DENSECRF)
+    elif with_peers:
         absent.append(Absent(peers.DENSECRF, "not installed: pip install 'permutohedral[bench]'"))
-        names.remove(peers.DENSECRF)
     for name in names:
         arguments = ["-m", "permutohedral.benchmarks.probes", name, str(threads)]
         if inputs.data is not None:

@@ -70,7 +70,7 @@ class Workload:
         summary: what is run on what.
         device: "cpu" or "cuda".
         prepare: makes the data and the contenders; None for a quantity that `measure` finds.
-        measure: finds a quantity with this many threads and repetitions.
+        measure: finds a quantity with this many threads and repetitions, of the peers too if the last argument says so.
         unit: of the figures reported.
         per_second: figures are seconds times this.
         recorded: figures of peers on another machine, as recorded.
@@ -80,7 +80,7 @@ class Workload:
     summary: str
     device: str
     prepare: Callable[[Inputs], Prepared] | None = None
-    measure: Callable[[Inputs, int, int], Measured] | None = None
+    measure: Callable[[Inputs, int, int, bool], Measured] | None = None
     unit: str = "ms"
     per_second: float = 1e3
     recorded: tuple[Recorded, ...] = ()

@@ -175,7 +175,7 @@ def _figures(contender: Contender, timing: Timing, scale: float) -> dict[str, An
 def _measure(workload: Workload, options: Options, inputs: Inputs, threads: int) -> dict[str, Any]:
     assert workload.measure is not None
     with OtherLoad() as load:
-        measured: Measured = workload.measure(inputs, threads, options.repeats)
+        measured: Measured = workload.measure(inputs, threads, options.repeats, options.with_peers)
     medians = {name: statistics.median(samples) for name, samples in measured.samples.items()}
     rows = {
         name: {

@@ -82,7 +82,7 @@ def check_convolution(
     lattice = build_lattice(features, neighborhood_size=neighborhood_size)
     errors = {}
     for tested in dict.fromkeys((torch.float64, dtype)):
-        on = lattice if tested is torch.float64 else _in_single_precision(lattice)
+        on = lattice if tested is torch.float64 else in_precision(lattice, torch.float32)
         results = _with_gradients(values.to(tested), weight.to(tested), gradient.to(tested), on)
         worst = max(map(relative_error, results, truth))
         limit = TF32_LIMIT if tested is torch.float32 and _rounds_products(features.device) else LIMITS[tested]
@@ -116,9 +116,9 @@ def _in_order(neighbors: Tensor, order: Tensor) -> Tensor:
     return table
 
 
-def _in_single_precision(lattice: Lattice) -> Lattice:
-    """The same lattice with weights in float32, so that points near a face stay on their side of it."""
-    source = replace(lattice.source, barycentric=lattice.source.barycentric.float())
+def in_precision(lattice: Lattice, dtype: torch.dtype) -> Lattice:
+    """The same lattice with weights of `dtype`, so that points near a face stay on their side of it."""
+    source = replace(lattice.source, barycentric=lattice.source.barycentric.to(dtype))
     return replace(lattice, source=source, target=source)
 
 

@@ -100,6 +100,11 @@ def prepare_learned(inputs: Inputs, backward: bool) -> Prepared:
     def forward() -> Tensor:
         return permutohedral_filter(leaves[0], None, leaves[1], lattice=lattice)
 
+    def error(output: Tensor) -> float:
+        exact = build_lattice(problem.features.double(), neighborhood_size=1)
+        truth = permutohedral_filter(leaves[0].double(), None, leaves[1].double(), lattice=exact)
+        return verify.relative_error(output, truth)
+
     def contender(name: str, backend: str | None, note: str = "") -> Contender:
         def run() -> Any:
             with use_backend(backend):
@@ -111,11 +116,13 @@ def prepare_learned(inputs: Inputs, backward: bool) -> Prepared:
             with use_backend(backend):
                 kept["output"] = forward()
 
-        return Contender(name, run, before if backward else None, note=note)
+        return Contender(name, run, before if backward else None, error=None if backward else error, note=note)
 
     plain = contender(PLAIN_TORCH, "reference", "the reference backend of this package: gather and matrix product")
     check = partial(verify.check_convolution, problem.small().features, 32, 1)
-    return Prepared(contender(OURS, None), [plain], check, problem.origin, facts_of(problem, filter_size=15))
+    facts = facts_of(problem, filter_size=15)
+    truth = "the same operation in float64"
+    return Prepared(contender(OURS, None), [plain], check, problem.origin, facts, truth)
 
 
 def prepare_mnist_build(inputs: Inputs) -> Prepared:
