@@ -19,7 +19,7 @@ from permutohedral.data.bsds500 import GrayImage, Split, add_noise, load_images
 from permutohedral.errors import InputError
 from permutohedral.experiments import quadratic
 from permutohedral.experiments.result import Result, describe_environment
-from permutohedral.experiments.training import RunOptions, Task, TrainingSettings, fit, steps_done
+from permutohedral.experiments.training import RunOptions, Task, TrainingSettings, fit, is_first_process, steps_done
 from permutohedral.models.deep_denoising import count_weights
 from permutohedral.models.denoising import LinearDenoiser
 from permutohedral.models.pretrained import build_denoiser
@@ -118,8 +118,8 @@ def run(config: DenoisingConfig, options: RunOptions) -> Result | None:
         started = time.perf_counter()
         metrics |= _train(model, config, options)
         seconds["training"] = time.perf_counter() - started
-        if not metrics.pop("is_first"):
-            return None
+    if not is_first_process():
+        return None
     started = time.perf_counter()
     images = load(config, "test", config.test_images, options)
     per_image = evaluate(model.to(options.device).eval(), images, config, options.device)
@@ -213,7 +213,7 @@ def _train(model: nn.Module, config: DenoisingConfig, options: RunOptions) -> di
         dataset = Crops(images, config, crops, first=crops // settings.steps * steps_done(options, checkpoints))
         task = ImageTask(model, settings, config.loss)
     loader = _loader(dataset, settings, repeat=config.samples == "images")
-    metrics["is_first"] = fit(task, loader, options, checkpoints)
+    fit(task, loader, options, checkpoints)
     if config.samples == "images":
         assert errors is not None
         weights = cast(LinearDenoiser, task.model).weights().detach().to(errors.matrix.device)

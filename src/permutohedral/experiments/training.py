@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -115,10 +116,14 @@ class Task(lightning.LightningModule):
         output: Tensor = self.model(*inputs)
         return output
 
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """What is trained, as the optimizer takes it."""
+        return [{"params": [parameter for parameter in self.parameters() if parameter.requires_grad]}]
+
     def configure_optimizers(self) -> Any:
         """Optimizer and schedule as the settings say."""
         settings = self.settings
-        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        parameters = self.parameter_groups()
         optimizer: torch.optim.Optimizer
         if settings.optimizer == "sgd":
             optimizer = torch.optim.SGD(
@@ -134,7 +139,7 @@ def fit(task: Task, loader: DataLoader[Any], options: RunOptions, checkpoints: P
     """Train `task`, keeping its last state in `checkpoints / last.ckpt`.
 
     Returns:
-        Whether this process is the one that goes on to evaluate and write; with several devices, only the first is.
+        `is_first_process()`.
     """
     last = checkpoints / "last.ckpt"
     every = max(1, task.settings.steps // 20)
@@ -159,7 +164,12 @@ def fit(task: Task, loader: DataLoader[Any], options: RunOptions, checkpoints: P
             enable_model_summary=False,
         )
         trainer.fit(task, loader, ckpt_path=last if last.is_file() else None)
-    return bool(trainer.is_global_zero)
+    return is_first_process()
+
+
+def is_first_process() -> bool:
+    """Whether this process evaluates and writes; those that a training on several devices starts only help."""
+    return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "NODE_RANK"))
 
 
 def steps_done(options: RunOptions, checkpoints: Path) -> int:
