@@ -16,6 +16,8 @@ import typer
 if TYPE_CHECKING:
     from permutohedral.denoise import Outcome, Request
     from permutohedral.experiments.denoising import DenoisingConfig
+    from permutohedral.experiments.mnist import MnistConfig
+    from permutohedral.experiments.result import Result
     from permutohedral.experiments.training import RunOptions
 
 Explained = Callable[[], AbstractContextManager[None]]
@@ -25,6 +27,7 @@ class Experiment(str, Enum):
     """The tables that can be reproduced."""
 
     denoising = "denoising"
+    mnist = "mnist"
 
 
 Data = Annotated[
@@ -49,6 +52,11 @@ def _add_reproduce(application: typer.Typer, explained: Explained) -> None:
         cross_validate: Annotated[
             bool, typer.Option("--cross-validate", help="First choose the scale of the features on the val images.")
         ] = False,
+        seeds: Annotated[
+            int | None,
+            typer.Option(min=1, help="mnist: how often to train each row.", show_default="3, 1 with --smoke"),
+        ] = None,
+        jobs: Annotated[int, typer.Option(min=1, help="mnist: how many trainings run side by side.")] = 1,
         output: Annotated[Path | None, typer.Option(help="Folder for all results.", show_default="out/...")] = None,
         data: Data = None,
         accelerator: Annotated[str, typer.Option(help="auto, cpu or gpu.")] = "auto",
@@ -62,11 +70,16 @@ def _add_reproduce(application: typer.Typer, explained: Explained) -> None:
         Example: permutohedral reproduce denoising --smoke
         """
         with explained():
+            from permutohedral.experiments.mnist_rows import choose_mnist_rows, with_seeds
             from permutohedral.experiments.reproduce import choose_rows
             from permutohedral.experiments.training import RunOptions
 
             folder = output or Path("out") / (experiment.value + ("-smoke" if smoke else ""))
             options = RunOptions(folder, data, accelerator, devices, resume, progress=sys.stderr.isatty())
+            if experiment is Experiment.mnist:
+                rows = choose_mnist_rows(row or (), config or (), smoke)
+                _reproduce_mnist(with_seeds(rows, seeds or (1 if smoke else 3)), options, jobs)
+                return
             _reproduce_denoising(choose_rows(row or (), config or (), smoke), options, cross_validate)
 
 
@@ -114,10 +127,12 @@ def _add_denoise(application: typer.Typer, explained: Explained) -> None:
 def _reproduce_denoising(configs: list[DenoisingConfig], options: RunOptions, cross_validates: bool) -> None:
     from permutohedral.experiments.reproduce import cross_validate, reproduce, with_scale
     from permutohedral.experiments.result import write_result
+    from permutohedral.experiments.training import is_first_process
     from permutohedral.report import denoising_table, write_denoising_report
 
     def report(line: str) -> None:
-        typer.echo(line, err=True)
+        if is_first_process():
+            typer.echo(line, err=True)
 
     if cross_validates:
         scales = cross_validate(configs[0], options, configs[0].test_images, report)
@@ -128,6 +143,27 @@ def _reproduce_denoising(configs: list[DenoisingConfig], options: RunOptions, cr
     if results:
         typer.echo(denoising_table(results))
         path = write_denoising_report(results, options, shlex.join(["permutohedral", *sys.argv[1:]]))
+        typer.echo(f"wrote {path}", err=True)
+
+
+def _reproduce_mnist(configs: list[MnistConfig], options: RunOptions, jobs: int) -> None:
+    from permutohedral.experiments.mnist_rows import reproduce_mnist
+    from permutohedral.experiments.training import is_first_process
+    from permutohedral.report import mnist_table, write_mnist_report
+
+    def report(line: str) -> None:
+        if is_first_process():
+            typer.echo(line, err=True)
+
+    order = list(dict.fromkeys(config.name for config in configs))
+    command = shlex.join(["permutohedral", *sys.argv[1:]])
+    results: list[Result] = []
+    for result in reproduce_mnist(configs, options, jobs, report):
+        results = sorted([*results, result], key=lambda known: (order.index(known.name), known.seed))
+        # after every row, so that an interrupted run leaves a report
+        path = write_mnist_report(results, options.output, command)
+    if results:
+        typer.echo(mnist_table(results))
         typer.echo(f"wrote {path}", err=True)
 
 

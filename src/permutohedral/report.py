@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +197,111 @@ def _save(figure: Any, path: Path) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def mnist_summary(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """A row for each name: mean accuracy of each column over the seeds, and their sample standard deviation."""
+    rows = []
+    for name in dict.fromkeys(result.name for result in results):
+        runs = sorted((result for result in results if result.name == name), key=lambda result: result.seed)
+        accuracy = np.array([list(run.metrics["accuracy"].values()) for run in runs])
+        columns, paper = list(runs[0].metrics["accuracy"]), runs[0].config["paper"]
+        spread = accuracy.std(axis=0, ddof=1) if len(runs) > 1 else np.full(len(columns), np.nan)
+        rows.append(
+            {
+                "name": name,
+                "title": runs[0].config["title"],
+                "seeds": [run.seed for run in runs],
+                "paper": None
+                if runs[0].config["paper"] is None
+                else dict(zip(columns, runs[0].config["paper"], strict=True)),
+                "mean": dict(zip(columns, accuracy.mean(axis=0).round(6).tolist(), strict=True)),
+                "spread": dict(zip(columns, spread.round(6).tolist(), strict=True)) if len(runs) > 1 else None,
+                "training_seconds": round(float(np.mean([run.seconds["training"] for run in runs])), 1),
+            }
+        )
+    return rows
+
+
+def mnist_table(results: Sequence[Result]) -> str:
+    """A Markdown table: mean accuracy over the seeds ± their spread, the paper's in parentheses.
+
+    >>> config = {"title": "PCNN", "paper": [0.9903]}
+    >>> metrics = [{"accuracy": {"original": share}} for share in (0.99, 0.992)]
+    >>> print(mnist_table([Result("mnist", "pcnn", config, m, s, {"training": 1.0}) for s, m in enumerate(metrics)]))
+    | Network | Seeds | original |
+    | --- | ---: | ---: |
+    | PCNN | 2 | 0.9910 ± 0.0014 (0.9903) |
+    """
+    rows = mnist_summary(results)
+    columns = list(rows[0]["mean"])
+    lines = ["| " + " | ".join(["Network", "Seeds", *columns]) + " |", "| --- |" + " ---: |" * (1 + len(columns))]
+    for row in rows:
+        cells = [row["title"], str(len(row["seeds"]))]
+        for column in columns:
+            spread = "" if row["spread"] is None else f" ± {row['spread'][column]:.4f}"
+            paper = "" if row["paper"] is None else f" ({row['paper'][column]:.4f})"
+            cells.append(f"{row['mean'][column]:.4f}{spread}{paper}")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def write_mnist_report(results: Sequence[Result], folder: Path, command: str) -> Path:
+    """Write `report.md`, `mnist.json` (summary and all results) and `accuracy.png` into `folder`.
+
+    Args:
+        results: of at least one row and seed.
+        folder: is made if there is none.
+        command: that makes them again.
+    """
+    environment = results[0].environment
+    hardware = environment["hardware"]
+    machine = hardware.get("gpu") or f"{hardware['processor']}, {hardware['cores']} cores"
+    content = {"summary": mnist_summary(results), "results": [asdict(result) for result in results]}
+    write_text(folder / "mnist.json", json.dumps(content, indent=1, sort_keys=True) + "\n")
+    draw_accuracy(results, folder / "accuracy.png")
+    test_images = results[0].config["test_images"] or 10_000
+    lines = [
+        "# MNIST from scattered samples",
+        "",
+        f"Share of {test_images:,} test digits recognized at their pixels (original) or at random positions, as many "
+        "as the given share of the pixels: mean over the seeds ± sample standard deviation (the paper's).",
+        "",
+        mnist_table(results),
+        "",
+        f"Made with `{command}` at commit `{environment['commit']}` on {machine} (backend {environment['backend']}); "
+        "the time of each training is in `mnist.json`.",
+        "",
+        "![Accuracy over the share of samples](accuracy.png)",
+        "",
+    ]
+    path = folder / "report.md"
+    write_text(path, "\n".join(lines))
+    return path
+
+
+def draw_accuracy(results: Sequence[Result], path: Path) -> None:
+    """Draw the accuracy of every row over the share of samples: ours as lines, the paper's dashed."""
+    figure, axes = _figure(1, 2, width=10.0, height=4.5)
+    rows = mnist_summary(results)
+    for axis, (title, ours) in zip(axes[0], (("Rows of the paper", False), ("Beyond the paper", True)), strict=True):
+        shown = [row for row in rows if (row["paper"] is None) == ours]
+        for number, row in enumerate(shown):
+            columns = list(row["mean"])
+            spread = None if row["spread"] is None else list(row["spread"].values())
+            color = f"C{number}"
+            axis.errorbar(
+                columns, list(row["mean"].values()), yerr=spread, label=row["title"], color=color, marker="o", ms=3
+            )
+            if row["paper"] is not None:
+                axis.plot(columns, list(row["paper"].values()), color=color, linestyle="--", linewidth=1)
+        if ours:
+            papers = [row["paper"] for row in rows if row["paper"] is not None]
+            if papers:
+                best = {column: max(paper[column] for paper in papers) for column in papers[0]}
+                axis.plot(list(best), list(best.values()), "k--", linewidth=1, label="best of the paper")
+        axis.set(title=title, xlabel="test digits known at", ylabel="accuracy")
+        axis.grid(alpha=0.3)
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(frameon=False, fontsize=8, loc="lower left")
+    _save(figure, path)

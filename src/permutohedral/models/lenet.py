@@ -73,10 +73,7 @@ class SpatialStem(nn.Module):
 
     def forward(self, values: Tensor, positions: Tensor | None) -> Tensor:
         """`[batch, channels, 24, 24]`."""
-        if positions is None:
-            image = values.reshape(-1, 1, SIZE, SIZE)
-        else:
-            image = interpolate_to_grid(values, positions)
+        image = values.reshape(-1, 1, SIZE, SIZE) if positions is None else interpolate_to_grid(values, positions)
         output: Tensor = self.convolution(image)
         return output
 
