@@ -48,11 +48,14 @@ def data_folder(given: Path | None) -> Path | None:
 
 @contextmanager
 def _progress() -> Iterator[runner.Say]:
-    """Shows the current step on a terminal, and prints each step to stderr elsewhere."""
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
+    """Shows the current step on a terminal where rich is installed, else prints each step to stderr."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        console = None
+    else:
+        console = Console(stderr=True, highlight=False)
+    if console is None or not console.is_terminal:
         yield lambda message: print(message, file=sys.stderr, flush=True)
         return
     with console.status("starting") as status:

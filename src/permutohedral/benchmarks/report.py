@@ -57,34 +57,32 @@ def rows_of(report: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
+_TITLES = (
+    "workload", "threads", "ours", "error", "peer, same run", "time", "error", "times ours", "best recorded peer",
+    "times ours",
+)  # fmt: skip
+_TEXT_COLUMNS = (0, 4, 8)
+
+
 def print_table(report: dict[str, Any], file: IO[str]) -> None:
     """The figures side by side: ours, the peers of the same run, the best recorded peer."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("workload")
-    for title in ("threads", "ours", "error"):
-        table.add_column(title, justify="right")
-    table.add_column("peer, same run")
-    for title in ("time", "error", "times ours"):
-        table.add_column(title, justify="right")
-    table.add_column("best recorded peer")
-    table.add_column("times ours", justify="right")
-    for result in report["results"]:
-        for row in _table_rows(result):
-            table.add_row(*row)
-    # a pipe has no width, and a wrapped table cannot be read
-    console = Console(file=file, width=None if file.isatty() else 150, highlight=False)
-    console.print(table)
+    rows = [_TITLES, *(row for result in report["results"] for row in _table_rows(result))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (
+            cell.ljust(width) if column in _TEXT_COLUMNS else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        print("  ".join(cells).rstrip(), file=file)
+    print(file=file)
     for line in remarks(report):
-        console.print(line, style="dim", soft_wrap=True)
+        print(line, file=file)
 
 
 def _table_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
     start = (result["workload"], str(result["threads"]))
     if "refused" in result:
-        return [(*start, "refused", "", result["refused"], "", "", "", "", "")]
+        return [(*start, "refused", *[""] * 7)]
     ours, unit = result["ours"], result["unit"]
     first: tuple[str, ...] = (*start, f"{_number(ours['median'])} {unit}", _error(ours["error"]))
     recorded = min(result["recorded"], key=lambda entry: float(entry["value"]), default=None)
