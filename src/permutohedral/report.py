@@ -102,6 +102,7 @@ def denoising_report(results: Sequence[Result], command: str, draws_filters: boo
             "",
             denoising_table(results),
             "",
+            *_least_squares_lines(results),
             f"Made with `{command}` at commit `{environment['commit']}` on {machine} ({environment['threads']} "
             f"threads, backend {environment['backend']}) in {seconds:.0f} s.",
             "",
@@ -111,6 +112,17 @@ def denoising_report(results: Sequence[Result], command: str, draws_filters: boo
             "",
         ]
     )
+
+
+def _least_squares_lines(results: Sequence[Result]) -> list[str]:
+    """What training reached beside the closed form, where a model is linear in its weights."""
+    lines = [
+        f"- {result.config['title']}: {result.metrics['train_psnr']:.3f} dB on the training images; the least-squares "
+        f"solution in closed form has {result.metrics['train_psnr_of_least_squares']:.3f} dB"
+        for result in results
+        if "train_psnr" in result.metrics
+    ]
+    return [*lines, ""] if lines else []
 
 
 def draw_psnr(results: Sequence[Result], path: Path) -> None:

@@ -220,6 +220,7 @@ def test_the_report_shows_the_paper_beside_ours(options: RunOptions) -> None:
     text = path.read_text()
     assert f"| B | 90 | 26.65 | {results[1].metrics['psnr']:.2f} |" in text
     assert "`permutohedral reproduce denoising`" in text
+    assert f"- B: {results[1].metrics['train_psnr']:.3f} dB on the training images" in text
     assert all((options.output / f"{name}.png").stat().st_size > 1000 for name in ("psnr", "crops", "filters"))
     assert denoising_table(results).count("\n") == 3
 
