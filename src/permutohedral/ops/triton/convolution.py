@@ -12,20 +12,23 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.ops.triton.launch import cdiv, interpreted, on_device, power_of_two
-from permutohedral.ops.triton.tuning import Shape, best_blocks, run_blocks
+from permutohedral.ops.triton.launch import cdiv, interpreted, launch, on_device, power_of_two, rows_contiguous
+from permutohedral.ops.triton.tuning import Blocks, Shape, run_blocks
 
 # below this many channels of a group a matrix unit would mostly multiply padding
 _FEWEST_CHANNELS = 8
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_targets", "filter_size"])
 def convolve_kernel(
     lattice_values, weight, neighbors, output, num_targets, filter_size,
     STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
+    TRANSPOSED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """out[v] = sum_k w_k in[neighbors[k, v]] for a block of targets and of one group's output channels."""
+    """out[v] = sum_k w_k in[neighbors[k, v]] for a block of targets and of one group's output channels.
+
+    A TRANSPOSED weight is `[filter_size, OUT_CHANNELS, IN]`, the order in which the matrix units want float32.
+    """
     target = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     out_blocks: tl.constexpr = (OUT + BLOCK_N - 1) // BLOCK_N
     group = tl.program_id(1) // out_blocks
@@ -40,20 +43,22 @@ def convolve_kernel(
         channel = (step % in_blocks) * BLOCK_K + depth
         source = tl.load(neighbors + tl.cast(tap, tl.int64) * num_targets + target, mask=inside, other=-1)
         rows = lattice_values + source.to(tl.int64)[:, None] * STRIDE + group * IN
-        present = (source >= 0)[:, None]
-        matrix = weight + (tap * IN + channel).to(tl.int64)[:, None] * OUT_CHANNELS + group * OUT + column[None, :]
-        if IN % BLOCK_K == 0:
-            value = tl.load(rows + channel[None, :], mask=present, other=0.0)
-            factor = tl.load(matrix, mask=known[None, :], other=0.0)
+        present = (source >= 0)[:, None] & ((IN % BLOCK_K == 0) | (channel < IN)[None, :])
+        value = tl.load(rows + channel[None, :], mask=present, other=0.0)
+        if TRANSPOSED:
+            matrix = weight + (tl.cast(tap, tl.int64) * OUT_CHANNELS + group * OUT + column)[:, None] * IN
+            exists = known[:, None] & ((IN % BLOCK_K == 0) | (channel < IN)[None, :])
+            factor = tl.trans(tl.load(matrix + channel[None, :], mask=exists, other=0.0))
         else:
-            value = tl.load(rows + channel[None, :], mask=present & (channel < IN)[None, :], other=0.0)
-            factor = tl.load(matrix, mask=(channel < IN)[:, None] & known[None, :], other=0.0)
+            matrix = weight + (tl.cast(tap, tl.int64) * IN + channel)[:, None] * OUT_CHANNELS + group * OUT
+            exists = known[None, :] & ((IN % BLOCK_K == 0) | (channel < IN)[:, None])
+            factor = tl.load(matrix + column[None, :], mask=exists, other=0.0)
         total = tl.dot(value, factor, total, input_precision=PRECISION)
     place = output + target.to(tl.int64)[:, None] * OUT_CHANNELS + group * OUT + column[None, :]
     tl.store(place, total.to(output.dtype.element_ty), mask=inside[:, None] & known[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_targets", "filter_size"])
 def direct_convolve_kernel(
     lattice_values, weight, neighbors, output, num_targets, filter_size,
     STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, ONE_GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -83,16 +88,38 @@ def direct_convolve_kernel(
 
 
 @triton.jit
+def product(left, right, total, PARTS: tl.constexpr):
+    """total + left right; float32 as the sum of PARTS bfloat16 numbers, whose matrices the units can transpose.
+
+    Two parts are more precise than TF32, three as precise as float32.
+    """
+    if PARTS == 1:
+        return tl.dot(left, right, total, input_precision="ieee")
+    left_high, right_high = left.to(tl.bfloat16), right.to(tl.bfloat16)
+    left_rest, right_rest = left - left_high.to(tl.float32), right - right_high.to(tl.float32)
+    left_middle, right_middle = left_rest.to(tl.bfloat16), right_rest.to(tl.bfloat16)
+    if PARTS == 3:
+        left_low = (left_rest - left_middle.to(tl.float32)).to(tl.bfloat16)
+        right_low = (right_rest - right_middle.to(tl.float32)).to(tl.bfloat16)
+        total = tl.dot(left_low, right_high, total)
+        total = tl.dot(left_high, right_low, total)
+        total = tl.dot(left_middle, right_middle, total)
+    total = tl.dot(left_middle, right_high, total)
+    total = tl.dot(left_high, right_middle, total)
+    return tl.dot(left_high, right_high, total)
+
+
+@triton.jit
 def gather_product(
     lattice_values, neighbors, tap, filter_size, target, inside, channel, gradient, total, num_targets,
-    STRIDE: tl.constexpr, IN: tl.constexpr, PRECISION: tl.constexpr,
+    STRIDE: tl.constexpr, IN: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """total + (rows that `tap` reaches)^T gradient; a tap beyond the last reaches nothing."""
     place = neighbors + tl.cast(tap, tl.int64) * num_targets + target
     source = tl.load(place, mask=inside & (tap + target * 0 < filter_size), other=-1)
     rows = lattice_values + source.to(tl.int64)[:, None] * STRIDE + channel[None, :]
     value = tl.load(rows, mask=(source >= 0)[:, None] & (channel < IN)[None, :], other=0.0)
-    return tl.dot(tl.trans(value), gradient, total, input_precision=PRECISION)
+    return product(tl.trans(value), gradient, total, PARTS)
 
 
 @triton.jit
@@ -113,10 +140,10 @@ def store_partial(
     tl.store(place, total, mask=known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_targets", "filter_size", "split_size"])
 def weight_gradient_kernel(
     lattice_values, output_gradient, neighbors, partials, num_targets, filter_size, split_size,
-    STRIDE: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, PRECISION: tl.constexpr,
+    STRIDE: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One split's share of sum_v in[neighbors[k, v]] (x) gradient[v], for two taps that share the gradient's rows."""
@@ -139,18 +166,18 @@ def weight_gradient_kernel(
         gradient = tl.load(place, mask=inside[:, None] & (column < OUT)[None, :], other=0.0)
         first = gather_product(
             rows, neighbors, tap, filter_size, target, inside, channel, gradient, first, num_targets,
-            STRIDE, IN, PRECISION,
+            STRIDE, IN, PARTS,
         )  # fmt: skip
         second = gather_product(
             rows, neighbors, tap + 1, filter_size, target, inside, channel, gradient, second, num_targets,
-            STRIDE, IN, PRECISION,
+            STRIDE, IN, PARTS,
         )  # fmt: skip
     partial = partials + tl.cast(split, tl.int64) * filter_size * IN * OUT_CHANNELS
     store_partial(partial, first, tap, filter_size, channel, column, group, OUT_CHANNELS, IN, OUT)
     store_partial(partial, second, tap + 1, filter_size, channel, column, group, OUT_CHANNELS, IN, OUT)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_targets", "filter_size", "split_size"])
 def direct_weight_gradient_kernel(
     lattice_values, output_gradient, neighbors, partials, num_targets, filter_size, split_size,
     STRIDE: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -192,81 +219,105 @@ def _precision(dtype: torch.dtype) -> str:
     return "ieee" if interpreted() or torch.version.hip is not None else "tf32x3"
 
 
-def _rows_contiguous(tensor: Tensor) -> Tensor:
-    return tensor if tensor.stride(1) == 1 else tensor.contiguous()
+def _parts(precision: str, dtype: torch.dtype) -> int:
+    """In how many bfloat16 parts the weight gradient takes its factors."""
+    if dtype != torch.float32 or precision == "ieee":
+        return 1
+    return 2 if precision == "tf32" else 3
 
 
 def _uses_matrix_units(dtype: torch.dtype, in_channels: int, out_channels: int) -> bool:
     return dtype != torch.float64 and in_channels >= _FEWEST_CHANNELS and max(in_channels, out_channels) >= 16
 
 
+def _weight_order(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, bool]:
+    """The weight as the kernel reads it, and whether that is transposed."""
+    turned = weight.transpose(1, 2)
+    if turned.is_contiguous():
+        return turned, True
+    if dtype == torch.float32:
+        return turned.contiguous(), True
+    return weight.contiguous(), False
+
+
 @on_device
 def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int) -> Tensor:
     filter_size, in_channels, out_channels = weight.shape
-    targets = neighbors.shape[1]
+    targets, dtype = neighbors.shape[1], lattice_values.dtype
     output = lattice_values.new_empty(targets, out_channels)
     if output.numel() == 0:
         return output
     if lattice_values.numel() == 0:
         return output.zero_()
-    lattice_values, weight, neighbors = _rows_contiguous(lattice_values), weight.contiguous(), neighbors.contiguous()
-    arguments = (lattice_values, weight, neighbors, output, targets, filter_size)
+    lattice_values, neighbors = rows_contiguous(lattice_values), neighbors.contiguous()
     per_group = out_channels // groups
     sizes = {"STRIDE": lattice_values.stride(0), "OUT_CHANNELS": out_channels, "IN": in_channels, "OUT": per_group}
-    if not _uses_matrix_units(lattice_values.dtype, in_channels, per_group):
+    if not _uses_matrix_units(dtype, in_channels, per_group):
         block_n = min(power_of_two(out_channels), 64)
-        block_m = max(min(1024 // block_n, 256), 16)
-        direct_convolve_kernel[(cdiv(targets, block_m), cdiv(out_channels, block_n))](
-            *arguments, **sizes, ONE_GROUP=groups == 1, BLOCK_M=block_m, BLOCK_N=block_n
-        )
+        block_m = max(min(1024 // block_n, 128), 16)
+        launch(
+            direct_convolve_kernel, (cdiv(targets, block_m), cdiv(out_channels, block_n)), lattice_values,
+            weight.contiguous(), neighbors, output, targets, filter_size, **sizes,
+            ONE_GROUP=groups == 1, BLOCK_M=block_m, BLOCK_N=block_n,
+        )  # fmt: skip
         return output
-    shape = Shape("convolve", _precision(lattice_values.dtype), lattice_values.dtype, in_channels, per_group, targets)
+    weight, transposed = _weight_order(weight, dtype)
+    precision = _precision(dtype)
 
-    def launch(blocks: dict[str, int]) -> None:
+    def run(blocks: Blocks) -> None:
         grid = (cdiv(targets, blocks["BLOCK_M"]), cdiv(per_group, blocks["BLOCK_N"]) * groups)
-        convolve_kernel[grid](*arguments, **sizes, PRECISION=shape.precision, **blocks)
+        launch(
+            convolve_kernel, grid, lattice_values, weight, neighbors, output, targets, filter_size, **sizes,
+            PRECISION=precision, TRANSPOSED=transposed, **blocks,
+        )  # fmt: skip
 
-    run_blocks(shape, launch, lattice_values.device)
+    run_blocks(Shape("convolve", precision, dtype, in_channels, per_group, targets), run, lattice_values.device)
     return output
 
 
-def _num_splits(targets: int, programs: int) -> tuple[int, int]:
+def _splits(targets: int, programs: int) -> tuple[int, int]:
     """In how many parts the lattice points are summed, and the size of a part: enough programs to fill a large GPU."""
-    splits = max(min(cdiv(1056, programs), cdiv(targets, 256), 256), 1)
-    split_size = power_of_two(cdiv(targets, splits), 64) if splits == 1 else cdiv(cdiv(targets, splits), 128) * 128
-    return cdiv(targets, split_size), split_size
+    splits = max(min(cdiv(528, programs), cdiv(targets, 512)), 1)
+    size = cdiv(cdiv(targets, splits), 128) * 128
+    return cdiv(targets, size), size
 
 
 @on_device
 def convolve_weight_gradient(lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int) -> Tensor:
     filter_size, targets = neighbors.shape
     in_channels, out_channels = lattice_values.shape[1] // groups, output_gradient.shape[1]
-    dtype = accumulation_dtype(lattice_values.dtype)
+    dtype, device = lattice_values.dtype, lattice_values.device
     if lattice_values.numel() == 0 or output_gradient.numel() == 0 or neighbors.numel() == 0:
         return lattice_values.new_zeros(filter_size, in_channels, out_channels)
-    lattice_values, output_gradient = _rows_contiguous(lattice_values), _rows_contiguous(output_gradient)
+    lattice_values, output_gradient = rows_contiguous(lattice_values), rows_contiguous(output_gradient)
     neighbors = neighbors.contiguous()
     per_group = out_channels // groups
     sizes = {"STRIDE": lattice_values.stride(0), "GRADIENT_STRIDE": output_gradient.stride(0)}
     sizes |= {"OUT_CHANNELS": out_channels, "IN": in_channels, "OUT": per_group}
-    shape = Shape("gradient", _precision(lattice_values.dtype), lattice_values.dtype, in_channels, per_group, targets)
-    if _uses_matrix_units(lattice_values.dtype, in_channels, per_group):
-        blocks = best_blocks(shape)
-        grid = (
-            cdiv(filter_size, 2),
-            1,
-            cdiv(in_channels, blocks["BLOCK_K"]) * cdiv(per_group, blocks["BLOCK_N"]) * groups,
-        )
+    partials = torch.empty(0)
+
+    def run(blocks: Blocks) -> None:
+        nonlocal partials
+        if "BLOCK_K" in blocks:
+            tiles = cdiv(in_channels, blocks["BLOCK_K"]) * cdiv(per_group, blocks["BLOCK_N"]) * groups
+            taps = cdiv(filter_size, 2)
+        else:
+            tiles, taps = cdiv(out_channels, blocks["BLOCK_N"]), filter_size * in_channels
+        splits, size = _splits(targets, tiles * taps)
+        shape = (splits, filter_size, in_channels, out_channels)
+        partials = torch.empty(shape, dtype=accumulation_dtype(dtype), device=device)
+        kernel = weight_gradient_kernel if "BLOCK_K" in blocks else direct_weight_gradient_kernel
+        parts = {"PARTS": _parts(precision, dtype)} if "BLOCK_K" in blocks else {}
+        launch(
+            kernel, (taps, splits, tiles), lattice_values, output_gradient, neighbors, partials, targets, filter_size,
+            size, **sizes, **parts, **blocks,
+        )  # fmt: skip
+
+    precision = _precision(dtype)
+    if _uses_matrix_units(dtype, in_channels, per_group):
+        run_blocks(Shape("gradient", precision, dtype, in_channels, per_group, targets), run, device)
     else:
         block_n = min(power_of_two(out_channels), 64)
-        blocks = {"BLOCK_M": max(min(1024 // block_n, 256), 16), "BLOCK_N": block_n}
-        grid = (filter_size * in_channels, 1, cdiv(out_channels, block_n))
-    splits, split_size = _num_splits(targets, grid[0] * grid[2])
-    partials = torch.empty(splits, filter_size, in_channels, out_channels, dtype=dtype, device=lattice_values.device)
-    arguments = (lattice_values, output_gradient, neighbors, partials, targets, filter_size, split_size)
-    grid = (grid[0], splits, grid[2])
-    if "BLOCK_K" in blocks:
-        weight_gradient_kernel[grid](*arguments, **sizes, PRECISION=shape.precision, **blocks)
-    else:
-        direct_weight_gradient_kernel[grid](*arguments, **sizes, **blocks)
-    return partials.sum(dim=0).to(lattice_values.dtype)
+        run({"BLOCK_M": max(min(1024 // block_n, 128), 16), "BLOCK_N": block_n})
+    total = partials.sum(dim=0) if partials.shape[0] > 1 else partials[0]
+    return total if total.dtype == dtype else total.to(dtype)

@@ -8,13 +8,12 @@ same simplex.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops import reference
-from permutohedral.ops.triton.launch import cdiv, on_device, power_of_two
+from permutohedral.ops.triton.launch import cdiv, launch, on_device, power_of_two, rows_contiguous
 
 # Above it a tile of all pairs of coordinates does not fit the registers, and plain torch embeds the points: in the
 # lattice and in the derivatives alike, so that they agree.
@@ -22,28 +21,28 @@ LARGEST_TILE_DIMENSION = 16
 
 
 @triton.jit
-def elevate(vectors, point, point_stride, column_stride, D: tl.constexpr, ROWS: tl.constexpr):
+def elevate(vectors, point, STRIDE: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
     """E f, `[ROWS, BLOCK]`, for the rows `point` of `vectors [points, d]`; zero below row d."""
     row = tl.arange(0, ROWS)[:, None]
-    base = vectors + point.to(tl.int64) * point_stride
+    base = vectors + point.to(tl.int64) * STRIDE
     elevated = tl.zeros([ROWS, point.shape[0]], vectors.dtype.element_ty)
     for j in tl.static_range(D):
         scale = tl.full([1, 1], (2.0 / 3.0) ** 0.5 * (D + 1) / ((j + 1) * (j + 2)) ** 0.5, elevated.dtype)
         factor = tl.where(row == j + 1, -(j + 1) * scale, scale)
-        component = tl.load(base + j * column_stride)[None, :]
+        component = tl.load(base + j)[None, :]
         elevated = tl.where(row <= j + 1, tl.fma(factor, component, elevated), elevated)
     return elevated
 
 
 @triton.jit
-def find_simplex(features, point, point_stride, column_stride, D: tl.constexpr, ROWS: tl.constexpr):
+def find_simplex(features, point, STRIDE: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
     """The simplex around the rows `point` of `features`.
 
     Returns three tiles: the origin's coordinates divided by d+1 (int32), the rank of each coordinate (int32), and
     delta = (y - origin) / (d+1); then int1 `[BLOCK]`, whether y is finite and inside the range of the keys.
     """
     row = tl.arange(0, ROWS)[:, None]
-    elevated = elevate(features, point, point_stride, column_stride, D, ROWS)
+    elevated = elevate(features, point, STRIDE, D, ROWS)
     dtype: tl.constexpr = elevated.dtype
     # key_limit of primitives.py
     limit: tl.constexpr = 2**30 if dtype == tl.float64 else 2**24
@@ -85,17 +84,16 @@ def weights_from(delta, rank, D: tl.constexpr, ROWS: tl.constexpr):
     return gained - lost
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_points", "gradient_stride", "gradient_column_stride"])
 def embed_gradient_kernel(
-    features, gradient, output, num_points,
-    feature_stride, feature_column_stride, gradient_stride, gradient_column_stride,
+    features, gradient, output, num_points, gradient_stride, gradient_column_stride, STRIDE: tl.constexpr,
     D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.arange(0, ROWS)[:, None]
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = point < num_points
     point = tl.minimum(point, num_points - 1)
-    _, rank, _, _ = find_simplex(features, point, feature_stride, feature_column_stride, D, ROWS)
+    _, rank, _, _ = find_simplex(features, point, STRIDE, D, ROWS)
     # the coordinate of rank r adds to b_{d-r} and takes from b_{d+1-r}, indices modulo d+1
     base = gradient + point[None, :] * gradient_stride
     real = (row <= D) & inside[None, :]
@@ -109,18 +107,16 @@ def embed_gradient_kernel(
         tl.store(output + point * D + j, scale * tl.sum(share, axis=0), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_points"])
 def embed_differential_kernel(
-    features, differential, output, num_points,
-    feature_stride, feature_column_stride, differential_stride, differential_column_stride,
-    D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    features, differential, output, num_points, STRIDE: tl.constexpr, CHANGE_STRIDE: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.arange(0, ROWS)[:, None]
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = point < num_points
     point = tl.minimum(point, num_points - 1)
-    _, rank, _, _ = find_simplex(features, point, feature_stride, feature_column_stride, D, ROWS)
-    elevated = elevate(differential, point, differential_stride, differential_column_stride, D, ROWS)
+    _, rank, _, _ = find_simplex(features, point, STRIDE, D, ROWS)
+    elevated = elevate(differential, point, CHANGE_STRIDE, D, ROWS)
     delta = elevated * tl.full([1, 1], 1.0 / (D + 1), elevated.dtype)
     weights = weights_from(tl.where(row <= D, delta, 0.0), rank, D, ROWS)
     tl.store(output + point[None, :] * (D + 1) + row, weights, mask=(row <= D) & inside[None, :])
@@ -135,11 +131,12 @@ def embed_gradient(features: Tensor, barycentric_gradient: Tensor) -> Tensor:
     points, d = features.shape
     if d > LARGEST_TILE_DIMENSION:
         return reference.embed_gradient(features, barycentric_gradient)
-    output = torch.empty_like(features, memory_format=torch.contiguous_format)
+    features = rows_contiguous(features)
+    output = features.new_empty(points, d)
     if points:
-        embed_gradient_kernel[(cdiv(points, 64),)](
-            features, barycentric_gradient, output, points, *features.stride(), *barycentric_gradient.stride(),
-            D=d, ROWS=tile_rows(d), BLOCK=64, num_warps=2,
+        launch(
+            embed_gradient_kernel, (cdiv(points, 64),), features, barycentric_gradient, output, points,
+            *barycentric_gradient.stride(), STRIDE=features.stride(0), D=d, ROWS=tile_rows(d), BLOCK=64, num_warps=2,
         )  # fmt: skip
     return output
 
@@ -149,10 +146,12 @@ def embed_differential(features: Tensor, differential: Tensor) -> Tensor:
     points, d = features.shape
     if d > LARGEST_TILE_DIMENSION:
         return reference.embed_differential(features, differential)
+    features, differential = rows_contiguous(features), rows_contiguous(differential)
     output = features.new_empty(points, d + 1)
     if points:
-        embed_differential_kernel[(cdiv(points, 64),)](
-            features, differential, output, points, *features.stride(), *differential.stride(),
+        launch(
+            embed_differential_kernel, (cdiv(points, 64),), features, differential, output, points,
+            STRIDE=features.stride(0), CHANGE_STRIDE=differential.stride(0),
             D=d, ROWS=tile_rows(d), BLOCK=64, num_warps=2,
         )  # fmt: skip
     return output

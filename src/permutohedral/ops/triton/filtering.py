@@ -11,32 +11,53 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.ops.triton.launch import cdiv, on_device, power_of_two
+from permutohedral.ops.triton.launch import cdiv, launch, on_device, power_of_two, rows_contiguous
+
+# fewer points than this do not fill the GPU, and do not queue for the same lattice points
+_WORTH_RUNS = 1 << 16
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_points", "vertex_corner_stride", "weight_corner_stride"])
 def splat_kernel(
-    values, vertices, barycentric, output, num_points, vertex_stride, vertex_corner_stride,
-    weight_stride, weight_corner_stride, CHANNELS: tl.constexpr, VALUE_STRIDE: tl.constexpr, CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    values, vertices, barycentric, output, num_points, vertex_corner_stride, weight_corner_stride,
+    CHANNELS: tl.constexpr, VALUE_STRIDE: tl.constexpr, VERTEX_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr,
+    CORNERS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Add every point to the corners of its simplex."""
-    point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    """Add every point to the corners of its simplex.
+
+    A lane takes RUN consecutive points and adds those that share a corner first: atomic additions are what limits it.
+    """
+    first = (tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)) * RUN
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    inside = point < num_points
-    real = inside[:, None] & (channel < CHANNELS)[None, :]
-    value = tl.load(values + point[:, None] * VALUE_STRIDE + channel[None, :], mask=real, other=0.0)
-    value = value.to(output.dtype.element_ty)
+    known = (channel < CHANNELS)[None, :]
+    dtype: tl.constexpr = output.dtype.element_ty
     for corner in tl.static_range(CORNERS):
-        vertex = tl.load(vertices + point * vertex_stride + corner * vertex_corner_stride, mask=inside, other=0)
-        weight = tl.load(barycentric + point * weight_stride + corner * weight_corner_stride, mask=inside, other=0.0)
-        place = output + vertex.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
-        tl.atomic_add(place, weight.to(value.dtype)[:, None] * value, mask=real, sem="relaxed")
+        current = tl.full([BLOCK], -1, tl.int32)
+        total = tl.zeros([BLOCK, BLOCK_C], dtype)
+        for step in tl.static_range(RUN):
+            point = first + step
+            inside = point < num_points
+            place = values + point[:, None] * VALUE_STRIDE + channel[None, :]
+            value = tl.load(place, mask=inside[:, None] & known, other=0.0).to(dtype)
+            vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * vertex_corner_stride, mask=inside, other=-1)
+            place = barycentric + point * WEIGHT_STRIDE + corner * weight_corner_stride
+            share = tl.load(place, mask=inside, other=0.0).to(dtype)[:, None] * value
+            if step > 0:
+                ended = (vertex != current) & (current >= 0)
+                place = output + current.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
+                tl.atomic_add(place, total, mask=ended[:, None] & known, sem="relaxed")
+                total = tl.where((vertex != current)[:, None], share, total + share)
+            else:
+                total = share
+            current = vertex
+        place = output + current.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
+        tl.atomic_add(place, total, mask=(current >= 0)[:, None] & known, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["weight_corner_stride"])
 def splat_sorted_kernel(
-    values, order, starts, barycentric, output, weight_stride, weight_corner_stride,
-    CHANNELS: tl.constexpr, VALUE_STRIDE: tl.constexpr, CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    values, order, starts, barycentric, output, weight_corner_stride,
+    CHANNELS: tl.constexpr, VALUE_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr, CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Sum the entries of one lattice point, in the order of the points: repeatable to the last bit."""
     row = tl.program_id(0)
@@ -49,7 +70,7 @@ def splat_sorted_kernel(
         inside = entry < end
         index = tl.load(order + entry, mask=inside, other=0)
         point = index // CORNERS
-        place = point * weight_stride + (index - point * CORNERS) * weight_corner_stride
+        place = point * WEIGHT_STRIDE + (index - point * CORNERS) * weight_corner_stride
         weight = tl.load(barycentric + place, mask=inside, other=0.0)
         real = inside[:, None] & (channel < CHANNELS)[None, :]
         value = tl.load(values + point[:, None] * VALUE_STRIDE + channel[None, :], mask=real, other=0.0)
@@ -58,11 +79,11 @@ def splat_sorted_kernel(
     tl.store(output + row.to(tl.int64) * CHANNELS + channel, result, mask=channel < CHANNELS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_points", "vertex_corner_stride", "weight_corner_stride"])
 def slice_kernel(
-    lattice_values, vertices, barycentric, output, num_points, vertex_stride,
-    vertex_corner_stride, weight_stride, weight_corner_stride,
-    CHANNELS: tl.constexpr, LATTICE_STRIDE: tl.constexpr, CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    lattice_values, vertices, barycentric, output, num_points, vertex_corner_stride, weight_corner_stride,
+    CHANNELS: tl.constexpr, LATTICE_STRIDE: tl.constexpr, VERTEX_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr,
+    CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Read the corners of every point's simplex."""
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -72,24 +93,24 @@ def slice_kernel(
     dtype: tl.constexpr = tl.float64 if lattice_values.dtype.element_ty == tl.float64 else tl.float32
     total = tl.zeros([BLOCK, BLOCK_C], dtype)
     for corner in tl.static_range(CORNERS):
-        vertex = tl.load(vertices + point * vertex_stride + corner * vertex_corner_stride, mask=inside, other=0)
-        weight = tl.load(barycentric + point * weight_stride + corner * weight_corner_stride, mask=inside, other=0.0)
+        vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * vertex_corner_stride, mask=inside, other=0)
+        weight = tl.load(barycentric + point * WEIGHT_STRIDE + corner * weight_corner_stride, mask=inside, other=0.0)
         place = lattice_values + vertex.to(tl.int64)[:, None] * LATTICE_STRIDE + channel[None, :]
         total += weight.to(dtype)[:, None] * tl.load(place, mask=real, other=0.0).to(dtype)
     place = output + point[:, None] * CHANNELS + channel[None, :]
     tl.store(place, total.to(output.dtype.element_ty), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_points", "vertex_corner_stride"])
 def barycentric_gradient_kernel(
-    values, lattice_values, vertices, output, num_points, vertex_stride,
-    vertex_corner_stride, CHANNELS: tl.constexpr, VALUE_STRIDE: tl.constexpr, LATTICE_STRIDE: tl.constexpr, CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    values, lattice_values, vertices, output, num_points, vertex_corner_stride,
+    VERTEX_STRIDE: tl.constexpr, CHANNELS: tl.constexpr, VALUE_STRIDE: tl.constexpr, LATTICE_STRIDE: tl.constexpr, CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The scalar product of every point with one corner of its simplex."""
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     corner = tl.program_id(1)
     inside = point < num_points
-    vertex = tl.load(vertices + point * vertex_stride + corner * vertex_corner_stride, mask=inside, other=0)
+    vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * vertex_corner_stride, mask=inside, other=0)
     dtype: tl.constexpr = output.dtype.element_ty
     total = tl.zeros([BLOCK, BLOCK_C], dtype)
     for first in range(0, CHANNELS, BLOCK_C):
@@ -101,9 +122,9 @@ def barycentric_gradient_kernel(
     tl.store(output + point * CORNERS + corner, tl.sum(total, axis=1), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_lattice_points", "axis"])
 def blur_kernel(
-    lattice_values, ahead, behind, output, num_lattice_points,
+    lattice_values, axis_neighbors, output, num_lattice_points, axis,
     CHANNELS: tl.constexpr, LATTICE_STRIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """One axis: l + (l(. + e) + l(. - e)) / 2."""
@@ -112,8 +133,9 @@ def blur_kernel(
     inside = row < num_lattice_points
     known = (channel < CHANNELS)[None, :]
     dtype: tl.constexpr = tl.float64 if lattice_values.dtype.element_ty == tl.float64 else tl.float32
-    above = tl.load(ahead + row, mask=inside, other=-1)
-    below = tl.load(behind + row, mask=inside, other=-1)
+    ahead = axis_neighbors + 2 * tl.cast(axis, tl.int64) * num_lattice_points + row
+    above = tl.load(ahead, mask=inside, other=-1)
+    below = tl.load(ahead + num_lattice_points, mask=inside, other=-1)
     here = row.to(tl.int64)[:, None]
     start = lattice_values + channel[None, :]
     center = tl.load(start + here * LATTICE_STRIDE, mask=inside[:, None] & known, other=0.0).to(dtype)
@@ -124,15 +146,11 @@ def blur_kernel(
     tl.store(place, result.to(output.dtype.element_ty), mask=inside[:, None] & known)
 
 
-def _channels_contiguous(tensor: Tensor) -> Tensor:
-    return tensor if tensor.stride(1) == 1 else tensor.contiguous()
-
-
-def _tile(rows: int, channels: int) -> tuple[tuple[int, int], dict[str, int]]:
+def _tile(rows: int, channels: int, run: int = 1) -> tuple[tuple[int, int], dict[str, int]]:
     """The grid, and the shape of the tiles: about 1024 elements, at most 64 channels wide."""
     block_c = min(power_of_two(channels), 64)
-    block = max(min(1024 // block_c, 256), 16)
-    return (cdiv(rows, block), cdiv(channels, block_c)), {"BLOCK": block, "BLOCK_C": block_c}
+    block = max(min(1024 // block_c, 128), 16)
+    return (cdiv(rows, block * run), cdiv(channels, block_c)), {"BLOCK": block, "BLOCK_C": block_c}
 
 
 def _splat_sorted(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int) -> Tensor:
@@ -142,9 +160,10 @@ def _splat_sorted(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lat
     starts = torch.searchsorted(sorted_vertices, rows)
     output = values.new_empty(num_lattice_points, channels)
     block_c = min(power_of_two(channels), 64)
-    splat_sorted_kernel[(num_lattice_points, cdiv(channels, block_c))](
-        values, order, starts, barycentric, output, *barycentric.stride(),
-        CHANNELS=channels, VALUE_STRIDE=values.stride(0), CORNERS=corners, BLOCK=max(256 // block_c, 8), BLOCK_C=block_c, num_warps=1,
+    launch(
+        splat_sorted_kernel, (num_lattice_points, cdiv(channels, block_c)), values, order, starts, barycentric, output,
+        barycentric.stride(1), CHANNELS=channels, VALUE_STRIDE=values.stride(0), WEIGHT_STRIDE=barycentric.stride(0),
+        CORNERS=corners, BLOCK=max(256 // block_c, 8), BLOCK_C=block_c, num_warps=1,
     )  # fmt: skip
     return output
 
@@ -152,31 +171,35 @@ def _splat_sorted(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lat
 @on_device
 def splat(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int) -> Tensor:
     points, channels = values.shape
-    values = _channels_contiguous(values)
+    values = rows_contiguous(values)
     if points == 0 or channels == 0 or num_lattice_points == 0:
         return values.new_zeros(num_lattice_points, channels)
     if torch.are_deterministic_algorithms_enabled():
         return _splat_sorted(values, vertices, barycentric, num_lattice_points)
-    output = values.new_zeros(num_lattice_points, channels, dtype=accumulation_dtype(values.dtype))
-    grid, tile = _tile(points, channels)
-    splat_kernel[grid](
-        values, vertices, barycentric, output, points, *vertices.stride(), *barycentric.stride(),
-        CHANNELS=channels, VALUE_STRIDE=values.stride(0), CORNERS=vertices.shape[1], **tile,
+    dtype = accumulation_dtype(values.dtype)
+    output = torch.zeros(num_lattice_points, channels, dtype=dtype, device=values.device)
+    run = 4 if points >= _WORTH_RUNS else 1
+    grid, tile = _tile(points, channels, run)
+    launch(
+        splat_kernel, grid, values, vertices, barycentric, output, points, vertices.stride(1), barycentric.stride(1),
+        CHANNELS=channels, VALUE_STRIDE=values.stride(0), VERTEX_STRIDE=vertices.stride(0),
+        WEIGHT_STRIDE=barycentric.stride(0), CORNERS=vertices.shape[1], RUN=run, **tile,
     )  # fmt: skip
-    return output.to(values.dtype)
+    return output if dtype == values.dtype else output.to(values.dtype)
 
 
 @on_device
 def slice(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tensor:
     points, corners = vertices.shape
-    lattice_values = _channels_contiguous(lattice_values)
+    lattice_values = rows_contiguous(lattice_values)
     channels = lattice_values.shape[1]
     output = lattice_values.new_empty(points, channels)
     if output.numel():
         grid, tile = _tile(points, channels)
-        slice_kernel[grid](
-            lattice_values, vertices, barycentric, output, points, *vertices.stride(), *barycentric.stride(),
-            CHANNELS=channels, LATTICE_STRIDE=lattice_values.stride(0), CORNERS=corners, **tile,
+        launch(
+            slice_kernel, grid, lattice_values, vertices, barycentric, output, points, vertices.stride(1),
+            barycentric.stride(1), CHANNELS=channels, LATTICE_STRIDE=lattice_values.stride(0),
+            VERTEX_STRIDE=vertices.stride(0), WEIGHT_STRIDE=barycentric.stride(0), CORNERS=corners, **tile,
         )  # fmt: skip
     return output
 
@@ -184,14 +207,15 @@ def slice(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tens
 @on_device
 def barycentric_gradient(values: Tensor, lattice_values: Tensor, vertices: Tensor) -> Tensor:
     points, corners = vertices.shape
-    values, lattice_values = _channels_contiguous(values), _channels_contiguous(lattice_values)
+    values, lattice_values = rows_contiguous(values), rows_contiguous(lattice_values)
     channels = values.shape[1]
     output = values.new_empty(points, corners, dtype=accumulation_dtype(values.dtype))
     if output.numel():
         grid, tile = _tile(points, channels)
-        barycentric_gradient_kernel[(grid[0], corners)](
-            values, lattice_values, vertices, output, points, *vertices.stride(), CHANNELS=channels,
-            VALUE_STRIDE=values.stride(0), LATTICE_STRIDE=lattice_values.stride(0), CORNERS=corners, **tile,
+        launch(
+            barycentric_gradient_kernel, (grid[0], corners), values, lattice_values, vertices, output, points,
+            vertices.stride(1), VERTEX_STRIDE=vertices.stride(0), CHANNELS=channels, VALUE_STRIDE=values.stride(0),
+            LATTICE_STRIDE=lattice_values.stride(0), CORNERS=corners, **tile,
         )  # fmt: skip
     return output
 
@@ -199,10 +223,10 @@ def barycentric_gradient(values: Tensor, lattice_values: Tensor, vertices: Tenso
 @on_device
 def blur(lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool) -> Tensor:
     num, channels = lattice_values.shape
-    lattice_values, axis_neighbors = _channels_contiguous(lattice_values), axis_neighbors.contiguous()
+    lattice_values, axis_neighbors = rows_contiguous(lattice_values), axis_neighbors.contiguous()
     if lattice_values.numel() == 0:
         return lattice_values.clone()
-    axes = list(range(0, axis_neighbors.shape[0], 2))
+    axes = list(range(axis_neighbors.shape[0] // 2))
     if reverse:
         axes.reverse()
     grid, tile = _tile(num, channels)
@@ -210,8 +234,8 @@ def blur(lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool) -> Tenso
     for axis in axes:
         dtype = result if axis == axes[-1] else between
         blurred = torch.empty(num, channels, dtype=dtype, device=lattice_values.device)
-        blur_kernel[grid](
-            lattice_values, axis_neighbors[axis], axis_neighbors[axis + 1], blurred, num,
+        launch(
+            blur_kernel, grid, lattice_values, axis_neighbors, blurred, num, axis,
             CHANNELS=channels, LATTICE_STRIDE=lattice_values.stride(0), **tile,
         )  # fmt: skip
         lattice_values = blurred

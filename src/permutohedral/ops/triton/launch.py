@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -46,3 +46,52 @@ def cdiv(numerator: int, denominator: int) -> int:
 def power_of_two(number: int, least: int = 1) -> int:
     """The smallest power of two that is at least `number` and `least`."""
     return max(1 << max(number - 1, 0).bit_length(), least)
+
+
+def rows_contiguous(tensor: Tensor) -> Tensor:
+    """`tensor`, or a copy whose last axis is contiguous."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+# compiled kernels by what they were compiled for, and whether this version of Triton lets them be called directly
+_compiled: dict[tuple[object, ...], Any] = {}
+_direct = not interpreted()
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Tensor | int | None, **meta: Any) -> None:
+    """`kernel[grid](*arguments, **meta)`, without Triton's handling of the arguments from the second time on.
+
+    That handling costs the host more than a small kernel costs the GPU. Sizes and strides must not be specialized on;
+    `meta` holds the constants in the kernel's order, then the options.
+    """
+    global _direct
+    pointers = sizes = 0
+    types: list[object] = []
+    for argument in arguments:
+        if type(argument) is int:
+            sizes |= argument
+        elif argument is None:
+            types.append(None)
+        else:
+            assert isinstance(argument, Tensor)
+            pointers |= argument.data_ptr()
+            types.append(argument.dtype)
+    if not _direct or pointers & 15 or sizes >> 31:
+        kernel[grid](*arguments, **meta)
+        return
+    first = arguments[0]
+    assert isinstance(first, Tensor)
+    key = (id(kernel), first.get_device(), *types, *meta.values())
+    compiled = _compiled.get(key)
+    if compiled is None:
+        compiled = kernel[grid](*arguments, **meta)
+        constants = [value for name, value in meta.items() if name in kernel.arg_names]
+        _compiled[key] = (compiled, constants)
+        return
+    binary, constants = compiled
+    try:
+        binary[(*grid, 1, 1)[:3]](*arguments, *constants)
+    except TypeError:
+        # a version whose binaries take other arguments
+        _direct = False
+        kernel[grid](*arguments, **meta)

@@ -20,7 +20,7 @@ from torch import Tensor
 from permutohedral.ops.triton.launch import power_of_two
 
 # a multiple of 3, so that the size of the whole table is one too, and never a power of two
-HEADER = 144
+HEADER = tl.constexpr(144)
 # words of the header: for coordinate i the lowest quotient, the shift of its digit, the number of digits
 LOW = tl.constexpr(0)
 SHIFT = tl.constexpr(32)
@@ -32,6 +32,9 @@ COUNT = tl.constexpr(100)
 BAD_FEATURE = tl.constexpr(101)
 NO_ROOM = tl.constexpr(102)
 FULL = tl.constexpr(103)
+# of `SAMPLES` pairs of consecutive points, how many lie far apart
+FAR_PAIRS = tl.constexpr(104)
+SAMPLES = tl.constexpr(256)
 # a probe that goes on for so long has met a table that is too small
 MAX_PROBES = tl.constexpr(256)
 EMPTY = tl.constexpr(-1)
@@ -39,13 +42,13 @@ EMPTY = tl.constexpr(-1)
 
 @dataclass(frozen=True)
 class PackedTable:
-    """Views of the parts of a table of packed keys."""
+    """A table of packed keys."""
 
     storage: Tensor  # int64 [HEADER + 3 capacity / 2]
 
     @staticmethod
     def empty(capacity: int, device: torch.device) -> PackedTable:
-        return PackedTable(torch.full((HEADER + capacity + capacity // 2,), -1, dtype=torch.int64, device=device))
+        return PackedTable(torch.full((HEADER.value + capacity + capacity // 2,), -1, dtype=torch.int64, device=device))
 
     @staticmethod
     def holds(storage: Tensor) -> bool:
@@ -54,20 +57,24 @@ class PackedTable:
 
     @property
     def capacity(self) -> int:
-        return (self.storage.numel() - HEADER) // 3 * 2
-
-    @property
-    def codes(self) -> Tensor:
-        return self.storage[HEADER : HEADER + self.capacity]
-
-    @property
-    def rows(self) -> Tensor:
-        return self.storage[HEADER + self.capacity :].view(torch.int32)
+        return (self.storage.numel() - HEADER.value) // 3 * 2
 
 
 def capacity_for(num_keys: int) -> int:
     """Room for `num_keys` distinct keys, the table at most half full."""
     return power_of_two(2 * num_keys, 64)
+
+
+@triton.jit
+def codes_of(table):
+    """Pointer to the codes."""
+    return table + HEADER
+
+
+@triton.jit
+def rows_of(table, capacity):
+    """Pointer to the row numbers."""
+    return (table + HEADER + capacity).to(tl.pointer_type(tl.int32), bitcast=True)
 
 
 @triton.jit

@@ -15,21 +15,21 @@ from torch import Tensor
 from permutohedral.ops import reference
 from permutohedral.ops.primitives import key_limit, range_error
 from permutohedral.ops.triton.embedding import LARGEST_TILE_DIMENSION, find_simplex, tile_rows, weights_from
-from permutohedral.ops.triton.launch import cdiv, has_ptx, on_device
+from permutohedral.ops.triton.launch import cdiv, has_ptx, launch, on_device, rows_contiguous
 from permutohedral.ops.triton.table import EMPTY, capacity_for, mix, swap_if_empty
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_points"])
 def embed_keys_kernel(
-    features, batch, keys, barycentric, bad, num_points, point_stride, column_stride,
-    HAS_BATCH: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    features, batch, keys, barycentric, bad, num_points,
+    STRIDE: tl.constexpr, HAS_BATCH: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Keys `[points, d + 1, 1 + d]` of all corners, and the weights `[d + 1, points]`."""
     row = tl.arange(0, ROWS)[:, None]
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = point < num_points
     point = tl.minimum(point, num_points - 1)
-    cell, rank, delta, valid = find_simplex(features, point, point_stride, column_stride, D, ROWS)
+    cell, rank, delta, valid = find_simplex(features, point, STRIDE, D, ROWS)
     weights = tl.maximum(weights_from(delta, rank, D, ROWS) + (row == 0).to(delta.dtype), 0.0)
     tl.store(barycentric + point[None, :] + row.to(tl.int64) * num_points, weights, mask=(row <= D) & inside[None, :])
     if tl.min(valid.to(tl.int32), axis=0) == 0:
@@ -68,7 +68,7 @@ def same_row(keys, base, others, other_base, compared, offsets, HAS_OFFSET: tl.c
     return equal
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_keys", "capacity"])
 def insert_rows_kernel(
     keys, num_keys, table, capacity, slot_of_key, PTX: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -91,7 +91,7 @@ def insert_rows_kernel(
     tl.store(slot_of_key + index, slot, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity"])
 def number_slots_kernel(table, slots, capacity, count, BLOCK: tl.constexpr):
     """List the taken slots, and count them."""
     slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -100,7 +100,7 @@ def number_slots_kernel(table, slots, capacity, count, BLOCK: tl.constexpr):
     tl.store(slots + first + tl.cumsum(taken, axis=0) - taken, slot, mask=taken > 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_unique"])
 def gather_rows_kernel(keys, table, slots, unique_keys, num_unique, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
     """Copy the key of each listed slot, and let the slot hold its number in the list."""
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -113,7 +113,7 @@ def gather_rows_kernel(keys, table, slots, unique_keys, num_unique, COLUMNS: tl.
     tl.store(table + slot, number.to(tl.int64), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_keys"])
 def inverse_kernel(slot_of_key, table, num_keys, BLOCK: tl.constexpr):
     """Replace each slot by the number it holds."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -122,7 +122,7 @@ def inverse_kernel(slot_of_key, table, num_keys, BLOCK: tl.constexpr):
     tl.store(slot_of_key + index, tl.load(table + slot, mask=inside, other=0).to(tl.int32), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity", "num_targets"])
 def find_rows_kernel(
     source_keys, table, capacity, target_keys, num_targets, offsets, neighbors,
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
@@ -158,9 +158,11 @@ def _embed(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor]:
     keys = torch.empty(points * (d + 1), d + 1, dtype=torch.int32, device=device)
     barycentric = torch.empty(d + 1, points, dtype=features.dtype, device=device)
     if points:
+        features = rows_contiguous(features)
         bad = torch.zeros(1, dtype=torch.int32, device=device)
-        embed_keys_kernel[(cdiv(points, 32),)](
-            features, batch, keys, barycentric, bad, points, *features.stride(), HAS_BATCH=batch is not None,
+        launch(
+            embed_keys_kernel, (cdiv(points, 32),), features, batch, keys, barycentric, bad, points,
+            STRIDE=features.stride(0), HAS_BATCH=batch is not None,
             D=d, ROWS=tile_rows(d), BLOCK=32, num_warps=1,
         )  # fmt: skip
         if int(bad):
@@ -184,21 +186,39 @@ def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     slot_of_key = torch.empty(num_keys, dtype=torch.int32, device=device)
     if num_keys == 0:
         return keys, slot_of_key, table
-    insert_rows_kernel[(cdiv(num_keys, 64),)](
-        keys, num_keys, table, capacity, slot_of_key, PTX=has_ptx(), COLUMNS=columns, BLOCK=64, num_warps=2
+    launch(
+        insert_rows_kernel,
+        (cdiv(num_keys, 64),),
+        keys,
+        num_keys,
+        table,
+        capacity,
+        slot_of_key,
+        PTX=has_ptx(),
+        COLUMNS=columns,
+        BLOCK=64,
+        num_warps=2,
     )
     slots = torch.empty(num_keys, dtype=torch.int32, device=device)
     count = torch.zeros(1, dtype=torch.int32, device=device)
-    number_slots_kernel[(cdiv(capacity, 1024),)](table, slots, capacity, count, BLOCK=1024)
+    launch(number_slots_kernel, (cdiv(capacity, 1024),), table, slots, capacity, count, BLOCK=1024)
     num_unique = int(count)
     slots = slots[:num_unique]
     if torch.are_deterministic_algorithms_enabled():
         slots = _sort_slots(slots, keys, table)
     unique_keys = torch.empty(num_unique, columns, dtype=torch.int32, device=device)
-    gather_rows_kernel[(cdiv(num_unique, 256),)](
-        keys, table, slots, unique_keys, num_unique, COLUMNS=columns, BLOCK=256
+    launch(
+        gather_rows_kernel,
+        (cdiv(num_unique, 256),),
+        keys,
+        table,
+        slots,
+        unique_keys,
+        num_unique,
+        COLUMNS=columns,
+        BLOCK=256,
     )
-    inverse_kernel[(cdiv(num_keys, 1024),)](slot_of_key, table, num_keys, BLOCK=1024)
+    launch(inverse_kernel, (cdiv(num_keys, 1024),), slot_of_key, table, num_keys, BLOCK=1024)
     return unique_keys, slot_of_key, table
 
 
@@ -215,8 +235,8 @@ def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offs
     targets = target_keys.shape[0]
     neighbors = torch.empty(offsets.shape[0], targets, dtype=torch.int32, device=source_keys.device)
     if neighbors.numel():
-        find_rows_kernel[(cdiv(targets, 64) * offsets.shape[0],)](
-            source_keys, table, table.numel(), target_keys, targets, offsets, neighbors,
+        launch(
+            find_rows_kernel, (cdiv(targets, 64) * offsets.shape[0],), source_keys, table, table.numel(), target_keys, targets, offsets, neighbors,
             COLUMNS=source_keys.shape[1], BLOCK=64, num_warps=2,
         )  # fmt: skip
     return neighbors
@@ -228,8 +248,8 @@ def build_table(keys: Tensor) -> Tensor:
     table = torch.full((capacity,), -1, dtype=torch.int64, device=keys.device)
     if keys.shape[0]:
         slot_of_key = torch.empty(keys.shape[0], dtype=torch.int32, device=keys.device)
-        insert_rows_kernel[(cdiv(keys.shape[0], 64),)](
-            keys, keys.shape[0], table, capacity, slot_of_key,
+        launch(
+            insert_rows_kernel, (cdiv(keys.shape[0], 64),), keys, keys.shape[0], table, capacity, slot_of_key,
             PTX=has_ptx(), COLUMNS=keys.shape[1], BLOCK=64, num_warps=2,
         )  # fmt: skip
     return table
