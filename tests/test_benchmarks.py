@@ -315,6 +315,17 @@ class TestRunner:
         assert "refused: T1: the learned convolution" in printed.err
         assert printed.out.splitlines()[1].split() == ["T1", "1", "refused"]
 
+    @pytest.mark.usefixtures("tiny")
+    def test_a_workload_that_fails_does_not_stop_the_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(given: Inputs) -> Prepared:
+            raise MemoryError("too large")
+
+        workloads = (Workload("T0", "fails", "cpu", fail), *runner.ALL_WORKLOADS)
+        monkeypatch.setattr(runner, "ALL_WORKLOADS", workloads)
+        first, second = runner.run(runner.Options(only=["T0", "T2"]))["results"]
+        assert first["refused"] == "failed with MemoryError: too large"
+        assert second["ours"]["median"] == 3.0
+
     def test_a_device_that_is_not_here_is_named(self) -> None:
         if torch.cuda.is_available():
             pytest.skip("there is a GPU here")

@@ -109,23 +109,26 @@ def _device(name: str) -> torch.device:
 
 
 def _run_workload(workload: Workload, options: Options, inputs: Inputs) -> list[dict[str, Any]]:
-    """One result for each thread count; refused ones say why."""
+    """One result for each thread count; a refused one says why."""
     base = {"workload": workload.name, "summary": workload.summary, "unit": workload.unit, "device": workload.device}
+    results: list[dict[str, Any]] = []
     threads = options.threads[:1] if workload.device == "cuda" else options.threads
-    peers.set_threads(max(threads))
-    if workload.prepare is None:
-        return [{**base, "threads": count, **_measure(workload, options, inputs, count)} for count in threads]
-    prepared = workload.prepare(inputs)
-    results = []
-    for count in threads:
-        peers.set_threads(count)
-        try:
-            checked = prepared.check()
-        except OperatorDisagrees as error:
-            results.append({**base, "threads": count, "refused": str(error)})
-            continue
-        results.append({**base, "threads": count, "checked": checked, **_time(workload, prepared, options, inputs)})
-    del prepared
+    try:
+        peers.set_threads(max(threads))
+        prepared = None if workload.prepare is None else workload.prepare(inputs)
+        for count in threads:
+            peers.set_threads(count)
+            if prepared is None:
+                found = _measure(workload, options, inputs, count)
+            else:
+                found = {"checked": prepared.check(), **_time(workload, prepared, options, inputs)}
+            results.append({**base, "threads": count, **found})
+    except OperatorDisagrees as error:
+        results.append({**base, "threads": threads[len(results)], "refused": str(error)})
+    except Exception as error:  # one workload that fails must not cost the figures of the others
+        reason = f"failed with {type(error).__name__}: {error}"
+        results.append({**base, "threads": threads[len(results)], "refused": reason})
+    prepared = None
     gc.collect()
     if inputs.device.type == "cuda":
         torch.cuda.empty_cache()
