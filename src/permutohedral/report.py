@@ -224,9 +224,7 @@ def mnist_summary(results: Sequence[Result]) -> list[dict[str, Any]]:
                 "name": name,
                 "title": runs[0].config["title"],
                 "seeds": [run.seed for run in runs],
-                "paper": None
-                if runs[0].config["paper"] is None
-                else dict(zip(columns, runs[0].config["paper"], strict=True)),
+                "paper": None if paper is None else dict(zip(columns, paper, strict=True)),
                 "mean": dict(zip(columns, accuracy.mean(axis=0).round(6).tolist(), strict=True)),
                 "spread": dict(zip(columns, spread.round(6).tolist(), strict=True)) if len(runs) > 1 else None,
                 "training_seconds": round(float(np.mean([run.seconds["training"] for run in runs])), 1),

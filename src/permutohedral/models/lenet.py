@@ -182,11 +182,12 @@ class FilledStem(_LatticeStem):
         """What the coarser lattices say about the pixels, `[batch, 784, 1]`."""
         weighted = torch.cat([values, torch.ones_like(values)], dim=2)
         filled = values.new_zeros(())
-        for lattice in reversed(lattices):
-            total, mass = gaussian_filter(weighted, None, normalization="none", method="dense", lattice=lattice).split(
-                1, dim=2
-            )
-            filled = (total + self.prior * filled) / (mass + self.prior)
+        for level, lattice in enumerate(reversed(lattices)):
+            blurred = gaussian_filter(weighted, None, normalization="none", method="dense", lattice=lattice)
+            total, mass = blurred.split(1, dim=2)
+            # nothing is known beyond the reach of the coarsest Gaussian
+            prior = self.prior if level else (mass <= 0).to(mass.dtype)
+            filled = (total + prior * filled) / (mass + prior)
         return filled
 
     def forward(self, values: Tensor, positions: Tensor | None) -> Tensor:
