@@ -1,0 +1,249 @@
+"""The compiled core against the reference: every instruction set, sizes that do not fill its vectors and blocks.
+
+`test_primitives*.py` hold the backend to the oracle on small inputs; here are the sizes at which the
+core takes other paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+import torch
+from support import assert_close
+from torch import Tensor
+
+from permutohedral.errors import BackendUnavailable, FeatureRangeError
+from permutohedral.neighborhood import Neighborhood, axis_offsets
+from permutohedral.ops import dispatch, reference
+
+_NATIVE = next(backend for backend in dispatch._BACKENDS if backend.name == "native")
+_REFUSAL = _NATIVE.refusal("cpu")
+pytestmark = pytest.mark.skipif(_REFUSAL is not None, reason=f"the native backend does not run here: {_REFUSAL}")
+
+
+def instruction_sets() -> list[str]:
+    if _REFUSAL is not None:
+        return []
+    from permutohedral import _native
+
+    return _native.instruction_sets()
+
+
+@pytest.fixture(params=instruction_sets())
+def native(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+    """The backend, on each instruction set that this processor has."""
+    from permutohedral import _native
+    from permutohedral.ops import native as backend
+
+    before = _native.instruction_set()
+    _native.use_instruction_set(request.param)
+    yield backend
+    _native.use_instruction_set(before)
+
+
+def corners_of(keys: Tensor, vertices: Tensor) -> Tensor:
+    """The key of every corner of every point, which does not depend on the order of the keys."""
+    return keys[vertices.long()]
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 3, 4, 5, 6, 7, 8, 17, 32])
+@pytest.mark.parametrize("points", [1, 17, 2100])
+def test_index_points(native: ModuleType, dtype: torch.dtype, dimension: int, points: int) -> None:
+    features = torch.randn(points, dimension, dtype=dtype) * (3 if dimension < 10 else 1)
+    batch = torch.randint(0, 3, (points,), dtype=torch.int32)
+    for items in (None, batch):
+        keys, vertices, barycentric, _ = native.index_points(features, items)
+        expected_keys, expected_vertices, expected_weights, _ = reference.index_points(features, items)
+        assert len(torch.unique(keys, dim=0)) == len(keys) == len(expected_keys)
+        assert torch.equal(corners_of(keys, vertices), corners_of(expected_keys, expected_vertices))
+        assert_close(barycentric, expected_weights)
+
+
+def test_keys_that_need_several_words(native: ModuleType) -> None:
+    features = torch.randn(700, 6, dtype=torch.float64) * 1e5
+    features[300:] = features[:400] + torch.randn(400, 6, dtype=torch.float64)
+    keys, vertices, _, table = native.index_points(features, None)
+    expected_keys, expected_vertices, _, _ = reference.index_points(features, None)
+    assert torch.equal(corners_of(keys, vertices), corners_of(expected_keys, expected_vertices))
+    offsets = Neighborhood(6, 1).offsets()
+    expected = reference.find_neighbors(keys, table, keys, offsets)
+    assert (expected >= 0).sum() > len(keys)
+    assert torch.equal(native.find_neighbors(keys, table, keys, offsets), expected)
+
+
+def test_packing_looks_at_the_magnitude_of_each_column(native: ModuleType) -> None:
+    """Far apart in one feature, near in the others, with many items."""
+    features = torch.randn(3000, 3, dtype=torch.float64) * 3
+    features[::2, 1] += 2e8
+    batch = torch.arange(3000, dtype=torch.int32) % 1000 * 1_000_000
+    keys, vertices, _, table = native.index_points(features, batch)
+    expected_keys, expected_vertices, _, _ = reference.index_points(features, batch)
+    assert torch.equal(corners_of(keys, vertices), corners_of(expected_keys, expected_vertices))
+    offsets = axis_offsets(3)
+    assert torch.equal(
+        native.find_neighbors(keys, table, keys, offsets), reference.find_neighbors(keys, table, keys, offsets)
+    )
+
+
+def test_a_bad_point_anywhere_is_found(native: ModuleType, dtype: torch.dtype) -> None:
+    for row in (0, 12345, 19999):
+        for bad in (float("nan"), float("inf"), -float("inf"), 1e12):
+            features = torch.zeros(20000, 3, dtype=dtype)
+            features[row, 1] = bad
+            with pytest.raises(FeatureRangeError):
+                native.index_points(features, None)
+
+
+@pytest.mark.parametrize(("dimension", "size"), [(1, 3), (2, 2), (3, 1), (5, 1), (2, 70)])
+def test_neighbors(native: ModuleType, dimension: int, size: int) -> None:
+    """With and without a table, within one lattice and across two, near and beyond the margin of the packing."""
+    source = torch.randn(3000, dimension) * 2
+    target = torch.randn(2000, dimension) * 2 + 1
+    keys, _, _, table = native.index_points(source, None)
+    target_keys, _, _, _ = native.index_points(target, None)
+    offsets = Neighborhood(dimension, size).offsets() if size < 10 else axis_offsets(dimension) * size
+    empty = torch.empty(0, dtype=torch.int64)
+    shuffled = keys[torch.randperm(len(keys))]
+    for from_keys, from_table, to_keys in [
+        (keys, table, keys),
+        (keys, table, keys.clone()),
+        (keys, table, target_keys),
+        (keys, table, target_keys[torch.randperm(len(target_keys))]),
+        (shuffled, empty, shuffled),
+        (shuffled, empty, target_keys),
+    ]:
+        expected = reference.find_neighbors(from_keys, empty, to_keys, offsets)
+        assert torch.equal(native.find_neighbors(from_keys, from_table, to_keys, offsets), expected)
+
+
+def test_offsets_need_not_come_in_pairs_nor_once(native: ModuleType) -> None:
+    keys, _, _, table = native.index_points(torch.randn(500, 2) * 2, None)
+    offsets = Neighborhood(2, 2).offsets()[[3, 0, 5, 3, 7, 0, 18, 18]]
+    offsets = torch.cat([offsets, -offsets[:1], -offsets[:1], torch.tensor([[1, 0]], dtype=torch.int32)])
+    expected = reference.find_neighbors(keys, table, keys, offsets)
+    assert torch.equal(native.find_neighbors(keys, table, keys, offsets), expected)
+
+
+@pytest.mark.parametrize("columns", [2, 4, 40])
+def test_index_keys_of_any_integers(native: ModuleType, columns: int) -> None:
+    keys = torch.randint(-(2**30), 2**30, (3000, columns), dtype=torch.int32)
+    keys = keys[torch.randint(0, 3000, (9000,))]
+    unique_keys, inverse, table = native.index_keys(keys)
+    assert torch.equal(unique_keys[inverse.long()], keys)
+    assert len(torch.unique(unique_keys, dim=0)) == len(unique_keys)
+    found = native.find_neighbors(unique_keys, table, keys, torch.zeros(1, columns - 1, dtype=torch.int32))
+    assert torch.equal(found[0], inverse)
+
+
+def test_a_foreign_table_is_refused(native: ModuleType) -> None:
+    keys, _, _, table = native.index_points(torch.randn(50, 2), None)
+    with pytest.raises(ValueError, match="table"):
+        native.find_neighbors(keys, torch.full_like(table, 10**6), keys, axis_offsets(2))
+
+
+@pytest.mark.parametrize("channels", [*range(1, 10), 15, 16, 17, 22, 32, 33, 67])
+def test_splat_slice_and_gradient(native: ModuleType, dtype: torch.dtype, channels: int) -> None:
+    features = torch.randn(4500, 3, dtype=dtype) * 4
+    keys, vertices, barycentric, _ = native.index_points(features, None)
+    values, lattice_values = torch.randn(4500, channels, dtype=dtype), torch.randn(len(keys), channels, dtype=dtype)
+    assert_close(
+        native.splat(values, vertices, barycentric, len(keys)),
+        reference.splat(values, vertices, barycentric, len(keys)),
+    )
+    assert_close(
+        native.slice(lattice_values, vertices, barycentric), reference.slice(lattice_values, vertices, barycentric)
+    )
+    assert_close(
+        native.barycentric_gradient(values, lattice_values, vertices),
+        reference.barycentric_gradient(values, lattice_values, vertices),
+    )
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5, 7, 8, 9, 22, 40])
+def test_blur(native: ModuleType, dtype: torch.dtype, channels: int) -> None:
+    keys, _, _, table = native.index_points(torch.randn(3000, 4, dtype=dtype) * 3, None)
+    neighbors = native.find_neighbors(keys, table, keys, axis_offsets(4))
+    lattice_values = torch.randn(len(keys), channels, dtype=dtype)
+    for reverse in (False, True):
+        assert_close(
+            native.blur(lattice_values, neighbors, reverse), reference.blur(lattice_values, neighbors, reverse)
+        )
+
+
+@pytest.mark.parametrize(
+    ("in_channels", "out_channels", "groups"),
+    [
+        *[(channels, channels, channels) for channels in (1, 2, 3, 4, 7, 8, 11, 32)],
+        *[(1, 5, 1), (3, 3, 1), (5, 1, 1), (2, 16, 1), (8, 17, 1), (32, 32, 1), (33, 31, 1), (64, 40, 1), (150, 70, 1)],
+        *[(6, 4, 2), (8, 32, 4), (4, 8, 4), (40, 80, 2)],
+    ],
+)
+def test_convolve_and_its_gradient(
+    native: ModuleType, dtype: torch.dtype, in_channels: int, out_channels: int, groups: int
+) -> None:
+    keys, _, _, table = native.index_points(torch.randn(1200, 2, dtype=dtype) * 8, None)
+    neighborhood = Neighborhood(2, 1)
+    neighbors = native.find_neighbors(keys, table, keys, neighborhood.offsets())[:, : len(keys) - 3]
+    assert (neighbors < 0).any()
+    lattice_values = torch.randn(len(keys), in_channels, dtype=dtype)
+    weight = torch.randn(neighborhood.filter_size, in_channels // groups, out_channels, dtype=dtype)
+    gradient = torch.randn(neighbors.shape[1], out_channels, dtype=dtype)
+    assert_close(
+        native.convolve(lattice_values, weight, neighbors, groups),
+        reference.convolve(lattice_values, weight, neighbors, groups),
+    )
+    assert_close(
+        native.convolve_weight_gradient(lattice_values, gradient, neighbors, groups),
+        reference.convolve_weight_gradient(lattice_values, gradient, neighbors, groups),
+    )
+
+
+def test_missing_neighbors_read_as_zero_whatever_the_values(native: ModuleType) -> None:
+    """What pads a tile must not leak: here it would turn up as NaN."""
+    neighbors = torch.full((3, 40), -1, dtype=torch.int32)
+    neighbors[0, 5] = 1
+    lattice_values = torch.full((2, 20), float("nan"))
+    lattice_values[1] = 1
+    out = native.convolve(lattice_values, torch.ones(3, 20, 9), neighbors, 1)
+    assert_close(out[5], torch.full((9,), 20.0))
+    out[5] = 0
+    assert_close(out, torch.zeros(40, 9))
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 5, 6, 7, 9, 32])
+def test_embed_gradient_and_differential(native: ModuleType, dtype: torch.dtype, dimension: int) -> None:
+    features = torch.randn(601, dimension, dtype=dtype) * 3
+    gradient = torch.randn(601, dimension + 1, dtype=dtype)
+    differential = torch.randn(601, dimension, dtype=dtype)
+    assert_close(native.embed_gradient(features, gradient), reference.embed_gradient(features, gradient))
+    assert_close(
+        native.embed_differential(features, differential), reference.embed_differential(features, differential)
+    )
+
+
+def test_gradients_use_the_simplex_of_the_index(native: ModuleType, dtype: torch.dtype) -> None:
+    """On faces several simplices are right, but the weights and their derivative must be of the same one."""
+    features = (torch.randint(-4, 5, (3000, 3)) * (0.75**0.5 / 2)).to(dtype)
+    keys, vertices, barycentric, _ = native.index_points(features, None)
+    corners = corners_of(keys, vertices)[:, :, 1:].to(dtype)
+    # the corners, weighted, give the point: so does the derivative, for any step
+    step = torch.randn(3000, 3, dtype=dtype)
+    moved = (native.embed_differential(features, step)[:, :, None] * corners).sum(dim=1)
+    assert_close(moved, step @ reference.elevation_matrix(3, dtype, step.device)[:3].T)
+    assert_close(barycentric.sum(dim=1), torch.ones(3000, dtype=dtype))
+
+
+def test_a_core_that_does_not_load_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken installation must be seen, not replaced by the reference."""
+    import importlib
+    import sys
+
+    import permutohedral
+
+    monkeypatch.delitem(sys.modules, "permutohedral.ops.native", raising=False)
+    monkeypatch.setitem(sys.modules, "permutohedral._native", None)
+    monkeypatch.delattr(permutohedral, "_native", raising=False)
+    with pytest.raises(BackendUnavailable, match="cannot be loaded"):
+        importlib.import_module("permutohedral.ops.native")

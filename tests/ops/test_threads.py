@@ -1,0 +1,151 @@
+"""The native backend gives the same bits on any number of threads, and works in forked and threaded programs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from permutohedral.neighborhood import Neighborhood, axis_offsets
+from permutohedral.ops import dispatch
+
+_REFUSAL = next(backend for backend in dispatch._BACKENDS if backend.name == "native").refusal("cpu")
+pytestmark = pytest.mark.skipif(_REFUSAL is not None, reason=f"the native backend does not run here: {_REFUSAL}")
+
+THREADS = [2, 3, 4, 7]
+
+
+@pytest.fixture
+def native() -> ModuleType:
+    from permutohedral.ops import native as backend
+
+    return backend
+
+
+@pytest.fixture(autouse=True)
+def threads_afterwards() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def run_all(native: ModuleType, features: Tensor, channels: int, dtype: torch.dtype) -> list[Tensor]:
+    """Every primitive once, on inputs that are the same in every call."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=dtype)
+
+    points, d = features.shape
+    batch = (torch.arange(points) * 3 // points).to(torch.int32)
+    keys, vertices, barycentric, table = native.index_points(features, batch)
+    neighborhood = Neighborhood(d, 1)
+    neighbors = native.find_neighbors(keys, table, keys, neighborhood.offsets())
+    axes = native.find_neighbors(keys, table, keys, axis_offsets(d))
+    splatted = native.splat(random(points, channels), vertices, barycentric, len(keys))
+    weight = random(neighborhood.filter_size, channels, 5)
+    convolved = native.convolve(splatted, weight, neighbors, 1)
+    grouped = native.convolve(splatted, random(neighborhood.filter_size, 1, channels), neighbors, channels)
+    return [
+        *(keys, vertices, barycentric, table, neighbors, axes, splatted, convolved, grouped),
+        *native.index_keys(keys.repeat(2, 1)),
+        native.transpose_neighbors(neighbors, neighborhood.opposite(), len(keys)),
+        native.slice(convolved, vertices, barycentric),
+        native.blur(splatted, axes, False),
+        native.barycentric_gradient(random(points, channels), splatted, vertices),
+        native.convolve_weight_gradient(splatted, convolved, neighbors, 1),
+        native.convolve_weight_gradient(splatted, grouped, neighbors, channels),
+        native.embed_gradient(features, random(points, d + 1)),
+        native.embed_differential(features, random(points, d)),
+    ]
+
+
+@pytest.mark.parametrize("channels", [1, 4, 19])
+@pytest.mark.parametrize("order", ["scan", "random"])
+def test_same_bits_on_any_number_of_threads(native: ModuleType, dtype: torch.dtype, channels: int, order: str) -> None:
+    points = 70_001
+    if order == "scan":
+        row = torch.arange(points)
+        features = torch.stack([row % 300, row // 300, (row * 7919) % 11], dim=1).to(dtype) / 3
+    else:
+        features = torch.randn(points, 3, generator=torch.Generator().manual_seed(1), dtype=dtype) * 5
+    torch.set_num_threads(1)
+    expected = run_all(native, features, channels, dtype)
+    for threads in THREADS:
+        torch.set_num_threads(threads)
+        for number, (actual, alone) in enumerate(
+            zip(run_all(native, features, channels, dtype), expected, strict=True)
+        ):
+            assert torch.equal(actual, alone), f"result {number} differs on {threads} threads"
+
+
+def _index_in_child(features: Tensor, queue: multiprocessing.Queue[tuple[int, float]]) -> None:
+    from permutohedral.ops import native
+
+    # torch's own threads hang in a forked child, so nothing here may start them: no poisoned memory, sums by NumPy
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(2)
+    keys, vertices, barycentric, _ = native.index_points(features, None)
+    splatted = native.splat(features, vertices, barycentric, len(keys))
+    queue.put((len(keys), float(splatted.numpy().sum())))
+
+
+def test_forked_children_of_a_threaded_parent(native: ModuleType) -> None:
+    """As the workers of a data loader: a fork must neither hang nor need the threads of its parent."""
+    torch.set_num_threads(2)
+    features = torch.randn(60_000, 3, dtype=torch.float64) * 4
+    keys, vertices, barycentric, _ = native.index_points(features, None)
+    expected = float(native.splat(features, vertices, barycentric, len(keys)).numpy().sum())
+    context = multiprocessing.get_context("fork")
+    for _ in range(3):
+        queue: multiprocessing.Queue[tuple[int, float]] = context.Queue()
+        children = [context.Process(target=_index_in_child, args=(features, queue), daemon=True) for _ in range(2)]
+        for child in children:
+            child.start()
+        try:
+            assert [queue.get(timeout=60) for _ in children] == [(len(keys), expected)] * 2
+        finally:
+            for child in children:
+                child.join(timeout=10)
+                child.kill()
+    # and the parent goes on
+    assert torch.equal(native.index_points(features, None)[0], keys)
+
+
+def test_calls_from_several_python_threads(native: ModuleType) -> None:
+    torch.set_num_threads(2)
+    inputs = [torch.randn(40_000, 3, generator=torch.Generator().manual_seed(i)) * 4 for i in range(8)]
+    expected = [native.index_points(features, None)[:3] for features in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            found = pool.map(lambda features: native.index_points(features, None)[:3], inputs)
+            for actual, alone in zip(found, expected, strict=True):
+                assert all(torch.equal(a, b) for a, b in zip(actual, alone, strict=True))
+
+
+def test_the_interpreter_runs_on_meanwhile(native: ModuleType) -> None:
+    """The core releases the interpreter's lock: another thread makes progress during one long call."""
+    features = torch.randn(1_500_000, 5) * 4
+    ticks: list[int] = []
+    stop, begun = threading.Event(), threading.Event()
+
+    def tick() -> None:
+        begun.set()
+        while not stop.wait(0.001):
+            ticks.append(len(ticks))
+
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    begun.wait()
+    before = len(ticks)
+    native.index_points(features, None)
+    during = len(ticks) - before
+    stop.set()
+    ticker.join()
+    assert during > 5
