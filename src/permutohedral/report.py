@@ -92,6 +92,7 @@ def denoising_report(results: Sequence[Result], command: str, draws_filters: boo
     images = len(results[0].metrics["psnr_per_image"])
     hardware = environment["hardware"]
     machine = hardware.get("gpu") or f"{hardware['processor']}, {hardware['cores']} cores"
+    threads = f"{environment['threads']} thread{'s' * (environment['threads'] != 1)}"
     square = "" if config["center"] is None else f", the central {config['center']} x {config['center']} pixels of each"
     return "\n".join(
         [
@@ -103,8 +104,8 @@ def denoising_report(results: Sequence[Result], command: str, draws_filters: boo
             denoising_table(results),
             "",
             *_least_squares_lines(results),
-            f"Made with `{command}` at commit `{environment['commit']}` on {machine} ({environment['threads']} "
-            f"threads, backend {environment['backend']}) in {seconds:.0f} s.",
+            f"Made with `{command}` at commit `{environment['commit']}` on {machine} ({threads}, "
+            f"backend {environment['backend']}) in {seconds:.0f} s.",
             "",
             "![PSNR of every image](psnr.png)",
             "![Crops](crops.png)",
