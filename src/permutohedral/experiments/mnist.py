@@ -178,7 +178,7 @@ class Batches:
         """Values `[batch, points, 1]`, positions `[batch, points, 2]` or None for pixels, labels `[batch]`."""
         epoch, place = divmod(number, len(self.images) // self.batch_size)
         if epoch != self.epoch:
-            shuffle = torch.Generator().manual_seed(self._seed(epoch, of_order=True))
+            shuffle = torch.Generator().manual_seed(self._seed(epoch, "order"))
             self.order = torch.randperm(len(self.images), generator=shuffle).to(self.images.device)
             self.epoch = epoch
         chosen = self.order[place * self.batch_size : (place + 1) * self.batch_size]
@@ -216,13 +216,15 @@ class Batches:
         config = self.config
         if config.samples != "mixed":
             return config.share if config.samples == "random" else None
-        drawn = random.Random(self._seed(number))
+        drawn = random.Random(self._seed(number, "share"))
         if drawn.random() < config.original_chance:
             return None
         return math.exp(drawn.uniform(math.log(config.least_share), 0.0))
 
-    def _seed(self, number: int, of_order: bool = False) -> int:
-        return ((2 * self.config.seed + of_order) << 32) + number
+    def _seed(self, number: int, purpose: str = "positions") -> int:
+        # a generator on the processor takes only 32 bits of its seed, so that all must matter
+        text = f"{self.config.seed} {purpose} {number}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
 
 
 class DigitsTask(Task):
