@@ -88,6 +88,12 @@ def test_configurations_that_make_no_sense_are_refused(content: dict[str, object
         parse_config(DenoisingConfig, {"name": "x", "title": "X", **content})
 
 
+def test_a_configuration_leaves_random_numbers_alone() -> None:
+    state = torch.get_rng_state()
+    row()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_quadratic_errors_are_those_of_the_images() -> None:
     images = made_images("train", limit=3)
     model = CombinedDenoiser().to(DEVICE)

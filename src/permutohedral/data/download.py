@@ -83,13 +83,14 @@ def checksum(content: bytes) -> str:
 
 def _download(dataset: str, files: Sequence[RemoteFile]) -> list[Path]:
     import pooch
+    from rich.console import Console
     from rich.progress import Progress
 
     cache = Path(pooch.os_cache("permutohedral")) / dataset
     missing = [file for file in files if not _is_whole(cache / file.name, file.sha256)]
     if missing:
         pooch.get_logger().setLevel("WARNING")
-        with Progress(transient=True) as progress:
+        with Progress(console=Console(stderr=True), transient=True) as progress:
             for file in progress.track(missing, description=f"downloading {dataset}"):
                 _retrieve(file, cache, pooch)
     return [cache / file.name for file in files]

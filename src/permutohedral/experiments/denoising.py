@@ -69,7 +69,9 @@ class DenoisingConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        build_model(self)
+        # checks the options, and leaves the random numbers of the caller alone
+        with torch.random.fork_rng(devices=[]):
+            build_model(self)
         linear = self.model in ("spatial", "permutohedral", "combined")
         scaled = bool(self.options.get("learn_scale"))
         if self.training and self.model in ("identity", "bm3d"):
