@@ -156,7 +156,7 @@ def _reproduce_mnist(configs: list[MnistConfig], options: RunOptions, jobs: int)
             typer.echo(line, err=True)
 
     order = list(dict.fromkeys(config.name for config in configs))
-    command = shlex.join(["permutohedral", *sys.argv[1:]])
+    command = shlex.join(["permutohedral", *(word for word in sys.argv[1:] if word != "--resume")])
     results: list[Result] = []
     for result in reproduce_mnist(configs, options, jobs, report):
         results = sorted([*results, result], key=lambda known: (order.index(known.name), known.seed))

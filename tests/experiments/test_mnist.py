@@ -146,7 +146,7 @@ def test_distortion_moves_the_digit_and_not_the_positions() -> None:
 
 
 def test_biases_learn_at_their_own_rate() -> None:
-    task = DigitsTask(build_model(row()), row(), batches())
+    task = DigitsTask(build_model(row()), row(), *made_digits("train"))
     groups = task.configure_optimizers()["optimizer"].param_groups
     assert [group["lr"] for group in groups] == [0.01, 0.02]
     assert sum(len(group["params"]) for group in groups) == 8

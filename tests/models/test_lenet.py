@@ -88,7 +88,8 @@ def test_without_positions_the_values_are_at_the_pixels(model: LeNetModel, monke
 def test_the_stem_is_the_filter_of_the_paper() -> None:
     stem = PermutohedralStem(5, neighborhood_size=1, scale=0.8, normalization="none").to(DEVICE)
     values, positions = scattered(2, 300)
-    [weight, bias] = [stem.convolution.weight, stem.convolution.bias]
+    weight, bias = stem.convolution.weight, stem.convolution.bias
+    assert bias is not None
     for item in range(2):
         expected = permutohedral_filter(values[item], positions[item] * 0.8, weight, grid_positions(2, DEVICE) * 0.8)
         image = stem(values, positions)[item]
@@ -100,6 +101,7 @@ def test_filling_leaves_no_holes() -> None:
     _, positions = scattered(2, 100)
     values = torch.full((2, 100, 1), 0.7, device=DEVICE)
     stem = FilledStem(3, coarse_sigmas=[1.0, 4.0]).to(DEVICE)
+    assert stem.convolution.bias is not None
     expected = 0.7 * stem.convolution.weight.sum(dim=(0, 1)) + stem.convolution.bias
     assert_close(stem(values, positions), expected[:, None, None].expand(2, 3, 24, 24))
     plain = PermutohedralStem(3).to(DEVICE)(values, positions).detach()
@@ -114,16 +116,17 @@ def test_filling_keeps_what_is_known() -> None:
     # inside, where the filter does not reach beyond the pixels
     inner = (slice(None), slice(None), slice(6, 18), slice(6, 18))
     difference = (stem(values, positions) - plain(values, positions))[inner]
-    assert float(difference.abs().max()) < 1e-4
+    assert float(difference.detach().abs().max()) < 1e-4
 
 
 def test_confidence_tells_samples_from_filling() -> None:
     stem = FilledStem(2, confidence=True).to(DEVICE)
+    assert stem.convolution.bias is not None
     with torch.no_grad():
         stem.convolution.weight.zero_()
         stem.convolution.weight[0, 1] = 1.0
     values, positions = scattered(1, 40)
-    confidence = stem(values, positions) - stem.convolution.bias[:, None, None]
+    confidence = (stem(values, positions) - stem.convolution.bias[:, None, None]).detach()
     assert float(confidence.min()) >= 0
     assert float(confidence.max()) > 0.5
     assert float((confidence < 0.01).float().mean()) > 0.3

@@ -73,7 +73,9 @@ class MnistConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        build_model(self)
+        # checks the options, and leaves the random numbers of the caller alone
+        with torch.random.fork_rng(devices=[]):
+            build_model(self)
         for name in ("share", "least_share"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} must be positive, got {getattr(self, name)}")
@@ -88,9 +90,9 @@ def build_model(config: MnistConfig) -> LeNet:
 
 
 def load(split: MnistSplit, limit: int | None, options: RunOptions) -> tuple[Tensor, Tensor]:
-    """Images uint8 `[images, 28, 28]` and labels `[images]` of a split, where models are evaluated."""
+    """Images uint8 `[images, 28, 28]` and labels `[images]` of a split."""
     images, labels = _load_once(split, options.data)
-    return images[:limit].to(options.device), labels[:limit].to(options.device)
+    return images[:limit], labels[:limit]
 
 
 @lru_cache(maxsize=2)
@@ -111,7 +113,7 @@ def run(config: MnistConfig, options: RunOptions) -> Result | None:
         return None
     seconds = {"training": time.perf_counter() - started}
     started = time.perf_counter()
-    images, labels = load("test", config.test_images, options)
+    images, labels = (tensor.to(options.device) for tensor in load("test", config.test_images, options))
     accuracy = evaluate(model.to(options.device).eval(), images, labels, config.seed)
     seconds["evaluation"] = time.perf_counter() - started
     _keep_weights(model, config, options)
@@ -230,9 +232,14 @@ class Batches:
 class DigitsTask(Task):
     """Trains a classifier on batches it makes itself, by their number."""
 
-    def __init__(self, model: nn.Module, config: MnistConfig, batches: Batches) -> None:
+    def __init__(self, model: nn.Module, config: MnistConfig, images: Tensor, labels: Tensor) -> None:
         super().__init__(model, config.training)
-        self.config, self.batches = config, batches
+        self.config, self.digits = config, (images, labels)
+
+    def on_fit_start(self) -> None:
+        """Move the digits to the device, once."""
+        images, labels = (tensor.to(self.device) for tensor in self.digits)
+        self.batches = Batches(images, labels, self.config)
 
     def training_step(self, number: int) -> Tensor:
         """The loss of a batch."""
@@ -271,10 +278,10 @@ def _train(model: nn.Module, config: MnistConfig, options: RunOptions) -> bool:
     """Whether this process is the one that goes on to evaluate."""
     images, labels = load("train", config.train_images, options)
     checkpoints = options.output / "checkpoints" / f"{config.name}-{config.seed}-{_digest(config)}"
-    batches = Batches(images, labels, config)
     number = config.training.steps * options.devices
     numbers = _Numbers(number, first=options.devices * steps_done(options, checkpoints))
-    return fit(DigitsTask(model, config, batches), DataLoader(numbers, 1, collate_fn=_only), options, checkpoints)
+    task = DigitsTask(model, config, images, labels)
+    return fit(task, DataLoader(numbers, 1, collate_fn=_only), options, checkpoints)
 
 
 def _digest(config: MnistConfig) -> str:
