@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,13 +15,14 @@ import torch
 from permutohedral.errors import InputError, PermutohedralError
 from permutohedral.experiments.config import read_config, shipped_configs
 from permutohedral.experiments.mnist import MnistConfig, run
-from permutohedral.experiments.reproduce import Report
 from permutohedral.experiments.result import Result, read_result, write_result
 from permutohedral.experiments.training import RunOptions
 
 # the rows of the paper's table in its order, and ours
 PAPER_ROWS = ("lenet", "pcnn", "lenet_100", "pcnn_100", "lenet_60", "pcnn_60", "lenet_20", "pcnn_20")
 OUR_ROWS = ("original_only", "mixed", "original_only_distorted", "mixed_distorted")
+
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
