@@ -153,6 +153,12 @@ class TestPeers:
         contender = require(peers.bilateral_grid(gray, None))
         assert ExactGaussian(gray).error(run_once(contender)) < 0.01
 
+    def test_bilateral_grid_leaves_colors_out(self, problem: FilterProblem) -> None:
+        pytest.importorskip("scipy")
+        absent = peers.bilateral_grid(problem, None)
+        assert isinstance(absent, Absent)
+        assert "gray images only" in absent.reason
+
     def test_a_missing_library_says_how_to_get_it(
         self, problem: FilterProblem, monkeypatch: pytest.MonkeyPatch
     ) -> None:

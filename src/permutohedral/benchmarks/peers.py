@@ -180,8 +180,8 @@ def bilateral_grid(problem: FilterProblem, error: Error) -> Contender | Absent:
     absent = _missing(GRID, "SciPy")
     if absent:
         return absent
-    if problem.features.shape[1] > 3:
-        return Absent(GRID, "a dense grid in more than three dimensions does not fit in memory")
+    if problem.image is None or problem.features.shape[1] > 3:
+        return Absent(GRID, "for gray images only: a dense grid of more dimensions does not fit in memory")
     ndimage: Any = importlib.import_module("scipy.ndimage")
     features, values = problem.features.cpu().numpy(), problem.values.cpu().numpy()
     margin = 4
