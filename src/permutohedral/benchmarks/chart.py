@@ -7,7 +7,7 @@ from typing import Any
 
 from permutohedral.errors import InputError
 
-_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9")
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#f0e442", "#5d3a9b")
 _RECORDED_COLOR = "#9a9a9a"
 _BAR = 0.8
 
@@ -33,13 +33,13 @@ def draw(report: dict[str, Any], paths: list[Path]) -> None:
         axis.set_xlim(min(0.3, _smallest(groups) / 1.5), widest * 3)
         many = "on the GPU" if report["environment"]["gpu"] else f"ours with {threads} thread{'s' * (threads != 1)}"
         axis.set_title(many, fontsize=10)
-        axis.set_xlabel("time of the peer / our time", fontsize=9)
+        axis.set_xlabel("time (or memory) of the peer / ours", fontsize=9)
     handles = [Rectangle((0, 0), 1, 1, color=color) for color in colors.values()]
     handles.append(Rectangle((0, 0), 1, 1, facecolor="white", edgecolor=_RECORDED_COLOR, hatch="////"))
     labels = [*colors, "best recorded peer, other machine"]
     about = report["environment"]
     machine = about["gpu"] or f"{about['processor']}, {about['cores']} cores"
-    figure.suptitle(f"permutohedral beside its peers: right of the line we are faster\n{machine}", fontsize=11)
+    figure.suptitle(f"permutohedral beside its peers: right of the line we need less\n{machine}", fontsize=11)
     figure.legend(handles, labels, loc="lower center", ncols=min(3, len(labels)), fontsize=8, frameon=False)
     figure.tight_layout(rect=(0, 0.3 * (1 + (len(labels) - 1) // 3) / height, 1, 1))
     for path in paths:
