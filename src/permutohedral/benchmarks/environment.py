@@ -23,6 +23,8 @@ RECORDED_ON = {
     "cpu": {"machine": "2 cores of an AMD EPYC, Zen 4", "yardstick_seconds": 0.46, "yardstick_threads": 2},
     "cuda": {"machine": "NVIDIA H200", "yardstick_seconds": 0.73e-3, "yardstick_threads": 0},
 }
+# names the commit where sources were copied without their history
+COMMIT_VARIABLE = "PERMUTOHEDRAL_COMMIT"
 _YARDSTICK_KEYS = 6_000_000
 _YARDSTICK_REPEATS = 5
 
@@ -114,10 +116,10 @@ def checkout() -> Path | None:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree, marked if the package's files differ from it."""
+    """The commit of the source tree, marked if the package's files differ from it; else what the environment says."""
     root = checkout()
-    if root is None:
-        return None
+    if root is None or not (root / ".git").exists():
+        return os.environ.get(COMMIT_VARIABLE)
     try:
         commit = _git(root, "rev-parse", "HEAD")
         changed = _git(root, "status", "--porcelain", "--", "src", "native")

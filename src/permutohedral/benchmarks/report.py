@@ -84,7 +84,9 @@ def _table_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
     if "refused" in result:
         return [(*start, "refused", *[""] * 7)]
     ours, unit = result["ours"], result["unit"]
-    first: tuple[str, ...] = (*start, f"{_number(ours['median'])} {unit}", _error(ours["error"]))
+    # between events a GPU also waits for the host
+    kernels = f" (kernels {_number(ours['kernels'])})" if "kernels" in ours else ""
+    first: tuple[str, ...] = (*start, f"{_number(ours['median'])} {unit}{kernels}", _error(ours["error"]))
     recorded = min(result["recorded"], key=lambda entry: float(entry["value"]), default=None)
     last = ("", "") if recorded is None else (
         f"{recorded['name']} {_number(recorded['value'])} {unit}", f"{recorded['ratio']:.1f}",
