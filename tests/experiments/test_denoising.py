@@ -14,7 +14,16 @@ from permutohedral.data.bsds500 import GrayImage, Split, add_noise
 from permutohedral.errors import InputError
 from permutohedral.experiments import denoising, reproduce
 from permutohedral.experiments.config import parse_config, read_config, shipped_configs
-from permutohedral.experiments.denoising import Crops, DenoisingConfig, build_model, evaluate, load_weights, psnr, run
+from permutohedral.experiments.denoising import (
+    Crops,
+    DenoisingConfig,
+    build_model,
+    evaluate,
+    load_weights,
+    loss_of,
+    psnr,
+    run,
+)
 from permutohedral.experiments.quadratic import measure_quadratic_errors
 from permutohedral.experiments.reproduce import PAPER_ROWS, SmokeSettings, choose_rows, cross_validate, with_scale
 from permutohedral.experiments.result import read_result
@@ -236,6 +245,12 @@ def test_taps_are_drawn_where_the_neighborhood_measures_them(tmp_path: Path) -> 
     assert relative_error(tap_positions(neighborhood).norm(dim=1), neighborhood.distances()) < 1e-12
     draw_filters({"a": torch.randn(65)}, neighborhood, tmp_path / "filters.png")
     assert [file.name for file in tmp_path.iterdir()] == ["filters.png"]
+
+
+def test_the_losses_are_the_mean_error_and_the_mean_of_its_logarithm() -> None:
+    errors = torch.tensor([0.01, 0.04])
+    assert float(loss_of(errors, "euclidean")) == pytest.approx(0.025 / 2)
+    assert float(loss_of(errors, "logarithmic")) == pytest.approx(np.log([0.01, 0.04]).mean())
 
 
 def test_psnr_of_the_noise() -> None:

@@ -96,6 +96,14 @@ def test_the_deep_denoiser_places_its_permutohedral_blocks_evenly() -> None:
         DeepDenoiser(8, blocks=2, permutohedral_blocks=3)
 
 
+def test_every_weight_of_the_deep_denoiser_takes_part() -> None:
+    denoiser = DeepDenoiser(8, blocks=2, permutohedral_blocks=1).to(DEVICE)
+    denoiser(noisy_images()).square().sum().backward()
+    for name, parameter in denoiser.named_parameters():
+        assert parameter.grad is not None, name
+        assert float(parameter.grad.abs().sum()) > 0, name
+
+
 def test_repeats_share_their_weights() -> None:
     once, twice = DeepDenoiser(8, 2, 1), DeepDenoiser(8, 2, 1, repeats=2)
     assert count_weights(once) == count_weights(twice)
