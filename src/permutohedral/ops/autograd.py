@@ -13,9 +13,13 @@ import torch
 from torch import Tensor
 
 from permutohedral.ops.dispatch import primitives_for
+from permutohedral.ops.eager import direct
 from permutohedral.ops.primitives import accumulation_dtype
 
 _NAMESPACE = "permutohedral"
+# what computes each operator, and its derivative: where nothing is traced they are called without the dispatcher
+_runs: dict[str, Callable[..., Any]] = {}
+_derivatives: dict[str, tuple[Callable[..., None], Callable[..., Any]]] = {}
 
 
 def _define(name: str, schema: str, shape: Callable[..., Any], run: Callable[..., Any] | None = None) -> None:
@@ -26,7 +30,8 @@ def _define(name: str, schema: str, shape: Callable[..., Any], run: Callable[...
 
     qualified = f"{_NAMESPACE}::{name}"
     torch.library.define(qualified, schema, tags=(torch.Tag.pt2_compliant_tag,))
-    torch.library.impl(qualified, "default", _without_autocast(run or run_backend))
+    _runs[name] = _without_autocast(run or run_backend)
+    torch.library.impl(qualified, "default", _runs[name])
     torch.library.register_fake(qualified, shape)
 
 
@@ -43,6 +48,7 @@ def _without_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _differentiate(name: str, setup: Callable[..., None], backward: Callable[..., Any]) -> None:
+    _derivatives[name] = (setup, backward)
     torch.library.register_autograd(f"{_NAMESPACE}::{name}", backward, setup_context=setup)
 
 
@@ -291,15 +297,20 @@ _define(
 _differentiate("blur", _blur_setup, _blur_backward)
 
 
-index_points: Callable[..., tuple[Tensor, ...]] = torch.ops.permutohedral.index_points.default
-index_keys: Callable[..., tuple[Tensor, ...]] = torch.ops.permutohedral.index_keys.default
-find_neighbors: Callable[..., Tensor] = torch.ops.permutohedral.find_neighbors.default
-transpose_neighbors: Callable[..., Tensor] = torch.ops.permutohedral.transpose_neighbors.default
-splat: Callable[..., Tensor] = torch.ops.permutohedral.splat.default
-slice: Callable[..., Tensor] = torch.ops.permutohedral.slice.default
-barycentric_gradient: Callable[..., Tensor] = torch.ops.permutohedral.barycentric_gradient.default
-convolve: Callable[..., Tensor] = torch.ops.permutohedral.convolve.default
-convolve_weight_gradient: Callable[..., Tensor] = torch.ops.permutohedral.convolve_weight_gradient.default
-blur: Callable[..., Tensor] = torch.ops.permutohedral.blur.default
-embed_gradient: Callable[..., Tensor] = torch.ops.permutohedral.embed_gradient.default
-embed_differential: Callable[..., Tensor] = torch.ops.permutohedral.embed_differential.default
+def _operator(name: str) -> Callable[..., Any]:
+    registered = getattr(torch.ops.permutohedral, name).default
+    return direct(registered, _runs[name], *_derivatives.get(name, (None, None)))
+
+
+index_points: Callable[..., tuple[Tensor, ...]] = _operator("index_points")
+index_keys: Callable[..., tuple[Tensor, ...]] = _operator("index_keys")
+find_neighbors: Callable[..., Tensor] = _operator("find_neighbors")
+transpose_neighbors: Callable[..., Tensor] = _operator("transpose_neighbors")
+splat: Callable[..., Tensor] = _operator("splat")
+slice: Callable[..., Tensor] = _operator("slice")
+barycentric_gradient: Callable[..., Tensor] = _operator("barycentric_gradient")
+convolve: Callable[..., Tensor] = _operator("convolve")
+convolve_weight_gradient: Callable[..., Tensor] = _operator("convolve_weight_gradient")
+blur: Callable[..., Tensor] = _operator("blur")
+embed_gradient: Callable[..., Tensor] = _operator("embed_gradient")
+embed_differential: Callable[..., Tensor] = _operator("embed_differential")

@@ -74,9 +74,14 @@ def _triton_interpreted() -> bool:
 
 
 def _triton_available() -> str | None:
+    return _triton_refusal(_triton_interpreted())
+
+
+@cache
+def _triton_refusal(interpreted: bool) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed; install permutohedral with its extra 'gpu'"
-    if _triton_interpreted() or torch.cuda.is_available():
+    if interpreted or torch.cuda.is_available():
         return None
     return "torch finds no GPU on this machine, and TRITON_INTERPRET=1, which runs the kernels without one, is not set"
 
