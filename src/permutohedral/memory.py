@@ -11,8 +11,8 @@ from permutohedral.errors import MemoryLimitError
 from permutohedral.neighborhood import Neighborhood, count_taps
 
 _INDEX_BYTES = 4
-# a backend's hash table: two slots per lattice point, a 64-bit key and an index in each, rounded up
-_TABLE_BYTES = 48
+# a backend's hash table: up to eight slots per lattice point, a 64-bit key and an index in each
+_TABLE_BYTES = 96
 # requests below this are not worth asking the system how much it has free
 _NEGLIGIBLE_BYTES = 1 << 28
 
@@ -62,7 +62,7 @@ def forecast_memory(
         separable: also count the neighbors of the separable Gaussian.
 
     >>> forecast_memory(1_000_000, dimension=5, num_lattice_points=100_000).total // 2**20
-    77
+    81
     """
     bits = torch.finfo(dtype).bits // 8
     lattice_points = num_points * (dimension + 1) if num_lattice_points is None else num_lattice_points
