@@ -144,10 +144,11 @@ def run(config: DenoisingConfig, options: RunOptions) -> Result | None:
 def load(config: DenoisingConfig, split: Split, limit: int | None, options: RunOptions) -> list[GrayImage]:
     """The images of a split as the configuration wants them."""
     images = load_images(split, options.data, limit)
-    return images if config.center is None else [_center(image, config.center) for image in images]
+    return images if config.center is None else [center(image, config.center) for image in images]
 
 
-def _center(image: GrayImage, size: int) -> GrayImage:
+def center(image: GrayImage, size: int) -> GrayImage:
+    """The central square of `size` pixels of an image."""
     top, left = (max(0, (extent - size) // 2) for extent in image.pixels.shape)
     return GrayImage(image.name, image.pixels[top : top + size, left : left + size])
 
