@@ -31,7 +31,7 @@ def _define(name: str, schema: str, shape: Callable[..., Any], run: Callable[...
     qualified = f"{_NAMESPACE}::{name}"
     torch.library.define(qualified, schema, tags=(torch.Tag.pt2_compliant_tag,))
     _runs[name] = _without_autocast(run or run_backend)
-    torch.library.impl(qualified, "default", _runs[name])
+    torch.library.impl(qualified, "default", _in_rows(_runs[name]))
     torch.library.register_fake(qualified, shape)
 
 
@@ -45,6 +45,16 @@ def _without_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
             return run(first, *others)
 
     return run_plainly
+
+
+def _in_rows(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A backend may choose the strides of its results; compiled code has been promised contiguous ones."""
+
+    def run_in_rows(*arguments: Any) -> Any:
+        result = run(*arguments)
+        return result.contiguous() if isinstance(result, Tensor) else tuple(each.contiguous() for each in result)
+
+    return run_in_rows
 
 
 def _differentiate(name: str, setup: Callable[..., None], backward: Callable[..., Any]) -> None:
