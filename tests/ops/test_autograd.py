@@ -13,6 +13,7 @@ from torch import Tensor
 
 from permutohedral.neighborhood import Neighborhood, axis_offsets
 from permutohedral.ops import autograd
+from permutohedral.ops.dispatch import primitives_for
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -130,6 +131,24 @@ def test_opcheck(name: str) -> None:
     utilities = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(operator(name), (features, batch), test_utils=utilities)
     torch.library.opcheck(operator(name), (features.detach(), batch))
+
+
+@pytest.mark.parametrize("name", ["index_points", "slice", "convolve"])
+def test_a_backend_may_choose_the_strides_of_its_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled code is told contiguous strides, so the registered operator must return them."""
+    arguments = Sample().arguments(name)
+    module: Any = primitives_for(arguments[0])
+    genuine = getattr(module, name)
+
+    def by_columns(*given: Any) -> Any:
+        result = genuine(*given)
+        if isinstance(result, Tensor):
+            return result.T.contiguous().T
+        return tuple(each.T.contiguous().T if each.dim() == 2 else each for each in result)
+
+    monkeypatch.setattr(module, name, by_columns)
+    detached = tuple(each.detach() if isinstance(each, Tensor) else each for each in arguments)
+    torch.library.opcheck(operator(name), detached)
 
 
 @pytest.mark.parametrize("name", FLOATING)
