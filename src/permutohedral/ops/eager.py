@@ -24,8 +24,8 @@ def _is_watched() -> bool:
     """Whether torch traces what runs, or transforms it."""
     return bool(
         torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()  # type: ignore[attr-defined]
-        or torch._C._are_functorch_transforms_active()  # type: ignore[attr-defined]
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
     )
 
 

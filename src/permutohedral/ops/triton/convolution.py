@@ -88,13 +88,13 @@ def direct_convolve_kernel(
 
 
 @triton.jit
-def product(left, right, total, PARTS: tl.constexpr):
+def product(left, right, total, PRECISION: tl.constexpr, PARTS: tl.constexpr):
     """total + left right; float32 as the sum of PARTS bfloat16 numbers, whose matrices the units can transpose.
 
     Two parts are more precise than TF32, three as precise as float32.
     """
     if PARTS == 1:
-        return tl.dot(left, right, total, input_precision="ieee")
+        return tl.dot(left, right, total, input_precision=PRECISION)
     left_high, right_high = left.to(tl.bfloat16), right.to(tl.bfloat16)
     left_rest, right_rest = left - left_high.to(tl.float32), right - right_high.to(tl.float32)
     left_middle, right_middle = left_rest.to(tl.bfloat16), right_rest.to(tl.bfloat16)
@@ -112,14 +112,14 @@ def product(left, right, total, PARTS: tl.constexpr):
 @triton.jit
 def gather_product(
     lattice_values, neighbors, tap, filter_size, target, inside, channel, gradient, total, num_targets,
-    STRIDE: tl.constexpr, IN: tl.constexpr, PARTS: tl.constexpr,
+    STRIDE: tl.constexpr, IN: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """total + (rows that `tap` reaches)^T gradient; a tap beyond the last reaches nothing."""
     place = neighbors + tl.cast(tap, tl.int64) * num_targets + target
     source = tl.load(place, mask=inside & (tap + target * 0 < filter_size), other=-1)
     rows = lattice_values + source.to(tl.int64)[:, None] * STRIDE + channel[None, :]
     value = tl.load(rows, mask=(source >= 0)[:, None] & (channel < IN)[None, :], other=0.0)
-    return product(tl.trans(value), gradient, total, PARTS)
+    return product(tl.trans(value), gradient, total, PRECISION, PARTS)
 
 
 @triton.jit
@@ -143,7 +143,7 @@ def store_partial(
 @triton.jit(do_not_specialize=["num_targets", "filter_size", "split_size"])
 def weight_gradient_kernel(
     lattice_values, output_gradient, neighbors, partials, num_targets, filter_size, split_size,
-    STRIDE: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, PARTS: tl.constexpr,
+    STRIDE: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One split's share of sum_v in[neighbors[k, v]] (x) gradient[v], for two taps that share the gradient's rows."""
@@ -166,11 +166,11 @@ def weight_gradient_kernel(
         gradient = tl.load(place, mask=inside[:, None] & (column < OUT)[None, :], other=0.0)
         first = gather_product(
             rows, neighbors, tap, filter_size, target, inside, channel, gradient, first, num_targets,
-            STRIDE, IN, PARTS,
+            STRIDE, IN, PRECISION, PARTS,
         )  # fmt: skip
         second = gather_product(
             rows, neighbors, tap + 1, filter_size, target, inside, channel, gradient, second, num_targets,
-            STRIDE, IN, PARTS,
+            STRIDE, IN, PRECISION, PARTS,
         )  # fmt: skip
     partial = partials + tl.cast(split, tl.int64) * filter_size * IN * OUT_CHANNELS
     store_partial(partial, first, tap, filter_size, channel, column, group, OUT_CHANNELS, IN, OUT)
@@ -219,11 +219,9 @@ def _precision(dtype: torch.dtype) -> str:
     return "ieee" if interpreted() or torch.version.hip is not None else "tf32x3"
 
 
-def _parts(precision: str, dtype: torch.dtype) -> int:
-    """In how many bfloat16 parts the weight gradient takes its factors."""
-    if dtype != torch.float32 or precision == "ieee":
-        return 1
-    return 2 if precision == "tf32" else 3
+def _parts(precision: str, channels: int) -> int:
+    """In how many bfloat16 parts the weight gradient takes its factors; few channels are faster in one."""
+    return {"tf32": 2, "tf32x3": 3}.get(precision, 1) if channels >= 64 else 1
 
 
 def _uses_matrix_units(dtype: torch.dtype, in_channels: int, out_channels: int) -> bool:
@@ -307,13 +305,14 @@ def convolve_weight_gradient(lattice_values: Tensor, output_gradient: Tensor, ne
         shape = (splits, filter_size, in_channels, out_channels)
         partials = torch.empty(shape, dtype=accumulation_dtype(dtype), device=device)
         kernel = weight_gradient_kernel if "BLOCK_K" in blocks else direct_weight_gradient_kernel
-        parts = {"PARTS": _parts(precision, dtype)} if "BLOCK_K" in blocks else {}
+        products = {"PRECISION": precision, "PARTS": parts} if "BLOCK_K" in blocks else {}
         launch(
             kernel, (taps, splits, tiles), lattice_values, output_gradient, neighbors, partials, targets, filter_size,
-            size, **sizes, **parts, **blocks,
+            size, **sizes, **products, **blocks,
         )  # fmt: skip
 
     precision = _precision(dtype)
+    parts = _parts(precision, min(in_channels, per_group))
     if _uses_matrix_units(dtype, in_channels, per_group):
         run_blocks(Shape("gradient", precision, dtype, in_channels, per_group, targets), run, device)
     else:

@@ -43,8 +43,8 @@ from permutohedral.ops.triton.table import (
 _LARGEST_FIXED_DIMENSION = 7
 # a single warp needs no barrier to know that all its probes have ended
 _INSERT_BLOCK = 32
-# a smaller lattice stays in the cache whatever its order
-_WORTH_ORDERING = 1 << 16
+# the values of a smaller lattice stay in the cache of a large GPU, whatever their order
+_WORTH_ORDERING = 1 << 21
 
 
 @triton.jit

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from triton.runtime.errors import OutOfResources
 
 from permutohedral.ops.triton.launch import interpreted, power_of_two
 
@@ -14,7 +15,7 @@ Blocks = dict[str, int]
 
 # below this many multiply-adds a search would cost more than it can ever save
 _WORTH_SEARCHING = 2**31
-_REPEATS = 5
+_REPEATS = 10
 _cache: dict[tuple[object, ...], Blocks] = {}
 
 
@@ -34,22 +35,36 @@ class Shape:
         return device, self.kernel, self.precision, self.dtype, self.in_channels, self.out_channels, size
 
 
-def best_blocks(shape: Shape) -> Blocks:
-    """The heuristic."""
-    element = torch.finfo(shape.dtype).bits // 8
-    block_n = min(power_of_two(shape.out_channels, 16), 64 if shape.kernel == "gradient" else 128)
-    block_k = min(power_of_two(shape.in_channels, 16), 64 if element < 4 or shape.kernel == "gradient" else 32)
+def likely_blocks(shape: Shape) -> Blocks:
+    """What was best on an H200."""
+    few = min(shape.in_channels, shape.out_channels) < 64
+    block_n = min(power_of_two(shape.out_channels, 16), 128)
+    block_k = min(power_of_two(shape.in_channels, 16), 32 if shape.dtype == torch.float32 else 64)
     if shape.kernel == "gradient":
-        return {"BLOCK_M": 64, "BLOCK_K": block_k, "BLOCK_N": block_n, "num_warps": 4, "num_stages": 3}
-    block_m = 64 if block_n > 64 or shape.targets < 2**15 else 128
-    return {"BLOCK_M": block_m, "BLOCK_K": block_k, "BLOCK_N": block_n, "num_warps": 4, "num_stages": 4}
+        block_n, block_k = min(block_n, 64), min(power_of_two(shape.in_channels, 16), 64)
+        precise, fast = ((64, 2, 3), (128, 2, 2)) if few else ((32, 4, 1), (128, 4, 1))
+        half = (64, 2, 3) if few else (64, 4, 3)
+        block_m, warps, stages = {"tf32x3": precise, "tf32": fast}.get(shape.precision, half)
+    else:
+        block_m = 64 if shape.targets < 2**15 or (shape.precision == "tf32x3" and not few) else 128
+        warps, stages = 8 if block_n > 64 and block_m > 64 else 4, 5
+    return {"BLOCK_M": block_m, "BLOCK_K": block_k, "BLOCK_N": block_n, "num_warps": warps, "num_stages": stages}
 
 
 def candidates(shape: Shape) -> list[Blocks]:
-    """The heuristic's choice first, then its neighbors."""
-    first = best_blocks(shape)
-    others = [{"BLOCK_M": 64}, {"BLOCK_M": 256, "num_warps": 8}, {"num_stages": 3}, {"num_stages": 6}]
-    return [first, *({**first, **change} for change in others)]
+    """The likely choice, then its neighbors: few, since each is compiled."""
+    likely = likely_blocks(shape)
+    other_height = {**likely, "BLOCK_M": 64 if likely["BLOCK_M"] == 128 else 128}
+    if shape.kernel == "gradient":
+        return [likely, other_height]
+    return [likely, other_height, {**likely, "num_stages": 3}]
+
+
+def smaller(blocks: Blocks) -> Blocks | None:
+    """Blocks that need less shared memory, for a GPU that has less."""
+    if blocks["num_stages"] > 1:
+        return {**blocks, "num_stages": blocks["num_stages"] - 1}
+    return {**blocks, "BLOCK_M": blocks["BLOCK_M"] // 2} if blocks["BLOCK_M"] > 16 else None
 
 
 def _may_search(shape: Shape) -> bool:
@@ -59,32 +74,42 @@ def _may_search(shape: Shape) -> bool:
     return not torch.cuda.is_current_stream_capturing()
 
 
-def _time(launch: Callable[[Blocks], None], blocks: Blocks) -> float:
-    """Milliseconds of one launch, the best of a few; infinite where the device cannot run it."""
-    from triton.runtime.errors import OutOfResources
+def _fit(launch: Callable[[Blocks], None], blocks: Blocks) -> Blocks:
+    """Launch with `blocks`, or with the largest smaller ones that the GPU has room for; those that ran."""
+    while True:
+        try:
+            launch(blocks)
+        except OutOfResources:
+            less = smaller(blocks)
+            if less is None:
+                raise
+            blocks = less
+        else:
+            return blocks
 
-    try:
-        launch(blocks)
-    except OutOfResources:
-        return float("inf")
-    best = float("inf")
+
+def _time(launch: Callable[[Blocks], None], blocks: Blocks) -> float:
+    """Milliseconds of a few launches in a row, which the host prepares faster than the GPU runs them."""
+    blocks = _fit(launch, blocks)
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
     for _ in range(_REPEATS):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
         launch(blocks)
-        end.record()
-        end.synchronize()
-        best = min(best, begin.elapsed_time(end))
-    return best
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end))
 
 
 def run_blocks(shape: Shape, launch: Callable[[Blocks], None], device: torch.device) -> None:
     """Launch with the best known block shape; the first time a large shape is met, find it."""
     key = shape.key(device)
     blocks = _cache.get(key)
-    if blocks is None:
-        blocks = best_blocks(shape)
-        if _may_search(shape):
-            blocks = min(candidates(shape), key=lambda choice: _time(launch, choice))
-            _cache[key] = blocks
-    launch(blocks)
+    if blocks is not None:
+        launch(blocks)
+        return
+    blocks = likely_blocks(shape)
+    if _may_search(shape):
+        blocks = min(candidates(shape), key=lambda choice: _time(launch, choice))
+    fitting = _fit(launch, blocks)
+    if not interpreted() and not torch.cuda.is_current_stream_capturing():
+        _cache[key] = fitting
