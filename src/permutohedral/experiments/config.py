@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from importlib import resources
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -34,7 +33,7 @@ def read_config(kind: type[Config], path: Path) -> Config:
 
 def shipped_configs(experiment: str) -> dict[str, Path]:
     """The configurations inside the package, by name."""
-    folder = Path(str(resources.files("permutohedral"))) / "configs" / experiment
+    folder = Path(__file__).resolve().parents[1] / "configs" / experiment
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +117,7 @@ def save_pretrained(models: list[tuple[Entry, nn.Module]], path: Path) -> None:
 
 
 def _shipped_file() -> Path:
-    return Path(str(resources.files("permutohedral"))) / "weights" / "denoising.safetensors"
+    return Path(__file__).resolve().parents[1] / "weights" / "denoising.safetensors"
 
 
 def _entries(path: Path) -> list[Entry]:
