@@ -130,7 +130,7 @@ template <class T>
 void convolve(Rows<const T> in, const T* weight, const Neighbors& neighbors, int64_t groups, Rows<T> out,
               int threads) {
     if (groups == in.channels && groups == out.channels) {
-        with_channels(in.channels, [&](auto constant) {
+        with_constant(in.channels, [&](auto constant) {
             parallel_ranges(threads, out.rows, max_block, [&](int64_t begin, int64_t end, int) {
                 convolve_channels<T, decltype(constant)::value>(in, weight, neighbors, {begin, end}, out.data);
             });

@@ -31,70 +31,106 @@ inline void prefetch_rows(const Corners<T>& corners, const T* rows, int64_t chan
     }
 }
 
-// Rows [begin, end) of the lattice, summed by one thread: every row adds its points in their order, so the result
-// does not depend on where the parts begin or how many there are.
+// Adds one point to all of its corners.
+template <class T, int C>
+inline void splat_point(const Corners<T>& corners, const T* values, int64_t channels, int64_t point, T* out) {
+    const int32_t* vertices = corners.vertices + point * corners.corners;
+    const T* weights = corners.barycentric + point * corners.corners;
+    for_pieces<T, C>(channels, [&](int64_t c, auto width) {
+        constexpr int N = decltype(width)::value;
+        const Piece<T, N> value = load_piece<T, N>(values + point * channels + c);
+        for (int64_t j = 0; j < corners.corners; ++j) {
+            T* row = out + vertices[j] * channels + c;
+            store_piece<T, N>(row, load_piece<T, N>(row) + weights[j] * value);
+        }
+    });
+}
+
 template <class T, int C>
 void splat_points(const Corners<T>& corners, const T* values, int64_t channels_dynamic, Range points, T* out) {
     const int64_t channels = C > 0 ? C : channels_dynamic;
     for (int64_t i = points.begin; i < points.end; ++i) {
-        const int32_t* vertices = corners.vertices + i * corners.corners;
-        const T* weights = corners.barycentric + i * corners.corners;
         prefetch_rows<T, C>(corners, out, channels, i + points_ahead);
-        for_pieces<T, C>(channels, [&](int64_t c, auto width) {
-            constexpr int N = decltype(width)::value;
-            const Piece<T, N> value = load_piece<T, N>(values + i * channels + c);
-            for (int64_t j = 0; j < corners.corners; ++j) {
-                T* row = out + vertices[j] * channels + c;
-                store_piece<T, N>(row, load_piece<T, N>(row) + weights[j] * value);
-            }
-        });
+        splat_point<T, C>(corners, values, channels, i, out);
     }
 }
 
-// The same for points of which only some corners lie in `rows`.
+// Points with corners in a range of rows.
+struct Touching {
+    int32_t point[point_block];   // within the block
+    int32_t corners[point_block];  // how many of its corners lie inside
+    int64_t count;
+};
+
+// K is the number of corners if known at compile time, else 0.
+template <class T, int K>
+void find_touching(const Corners<T>& corners, Range points, Range rows, Touching& touching) {
+    const int64_t num_corners = K > 0 ? K : corners.corners;
+    const uint32_t first = uint32_t(rows.begin), size = uint32_t(rows.end - rows.begin);
+    int64_t count = 0;
+    for (int64_t i = points.begin; i < points.end; ++i) {
+        int32_t inside = 0;
+        for (int64_t j = 0; j < num_corners; ++j) {
+            inside += uint32_t(corners.vertices[i * num_corners + j]) - first < size;
+        }
+        // no branch: which points touch the rows may not be predictable
+        touching.point[count] = int32_t(i - points.begin);
+        touching.corners[count] = inside;
+        count += inside > 0;
+    }
+    touching.count = count;
+}
+
+// The same as splat_points, for corners in `rows` only.
 template <class T, int C>
 void splat_some(const Corners<T>& corners, const T* values, int64_t channels_dynamic, Range points, Range rows,
                 T* out) {
     const int64_t channels = C > 0 ? C : channels_dynamic;
-    constexpr int64_t batch = 64;
-    int32_t points_of[batch + 1];
-    int64_t flat_of[batch + 1];
-    const uint32_t first = uint32_t(rows.begin), size = uint32_t(rows.end - rows.begin);
-    int64_t count = 0;
-    auto add_all = [&] {
-        for (int64_t n = 0; n < count; ++n) {
-            T* row = out + corners.vertices[flat_of[n]] * channels;
-            const T* value = values + (points.begin + points_of[n]) * channels;
-            const T weight = corners.barycentric[flat_of[n]];
-            for_pieces<T, C>(channels, [&](int64_t c, auto width) {
-                constexpr int N = decltype(width)::value;
-                store_piece<T, N>(row + c, load_piece<T, N>(row + c) + weight * load_piece<T, N>(value + c));
-            });
+    Touching touching;
+    with_constant(corners.corners, [&](auto constant) {
+        find_touching<T, decltype(constant)::value>(corners, points, rows, touching);
+    });
+    for (int64_t n = 0; n < touching.count; ++n) {
+        const int64_t i = points.begin + touching.point[n];
+        if (n + points_ahead < touching.count) {
+            prefetch_rows<T, C>(corners, out, channels, points.begin + touching.point[n + points_ahead]);
         }
-        count = 0;
-    };
-    for (int64_t i = points.begin; i < points.end; ++i) {
+        if (touching.corners[n] == corners.corners) {
+            splat_point<T, C>(corners, values, channels, i, out);
+            continue;
+        }
         for (int64_t j = 0; j < corners.corners; ++j) {
-            const int64_t flat = i * corners.corners + j;
-            const uint32_t vertex = uint32_t(corners.vertices[flat]);
-            // no branch: which corners lie inside is not predictable
-            points_of[count] = int32_t(i - points.begin);
-            flat_of[count] = flat;
-            count += vertex - first < size;
-            if (count == batch) add_all();
+            const int64_t vertex = corners.vertices[i * corners.corners + j];
+            if (vertex < rows.begin || vertex >= rows.end) continue;
+            const Corners<T> one{corners.vertices + i * corners.corners + j,
+                                 corners.barycentric + i * corners.corners + j, 1, 1};
+            splat_point<T, C>(one, values + i * channels, channels, 0, out);
         }
     }
-    add_all();
 }
 
 // Lowest and highest vertex of each block of points.
 template <class T>
 void find_extents(const Corners<T>& corners, int threads, Range* extents) {
     parallel_ranges(threads, corners.points, point_block, [&](int64_t begin, int64_t end, int) {
-        int32_t low = corners.vertices[begin * corners.corners], high = low;
-        for (int64_t i = begin * corners.corners; i < end * corners.corners; ++i) {
-            low = std::min(low, corners.vertices[i]);
-            high = std::max(high, corners.vertices[i]);
+        using V = typename VectorOf<int32_t, lanes<int32_t>>::type;
+        const int32_t* vertices = corners.vertices + begin * corners.corners;
+        const int64_t count = (end - begin) * corners.corners;
+        int32_t low = vertices[0], high = low;
+        V lows = V{} + low, highs = lows;
+        int64_t i = 0;
+        for (; i + lanes<int32_t> <= count; i += lanes<int32_t>) {
+            const V next = load<int32_t, lanes<int32_t>>(vertices + i);
+            lows = next < lows ? next : lows;
+            highs = next > highs ? next : highs;
+        }
+        for (; i < count; ++i) {
+            low = std::min(low, vertices[i]);
+            high = std::max(high, vertices[i]);
+        }
+        for (int l = 0; l < lanes<int32_t>; ++l) {
+            low = std::min(low, int32_t(lows[l]));
+            high = std::max(high, int32_t(highs[l]));
         }
         extents[begin / point_block] = {low, high + 1};
     });
@@ -121,6 +157,8 @@ void balance_rows(const Corners<T>& corners, int64_t rows, int64_t parts, int64_
     bounds[parts] = rows;
 }
 
+// Rows [begin, end) of the lattice, summed by one thread: every row adds its points in their order, so the result
+// does not depend on where the parts begin or how many there are.
 template <class T, int C>
 void splat_part(const Corners<T>& corners, Rows<const T> values, Range rows, const Range* extents, T* out) {
     std::memset(out + rows.begin * values.channels, 0, sizeof(T) * (rows.end - rows.begin) * values.channels);
@@ -140,7 +178,7 @@ void splat_part(const Corners<T>& corners, Rows<const T> values, Range rows, con
 
 template <class T>
 void splat(const Corners<T>& corners, Rows<const T> values, Rows<T> out, int threads) {
-    with_channels(values.channels, [&](auto constant) {
+    with_constant(values.channels, [&](auto constant) {
         constexpr int C = decltype(constant)::value;
         if (threads == 1) {
             std::memset(out.data, 0, sizeof(T) * out.rows * out.channels);
@@ -193,7 +231,7 @@ inline T add_up(Piece<T, N> piece) {
 
 template <class T>
 void slice(const Corners<T>& corners, Rows<const T> lattice_values, T* out, int threads) {
-    with_channels(lattice_values.channels, [&](auto constant) {
+    with_constant(lattice_values.channels, [&](auto constant) {
         parallel_ranges(threads, corners.points, point_block, [&](int64_t begin, int64_t end, int) {
             slice_points<T, decltype(constant)::value>(corners, lattice_values, {begin, end}, out);
         });
@@ -258,7 +296,7 @@ void blur(Rows<const T> lattice_values, const int32_t* axis_neighbors, int64_t a
         const int32_t* ahead = axis_neighbors + 2 * axis * rows;
         // in turn, so that the last pass writes to out
         T* to = (axes - pass) % 2 == 1 ? out : as<T>(scratch);
-        with_channels(channels, [&](auto constant) {
+        with_constant(channels, [&](auto constant) {
             parallel_ranges(threads, rows, row_block, [&](int64_t begin, int64_t end, int) {
                 blur_axis<T, decltype(constant)::value>(in, ahead, ahead + rows, as<T>(zero), {begin, end}, to);
             });

@@ -17,12 +17,10 @@ int64_t bits_for(int64_t values) {
     return bits;
 }
 
-// The column of the i-th most significant digit: item, the digits of c_2 and c_1, the others, c_0.
+// The column of the i-th most significant digit: item, the differences, c_0.
 int64_t ranked_column(int64_t i, int64_t columns) {
-    if (i == 0 || columns == 2) return i;
-    if (i == columns - 1) return 1;
-    if (columns == 3) return 2;
-    return i == 1 ? 3 : i == 2 ? 2 : i + 1;
+    if (i == 0) return 0;
+    return i == columns - 1 ? 1 : i + 1;
 }
 
 // Lays the columns out for a margin of `steps`; returns the number of words.

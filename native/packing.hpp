@@ -9,8 +9,8 @@
 // margin around it, gives either the right packed key or one with a digit in an empty margin, which equals no key.
 //
 // Packed keys are compared as numbers, word by word. The item is the most significant digit, so items stay apart;
-// then, in the lattice form, the digits that depend on the first two features alone: for an image the order
-// is roughly that of its pixels.
+// then, in the lattice form, the digit of c_1, which depends on the first feature alone: for an image whose first
+// feature is y, the order is roughly that of its pixels.
 #pragma once
 
 #include <cstdint>

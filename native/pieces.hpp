@@ -63,10 +63,10 @@ inline void for_pieces(int64_t channels_dynamic, Function&& function) {
     narrower_pieces<T, lanes<T> / 2>(c, channels, function);
 }
 
-// Calls function(Width<C>) with the number of channels as a constant where it is small, else Width<0>.
+// Calls function(Width<N>) with a number of channels or corners as a constant where it is small, else Width<0>.
 template <class Function>
-inline void with_channels(int64_t channels, Function&& function) {
-    switch (channels) {
+inline void with_constant(int64_t number, Function&& function) {
+    switch (number) {
         case 1: return function(Width<1>{});
         case 2: return function(Width<2>{});
         case 3: return function(Width<3>{});

@@ -108,7 +108,7 @@ void channel_gradient(Rows<const T> in, Rows<const T> gradient, const Neighbors&
     const Shape shape{1, 1, channels, 1, channels};
     const int64_t segments = count_segments(neighbors.targets, sizeof(T) * neighbors.filter_size * channels);
     const Memory partial(sizeof(T) * neighbors.filter_size * segments * channels);
-    with_channels(channels, [&](auto constant) {
+    with_constant(channels, [&](auto constant) {
         parallel_for(threads, neighbors.filter_size * segments, [&](int64_t task, int) {
             const int32_t* rows = neighbors.data + task / segments * neighbors.targets;
             const Range range = block_range(neighbors.targets, segments, task % segments);
