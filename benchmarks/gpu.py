@@ -10,6 +10,7 @@ import json
 import platform
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,18 +26,19 @@ from permutohedral.ops import triton as backend
 Result = dict[str, object]
 
 
-def elapsed(run: Callable[[], object], repeats: int = 20) -> float:
-    """Median milliseconds between events."""
+def elapsed(run: Callable[[], object], repeats: int = 15, in_a_row: int = 1) -> float:
+    """Median milliseconds between events; several runs in a row hide what starting them costs the host."""
     for _ in range(3):
         run()
-    times = []
+    times: list[float] = []
     for _ in range(repeats):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
-        run()
+        for _ in range(in_a_row):
+            run()
         end.record()
         end.synchronize()
-        times.append(begin.elapsed_time(end))
+        times.append(begin.elapsed_time(end) / in_a_row)
     return sorted(times)[len(times) // 2]
 
 
@@ -64,7 +66,7 @@ def kernels(run: Callable[[], object], repeats: int = 5) -> dict[str, float]:
         torch.cuda.synchronize()
     table: dict[str, float] = {}
     for event in profile.key_averages():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        if str(event.device_type).endswith("CUDA"):
             table[event.key[:60]] = round(event.self_device_time_total / 1e3 / repeats, 4)
     table = dict(sorted(table.items(), key=lambda item: -item[1]))
     return {"sum": round(sum(table.values()), 4), **table}
@@ -140,8 +142,9 @@ def time_convolution() -> list[Result]:
             values = torch.randn(num, channels, device="cuda").to(dtype)
             weight = (torch.randn(taps, channels, channels, device="cuda") / (taps * channels) ** 0.5).to(dtype)
             gradient = torch.randn(num, channels, device="cuda").to(dtype)
-            forward = elapsed(lambda x=values, w=weight: backend.convolve(x, w, neighbors, 1))
-            backward = elapsed(lambda x=values, g=gradient: backend.convolve_weight_gradient(x, g, neighbors, 1))
+            forward = elapsed(partial(backend.convolve, values, weight, neighbors, 1), in_a_row=10)
+            other = partial(backend.convolve_weight_gradient, values, gradient, neighbors, 1)
+            backward = elapsed(other, in_a_row=10)
             exact = reference.convolve(values.double(), weight.double(), neighbors, 1)
             error = relative_error(backend.convolve(values, weight, neighbors, 1), exact)
             exact = reference.convolve_weight_gradient(values.double(), gradient.double(), neighbors, 1)
@@ -193,9 +196,10 @@ def time_layer() -> list[Result]:
             return lambda: forward().sum().backward()
 
         with torch.no_grad():
-            result: Result = {"workload": f"layer {precision}", "forward_ms": elapsed(reused)}
-            result |= {"rebuilt_ms": elapsed(rebuilt), "cudnn_ms": elapsed(spatial), "kernels": kernels(reused)}
-        result |= {"both_ms": elapsed(both(reused)), "cudnn_both_ms": elapsed(both(spatial))}
+            result: Result = {"workload": f"layer {precision}", "forward_ms": elapsed(reused, in_a_row=5)}
+            result |= {"rebuilt_ms": elapsed(rebuilt), "cudnn_ms": elapsed(spatial, in_a_row=5)}
+            result |= {"kernels": kernels(reused), "rebuilt_kernels": kernels(rebuilt)}
+        result |= {"both_ms": elapsed(both(reused), in_a_row=5), "cudnn_both_ms": elapsed(both(spatial), in_a_row=5)}
         result |= {"both_kernels": kernels(both(reused)), "lattice_points": lattice.num_lattice_points}
         results.append(result)
     torch.set_float32_matmul_precision("highest")
@@ -240,7 +244,7 @@ def main() -> None:
         arguments.output.parent.mkdir(parents=True, exist_ok=True)
         arguments.output.write_text(json.dumps(report, indent=1) + "\n")
     for result in results:
-        shown = {k: round(v, 4) if isinstance(v, float) else v for k, v in result.items() if not k.endswith("kernels")}
+        shown = {k: round(v, 4) if isinstance(v, float) else v for k, v in result.items() if not isinstance(v, dict)}
         total = {k: v["sum"] for k, v in result.items() if isinstance(v, dict)}
         print("  ".join(f"{k}={v}" for k, v in (shown | total).items()))
 

@@ -1,7 +1,7 @@
 """The learned convolution as an implicit product: gather and multiply in one kernel, nothing in between is stored.
 
-IN and OUT are the channels of one group. `convolve_kernel` and `weight_gradient_kernel` use the matrix units; the direct
-kernels serve few channels, depthwise groups and float64.
+IN and OUT are the channels of one group. `convolve_kernel` and `weight_gradient_kernel` use the matrix units; the
+direct kernels serve few channels, depthwise groups and float64.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def convolve_kernel(
 @triton.jit(do_not_specialize=["num_targets", "filter_size"])
 def direct_convolve_kernel(
     lattice_values, weight, neighbors, output, num_targets, filter_size,
-    STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, ONE_GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, ONE_GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The same, one input channel after another, for a block of all output channels."""
     target = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -143,7 +144,8 @@ def store_partial(
 @triton.jit(do_not_specialize=["num_targets", "filter_size", "split_size"])
 def weight_gradient_kernel(
     lattice_values, output_gradient, neighbors, partials, num_targets, filter_size, split_size,
-    STRIDE: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr,
+    STRIDE: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr,
+    OUT: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One split's share of sum_v in[neighbors[k, v]] (x) gradient[v], for two taps that share the gradient's rows."""
@@ -180,7 +182,8 @@ def weight_gradient_kernel(
 @triton.jit(do_not_specialize=["num_targets", "filter_size", "split_size"])
 def direct_weight_gradient_kernel(
     lattice_values, output_gradient, neighbors, partials, num_targets, filter_size, split_size,
-    STRIDE: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    STRIDE: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr,
+    OUT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The same for one input channel and one tap."""
     tap = tl.program_id(0) // IN

@@ -109,7 +109,8 @@ def embed_gradient_kernel(
 
 @triton.jit(do_not_specialize=["num_points"])
 def embed_differential_kernel(
-    features, differential, output, num_points, STRIDE: tl.constexpr, CHANGE_STRIDE: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    features, differential, output, num_points, STRIDE: tl.constexpr, CHANGE_STRIDE: tl.constexpr, D: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.arange(0, ROWS)[:, None]
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

@@ -1,6 +1,7 @@
 """Splat, slice and the gradient of the weights between them; the separable Gaussian.
 
-Tiles are `[BLOCK points, BLOCK_C channels]`. Accumulation is in float32 for values of 16 bits, in their own dtype otherwise.
+Tiles are `[BLOCK points, BLOCK_C channels]`. Accumulation is in float32 for values of 16 bits, in their own dtype
+otherwise.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def splat_kernel(
 @triton.jit(do_not_specialize=["weight_corner_stride"])
 def splat_sorted_kernel(
     values, order, starts, barycentric, output, weight_corner_stride,
-    CHANNELS: tl.constexpr, VALUE_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr, CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    CHANNELS: tl.constexpr, VALUE_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr, CORNERS: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Sum the entries of one lattice point, in the order of the points: repeatable to the last bit."""
     row = tl.program_id(0)
@@ -104,7 +106,8 @@ def slice_kernel(
 @triton.jit(do_not_specialize=["num_points", "vertex_corner_stride"])
 def barycentric_gradient_kernel(
     values, lattice_values, vertices, output, num_points, vertex_corner_stride,
-    VERTEX_STRIDE: tl.constexpr, CHANNELS: tl.constexpr, VALUE_STRIDE: tl.constexpr, LATTICE_STRIDE: tl.constexpr, CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    VERTEX_STRIDE: tl.constexpr, CHANNELS: tl.constexpr, VALUE_STRIDE: tl.constexpr, LATTICE_STRIDE: tl.constexpr,
+    CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The scalar product of every point with one corner of its simplex."""
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)

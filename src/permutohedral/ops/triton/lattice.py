@@ -1,8 +1,8 @@
 """Build the lattice: embed the points, number the vertices they touch.
 
 One pass embeds and inserts (`insert_points_kernel`); the thread that makes a slot also draws its row number, which the
-others read if it has been written by then and otherwise find afterwards (`resolve_kernel`). The host reads the number of
-lattice points and the error flags together, once. Where the points come in no spatial order the lattice points are
+others read if it has been written by then and otherwise find afterwards (`resolve_kernel`). The host reads the number
+of lattice points and the error flags together, once. Where the points come in no spatial order the lattice points are
 numbered along a space-filling curve: a convolution then finds neighbors near each other in memory.
 """
 
@@ -99,7 +99,7 @@ def insert_points_kernel(
     # once the attempt has failed, the blocks that follow need not try
     flag = table + tl.zeros([1, 1], tl.int32)
     failed = tl.maximum(tl.load(flag + FULL), tl.load(flag + NO_ROOM)) >= 0
-    wanted = (valid & room)[None, :] & ~failed
+    wanted = tl.broadcast_to((valid & room)[None, :] & ~failed, [ROWS, BLOCK])
     code = tl.where(wanted, code, 0)
     if PTX:
         wanted = wanted & (row <= D)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -53,18 +53,19 @@ def rows_contiguous(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-# compiled kernels by what they were compiled for, and whether this version of Triton lets them be called directly
-_compiled: dict[tuple[object, ...], Any] = {}
-_direct = not interpreted()
+class _Direct:
+    """Compiled kernels by what they were compiled for, and whether this version of Triton lets one call them."""
+
+    compiled: ClassVar[dict[tuple[object, ...], tuple[Any, list[object]]]] = {}
+    works = not interpreted()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Tensor | int | None, **meta: Any) -> None:
     """`kernel[grid](*arguments, **meta)`, without Triton's handling of the arguments from the second time on.
 
-    That handling costs the host more than a small kernel costs the GPU. Sizes and strides must not be specialized on;
-    `meta` holds the constants in the kernel's order, then the options.
+    That handling costs the host more than a small kernel costs the GPU. Sizes and strides must not be specialized on,
+    and the first argument must be a tensor; `meta` holds the constants in the kernel's order, then the options.
     """
-    global _direct
     pointers = sizes = 0
     types: list[object] = []
     for argument in arguments:
@@ -73,25 +74,23 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Tensor | int | None, 
         elif argument is None:
             types.append(None)
         else:
-            assert isinstance(argument, Tensor)
-            pointers |= argument.data_ptr()
-            types.append(argument.dtype)
-    if not _direct or pointers & 15 or sizes >> 31:
+            pointers |= argument.data_ptr()  # type: ignore[union-attr]
+            types.append(argument.dtype)  # type: ignore[union-attr]
+    if not _Direct.works or pointers & 15 or sizes >> 31:
         kernel[grid](*arguments, **meta)
         return
-    first = arguments[0]
-    assert isinstance(first, Tensor)
-    key = (id(kernel), first.get_device(), *types, *meta.values())
-    compiled = _compiled.get(key)
-    if compiled is None:
+    device = arguments[0].get_device()  # type: ignore[union-attr]
+    key = (id(kernel), device, *types, *meta.values())
+    known = _Direct.compiled.get(key)
+    if known is None:
         compiled = kernel[grid](*arguments, **meta)
-        constants = [value for name, value in meta.items() if name in kernel.arg_names]
-        _compiled[key] = (compiled, constants)
+        # the binary takes the constants, too, and ignores them
+        _Direct.compiled[key] = (compiled, [meta[name] for name in kernel.arg_names if name in meta])
         return
-    binary, constants = compiled
+    compiled, constants = known
     try:
-        binary[(*grid, 1, 1)[:3]](*arguments, *constants)
+        compiled[(*grid, 1, 1)[:3]](*arguments, *constants)
     except TypeError:
         # a version whose binaries take other arguments
-        _direct = False
+        _Direct.works = False
         kernel[grid](*arguments, **meta)

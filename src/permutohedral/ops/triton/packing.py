@@ -61,7 +61,7 @@ def range_kernel(
     features, batch, bounds, num_points,
     STRIDE: tl.constexpr, HAS_BATCH: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Lower `bounds`, int32 `[2 ROWS + 1]`: to the quotients, to their negatives, to the negative of the largest item."""
+    """Lower `bounds`, int32 `[2 ROWS + 1]`: to the quotients, to their negatives, to the negative of each item."""
     row = tl.arange(0, ROWS)
     low = tl.full([ROWS, BLOCK], 2**30, tl.int32)
     high = tl.full([ROWS, BLOCK], 2**30, tl.int32)

@@ -1,7 +1,7 @@
 """The hash table of packed keys: its layout, and the device functions that every kernel on it shares.
 
-A lattice point is an item, a corner class j and d quotients q_i, its coordinates being (d+1) q_i + j. They are packed into
-one non-negative int64, the *code*; equal codes are equal keys, so the table needs no second comparison. How many bits
+A lattice point is an item, a corner class j and d quotients q_i, its coordinates being (d+1) q_i + j. They are packed
+into one non-negative int64, the *code*; equal codes are equal keys, so the table needs no second comparison. How many bits
 each part gets is decided on the device and written into the header, so that building waits for the host only once.
 
 The table is one int64 tensor, filled with -1: a header of `HEADER` words, `capacity` codes (-1: empty slot), then
@@ -57,7 +57,7 @@ class PackedTable:
 
     @property
     def capacity(self) -> int:
-        return (self.storage.numel() - HEADER.value) // 3 * 2
+        return (self.storage.numel() - int(HEADER.value)) // 3 * 2
 
 
 def capacity_for(num_keys: int) -> int:
@@ -100,7 +100,8 @@ def swap_if_empty(pointers, desired, lanes, current, PTX: tl.constexpr):
     """
     if PTX:
         return tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.s32 p, $4, 0; mov.b64 $0, $5; @p atom.relaxed.gpu.global.cas.b64 $0, [$1], $2, $3; }",
+            "{ .reg .pred p; setp.ne.s32 p, $4, 0; mov.b64 $0, $5; "
+            "@p atom.relaxed.gpu.global.cas.b64 $0, [$1], $2, $3; }",
             "=&l,l,l,l,r,l",
             [pointers.to(tl.int64), tl.full([1, 1], EMPTY, tl.int64), desired, lanes.to(tl.int32), current],
             dtype=tl.int64,

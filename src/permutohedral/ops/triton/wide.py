@@ -1,7 +1,7 @@
 """Keys of any width: a hash table of row numbers, whose keys are compared column by column where they lie.
 
-The path for what does not fit one packed word, and for keys that are given (`index_keys`). The table is an int64 tensor of
-`capacity` row numbers, -1 in an empty slot; the capacity is a power of two and at least twice the number of keys, so a
+The path for what does not fit one packed word, and for keys that are given (`index_keys`). The table is an int64 tensor
+of `capacity` row numbers, -1 in an empty slot; the capacity is a power of two and at least twice the number of keys, so a
 probe always ends.
 """
 
@@ -236,7 +236,8 @@ def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offs
     neighbors = torch.empty(offsets.shape[0], targets, dtype=torch.int32, device=source_keys.device)
     if neighbors.numel():
         launch(
-            find_rows_kernel, (cdiv(targets, 64) * offsets.shape[0],), source_keys, table, table.numel(), target_keys, targets, offsets, neighbors,
+            find_rows_kernel, (cdiv(targets, 64) * offsets.shape[0],), source_keys, table, table.numel(),
+            target_keys, targets, offsets, neighbors,
             COLUMNS=source_keys.shape[1], BLOCK=64, num_warps=2,
         )  # fmt: skip
     return neighbors

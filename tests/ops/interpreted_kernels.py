@@ -1,0 +1,180 @@
+"""Every kernel in Triton's interpreter against the reference; run by `test_triton.py` in a process of its own.
+
+The interpreter must be chosen before the kernels are imported. It does not multiply matrices of bfloat16, which is left
+to the suite on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from support import assert_close
+from torch import Tensor
+
+from permutohedral.errors import FeatureRangeError
+from permutohedral.neighborhood import Neighborhood, axis_offsets
+from permutohedral.ops import reference
+from permutohedral.ops import triton as kernels
+from permutohedral.ops.triton import filtering, lattice, wide
+from permutohedral.ops.triton.table import PackedTable
+
+
+@pytest.fixture(autouse=True)
+def not_deterministic() -> Iterator[None]:
+    """The fast paths; the tests of the deterministic ones ask for them."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def assert_same_lattice(found: tuple[Tensor, ...], features: Tensor, batch: Tensor | None = None) -> None:
+    """The same key at every corner, each key once, the same weights and neighbors."""
+    keys, vertices, barycentric, table = found
+    expected_keys, expected_vertices, expected_barycentric, nothing = reference.index_points(features, batch)
+    assert torch.equal(keys[vertices.long()], expected_keys[expected_vertices.long()])
+    assert len(keys) == len(expected_keys)
+    assert_close(barycentric, expected_barycentric)
+    offsets = axis_offsets(features.shape[1])[:3]
+    expected = reference.find_neighbors(keys, nothing, keys, offsets)
+    assert torch.equal(kernels.find_neighbors(keys, table, keys, offsets), expected)
+
+
+@pytest.mark.parametrize(("dimension", "dtype"), [(1, torch.float64), (2, torch.float32), (5, torch.float32)])
+def test_index_points(dimension: int, dtype: torch.dtype) -> None:
+    features = 3 * torch.randn(40, dimension, dtype=dtype)
+    found = kernels.index_points(features, None)
+    assert PackedTable.holds(found[3])
+    assert_same_lattice(found, features)
+
+
+def test_index_points_of_several_items() -> None:
+    features, batch = 2 * torch.randn(40, 2), torch.randint(0, 3, (40,), dtype=torch.int32)
+    assert_same_lattice(kernels.index_points(features, batch), features, batch)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_index_points_renumbers(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lattice, "_WORTH_ORDERING", 1)
+    torch.use_deterministic_algorithms(exact)
+    features = 9 * torch.randn(40, 2)
+    found = kernels.index_points(features, None)
+    assert_same_lattice(found, features)
+    shuffled = torch.randperm(40)
+    again = kernels.index_points(features[shuffled], None)
+    assert_same_lattice(again, features[shuffled])
+    if exact:
+        # the order is that of the keys, whatever that of the points
+        assert torch.equal(again[0], found[0])
+
+
+def test_index_points_grows_a_full_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lattice, "_first_capacity", lambda num_entries: 64)
+    features = 5 * torch.randn(40, 2)
+    assert_same_lattice(kernels.index_points(features, None), features)
+
+
+def test_index_points_packs_by_range() -> None:
+    features = torch.randn(33, 8)
+    found = kernels.index_points(features, None)
+    assert PackedTable.holds(found[3])
+    assert_same_lattice(found, features)
+
+
+def test_index_points_wider_than_one_word() -> None:
+    features = 300 * torch.randn(33, 7, dtype=torch.float64)
+    found = kernels.index_points(features, None)
+    assert not PackedTable.holds(found[3])
+    assert_same_lattice(found, features)
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1e30])
+def test_index_points_refuses(value: float) -> None:
+    features = torch.randn(40, 2)
+    features[37, 1] = value
+    with pytest.raises(FeatureRangeError):
+        kernels.index_points(features, None)
+    with pytest.raises(FeatureRangeError):
+        wide.index_points(features, None)
+
+
+def test_index_keys() -> None:
+    keys = torch.randint(-2, 2, (70, 3), dtype=torch.int32)
+    unique_keys, inverse, table = kernels.index_keys(keys)
+    assert torch.equal(unique_keys[inverse.long()], keys)
+    assert len(unique_keys) == len(torch.unique(keys, dim=0))
+    offsets = Neighborhood(2, 1).offsets()
+    expected = reference.find_neighbors(unique_keys, table[:0], keys, offsets)
+    assert torch.equal(kernels.find_neighbors(unique_keys, table, keys, offsets), expected)
+    assert torch.equal(kernels.find_neighbors(unique_keys, table[:0], keys, offsets), expected)
+
+
+def test_transpose_neighbors() -> None:
+    neighborhood = Neighborhood(2, 1)
+    keys, _, _, table = kernels.index_points(torch.randn(20, 2), None)
+    neighbors = kernels.find_neighbors(keys, table, keys[::2], neighborhood.offsets())
+    expected = reference.transpose_neighbors(neighbors, neighborhood.opposite(), len(keys))
+    assert torch.equal(kernels.transpose_neighbors(neighbors, neighborhood.opposite(), len(keys)), expected)
+
+
+@pytest.mark.parametrize("dimension", [1, 5])
+def test_derivatives_of_the_weights(dimension: int) -> None:
+    features = 3 * torch.randn(70, dimension, dtype=torch.float64)
+    gradient = torch.randn(dimension + 1, 70, dtype=torch.float64).T
+    assert_close(kernels.embed_gradient(features, gradient), reference.embed_gradient(features, gradient))
+    change = torch.randn_like(features)
+    assert_close(kernels.embed_differential(features, change), reference.embed_differential(features, change))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "channels"), [(torch.float64, 3), (torch.float32, 70), (torch.float16, 4), (torch.bfloat16, 1)]
+)
+def test_filtering(dtype: torch.dtype, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filtering, "_WORTH_RUNS", 1)
+    vertices = torch.randint(0, 5, (43, 3), dtype=torch.int32).sort(dim=0).values
+    barycentric = torch.rand(3, 43, dtype=torch.float64 if dtype == torch.float64 else torch.float32).T
+    values, lattice_values = torch.randn(43, channels).to(dtype), torch.randn(5, channels).to(dtype)
+    expected = reference.splat(values, vertices, barycentric, 5)
+    assert_close(kernels.splat(values, vertices, barycentric, 5), expected, dtype)
+    torch.use_deterministic_algorithms(True)
+    assert_close(kernels.splat(values, vertices, barycentric, 5), expected, dtype)
+    torch.use_deterministic_algorithms(False)
+    expected = reference.slice(lattice_values, vertices, barycentric)
+    assert_close(kernels.slice(lattice_values, vertices, barycentric), expected)
+    expected = reference.barycentric_gradient(values, lattice_values, vertices)
+    assert_close(kernels.barycentric_gradient(values, lattice_values, vertices), expected)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_blur(reverse: bool) -> None:
+    lattice_values = torch.randn(30, 3)
+    axis_neighbors = torch.randint(-1, 30, (6, 30), dtype=torch.int32)
+    expected = reference.blur(lattice_values, axis_neighbors, reverse)
+    assert_close(kernels.blur(lattice_values, axis_neighbors, reverse), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+@pytest.mark.parametrize(("in_channels", "out_channels", "groups"), [(3, 5, 1), (24, 20, 1), (32, 16, 2), (4, 8, 4)])
+def test_convolve(dtype: torch.dtype, in_channels: int, out_channels: int, groups: int) -> None:
+    neighbors = torch.randint(-1, 30, (3, 41), dtype=torch.int32)
+    lattice_values = torch.randn(30, in_channels).to(dtype)
+    weight = torch.randn(3, in_channels // groups, out_channels).to(dtype)
+    expected = reference.convolve(lattice_values, weight, neighbors, groups)
+    assert_close(kernels.convolve(lattice_values, weight, neighbors, groups), expected)
+    turned = weight.transpose(1, 2).contiguous().transpose(1, 2)
+    assert_close(kernels.convolve(lattice_values, turned, neighbors, groups), expected)
+    gradient = torch.randn(41, out_channels).to(dtype)
+    expected = reference.convolve_weight_gradient(lattice_values, gradient, neighbors, groups)
+    assert_close(kernels.convolve_weight_gradient(lattice_values, gradient, neighbors, groups), expected)
+
+
+def test_nothing_in_nothing_out() -> None:
+    keys, vertices, barycentric, table = kernels.index_points(torch.empty(0, 2), None)
+    assert keys.shape == vertices.shape == barycentric.shape == (0, 3)
+    assert kernels.find_neighbors(keys, table, keys, Neighborhood(2, 1).offsets()).shape == (7, 0)
+    assert kernels.splat(torch.empty(0, 4), vertices, barycentric, 0).shape == (0, 4)
+    assert kernels.slice(torch.empty(0, 4), vertices, barycentric).shape == (0, 4)
+    neighbors = torch.full((7, 2), -1, dtype=torch.int32)
+    assert torch.equal(kernels.convolve(torch.empty(0, 4), torch.ones(7, 4, 2), neighbors, 1), torch.zeros(2, 2))
