@@ -21,8 +21,9 @@ def test_every_shipped_model_serves_every_level_of_noise() -> None:
             assert trained_for == noise
             flat = 0.5 + noise / 255 * torch.randn(1, 1, 64, 64)
             denoised = model(flat).detach()
-            assert abs(float(denoised.mean()) - 0.5) < 0.1 * noise / 255
-            assert float(denoised.std()) < 0.6 * noise / 255
+            assert abs(float(denoised.mean() - flat.mean())) < 0.05 * noise / 255
+            # one 5x5 filter can take little of little noise
+            assert float(denoised.std()) < (0.9 if name == "cnn" else 0.4) * noise / 255
 
 
 def test_the_nearest_level_of_noise_is_taken() -> None:
