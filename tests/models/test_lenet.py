@@ -119,19 +119,6 @@ def test_filling_keeps_what_is_known() -> None:
     assert float(difference.detach().abs().max()) < 1e-4
 
 
-def test_confidence_tells_samples_from_filling() -> None:
-    stem = FilledStem(2, confidence=True).to(DEVICE)
-    assert stem.convolution.bias is not None
-    with torch.no_grad():
-        stem.convolution.weight.zero_()
-        stem.convolution.weight[0, 1] = 1.0
-    values, positions = scattered(1, 40)
-    confidence = (stem(values, positions) - stem.convolution.bias[:, None, None]).detach()
-    assert float(confidence.min()) >= 0
-    assert float(confidence.max()) > 0.5
-    assert float((confidence < 0.01).float().mean()) > 0.3
-
-
 def test_dropout_acts_in_training_only() -> None:
     network = build_lenet("lenet", {"dropout": 0.5})
     values = torch.rand(2, 784, 1)

@@ -153,7 +153,6 @@ class FilledStem(_LatticeStem):
         scale: lattice steps per pixel.
         coarse_sigmas: standard deviations of the Gaussians in pixels, from fine to coarse.
         prior: weight of what a coarser lattice says, a sample having 1.
-        confidence: a second input channel, the share of samples in the weighted mean.
     """
 
     def __init__(
@@ -161,15 +160,14 @@ class FilledStem(_LatticeStem):
         channels: int,
         neighborhood_size: int = 2,
         scale: float = 1.0,
-        coarse_sigmas: list[float] | tuple[float, ...] = (1.5, 3.0),
-        prior: float = 0.1,
-        confidence: bool = False,
+        coarse_sigmas: list[float] | tuple[float, ...] = (1.0, 2.0),
+        prior: float = 0.05,
     ) -> None:
         super().__init__()
         if not coarse_sigmas or not prior > 0:
             raise InputError("filling needs at least one of coarse_sigmas and a positive prior")
-        self.scale, self.coarse_sigmas, self.prior, self.confidence = scale, tuple(coarse_sigmas), prior, confidence
-        self.convolution = PermutohedralConvolution(1 + confidence, channels, 2, neighborhood_size)
+        self.scale, self.coarse_sigmas, self.prior = scale, tuple(coarse_sigmas), prior
+        self.convolution = PermutohedralConvolution(1, channels, 2, neighborhood_size)
 
     def build_lattices(self, positions: Tensor) -> tuple[Lattice, ...]:
         batch = positions.shape[0]
@@ -194,13 +192,12 @@ class FilledStem(_LatticeStem):
         """`[batch, channels, 24, 24]`."""
         fine, *coarse = self.lattices(values, positions)
         filled = self.fill(values, tuple(coarse))
-        samples = functional.pad(values, (0, 2), value=1.0)
+        samples = functional.pad(values, (0, 1), value=1.0)
         prior = functional.pad(self.prior * filled, (0, 1), value=self.prior)
-        total, mass, sampled = splat(torch.cat([samples, functional.pad(prior, (0, 1))], dim=1), fine).split(1, dim=1)
+        total, mass = splat(torch.cat([samples, prior], dim=1), fine).split(1, dim=1)
         # a vertex that its points touch with weight zero holds nothing to divide
-        mass = torch.where(mass > 0, mass, 1.0)
-        inputs = [total / mass, sampled / mass] if self.confidence else [total / mass]
-        output = slice_lattice(convolve(torch.cat(inputs, dim=1), self.convolution.weight, fine), fine)
+        known = total / torch.where(mass > 0, mass, 1.0)
+        output = slice_lattice(convolve(known, self.convolution.weight, fine), fine)
         if self.convolution.bias is not None:
             output = output + self.convolution.bias
         return self._to_image(output)
