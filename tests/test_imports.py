@@ -22,7 +22,7 @@ ORDER = [
     ["ops.triton"],
     ["ops.dispatch"],
     ["ops.autograd", "ops"],
-    ["neighborhood", "features", "wide_color", "data"],
+    ["features", "wide_color", "data"],
     ["image_files"],
     ["memory"],
     ["lattice"],
