@@ -57,6 +57,9 @@ def _add_reproduce(application: typer.Typer, explained: Explained) -> None:
             typer.Option(min=1, help="mnist: how often to train each row.", show_default="3, 1 with --smoke"),
         ] = None,
         jobs: Annotated[int, typer.Option(min=1, help="mnist: how many trainings run side by side.")] = 1,
+        report_only: Annotated[
+            bool, typer.Option("--report-only", help="mnist: train nothing, report what the output folder holds.")
+        ] = False,
         output: Annotated[Path | None, typer.Option(help="Folder for all results.", show_default="out/...")] = None,
         data: Data = None,
         accelerator: Annotated[str, typer.Option(help="auto, cpu or gpu.")] = "auto",
@@ -70,12 +73,15 @@ def _add_reproduce(application: typer.Typer, explained: Explained) -> None:
         Example: permutohedral reproduce denoising --smoke
         """
         with explained():
-            from permutohedral.experiments.mnist_rows import choose_mnist_rows, with_seeds
+            from permutohedral.experiments.mnist_rows import choose_mnist_rows, read_results, with_seeds
             from permutohedral.experiments.reproduce import choose_rows
             from permutohedral.experiments.training import RunOptions
 
             folder = output or Path("out") / (experiment.value + ("-smoke" if smoke else ""))
             options = RunOptions(folder, data, accelerator, devices, resume, progress=sys.stderr.isatty())
+            if experiment is Experiment.mnist and report_only:
+                _report_mnist(read_results(folder), folder)
+                return
             if experiment is Experiment.mnist:
                 rows = choose_mnist_rows(row or (), config or (), smoke)
                 _reproduce_mnist(with_seeds(rows, seeds or (1 if smoke else 3)), options, jobs)
@@ -149,22 +155,33 @@ def _reproduce_denoising(configs: list[DenoisingConfig], options: RunOptions, cr
 def _reproduce_mnist(configs: list[MnistConfig], options: RunOptions, jobs: int) -> None:
     from permutohedral.experiments.mnist_rows import reproduce_mnist
     from permutohedral.experiments.training import is_first_process
-    from permutohedral.report import mnist_table, write_mnist_report
+    from permutohedral.report import write_mnist_report
 
     def report(line: str) -> None:
         if is_first_process():
             typer.echo(line, err=True)
 
     order = list(dict.fromkeys(config.name for config in configs))
-    command = shlex.join(["permutohedral", *(word for word in sys.argv[1:] if word != "--resume")])
     results: list[Result] = []
     for result in reproduce_mnist(configs, options, jobs, report):
         results = sorted([*results, result], key=lambda known: (order.index(known.name), known.seed))
         # after every row, so that an interrupted run leaves a report
-        path = write_mnist_report(results, options.output, command)
+        write_mnist_report(results, options.output, _command())
     if results:
-        typer.echo(mnist_table(results))
-        typer.echo(f"wrote {path}", err=True)
+        _report_mnist(results, options.output)
+
+
+def _report_mnist(results: list[Result], folder: Path) -> None:
+    from permutohedral.report import mnist_table, write_mnist_report
+
+    path = write_mnist_report(results, folder, _command())
+    typer.echo(mnist_table(results))
+    typer.echo(f"wrote {path}", err=True)
+
+
+def _command() -> str:
+    """The command that trains anew what is reported."""
+    return shlex.join(["permutohedral", *(word for word in sys.argv[1:] if word not in ("--resume", "--report-only"))])
 
 
 def _denoise(source: Path, output: Path, request: Request) -> list[Outcome]:

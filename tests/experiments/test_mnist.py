@@ -18,8 +18,15 @@ from permutohedral.errors import InputError, PermutohedralError
 from permutohedral.experiments import mnist, mnist_rows
 from permutohedral.experiments.config import read_config, shipped_configs
 from permutohedral.experiments.mnist import COLUMNS, Batches, DigitsTask, MnistConfig, build_model, load_weights, run
-from permutohedral.experiments.mnist_rows import OUR_ROWS, PAPER_ROWS, choose_mnist_rows, reproduce_mnist, with_seeds
-from permutohedral.experiments.result import Result, read_result
+from permutohedral.experiments.mnist_rows import (
+    OUR_ROWS,
+    PAPER_ROWS,
+    choose_mnist_rows,
+    read_results,
+    reproduce_mnist,
+    with_seeds,
+)
+from permutohedral.experiments.result import Result, read_result, write_result
 from permutohedral.experiments.training import RunOptions, TrainingSettings
 from permutohedral.report import mnist_summary, mnist_table, write_mnist_report
 
@@ -249,7 +256,20 @@ def test_the_command_prints_the_table(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "| PCNN 20 % | 1 |" in result.stdout
     assert "(0.9042)" in result.stdout
-    assert (tmp_path / "report.md").is_file()
+    report = tmp_path / "report.md"
+    report.unlink()
+    again = CliRunner().invoke(application, ["reproduce", "mnist", "--report-only", "--output", str(tmp_path)])
+    assert again.stdout == result.stdout
+    assert report.is_file()
+
+
+def test_results_are_read_in_the_order_of_the_table(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there are no results"):
+        read_results(tmp_path)
+    for name, seed in (("alone", 0), ("mixed", 0), ("pcnn", 1), ("pcnn", 0), ("lenet", 0)):
+        write_result(finished(name, seed, 0.5), tmp_path / "runs" / f"{name}-{seed}.json")
+    names = [(result.name, result.seed) for result in read_results(tmp_path)]
+    assert names == [("lenet", 0), ("pcnn", 0), ("pcnn", 1), ("mixed", 0), ("alone", 0)]
 
 
 def test_the_smoke_run_shortens_every_row() -> None:

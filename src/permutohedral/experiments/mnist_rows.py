@@ -73,6 +73,16 @@ def result_path(config: MnistConfig, folder: Path) -> Path:
     return folder / "runs" / f"{config.name}-{config.seed}.json"
 
 
+def read_results(folder: Path) -> list[Result]:
+    """All results that runs have left in `folder`, in the order of the table."""
+    results = [read_result(path) for path in sorted((folder / "runs").glob("*.json"))]
+    if not results:
+        raise InputError(f"there are no results in {folder / 'runs'}")
+    known = PAPER_ROWS + OUR_ROWS
+    order = {name: place for place, name in enumerate([*known, *(result.name for result in results)][::-1])}
+    return sorted(results, key=lambda result: (-order[result.name], result.seed))
+
+
 def reproduce_mnist(configs: Sequence[MnistConfig], options: RunOptions, jobs: int, report: Report) -> Iterator[Result]:
     """Run every configuration, write its result, and yield it.
 
