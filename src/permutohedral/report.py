@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from permutohedral.data.bsds500 import add_noise
 from permutohedral.experiments.config import parse_config
 from permutohedral.experiments.denoising import DenoisingConfig, load, load_weights, psnr
+from permutohedral.experiments.mnist import COLUMNS
 from permutohedral.experiments.result import Result, write_text
 from permutohedral.experiments.training import RunOptions
 from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser
@@ -217,8 +218,12 @@ def mnist_summary(results: Sequence[Result]) -> list[dict[str, Any]]:
     rows = []
     for name in dict.fromkeys(result.name for result in results):
         runs = sorted((result for result in results if result.name == name), key=lambda result: result.seed)
-        accuracy = np.array([list(run.metrics["accuracy"].values()) for run in runs])
-        columns, paper = list(runs[0].metrics["accuracy"]), runs[0].config["paper"]
+        # a result that was read has its columns in another order
+        columns, paper = (
+            [column for column in COLUMNS if column in runs[0].metrics["accuracy"]],
+            runs[0].config["paper"],
+        )
+        accuracy = np.array([[run.metrics["accuracy"][column] for column in columns] for run in runs])
         spread = accuracy.std(axis=0, ddof=1) if len(runs) > 1 else np.full(len(columns), np.nan)
         rows.append(
             {
