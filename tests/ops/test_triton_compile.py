@@ -46,7 +46,8 @@ KERNELS: dict[Any, tuple[dict[str, str], dict[str, object]]] = {
     ),
     lattice.insert_points_kernel: (
         {"features": FLOAT, "batch": INT, "table": LONG, "slots": INT, "vertices": INT, "barycentric": FLOAT},
-        {"STRIDE": 2, "HAS_BATCH": True, "DIGIT_BITS": 20, "CORNER_BITS": 2, "PTX": None, **TILE, "BLOCK": 32},
+        {"STRIDE": 2, "HAS_BATCH": True, "DIGIT_BITS": 20, "CORNER_BITS": 2,
+         "PTX": None, **TILE, "BLOCK": 32, "TILES": 2},
     ),
     lattice.resolve_kernel: ({"vertices": INT, "table": LONG}, {"BLOCK": 1024}),
     lattice.order_kernel: (

@@ -152,7 +152,7 @@ def blur_kernel(
 def _tile(rows: int, channels: int, run: int = 1) -> tuple[tuple[int, int], dict[str, int]]:
     """The grid, and the shape of the tiles: about 1024 elements, at most 64 channels wide."""
     block_c = min(power_of_two(channels), 64)
-    block = max(min(1024 // block_c, 128), 16)
+    block = max(min(1024 // block_c, 256), 16)
     return (cdiv(rows, block * run), cdiv(channels, block_c)), {"BLOCK": block, "BLOCK_C": block_c}
 
 

@@ -1,8 +1,8 @@
 """The hash table of packed keys: its layout, and the device functions that every kernel on it shares.
 
 A lattice point is an item, a corner class j and d quotients q_i, its coordinates being (d+1) q_i + j. They are packed
-into one non-negative int64, the *code*; equal codes are equal keys, so the table needs no second comparison. How many bits
-each part gets is decided on the device and written into the header, so that building waits for the host only once.
+into one non-negative int64, the *code*; equal codes are equal keys, so the table needs no second comparison. How many
+bits each part gets is decided on the device and written into the header, so that building waits for the host only once.
 
 The table is one int64 tensor, filled with -1: a header of `HEADER` words, `capacity` codes (-1: empty slot), then
 `capacity` row numbers as int32. Open addressing with linear probing; the capacity is a power of two.

@@ -1,8 +1,8 @@
 """Keys of any width: a hash table of row numbers, whose keys are compared column by column where they lie.
 
 The path for what does not fit one packed word, and for keys that are given (`index_keys`). The table is an int64 tensor
-of `capacity` row numbers, -1 in an empty slot; the capacity is a power of two and at least twice the number of keys, so a
-probe always ends.
+of `capacity` row numbers, -1 in an empty slot; the capacity is a power of two and at least twice the number of keys, so
+a probe always ends.
 """
 
 from __future__ import annotations
