@@ -128,10 +128,11 @@ void splat(Array<const T, 2> values, Array<const int32_t, 2> vertices, Array<con
 
 template <class T>
 void slice(Array<const T, 2> lattice_values, Array<const int32_t, 2> vertices, Array<const T, 2> barycentric,
-           Array<T, 2> out, int threads) {
+           T added_mass, Array<T, 2> out, int threads) {
     nb::gil_scoped_release release;
     advise(out);
-    kernels<T>().slice(corners_of(vertices, barycentric.data()), rows_of(lattice_values), out.data(), threads);
+    kernels<T>().slice(corners_of(vertices, barycentric.data()), rows_of(lattice_values), added_mass, rows_of(out),
+                       threads);
 }
 
 template <class T>

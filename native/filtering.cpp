@@ -31,27 +31,57 @@ inline void prefetch_rows(const Corners<T>& corners, const T* rows, int64_t chan
     }
 }
 
-// Adds one point to all of its corners.
+// Values to splat. With Mass, the rows of the lattice have one channel more, the last, where every value is one.
+template <class T>
+struct Values {
+    const T* data;
+    int64_t channels;  // of the lattice
+};
+
+// Adds channels [0, count) of a value to all corners of a point.
 template <class T, int C>
-inline void splat_point(const Corners<T>& corners, const T* values, int64_t channels, int64_t point, T* out) {
-    const int32_t* vertices = corners.vertices + point * corners.corners;
-    const T* weights = corners.barycentric + point * corners.corners;
-    for_pieces<T, C>(channels, [&](int64_t c, auto width) {
+inline void add_value(const Corners<T>& corners, const T* value, int64_t count, int64_t channels, T* out) {
+    for_pieces<T, C>(count, [&](int64_t c, auto width) {
         constexpr int N = decltype(width)::value;
-        const Piece<T, N> value = load_piece<T, N>(values + point * channels + c);
+        const Piece<T, N> piece = load_piece<T, N>(value + c);
         for (int64_t j = 0; j < corners.corners; ++j) {
-            T* row = out + vertices[j] * channels + c;
-            store_piece<T, N>(row, load_piece<T, N>(row) + weights[j] * value);
+            T* row = out + corners.vertices[j] * channels + c;
+            store_piece<T, N>(row, load_piece<T, N>(row) + corners.barycentric[j] * piece);
         }
     });
 }
 
-template <class T, int C>
-void splat_points(const Corners<T>& corners, const T* values, int64_t channels_dynamic, Range points, T* out) {
-    const int64_t channels = C > 0 ? C : channels_dynamic;
+// Adds one point to all of its corners; `corners` are those of the point alone.
+template <class T, int C, bool Mass>
+inline void splat_point(const Corners<T>& corners, const Values<T>& values, int64_t point, T* out) {
+    const int64_t channels = C > 0 ? C : values.channels;
+    const T* value = values.data + point * (channels - Mass);
+    if constexpr (!Mass) {
+        add_value<T, C>(corners, value, channels, channels, out);
+    } else if constexpr (C > 0) {
+        T padded[C];
+        for (int c = 0; c < C - 1; ++c) padded[c] = value[c];
+        padded[C - 1] = T(1);
+        add_value<T, C>(corners, padded, channels, channels, out);
+    } else {
+        add_value<T, 0>(corners, value, channels - 1, channels, out);
+        for (int64_t j = 0; j < corners.corners; ++j) {
+            out[corners.vertices[j] * channels + channels - 1] += corners.barycentric[j];
+        }
+    }
+}
+
+template <class T>
+inline Corners<T> corners_at(const Corners<T>& corners, int64_t point) {
+    return {corners.vertices + point * corners.corners, corners.barycentric + point * corners.corners, 1,
+            corners.corners};
+}
+
+template <class T, int C, bool Mass>
+void splat_points(const Corners<T>& corners, const Values<T>& values, Range points, T* out) {
     for (int64_t i = points.begin; i < points.end; ++i) {
-        prefetch_rows<T, C>(corners, out, channels, i + points_ahead);
-        splat_point<T, C>(corners, values, channels, i, out);
+        prefetch_rows<T, C>(corners, out, values.channels, i + points_ahead);
+        splat_point<T, C, Mass>(corners_at(corners, i), values, i, out);
     }
 }
 
@@ -82,10 +112,8 @@ void find_touching(const Corners<T>& corners, Range points, Range rows, Touching
 }
 
 // The same as splat_points, for corners in `rows` only.
-template <class T, int C>
-void splat_some(const Corners<T>& corners, const T* values, int64_t channels_dynamic, Range points, Range rows,
-                T* out) {
-    const int64_t channels = C > 0 ? C : channels_dynamic;
+template <class T, int C, bool Mass>
+void splat_some(const Corners<T>& corners, const Values<T>& values, Range points, Range rows, T* out) {
     Touching touching;
     with_constant(corners.corners, [&](auto constant) {
         find_touching<T, decltype(constant)::value>(corners, points, rows, touching);
@@ -93,18 +121,16 @@ void splat_some(const Corners<T>& corners, const T* values, int64_t channels_dyn
     for (int64_t n = 0; n < touching.count; ++n) {
         const int64_t i = points.begin + touching.point[n];
         if (n + points_ahead < touching.count) {
-            prefetch_rows<T, C>(corners, out, channels, points.begin + touching.point[n + points_ahead]);
+            prefetch_rows<T, C>(corners, out, values.channels, points.begin + touching.point[n + points_ahead]);
         }
+        const Corners<T> all = corners_at(corners, i);
         if (touching.corners[n] == corners.corners) {
-            splat_point<T, C>(corners, values, channels, i, out);
+            splat_point<T, C, Mass>(all, values, i, out);
             continue;
         }
         for (int64_t j = 0; j < corners.corners; ++j) {
-            const int64_t vertex = corners.vertices[i * corners.corners + j];
-            if (vertex < rows.begin || vertex >= rows.end) continue;
-            const Corners<T> one{corners.vertices + i * corners.corners + j,
-                                 corners.barycentric + i * corners.corners + j, 1, 1};
-            splat_point<T, C>(one, values + i * channels, channels, 0, out);
+            if (all.vertices[j] < rows.begin || all.vertices[j] >= rows.end) continue;
+            splat_point<T, C, Mass>(Corners<T>{all.vertices + j, all.barycentric + j, 1, 1}, values, i, out);
         }
     }
 }
@@ -159,60 +185,99 @@ void balance_rows(const Corners<T>& corners, int64_t rows, int64_t parts, int64_
 
 // Rows [begin, end) of the lattice, summed by one thread: every row adds its points in their order, so the result
 // does not depend on where the parts begin or how many there are.
-template <class T, int C>
-void splat_part(const Corners<T>& corners, Rows<const T> values, Range rows, const Range* extents, T* out) {
+template <class T, int C, bool Mass>
+void splat_part(const Corners<T>& corners, const Values<T>& values, Range rows, const Range* extents, T* out) {
     std::memset(out + rows.begin * values.channels, 0, sizeof(T) * (rows.end - rows.begin) * values.channels);
     for (int64_t begin = 0; begin < corners.points; begin += point_block) {
         const Range block{begin, std::min(begin + point_block, corners.points)};
         const Range extent = extents[begin / point_block];
         if (extent.begin >= rows.end || extent.end <= rows.begin) continue;
         if (extent.begin >= rows.begin && extent.end <= rows.end) {
-            splat_points<T, C>(corners, values.data, values.channels, block, out);
+            splat_points<T, C, Mass>(corners, values, block, out);
         } else {
-            splat_some<T, C>(corners, values.data, values.channels, block, rows, out);
+            splat_some<T, C, Mass>(corners, values, block, rows, out);
         }
     }
+}
+
+template <class T, int C, bool Mass>
+void splat_all(const Corners<T>& corners, const Values<T>& values, Rows<T> out, int threads) {
+    if (threads == 1) {
+        std::memset(out.data, 0, sizeof(T) * out.rows * out.channels);
+        return splat_points<T, C, Mass>(corners, values, {0, corners.points}, out.data);
+    }
+    const Memory extents(sizeof(Range) * divide_up(corners.points, point_block));
+    const Memory bounds(sizeof(int64_t) * (threads + 1));
+    find_extents(corners, threads, as<Range>(extents));
+    balance_rows(corners, out.rows, threads, as<int64_t>(bounds));
+    parallel_for(threads, threads, [&](int64_t part, int) {
+        const Range rows{as<int64_t>(bounds)[part], as<int64_t>(bounds)[part + 1]};
+        splat_part<T, C, Mass>(corners, values, rows, as<Range>(extents), out.data);
+    });
 }
 
 }  // namespace
 
 template <class T>
 void splat(const Corners<T>& corners, Rows<const T> values, Rows<T> out, int threads) {
-    with_constant(values.channels, [&](auto constant) {
+    const Values<T> splatted{values.data, out.channels};
+    with_constant(out.channels, [&](auto constant) {
         constexpr int C = decltype(constant)::value;
-        if (threads == 1) {
-            std::memset(out.data, 0, sizeof(T) * out.rows * out.channels);
-            splat_points<T, C>(corners, values.data, values.channels, {0, corners.points}, out.data);
-            return;
+        if (out.channels > values.channels) {
+            splat_all<T, C, true>(corners, splatted, out, threads);
+        } else {
+            splat_all<T, C, false>(corners, splatted, out, threads);
         }
-        const Memory extents(sizeof(Range) * divide_up(corners.points, point_block));
-        const Memory bounds(sizeof(int64_t) * (threads + 1));
-        find_extents(corners, threads, as<Range>(extents));
-        balance_rows(corners, out.rows, threads, as<int64_t>(bounds));
-        parallel_for(threads, threads, [&](int64_t part, int) {
-            const Range rows{as<int64_t>(bounds)[part], as<int64_t>(bounds)[part + 1]};
-            splat_part<T, C>(corners, values, rows, as<Range>(extents), out.data);
-        });
     });
 }
 
 namespace {
 
+// sum_j b_j l_j for channels [0, count).
+template <class T, int C>
+inline void slice_point(const Corners<T>& corners, Rows<const T> lattice_values, int64_t count, T scale, T* out) {
+    const int64_t channels = lattice_values.channels;
+    for_pieces<T, C>(count, [&](int64_t c, auto width) {
+        constexpr int N = decltype(width)::value;
+        Piece<T, N> sum = {};
+        for (int64_t j = 0; j < corners.corners; ++j) {
+            sum += corners.barycentric[j] * load_piece<T, N>(lattice_values.data + corners.vertices[j] * channels + c);
+        }
+        store_piece<T, N>(out + c, sum * scale);
+    });
+}
+
 template <class T, int C>
 void slice_points(const Corners<T>& corners, Rows<const T> lattice_values, Range points, T* out) {
     const int64_t channels = C > 0 ? C : lattice_values.channels;
+    const Rows<const T> rows{lattice_values.data, lattice_values.rows, channels};
     for (int64_t i = points.begin; i < points.end; ++i) {
-        const int32_t* vertices = corners.vertices + i * corners.corners;
-        const T* weights = corners.barycentric + i * corners.corners;
-        prefetch_rows<T, C>(corners, lattice_values.data, channels, i + points_ahead);
-        for_pieces<T, C>(channels, [&](int64_t c, auto width) {
-            constexpr int N = decltype(width)::value;
-            Piece<T, N> sum = {};
-            for (int64_t j = 0; j < corners.corners; ++j) {
-                sum += weights[j] * load_piece<T, N>(lattice_values.data + vertices[j] * channels + c);
+        prefetch_rows<T, C>(corners, rows.data, channels, i + points_ahead);
+        slice_point<T, C>(corners_at(corners, i), rows, channels, T(1), out + i * channels);
+    }
+}
+
+// The last channel is the mass: the others, divided by it and what is added so that it is never zero.
+template <class T, int C>
+void slice_normalized(const Corners<T>& corners, Rows<const T> lattice_values, T added, Range points, T* out) {
+    const int64_t channels = C > 0 ? C : lattice_values.channels;
+    const Rows<const T> rows{lattice_values.data, lattice_values.rows, channels};
+    for (int64_t i = points.begin; i < points.end; ++i) {
+        prefetch_rows<T, C>(corners, rows.data, channels, i + points_ahead);
+        const Corners<T> own = corners_at(corners, i);
+        T* to = out + i * (channels - 1);
+        if constexpr (C > 0) {
+            T sums[C];
+            slice_point<T, C>(own, rows, channels, T(1), sums);
+            const T scale = T(1) / (sums[C - 1] + added);
+            for (int c = 0; c < C - 1; ++c) to[c] = sums[c] * scale;
+        } else {
+            T mass = added;
+            for (int64_t j = 0; j < own.corners; ++j) {
+                mass += own.barycentric[j] * rows.data[own.vertices[j] * channels + channels - 1];
             }
-            store_piece<T, N>(out + i * channels + c, sum);
-        });
+            slice_point<T, 0>(own, rows, channels - 1, T(1) / mass, to);
+        }
     }
 }
 
@@ -230,10 +295,15 @@ inline T add_up(Piece<T, N> piece) {
 }  // namespace
 
 template <class T>
-void slice(const Corners<T>& corners, Rows<const T> lattice_values, T* out, int threads) {
+void slice(const Corners<T>& corners, Rows<const T> lattice_values, T added_mass, Rows<T> out, int threads) {
     with_constant(lattice_values.channels, [&](auto constant) {
+        constexpr int C = decltype(constant)::value;
         parallel_ranges(threads, corners.points, point_block, [&](int64_t begin, int64_t end, int) {
-            slice_points<T, decltype(constant)::value>(corners, lattice_values, {begin, end}, out);
+            if (out.channels < lattice_values.channels) {
+                slice_normalized<T, C>(corners, lattice_values, added_mass, {begin, end}, out.data);
+            } else {
+                slice_points<T, C>(corners, lattice_values, {begin, end}, out.data);
+            }
         });
     });
 }
@@ -307,8 +377,8 @@ void blur(Rows<const T> lattice_values, const int32_t* axis_neighbors, int64_t a
 
 template void splat(const Corners<float>&, Rows<const float>, Rows<float>, int);
 template void splat(const Corners<double>&, Rows<const double>, Rows<double>, int);
-template void slice(const Corners<float>&, Rows<const float>, float*, int);
-template void slice(const Corners<double>&, Rows<const double>, double*, int);
+template void slice(const Corners<float>&, Rows<const float>, float, Rows<float>, int);
+template void slice(const Corners<double>&, Rows<const double>, double, Rows<double>, int);
 template void barycentric_gradient(const Corners<float>&, Rows<const float>, const float*, float*, int);
 template void barycentric_gradient(const Corners<double>&, Rows<const double>, const double*, double*, int);
 template void blur(Rows<const float>, const int32_t*, int64_t, bool, float*, int);

@@ -40,8 +40,10 @@ struct Kernels {
     bool (*index_points)(const Points<T>& points, T limit, Index& index, T* barycentric);
     void (*embed_gradient)(const Points<T>& points, const T* gradient, T* out, int threads);
     void (*embed_differential)(const Points<T>& points, const T* differential, T* out, int threads);
+    // If out has one channel more than the values, that is the mass: every value is one there.
     void (*splat)(const Corners<T>& corners, Rows<const T> values, Rows<T> out, int threads);
-    void (*slice)(const Corners<T>& corners, Rows<const T> lattice_values, T* out, int threads);
+    // If out has one channel less, the last one of lattice_values is the mass, and divides: result / (mass + added_mass).
+    void (*slice)(const Corners<T>& corners, Rows<const T> lattice_values, T added_mass, Rows<T> out, int threads);
     void (*barycentric_gradient)(const Corners<T>& corners, Rows<const T> values, const T* lattice_values, T* out,
                                  int threads);
     void (*blur)(Rows<const T> lattice_values, const int32_t* axis_neighbors, int64_t axes, bool reverse, T* out,

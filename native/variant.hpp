@@ -15,7 +15,7 @@ void embed_differential(const Points<T>& points, const T* differential, T* out, 
 template <class T>
 void splat(const Corners<T>& corners, Rows<const T> values, Rows<T> out, int threads);
 template <class T>
-void slice(const Corners<T>& corners, Rows<const T> lattice_values, T* out, int threads);
+void slice(const Corners<T>& corners, Rows<const T> lattice_values, T added_mass, Rows<T> out, int threads);
 template <class T>
 void barycentric_gradient(const Corners<T>& corners, Rows<const T> values, const T* lattice_values, T* out,
                           int threads);

@@ -21,6 +21,7 @@ from permutohedral.features import color_features, join_features, position_featu
 from permutohedral.lattice import Lattice, Simplices, build_lattice
 from permutohedral.neighborhood import blur_gain, gaussian_weight
 from permutohedral.ops import autograd
+from permutohedral.ops.dispatch import primitives_for
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.shapes import check_weight, count, lattice_to_rows, points_to_rows, rows_to_points, unfold
 
@@ -276,10 +277,13 @@ def _filter(values: Tensor, lattice: Lattice, normalization: Normalization, step
     if normalization not in NORMALIZATIONS:
         raise InputError(f"normalization must be one of {', '.join(map(repr, NORMALIZATIONS))}, got {normalization!r}")
     if normalization == "homogeneous" and step is gaussian:
+        smallest = max(_SMALLEST_MASS, torch.finfo(values.dtype).tiny)
+        if step is _separable_gaussian and _can_fuse(values, lattice):
+            return _fused_gaussian(values, lattice, smallest)
         # the mass is one more channel
         ones = values.new_ones(()).expand(*values.shape[:-1], 1)
         filtered = _apply(torch.cat([values, ones], dim=-1), lattice, step)
-        return filtered[..., :-1] / (filtered[..., -1:] + max(_SMALLEST_MASS, torch.finfo(values.dtype).tiny))
+        return filtered[..., :-1] / (filtered[..., -1:] + smallest)
     if normalization == "symmetric":
         values = (values * _mass(lattice.between_sources(), gaussian).rsqrt()).to(values.dtype)
     output = _apply(values, lattice, step, by_density=normalization == "density")
@@ -288,6 +292,29 @@ def _filter(values: Tensor, lattice: Lattice, normalization: Normalization, step
     if normalization == "symmetric":
         output = (output * _mass(lattice.between_targets(), gaussian).rsqrt()).to(output.dtype)
     return output
+
+
+def _can_fuse(values: Tensor, lattice: Lattice) -> bool:
+    """Whether the backend filters at once and no one will ask for a derivative."""
+    if lattice.axis_neighbors is None or not hasattr(primitives_for(lattice.neighbors), "filter_gaussian"):
+        return False
+    inputs = (values, lattice.source.barycentric, lattice.target.barycentric)
+    return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs))
+
+
+def _fused_gaussian(values: Tensor, lattice: Lattice, smallest_mass: float) -> Tensor:
+    rows, leading = points_to_rows(values, lattice)
+    source, target = lattice.source, lattice.target
+    filtered = autograd.filter_gaussian(
+        rows,
+        source.vertices,
+        source.barycentric,
+        lattice.axis_neighbors,
+        target.vertices,
+        target.barycentric,
+        smallest_mass,
+    )
+    return rows_to_points(filtered, lattice, leading)
 
 
 def _apply(values: Tensor, lattice: Lattice, step: _Step, by_density: bool = False) -> Tensor:

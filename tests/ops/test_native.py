@@ -15,7 +15,7 @@ from support import assert_close
 from torch import Tensor
 
 from permutohedral.errors import BackendUnavailable, FeatureRangeError
-from permutohedral.neighborhood import Neighborhood, axis_offsets
+from permutohedral.neighborhood import Neighborhood, axis_offsets, blur_gain
 from permutohedral.ops import dispatch, reference
 
 _NATIVE = next(backend for backend in dispatch._BACKENDS if backend.name == "native")
@@ -247,3 +247,22 @@ def test_a_core_that_does_not_load_raises(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delattr(permutohedral, "_native", raising=False)
     with pytest.raises(BackendUnavailable, match="cannot be loaded"):
         importlib.import_module("permutohedral.ops.native")
+
+
+@pytest.mark.parametrize("channels", [1, 3, 7, 8, 21])
+def test_filter_gaussian_is_what_its_parts_make(native: ModuleType, dtype: torch.dtype, channels: int) -> None:
+    source, target = torch.randn(2500, 3, dtype=dtype) * 4, torch.randn(900, 3, dtype=dtype) * 5
+    keys, vertices, barycentric, table = native.index_points(torch.cat([source, target]), None)
+    axes = native.find_neighbors(keys, table, keys, axis_offsets(3))
+    corners = vertices[:2500], barycentric[:2500], axes, vertices[2500:], barycentric[2500:]
+    values = torch.randn(2500, channels, dtype=dtype)
+    with_mass = torch.cat([values, torch.ones(2500, 1, dtype=dtype)], dim=1)
+    blurred = reference.blur(reference.splat(with_mass, *corners[:2], len(keys)), axes, False) / blur_gain(3)
+    expected = reference.slice(blurred, *corners[3:])
+    # targets that few sources reach: the quotient of two small numbers
+    reached = expected[:, -1] > 1e-3
+    assert 100 < int(reached.sum()) < 900
+    smallest = 1e-20
+    filtered = native.filter_gaussian(values, *corners, smallest)
+    assert_close(filtered[reached], (expected[:, :-1] / (expected[:, -1:] + smallest))[reached])
+    assert (filtered[expected[:, -1] == 0] == 0).all()

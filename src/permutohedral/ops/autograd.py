@@ -307,6 +307,22 @@ _define(
 _differentiate("blur", _blur_setup, _blur_backward)
 
 
+# filter_gaussian: for when no derivative is wanted
+
+
+def _filter_gaussian_shape(values: Tensor, *tables: Any) -> Tensor:
+    *_, target_vertices, _, _ = tables
+    return values.new_empty((target_vertices.shape[0], values.shape[1]))
+
+
+_define(
+    "filter_gaussian",
+    "(Tensor values, Tensor vertices, Tensor barycentric, Tensor axis_neighbors, Tensor target_vertices, "
+    "Tensor target_barycentric, float smallest_mass) -> Tensor",
+    _filter_gaussian_shape,
+)
+
+
 def _operator(name: str) -> Callable[..., Any]:
     registered = getattr(torch.ops.permutohedral, name).default
     return direct(registered, _runs[name], *_derivatives.get(name, (None, None)))
@@ -324,3 +340,4 @@ convolve_weight_gradient: Callable[..., Tensor] = _operator("convolve_weight_gra
 blur: Callable[..., Tensor] = _operator("blur")
 embed_gradient: Callable[..., Tensor] = _operator("embed_gradient")
 embed_differential: Callable[..., Tensor] = _operator("embed_differential")
+filter_gaussian: Callable[..., Tensor] = _operator("filter_gaussian")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import BackendUnavailable, InputError
+from permutohedral.neighborhood import blur_gain
 from permutohedral.ops.primitives import accumulation_dtype, key_limit, range_error
 
 try:
@@ -130,7 +131,8 @@ def slice(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tens
     out = torch.empty((vertices.shape[0], channels), dtype=dtype)
     if out.numel() > 0:
         threads = _threads(vertices.numel() * channels)
-        _core(dtype).slice(_plain(lattice_values, dtype), _plain(vertices), _plain(barycentric, dtype), out, threads)
+        operands = _plain(lattice_values, dtype), _plain(vertices), _plain(barycentric, dtype)
+        _core(dtype).slice(*operands, 0.0, out, threads)
     return out.to(lattice_values.dtype)
 
 
@@ -178,6 +180,30 @@ def blur(lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool) -> Tenso
         threads = _threads(axis_neighbors.numel() * lattice_values.shape[1])
         _core(dtype).blur(_plain(lattice_values, dtype), _plain(axis_neighbors), reverse, out, threads)
     return out.to(lattice_values.dtype)
+
+
+def filter_gaussian(
+    values: Tensor,
+    vertices: Tensor,
+    barycentric: Tensor,
+    axis_neighbors: Tensor,
+    target_vertices: Tensor,
+    target_barycentric: Tensor,
+    smallest_mass: float,
+) -> Tensor:
+    dtype, (points, channels) = accumulation_dtype(values.dtype), values.shape
+    out = torch.empty((target_vertices.shape[0], channels), dtype=dtype)
+    if points == 0 or out.numel() == 0:
+        return out.zero_().to(values.dtype)
+    core, threads = _core(dtype), _threads(vertices.numel() * channels)
+    # the mass is the last channel; that it has not been divided by the gain leaves the quotient as it is
+    splatted = torch.empty((axis_neighbors.shape[1], channels + 1), dtype=dtype)
+    core.splat(_plain(values, dtype), _plain(vertices), _plain(barycentric, dtype), splatted, threads)
+    blurred = torch.empty_like(splatted)
+    core.blur(splatted, _plain(axis_neighbors), False, blurred, threads)
+    added_mass = smallest_mass * blur_gain(vertices.shape[1] - 1)
+    core.slice(blurred, _plain(target_vertices), _plain(target_barycentric, dtype), added_mass, out, threads)
+    return out.to(values.dtype)
 
 
 def embed_gradient(features: Tensor, barycentric_gradient: Tensor) -> Tensor:

@@ -165,6 +165,36 @@ class Primitives(Protocol):
         ...
 
 
+class FusedPrimitives(Protocol):
+    """What a backend may provide besides: several primitives in one, without a derivative."""
+
+    def filter_gaussian(
+        self,
+        values: Tensor,
+        vertices: Tensor,
+        barycentric: Tensor,
+        axis_neighbors: Tensor,
+        target_vertices: Tensor,
+        target_barycentric: Tensor,
+        smallest_mass: float,
+    ) -> Tensor:
+        """The normalized Gaussian: slice(blur(splat(values))) over slice(blur(splat(1))) + smallest_mass.
+
+        Both are divided by the gain of the blur. Values of 16 bits are rounded once, at the end.
+
+        Args:
+            values: `[points, channels]`.
+            vertices, barycentric: the corners of the points, `[points, d + 1]`.
+            axis_neighbors: as of `blur`.
+            target_vertices, target_barycentric: the corners of the target points, `[target points, d + 1]`.
+            smallest_mass: keeps a target that no source reaches at zero.
+
+        Returns:
+            `[target points, channels]`.
+        """
+        ...
+
+
 def key_limit(dtype: torch.dtype) -> int:
     """Largest magnitude of a lattice coordinate for features of `dtype`.
 
