@@ -219,12 +219,10 @@ def mnist_summary(results: Sequence[Result]) -> list[dict[str, Any]]:
     for name in dict.fromkeys(result.name for result in results):
         runs = sorted((result for result in results if result.name == name), key=lambda result: result.seed)
         # a result that was read has its columns in another order
-        columns, paper = (
-            [column for column in COLUMNS if column in runs[0].metrics["accuracy"]],
-            runs[0].config["paper"],
-        )
+        columns = [column for column in COLUMNS if column in runs[0].metrics["accuracy"]]
         accuracy = np.array([[run.metrics["accuracy"][column] for column in columns] for run in runs])
         spread = accuracy.std(axis=0, ddof=1) if len(runs) > 1 else np.full(len(columns), np.nan)
+        paper = runs[0].config["paper"]
         rows.append(
             {
                 "name": name,
