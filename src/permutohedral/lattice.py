@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -354,6 +355,9 @@ def _grow_halo(
 def _find_neighbors(source: Simplices, target: Simplices, neighborhood: Neighborhood) -> Tensor:
     if neighborhood.size == 0 and source.keys is target.keys:
         rows = source.num_lattice_points
+        if source.keys.device.type == "cpu" and isinstance(rows, int) and not torch.compiler.is_compiling():
+            # torch would wake threads of its own for this, which then keep those of the backend waiting
+            return torch.from_numpy(np.arange(rows, dtype=np.int32))[None]
         return torch.arange(rows, dtype=torch.int32, device=source.keys.device)[None]
     offsets = neighborhood.offsets(source.keys.device)
     return autograd.find_neighbors(source.keys, source.table, target.keys, offsets)
