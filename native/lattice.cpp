@@ -110,10 +110,9 @@ struct Merger {
         set.clear();
         for (ChunkList& chunk : chunks) {
             if (chunk.count == 0) continue;
-            const uint64_t* keys = as<uint64_t>(chunk.keys);
-            uint32_t* numbers = as<uint32_t>(chunk.ranks);
+            uint64_t* keys = as<uint64_t>(chunk.keys);
             const int64_t end = chunk.starts[part + 1];
-            for (int64_t i = chunk.starts[part]; i < end; ++i) numbers[i] = set.insert(keys + i * words);
+            for (int64_t i = chunk.starts[part]; i < end; ++i) keys[i * words] = set.insert(keys + i * words);
         }
         out.count = set.count();
         out.keys = Memory(sizeof(uint64_t) * out.count * words);
@@ -125,8 +124,9 @@ struct Merger {
         }
         for (ChunkList& chunk : chunks) {
             if (chunk.count == 0) continue;
-            uint32_t* numbers = as<uint32_t>(chunk.ranks);
-            for (int64_t i = chunk.starts[part]; i < chunk.starts[part + 1]; ++i) numbers[i] = ranks[numbers[i]];
+            uint64_t* numbers = as<uint64_t>(chunk.keys);
+            const int64_t end = chunk.starts[part + 1];
+            for (int64_t i = chunk.starts[part]; i < end; ++i) numbers[i * words] = ranks[numbers[i * words]];
         }
     }
 
@@ -173,7 +173,6 @@ void Index::store_chunk(int64_t chunk, const uint64_t* keys, int64_t count) {
     list.count = count;
     list.keys = Memory(sizeof(uint64_t) * count * words);
     list.positions = Memory(sizeof(uint32_t) * count);
-    list.ranks = Memory(sizeof(uint32_t) * count);
     list.starts.assign(parts + 1, 0);
     for (int64_t i = 0; i < count; ++i) ++list.starts[part_of_bucket_[bucket_of(keys + i * words)] + 1];
     for (int64_t p = 0; p < parts; ++p) list.starts[p + 1] += list.starts[p];
@@ -193,7 +192,6 @@ void Index::merge() {
     } else {
         merge_parts<0>(chunks_, parts_, packing.words, threads);
     }
-    for (ChunkList& chunk : chunks_) chunk.keys = Memory();
     for (Part& part : parts_) {
         part.base = num_lattice_points;
         num_lattice_points += part.count;
@@ -213,10 +211,12 @@ void Index::finish_chunk(int64_t chunk) {
     const Memory memory(sizeof(int32_t) * list.count);
     int32_t* ids = as<int32_t>(memory);
     const uint32_t* positions = as<uint32_t>(list.positions);
-    const uint32_t* ranks = as<uint32_t>(list.ranks);
+    const uint64_t* ranks = as<uint64_t>(list.keys);
     for (size_t part = 0; part < parts_.size(); ++part) {
         const int64_t base = parts_[part].base;
-        for (uint32_t i = list.starts[part]; i < list.starts[part + 1]; ++i) ids[positions[i]] = int32_t(base + ranks[i]);
+        for (int64_t i = list.starts[part]; i < list.starts[part + 1]; ++i) {
+            ids[positions[i]] = int32_t(base + int64_t(ranks[i * packing.words]));
+        }
     }
     const int64_t begin = chunk * chunk_rows * corners;
     const int64_t end = std::min((chunk + 1) * chunk_rows, rows) * corners;

@@ -18,9 +18,8 @@ namespace permutohedral {
 
 // Keys of one chunk, grouped by part.
 struct ChunkList {
-    Memory keys;       // uint64 [count, words]
+    Memory keys;       // uint64 [count, words]; once merged, the first word is the rank of the key in its part
     Memory positions;  // uint32 [count], in the list before grouping
-    Memory ranks;      // uint32 [count], the rank of the key among those of its part
     std::vector<uint32_t> starts;  // [parts + 1]
     int64_t count = 0;
 };
