@@ -128,10 +128,15 @@ void splat_some(const Corners<T>& corners, const Values<T>& values, Range points
             splat_point<T, C, Mass>(all, values, i, out);
             continue;
         }
+        int32_t vertices[max_dimension + 2];
+        T weights[max_dimension + 2];
+        int64_t count = 0;
         for (int64_t j = 0; j < corners.corners; ++j) {
-            if (all.vertices[j] < rows.begin || all.vertices[j] >= rows.end) continue;
-            splat_point<T, C, Mass>(Corners<T>{all.vertices + j, all.barycentric + j, 1, 1}, values, i, out);
+            vertices[count] = all.vertices[j];
+            weights[count] = all.barycentric[j];
+            count += all.vertices[j] >= rows.begin && all.vertices[j] < rows.end;
         }
+        splat_point<T, C, Mass>(Corners<T>{vertices, weights, 1, count}, values, i, out);
     }
 }
 

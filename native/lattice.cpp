@@ -149,7 +149,7 @@ void merge_parts(std::vector<ChunkList>& chunks, std::vector<Part>& parts, int64
 
 Index::Index(int64_t rows, int64_t corners, int32_t* vertices, int threads)
     : rows(rows), corners(corners), vertices(vertices), threads(threads) {
-    chunk_rows = std::clamp(rows / (8 * threads), min_chunk_rows, max_chunk_rows);
+    chunk_rows = std::clamp(rows / (4 * threads), min_chunk_rows, max_chunk_rows);
     num_chunks = divide_up(rows, chunk_rows);
     chunks_.resize(num_chunks);
 }
