@@ -42,6 +42,17 @@ def elapsed(run: Callable[[], object], repeats: int = 15, in_a_row: int = 1) -> 
     return sorted(times)[len(times) // 2]
 
 
+def captured(run: Callable[[], object], in_a_row: int = 10) -> float:
+    """Milliseconds of the GPU alone: the median over replays of a CUDA graph of several runs."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(in_a_row):
+            run()
+    return elapsed(graph.replay) / in_a_row
+
+
 def wall(run: Callable[[], object], repeats: int = 30) -> float:
     """Median milliseconds of the host's clock, the device idle before and after."""
     for _ in range(3):
@@ -142,9 +153,8 @@ def time_convolution() -> list[Result]:
             values = torch.randn(num, channels, device="cuda").to(dtype)
             weight = (torch.randn(taps, channels, channels, device="cuda") / (taps * channels) ** 0.5).to(dtype)
             gradient = torch.randn(num, channels, device="cuda").to(dtype)
-            forward = elapsed(partial(backend.convolve, values, weight, neighbors, 1), in_a_row=10)
-            other = partial(backend.convolve_weight_gradient, values, gradient, neighbors, 1)
-            backward = elapsed(other, in_a_row=10)
+            forward = captured(partial(backend.convolve, values, weight, neighbors, 1))
+            backward = captured(partial(backend.convolve_weight_gradient, values, gradient, neighbors, 1))
             exact = reference.convolve(values.double(), weight.double(), neighbors, 1)
             error = relative_error(backend.convolve(values, weight, neighbors, 1), exact)
             exact = reference.convolve_weight_gradient(values.double(), gradient.double(), neighbors, 1)
@@ -218,35 +228,48 @@ def time_small() -> Result:
     return {"workload": "MNIST batch", "wall_ms": wall(run), "ms": elapsed(run), "kernels": kernels(run)}
 
 
+def show(result: Result) -> None:
+    """One line: the figures, and of the kernels their sum."""
+    rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in result.items() if not isinstance(v, dict)}
+    sums = {k: v["sum"] for k, v in result.items() if isinstance(v, dict)}
+    print("  ".join(f"{k}={v}" for k, v in (rounded | sums).items()), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="where to write the results as JSON")
     parser.add_argument("--skip-checks", action="store_true")
     arguments = parser.parse_args()
-    properties = torch.cuda.get_device_properties(0)
     report: dict[str, object] = {
-        "gpu": properties.name,
+        "gpu": torch.cuda.get_device_properties(0).name,
         "torch": torch.__version__,
         "triton": triton.__version__,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
         "command": "python benchmarks/gpu.py",
     }
-    checks = [] if arguments.skip_checks else run_checks()
-    failed = [check for check in checks if not check["holds"]]
-    print(f"{len(checks)} checks, {len(failed)} failed")
-    for check in failed:
-        print(f"  FAILED {check['check']}: {check['error']:.3g} > {check['tolerance']:.3g}")
-    results: list[Result] = [time_bilateral("G1", 1024), time_bilateral("G1L", 4096), time_sparse()]
-    results += time_building() + time_convolution() + time_layer() + [time_small()]
-    report |= {"checks": checks, "results": results}
+    results: list[Result] = []
+    checks: list[Result] = []
+    report |= {"results": results, "checks": checks}
+    steps: list[Callable[[], Result | list[Result]]] = [
+        partial(time_bilateral, "G1", 1024), partial(time_bilateral, "G1L", 4096), time_sparse, time_building,
+        time_convolution, time_small, time_layer,
+    ]  # fmt: skip
+    for step in steps:
+        measured = step()
+        for result in measured if isinstance(measured, list) else [measured]:
+            results.append(result)
+            show(result)
+        if arguments.output is not None:
+            arguments.output.write_text(json.dumps(report, indent=1) + "\n")
+    if not arguments.skip_checks:
+        checks.extend(run_checks())
+        failed = [check for check in checks if not check["holds"]]
+        print(f"{len(checks)} checks, {len(failed)} failed")
+        for check in failed:
+            print(f"  FAILED {check['check']}: {check['error']:.3g} > {check['tolerance']:.3g}")
     if arguments.output is not None:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
         arguments.output.write_text(json.dumps(report, indent=1) + "\n")
-    for result in results:
-        shown = {k: round(v, 4) if isinstance(v, float) else v for k, v in result.items() if not isinstance(v, dict)}
-        total = {k: v["sum"] for k, v in result.items() if isinstance(v, dict)}
-        print("  ".join(f"{k}={v}" for k, v in (shown | total).items()))
 
 
 if __name__ == "__main__":

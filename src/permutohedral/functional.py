@@ -296,6 +296,9 @@ def _filter(values: Tensor, lattice: Lattice, normalization: Normalization, step
 
 def _can_fuse(values: Tensor, lattice: Lattice) -> bool:
     """Whether the backend filters at once and no one will ask for a derivative."""
+    # what the backend offers cannot be asked while torch.compile traces
+    if torch.compiler.is_compiling():
+        return False
     if lattice.axis_neighbors is None or not hasattr(primitives_for(lattice.neighbors), "filter_gaussian"):
         return False
     inputs = (values, lattice.source.barycentric, lattice.target.barycentric)

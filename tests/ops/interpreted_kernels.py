@@ -14,7 +14,7 @@ from support import assert_close
 from torch import Tensor
 
 from permutohedral.errors import FeatureRangeError
-from permutohedral.neighborhood import Neighborhood, axis_offsets
+from permutohedral.neighborhood import Neighborhood, axis_offsets, blur_gain
 from permutohedral.ops import reference
 from permutohedral.ops import triton as kernels
 from permutohedral.ops.triton import filtering, lattice, wide
@@ -145,6 +145,23 @@ def test_filtering(dtype: torch.dtype, channels: int, monkeypatch: pytest.Monkey
     assert_close(kernels.slice(lattice_values, vertices, barycentric), expected)
     expected = reference.barycentric_gradient(values, lattice_values, vertices)
     assert_close(kernels.barycentric_gradient(values, lattice_values, vertices), expected)
+
+
+@pytest.mark.parametrize("channels", [1, 66])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_filter_gaussian(channels: int, deterministic: bool) -> None:
+    torch.use_deterministic_algorithms(deterministic)
+    vertices, target_vertices = torch.randint(0, 7, (2, 20, 3), dtype=torch.int32)
+    barycentric, target_barycentric = torch.rand(2, 20, 3)
+    values = torch.randn(20, channels)
+    axis_neighbors = torch.randint(-1, 7, (6, 7), dtype=torch.int32)
+    found = kernels.filter_gaussian(
+        values, vertices, barycentric, axis_neighbors, target_vertices, target_barycentric, 0.25
+    )
+    with_mass = torch.cat([values, torch.ones(20, 1)], dim=1)
+    blurred = reference.blur(reference.splat(with_mass, vertices, barycentric, 7), axis_neighbors, False)
+    expected = reference.slice(blurred / blur_gain(2), target_vertices, target_barycentric)
+    assert_close(found, expected[:, :-1] / (expected[:, -1:] + 0.25))
 
 
 @pytest.mark.parametrize("reverse", [False, True])

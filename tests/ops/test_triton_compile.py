@@ -47,7 +47,7 @@ KERNELS: dict[Any, tuple[dict[str, str], dict[str, object]]] = {
     lattice.insert_points_kernel: (
         {"features": FLOAT, "batch": INT, "table": LONG, "slots": INT, "vertices": INT, "barycentric": FLOAT},
         {"STRIDE": 2, "HAS_BATCH": True, "DIGIT_BITS": 20, "CORNER_BITS": 2,
-         "PTX": None, **TILE, "BLOCK": 32, "TILES": 2},
+         "PTX": None, **TILE, "BLOCK": 32},
     ),
     lattice.resolve_kernel: ({"vertices": INT, "table": LONG}, {"BLOCK": 1024}),
     lattice.order_kernel: (
@@ -91,15 +91,16 @@ KERNELS: dict[Any, tuple[dict[str, str], dict[str, object]]] = {
     ),
     filtering.splat_kernel: (
         {"values": FLOAT, "vertices": INT, "barycentric": FLOAT, "output": FLOAT},
-        {"CHANNELS": 4, "VALUE_STRIDE": 4, "VERTEX_STRIDE": 1, "WEIGHT_STRIDE": 1, **POINTS, "RUN": 4},
+        {"CHANNELS": 3, "WIDTH": 4, "VALUE_STRIDE": 3, "VERTEX_STRIDE": 1, "WEIGHT_STRIDE": 1, **POINTS, "RUN": 4},
     ),
     filtering.splat_sorted_kernel: (
         {"values": FLOAT, "order": LONG, "starts": LONG, "barycentric": FLOAT, "output": FLOAT},
-        {"CHANNELS": 4, "VALUE_STRIDE": 4, "WEIGHT_STRIDE": 1, **POINTS},
+        {"CHANNELS": 4, "WIDTH": 4, "VALUE_STRIDE": 4, "WEIGHT_STRIDE": 1, **POINTS},
     ),
     filtering.slice_kernel: (
         {"lattice_values": FLOAT, "vertices": INT, "barycentric": FLOAT, "output": FLOAT},
-        {"CHANNELS": 4, "LATTICE_STRIDE": 4, "VERTEX_STRIDE": 1, "WEIGHT_STRIDE": 1, **POINTS},
+        {"CHANNELS": 3, "WIDTH": 4, "ADDED_MASS": 0.5, "LATTICE_STRIDE": 4, "VERTEX_STRIDE": 1, "WEIGHT_STRIDE": 1,
+         **POINTS},
     ),
     filtering.barycentric_gradient_kernel: (
         {"values": FLOAT, "lattice_values": FLOAT, "vertices": INT, "output": FLOAT},

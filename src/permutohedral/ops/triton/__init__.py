@@ -2,7 +2,7 @@
 
 from permutohedral.ops.triton.convolution import convolve, convolve_weight_gradient
 from permutohedral.ops.triton.embedding import embed_differential, embed_gradient
-from permutohedral.ops.triton.filtering import barycentric_gradient, blur, slice, splat
+from permutohedral.ops.triton.filtering import barycentric_gradient, blur, filter_gaussian, slice, splat
 from permutohedral.ops.triton.lattice import index_points
 from permutohedral.ops.triton.neighbors import find_neighbors, transpose_neighbors
 from permutohedral.ops.triton.wide import index_keys
@@ -14,6 +14,7 @@ __all__ = [
     "convolve_weight_gradient",
     "embed_differential",
     "embed_gradient",
+    "filter_gaussian",
     "find_neighbors",
     "index_keys",
     "index_points",

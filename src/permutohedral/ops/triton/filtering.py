@@ -11,26 +11,30 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from permutohedral.neighborhood import blur_gain
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.triton.launch import cdiv, launch, on_device, power_of_two, rows_contiguous
 
 # fewer points than this do not fill the GPU, and do not queue for the same lattice points
 _WORTH_RUNS = 1 << 16
+# most channels of a tile
+_WIDEST_TILE = 64
 
 
 @triton.jit(do_not_specialize=["num_points", "vertex_corner_stride", "weight_corner_stride"])
 def splat_kernel(
     values, vertices, barycentric, output, num_points, vertex_corner_stride, weight_corner_stride,
-    CHANNELS: tl.constexpr, VALUE_STRIDE: tl.constexpr, VERTEX_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr,
+    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, VALUE_STRIDE: tl.constexpr, VERTEX_STRIDE: tl.constexpr,
+    WEIGHT_STRIDE: tl.constexpr,
     CORNERS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Add every point to the corners of its simplex.
+    """Add every point to the corners of its simplex; where WIDTH exceeds CHANNELS, a channel of ones with it.
 
     A lane takes RUN consecutive points and adds those that share a corner first: atomic additions are what limits it.
     """
     first = (tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)) * RUN
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    known = (channel < CHANNELS)[None, :]
+    known = (channel < WIDTH)[None, :]
     dtype: tl.constexpr = output.dtype.element_ty
     for corner in tl.static_range(CORNERS):
         current = tl.full([BLOCK], -1, tl.int32)
@@ -39,26 +43,27 @@ def splat_kernel(
             point = first + step
             inside = point < num_points
             place = values + point[:, None] * VALUE_STRIDE + channel[None, :]
-            value = tl.load(place, mask=inside[:, None] & known, other=0.0).to(dtype)
+            value = tl.load(place, mask=inside[:, None] & (channel < CHANNELS)[None, :], other=1.0).to(dtype)
             vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * vertex_corner_stride, mask=inside, other=-1)
             place = barycentric + point * WEIGHT_STRIDE + corner * weight_corner_stride
             share = tl.load(place, mask=inside, other=0.0).to(dtype)[:, None] * value
             if step > 0:
                 ended = (vertex != current) & (current >= 0)
-                place = output + current.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
+                place = output + current.to(tl.int64)[:, None] * WIDTH + channel[None, :]
                 tl.atomic_add(place, total, mask=ended[:, None] & known, sem="relaxed")
                 total = tl.where((vertex != current)[:, None], share, total + share)
             else:
                 total = share
             current = vertex
-        place = output + current.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
+        place = output + current.to(tl.int64)[:, None] * WIDTH + channel[None, :]
         tl.atomic_add(place, total, mask=(current >= 0)[:, None] & known, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["weight_corner_stride"])
 def splat_sorted_kernel(
     values, order, starts, barycentric, output, weight_corner_stride,
-    CHANNELS: tl.constexpr, VALUE_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr, CORNERS: tl.constexpr,
+    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, VALUE_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr,
+    CORNERS: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Sum the entries of one lattice point, in the order of the points: repeatable to the last bit."""
@@ -75,23 +80,24 @@ def splat_sorted_kernel(
         place = point * WEIGHT_STRIDE + (index - point * CORNERS) * weight_corner_stride
         weight = tl.load(barycentric + place, mask=inside, other=0.0)
         real = inside[:, None] & (channel < CHANNELS)[None, :]
-        value = tl.load(values + point[:, None] * VALUE_STRIDE + channel[None, :], mask=real, other=0.0)
+        value = tl.load(values + point[:, None] * VALUE_STRIDE + channel[None, :], mask=real, other=1.0)
         total += weight.to(dtype)[:, None] * value.to(dtype)
     result = tl.sum(total, axis=0).to(output.dtype.element_ty)
-    tl.store(output + row.to(tl.int64) * CHANNELS + channel, result, mask=channel < CHANNELS)
+    tl.store(output + row.to(tl.int64) * WIDTH + channel, result, mask=channel < WIDTH)
 
 
 @triton.jit(do_not_specialize=["num_points", "vertex_corner_stride", "weight_corner_stride"])
 def slice_kernel(
     lattice_values, vertices, barycentric, output, num_points, vertex_corner_stride, weight_corner_stride,
-    CHANNELS: tl.constexpr, LATTICE_STRIDE: tl.constexpr, VERTEX_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr,
+    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ADDED_MASS: tl.constexpr, LATTICE_STRIDE: tl.constexpr,
+    VERTEX_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr,
     CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Read the corners of every point's simplex."""
+    """Read the corners of every point's simplex; where WIDTH exceeds CHANNELS, divide by the channel after the last."""
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = point < num_points
-    real = inside[:, None] & (channel < CHANNELS)[None, :]
+    real = inside[:, None] & (channel < WIDTH)[None, :]
     dtype: tl.constexpr = tl.float64 if lattice_values.dtype.element_ty == tl.float64 else tl.float32
     total = tl.zeros([BLOCK, BLOCK_C], dtype)
     for corner in tl.static_range(CORNERS):
@@ -99,8 +105,12 @@ def slice_kernel(
         weight = tl.load(barycentric + point * WEIGHT_STRIDE + corner * weight_corner_stride, mask=inside, other=0.0)
         place = lattice_values + vertex.to(tl.int64)[:, None] * LATTICE_STRIDE + channel[None, :]
         total += weight.to(dtype)[:, None] * tl.load(place, mask=real, other=0.0).to(dtype)
+    if WIDTH > CHANNELS:
+        mass = tl.sum(tl.where((channel == CHANNELS)[None, :], total, 0.0), axis=1)
+        total = total / (mass + ADDED_MASS)[:, None]
     place = output + point[:, None] * CHANNELS + channel[None, :]
-    tl.store(place, total.to(output.dtype.element_ty), mask=real)
+    kept = inside[:, None] & (channel < CHANNELS)[None, :]
+    tl.store(place, total.to(output.dtype.element_ty), mask=kept)
 
 
 @triton.jit(do_not_specialize=["num_points", "vertex_corner_stride"])
@@ -150,60 +160,102 @@ def blur_kernel(
 
 
 def _tile(rows: int, channels: int, run: int = 1) -> tuple[tuple[int, int], dict[str, int]]:
-    """The grid, and the shape of the tiles: about 1024 elements, at most 64 channels wide."""
-    block_c = min(power_of_two(channels), 64)
+    """The grid, and the shape of the tiles: about 1024 elements."""
+    block_c = min(power_of_two(channels), _WIDEST_TILE)
     block = max(min(1024 // block_c, 256), 16)
     return (cdiv(rows, block * run), cdiv(channels, block_c)), {"BLOCK": block, "BLOCK_C": block_c}
 
 
-def _splat_sorted(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int) -> Tensor:
+def _splat_sorted(values: Tensor, vertices: Tensor, barycentric: Tensor, output: Tensor) -> None:
     corners, channels = vertices.shape[1], values.shape[1]
+    num_lattice_points, width = output.shape
     sorted_vertices, order = torch.sort(vertices.reshape(-1), stable=True)
     rows = torch.arange(num_lattice_points + 1, dtype=torch.int32, device=values.device)
     starts = torch.searchsorted(sorted_vertices, rows)
-    output = values.new_empty(num_lattice_points, channels)
-    block_c = min(power_of_two(channels), 64)
+    block_c = min(power_of_two(width), _WIDEST_TILE)
     launch(
-        splat_sorted_kernel, (num_lattice_points, cdiv(channels, block_c)), values, order, starts, barycentric, output,
-        barycentric.stride(1), CHANNELS=channels, VALUE_STRIDE=values.stride(0), WEIGHT_STRIDE=barycentric.stride(0),
-        CORNERS=corners, BLOCK=max(256 // block_c, 8), BLOCK_C=block_c, num_warps=1,
+        splat_sorted_kernel, (num_lattice_points, cdiv(width, block_c)), values, order, starts, barycentric, output,
+        barycentric.stride(1), CHANNELS=channels, WIDTH=width, VALUE_STRIDE=values.stride(0),
+        WEIGHT_STRIDE=barycentric.stride(0), CORNERS=corners, BLOCK=max(256 // block_c, 8), BLOCK_C=block_c,
+        num_warps=1,
+    )  # fmt: skip
+
+
+def _splat(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int, ones: int) -> Tensor:
+    """`[num_lattice_points, channels + ones]` in the accumulation dtype, the last of them from a channel of ones."""
+    points, channels = values.shape
+    values, shape = rows_contiguous(values), (num_lattice_points, channels + ones)
+    dtype = accumulation_dtype(values.dtype)
+    if points == 0 or shape[0] == 0 or shape[1] == 0:
+        return torch.zeros(shape, dtype=dtype, device=values.device)
+    if torch.are_deterministic_algorithms_enabled():
+        output = torch.empty(shape, dtype=dtype, device=values.device)
+        _splat_sorted(values, vertices, barycentric, output)
+        return output
+    output = torch.zeros(shape, dtype=dtype, device=values.device)
+    run = 4 if points >= _WORTH_RUNS else 1
+    grid, tile = _tile(points, shape[1], run)
+    launch(
+        splat_kernel, grid, values, vertices, barycentric, output, points, vertices.stride(1), barycentric.stride(1),
+        CHANNELS=channels, WIDTH=shape[1], VALUE_STRIDE=values.stride(0), VERTEX_STRIDE=vertices.stride(0),
+        WEIGHT_STRIDE=barycentric.stride(0), CORNERS=vertices.shape[1], RUN=run, **tile,
     )  # fmt: skip
     return output
 
 
 @on_device
 def splat(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int) -> Tensor:
-    points, channels = values.shape
-    values = rows_contiguous(values)
-    if points == 0 or channels == 0 or num_lattice_points == 0:
-        return values.new_zeros(num_lattice_points, channels)
-    if torch.are_deterministic_algorithms_enabled():
-        return _splat_sorted(values, vertices, barycentric, num_lattice_points)
-    dtype = accumulation_dtype(values.dtype)
-    output = torch.zeros(num_lattice_points, channels, dtype=dtype, device=values.device)
-    run = 4 if points >= _WORTH_RUNS else 1
-    grid, tile = _tile(points, channels, run)
+    return _splat(values, vertices, barycentric, num_lattice_points, 0).to(values.dtype)
+
+
+def _slice(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor, output: Tensor, added_mass: float) -> None:
+    """Fill `output [points, channels]`; a further channel of lattice_values is the mass to divide by."""
+    lattice_values = rows_contiguous(lattice_values)
+    points, channels = output.shape
+    width = lattice_values.shape[1]
+    if output.numel() == 0:
+        return
+    grid, tile = _tile(points, width)
     launch(
-        splat_kernel, grid, values, vertices, barycentric, output, points, vertices.stride(1), barycentric.stride(1),
-        CHANNELS=channels, VALUE_STRIDE=values.stride(0), VERTEX_STRIDE=vertices.stride(0),
-        WEIGHT_STRIDE=barycentric.stride(0), CORNERS=vertices.shape[1], RUN=run, **tile,
+        slice_kernel, grid, lattice_values, vertices, barycentric, output, points, vertices.stride(1),
+        barycentric.stride(1), CHANNELS=channels, WIDTH=width, ADDED_MASS=added_mass,
+        LATTICE_STRIDE=lattice_values.stride(0), VERTEX_STRIDE=vertices.stride(0),
+        WEIGHT_STRIDE=barycentric.stride(0), CORNERS=vertices.shape[1], **tile,
     )  # fmt: skip
-    return output if dtype == values.dtype else output.to(values.dtype)
 
 
 @on_device
 def slice(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tensor:
-    points, corners = vertices.shape
-    lattice_values = rows_contiguous(lattice_values)
-    channels = lattice_values.shape[1]
-    output = lattice_values.new_empty(points, channels)
-    if output.numel():
-        grid, tile = _tile(points, channels)
-        launch(
-            slice_kernel, grid, lattice_values, vertices, barycentric, output, points, vertices.stride(1),
-            barycentric.stride(1), CHANNELS=channels, LATTICE_STRIDE=lattice_values.stride(0),
-            VERTEX_STRIDE=vertices.stride(0), WEIGHT_STRIDE=barycentric.stride(0), CORNERS=corners, **tile,
-        )  # fmt: skip
+    output = lattice_values.new_empty(vertices.shape[0], lattice_values.shape[1])
+    _slice(lattice_values, vertices, barycentric, output, 0.0)
+    return output
+
+
+@on_device
+def filter_gaussian(
+    values: Tensor,
+    vertices: Tensor,
+    barycentric: Tensor,
+    axis_neighbors: Tensor,
+    target_vertices: Tensor,
+    target_barycentric: Tensor,
+    smallest_mass: float,
+) -> Tensor:
+    """The normalized Gaussian without a derivative: see `FusedPrimitives`."""
+    output = values.new_empty(target_vertices.shape[0], values.shape[1])
+    if values.shape[0] == 0 or output.numel() == 0:
+        return output.zero_()
+    # that the mass has not been divided by the gain of the blur leaves the quotient as it is
+    added_mass = smallest_mass * blur_gain(vertices.shape[1] - 1)
+    # a tile holds the mass beside all channels that are divided by it
+    for first in range(0, values.shape[1], _WIDEST_TILE - 1):
+        some = values[:, first : first + _WIDEST_TILE - 1]
+        splatted = _splat(some, vertices, barycentric, axis_neighbors.shape[1], 1)
+        blurred = blur(splatted, axis_neighbors, False)
+        part = output if some.shape[1] == output.shape[1] else output.new_empty(output.shape[0], some.shape[1])
+        _slice(blurred, target_vertices, target_barycentric, part, added_mass)
+        if part is not output:
+            output[:, first : first + part.shape[1]] = part
     return output
 
 

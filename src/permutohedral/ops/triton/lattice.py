@@ -65,14 +65,29 @@ def pack_digits(header, cell, DIGIT_BITS: tl.constexpr, CORNER_BITS: tl.constexp
 
 
 @triton.jit
-def insert_block(
-    features, batch, table, slots, vertices, barycentric, first, num_points, capacity,
+def draw_numbers(table, slots, slot, created, capacity, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Number the slots that were created and write the numbers down; -1 for the other lanes."""
+    made = created.to(tl.int32)
+    total = tl.sum(made, axis=0)
+    number = tl.full([ROWS, BLOCK], -1, tl.int32)
+    if tl.sum(total, axis=0) > 0:
+        first = tl.atomic_add(table + COUNT, tl.sum(total, axis=0).to(tl.int64), sem="relaxed").to(tl.int32) + 1
+        before = (tl.cumsum(total, axis=0) - total)[None, :] + tl.cumsum(made, axis=0) - made
+        number = tl.where(created, first + before, -1)
+        tl.store(rows_of(table, capacity) + slot, number, mask=created)
+        tl.store(slots + number, slot, mask=created)
+    return number
+
+
+@triton.jit(do_not_specialize=["num_points", "capacity"])
+def insert_points_kernel(
+    features, batch, table, slots, vertices, barycentric, num_points, capacity,
     STRIDE: tl.constexpr, HAS_BATCH: tl.constexpr, DIGIT_BITS: tl.constexpr, CORNER_BITS: tl.constexpr,
     PTX: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Embed the points from `first` on, insert their corners. `vertices` and `barycentric` are `[d + 1, points]`."""
+    """Embed a block of points, insert their corners. `vertices` and `barycentric` are `[d + 1, points]`."""
     row = tl.arange(0, ROWS)[:, None]
-    point = first + tl.arange(0, BLOCK)
+    point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = point < num_points
     # lanes beyond the end repeat the last point
     point = tl.minimum(point, num_points - 1)
@@ -110,36 +125,6 @@ def insert_block(
     known = tl.load(rows_of(table, capacity) + slot, mask=real & (number < 0), other=-1)
     number = tl.maximum(number, known)
     tl.store(vertices + place, tl.where(number < 0, -2 - slot, number), mask=real)
-
-
-@triton.jit
-def draw_numbers(table, slots, slot, created, capacity, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Number the slots that were created and write the numbers down; -1 for the other lanes."""
-    made = created.to(tl.int32)
-    total = tl.sum(made, axis=0)
-    number = tl.full([ROWS, BLOCK], -1, tl.int32)
-    if tl.sum(total, axis=0) > 0:
-        first = tl.atomic_add(table + COUNT, tl.sum(total, axis=0).to(tl.int64), sem="relaxed").to(tl.int32) + 1
-        before = (tl.cumsum(total, axis=0) - total)[None, :] + tl.cumsum(made, axis=0) - made
-        number = tl.where(created, first + before, -1)
-        tl.store(rows_of(table, capacity) + slot, number, mask=created)
-        tl.store(slots + number, slot, mask=created)
-    return number
-
-
-@triton.jit(do_not_specialize=["num_points", "capacity"])
-def insert_points_kernel(
-    features, batch, table, slots, vertices, barycentric, num_points, capacity,
-    STRIDE: tl.constexpr, HAS_BATCH: tl.constexpr, DIGIT_BITS: tl.constexpr, CORNER_BITS: tl.constexpr,
-    PTX: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TILES: tl.constexpr,
-):  # fmt: skip
-    """Embed and insert all points, TILES blocks of them in one program: starting programs takes time, too."""
-    first = tl.program_id(0).to(tl.int64) * (BLOCK * TILES)
-    for tile in range(TILES):
-        insert_block(
-            features, batch, table, slots, vertices, barycentric, first + tile * BLOCK, num_points, capacity,
-            STRIDE, HAS_BATCH, DIGIT_BITS, CORNER_BITS, PTX, D, ROWS, BLOCK,
-        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_entries", "capacity"])
@@ -233,11 +218,6 @@ class _Insertion:
     barycentric: Tensor  # [d + 1, points]
 
 
-def _tiles(points: int) -> int:
-    """Blocks of points per program: one until the GPU is full several times over."""
-    return 1 if points < 1 << 19 else 2 if points < 1 << 22 else 4
-
-
 def _insert(features: Tensor, batch: Tensor | None, capacity: int, tight: bool) -> _Insertion:
     points, d = features.shape
     device = features.device
@@ -249,13 +229,12 @@ def _insert(features: Tensor, batch: Tensor | None, capacity: int, tight: bool) 
         torch.empty(d + 1, points, dtype=torch.int32, device=device),
         torch.empty(d + 1, points, dtype=features.dtype, device=device),
     )
-    tiles = _tiles(points)
     launch(
-        insert_points_kernel, (cdiv(points, _INSERT_BLOCK * tiles),), features, batch, table.storage, insertion.slots,
+        insert_points_kernel, (cdiv(points, _INSERT_BLOCK),), features, batch, table.storage, insertion.slots,
         insertion.vertices, insertion.barycentric, points, capacity, STRIDE=features.stride(0),
         HAS_BATCH=batch is not None, DIGIT_BITS=0 if tight else fixed_bits(d, batch is not None)[0],
         CORNER_BITS=d.bit_length(), PTX=has_ptx(), D=d, ROWS=tile_rows(d), BLOCK=_INSERT_BLOCK,
-        TILES=tiles, num_warps=cdiv(_INSERT_BLOCK, 32),
+        num_warps=cdiv(_INSERT_BLOCK, 32),
     )  # fmt: skip
     entries = insertion.vertices.numel()
     launch(resolve_kernel, (cdiv(entries, 1024),), insertion.vertices, table.storage, entries, capacity, BLOCK=1024)
