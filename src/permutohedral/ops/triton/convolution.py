@@ -99,15 +99,18 @@ def product(left, right, total, PRECISION: tl.constexpr, PARTS: tl.constexpr):
     left_high, right_high = left.to(tl.bfloat16), right.to(tl.bfloat16)
     left_rest, right_rest = left - left_high.to(tl.float32), right - right_high.to(tl.float32)
     left_middle, right_middle = left_rest.to(tl.bfloat16), right_rest.to(tl.bfloat16)
-    # summed on their own, since the matrix units add without rounding to nearest
-    share = tl.dot(left_middle, right_high)
+    if PARTS == 2:
+        total = tl.dot(left_middle, right_high, total)
+        total = tl.dot(left_high, right_middle, total)
+        return tl.dot(left_high, right_high, total)
+    left_low = (left_rest - left_middle.to(tl.float32)).to(tl.bfloat16)
+    right_low = (right_rest - right_middle.to(tl.float32)).to(tl.bfloat16)
+    # summed on their own, since the matrix units do not round to nearest when they add
+    share = tl.dot(left_low, right_high)
+    share = tl.dot(left_high, right_low, share)
+    share = tl.dot(left_middle, right_middle, share)
+    share = tl.dot(left_middle, right_high, share)
     share = tl.dot(left_high, right_middle, share)
-    if PARTS == 3:
-        left_low = (left_rest - left_middle.to(tl.float32)).to(tl.bfloat16)
-        right_low = (right_rest - right_middle.to(tl.float32)).to(tl.bfloat16)
-        share = tl.dot(left_low, right_high, share)
-        share = tl.dot(left_high, right_low, share)
-        share = tl.dot(left_middle, right_middle, share)
     return total + tl.dot(left_high, right_high, share)
 
 
