@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from permutohedral.neighborhood import Neighborhood, axis_offsets
+from permutohedral.neighborhood import Neighborhood, axis_offsets, blur_gain
 from permutohedral.ops import reference
 from permutohedral.ops import triton as backend
 
@@ -68,6 +68,12 @@ def check_filtering(dtype: torch.dtype, channels: int) -> Iterator[tuple[str, fl
         "blur": (backend.blur(lattice_values, axes, False), reference.blur(exact[1], axes, False)),
         "blur reversed": (backend.blur(lattice_values, axes, True), reference.blur(exact[1], axes, True)),
     }
+    with_mass = torch.cat([exact[0], torch.ones_like(exact[0][:, :1])], dim=1)
+    blurred = reference.blur(reference.splat(with_mass, vertices, exact[2], len(keys)), axes, False)
+    filtered = reference.slice(blurred / blur_gain(3), vertices, exact[2])
+    tables = vertices, barycentric, axes, vertices, barycentric
+    fused = backend.filter_gaussian(values, *tables, 1e-6)
+    pairs["filter_gaussian"] = (fused, filtered[:, :-1] / (filtered[:, -1:] + 1e-6))
     for name, (result, expected) in pairs.items():
         yield f"{name} {dtype} channels={channels}", relative_error(result, expected), TOLERANCE[dtype]
 
