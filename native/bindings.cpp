@@ -91,8 +91,14 @@ void find_neighbors_in(Array<const int64_t, 1> table, Array<const int32_t, 2> ta
                        Array<const int32_t, 2> offsets, bool same, Array<int32_t, 2> neighbors, int threads) {
     nb::gil_scoped_release release;
     advise(neighbors);
-    const NeighborQuery query{table.data(),   int64_t(table.shape(0)),   target_keys.data(), int64_t(target_keys.shape(0)),
-                              offsets.data(), int64_t(offsets.shape(0)), same};
+    NeighborQuery query{};
+    query.table = table.data();
+    query.table_size = int64_t(table.shape(0));
+    query.target_keys = target_keys.data();
+    query.num_targets = int64_t(target_keys.shape(0));
+    query.offsets = offsets.data();
+    query.filter_size = int64_t(offsets.shape(0));
+    query.same = same;
     find_neighbors(query, neighbors.data(), threads);
 }
 
@@ -207,8 +213,8 @@ NB_MODULE(_native, module) {
     using namespace permutohedral;
     module.attr("MAX_DIMENSION") = max_dimension;
     nb::class_<PendingIndex>(module, "PendingIndex")
-        .def_prop_ro("num_lattice_points", [](const PendingIndex& pending) { return pending.index->num_lattice_points; })
-        .def_prop_ro("table_size", [](const PendingIndex& pending) { return pending.index->table_size(); })
+        .def_prop_ro("num_lattice_points", [](const PendingIndex& self) { return self.index->num_lattice_points; })
+        .def_prop_ro("table_size", [](const PendingIndex& self) { return self.index->table_size(); })
         .def("finish", &PendingIndex::finish);
     module.def("index_keys", &index_keys);
     module.def("find_neighbors", &find_neighbors_in);

@@ -68,15 +68,20 @@ public:
 
     void start() {
         count_ = 0;
+        caching_ = true;
         std::memset(vertices_, 0xff, vertex_memory_.size());
         if (has_simplices) std::memset(simplices_, 0xff, simplex_memory_.size());
     }
+
+    // Where the first points of a chunk hardly shared a corner, the caches only cost time.
+    void adapt(int64_t points) { caching_ = 8 * count_ < 7 * points * (map_.d + 1); }
 
     const uint64_t* keys() const { return list_; }
     int64_t count() const { return count_; }
 
     // Positions of the d+1 corners, given the first corner's key and the ranks, `lanes<T>` apart.
     void add(const uint64_t* key, uint64_t packed_ranks, const Whole<T>* ranks, int32_t* out) {
+        if (!caching_) return append_corners(key, ranks, out);
         if constexpr (has_simplices) {
             const uint64_t place = mix(key[0] + packed_ranks * 0x9e3779b97f4a7c15u) >> (64 - simplex_bits);
             uint64_t* entry = simplices_ + place * simplex_stride;
@@ -93,7 +98,9 @@ public:
     }
 
 private:
-    void add_corners(const uint64_t* first, const Whole<T>* ranks, int32_t* out) {
+    // Calls function(j, key, words) for the d+1 corners.
+    template <class Function>
+    void for_corners(const uint64_t* first, const Whole<T>* ranks, Function&& function) {
         const int64_t d = D > 0 ? D : map_.d, words = W > 0 ? W : map_.words;
         // what to add after the corner of each rank
         const uint64_t* steps[room<D> + 1];
@@ -102,9 +109,24 @@ private:
         uint64_t key[W > 0 ? W : max_columns];
         for (int64_t w = 0; w < words; ++w) key[w] = first[w];
         for (int64_t j = 0; j <= d; ++j) {
-            out[j] = find_or_append(key, words);
+            function(j, key, words);
             for (int64_t w = 0; w < words; ++w) key[w] += steps[d - j][w];
         }
+    }
+
+    void add_corners(const uint64_t* first, const Whole<T>* ranks, int32_t* out) {
+        for_corners(first, ranks, [&](int64_t j, const uint64_t* key, int64_t words) {
+            out[j] = find_or_append(key, words);
+        });
+    }
+
+    void append_corners(const uint64_t* first, const Whole<T>* ranks, int32_t* out) {
+        const int64_t d = D > 0 ? D : map_.d;
+        for_corners(first, ranks, [&](int64_t j, const uint64_t* key, int64_t words) {
+            for (int64_t w = 0; w < words; ++w) list_[(count_ + j) * words + w] = key[w];
+            out[j] = int32_t(count_ + j);
+        });
+        count_ += d + 1;
     }
 
     // Without branches, since hits are not predictable: the key is always written behind the list, and kept if new.
@@ -122,6 +144,7 @@ private:
 
     const KeyMap<D, W>& map_;
     int64_t count_ = 0;
+    bool caching_ = true;
     Memory list_memory_, vertex_memory_, simplex_memory_;
     uint64_t* const list_;
     uint64_t* const vertices_;

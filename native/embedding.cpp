@@ -13,6 +13,8 @@ namespace PERMUTOHEDRAL_VARIANT {
 namespace {
 
 constexpr int64_t point_block = 8192;
+// after so many points of a chunk it is decided whether caches pay
+constexpr int64_t trial_points = 1024;
 
 // Bounds of the digits of all vertices, from those of y: a vertex is less than d+1 away in every coordinate.
 template <class T, int D>
@@ -49,7 +51,7 @@ void measure_block(const Points<T>& points, T limit, Range range, Measure<T, D>&
     for (int l = 0; l < lanes<T>; ++l) measure.inside &= inside[l] != 0;
 }
 
-// False if a point is out of range. Ranges include zero where there are fewer points than lanes, which only widens them.
+// False if a point is out of range. Fewer points than lanes are padded with zero, which only widens the ranges.
 template <class T, int D>
 bool measure_points(const Points<T>& points, T limit, int threads, DigitRange& range) {
     const int64_t d = D > 0 ? D : points.d, blocks = divide_up(points.points, point_block);
@@ -140,7 +142,9 @@ void collect_chunk(const Points<T>& points, Index& index, int64_t chunk, const K
     Simplex<T, D> simplex;
     LaneKeys<T, D, W> found;
     collector.start();
-    for (int64_t begin = chunk * index.chunk_rows; begin < last; begin += lanes<T>) {
+    const int64_t first = chunk * index.chunk_rows;
+    for (int64_t begin = first; begin < last; begin += lanes<T>) {
+        if (begin - first == trial_points) collector.adapt(trial_points);
         const int64_t count = std::min<int64_t>(lanes<T>, last - begin);
         load_points<T, D>(points.features + begin * d, d, count, features);
         find_simplex<T, D>(features, d, elevation, simplex);

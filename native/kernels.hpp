@@ -42,7 +42,7 @@ struct Kernels {
     void (*embed_differential)(const Points<T>& points, const T* differential, T* out, int threads);
     // If out has one channel more than the values, that is the mass: every value is one there.
     void (*splat)(const Corners<T>& corners, Rows<const T> values, Rows<T> out, int threads);
-    // If out has one channel less, the last one of lattice_values is the mass, and divides: result / (mass + added_mass).
+    // If out has one channel less, the last of lattice_values is the mass, and divides: result / (mass + added_mass).
     void (*slice)(const Corners<T>& corners, Rows<const T> lattice_values, T added_mass, Rows<T> out, int threads);
     void (*barycentric_gradient)(const Corners<T>& corners, Rows<const T> values, const T* lattice_values, T* out,
                                  int threads);

@@ -110,7 +110,7 @@ struct Merger {
         set.clear();
         for (ChunkList& chunk : chunks) {
             if (chunk.count == 0) continue;
-            uint64_t* keys = as<uint64_t>(chunk.keys);
+            uint64_t* keys = chunk.keys;
             const int64_t end = chunk.starts[part + 1];
             for (int64_t i = chunk.starts[part]; i < end; ++i) keys[i * words] = set.insert(keys + i * words);
         }
@@ -119,12 +119,13 @@ struct Merger {
         ranks.resize(out.count);
         uint32_t rank = 0;
         for (const NumberedKey& item : sorted()) {
-            std::memcpy(as<uint64_t>(out.keys) + rank * words, set.keys() + item.number * words, sizeof(uint64_t) * words);
+            const uint64_t* key = set.keys() + item.number * words;
+            std::memcpy(as<uint64_t>(out.keys) + rank * words, key, sizeof(uint64_t) * words);
             ranks[item.number] = rank++;
         }
         for (ChunkList& chunk : chunks) {
             if (chunk.count == 0) continue;
-            uint64_t* numbers = as<uint64_t>(chunk.keys);
+            uint64_t* numbers = chunk.keys;
             const int64_t end = chunk.starts[part + 1];
             for (int64_t i = chunk.starts[part]; i < end; ++i) numbers[i * words] = ranks[numbers[i * words]];
         }
@@ -171,18 +172,16 @@ void Index::store_chunk(int64_t chunk, const uint64_t* keys, int64_t count) {
     ChunkList& list = chunks_[chunk];
     const int64_t words = packing.words, parts = int64_t(parts_.size());
     list.count = count;
-    list.keys = Memory(sizeof(uint64_t) * count * words);
-    list.positions = Memory(sizeof(uint32_t) * count);
+    list.keys = static_cast<uint64_t*>(arena_.take(sizeof(uint64_t) * count * words));
+    list.positions = static_cast<uint32_t*>(arena_.take(sizeof(uint32_t) * count));
     list.starts.assign(parts + 1, 0);
     for (int64_t i = 0; i < count; ++i) ++list.starts[part_of_bucket_[bucket_of(keys + i * words)] + 1];
     for (int64_t p = 0; p < parts; ++p) list.starts[p + 1] += list.starts[p];
     std::vector<uint32_t> next(list.starts.begin(), list.starts.end() - 1);
-    uint64_t* grouped = as<uint64_t>(list.keys);
-    uint32_t* positions = as<uint32_t>(list.positions);
     for (int64_t i = 0; i < count; ++i) {
         const uint32_t place = next[part_of_bucket_[bucket_of(keys + i * words)]]++;
-        positions[place] = uint32_t(i);
-        for (int64_t w = 0; w < words; ++w) grouped[place * words + w] = keys[i * words + w];
+        list.positions[place] = uint32_t(i);
+        for (int64_t w = 0; w < words; ++w) list.keys[place * words + w] = keys[i * words + w];
     }
 }
 
@@ -210,8 +209,8 @@ void Index::finish_chunk(int64_t chunk) {
     // from positions in the chunk's list to ids
     const Memory memory(sizeof(int32_t) * list.count);
     int32_t* ids = as<int32_t>(memory);
-    const uint32_t* positions = as<uint32_t>(list.positions);
-    const uint64_t* ranks = as<uint64_t>(list.keys);
+    const uint32_t* positions = list.positions;
+    const uint64_t* ranks = list.keys;
     for (size_t part = 0; part < parts_.size(); ++part) {
         const int64_t base = parts_[part].base;
         for (int64_t i = list.starts[part]; i < list.starts[part + 1]; ++i) {

@@ -18,8 +18,8 @@ namespace permutohedral {
 
 // Keys of one chunk, grouped by part.
 struct ChunkList {
-    Memory keys;       // uint64 [count, words]; once merged, the first word is the rank of the key in its part
-    Memory positions;  // uint32 [count], in the list before grouping
+    uint64_t* keys = nullptr;       // [count, words]; once merged, the first word is the rank of the key in its part
+    uint32_t* positions = nullptr;  // [count], in the list before grouping
     std::vector<uint32_t> starts;  // [parts + 1]
     int64_t count = 0;
 };
@@ -61,6 +61,7 @@ private:
     void finish_chunk(int64_t chunk);
 
     std::vector<uint8_t> part_of_bucket_;  // by the leading bits of a key
+    Arena arena_;
     std::vector<ChunkList> chunks_;
     std::vector<Part> parts_;
 };

@@ -1,5 +1,6 @@
 #include "memory.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <new>
 #include <utility>
@@ -46,6 +47,18 @@ Memory& Memory::operator=(Memory&& other) noexcept {
 
 Memory::~Memory() {
     if (data_ != nullptr) ::operator delete(data_, alignment);
+}
+
+void* Arena::take(size_t bytes) {
+    constexpr size_t block = size_t{1} << 24, line = 64;
+    bytes = (bytes + line - 1) / line * line;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (blocks_.empty() || used_ + bytes > blocks_.back().size()) {
+        blocks_.emplace_back(std::max(block, bytes));
+        used_ = 0;
+    }
+    used_ += bytes;
+    return static_cast<char*>(blocks_.back().data()) + used_ - bytes;
 }
 
 void* Memory::data() const { return data_; }

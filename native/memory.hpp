@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <mutex>
+#include <vector>
 
 namespace permutohedral {
 
@@ -26,6 +28,17 @@ template <class T>
 static inline T* as(const Memory& memory) {
     return static_cast<T*>(memory.data());
 }
+
+// Memory for many pieces, freed together: small pieces then share huge pages, too. Any thread may take some.
+class Arena {
+public:
+    void* take(size_t bytes);
+
+private:
+    std::mutex mutex_;
+    std::vector<Memory> blocks_;
+    size_t used_ = 0;
+};
 
 // Asks for huge pages in a large buffer that has not been written to yet: random access is then up to twice as fast.
 void prefer_huge_pages(void* data, size_t bytes);

@@ -81,7 +81,10 @@ private:
     void serve() {
         uint64_t seen = 0;
         for (;;) {
-            for (int i = 0; i < spins && generation_.load(std::memory_order_acquire) == seen; ++i) PERMUTOHEDRAL_PAUSE();
+            for (int i = 0; i < spins; ++i) {
+                if (generation_.load(std::memory_order_acquire) != seen) break;
+                PERMUTOHEDRAL_PAUSE();
+            }
             Job* job = nullptr;
             int worker = 0;
             {

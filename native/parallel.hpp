@@ -28,7 +28,8 @@ struct Range {
 };
 
 static inline Range block_range(int64_t size, int64_t blocks, int64_t b) {
-    return {size / blocks * b + (size % blocks) * b / blocks, size / blocks * (b + 1) + (size % blocks) * (b + 1) / blocks};
+    const int64_t part = size / blocks, rest = size % blocks;
+    return {part * b + rest * b / blocks, part * (b + 1) + rest * (b + 1) / blocks};
 }
 
 static inline int64_t divide_up(int64_t size, int64_t part) { return (size + part - 1) / part; }

@@ -61,6 +61,17 @@ def test_index_points(native: ModuleType, dtype: torch.dtype, dimension: int, po
         assert_close(barycentric, expected_weights)
 
 
+@pytest.mark.parametrize("dimension", [2, 5, 9])
+def test_points_that_share_no_corner(native: ModuleType, dimension: int) -> None:
+    """Far apart, so that the core gives up looking for repetitions, but each point comes twice."""
+    features = (torch.randn(1500, dimension, dtype=torch.float64) * 300).repeat(2, 1)
+    keys, vertices, _, _ = native.index_points(features, None)
+    expected_keys, expected_vertices, _, _ = reference.index_points(features, None)
+    assert len(keys) == len(expected_keys) > 1000 * dimension
+    assert torch.equal(corners_of(keys, vertices), corners_of(expected_keys, expected_vertices))
+    assert torch.equal(vertices[:1500], vertices[1500:])
+
+
 def test_keys_that_need_several_words(native: ModuleType) -> None:
     features = torch.randn(700, 6, dtype=torch.float64) * 1e5
     features[300:] = features[:400] + torch.randn(400, 6, dtype=torch.float64)
