@@ -12,6 +12,7 @@ from permutohedral.errors import InputError
 from permutohedral.functional import NORMALIZATIONS, Normalization, permutohedral_filter
 from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.neighborhood import Neighborhood, gaussian_weight
+from permutohedral.nn.scale import scale_features
 
 Initialization = Literal["kaiming", "gaussian"]
 
@@ -157,14 +158,9 @@ class PermutohedralConvolution(nn.Module):
         """The lattice this layer convolves on, with its learned scale applied to the features."""
         if features is None:
             raise InputError("give features [points, dimension], or a lattice built from them")
-        if features.shape[-1] != self.dimension:
-            raise InputError(
-                f"this layer takes features of {self.dimension} dimensions, got shape {tuple(features.shape)}"
-            )
-        scale = self.scale
-        if scale is not None:
-            features = features * scale.to(features.dtype)
-            target_features = None if target_features is None else target_features * scale.to(features.dtype)
+        features = scale_features(features, self.dimension, self.scale)
+        if target_features is not None:
+            target_features = scale_features(target_features, self.dimension, self.scale)
         return build_lattice(features, target_features, self.neighborhood_size, batch, target_batch)
 
     def _check_lattice(self, lattice: Lattice) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from permutohedral.errors import InputError
 from permutohedral.functional import GaussianMethod, Normalization, gaussian_filter
+from permutohedral.nn.scale import scale_features
 
 
 class GaussianFilter(nn.Module):
@@ -48,14 +48,9 @@ class GaussianFilter(nn.Module):
 
     def forward(self, values: Tensor, features: Tensor, target_features: Tensor | None = None) -> Tensor:
         """Filter `values [..., points, channels]` at `features [..., points, d]`."""
-        if features.shape[-1] != self.dimension:
-            raise InputError(
-                f"this layer takes features of {self.dimension} dimensions, got shape {tuple(features.shape)}"
-            )
-        scale = self.scale
-        if scale is not None:
-            features = features * scale.to(features.dtype)
-            target_features = None if target_features is None else target_features * scale.to(features.dtype)
+        features = scale_features(features, self.dimension, self.scale)
+        if target_features is not None:
+            target_features = scale_features(target_features, self.dimension, self.scale)
         return gaussian_filter(values, features, target_features, self.normalization, self.method, self.halo)
 
     def extra_repr(self) -> str:

@@ -1,0 +1,19 @@
+"""The bandwidths of a layer, fixed or learned."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from permutohedral.errors import InputError
+
+
+def scale_features(features: Tensor, dimension: int, scale: Tensor | None) -> Tensor:
+    """`features [..., dimension]` times the learned `scale [dimension]`, if there is one.
+
+    >>> import torch
+    >>> scale_features(torch.ones(1, 2), 2, torch.tensor([2.0, 3.0])).tolist()
+    [[2.0, 3.0]]
+    """
+    if features.shape[-1] != dimension:
+        raise InputError(f"this layer takes features of {dimension} dimensions, got shape {tuple(features.shape)}")
+    return features if scale is None else features * scale.to(features.dtype)
