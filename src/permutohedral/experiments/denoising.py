@@ -20,7 +20,15 @@ from permutohedral.data.bsds500 import GrayImage, Split, add_noise, load_images
 from permutohedral.errors import InputError
 from permutohedral.experiments import quadratic
 from permutohedral.experiments.result import Result, describe_environment
-from permutohedral.experiments.training import RunOptions, Task, TrainingSettings, fit, is_first_process, steps_done
+from permutohedral.experiments.training import (
+    RunOptions,
+    Task,
+    TrainingSettings,
+    fit,
+    is_first_process,
+    steps_done,
+    track,
+)
 from permutohedral.models.deep_denoising import count_weights
 from permutohedral.models.denoising import LinearDenoiser
 from permutohedral.models.pretrained import build_denoiser
@@ -125,7 +133,7 @@ def run(config: DenoisingConfig, options: RunOptions) -> Result | None:
         return None
     started = time.perf_counter()
     images = load(config, "test", config.test_images, options)
-    per_image = evaluate(model.to(options.device).eval(), images, config, options.device)
+    per_image = evaluate(model.to(options.device).eval(), track(images, "evaluating", options), config, options.device)
     seconds["evaluation"] = time.perf_counter() - started
     metrics["psnr"] = sum(per_image.values()) / len(per_image)
     metrics["psnr_per_image"] = per_image
@@ -201,7 +209,8 @@ def _train(model: nn.Module, config: DenoisingConfig, options: RunOptions) -> di
     errors = None
     if config.samples == "images" or config.start == "least_squares":
         linear = cast(LinearDenoiser, model)
-        errors = quadratic.measure_quadratic_errors(linear, images, config.noise / 255, config.seed, options.device)
+        tracked = track(images, "measuring", options)
+        errors = quadratic.measure_quadratic_errors(linear, tracked, config.noise / 255, config.seed, options.device)
         solution = errors.least_squares()
         metrics["train_psnr_of_least_squares"] = _mean_psnr(errors.evaluate(solution.to(errors.matrix.device)))
         if config.start == "least_squares":

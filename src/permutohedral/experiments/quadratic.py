@@ -6,7 +6,7 @@ w'Aw - 2 b'w + e: A, b and e are all that training needs, and its optimum has a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -49,7 +49,7 @@ def evaluate(matrix: Tensor, vector: Tensor, constant: Tensor, weights: Tensor) 
 
 @torch.no_grad()
 def measure_quadratic_errors(
-    model: LinearDenoiser, images: Sequence[GrayImage], sigma: float, seed: int, device: torch.device
+    model: LinearDenoiser, images: Iterable[GrayImage], sigma: float, seed: int, device: torch.device
 ) -> QuadraticErrors:
     """Filter every image once with each weight alone."""
     matrices, vectors, constants = [], [], []

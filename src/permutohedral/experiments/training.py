@@ -6,19 +6,23 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pytorch_lightning as lightning
+import rich.console
+import rich.progress
 import torch
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint, RichProgressBar
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from permutohedral.errors import InputError
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -165,6 +169,13 @@ def fit(task: Task, loader: DataLoader[Any], options: RunOptions, checkpoints: P
         )
         trainer.fit(task, loader, ckpt_path=last if last.is_file() else None)
     return is_first_process()
+
+
+def track(items: Sequence[Item], what: str, options: RunOptions) -> Iterable[Item]:
+    """The items, with a bar on stderr that shows how many are done."""
+    if not options.progress:
+        return items
+    return rich.progress.track(items, what, console=rich.console.Console(stderr=True), transient=True)
 
 
 def is_first_process() -> bool:
