@@ -14,7 +14,7 @@ CHECKED := src tests benchmarks
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint format format-check typecheck pytest accuracy bench wheel clean
+.PHONY: help setup demo test test-gpu lint format format-check typecheck pytest accuracy bench wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ bench: $(STAMP)  ## time every operator beside its peers, into results/; BENCH_O
 	  --constraint constraints.txt $(TORCH) opencv-python-headless scipy pydensecrf2
 	$(BIN)/permutohedral benchmark --json results/benchmark-cpu.json --csv results/benchmark-cpu.csv \
 	  --chart results/benchmark-cpu.svg --chart results/benchmark-cpu.png $(BENCH_OPTIONS)
+
+test-gpu: $(STAMP)  ## the operators and layers on the GPU; checks and times of every kernel with benchmarks/gpu.py
+	PERMUTOHEDRAL_TEST_DEVICE=cuda $(BIN)/python -m pytest --quiet tests/ops tests/nn $(wildcard tests/test_*.py)
 
 wheel: $(STAMP)  ## build dist/*.whl
 	$(BIN)/python -m pip wheel --disable-pip-version-check $(PIP_OPTIONS) --no-deps --wheel-dir dist .
