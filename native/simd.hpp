@@ -25,8 +25,8 @@ namespace {
 template <class T, int N>
 struct VectorOf {
     typedef T type __attribute__((vector_size(sizeof(T) * N)));
-    // the same, at any address
-    typedef T unaligned __attribute__((vector_size(sizeof(T) * N), aligned(sizeof(T)), may_alias));
+    // the same, at any address; it may alias its elements, as vectors do
+    typedef T unaligned __attribute__((vector_size(sizeof(T) * N), aligned(sizeof(T))));
 };
 
 template <class T>
