@@ -1,4 +1,7 @@
-"""Which block shape the convolution uses: a heuristic, refined by a short search on the device that is remembered."""
+"""Which block shape the convolution uses: what is likely best, refined by a short search on the device.
+
+The search runs once per process, device and shape; `PERMUTOHEDRAL_AUTOTUNE=0` leaves it out.
+"""
 
 from __future__ import annotations
 
