@@ -21,7 +21,6 @@ from permutohedral.features import color_features, join_features, position_featu
 from permutohedral.lattice import Lattice, Simplices, build_lattice
 from permutohedral.neighborhood import blur_gain, gaussian_weight
 from permutohedral.ops import autograd
-from permutohedral.ops.dispatch import primitives_for
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.shapes import check_weight, count, lattice_to_rows, points_to_rows, rows_to_points, unfold
 
@@ -261,11 +260,15 @@ def _dense_gaussian(lattice_values: Tensor, lattice: Lattice) -> Tensor:
         return convolve(lattice_values, weight, lattice)
 
 
-def _separable_gaussian(lattice_values: Tensor, lattice: Lattice) -> Tensor:
+def _check_separable(lattice: Lattice) -> Tensor:
     if lattice.axis_neighbors is None:
         raise InputError("the separable method needs a lattice built with separable=True")
+    return lattice.axis_neighbors
+
+
+def _separable_gaussian(lattice_values: Tensor, lattice: Lattice) -> Tensor:
     rows, leading = lattice_to_rows(lattice_values, lattice, lattice.source)
-    blurred = autograd.blur(rows, lattice.axis_neighbors, False)
+    blurred = autograd.blur(rows, _check_separable(lattice), False)
     return unfold(blurred / blur_gain(lattice.dimension), leading)
 
 
@@ -295,24 +298,20 @@ def _filter(values: Tensor, lattice: Lattice, normalization: Normalization, step
 
 
 def _can_fuse(values: Tensor, lattice: Lattice) -> bool:
-    """Whether the backend filters at once and no one will ask for a derivative."""
-    # what the backend offers cannot be asked while torch.compile traces
-    if torch.compiler.is_compiling():
-        return False
-    if lattice.axis_neighbors is None or not hasattr(primitives_for(lattice.neighbors), "filter_gaussian"):
-        return False
+    """Whether no one will ask for a derivative."""
     inputs = (values, lattice.source.barycentric, lattice.target.barycentric)
     return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs))
 
 
 def _fused_gaussian(values: Tensor, lattice: Lattice, smallest_mass: float) -> Tensor:
+    axis_neighbors = _check_separable(lattice)
     rows, leading = points_to_rows(values, lattice)
     source, target = lattice.source, lattice.target
     filtered = autograd.filter_gaussian(
         rows,
         source.vertices,
         source.barycentric,
-        lattice.axis_neighbors,
+        axis_neighbors,
         target.vertices,
         target.barycentric,
         smallest_mass,

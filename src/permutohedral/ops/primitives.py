@@ -164,10 +164,6 @@ class Primitives(Protocol):
         """J f', the transpose of `embed_gradient`: `[points, d]` to `[points, d + 1]`."""
         ...
 
-
-class FusedPrimitives(Protocol):
-    """What a backend may provide besides: several primitives in one, without a derivative."""
-
     def filter_gaussian(
         self,
         values: Tensor,
@@ -180,7 +176,8 @@ class FusedPrimitives(Protocol):
     ) -> Tensor:
         """The normalized Gaussian: slice(blur(splat(values))) over slice(blur(splat(1))) + smallest_mass.
 
-        Both are divided by the gain of the blur. Values of 16 bits are rounded once, at the end.
+        Several primitives in one, for when no derivative is wanted. Numerator and denominator are divided by the
+        gain of the blur. Values of 16 bits are rounded once, at the end.
 
         Args:
             values: `[points, channels]`.

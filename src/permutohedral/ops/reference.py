@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from permutohedral.neighborhood import blur_gain
 from permutohedral.ops.primitives import accumulation_dtype, key_limit, range_error
 
 # below this, sums of two packed codes cannot leave int64
@@ -234,3 +235,20 @@ def blur(lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool) -> Tenso
         padded = _with_zero_row(blurred)
         blurred = blurred + 0.5 * (padded[ahead] + padded[behind])
     return blurred.to(lattice_values.dtype)
+
+
+def filter_gaussian(
+    values: Tensor,
+    vertices: Tensor,
+    barycentric: Tensor,
+    axis_neighbors: Tensor,
+    target_vertices: Tensor,
+    target_barycentric: Tensor,
+    smallest_mass: float,
+) -> Tensor:
+    # the mass is one more channel
+    widened = torch.cat([values.to(barycentric.dtype), barycentric.new_ones(values.shape[0], 1)], dim=1)
+    splatted = splat(widened, vertices, barycentric, axis_neighbors.shape[1])
+    blurred = blur(splatted, axis_neighbors, False) / blur_gain(vertices.shape[1] - 1)
+    filtered = slice(blurred, target_vertices, target_barycentric)
+    return (filtered[:, :-1] / (filtered[:, -1:] + smallest_mass)).to(values.dtype)
