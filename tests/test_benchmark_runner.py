@@ -88,7 +88,7 @@ class TestRunner:
 
     def test_recorded_times_are_scaled_and_bytes_are_not(self, found: dict[str, Any]) -> None:
         filtered, quantity = found["results"][0], found["results"][2]
-        assert filtered["recorded"][0]["scaled"] == pytest.approx(1000 * found["yardstick"]["ratio"])
+        assert filtered["recorded"][0]["scaled"] == pytest.approx(1000 * found["yardstick"]["slowness"])
         assert quantity["recorded"][0]["scaled"] == 1000
         assert quantity["ours"]["median"] == 3.0
         assert quantity["peers"][0]["ratio"] == 2.0

@@ -50,7 +50,7 @@ def rows_of(report: dict[str, Any]) -> list[dict[str, Any]]:
                 row = {key: entry.get(key) for key in COLUMNS if entry.get(key) is not None}
                 rows.append({**base, "kind": kind, **row, "low": low, "high": high})
         for entry in result["recorded"]:
-            note = f"recorded elsewhere as {entry['value']:g}, scaled by the yardstick"
+            note = f"recorded elsewhere as {entry['value']:g}, scaled to this machine"
             scaled = {"name": entry["name"], "median": entry["scaled"], "ratio": entry["ratio"], "note": note}
             rows.append({**base, "kind": "recorded", **scaled})
         rows += [{**base, "kind": "absent", "name": peer["name"], "note": peer["reason"]} for peer in result["absent"]]
@@ -108,9 +108,9 @@ def remarks(report: dict[str, Any]) -> list[str]:
     lines = [
         f"permutohedral {about['versions']['permutohedral']} ({about['backend']} backend), torch "
         f"{about['versions']['torch']}, {where}; commit {about['commit'] or 'unknown'}",
-        f"recorded peers: measured once on {yardstick['recorded_machine']} and scaled by {yardstick['ratio']:.2f}, the "
-        f"ratio of the yardstick (sort of 6 M keys: {yardstick['seconds']:.3g} s here, "
-        f"{yardstick['recorded_seconds']:g} s there)",
+        f"recorded peers: measured once on {yardstick['recorded_machine']} and scaled by "
+        f"{yardstick['slowness']:.2f}, the ratio of {yardstick['slowness_by']} (sort of 6 M keys: "
+        f"{yardstick['seconds']:.3g} s here, {yardstick['recorded_seconds']:g} s there)",
     ]
     substitutes = {result["origin"] for result in report["results"] if "substitute" in result.get("origin", "")}
     lines += [f"input: {origin}" for origin in sorted(substitutes)]

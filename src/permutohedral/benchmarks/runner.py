@@ -88,8 +88,9 @@ def run(options: Options, say: Say = lambda message: None) -> dict[str, Any]:
     say("yardstick again")
     # the machine may have been busy at one of the two times
     yardstick = min(yardstick, environment.yardstick(device), key=lambda one: float(one["seconds"]))
+    yardstick |= _slowness(results, yardstick["ratio"])
     for result in results:
-        result["recorded"] = _recorded(result, yardstick["ratio"])
+        result["recorded"] = _recorded(result, yardstick["slowness"])
     about = environment.describe(device)
     return {
         "schema": 1,
@@ -199,6 +200,23 @@ def _measure(workload: Workload, options: Options, inputs: Inputs, threads: int)
 
 def _absent(peer: Absent) -> dict[str, str]:
     return {"name": peer.name, "reason": peer.reason}
+
+
+def _slowness(results: list[dict[str, Any]], sort_ratio: float) -> dict[str, Any]:
+    """How much slower this machine is than the one of the recorded figures, and how that is known.
+
+    A peer that was recorded there and runs here tells it best; the sort depends on torch's version too.
+    """
+    ratios = []
+    for result in results:
+        workload = next(workload for workload in ALL_WORKLOADS if workload.name == result["workload"])
+        there = next((entry.at(result["threads"]) for entry in workload.recorded if entry.peer == "pydensecrf"), None)
+        here = next((peer["median"] for peer in result.get("peers", ()) if peer["name"] == peers.DENSECRF), None)
+        if there and here and workload.unit != "MB":
+            ratios.append(here / there)
+    if ratios:
+        return {"slowness": statistics.median(ratios), "slowness_by": f"{peers.DENSECRF} here and there"}
+    return {"slowness": sort_ratio, "slowness_by": "the sort here and there"}
 
 
 def _recorded(result: dict[str, Any], slowness: float) -> list[dict[str, Any]]:
