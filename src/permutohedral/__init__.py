@@ -16,6 +16,7 @@ torch.Size([3, 64, 64])
 from permutohedral import nn
 from permutohedral.errors import (
     BackendUnavailable,
+    DataError,
     FeatureRangeError,
     InputError,
     MemoryLimitError,
@@ -40,6 +41,7 @@ from permutohedral.version import __version__
 
 __all__ = [
     "BackendUnavailable",
+    "DataError",
     "FeatureRangeError",
     "InputError",
     "Lattice",

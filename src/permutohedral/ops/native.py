@@ -77,7 +77,7 @@ def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     _check_dimension(columns - 1)
     inverse = torch.empty(rows, dtype=torch.int32)
     if rows == 0:
-        return keys, inverse, torch.empty(0, dtype=torch.int64)
+        return keys.clone(), inverse, torch.empty(0, dtype=torch.int64)
     pending = _native.index_keys(_plain(keys), inverse[:, None], _threads(rows))
     unique_keys, table = _finish(pending, columns)
     return unique_keys, inverse, table
