@@ -3,90 +3,23 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from permutohedral import reproduce_commands
+from permutohedral.reproduce_commands.options import Explained
+
 if TYPE_CHECKING:
     from permutohedral.denoise import Outcome, Request
-    from permutohedral.experiments.denoising import DenoisingConfig
-    from permutohedral.experiments.mnist import MnistConfig
-    from permutohedral.experiments.result import Result
-    from permutohedral.experiments.training import RunOptions
-
-Explained = Callable[[], AbstractContextManager[None]]
-
-
-class Experiment(str, Enum):
-    """The tables that can be reproduced."""
-
-    denoising = "denoising"
-    mnist = "mnist"
-
-
-Data = Annotated[
-    Path | None,
-    typer.Option(help="Folder of the datasets; without it they are downloaded.", envvar="PERMUTOHEDRAL_DATA"),
-]
 
 
 def register(application: typer.Typer, explained: Explained) -> None:
     """Add the commands; `explained` turns errors into messages."""
-    _add_reproduce(application, explained)
+    reproduce_commands.register(application, explained)
     _add_denoise(application, explained)
-
-
-def _add_reproduce(application: typer.Typer, explained: Explained) -> None:
-    @application.command()
-    def reproduce(  # noqa: PLR0913 (one parameter for each option)
-        experiment: Annotated[Experiment, typer.Argument(help="Which table of the paper.")],
-        row: Annotated[list[str] | None, typer.Option(help="Only this row; may be repeated.")] = None,
-        config: Annotated[list[Path] | None, typer.Option(help="A row of your own, as YAML; may be repeated.")] = None,
-        smoke: Annotated[bool, typer.Option("--smoke", help="A few small images, under a minute.")] = False,
-        cross_validate: Annotated[
-            bool, typer.Option("--cross-validate", help="First choose the scale of the features on the val images.")
-        ] = False,
-        seeds: Annotated[
-            int | None,
-            typer.Option(min=1, help="mnist: how often to train each row.", show_default="3, 1 with --smoke"),
-        ] = None,
-        jobs: Annotated[int, typer.Option(min=1, help="mnist: how many trainings run side by side.")] = 1,
-        report_only: Annotated[
-            bool, typer.Option("--report-only", help="mnist: train nothing, report what the output folder holds.")
-        ] = False,
-        output: Annotated[Path | None, typer.Option(help="Folder for all results.", show_default="out/...")] = None,
-        data: Data = None,
-        accelerator: Annotated[str, typer.Option(help="auto, cpu or gpu.")] = "auto",
-        devices: Annotated[int, typer.Option(min=1, help="How many to train on.")] = 1,
-        resume: Annotated[bool, typer.Option("--resume", help="Keep rows that are done, go on with the rest.")] = False,
-    ) -> None:
-        """Train and evaluate the rows of a table, and print them beside the paper's.
-
-        Writes a JSON file for each row, its weights, a report in Markdown and figures.
-
-        Example: permutohedral reproduce denoising --smoke
-        """
-        with explained():
-            from permutohedral.experiments.mnist_rows import choose_mnist_rows, read_results, with_seeds
-            from permutohedral.experiments.reproduce import choose_rows
-            from permutohedral.experiments.training import RunOptions
-
-            folder = output or Path("out") / (experiment.value + ("-smoke" if smoke else ""))
-            options = RunOptions(folder, data, accelerator, devices, resume, progress=sys.stderr.isatty())
-            if experiment is Experiment.mnist and report_only:
-                _report_mnist(read_results(folder), folder)
-                return
-            if experiment is Experiment.mnist:
-                rows = choose_mnist_rows(row or (), config or (), smoke)
-                _reproduce_mnist(with_seeds(rows, seeds or (1 if smoke else 3)), options, jobs)
-                return
-            _reproduce_denoising(choose_rows(row or (), config or (), smoke), options, cross_validate)
 
 
 def _add_denoise(application: typer.Typer, explained: Explained) -> None:
@@ -128,60 +61,6 @@ def _add_denoise(application: typer.Typer, explained: Explained) -> None:
                     typer.echo(f"error: {outcome.error}", err=True)
         if any(outcome.error is not None for outcome in outcomes):
             raise typer.Exit(1)
-
-
-def _reproduce_denoising(configs: list[DenoisingConfig], options: RunOptions, cross_validates: bool) -> None:
-    from permutohedral.experiments.reproduce import cross_validate, reproduce, with_scale
-    from permutohedral.experiments.result import write_result
-    from permutohedral.experiments.training import is_first_process
-    from permutohedral.report import denoising_table, write_denoising_report
-
-    def report(line: str) -> None:
-        if is_first_process():
-            typer.echo(line, err=True)
-
-    if cross_validates:
-        scales = cross_validate(configs[0], options, configs[0].test_images, report)
-        write_result(scales, options.output / "scales.json")
-        configs = [with_scale(config, scales) for config in configs]
-    results = reproduce(configs, options, report)
-    # the helping processes of a training on several devices have none
-    if results:
-        typer.echo(denoising_table(results))
-        path = write_denoising_report(results, options, shlex.join(["permutohedral", *sys.argv[1:]]))
-        typer.echo(f"wrote {path}", err=True)
-
-
-def _reproduce_mnist(configs: list[MnistConfig], options: RunOptions, jobs: int) -> None:
-    from permutohedral.experiments.mnist_rows import reproduce_mnist
-    from permutohedral.experiments.training import is_first_process
-    from permutohedral.report import write_mnist_report
-
-    def report(line: str) -> None:
-        if is_first_process():
-            typer.echo(line, err=True)
-
-    order = list(dict.fromkeys(config.name for config in configs))
-    results: list[Result] = []
-    for result in reproduce_mnist(configs, options, jobs, report):
-        results = sorted([*results, result], key=lambda known: (order.index(known.name), known.seed))
-        # after every row, so that an interrupted run leaves a report
-        write_mnist_report(results, options.output, _command())
-    if results:
-        _report_mnist(results, options.output)
-
-
-def _report_mnist(results: list[Result], folder: Path) -> None:
-    from permutohedral.report import mnist_table, write_mnist_report
-
-    path = write_mnist_report(results, folder, _command())
-    typer.echo(mnist_table(results))
-    typer.echo(f"wrote {path}", err=True)
-
-
-def _command() -> str:
-    """The command that trains anew what is reported."""
-    return shlex.join(["permutohedral", *(word for word in sys.argv[1:] if word not in ("--resume", "--report-only"))])
 
 
 def _denoise(source: Path, output: Path, request: Request) -> list[Outcome]:

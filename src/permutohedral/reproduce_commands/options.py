@@ -1,0 +1,53 @@
+"""Options and helpers that the experiments share."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Explained = Callable[[], AbstractContextManager[None]]
+
+Rows = Annotated[list[str] | None, typer.Option("--row", help="Only this row; may be repeated.")]
+Configs = Annotated[list[Path] | None, typer.Option("--config", help="A row of your own, as YAML; may be repeated.")]
+Smoke = Annotated[bool, typer.Option("--smoke", help="The whole way on little data, under a minute.")]
+Seeds = Annotated[
+    int | None, typer.Option(min=1, help="How often to train each row.", show_default="3, 1 with --smoke")
+]
+Jobs = Annotated[int, typer.Option(min=1, help="How many trainings run side by side.")]
+ReportOnly = Annotated[bool, typer.Option("--report-only", help="Train nothing, report what the output folder holds.")]
+Output = Annotated[Path | None, typer.Option(help="Folder for all results.", show_default="out/...")]
+Data = Annotated[
+    Path | None,
+    typer.Option(help="Folder of the datasets; without it they are downloaded.", envvar="PERMUTOHEDRAL_DATA"),
+]
+Accelerator = Annotated[str, typer.Option(help="auto, cpu or gpu.")]
+Devices = Annotated[int, typer.Option(min=1, help="How many to train on.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Keep rows that are done, go on with the rest.")]
+
+
+def output_folder(output: Path | None, experiment: str, smoke: bool) -> Path:
+    """Where the results go if no folder is given.
+
+    >>> output_folder(None, "mnist", smoke=True).as_posix()
+    'out/mnist-smoke'
+    """
+    return output or Path("out") / (experiment + ("-smoke" if smoke else ""))
+
+
+def tell(line: str) -> None:
+    """Print a line about the progress on stderr, from the process that evaluates and writes."""
+    from permutohedral.experiments.training import is_first_process
+
+    if is_first_process():
+        typer.echo(line, err=True)
+
+
+def command_line() -> str:
+    """The command that makes anew what is reported."""
+    return shlex.join(["permutohedral", *(word for word in sys.argv[1:] if word not in ("--resume", "--report-only"))])
