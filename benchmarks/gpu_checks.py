@@ -1,12 +1,20 @@
-"""Check every primitive of the Triton backend on a GPU against the reference in float64."""
+"""Check every primitive of the Triton backend on a GPU against the reference in float64.
+
+`python benchmarks/gpu_checks.py` prints one line of JSON for each; `--part 0/4` runs a quarter of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torch import Tensor
 
+import permutohedral as ph
 from permutohedral.neighborhood import Neighborhood, axis_offsets, blur_gain
 from permutohedral.ops import reference
 from permutohedral.ops import triton as backend
@@ -16,13 +24,16 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 6e-3, torch.float16: 8e-4}
 CHANNELS = [(1, 1, 1), (3, 5, 1), (16, 16, 1), (24, 40, 1), (64, 32, 2), (12, 24, 12), (40, 6, 1), (128, 96, 1)]
 
+# what was checked, its error, the largest error allowed
+Figure = tuple[str, float, float]
+
 
 def relative_error(result: Tensor, expected: Tensor) -> float:
     result, expected = result.double(), expected.double()
     return float((result - expected).norm() / expected.norm().clamp_min(1e-300))
 
 
-def check_lattice(points: int, d: int, dtype: torch.dtype, batched: bool) -> tuple[str, float, float]:
+def check_lattice(points: int, d: int, dtype: torch.dtype, batched: bool) -> Iterator[Figure]:
     """The same keys at every corner, the same weights, the same neighbors."""
     features = torch.randn(points, d, dtype=dtype, device="cuda") * 4
     batch = torch.randint(0, 5, (points,), dtype=torch.int32, device="cuda") if batched else None
@@ -43,10 +54,10 @@ def check_lattice(points: int, d: int, dtype: torch.dtype, batched: bool) -> tup
     unique_keys, inverse, _ = backend.index_keys(keys[vertices.flatten().long()])
     error += float((unique_keys[inverse.long()] != keys[vertices.flatten().long()]).sum())
     error += abs(len(unique_keys) - len(keys))
-    return name, error, 1e-3 if dtype == torch.float32 else 1e-9
+    yield name, error, 1e-3 if dtype == torch.float32 else 1e-9
 
 
-def check_filtering(dtype: torch.dtype, channels: int) -> Iterator[tuple[str, float, float]]:
+def check_filtering(dtype: torch.dtype, channels: int) -> Iterator[Figure]:
     features = torch.randn(5000, 3, dtype=torch.float64, device="cuda") * 3
     keys, vertices, barycentric, table = backend.index_points(features, None)
     if dtype != torch.float64:
@@ -78,7 +89,7 @@ def check_filtering(dtype: torch.dtype, channels: int) -> Iterator[tuple[str, fl
         yield f"{name} {dtype} channels={channels}", relative_error(result, expected), TOLERANCE[dtype]
 
 
-def check_convolution(dtype: torch.dtype, sizes: tuple[int, int, int]) -> Iterator[tuple[str, float, float]]:
+def check_convolution(dtype: torch.dtype, sizes: tuple[int, int, int]) -> Iterator[Figure]:
     in_channels, out_channels, groups = sizes
     neighbors = torch.randint(-1, 3000, (15, 2500), dtype=torch.int32, device="cuda")
     values = torch.randn(3000, in_channels, device="cuda").to(dtype)
@@ -92,7 +103,7 @@ def check_convolution(dtype: torch.dtype, sizes: tuple[int, int, int]) -> Iterat
     yield f"convolve_weight_gradient {dtype} {sizes}", relative_error(result, expected), TOLERANCE[dtype]
 
 
-def check_derivatives(d: int, dtype: torch.dtype) -> Iterator[tuple[str, float, float]]:
+def check_derivatives(d: int, dtype: torch.dtype) -> Iterator[Figure]:
     features = torch.randn(3000, d, dtype=dtype, device="cuda") * 4
     gradient = torch.randn(3000, d + 1, dtype=dtype, device="cuda")
     tolerance = 1e-12 if dtype == torch.float64 else 2e-2
@@ -108,7 +119,7 @@ def check_derivatives(d: int, dtype: torch.dtype) -> Iterator[tuple[str, float, 
     yield f"embed_differential d={d} {dtype}", relative_error(result, expected), tolerance
 
 
-def check_determinism() -> Iterator[tuple[str, float, float]]:
+def check_determinism() -> Iterator[Figure]:
     """Deterministic mode repeats to the last bit."""
     features = torch.rand(200_000, 3, device="cuda") * 20
     values = torch.randn(200_000, 8, device="cuda")
@@ -122,7 +133,7 @@ def check_determinism() -> Iterator[tuple[str, float, float]]:
     yield "deterministic mode", float(not equal), 0.5
 
 
-def check_graph() -> Iterator[tuple[str, float, float]]:
+def check_graph() -> Iterator[Figure]:
     """A captured graph of splat, convolve, slice gives what the calls give."""
     features = torch.randn(20_000, 3, device="cuda") * 4
     keys, vertices, barycentric, table = backend.index_points(features, None)
@@ -143,25 +154,70 @@ def check_graph() -> Iterator[tuple[str, float, float]]:
     yield "CUDA graph", relative_error(captured, layer()), 2e-6
 
 
-def all_checks() -> Iterator[tuple[str, float, float]]:
+def check_streams() -> Iterator[Figure]:
+    """Lattices built and filtered on two streams at once are those of one stream."""
+    features = [torch.rand(300_000, 3, device="cuda", dtype=torch.float64) * 20 for _ in range(4)]
+    values = torch.randn(300_000, 4, device="cuda", dtype=torch.float64)
+    expected = [ph.gaussian_filter(values, each) for each in features]
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    found: list[Tensor] = []
+    for number, each in enumerate(features):
+        with torch.cuda.stream(streams[number % 2]):
+            found.append(ph.gaussian_filter(values, each))
+    torch.cuda.synchronize()
+    yield "two streams", max(map(relative_error, found, expected)), TOLERANCE[torch.float64]
+
+
+def check_threads() -> Iterator[Figure]:
+    """The same from several threads of the host, each on a stream of its own."""
+    features = [torch.rand(100_000, 3, device="cuda", dtype=torch.float64) * 20 for _ in range(8)]
+    values = torch.randn(100_000, 4, device="cuda", dtype=torch.float64)
+    expected = [ph.gaussian_filter(values, each) for each in features]
+    torch.cuda.synchronize()
+
+    def work(each: Tensor) -> Tensor:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            result = ph.gaussian_filter(values, each)
+        stream.synchronize()
+        return result
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(work, features))
+    yield "four threads", max(map(relative_error, found, expected)), TOLERANCE[torch.float64]
+
+
+def all_checks() -> list[Callable[[], Iterator[Figure]]]:
+    """Each a function that yields what it found."""
+    checks: list[Callable[[], Iterator[Figure]]] = [check_streams, check_threads, check_determinism, check_graph]
     for d in [1, 2, 3, 5, 6, 8, 12, 16, 20]:
         for dtype in (torch.float32, torch.float64):
-            yield check_lattice(3000, d, dtype, batched=d % 2 == 1)
-            yield from check_derivatives(d, dtype)
-    yield check_lattice(200_000, 3, torch.float32, batched=True)
+            checks.append(partial(check_lattice, 3000, d, dtype, d % 2 == 1))
+            checks.append(partial(check_derivatives, d, dtype))
+    checks.append(partial(check_lattice, 200_000, 3, torch.float32, True))
     for dtype in DTYPES:
-        for channels in (1, 3, 4, 32, 100):
-            yield from check_filtering(dtype, channels)
-        for sizes in CHANNELS:
-            yield from check_convolution(dtype, sizes)
-    yield from check_determinism()
-    yield from check_graph()
+        checks += [partial(check_filtering, dtype, channels) for channels in (1, 3, 4, 32, 100)]
+        checks += [partial(check_convolution, dtype, sizes) for sizes in CHANNELS]
+    return checks
 
 
-def run_checks() -> list[dict[str, object]]:
-    """Run all checks; each with its error, its tolerance, and whether it holds."""
-    torch.manual_seed(0)
-    return [
-        {"check": name, "error": error, "tolerance": tolerance, "holds": bool(error <= tolerance)}
-        for name, error, tolerance in all_checks()
-    ]
+def run_checks(part: int = 0, parts: int = 1) -> Iterator[dict[str, object]]:
+    """Run one of several parts of the checks; each with its error, its tolerance, and whether it holds."""
+    for number, check in enumerate(all_checks()):
+        if number % parts == part:
+            torch.manual_seed(number)
+            for name, error, tolerance in check():
+                yield {"check": name, "error": error, "tolerance": tolerance, "holds": bool(error <= tolerance)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", default="0/1", help="which part of the checks, such as 2/4: parts 0 to 3 are all")
+    part, parts = map(int, parser.parse_args().part.split("/"))
+    for found in run_checks(part, parts):
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()
