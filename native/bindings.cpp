@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels.hpp"
+#include "parallel.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -191,6 +192,16 @@ void bind_kernels(nb::module_ module) {
     module.def("convolve_weight_gradient", &convolve_weight_gradient<T>);
 }
 
+// the thread that runs Python's signal handlers
+unsigned long main_thread = 0;
+
+// Ctrl-C during a long call: the handler runs here, and what it raises ends the call.
+void handle_signals() {
+    if (PyThread_get_thread_ident() != main_thread) return;
+    nb::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
 std::vector<std::string> instruction_sets() {
     std::vector<std::string> names;
     for (int i = 0; i < num_variants; ++i) {
@@ -211,6 +222,8 @@ void use_instruction_set(const std::string& name) {
 
 NB_MODULE(_native, module) {
     using namespace permutohedral;
+    main_thread = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
+    set_interruption(handle_signals);
     module.attr("MAX_DIMENSION") = max_dimension;
     nb::class_<PendingIndex>(module, "PendingIndex")
         .def_prop_ro("num_lattice_points", [](const PendingIndex& self) { return self.index->num_lattice_points; })

@@ -3,6 +3,7 @@
 #include "parallel.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -26,8 +27,31 @@ namespace {
 // how often a thread looks again before it sleeps: some ten microseconds, the gap between two stages of one call
 constexpr int spins = 1000;
 
+// how often the caller is asked whether to stop: seldom enough to cost nothing, often enough to seem at once
+constexpr int64_t nanoseconds_between_checks = 50'000'000;
+
+std::atomic<Interruption> interruption{nullptr};
+thread_local int64_t next_check = 0;
+
+// Asks the caller, if it is time to.
+void ask_caller() {
+    const Interruption ask = interruption.load(std::memory_order_relaxed);
+    if (ask == nullptr) return;
+    const int64_t now = std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+    if (now < next_check) return;
+    next_check = now + nanoseconds_between_checks;
+    ask();
+}
+
+// thrown on the other threads of a job that has failed; never leaves it
+struct Stopped {};
+
+struct Job;
+
 // a task that asks for threads gets none
 thread_local bool inside_task = false;
+// the job this thread helps another with
+thread_local const Job* helped_job = nullptr;
 
 struct Job {
     int64_t count;
@@ -39,8 +63,10 @@ struct Job {
 
     void work(int worker) {
         inside_task = true;
+        if (worker > 0) helped_job = this;
         try {
             for (int64_t index; (index = next.fetch_add(1, std::memory_order_relaxed)) < count;) {
+                if (worker == 0) ask_caller();
                 task(context, index, worker);
             }
         } catch (...) {
@@ -48,6 +74,7 @@ struct Job {
             next.store(count, std::memory_order_relaxed);
         }
         inside_task = false;
+        helped_job = nullptr;
     }
 };
 
@@ -150,7 +177,17 @@ void run_tasks(int threads, int64_t count, Task task, void* context) {
             return;
         }
     }
-    for (int64_t index = 0; index < count; ++index) task(context, index, 0);
+    for (int64_t index = 0; index < count; ++index) {
+        check_interruption();
+        task(context, index, 0);
+    }
+}
+
+void set_interruption(Interruption ask) { interruption.store(ask, std::memory_order_relaxed); }
+
+void check_interruption() {
+    if (helped_job == nullptr) return ask_caller();
+    if (helped_job->failed.load(std::memory_order_relaxed)) throw Stopped{};
 }
 
 }  // namespace permutohedral

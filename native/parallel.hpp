@@ -12,6 +12,14 @@ using Task = void (*)(void* context, int64_t index, int worker);
 // A call from inside a task, or while another thread uses the pool, runs on the calling thread alone.
 void run_tasks(int threads, int64_t count, Task task, void* context);
 
+// What to ask between tasks whether the caller wants to stop: it throws if so, and run_tasks rethrows. It is called some
+// twenty times a second, only on the thread that called run_tasks.
+using Interruption = void (*)();
+void set_interruption(Interruption ask);
+
+// For a task that takes long: throws if the call is to end. run_tasks does the same between tasks.
+void check_interruption();
+
 // Internal linkage on purpose: these files are compiled for several instruction sets, and the linker must not
 // merge an instance of one with another.
 template <class Function>
