@@ -9,8 +9,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from permutohedral.cli import application
-from permutohedral.denoise import plan_files
 from permutohedral.errors import InputError
+from permutohedral.image_files import plan_files
 from permutohedral.wide_color import read_wide, write_wide
 
 RUNNER = CliRunner()

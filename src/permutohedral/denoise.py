@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
 from torch import Tensor
 
 from permutohedral.errors import InputError, PermutohedralError
-from permutohedral.image_files import Picture, check_output, read_picture, write_picture
+from permutohedral.image_files import Picture, read_picture, write_picture
 from permutohedral.models.image_denoiser import ImageDenoiser, estimate_noise
 
 
@@ -55,30 +54,6 @@ class Request:
     sigma: float | None = None
     reference: Path | None = None
     compare: Path | None = None
-
-
-def plan_files(source: Path, output: Path) -> list[tuple[Path, Path]]:
-    """Pairs of a picture and where its result goes; for a folder, all pictures in it by their ending.
-
-    Raises:
-        InputError: there is no such file or folder, or the output cannot be written.
-    """
-    if not source.exists():
-        raise InputError(f"there is no file or folder {source}")
-    if not source.is_dir():
-        check_output(output)
-        return [(source, output)]
-    known = Image.registered_extensions()
-    paths = [path for path in sorted(source.iterdir()) if path.is_file() and path.suffix.lower() in known]
-    if not paths:
-        raise InputError(f"there are no pictures in {source}")
-    if output.resolve() == source.resolve():
-        raise InputError(f"the results would replace the pictures in {source}; name another folder")
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make the folder {output}: {error.strerror}") from error
-    return [(path, output / path.name) for path in paths]
 
 
 def denoise_file(source: Path, output: Path, request: Request, progress: Callable[[float], None]) -> Outcome:

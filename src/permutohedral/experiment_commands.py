@@ -67,7 +67,8 @@ def _denoise(source: Path, output: Path, request: Request) -> list[Outcome]:
     from rich.console import Console
     from rich.progress import Progress
 
-    from permutohedral.denoise import denoise_file, plan_files
+    from permutohedral.denoise import denoise_file
+    from permutohedral.image_files import plan_files
 
     files = plan_files(source, output)
     if len(files) > 1 and request.compare is not None:

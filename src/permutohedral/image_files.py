@@ -99,6 +99,30 @@ def check_output(path: Path) -> None:
         raise InputError(f"cannot write {path}: {path.suffix or 'no ending'} names no known format; try .png")
 
 
+def plan_files(source: Path, output: Path) -> list[tuple[Path, Path]]:
+    """Pairs of a picture and where its result goes; for a folder, all pictures in it by their ending.
+
+    Raises:
+        InputError: there is no such file or folder, or the output cannot be written.
+    """
+    if not source.exists():
+        raise InputError(f"there is no file or folder {source}")
+    if not source.is_dir():
+        check_output(output)
+        return [(source, output)]
+    known = Image.registered_extensions()
+    paths = [path for path in sorted(source.iterdir()) if path.is_file() and path.suffix.lower() in known]
+    if not paths:
+        raise InputError(f"there are no pictures in {source}")
+    if output.resolve() == source.resolve():
+        raise InputError(f"the results would replace the pictures in {source}; name another folder")
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the folder {output}: {error.strerror}") from error
+    return [(path, output / path.name) for path in paths]
+
+
 def _format_of(path: Path) -> str | None:
     return Image.registered_extensions().get(path.suffix.lower())
 
