@@ -139,7 +139,9 @@ def test_training_improves_and_the_result_tells_all(options: RunOptions) -> None
 @pytest.mark.usefixtures("made")
 @pytest.mark.parametrize("model", ["deep", "combined"])
 def test_any_model_trains_on_crops(model: str, options: RunOptions) -> None:
-    arguments = {"channels": 4, "blocks": 1, "permutohedral_blocks": 1} if model == "deep" else {"learn_scale": True}
+    arguments = (
+        {"channels": [4], "blocks": [1], "permutohedral_blocks": [1]} if model == "deep" else {"learn_scale": True}
+    )
     config = row(model=model, options=arguments, samples="crops", crop=16, training=replace(TRAINING, steps=3))
     before = build_model(config).state_dict()
     assert run(config, options) is not None

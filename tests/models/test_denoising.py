@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +14,7 @@ from permutohedral.models.deep_denoising import DeepDenoiser, PermutohedralBlock
 from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
 
 LINEAR = [SpatialDenoiser, PermutohedralDenoiser, CombinedDenoiser]
+SMALL: dict[str, Any] = {"channels": [8, 12], "blocks": [1, 1], "permutohedral_blocks": [1, 0]}
 
 
 def noisy_images(batch: int = 2, height: int = 13, width: int = 17) -> Tensor:
@@ -88,16 +91,31 @@ def test_the_scale_receives_gradients() -> None:
     assert bool((gradient != 0).all())
 
 
-def test_the_deep_denoiser_places_its_permutohedral_blocks_evenly() -> None:
-    kinds = [type(block).__name__[0] for block in DeepDenoiser(8, blocks=4, permutohedral_blocks=2).body]
-    assert "".join(kinds) == "PSSPSS"
-    assert not any(isinstance(block, PermutohedralBlock) for block in DeepDenoiser(8, 4, 0).body)
-    with pytest.raises(InputError, match="permutohedral_blocks"):
-        DeepDenoiser(8, blocks=2, permutohedral_blocks=3)
+def test_permutohedral_blocks_follow_what_the_coarser_grids_add() -> None:
+    body = DeepDenoiser(channels=[8, 12, 16], blocks=[1, 2, 2], permutohedral_blocks=[0, 1, 2]).body
+    kinds = []
+    while body is not None:
+        kinds.append(["".join(type(block).__name__[0] for block in part) for part in (body.before, body.after)])
+        body = body.coarser
+    assert kinds == [["S", "S"], ["SS", "PSS"], ["", "PSPS"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"permutohedral_blocks": [2, 0]}, "between 0 and blocks = 1, got 2"),
+        ({"channels": [8]}, "one number for every grid"),
+        ({"repeats": 0}, "repeats"),
+        ({"embedding_dimension": 0}, "embedding_dimension"),
+    ],
+)
+def test_options_of_the_deep_denoiser_that_do_not_fit_are_told(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        DeepDenoiser(**(SMALL | options))
 
 
 def test_every_weight_of_the_deep_denoiser_takes_part() -> None:
-    denoiser = DeepDenoiser(8, blocks=2, permutohedral_blocks=1).to(DEVICE)
+    denoiser = DeepDenoiser(**SMALL).to(DEVICE)
     denoiser(noisy_images()).square().sum().backward()
     for name, parameter in denoiser.named_parameters():
         assert parameter.grad is not None, name
@@ -105,24 +123,30 @@ def test_every_weight_of_the_deep_denoiser_takes_part() -> None:
 
 
 def test_repeats_share_their_weights() -> None:
-    once, twice = DeepDenoiser(8, 2, 1), DeepDenoiser(8, 2, 1, repeats=2)
+    once, twice = DeepDenoiser(**SMALL), DeepDenoiser(**SMALL, repeats=2)
     assert count_weights(once) == count_weights(twice)
     twice.load_state_dict(once.state_dict())
     noisy = noisy_images().cpu()
     assert not torch.allclose(once(noisy), twice(noisy))
 
 
+def test_the_deep_denoiser_does_not_depend_on_the_memory_format() -> None:
+    denoiser, noisy = DeepDenoiser(**SMALL).to(DEVICE), noisy_images()
+    denoised = denoiser(noisy)
+    assert_close(denoiser.to(memory_format=torch.channels_last)(noisy), denoised)
+
+
 def test_the_embedding_of_the_deep_denoiser_receives_gradients_and_is_bounded() -> None:
     block = PermutohedralBlock(channels=8, extent=3.0).to(DEVICE)
-    hidden = 100 * torch.randn(2, 8, 9, 10, device=DEVICE)
-    assert float(block.features(hidden)[..., 2:].detach().abs().max()) <= 3.0
-    block(hidden / 100).square().sum().backward()
+    rows = 100 * torch.randn(2, 90, 8, device=DEVICE)
+    assert float(block.features(rows, (9, 10))[..., 2:].detach().abs().max()) <= 3.0
+    block(torch.randn(2, 8, 9, 10, device=DEVICE)).square().sum().backward()
     assert float(block.embed.weight.grad.abs().min()) > 0  # type: ignore[union-attr]
 
 
 def test_a_deep_denoiser_learns() -> None:
     torch.manual_seed(0)
-    denoiser = DeepDenoiser(channels=8, blocks=1, permutohedral_blocks=1, lattice_channels=4).to(DEVICE)
+    denoiser = DeepDenoiser(**SMALL, lattice_channels=4).to(DEVICE)
     clean = F.interpolate(torch.rand(4, 1, 4, 4, device=DEVICE), size=(16, 16))
     noisy = clean + 0.1 * torch.randn_like(clean)
     optimizer = torch.optim.Adam(denoiser.parameters(), 1e-2)

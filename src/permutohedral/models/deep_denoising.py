@@ -1,19 +1,26 @@
 """A deep denoiser of spatial and permutohedral convolutions, beyond the paper.
 
-Spatial convolutions see what is near; between them, permutohedral ones exchange values among pixels that lie
-near *and* look alike, where "alike" is learned: the features of the lattice are an embedding that the network
-computes, and gradients flow into it. Without permutohedral blocks it is a plain residual network: the baseline.
+Spatial convolutions, on the pixels and on coarser grids, see what is near. Between them, permutohedral ones exchange
+values among pixels that lie near *and* look alike, where "alike" is learned: the features of the lattice are an
+embedding that the network computes from what it has already denoised, and gradients flow into it. Without
+permutohedral blocks it is a plain residual network: the baseline.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError
-from permutohedral.features import color_features, join_features, position_features
-from permutohedral.nn import PermutohedralConvolution
+from permutohedral.features import join_features, position_features
+from permutohedral.functional import convolve, slice, splat
+from permutohedral.lattice import Lattice, build_lattice
+from permutohedral.neighborhood import gaussian_weight
+
+Origin = tuple[float, float]
 
 
 class SpatialBlock(nn.Module):
@@ -25,8 +32,9 @@ class SpatialBlock(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.first = nn.Conv2d(channels, channels, 3, padding=1)
-        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+        self.first = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        nn.init.normal_(self.first.weight, std=(2 / (9 * channels)) ** 0.5)
         # a block starts near the identity, so that any number of them trains without normalization
         nn.init.normal_(self.second.weight, std=0.1 / (9 * channels) ** 0.5)
 
@@ -37,120 +45,189 @@ class SpatialBlock(nn.Module):
 
 
 class PermutohedralBlock(nn.Module):
-    """x + mix(permutohedral convolution(project(x))), over position and a learned embedding of x.
+    """x + mix(relu(mean of the values that lie near and look alike)), over position and a learned embedding of x.
+
+    On the lattice, each channel is convolved with a filter of its own and divided by the number of pixels that the
+    Gaussian filter gathers there; a layer then mixes the channels, and knows how many pixels that were.
 
     Args:
         channels: of x.
-        lattice_channels: channels that travel over the lattice, each with a filter of its own.
+        lattice_channels: channels that travel over the lattice.
         embedding_dimension: learned dimensions of the features, beside the two of position.
-        sigma_space: pixels per lattice step: how far values travel.
-        extent: bound of the embedding in lattice steps; it bounds the number of lattice points.
+        sigma_space: grid points per unit of the features: how far values travel.
+        extent: bound of the embedding; it bounds the number of lattice points.
 
     >>> PermutohedralBlock(8, lattice_channels=4)(torch.rand(1, 8, 6, 5)).shape
     torch.Size([1, 8, 6, 5])
     """
 
+    gaussian: Tensor
+
     def __init__(
         self,
         channels: int,
-        lattice_channels: int = 16,
+        lattice_channels: int = 32,
         embedding_dimension: int = 2,
         sigma_space: float = 4.0,
-        extent: float = 4.0,
+        extent: float = 6.0,
     ) -> None:
         super().__init__()
         if embedding_dimension < 1:
             raise InputError(f"embedding_dimension must be at least 1, got {embedding_dimension}")
         self.sigma_space, self.extent = sigma_space, extent
-        self.embed = nn.Conv2d(channels, embedding_dimension, 1)
-        self.project = nn.Conv2d(channels, lattice_channels, 1)
-        self.convolution = PermutohedralConvolution(
-            lattice_channels,
-            lattice_channels,
-            dimension=2 + embedding_dimension,
-            neighborhood_size=1,
-            groups=lattice_channels,
-            bias=False,
-            init="gaussian",
-            normalization="homogeneous",
-        )
-        self.mix = nn.Conv2d(lattice_channels, channels, 1)
+        self.embed = nn.Linear(channels, embedding_dimension, bias=False)
+        self.project = nn.Linear(channels, lattice_channels, bias=False)
+        self.register_buffer("gaussian", gaussian_weight(2 + embedding_dimension, 1), persistent=False)
+        self.weight = nn.Parameter(self.gaussian[:, None, None].repeat(1, 1, lattice_channels))
+        self.between = nn.Linear(lattice_channels + 1, lattice_channels)
+        self.mix = nn.Linear(lattice_channels, channels, bias=False)
+        # hidden values are about as large as gray values, and a unit of features should tell some of them apart
+        nn.init.normal_(self.embed.weight, std=12 / channels**0.5)
         nn.init.normal_(self.mix.weight, std=0.1 / lattice_channels**0.5)
 
-    def features(self, hidden: Tensor, origin: tuple[int, int] = (0, 0)) -> Tensor:
-        """Position and bounded embedding of every pixel, `[batch, height * width, 2 + embedding_dimension]`."""
-        height, width = hidden.shape[-2:]
-        shift = torch.tensor(origin, dtype=torch.float32, device=hidden.device)
-        position = position_features(height, width, device=hidden.device, dtype=torch.float32) + shift
-        embedding = self.extent * torch.tanh(self.embed(hidden).float() / self.extent)
-        return join_features(position / self.sigma_space, color_features(embedding))
+    def features(self, rows: Tensor, size: tuple[int, int], origin: Origin = (0, 0)) -> Tensor:
+        """Position and bounded embedding of every grid point.
 
-    def forward(self, hidden: Tensor, origin: tuple[int, int] = (0, 0)) -> Tensor:
-        """`[batch, channels, height, width]` to the same shape."""
-        values = self.project(hidden).flatten(2).transpose(1, 2)
-        filtered = self.convolution(values, self.features(hidden, origin))
-        image = filtered.transpose(1, 2).reshape(len(hidden), -1, *hidden.shape[-2:])
-        block: Tensor = hidden + self.mix(image.to(hidden.dtype))
+        Args:
+            rows: hidden values, `[batch, height * width, channels]`.
+            size: height and width.
+            origin: (y, x) of the first grid point.
+
+        Returns:
+            float32 `[batch, height * width, 2 + embedding_dimension]`.
+        """
+        shift = torch.tensor(origin, dtype=torch.float32, device=rows.device)
+        position = position_features(*size, device=rows.device, dtype=torch.float32) + shift
+        with torch.autocast(rows.device.type, enabled=False):
+            embedded = F.linear(rows.float(), self.embed.weight)
+        return join_features(position / self.sigma_space, self.extent * torch.tanh(embedded / self.extent))
+
+    def forward(self, hidden: Tensor, origin: Origin = (0, 0)) -> Tensor:
+        """`[batch, channels, height, width]` to the same shape; the first grid point lies at `origin` (y, x)."""
+        batch, channels, height, width = hidden.shape
+        rows = hidden.permute(0, 2, 3, 1).reshape(batch, height * width, channels)
+        lattice = build_lattice(self.features(rows, (height, width), origin), neighborhood_size=1)
+        filtered = self.mix(slice(self._exchange(self.project(rows), lattice), lattice))
+        block: Tensor = hidden + filtered.reshape(batch, height, width, channels).permute(0, 3, 1, 2)
         return block
 
+    def _exchange(self, values: Tensor, lattice: Lattice) -> Tensor:
+        """`[batch, points, lattice_channels]` to `[lattice_points, lattice_channels]`."""
+        # sums over many pixels, and counts of them, do not fit 16 bits
+        with torch.autocast(values.device.type, enabled=False):
+            ones = values.new_ones((), dtype=torch.float32).expand(*values.shape[:-1], 1)
+            splatted = splat(torch.cat([values.float(), ones], dim=-1), lattice)
+            count = convolve(splatted[:, -1:].contiguous(), self.gaussian, lattice).clamp_min(1e-6)
+            mean = convolve(splatted[:, :-1].contiguous(), self.weight, lattice) / count
+            described = torch.cat([mean, count.rsqrt()], dim=-1)
+        return F.relu(self.between(described.to(values.dtype)))
 
-class DeepDenoiser(nn.Module):
-    """Predicts the noise with residual blocks, and subtracts it.
+
+class Level(nn.Module):
+    """Blocks on one grid; between them, what the coarser grids of half the height and width add.
 
     Args:
-        channels: of the hidden images.
-        blocks: number of spatial blocks.
-        permutohedral_blocks: how many of them, evenly spread, a permutohedral block precedes; 0 makes the plain
-            spatial network.
-        repeats: how often the blocks are applied, with the same weights.
-        lattice_channels: as of `PermutohedralBlock`.
-        embedding_dimension: as of `PermutohedralBlock`.
-        sigma_space: as of `PermutohedralBlock`, of the first one; it doubles from one to the next.
-
-    >>> DeepDenoiser(channels=8, blocks=2, permutohedral_blocks=1)(torch.rand(1, 1, 6, 5)).shape
-    torch.Size([1, 1, 6, 5])
+        channels: of the hidden images of this grid, then of each coarser one.
+        blocks: number of spatial blocks of each, before and again after what the coarser grids add; of the coarsest,
+            which has nothing to wait for, in all.
+        permutohedral_blocks: of each, how many of the spatial blocks after the coarser grids follow a permutohedral
+            one.
+        lattice: `lattice_channels`, `embedding_dimension` and `sigma_space` of the permutohedral blocks, the last in
+            grid points of this grid.
     """
 
     def __init__(
         self,
-        channels: int = 32,
-        blocks: int = 4,
-        permutohedral_blocks: int = 2,
-        repeats: int = 1,
-        lattice_channels: int = 16,
-        embedding_dimension: int = 2,
-        sigma_space: float = 2.0,
+        channels: Sequence[int],
+        blocks: Sequence[int],
+        permutohedral_blocks: Sequence[int],
+        lattice: dict[str, float],
     ) -> None:
         super().__init__()
-        if not 0 <= permutohedral_blocks <= blocks:
-            raise InputError(
-                f"permutohedral_blocks must lie between 0 and blocks = {blocks}, got {permutohedral_blocks}"
-            )
+        self.before = nn.ModuleList()
+        self.coarser: Level | None = None
+        if len(channels) > 1:
+            self.before = nn.ModuleList(SpatialBlock(channels[0]) for _ in range(blocks[0]))
+            self.down = nn.Conv2d(channels[0], channels[1], 2, stride=2, bias=False)
+            coarser = lattice | {"sigma_space": lattice["sigma_space"] / 2}
+            self.coarser = Level(channels[1:], blocks[1:], permutohedral_blocks[1:], coarser)
+            self.up = nn.ConvTranspose2d(channels[1], channels[0], 2, stride=2, bias=False)
+        after: list[nn.Module] = []
+        for block in range(blocks[0]):
+            if block < permutohedral_blocks[0]:
+                after.append(PermutohedralBlock(channels[0], **lattice))  # type: ignore[arg-type]
+            after.append(SpatialBlock(channels[0]))
+        self.after = nn.ModuleList(after)
+
+    def forward(self, hidden: Tensor, origin: Origin) -> Tensor:
+        """`[batch, channels, height, width]` to the same shape; the first grid point lies at `origin` (y, x)."""
+        for block in self.before:
+            hidden = block(hidden)
+        if self.coarser is not None:
+            half = self.coarser(self.down(hidden), (origin[0] / 2, origin[1] / 2))
+            hidden = hidden + self.up(half)
+        for block in self.after:
+            hidden = block(hidden, origin) if isinstance(block, PermutohedralBlock) else block(hidden)
+        return hidden
+
+
+class DeepDenoiser(nn.Module):
+    """Predicts the noise with residual blocks on one or several grids, and subtracts it.
+
+    Args:
+        channels: of the hidden images of each grid, from the pixels' own to the coarsest; each has half the height
+            and width of the one before.
+        blocks: spatial blocks of each grid, see `Level`.
+        permutohedral_blocks: permutohedral blocks of each grid; without them it is the plain spatial network.
+        repeats: how often the whole is applied, with the same weights.
+        lattice_channels: as of `PermutohedralBlock`.
+        embedding_dimension: as of `PermutohedralBlock`.
+        sigma_space: pixels per unit of the features.
+
+    >>> DeepDenoiser(channels=[8, 12], blocks=[1, 1], permutohedral_blocks=[1, 0])(torch.rand(1, 1, 7, 5)).shape
+    torch.Size([1, 1, 7, 5])
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[int] = (24, 40),
+        blocks: Sequence[int] = (1, 1),
+        permutohedral_blocks: Sequence[int] = (1, 0),
+        repeats: int = 1,
+        lattice_channels: int = 32,
+        embedding_dimension: int = 2,
+        sigma_space: float = 8.0,
+    ) -> None:
+        super().__init__()
+        if not len(channels) == len(blocks) == len(permutohedral_blocks) >= 1:
+            raise InputError("channels, blocks and permutohedral_blocks each need one number for every grid")
+        for most, some in zip(blocks, permutohedral_blocks, strict=True):
+            if not 0 <= some <= most:
+                raise InputError(f"permutohedral_blocks must lie between 0 and blocks = {most}, got {some}")
         if repeats < 1:
             raise InputError(f"repeats must be at least 1, got {repeats}")
-        self.repeats = repeats
-        self.head = nn.Conv2d(1, channels, 3, padding=1)
-        body: list[nn.Module] = []
-        placed = 0
-        for block in range(blocks):
-            if placed * blocks < (block + 1) * permutohedral_blocks:
-                sigma = sigma_space * 2**placed
-                body.append(PermutohedralBlock(channels, lattice_channels, embedding_dimension, sigma))
-                placed += 1
-            body.append(SpatialBlock(channels))
-        self.body = nn.ModuleList(body)
-        self.tail = nn.Conv2d(channels, 1, 3, padding=1)
+        self.repeats, self.step = repeats, 2 ** (len(channels) - 1)
+        self.head = nn.Conv2d(1, channels[0], 3, padding=1)
+        lattice = {
+            "lattice_channels": lattice_channels,
+            "embedding_dimension": embedding_dimension,
+            "sigma_space": sigma_space,
+        }
+        self.body = Level(channels, blocks, permutohedral_blocks, lattice)
+        self.tail = nn.Conv2d(channels[0], 1, 3, padding=1, bias=False)
 
     def forward(self, noisy: Tensor, origin: tuple[int, int] = (0, 0)) -> Tensor:
         """Denoise `noisy [batch, 1, height, width]`, whose first pixel lies at `origin` (y, x)."""
         if noisy.dim() != 4 or noisy.shape[1] != 1:
             raise InputError(f"noisy must be gray images [batch, 1, height, width], got shape {tuple(noisy.shape)}")
+        height, width = noisy.shape[-2:]
+        # whole grid points of the coarsest grid
+        padded = F.pad(noisy, (0, -width % self.step, 0, -height % self.step), mode="replicate")
         # gray values around zero
-        hidden = self.head(noisy - 0.5)
+        hidden = self.head(padded - 0.5)
         for _ in range(self.repeats):
-            for block in self.body:
-                hidden = block(hidden, origin) if isinstance(block, PermutohedralBlock) else block(hidden)
-        denoised: Tensor = noisy - self.tail(hidden)
+            hidden = self.body(hidden, origin)
+        denoised: Tensor = noisy - self.tail(hidden)[..., :height, :width]
         return denoised
 
 
