@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import typer
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -56,18 +58,32 @@ def test_version() -> None:
     assert (result.exit_code, result.stdout) == (0, f"permutohedral {ph.__version__}\n")
 
 
-def test_help_names_every_command() -> None:
-    result = invoke("--help")
-    assert result.exit_code == 0
-    for command in ("backends", "filter", "demo"):
-        assert f"\n  {command} " in result.stdout
+def all_commands() -> list[list[str]]:
+    """Every command and every command of a group, as it is typed."""
+    group = typer.main.get_command(application)
+    found = []
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        found += [[name, inner] for inner in command.commands] if hasattr(command, "commands") else [[name]]
+    return found
 
 
-@pytest.mark.parametrize("command", ["backends", "filter", "demo"])
-def test_every_command_has_an_example(command: str) -> None:
-    result = invoke(command, "--help")
+def test_help_tells_what_there_is_in_eighty_columns() -> None:
+    result = CliRunner().invoke(application, ["--help"], env={"COLUMNS": "80"})
     assert result.exit_code == 0
-    assert f"Example: permutohedral {command}" in result.stdout
+    for command in ("filter", "denoise", "demo", "figure", "reproduce", "benchmark", "backends"):
+        (line,) = re.findall(rf"^  {command} .*$", result.stdout, flags=re.MULTILINE)
+        # a summary that is too long would be cut off
+        assert not line.endswith("...")
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert "Exit codes: 0 done" in result.stdout
+
+
+@pytest.mark.parametrize("command", all_commands(), ids=" ".join)
+def test_every_command_explains_itself_with_an_example(command: list[str]) -> None:
+    result = CliRunner().invoke(application, [*command, "--help"], env={"COLUMNS": "80"})
+    assert result.exit_code == 0
+    assert f"Example: permutohedral {' '.join(command)}" in " ".join(result.stdout.split())
+    assert max(map(len, result.stdout.splitlines())) <= 80
 
 
 def test_backends_agree_with_the_package() -> None:
@@ -123,13 +139,34 @@ def test_filter_may_replace_its_input(tmp_path: Path, random: np.random.Generato
 
 def test_filter_reports_to_machines(tmp_path: Path, random: np.random.Generator) -> None:
     source = save(tmp_path / "in.png", random_pixels(random, 8, 9, 3))
-    report = json.loads(invoke("filter", source, tmp_path / "out.png", "--json").stdout)
+    (report,) = json.loads(invoke("filter", source, tmp_path / "out.png", "--json").stdout)
     assert (report["height"], report["width"], report["channels"]) == (8, 9, 3)
+    assert (report["source"], report["output"]) == (str(source), str(tmp_path / "out.png"))
+
+
+def test_filter_takes_a_folder(tmp_path: Path, random: np.random.Generator) -> None:
+    sources, guides = tmp_path / "in", tmp_path / "guides"
+    sources.mkdir()
+    guides.mkdir()
+    for name in ("a.png", "b.png"):
+        save(sources / name, random_pixels(random, 8, 9))
+        save(guides / name, random_pixels(random, 8, 9, 3))
+    (sources / "c.png").write_text("no picture")
+    (sources / "notes.txt").write_text("left alone")
+    result = invoke("filter", sources, tmp_path / "out", "--guide", guides, "--sigma-color", 0.3, "--json")
+    assert_one_line_error(result, "c.png", "not a picture")
+    report = {Path(entry["source"]).name: entry["error"] for entry in json.loads(result.stdout)}
+    assert report["a.png"] is None
+    assert report["b.png"] is None
+    assert "not a picture" in report["c.png"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.png", "b.png"]
+    expected = ph.bilateral_filter(read(sources / "b.png"), 8.0, 0.3, guide=read(guides / "b.png"))
+    torch.testing.assert_close(read(tmp_path / "out" / "b.png"), expected, rtol=0, atol=LEVEL)
 
 
 def test_unreadable_input_is_one_line(tmp_path: Path, random: np.random.Generator) -> None:
     output = tmp_path / "out.png"
-    assert_one_line_error(invoke("filter", tmp_path / "none.png", output), "none.png", "No such file")
+    assert_one_line_error(invoke("filter", tmp_path / "none.png", output), "none.png", "no file or folder")
     text = tmp_path / "text.png"
     text.write_text("no picture")
     assert_one_line_error(invoke("filter", text, output), "text.png", "not a picture")

@@ -1,33 +1,47 @@
 """The `permutohedral` command.
 
-Exit codes: 0 done, 1 the request cannot be fulfilled (a message says why), 2 the command line makes no sense.
 Torch and everything that draws is imported by the command that needs it.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from permutohedral import experiment_commands
+from permutohedral import experiment_commands, figure_commands, filter_command
 from permutohedral.errors import PermutohedralError
 from permutohedral.version import __version__
 
-if TYPE_CHECKING:
-    from torch import Tensor
+# as a reader of the help meets them: what one came for first, what explains it last
+_ORDER = ("filter", "denoise", "demo", "figure", "reproduce", "benchmark", "backends")
 
-    from permutohedral.image_files import Picture
+
+class _Ordered(TyperGroup):
+    """Lists the commands in the order above, wherever they were added."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(
+            super().list_commands(ctx), key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER)
+        )
+
+
+_HELP = """Filters on the permutohedral lattice: edge-aware, learned, at any points.
+
+Start with 'permutohedral demo'; every command explains itself with --help. Results go to stdout, progress and
+errors to stderr, and where stdout is not a terminal only what was asked for is printed.
+
+Exit codes: 0 done; 1 the request cannot be fulfilled, and a message says why; 2 the command line makes no sense.
+"""
 
 application = typer.Typer(
-    help="Filters on the permutohedral lattice: edge-aware filtering, learned filters, and what runs them.",
+    cls=_Ordered,
+    help=_HELP,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -66,17 +80,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _positive(value: float) -> float:
-    if not (math.isfinite(value) and value > 0):
-        raise typer.BadParameter("must be positive and finite")
-    return value
-
-
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-SigmaSpace = Annotated[float, typer.Option(callback=_positive, metavar="PIXELS", help="Bandwidth in space.")]
-SigmaRange = Annotated[
-    float, typer.Option(callback=_positive, metavar="NUMBER", help="Bandwidth in color; black is 0 and white is 1.")
-]
 
 
 @application.callback()
@@ -127,72 +131,6 @@ def _describe_backends() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "devices": devices,
     }
-
-
-@application.command("filter")
-def filter_file(
-    source: Annotated[Path, typer.Argument(metavar="INPUT", help="The picture to filter.")],
-    output: Annotated[
-        Path, typer.Argument(metavar="OUTPUT", help="Where the result goes; the ending names the format.")
-    ],
-    guide: Annotated[
-        Path | None, typer.Option(help="Take the edges from this picture instead (joint bilateral filter).")
-    ] = None,
-    sigma_space: SigmaSpace = 8.0,
-    sigma_range: SigmaRange = 0.1,
-    backend: Annotated[str | None, typer.Option(help="Force a backend; see the command backends.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Smooth a picture and keep its edges.
-
-    A bilateral filter, or with --guide a joint bilateral one. An alpha channel is kept as it is. OUTPUT is
-    replaced if it exists, and never half-written.
-
-    Example: permutohedral filter photo.png smooth.png --sigma-space 16
-    """
-    with _explained():
-        from permutohedral.image_files import check_output, read_picture, write_picture
-
-        check_output(output)
-        picture = read_picture(source)
-        guide_picture = None if guide is None else read_picture(guide)
-        started = time.perf_counter()
-        with _spinner(f"filtering {source.name}"):
-            pixels = _bilateral(picture, guide_picture, (sigma_space, sigma_range), backend)
-        seconds = time.perf_counter() - started
-        write_picture(picture.with_pixels(pixels), output)
-        channels, height, width = pixels.shape
-        if as_json:
-            report = {"output": str(output), "height": height, "width": width, "channels": channels, "seconds": seconds}
-            typer.echo(json.dumps(report))
-        elif sys.stdout.isatty():
-            typer.echo(f"wrote {output}: {width} x {height} pixels, filtered in {seconds:.2f} s")
-
-
-def _bilateral(picture: Picture, guide: Picture | None, sigmas: tuple[float, float], backend: str | None) -> Tensor:
-    import permutohedral as ph
-
-    pixels, edges = picture.pixels, picture.pixels if guide is None else guide.pixels
-    if edges.shape[1:] != pixels.shape[1:]:
-        raise ph.InputError(
-            f"the guide has {edges.shape[2]} x {edges.shape[1]} pixels and the picture {pixels.shape[2]} x "
-            f"{pixels.shape[1]}; scale one of them to the size of the other"
-        )
-    with ph.use_backend(backend):
-        return ph.bilateral_filter(pixels, *sigmas, guide=edges)
-
-
-@contextmanager
-def _spinner(message: str) -> Iterator[None]:
-    """Show that something is going on, on a terminal only."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield
-        return
-    with console.status(message):
-        yield
 
 
 @application.command()
@@ -252,4 +190,5 @@ def benchmark(  # noqa: PLR0913 (one parameter for each option)
         raise typer.Exit(code)
 
 
-experiment_commands.register(application, _explained)
+for commands in (filter_command, figure_commands, experiment_commands):
+    commands.register(application, _explained)

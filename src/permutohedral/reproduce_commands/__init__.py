@@ -21,6 +21,7 @@ def register(application: typer.Typer, explained: Explained) -> None:
         experiments,
         name="reproduce",
         help="Train and evaluate the rows of an experiment, and report them beside the paper's.",
+        short_help="Make the paper's tables anew, and ours beside them.",
         # so that the message about an unknown experiment names those that there are
         subcommand_metavar=f"{{{names}}} [OPTIONS]",
     )

@@ -1,0 +1,96 @@
+"""What all figures share: colors, the lattice as a backdrop, and writing files whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from permutohedral.errors import InputError
+from permutohedral.geometry import step_positions
+
+Array = NDArray[np.float64]
+
+GRID = "#c9ced6"
+INK = "#1f2937"
+POINT = "#f59e0b"
+ARROW = "#9f1239"
+OCCUPIED = "#e8edf5"
+DIVERGING = "RdBu_r"
+
+_FORMATS = ("svg", "png", "pdf")
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of this size in inches."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def bare(axes: Axes, title: str = "") -> None:
+    """No ticks and no frame, one scale for both axes, the first feature downwards as in an image."""
+    axes.set_aspect("equal")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    if title:
+        axes.set_title(title, fontsize=12, color=INK)
+
+
+def grid_points(low: Array, high: Array) -> Array:
+    """All points of the two-dimensional lattice in a box, occupied or not, as `[points, 2]`."""
+    first, second = step_positions(2).numpy()[:2]
+    reach = int(np.ceil(2 * max(np.abs(low).max(), np.abs(high).max()))) + 2
+    numbers = np.arange(-reach, reach + 1)
+    points = (numbers[:, None, None] * first + numbers[None, :, None] * second).reshape(-1, 2)
+    inside = ((points >= low - 1e-9) & (points <= high + 1e-9)).all(axis=1)
+    return np.asarray(points[inside])
+
+
+def draw_grid(axes: Axes, points: Array) -> None:
+    """The edges between nearest points of `[points, 2]`, and the points themselves; (y, x) as in an image."""
+    present = {tuple(point) for point in np.round(points, 6)}
+    segments = []
+    for step in step_positions(2).numpy():
+        for point in points:
+            if tuple(np.round(point + step, 6)) in present:
+                segments.append([point[::-1], (point + step)[::-1]])
+    axes.add_collection(LineCollection(segments, colors=GRID, linewidths=0.8, zorder=1))
+    axes.scatter(points[:, 1], points[:, 0], s=9, color=GRID, zorder=2)
+
+
+def check_paths(paths: Sequence[Path]) -> None:
+    """Find out before any work whether figures can be written to `paths`.
+
+    Raises:
+        InputError: an ending names no format, or a folder is missing.
+    """
+    for path in paths:
+        if path.suffix.lower().removeprefix(".") not in _FORMATS:
+            endings = ", ".join(f".{name}" for name in _FORMATS)
+            raise InputError(f"cannot draw {path}: the ending must be one of {endings}")
+        if not path.parent.is_dir():
+            raise InputError(f"cannot write {path}: there is no folder {path.parent}")
+
+
+def save(figure: Figure, paths: Sequence[Path]) -> None:
+    """Write a figure in the format of each ending: whole, or not at all; the same bytes for the same figure."""
+    check_paths(paths)
+    for path in paths:
+        partial = path.with_name(f".{path.stem}.partial{path.suffix}")
+        metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
+        try:
+            with matplotlib.rc_context({"svg.hashsalt": "permutohedral"}):
+                figure.savefig(partial, dpi=150, metadata=metadata, bbox_inches="tight", pad_inches=0.12)
+            partial.replace(path)
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+        finally:
+            partial.unlink(missing_ok=True)

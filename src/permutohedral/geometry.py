@@ -1,0 +1,49 @@
+"""Where lattice points and taps lie in the space of the features; for figures and for looking at filters."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from permutohedral.lattice import Simplices
+from permutohedral.neighborhood import Neighborhood
+from permutohedral.ops.reference import elevation_matrix
+
+
+def tap_positions(neighborhood: Neighborhood) -> Tensor:
+    """Where the taps of a filter lie, in units of the features: float64 `[filter_size, d]`.
+
+    >>> tap_positions(Neighborhood(2, 1)).norm(dim=1).round(decimals=6).tolist()
+    [0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    """
+    taps = neighborhood.taps
+    return _into_features((neighborhood.dimension + 1) * taps - taps.sum(dim=1, keepdim=True))
+
+
+def lattice_positions(simplices: Simplices) -> Tensor:
+    """Where lattice points lie, in units of the features: float64 `[lattice_points, d]`.
+
+    The barycentric mean of the corners of a point is the point itself:
+
+    >>> import permutohedral as ph
+    >>> features = torch.rand(50, 3, dtype=torch.float64)
+    >>> simplices = ph.build_lattice(features).source
+    >>> corners = lattice_positions(simplices)[simplices.vertices.long()]
+    >>> bool(torch.allclose((simplices.barycentric[..., None] * corners).sum(dim=1), features))
+    True
+    """
+    first = simplices.keys[:, 1:].detach().cpu().long()
+    # the coordinates of a vertex sum to zero
+    return _into_features(torch.cat([first, -first.sum(dim=1, keepdim=True)], dim=1))
+
+
+def step_positions(dimension: int) -> Tensor:
+    """The steps e_0 to e_d between nearest lattice points, in units of the features: float64 `[d + 1, d]`."""
+    return _into_features((dimension + 1) * torch.eye(dimension + 1, dtype=torch.long) - 1)
+
+
+def _into_features(coordinates: Tensor) -> Tensor:
+    """Integer coordinates in the plane of the lattice, `[rows, d + 1]`, to features `[rows, d]`."""
+    elevation = elevation_matrix(coordinates.shape[1] - 1, torch.float64, torch.device("cpu"))
+    # the columns of the elevation are orthogonal and of one length
+    return coordinates.double() @ elevation / elevation[:, 0].square().sum()
