@@ -16,7 +16,7 @@ ROOT = Path(permutohedral.__file__).parent
 # what is not listed is an application
 ORDER = [
     ["errors", "version", "_native"],
-    ["neighborhood"],
+    ["neighborhood", "files"],
     ["ops.primitives", "ops.eager"],
     ["ops.reference", "ops.native"],
     ["ops.triton"],

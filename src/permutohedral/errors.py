@@ -31,3 +31,11 @@ class BackendUnavailable(PermutohedralError, RuntimeError):
 
 class DataError(PermutohedralError, OSError):
     """A file of a dataset is missing, damaged or cannot be downloaded; the message says what to do."""
+
+
+class StorageError(PermutohedralError, OSError):
+    """A result or checkpoint cannot be written, or read again; what was there before is untouched."""
+
+
+class TrainingError(PermutohedralError, RuntimeError):
+    """A training cannot go on, for one of its processes ended; the last checkpoint is still there."""

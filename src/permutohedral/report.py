@@ -18,6 +18,7 @@ from permutohedral.experiments.denoising import DenoisingConfig, load, load_weig
 from permutohedral.experiments.mnist import COLUMNS
 from permutohedral.experiments.result import Result, write_text
 from permutohedral.experiments.training import RunOptions
+from permutohedral.files import replacing
 from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser
 from permutohedral.neighborhood import Neighborhood
 from permutohedral.ops.reference import elevation_matrix
@@ -204,13 +205,8 @@ def _figure(rows: int, columns: int, width: float, height: float) -> tuple[Any, 
 
 def _save(figure: Any, path: Path) -> None:
     """Write a figure: whole, or not at all."""
-    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
+    with replacing(path) as partial:
         figure.savefig(partial)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def mnist_summary(results: Sequence[Result]) -> list[dict[str, Any]]:

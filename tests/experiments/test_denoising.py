@@ -32,7 +32,7 @@ from permutohedral.models.deep_denoising import count_weights
 from permutohedral.models.denoising import CombinedDenoiser
 from permutohedral.report import denoising_table, draw_filters, tap_positions, write_denoising_report
 
-TRAINING = TrainingSettings(steps=30, batch_size=2, optimizer="adam", learning_rate=0.01, weight_decay=0.0)
+TRAINING = TrainingSettings(steps=30, batch_size=2, optimizer="adam", learning_rate=0.002, weight_decay=0.0)
 
 
 def made_images(split: Split, folder: Path | None = None, limit: int | None = None) -> list[GrayImage]:

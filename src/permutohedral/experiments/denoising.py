@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from permutohedral.data.bsds500 import GrayImage, Split, add_noise, load_images
 from permutohedral.errors import InputError
 from permutohedral.experiments import quadratic
-from permutohedral.experiments.result import Result, describe_environment
+from permutohedral.experiments.batches import StepBatches
+from permutohedral.experiments.result import Result, describe_environment, read_weights, write_weights
 from permutohedral.experiments.training import (
     RunOptions,
     Task,
@@ -137,7 +138,8 @@ def run(config: DenoisingConfig, options: RunOptions) -> Result | None:
     seconds["evaluation"] = time.perf_counter() - started
     metrics["psnr"] = sum(per_image.values()) / len(per_image)
     metrics["psnr_per_image"] = per_image
-    _keep_weights(model, config, options)
+    if model.state_dict():
+        write_weights(options.output / f"{config.name}.safetensors", model)
     return Result(
         experiment="denoising",
         name=config.name,
@@ -161,22 +163,11 @@ def center(image: GrayImage, size: int) -> GrayImage:
     return GrayImage(image.name, image.pixels[top : top + size, left : left + size])
 
 
-def _keep_weights(model: nn.Module, config: DenoisingConfig, options: RunOptions) -> None:
-    from safetensors.torch import save_file
-
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    if tensors:
-        options.output.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, options.output / f"{config.name}.safetensors")
-
-
 def load_weights(config: DenoisingConfig, folder: Path) -> nn.Module:
     """The model of a row, with the weights that `run` left in the output folder."""
-    from safetensors.torch import load_file
-
     model = build_model(config).eval()
     if model.state_dict():
-        model.load_state_dict(load_file(folder / f"{config.name}.safetensors"))
+        model.load_state_dict(read_weights(folder / f"{config.name}.safetensors"))
     return model
 
 
@@ -222,12 +213,14 @@ def _train(model: nn.Module, config: DenoisingConfig, options: RunOptions) -> di
         dataset: Dataset[Any] = TensorDataset(errors.matrix.cpu(), errors.vector.cpu(), errors.constant.cpu())
         task = QuadraticTask(model, settings, config.loss)
     else:
-        crops = settings.steps * settings.batch_size * options.devices
-        dataset = Crops(images, config, crops, first=crops // settings.steps * steps_done(options, checkpoints))
+        dataset = Crops(images, config, settings.steps * settings.batch_size)
         task = ImageTask(model, settings, config.loss)
     # a GPU takes crops faster than one process cuts them
     workers = min(8, os.cpu_count() or 1) if config.samples == "crops" and options.device.type == "cuda" else 0
-    loader = _loader(dataset, settings, workers, repeat=config.samples == "images")
+    items = len(images) if config.samples == "images" else None
+    done = steps_done(options, checkpoints)
+    batches = StepBatches(items, settings.steps, settings.batch_size, config.seed, first=done)
+    loader = DataLoader(dataset, batch_sampler=batches, num_workers=workers, pin_memory=workers > 0)
     fit(task, loader, options, checkpoints)
     if config.samples == "images":
         assert errors is not None
@@ -241,11 +234,6 @@ def _digest(config: DenoisingConfig) -> str:
     content = asdict(config)
     content["training"].pop("steps")
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def _loader(dataset: Dataset[Any], settings: TrainingSettings, workers: int, repeat: bool) -> DataLoader[Any]:
-    size = min(settings.batch_size, len(cast("Sequence[Any]", dataset)))
-    return DataLoader(dataset, size, shuffle=repeat, drop_last=True, num_workers=workers, pin_memory=workers > 0)
 
 
 def _mean_psnr(errors: Tensor) -> float:

@@ -16,11 +16,12 @@ import pytorch_lightning as lightning
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from permutohedral.data.mnist import MnistSplit, RandomSamples, interpolate, load_mnist
 from permutohedral.errors import InputError
-from permutohedral.experiments.result import Result, describe_environment
+from permutohedral.experiments.batches import StepNumbers, own_part
+from permutohedral.experiments.result import Result, describe_environment, read_weights, write_weights
 from permutohedral.experiments.training import RunOptions, Task, TrainingSettings, fit, steps_done
 from permutohedral.models.lenet import SIZE, LeNet, LeNetModel, build_lenet, grid_positions
 
@@ -116,7 +117,7 @@ def run(config: MnistConfig, options: RunOptions) -> Result | None:
     images, labels = (tensor.to(options.device) for tensor in load("test", config.test_images, options))
     accuracy = evaluate(model.to(options.device).eval(), images, labels, config.seed)
     seconds["evaluation"] = time.perf_counter() - started
-    _keep_weights(model, config, options)
+    write_weights(weights_path(config, options.output), model)
     return Result(
         experiment="mnist",
         name=config.name,
@@ -244,6 +245,8 @@ class DigitsTask(Task):
     def training_step(self, number: int) -> Tensor:
         """The loss of a batch."""
         values, positions, labels = self.batches(number)
+        values, labels = own_part(values), own_part(labels)
+        positions = None if positions is None else own_part(positions)
         scores = self.model(values, positions)
         return functional.cross_entropy(scores, labels, label_smoothing=self.config.label_smoothing)
 
@@ -257,31 +260,14 @@ class DigitsTask(Task):
         ]
 
 
-class _Numbers(Dataset[int]):
-    """Numbers of batches; the batches are made in the training step, on the device."""
-
-    def __init__(self, number: int, first: int) -> None:
-        self.number, self.first = number, first
-
-    def __len__(self) -> int:
-        return self.number
-
-    def __getitem__(self, index: int) -> int:
-        return self.first + index
-
-
-def _only(numbers: list[int]) -> int:
-    return numbers[0]
-
-
 def _train(model: nn.Module, config: MnistConfig, options: RunOptions) -> bool:
     """Whether this process is the one that goes on to evaluate."""
     images, labels = load("train", config.train_images, options)
     checkpoints = options.output / "checkpoints" / f"{config.name}-{config.seed}-{_digest(config)}"
-    number = config.training.steps * options.devices
-    numbers = _Numbers(number, first=options.devices * steps_done(options, checkpoints))
+    # the batches are made in the training step, on the device
+    numbers = StepNumbers(config.training.steps, first=steps_done(options, checkpoints))
     task = DigitsTask(model, config, images, labels)
-    return fit(task, DataLoader(numbers, 1, collate_fn=_only), options, checkpoints)
+    return fit(task, DataLoader(numbers, batch_size=None), options, checkpoints)
 
 
 def _digest(config: MnistConfig) -> str:
@@ -296,18 +282,8 @@ def weights_path(config: MnistConfig, folder: Path) -> Path:
     return folder / "weights" / f"{config.name}-{config.seed}.safetensors"
 
 
-def _keep_weights(model: nn.Module, config: MnistConfig, options: RunOptions) -> None:
-    from safetensors.torch import save_file
-
-    path = weights_path(config, options.output)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}, path)
-
-
 def load_weights(config: MnistConfig, folder: Path) -> LeNet:
     """The model of a row, with the weights that `run` left in the output folder."""
-    from safetensors.torch import load_file
-
     model = build_model(config).eval()
-    model.load_state_dict(load_file(weights_path(config, folder)))
+    model.load_state_dict(read_weights(weights_path(config, folder)))
     return model

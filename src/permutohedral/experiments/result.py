@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from permutohedral.errors import InputError
+from permutohedral.errors import InputError, StorageError
+from permutohedral.files import replacing
 from permutohedral.ops.dispatch import choose_backend
 from permutohedral.version import __version__
 
@@ -99,16 +101,46 @@ def write_result(result: Result, path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the content of a file: whole, or not at all. Makes its folder if there is none."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    """Replace the content of a file: whole, or not at all. Makes its folder if there is none.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    with replacing(path) as partial:
         partial.write_text(text)
-        os.replace(partial, path)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+
+
+def write_weights(path: Path, model: nn.Module) -> None:
+    """Write the weights of a model as safetensors: whole, or not at all.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    with replacing(path) as partial:
+        try:
+            save_file(tensors, partial)
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """What `write_weights` wrote.
+
+    Raises:
+        StorageError: there is no such file, or it is damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise StorageError(f"cannot read the weights {path}: {error}; train the row again") from error
+    return tensors
 
 
 def read_result(path: Path) -> Result:

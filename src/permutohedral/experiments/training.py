@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,17 @@ from pytorch_lightning.callbacks import Callback, ModelCheckpoint, RichProgressB
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from permutohedral.errors import InputError
+from permutohedral.errors import InputError, PermutohedralError, TrainingError
+from permutohedral.experiments.batches import (
+    check_divides,
+    count_local,
+    count_nodes,
+    is_first_process,
+    launched_by_torchrun,
+)
+from permutohedral.experiments.checkpoints import WholeCheckpoints, read_checkpoint
+
+__all__ = ["RunOptions", "Task", "TrainingSettings", "fit", "is_first_process", "steps_done", "track"]
 
 Item = TypeVar("Item")
 
@@ -31,7 +40,7 @@ class TrainingSettings:
 
     Attributes:
         steps: updates of the weights.
-        batch_size: items per step and device.
+        batch_size: items per step, of all devices together.
         optimizer: "sgd" (with momentum) or "adam" (decoupled weight decay).
         learning_rate: at the start.
         momentum: of sgd.
@@ -80,7 +89,7 @@ class RunOptions:
         output: folder for results and checkpoints.
         data: folder of the datasets; default: `PERMUTOHEDRAL_DATA`, else downloaded.
         accelerator: "auto", "cpu" or "gpu".
-        devices: how many to train on, with DDP if more than one.
+        devices: how many of this machine to train on, with DDP if more than one; `torchrun` knows better.
         resume: go on from the last checkpoint of a row, and keep rows that are done.
         progress: show bars.
     """
@@ -97,8 +106,22 @@ class RunOptions:
             raise InputError(f"accelerator must be auto, cpu or gpu, got {self.accelerator!r}")
         if self.devices < 1:
             raise InputError(f"devices must be at least 1, got {self.devices}")
+        if launched_by_torchrun() and self.devices not in (1, count_local()):
+            raise InputError(
+                f"torchrun started {count_local()} processes here; leave --devices out, or make it so many"
+            )
         if self.accelerator == "gpu" and not torch.cuda.is_available():
             raise InputError("there is no GPU that torch can use; leave --accelerator out to run on the processor")
+
+    @property
+    def local_processes(self) -> int:
+        """Processes that train on this machine, one for each device."""
+        return max(self.devices, count_local())
+
+    @property
+    def processes(self) -> int:
+        """Processes that train together, on all machines."""
+        return self.local_processes * count_nodes()
 
     @property
     def device(self) -> torch.device:
@@ -114,6 +137,26 @@ class Task(lightning.LightningModule):
         super().__init__()
         self.model = model
         self.settings = settings
+        self._random_state: Tensor | None = None
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the state of the random numbers, for models that draw some."""
+        checkpoint["random_state"] = self._generator().get_state()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Remember the state of the random numbers; others draw some before the next step."""
+        self._random_state = checkpoint.get("random_state")
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Go on with the random numbers of the interrupted training."""
+        if self._random_state is not None:
+            self._generator().set_state(self._random_state)
+            self._random_state = None
+
+    def _generator(self) -> torch.Generator:
+        if self.device.type == "cuda":
+            return torch.cuda.default_generators[self.device.index or 0]
+        return torch.default_generator
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Apply the model."""
@@ -139,36 +182,73 @@ class Task(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def fit(task: Task, loader: DataLoader[Any], options: RunOptions, checkpoints: Path) -> bool:
+def fit(
+    task: Task, loader: DataLoader[Any], options: RunOptions, checkpoints: Path, callbacks: Sequence[Callback] = ()
+) -> bool:
     """Train `task`, keeping its last state in `checkpoints / last.ckpt`.
+
+    Args:
+        task: what to train.
+        loader: gives one batch for each step of the whole training, beginning with `steps_done`; see `StepBatches`.
+        options: where and on what.
+        checkpoints: folder of this very training.
+        callbacks: further ones of lightning.
 
     Returns:
         `is_first_process()`.
+
+    Raises:
+        StorageError: a checkpoint cannot be written or read.
+        TrainingError: another process of this training has ended.
     """
+    check_divides(options.processes, task.settings.batch_size)
     last = checkpoints / "last.ckpt"
-    every = max(1, task.settings.steps // 20)
-    callbacks: list[Callback] = [
-        ModelCheckpoint(checkpoints, filename="last", every_n_train_steps=every, enable_version_counter=False)
-    ]
-    if options.progress:
-        callbacks.append(RichProgressBar(refresh_rate=5, leave=False))
-    if not options.resume:
+    if not options.resume and is_first_process():
         last.unlink(missing_ok=True)
     with _quiet():
         trainer = lightning.Trainer(
             accelerator=options.accelerator,
-            devices=options.devices,
-            strategy="ddp" if options.devices > 1 else "auto",
+            devices=options.local_processes,
+            num_nodes=options.processes // options.local_processes,
+            strategy="ddp" if options.processes > 1 else "auto",
             max_steps=task.settings.steps,
             precision=task.settings.precision,
             gradient_clip_val=task.settings.gradient_clip,
-            callbacks=callbacks,
+            callbacks=[*_callbacks(task, options, checkpoints), *callbacks],
+            plugins=[WholeCheckpoints()],
+            # StepBatches gives each process its part
+            use_distributed_sampler=False,
             logger=False,
             enable_progress_bar=options.progress,
             enable_model_summary=False,
         )
-        trainer.fit(task, loader, ckpt_path=last if last.is_file() else None)
+        resumed = options.resume and last.is_file()
+        with _explaining_lost_processes(options, checkpoints):
+            trainer.fit(task, loader, ckpt_path=last if resumed else None)
     return is_first_process()
+
+
+def _callbacks(task: Task, options: RunOptions, checkpoints: Path) -> list[Callback]:
+    every = max(1, task.settings.steps // 20)
+    saving = ModelCheckpoint(checkpoints, filename="last", every_n_train_steps=every, enable_version_counter=False)
+    return [saving, RichProgressBar(refresh_rate=5, leave=False)] if options.progress else [saving]
+
+
+@contextmanager
+def _explaining_lost_processes(options: RunOptions, checkpoints: Path) -> Iterator[None]:
+    """Where several processes train together, each waits for the others in every step, and fails when one is gone."""
+    try:
+        yield
+    except PermutohedralError:
+        raise
+    except RuntimeError as error:
+        if options.processes == 1:
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise TrainingError(
+            f"a process of this training ended, or could not be reached: {reason}. The last checkpoint is in "
+            f"{checkpoints}; the same command with --resume goes on from there"
+        ) from error
 
 
 def track(items: Sequence[Item], what: str, options: RunOptions) -> Iterable[Item]:
@@ -178,17 +258,12 @@ def track(items: Sequence[Item], what: str, options: RunOptions) -> Iterable[Ite
     return rich.progress.track(items, what, console=rich.console.Console(stderr=True), transient=True)
 
 
-def is_first_process() -> bool:
-    """Whether this process evaluates and writes; those that a training on several devices starts only help."""
-    return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "NODE_RANK"))
-
-
 def steps_done(options: RunOptions, checkpoints: Path) -> int:
     """How many steps a resumed training has behind it."""
     last = checkpoints / "last.ckpt"
     if not (options.resume and last.is_file()):
         return 0
-    return int(torch.load(last, map_location="cpu", weights_only=False)["global_step"])
+    return int(read_checkpoint(last)["global_step"])
 
 
 @contextmanager
@@ -197,7 +272,9 @@ def _quiet() -> Iterator[None]:
     log = logging.getLogger("pytorch_lightning")
     level = log.level
     log.setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    log.setLevel(level)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)

@@ -1,0 +1,61 @@
+"""Checkpoints of a training: written whole or not at all, read without running code from the file."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning.plugins.io import CheckpointIO
+
+from permutohedral.errors import StorageError
+from permutohedral.files import replacing
+
+
+class WholeCheckpoints(CheckpointIO):
+    """How lightning reads and writes checkpoints here.
+
+    Its own way goes through a temporary folder that may lie on another disk, from where a file cannot be moved in one
+    piece, and loads whatever objects a file names.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        with replacing(Path(path)) as partial:
+            try:
+                torch.save(checkpoint, partial)
+            # torch reports a disk that is full in the middle of a file so
+            except RuntimeError as error:
+                raise OSError(str(error).splitlines()[0]) from error
+
+    def load_checkpoint(self, path: str | Path, *_: Any, **__: Any) -> dict[str, Any]:
+        return read_checkpoint(Path(path))
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        Path(path).unlink(missing_ok=True)
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """All that a checkpoint holds, on the processor. Only tensors and plain data are read, no other objects.
+
+    Raises:
+        StorageError: the file cannot be read, is damaged, or is no checkpoint.
+    """
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        int(checkpoint["global_step"])
+    except (OSError, RuntimeError, ValueError, EOFError, KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(path, error) from error
+    except (pickle.UnpicklingError, zipfile.BadZipFile) as error:
+        raise _unreadable(path, error) from error
+    content: dict[str, Any] = checkpoint
+    return content
+
+
+def _unreadable(path: Path, error: Exception) -> StorageError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return StorageError(
+        f"the checkpoint {path} is damaged or no checkpoint: {reason}. It was left as it is; put a whole one in its "
+        "place, or delete it to train this row from the start"
+    )
