@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from permutohedral.errors import InputError
 from permutohedral.experiments import denoising, reproduce
 from permutohedral.experiments.config import parse_config, read_config, shipped_configs
 from permutohedral.experiments.denoising import (
-    Crops,
     DenoisingConfig,
     build_model,
     evaluate,
@@ -183,16 +183,56 @@ def test_a_checkpoint_of_another_configuration_is_left_alone(options: RunOptions
     assert resumed.metrics == expected.metrics
 
 
-def test_crops_are_reproducible_and_their_noise_is_fresh() -> None:
-    config = row(samples="crops", crop=16)
-    crops = Crops(made_images("train"), config, number=8)
-    assert len(crops) == 8
-    assert torch.equal(crops[3][0], Crops(made_images("train"), config, number=8, first=2)[1][0])
-    noise = torch.stack([noisy - clean for noisy, clean in (crops[i] for i in range(8))])
-    assert abs(float(noise.std()) - 25 / 255) < 0.01
-    assert not torch.equal(noise[0], noise[1])
-    with pytest.raises(InputError, match="do not fit"):
-        Crops(made_images("train"), replace(config, crop=100), 1)[0]
+@pytest.mark.usefixtures("made")
+def test_a_training_that_takes_too_long_ends_and_tells_its_steps(options: RunOptions) -> None:
+    config = row(model="spatial", samples="crops", crop=16, training=replace(TRAINING, steps=100_000), time_limit=0.1)
+    result = run(config, options)
+    assert result is not None
+    assert 1 <= result.metrics["steps"] < 100_000
+    assert load_weights(config, options.output)
+
+
+@pytest.mark.usefixtures("made")
+def test_the_val_images_can_be_trained_on(options: RunOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = []
+
+    def load(config: DenoisingConfig, split: Split, limit: int | None, options: RunOptions) -> list[GrayImage]:
+        loaded.append(split)
+        return made_images(split, limit=limit)
+
+    monkeypatch.setattr(denoising, "load", load)
+    config = row(model="spatial", samples="crops", crop=16, training=replace(TRAINING, steps=1), train_on_val=True)
+    run(config, options)
+    assert loaded == ["train", "val", "test"]
+
+
+@pytest.mark.usefixtures("made")
+def test_an_interrupted_evaluation_goes_on(options: RunOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = row(model="identity", training=None, test_images=4)
+    expected = run(config, options)
+    measured: list[str] = []
+    evaluate = denoising.evaluate
+
+    def interrupted(model: nn.Module, images: list[GrayImage], *others: Any) -> dict[str, float]:
+        if len(measured) == 2:
+            raise KeyboardInterrupt
+        return counted(model, images, *others)
+
+    def counted(model: nn.Module, images: list[GrayImage], *others: Any) -> dict[str, float]:
+        measured.append(images[0].name)
+        return evaluate(model, images, *others)
+
+    monkeypatch.setattr(denoising, "_KEEP_EVERY", 0.0)
+    monkeypatch.setattr(denoising, "evaluate", interrupted)
+    again = replace(options, resume=True)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, again)
+    monkeypatch.setattr(denoising, "evaluate", counted)
+    resumed = run(config, again)
+    assert expected is not None
+    assert resumed is not None
+    assert resumed.metrics == expected.metrics
+    assert len(measured) == len(set(measured)) == 4
 
 
 @pytest.mark.usefixtures("made")

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from permutohedral.data.bsds500 import add_noise, load_images
 from permutohedral.errors import InputError
+from permutohedral.models import image_denoiser
+from permutohedral.models.deep_denoising import DeepDenoiser
 from permutohedral.models.image_denoiser import ImageDenoiser, estimate_noise
 from permutohedral.models.pretrained import shipped_models
 
@@ -58,6 +60,19 @@ def test_color_is_denoised_better_than_its_channels_apart() -> None:
 def test_tiles_leave_no_seams() -> None:
     picture = noisy(flat_regions(3), 25.0)
     assert_close(ImageDenoiser(tile=32)(picture, 25 / 255), ImageDenoiser(tile=1000)(picture, 25 / 255))
+
+
+@pytest.mark.parametrize("grids", [1, 3])
+def test_tiles_of_a_deep_denoiser_leave_no_seams(grids: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = DeepDenoiser([8, 8, 8][:grids], [1] * grids, [1] * grids, lattice_channels=4, sigma_space=4.0).eval()
+    # the blocks start near the identity, which would hide what they read
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
+    monkeypatch.setattr(image_denoiser, "load_pretrained", lambda name, noise=25.0: (model, 25.0))
+    picture = torch.rand(1, 2 * model.reach + 70, 61)
+    assert_close(ImageDenoiser(tile=30)(picture, 25 / 255), ImageDenoiser(tile=1000)(picture, 25 / 255))
 
 
 def test_progress_is_told() -> None:

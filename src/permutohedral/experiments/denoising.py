@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import pytorch_lightning as lightning
 import torch
+from pytorch_lightning.callbacks import Timer
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from permutohedral.data.bsds500 import GrayImage, Split, add_noise, load_images
 from permutohedral.errors import InputError
 from permutohedral.experiments import quadratic
-from permutohedral.experiments.batches import StepBatches
-from permutohedral.experiments.result import Result, describe_environment, read_weights, write_weights
+from permutohedral.experiments.batches import StepBatches, StepNumbers, own_part
+from permutohedral.experiments.crops import CropSampler
+from permutohedral.experiments.quadratic import QuadraticErrors
+from permutohedral.experiments.result import Result, describe_environment, read_weights, write_text, write_weights
 from permutohedral.experiments.training import (
     RunOptions,
     Task,
@@ -33,6 +36,9 @@ from permutohedral.experiments.training import (
 from permutohedral.models.deep_denoising import count_weights
 from permutohedral.models.denoising import LinearDenoiser
 from permutohedral.models.pretrained import build_denoiser
+
+# seconds between two times that the scores of an evaluation are kept
+_KEEP_EVERY = 10.0
 
 Loss = Literal["euclidean", "logarithmic"]
 
@@ -52,10 +58,12 @@ class DenoisingConfig:
         samples: what a training step sees: "images", whole, each with its own noise, through their quadratic
             errors (only models that are linear in their weights); or "crops", with fresh noise.
         crop: height and width of a crop.
+        time_limit: seconds after which training on crops ends, whatever the steps; the result tells how many it took.
         loss: "euclidean", the mean squared error; or "logarithmic", the mean over items of its logarithm, which is
             the PSNR that is reported.
         start: "initial" weights of the model, or the "least_squares" solution.
         train_images: how many of the 200; None for all.
+        train_on_val: train on the val images, too.
         test_images: how many of the 200; None for all.
         center: take only the central square of this many pixels of every image, for quick trials.
         seed: of noise, weights, crops.
@@ -70,9 +78,11 @@ class DenoisingConfig:
     training: TrainingSettings | None = None
     samples: Literal["images", "crops"] = "images"
     crop: int = 64
+    time_limit: float | None = None
     loss: Loss = "logarithmic"
     start: Literal["initial", "least_squares"] = "initial"
     train_images: int | None = None
+    train_on_val: bool = False
     test_images: int | None = None
     center: int | None = None
     seed: int = 0
@@ -134,7 +144,7 @@ def run(config: DenoisingConfig, options: RunOptions) -> Result | None:
         return None
     started = time.perf_counter()
     images = load(config, "test", config.test_images, options)
-    per_image = evaluate(model.to(options.device).eval(), track(images, "evaluating", options), config, options.device)
+    per_image = _evaluate_resumably(model.to(options.device).eval(), images, config, options)
     seconds["evaluation"] = time.perf_counter() - started
     metrics["psnr"] = sum(per_image.values()) / len(per_image)
     metrics["psnr_per_image"] = per_image
@@ -184,6 +194,24 @@ def evaluate(
     return scores
 
 
+def _evaluate_resumably(
+    model: nn.Module, images: Sequence[GrayImage], config: DenoisingConfig, options: RunOptions
+) -> dict[str, float]:
+    """`evaluate`, keeping what is done: some methods take minutes for an image."""
+    path = _checkpoints(config, options) / "psnr.json"
+    scores: dict[str, float] = json.loads(path.read_text()) if options.resume and path.is_file() else {}
+    kept = time.perf_counter()
+    for image in track(images, "evaluating", options):
+        if image.name in scores:
+            continue
+        scores |= evaluate(model, [image], config, options.device)
+        if time.perf_counter() - kept > _KEEP_EVERY:
+            write_text(path, json.dumps(scores))
+            kept = time.perf_counter()
+    path.unlink(missing_ok=True)
+    return scores
+
+
 def psnr(image: Tensor, clean: Tensor) -> float:
     """Peak signal-to-noise ratio in dB, the peak being 1.
 
@@ -195,45 +223,52 @@ def psnr(image: Tensor, clean: Tensor) -> float:
 
 def _train(model: nn.Module, config: DenoisingConfig, options: RunOptions) -> dict[str, Any]:
     images = load(config, "train", config.train_images, options)
-    settings = cast(TrainingSettings, config.training)
+    if config.train_on_val:
+        images += load(config, "val", config.train_images, options)
     metrics: dict[str, Any] = {}
     errors = None
+    linear = cast(LinearDenoiser, model)
     if config.samples == "images" or config.start == "least_squares":
-        linear = cast(LinearDenoiser, model)
         tracked = track(images, "measuring", options)
         errors = quadratic.measure_quadratic_errors(linear, tracked, config.noise / 255, config.seed, options.device)
         solution = errors.least_squares()
         metrics["train_psnr_of_least_squares"] = _mean_psnr(errors.evaluate(solution.to(errors.matrix.device)))
         if config.start == "least_squares":
             linear.set_weights(solution.float())
-    checkpoints = options.output / "checkpoints" / f"{config.name}-{_digest(config)}"
-    task: Task
     if config.samples == "images":
         assert errors is not None
-        dataset: Dataset[Any] = TensorDataset(errors.matrix.cpu(), errors.vector.cpu(), errors.constant.cpu())
-        task = QuadraticTask(model, settings, config.loss)
-    else:
-        dataset = Crops(images, config, settings.steps * settings.batch_size)
-        task = ImageTask(model, settings, config.loss)
-    # a GPU takes crops faster than one process cuts them
-    workers = min(8, os.cpu_count() or 1) if config.samples == "crops" and options.device.type == "cuda" else 0
-    items = len(images) if config.samples == "images" else None
-    done = steps_done(options, checkpoints)
-    batches = StepBatches(items, settings.steps, settings.batch_size, config.seed, first=done)
-    loader = DataLoader(dataset, batch_sampler=batches, num_workers=workers, pin_memory=workers > 0)
-    fit(task, loader, options, checkpoints)
-    if config.samples == "images":
-        assert errors is not None
-        weights = cast(LinearDenoiser, task.model).weights().detach().to(errors.matrix.device)
-        metrics["train_psnr"] = _mean_psnr(errors.evaluate(weights))
-    return metrics
+        _train_on_images(model, config, options, errors)
+        weights = linear.weights().detach().to(errors.matrix.device)
+        return metrics | {"train_psnr": _mean_psnr(errors.evaluate(weights))}
+    return metrics | {"steps": _train_on_crops(model, config, options, images)}
 
 
-def _digest(config: DenoisingConfig) -> str:
-    """Tells configurations apart whose checkpoints do not fit each other; a training may be made longer."""
+def _train_on_images(model: nn.Module, config: DenoisingConfig, options: RunOptions, errors: QuadraticErrors) -> None:
+    settings, folder = cast(TrainingSettings, config.training), _checkpoints(config, options)
+    dataset = TensorDataset(errors.matrix.cpu(), errors.vector.cpu(), errors.constant.cpu())
+    done = steps_done(options, folder)
+    batches = StepBatches(len(dataset), settings.steps, settings.batch_size, config.seed, first=done)
+    fit(QuadraticTask(model, settings, config.loss), DataLoader(dataset, batch_sampler=batches), options, folder)
+
+
+def _train_on_crops(model: nn.Module, config: DenoisingConfig, options: RunOptions, images: Sequence[GrayImage]) -> int:
+    """Train, and return the number of steps."""
+    settings, folder = cast(TrainingSettings, config.training), _checkpoints(config, options)
+    # torch's types do not know this argument of Module.to
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    task = CropTask(model, settings, config, images)
+    numbers = StepNumbers(settings.steps, first=steps_done(options, folder))
+    limit = [] if config.time_limit is None else [Timer(timedelta(seconds=config.time_limit), interval="step")]
+    fit(task, DataLoader(numbers, batch_size=None), options, folder, limit)
+    return int(task.trainer.global_step)
+
+
+def _checkpoints(config: DenoisingConfig, options: RunOptions) -> Path:
+    """The folder for what an interrupted run of this very row leaves behind; a training may be made longer."""
     content = asdict(config)
-    content["training"].pop("steps")
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+    content["training"] = {key: value for key, value in (content["training"] or {}).items() if key != "steps"}
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+    return options.output / "checkpoints" / f"{config.name}-{digest}"
 
 
 def _mean_psnr(errors: Tensor) -> float:
@@ -258,49 +293,27 @@ class QuadraticTask(Task):
         return loss_of(quadratic.evaluate(batch[0], batch[1], batch[2], weights), self.loss)
 
 
-class ImageTask(Task):
-    """Trains any denoiser on crops."""
+class CropTask(Task):
+    """Trains any denoiser on crops, which are cut and made noisy on the device that trains."""
 
-    def __init__(self, model: nn.Module, settings: TrainingSettings, loss: Loss) -> None:
+    def __init__(
+        self, model: nn.Module, settings: TrainingSettings, config: DenoisingConfig, images: Sequence[GrayImage]
+    ) -> None:
         super().__init__(model, settings)
-        self.loss: Loss = loss
+        self.config, self.images = config, images
 
-    def training_step(self, batch: list[Tensor]) -> Tensor:
-        """The loss of a batch of crops."""
-        noisy, clean = batch
+    def on_fit_start(self) -> None:
+        """Bring the images to the device; all batches have one shape, so cuDNN may look for its fastest way."""
+        config = self.config
+        self.crops = CropSampler(self.images, config.crop, config.noise / 255, config.seed, self.device)
+        self._benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
+
+    def on_fit_end(self) -> None:
+        """Leave cuDNN as it was."""
+        torch.backends.cudnn.benchmark = self._benchmark
+
+    def training_step(self, number: int) -> Tensor:
+        """The loss of batch `number`."""
+        noisy, clean = (own_part(images) for images in self.crops.draw(number, self.settings.batch_size))
         errors = (self.model(noisy) - clean).square().mean(dim=(1, 2, 3))
-        return loss_of(errors, self.loss)
-
-
-class Crops(Dataset[tuple[Tensor, Tensor]]):
-    """Random crops of images, flipped and turned at random, with fresh noise.
-
-    Crop number i is the same whenever and wherever it is drawn, so a resumed training goes on as if uninterrupted.
-
-    Args:
-        images: to crop.
-        config: names the size of the crops, the noise and the seed.
-        number: of crops.
-        first: the crop to begin with.
-    """
-
-    def __init__(self, images: Sequence[GrayImage], config: DenoisingConfig, number: int, first: int = 0) -> None:
-        self.images, self.config, self.number, self.first = images, config, number, first
-
-    def __len__(self) -> int:
-        return self.number
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """A noisy and a clean crop, `[1, crop, crop]` each."""
-        generator = torch.Generator().manual_seed(self.config.seed * 1_000_000_007 + self.first + index)
-
-        def draw(limit: int) -> int:
-            return int(torch.randint(limit, (), generator=generator))
-
-        pixels, size = self.images[draw(len(self.images))].pixels, self.config.crop
-        if min(pixels.shape) < size:
-            raise InputError(f"crops of {size} pixels do not fit an image of {tuple(pixels.shape)}")
-        top, left = (draw(extent - size + 1) for extent in pixels.shape)
-        clean = torch.rot90(pixels[top : top + size, left : left + size], draw(4))
-        clean = (clean.flip(0) if draw(2) else clean)[None].contiguous()
-        return clean + self.config.noise / 255 * torch.randn(clean.shape, generator=generator), clean
+        return loss_of(errors, self.config.loss)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from permutohedral.errors import InputError
-from permutohedral.experiments.config import read_config, shipped_configs
+from permutohedral.experiments.config import parse_config, read_config, shipped_configs
 from permutohedral.experiments.denoising import DenoisingConfig, evaluate, load, run
 from permutohedral.experiments.result import Result, describe_environment, read_result, write_result
 from permutohedral.experiments.training import RunOptions
@@ -100,7 +99,12 @@ def _done(config: DenoisingConfig, path: Path) -> Result | None:
     if not path.is_file():
         return None
     result = read_result(path)
-    return result if result.config == json.loads(json.dumps(asdict(config))) else None
+    try:
+        # settings that are younger than the result had their default then
+        same = parse_config(DenoisingConfig, result.config) == config
+    except InputError:
+        return None
+    return result if same else None
 
 
 def cross_validate(config: DenoisingConfig, options: RunOptions, limit: int | None, report: Report) -> Result:

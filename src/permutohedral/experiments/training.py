@@ -163,6 +163,16 @@ class Task(lightning.LightningModule):
         output: Tensor = self.model(*inputs)
         return output
 
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip the norm; lightning refuses to where the optimizer could also unscale gradients, scaled or not."""
+        if gradient_clip_val:
+            torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
+
     def parameter_groups(self) -> list[dict[str, Any]]:
         """What is trained, as the optimizer takes it."""
         return [{"params": [parameter for parameter in self.parameters() if parameter.requires_grad]}]
@@ -177,7 +187,11 @@ class Task(lightning.LightningModule):
                 parameters, settings.learning_rate, settings.momentum, weight_decay=settings.weight_decay
             )
         else:
-            optimizer = torch.optim.AdamW(parameters, settings.learning_rate, weight_decay=settings.weight_decay)
+            # one kernel for all weights; with a gradient scaler it would unscale after the clipping
+            fused = self.device.type == "cuda" and settings.precision != "16-mixed"
+            optimizer = torch.optim.AdamW(
+                parameters, settings.learning_rate, weight_decay=settings.weight_decay, fused=fused
+            )
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, settings.factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

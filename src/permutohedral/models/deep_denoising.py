@@ -8,6 +8,7 @@ permutohedral blocks it is a plain residual network: the baseline.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -37,6 +38,11 @@ class SpatialBlock(nn.Module):
         nn.init.normal_(self.first.weight, std=(2 / (9 * channels)) ** 0.5)
         # a block starts near the identity, so that any number of them trains without normalization
         nn.init.normal_(self.second.weight, std=0.1 / (9 * channels) ** 0.5)
+
+    @property
+    def reach(self) -> int:
+        """How many grid points away values still change the result."""
+        return 2
 
     def forward(self, hidden: Tensor) -> Tensor:
         """`[batch, channels, height, width]` to the same shape."""
@@ -111,6 +117,13 @@ class PermutohedralBlock(nn.Module):
         block: Tensor = hidden + filtered.reshape(batch, height, width, channels).permute(0, 3, 1, 2)
         return block
 
+    @property
+    def reach(self) -> int:
+        """How many grid points away values still change the result."""
+        # into the lattice, over it and out of it: at most an edge of the simplex each time
+        longest_edge = math.sqrt(3 / 8 * (self.embed.out_features + 3))
+        return math.ceil(3 * longest_edge * self.sigma_space)
+
     def _exchange(self, values: Tensor, lattice: Lattice) -> Tensor:
         """`[batch, points, lattice_channels]` to `[lattice_points, lattice_channels]`."""
         # sums over many pixels, and counts of them, do not fit 16 bits
@@ -170,6 +183,13 @@ class Level(nn.Module):
             hidden = block(hidden, origin) if isinstance(block, PermutohedralBlock) else block(hidden)
         return hidden
 
+    @property
+    def reach(self) -> int:
+        """How many grid points away values still change the result."""
+        coarser = 0 if self.coarser is None else 2 * self.coarser.reach + 1
+        blocks = [*self.before, *self.after]
+        return coarser + sum(block.reach for block in blocks if isinstance(block, (PermutohedralBlock, SpatialBlock)))
+
 
 class DeepDenoiser(nn.Module):
     """Predicts the noise with residual blocks on one or several grids, and subtracts it.
@@ -216,8 +236,16 @@ class DeepDenoiser(nn.Module):
         self.body = Level(channels, blocks, permutohedral_blocks, lattice)
         self.tail = nn.Conv2d(channels[0], 1, 3, padding=1, bias=False)
 
+    @property
+    def reach(self) -> int:
+        """How many pixels away the input still changes the result."""
+        return 2 + self.repeats * self.body.reach
+
     def forward(self, noisy: Tensor, origin: tuple[int, int] = (0, 0)) -> Tensor:
-        """Denoise `noisy [batch, 1, height, width]`, whose first pixel lies at `origin` (y, x)."""
+        """Denoise `noisy [batch, 1, height, width]`, whose first pixel lies at `origin` (y, x).
+
+        As part of a larger image it meets the same grids if `origin` is a multiple of `step`.
+        """
         if noisy.dim() != 4 or noisy.shape[1] != 1:
             raise InputError(f"noisy must be gray images [batch, 1, height, width], got shape {tuple(noisy.shape)}")
         height, width = noisy.shape[-2:]

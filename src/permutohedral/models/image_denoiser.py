@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from permutohedral.errors import InputError
+from permutohedral.models.deep_denoising import DeepDenoiser
 from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
 from permutohedral.models.pretrained import DEFAULT_MODEL, load_pretrained
 
@@ -96,11 +97,12 @@ class ImageDenoiser:
             return pixels.clone()
         model, trained_for = load_pretrained(self.model, 255 * sigma)
         model, factor = model.to(self.device), trained_for / (255 * sigma)
-        margin = _margin(model)
+        step = model.step if isinstance(model, DeepDenoiser) else 1
+        margin = math.ceil(_margin(model) / step) * step
         opponent = torch.tensor(_OPPONENT) if pixels.shape[0] == 3 else torch.eye(1)
         denoised = torch.empty_like(pixels)
         height, width = pixels.shape[1:]
-        tiles = list(_tiles(height, width, self.tile))
+        tiles = list(_tiles(height, width, math.ceil(self.tile / step) * step))
         for done, (rows, columns) in enumerate(tiles, start=1):
             top, left = max(0, rows.start - margin), max(0, columns.start - margin)
             part = pixels[:, top : rows.stop + margin, left : columns.stop + margin]
@@ -129,4 +131,6 @@ def _margin(model: torch.nn.Module) -> int:
         return math.ceil(_REACH * model.sigma_space)
     if isinstance(model, CombinedDenoiser):
         return max(_margin(model.spatial), _margin(model.permutohedral))
+    if isinstance(model, DeepDenoiser):
+        return model.reach
     raise InputError(f"the reach of a {type(model).__name__} is not known")
