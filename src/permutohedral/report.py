@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from torch import Tensor, nn
 from permutohedral.data.bsds500 import add_noise
 from permutohedral.experiments.config import parse_config
 from permutohedral.experiments.denoising import DenoisingConfig, load, load_weights, psnr
-from permutohedral.experiments.mnist import COLUMNS
 from permutohedral.experiments.result import Result, write_text
 from permutohedral.experiments.training import RunOptions
 from permutohedral.files import replacing
@@ -130,7 +127,7 @@ def _least_squares_lines(results: Sequence[Result]) -> list[str]:
 
 def draw_psnr(results: Sequence[Result], path: Path) -> None:
     """Draw the PSNR of every image and row, sorted by the first row that trains or filters."""
-    figure, axes = _figure(1, 1, width=8.0, height=4.5)
+    figure, axes = new_figure(1, 1, width=8.0, height=4.5)
     scores = {result.config["title"]: result.metrics["psnr_per_image"] for result in results}
     reference = list(scores.values())[min(1, len(scores) - 1)]
     order = sorted(reference, key=lambda name: float(reference[name]))
@@ -139,19 +136,19 @@ def draw_psnr(results: Sequence[Result], path: Path) -> None:
     axes[0, 0].set_xlabel("test images, sorted")
     axes[0, 0].set_ylabel("PSNR, dB")
     axes[0, 0].legend(frameon=False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_crops(crops: Mapping[str, Tensor], captions: Mapping[str, str], path: Path) -> None:
     """Draw gray crops `[height, width]` side by side, each with its title and a caption below it."""
-    figure, axes = _figure(1, len(crops), width=2.6 * len(crops), height=3.1)
+    figure, axes = new_figure(1, len(crops), width=2.6 * len(crops), height=3.1)
     for axis, (title, pixels) in zip(axes[0], crops.items(), strict=True):
         axis.imshow(pixels.detach().cpu().clamp(0, 1).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         axis.set_title(title, fontsize=9)
         axis.set_xlabel(captions.get(title, ""), fontsize=9)
         axis.set_xticks([])
         axis.set_yticks([])
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def tap_positions(neighborhood: Neighborhood) -> Tensor:
@@ -177,7 +174,7 @@ def draw_filters(filters: Mapping[str, Tensor], neighborhood: Neighborhood, path
     """
     positions = tap_positions(neighborhood)
     layers = sorted(set(positions[:, 2].round(decimals=4).tolist()))
-    figure, axes = _figure(len(filters), len(layers), width=1.1 * len(layers), height=1.5 * len(filters) + 0.4)
+    figure, axes = new_figure(len(filters), len(layers), width=1.1 * len(layers), height=1.5 * len(filters) + 0.4)
     limit = float(positions[:, :2].abs().max()) + 0.6
     for row, (title, weight) in zip(axes, filters.items(), strict=True):
         bound = float(weight.abs().max())
@@ -193,125 +190,18 @@ def draw_filters(filters: Mapping[str, Tensor], neighborhood: Neighborhood, path
     for axis, layer in zip(axes[-1], layers, strict=True):
         axis.set_xlabel(f"{layer:+.2f}", fontsize=8)
     figure.supxlabel("offset in gray value, in standard deviations", fontsize=8)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def _figure(rows: int, columns: int, width: float, height: float) -> tuple[Any, np.ndarray[Any, Any]]:
+def new_figure(rows: int, columns: int, width: float, height: float) -> tuple[Any, np.ndarray[Any, Any]]:
+    """A figure of `rows` by `columns` axes, `width` by `height` inches."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained", dpi=120)
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
     """Write a figure: whole, or not at all."""
     with replacing(path) as partial:
         figure.savefig(partial)
-
-
-def mnist_summary(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """A row for each name: mean accuracy of each column over the seeds, and their sample standard deviation."""
-    rows = []
-    for name in dict.fromkeys(result.name for result in results):
-        runs = sorted((result for result in results if result.name == name), key=lambda result: result.seed)
-        # a result that was read has its columns in another order
-        columns = [column for column in COLUMNS if column in runs[0].metrics["accuracy"]]
-        accuracy = np.array([[run.metrics["accuracy"][column] for column in columns] for run in runs])
-        spread = accuracy.std(axis=0, ddof=1) if len(runs) > 1 else np.full(len(columns), np.nan)
-        paper = runs[0].config["paper"]
-        rows.append(
-            {
-                "name": name,
-                "title": runs[0].config["title"],
-                "seeds": [run.seed for run in runs],
-                "paper": None if paper is None else dict(zip(columns, paper, strict=True)),
-                "mean": dict(zip(columns, accuracy.mean(axis=0).round(6).tolist(), strict=True)),
-                "spread": dict(zip(columns, spread.round(6).tolist(), strict=True)) if len(runs) > 1 else None,
-                "training_seconds": round(float(np.mean([run.seconds["training"] for run in runs])), 1),
-            }
-        )
-    return rows
-
-
-def mnist_table(results: Sequence[Result]) -> str:
-    """A Markdown table: mean accuracy over the seeds ± their spread, the paper's in parentheses.
-
-    >>> config = {"title": "PCNN", "paper": [0.9903]}
-    >>> metrics = [{"accuracy": {"original": share}} for share in (0.99, 0.992)]
-    >>> print(mnist_table([Result("mnist", "pcnn", config, m, s, {"training": 1.0}) for s, m in enumerate(metrics)]))
-    | Network | Seeds | original |
-    | --- | ---: | ---: |
-    | PCNN | 2 | 0.9910 ± 0.0014 (0.9903) |
-    """
-    rows = mnist_summary(results)
-    columns = list(rows[0]["mean"])
-    lines = ["| " + " | ".join(["Network", "Seeds", *columns]) + " |", "| --- |" + " ---: |" * (1 + len(columns))]
-    for row in rows:
-        cells = [row["title"], str(len(row["seeds"]))]
-        for column in columns:
-            spread = "" if row["spread"] is None else f" ± {row['spread'][column]:.4f}"
-            paper = "" if row["paper"] is None else f" ({row['paper'][column]:.4f})"
-            cells.append(f"{row['mean'][column]:.4f}{spread}{paper}")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def write_mnist_report(results: Sequence[Result], folder: Path, command: str) -> Path:
-    """Write `report.md`, `mnist.json` (summary and all results) and `accuracy.png` into `folder`.
-
-    Args:
-        results: of at least one row and seed.
-        folder: is made if there is none.
-        command: that makes them again.
-    """
-    environment = results[0].environment
-    hardware = environment["hardware"]
-    machine = hardware.get("gpu") or f"{hardware['processor']}, {hardware['cores']} cores"
-    content = {"summary": mnist_summary(results), "results": [asdict(result) for result in results]}
-    write_text(folder / "mnist.json", json.dumps(content, indent=1, sort_keys=True) + "\n")
-    draw_accuracy(results, folder / "accuracy.png")
-    test_images = results[0].config["test_images"] or 10_000
-    lines = [
-        "# MNIST from scattered samples",
-        "",
-        f"Share of {test_images:,} test digits recognized at their pixels (original) or at random positions, as many "
-        "as the given share of the pixels: mean over the seeds ± sample standard deviation (the paper's).",
-        "",
-        mnist_table(results),
-        "",
-        f"Made with `{command}` at commit `{environment['commit']}` on {machine} (backend {environment['backend']}); "
-        "the time of each training is in `mnist.json`.",
-        "",
-        "![Accuracy over the share of samples](accuracy.png)",
-        "",
-    ]
-    path = folder / "report.md"
-    write_text(path, "\n".join(lines))
-    return path
-
-
-def draw_accuracy(results: Sequence[Result], path: Path) -> None:
-    """Draw the accuracy of every row over the share of samples: ours as lines, the paper's dashed."""
-    figure, axes = _figure(1, 2, width=10.0, height=4.5)
-    rows = mnist_summary(results)
-    for axis, (title, ours) in zip(axes[0], (("Rows of the paper", False), ("Beyond the paper", True)), strict=True):
-        shown = [row for row in rows if (row["paper"] is None) == ours]
-        for number, row in enumerate(shown):
-            columns = list(row["mean"])
-            spread = None if row["spread"] is None else list(row["spread"].values())
-            color = f"C{number}"
-            axis.errorbar(
-                columns, list(row["mean"].values()), yerr=spread, label=row["title"], color=color, marker="o", ms=3
-            )
-            if row["paper"] is not None:
-                axis.plot(columns, list(row["paper"].values()), color=color, linestyle="--", linewidth=1)
-        if ours:
-            papers = [row["paper"] for row in rows if row["paper"] is not None]
-            if papers:
-                best = {column: max(paper[column] for paper in papers) for column in papers[0]}
-                axis.plot(list(best), list(best.values()), "k--", linewidth=1, label="best of the paper")
-        axis.set(title=title, xlabel="test digits known at", ylabel="accuracy")
-        axis.grid(alpha=0.3)
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend(frameon=False, fontsize=8, loc="lower left")
-    _save(figure, path)

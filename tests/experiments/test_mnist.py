@@ -28,7 +28,7 @@ from permutohedral.experiments.mnist_rows import (
 )
 from permutohedral.experiments.result import Result, read_result, write_result
 from permutohedral.experiments.training import RunOptions, TrainingSettings
-from permutohedral.report import mnist_summary, mnist_table, write_mnist_report
+from permutohedral.mnist_report import mnist_summary, mnist_table, write_mnist_report
 
 TRAINING = TrainingSettings(steps=8, batch_size=16, learning_rate=0.01, schedule="inverse")
 SMALL = {"channels": [4, 6], "hidden": 20}

@@ -70,7 +70,7 @@ def register(application: typer.Typer, explained: Explained) -> None:
 
 def _reproduce(configs: list[MnistConfig], options: RunOptions, jobs: int) -> None:
     from permutohedral.experiments.mnist_rows import reproduce_mnist
-    from permutohedral.report import write_mnist_report
+    from permutohedral.mnist_report import write_mnist_report
 
     order = list(dict.fromkeys(config.name for config in configs))
     results: list[Result] = []
@@ -83,7 +83,7 @@ def _reproduce(configs: list[MnistConfig], options: RunOptions, jobs: int) -> No
 
 
 def _report(results: list[Result], folder: Path) -> None:
-    from permutohedral.report import mnist_table, write_mnist_report
+    from permutohedral.mnist_report import mnist_table, write_mnist_report
 
     path = write_mnist_report(results, folder, command_line())
     typer.echo(mnist_table(results))
