@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from permutohedral.cli import application
 from permutohedral.data.mnist import MnistSplit
 from permutohedral.errors import InputError, PermutohedralError
-from permutohedral.experiments import mnist, mnist_rows
+from permutohedral.experiments import mnist, mnist_rows, rows
 from permutohedral.experiments.config import read_config, shipped_configs
 from permutohedral.experiments.mnist import COLUMNS, Batches, DigitsTask, MnistConfig, build_model, load_weights, run
 from permutohedral.experiments.mnist_rows import (
@@ -221,7 +221,7 @@ def test_rows_side_by_side_survive_one_that_fails(options: RunOptions, monkeypat
         return finished(config.name, config.seed, 0.5)
 
     # threads see the patch, and start at once
-    monkeypatch.setattr(mnist_rows, "ProcessPoolExecutor", lambda jobs, *_: ThreadPoolExecutor(jobs))
+    monkeypatch.setattr(rows, "ProcessPoolExecutor", lambda jobs, *_: ThreadPoolExecutor(jobs))
     monkeypatch.setattr(mnist_rows, "run", fake_run)
     lines: list[str] = []
     outcomes = reproduce_mnist([row(name="bad"), row(), row(seed=1)], options, 2, lines.append)
