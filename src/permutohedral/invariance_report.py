@@ -1,0 +1,176 @@
+"""The tables on rotation and scale: accuracy and change of the first layer over the seeds, as tables and a plot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from permutohedral.experiments.result import Result, write_text
+from permutohedral.report import new_figure, save_figure
+
+_METRICS = ("accuracy", "change", "change_whole_circle")
+_AS_IT_IS = {"rotation": "0", "scale": "1"}
+
+
+def invariance_summary(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """A row for each name: mean over the seeds of everything measured, and the sample standard deviation."""
+    rows = []
+    for name in dict.fromkeys(result.name for result in results):
+        runs = sorted((result for result in results if result.name == name), key=lambda result: result.seed)
+        row: dict[str, Any] = {
+            "name": name,
+            "title": runs[0].config["title"],
+            "seeds": [run.seed for run in runs],
+            "weights": runs[0].metrics["weights"],
+            "training_seconds": round(float(np.mean([run.seconds["training"] for run in runs])), 1),
+        }
+        for metric in _METRICS:
+            if metric not in runs[0].metrics:
+                continue
+            # a result that was read has its columns in another order
+            columns = sorted(runs[0].metrics[metric], key=float)
+            figures = np.array([[run.metrics[metric][column] for column in columns] for run in runs])
+            spread = figures.std(axis=0, ddof=1) if len(runs) > 1 else None
+            row[metric] = dict(zip(columns, figures.mean(axis=0).round(6).tolist(), strict=True))
+            row[f"{metric}_spread"] = (
+                None if spread is None else dict(zip(columns, spread.round(6).tolist(), strict=True))
+            )
+        rows.append(row)
+    return rows
+
+
+def accuracy_table(results: Sequence[Result]) -> str:
+    """A Markdown table: mean accuracy over the seeds ± their spread, the best of each column in bold.
+
+    >>> metrics = {"accuracy": {"0": 0.99, "30": 0.95}, "weights": 7}
+    >>> print(accuracy_table([Result("rotation", "lenet", {"title": "LeNet"}, metrics, 0, {"training": 1.0})]))
+    | Network | Seeds | upright | up to 30° |
+    | --- | ---: | ---: | ---: |
+    | LeNet | 1 | **0.9900** | **0.9500** |
+    """
+    rows = invariance_summary(results)
+    columns = list(rows[0]["accuracy"])
+    best = {column: max(round(row["accuracy"][column], 4) for row in rows) for column in columns}
+    headings = [_accuracy_heading(results[0].experiment, column) for column in columns]
+    lines = ["| " + " | ".join(["Network", "Seeds", *headings]) + " |", "| --- |" + " ---: |" * (1 + len(columns))]
+    for row in rows:
+        cells = [row["title"], str(len(row["seeds"]))]
+        for column in columns:
+            share = f"{row['accuracy'][column]:.4f}"
+            spread = row["accuracy_spread"]
+            cell = f"**{share}**" if round(row["accuracy"][column], 4) == best[column] else share
+            cells.append(cell + ("" if spread is None else f" ± {spread[column]:.4f}"))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def change_table(results: Sequence[Result]) -> str:
+    """A Markdown table: how much the pooled output of the first layer changes, relative to itself."""
+    rows = invariance_summary(results)
+    columns = list(rows[0]["change"])
+    degrees = "°" if results[0].experiment == "rotation" else ""
+    headings = [f"{column}{degrees or ' x'}" for column in columns]
+    lines = ["| " + " | ".join(["First layer of", *headings]) + " |", "| --- |" + " ---: |" * len(columns)]
+    for title, change in _changes(rows).items():
+        lines.append("| " + " | ".join([title, *(f"{change[column]:.3f}" for column in columns)]) + " |")
+    return "\n".join(lines)
+
+
+def write_invariance_report(results: Sequence[Result], folder: Path, command: str) -> Path:
+    """Write `report.md`, `<experiment>.json` (summary and all results) and `accuracy.png` into `folder`.
+
+    Args:
+        results: of at least one row and seed, all of one experiment.
+        folder: is made if there is none.
+        command: that makes them again.
+    """
+    experiment, environment = results[0].experiment, results[0].environment
+    hardware = environment["hardware"]
+    machine = hardware.get("gpu") or f"{hardware['processor']}, {hardware['cores']} cores"
+    content = {"summary": invariance_summary(results), "results": [asdict(result) for result in results]}
+    write_text(folder / f"{experiment}.json", json.dumps(content, indent=1, sort_keys=True) + "\n")
+    draw_invariance(results, folder / "accuracy.png")
+    what = "rotated at random, uniformly up to an angle" if experiment == "rotation" else "scaled by a factor"
+    digits = f"{results[0].config['test_images'] or 10_000:,} test digits"
+    if results[0].config["split"] == "validation":
+        digits = "digits held out of the training set"
+    lines = [
+        f"# {'Rotated' if experiment == 'rotation' else 'Scaled'} digits",
+        "",
+        f"Share of {digits} that are recognized when {what}: mean over the seeds ± sample standard deviation. All rows "
+        "but the augmented one train on digits as they are.",
+        "",
+        accuracy_table(results),
+        "",
+        "Change of the first layer: the norm of the difference between its output for a digit and for the transformed "
+        "digit, over the norm of the output; the largest response along the third coordinate where there is one.",
+        "",
+        change_table(results),
+        "",
+        f"Made with `{command}` at commit `{environment['commit']}` on {machine} (backend {environment['backend']}); "
+        f"the time of each training is in `{experiment}.json`.",
+        "",
+        "![Accuracy and change of the first layer](accuracy.png)",
+        "",
+    ]
+    path = folder / "report.md"
+    write_text(path, "\n".join(lines))
+    return path
+
+
+def draw_invariance(results: Sequence[Result], path: Path) -> None:
+    """Draw accuracy and change of the first layer over the transformation, a line for each row."""
+    experiment, rows = results[0].experiment, invariance_summary(results)
+    figure, axes = new_figure(1, 2, width=11.0, height=4.2)
+    colors = {row["title"]: f"C{number}" for number, row in enumerate(rows)}
+    for row in rows:
+        spread = None if row["accuracy_spread"] is None else list(row["accuracy_spread"].values())
+        x = [float(column) for column in row["accuracy"]]
+        shares = list(row["accuracy"].values())
+        axes[0, 0].errorbar(x, shares, yerr=spread, label=row["title"], color=colors[row["title"]], marker="o", ms=3)
+    for title, change in _changes(rows).items():
+        base = next(name for name in sorted(colors, key=len, reverse=True) if title.startswith(name))
+        points = sorted([*((float(column), value) for column, value in change.items()), _unchanged(experiment)])
+        style = {"color": colors[base], "linestyle": "-" if title == base else "--"}
+        axes[0, 1].plot(*zip(*points, strict=True), label=title, marker="o", ms=3, **style)
+    rotated = experiment == "rotation"
+    axes[0, 0].set(
+        xlabel="largest rotation of the test digits, degrees" if rotated else "scale of the test digits",
+        ylabel="accuracy",
+    )
+    axes[0, 1].set(
+        xlabel="rotation, degrees" if rotated else "scale", ylabel="relative change of the first layer's output"
+    )
+    for axis in axes[0]:
+        axis.grid(alpha=0.3)
+        axis.legend(frameon=False, fontsize=8)
+        if rotated:
+            # most of what matters happens below 60 degrees
+            axis.set_xscale("function", functions=(np.sqrt, np.square))
+            axis.set_xticks([0, 10, 20, 30, 45, 60, 90, 180])
+    save_figure(figure, path)
+
+
+def _changes(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Change of the first layer by title; a stack of rotations has two."""
+    changes = {}
+    for row in rows:
+        changes[row["title"]] = row["change"]
+        if "change_whole_circle" in row:
+            changes[f"{row['title']}, all rotations"] = row["change_whole_circle"]
+    return changes
+
+
+def _unchanged(experiment: str) -> tuple[float, float]:
+    return float(_AS_IT_IS[experiment]), 0.0
+
+
+def _accuracy_heading(experiment: str, column: str) -> str:
+    if experiment == "scale":
+        return f"{column} x"
+    return "upright" if column == _AS_IT_IS[experiment] else f"up to {column}°"
