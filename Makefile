@@ -10,14 +10,15 @@ PURE := $(if $(CXX_FOUND),,PERMUTOHEDRAL_PURE=1)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-CHECKED := src tests benchmarks
+CHECKED := src tests benchmarks tools docs/tutorials
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-gpu lint format format-check typecheck pytest accuracy bench wheel clean
+.PHONY: help setup demo test test-gpu lint format format-check typecheck pytest accuracy bench tables figures docs wheel \
+  test-wheel clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## create .venv with the package and its tools
 
@@ -68,9 +69,32 @@ test-gpu: $(STAMP)  ## the operators and layers on the GPU; checks and times of 
 	PERMUTOHEDRAL_TEST_DEVICE=cuda $(BIN)/python -m pytest --quiet tests/ops tests/nn \
 	  $(addprefix tests/test_,compile.py filters.py functional.py gradients.py lattice.py laws.py)
 
+tables: $(STAMP)  ## fill the tables of README.md and docs/ from results/
+	$(BIN)/python tools/tables.py
+
+figures: $(STAMP)  ## draw the figures under docs/images from the lattice
+	$(BIN)/permutohedral figure steps docs/images/steps.svg
+	$(BIN)/permutohedral figure neighborhood docs/images/neighborhood.svg
+	$(BIN)/permutohedral figure filter docs/images/filter.svg
+	$(BIN)/permutohedral figure simplices docs/images/simplices.png
+
+# strict: a link that leads nowhere, or a name without documentation, ends it
+docs: $(STAMP)  ## run the tutorials and build the documentation into site/
+	MPLBACKEND=agg NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 wheel: $(STAMP)  ## build dist/*.whl
 	$(BIN)/python -m pip wheel --disable-pip-version-check $(PIP_OPTIONS) --no-deps --wheel-dir dist .
 
+# a virtual environment that has the wheel and nothing else; the README runs there without a compiler
+WHEEL_VENV := build/wheel-venv
+test-wheel: $(STAMP)  ## build the wheel, and run the README where it alone is installed
+	rm -rf build/wheel $(WHEEL_VENV)
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check $(PIP_OPTIONS) --no-deps --wheel-dir build/wheel .
+	$(PYTHON) -m venv $(WHEEL_VENV)
+	$(WHEEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input $(PIP_OPTIONS) \
+	  --constraint constraints.txt $(TORCH) "permutohedral[cli,images] @ file://$$(echo $(CURDIR)/build/wheel/*.whl)"
+	env -u PYTHONPATH $(WHEEL_VENV)/bin/python tools/readme.py
+
 clean:  ## remove .venv and everything generated
-	rm -rf $(VENV) build dist out .pytest_cache .hypothesis .ruff_cache .mypy_cache
-	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf $(VENV) build dist out site .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	find src tests benchmarks tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -25,7 +25,7 @@ RESULTS = {"Lattice", "LatticeStatistics", "MemoryForecast", "Simplices"}
 
 
 def checked_files() -> list[Path]:
-    return [path for folder in ("src", "tests", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [path for folder in ("src", "tests", "benchmarks", "tools") for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 def test_files_and_functions_stay_short() -> None:

@@ -125,7 +125,7 @@ def _arrows(axes: Axes, scene: Scene, into_lattice: bool) -> None:
         start, end = (point, corner) if into_lattice else (corner, point)
         style = {"arrowstyle": "-|>", "color": ARROW, "lw": 1.4, "shrinkA": 5, "shrinkB": 6, "mutation_scale": 11}
         axes.annotate("", (end[1], end[0]), (start[1], start[0]), arrowprops=style, zorder=7)
-        away = corner + 0.34 * (corner - corners.mean(axis=0)) / np.linalg.norm(corner - corners.mean(axis=0))
+        away = corner + 0.4 * (corner - corners.mean(axis=0)) / np.linalg.norm(corner - corners.mean(axis=0))
         axes.text(
             away[1], away[0], f"{weight:.2f}", color=ARROW, fontsize=9.5, ha="center", va="center", zorder=8,
             bbox={"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none", "alpha": 0.85},

@@ -1,0 +1,94 @@
+# %% [markdown]
+# # Choosing s and scale
+#
+# Two choices decide what a filter on the lattice sees: the *scale*, how many features go into one lattice step, and
+# `s`, how many steps the filter reaches. `statistics()` tells whether they fit the points.
+
+# %%
+import matplotlib.pyplot as plt
+import torch
+from skimage import data
+
+import permutohedral as ph
+
+torch.manual_seed(0)
+photo = torch.from_numpy(data.astronaut()[::2, ::2].copy()).permute(2, 0, 1).float() / 255
+
+# %% [markdown]
+# ## Scale
+#
+# Lattice points are about one unit apart. If the features are divided by a small bandwidth, every point is alone on its
+# simplex and the filter finds no neighbors; by a large one, all points fall into a few simplices.
+
+# %%
+print("sigma_space  sigma_range  lattice points  points per lattice point  taps that read zero")
+rows = []
+for factor in (0.25, 0.5, 1.0, 2.0, 4.0):
+    sigma_space, sigma_range = 8.0 * factor, 0.1 * factor
+    features = ph.bilateral_features(photo, sigma_space, sigma_range)
+    found = ph.build_lattice(features, neighborhood_size=1).statistics()
+    rows.append((factor, found.points_per_lattice_point, found.missing_tap_share))
+    print(
+        f"{sigma_space:11g}  {sigma_range:11g}  {found.num_lattice_points:14,}  "
+        f"{found.points_per_lattice_point:24.2f}  {found.missing_tap_share:20.1%}"
+    )
+
+# %% [markdown]
+# A rule that works for pictures: at least two or three points for each lattice point. Taps that read zero are no
+# mistake, since color space is mostly empty; but where nearly all of them do, a learned filter has little to learn
+# from, and the separable Gaussian loses what would pass through the holes (`halo=1` keeps it, at the price of memory).
+
+# %% [markdown]
+# ## The size s
+#
+# A filter of size `s` has `(s + 1)^(d + 1) - s^(d + 1)` taps.
+
+# %%
+print("     " + "".join(f"{f'd = {d}':>9}" for d in range(1, 7)))
+for size in (1, 2, 3):
+    print(f"s = {size}" + "".join(f"{ph.Neighborhood(d, size).filter_size:9,}" for d in range(1, 7)))
+
+# %% [markdown]
+# `s = 1` reaches one standard deviation in every direction; `s = 2` holds the whole Gaussian on the lattice. Reach can
+# come from `s` or from the scale: half the scale with twice the `s` sees the same part of the signal, more finely. Here
+# some of each are tried on one task: filters over (y, x, gray) fitted by least squares to remove noise.
+
+# %%
+gray = photo.mean(dim=0)[20:148, 40:168]
+noisy = gray + 0.1 * torch.randn_like(gray)
+
+
+def fitted(size: int, sigma_space: float, sigma_range: float) -> float:
+    """PSNR in dB of the best filter, each tap an unknown."""
+    features = ph.bilateral_features(noisy[None], sigma_space, sigma_range)
+    lattice = ph.build_lattice(features, neighborhood_size=size)
+    taps = lattice.neighborhood.filter_size
+    # the response to each tap alone, as channels of one convolution
+    weight = torch.eye(taps).reshape(taps, 1, taps)
+    responses = ph.permutohedral_filter(
+        noisy.reshape(-1, 1), None, weight, normalization="homogeneous", lattice=lattice
+    )
+    solution = torch.linalg.lstsq(responses.double(), gray.reshape(-1, 1).double()).solution
+    error = (responses.double() @ solution - gray.reshape(-1, 1)).square().mean()
+    return float(-10 * error.log10())
+
+
+scores = {}
+for size, factor in ((1, 2.0), (1, 1.0), (2, 1.0), (2, 0.5)):
+    scores[size, factor] = fitted(size, 2.0 * factor, 0.2 * factor)
+    taps = ph.Neighborhood(3, size).filter_size
+    print(f"s = {size}, scale {factor:g}: {taps:3} taps, {scores[size, factor]:.2f} dB")
+assert scores[2, 1.0] > scores[1, 1.0]
+
+# %%
+_, axes = plt.subplots(1, 2, figsize=(9, 3))
+axes[0].plot([row[0] for row in rows], [row[1] for row in rows], marker="o")
+axes[0].set(yscale="log", xlabel="scale", title="points per lattice point")
+axes[1].plot([row[0] for row in rows], [row[2] for row in rows], marker="o")
+axes[1].set(xlabel="scale", title="share of taps that read zero", ylim=(0, 1))
+for axis in axes:
+    axis.set_xscale("log", base=2)
+
+# %% [markdown]
+# In short: set the scale first, so that there are a few points for each lattice point; take `s = 1` for `d >= 4` and `s
+# = 2` below; and let [learned bandwidths](learned_bandwidths.py) do the rest.

@@ -1,0 +1,73 @@
+# %% [markdown]
+# # First filter
+#
+# A photograph is smoothed, and its edges stay. Every pixel becomes a point with five coordinates, two of position and
+# three of color, and a Gaussian averages over points that are near each other in all five.
+
+# %%
+import matplotlib.pyplot as plt
+import torch
+from skimage import data
+
+import permutohedral as ph
+
+photo = torch.from_numpy(data.astronaut()).permute(2, 0, 1).float() / 255
+smooth = ph.bilateral_filter(photo, sigma_space=16.0, sigma_range=0.15)
+print(photo.shape, "to", smooth.shape)
+
+
+# %%
+def show(*pictures: tuple[str, torch.Tensor]) -> None:
+    _, axes = plt.subplots(1, len(pictures), figsize=(4 * len(pictures), 4.2), squeeze=False)
+    for axis, (title, image) in zip(axes[0], pictures, strict=True):
+        axis.imshow(image.clamp(0, 1).permute(1, 2, 0).numpy())
+        axis.set_title(title)
+        axis.set_axis_off()
+
+
+show(("photograph", photo), ("filtered: 16 pixels, 0.15 in color", smooth))
+
+# %% [markdown]
+# ## The two bandwidths
+#
+# `sigma_space` is the standard deviation of the Gaussian in pixels, `sigma_range` that in color, in the units of the
+# image (here white is 1). A wide `sigma_range` lets the average cross edges; a narrow one keeps even faint ones.
+
+# %%
+detail = photo[:, 20:200, 130:310]
+show(*((f"sigma_range = {s}", ph.bilateral_filter(detail, 8.0, s)) for s in (0.05, 0.15, 0.6)))
+
+# %% [markdown]
+# ## The same, by hand
+#
+# `bilateral_filter` is three lines: features from the picture, values from the picture, and the Gaussian of one feature
+# unit. Dividing by a bandwidth is what makes it one unit.
+
+# %%
+height, width = photo.shape[1:]
+features = ph.join_features(ph.position_features(height, width, sigma=16.0), ph.color_features(photo, sigma=0.15))
+values = ph.color_features(photo)
+by_hand = ph.gaussian_filter(values, features).T.reshape(photo.shape)
+print("features", list(features.shape), "values", list(values.shape))
+assert torch.equal(by_hand, smooth)
+
+# %% [markdown]
+# ## Other filters in its place
+#
+# The Gaussian is one filter on the lattice. `permutohedral_filter` takes any other, with one weight (or one matrix from
+# input to output channels) for each tap; the layers in `ph.nn` learn them. Here the taps hold a Gaussian once more, cut
+# off after one step, and the picture less its result is what the smoothing took away: texture and noise.
+
+# %%
+lattice = ph.build_lattice(features, neighborhood_size=1)
+print(
+    f"{lattice.neighborhood.filter_size} taps, {lattice.num_lattice_points} lattice points for {len(features)} pixels"
+)
+weight = ph.gaussian_weight(dimension=5, size=1)
+mean = ph.permutohedral_filter(values, None, weight, normalization="homogeneous", lattice=lattice)
+taken = (values - mean).T.reshape(photo.shape)
+show(("what the filter took away, four times", 0.5 + 4 * taken))
+
+# %% [markdown]
+# Next: [features of your own](bilateral_features.py), [points that are no image](scattered_data.py), or
+# [training](train_a_pcnn.py).

@@ -1,0 +1,79 @@
+# %% [markdown]
+# # Learned bandwidths
+#
+# Gradients flow to the features too, so bandwidths need not be searched by hand: here those of a bilateral filter are
+# trained to remove noise, and then the scale of a learned filter together with its weights.
+
+# %%
+import matplotlib.pyplot as plt
+import torch
+from skimage import data
+
+import permutohedral as ph
+
+torch.manual_seed(0)
+picture = torch.from_numpy(data.chelsea()[60:188, 100:228].copy()).permute(2, 0, 1).float() / 255
+noisy = picture + 0.1 * torch.randn_like(picture)
+
+
+def decibels(image: torch.Tensor) -> float:
+    return float(-10 * (image.detach() - picture).square().mean().log10())
+
+
+print(f"noisy: {decibels(noisy):.2f} dB")
+
+# %% [markdown]
+# ## Two numbers
+#
+# `BilateralFilter(learn_sigma=True)` holds the logarithms of its standard deviations, which keeps them positive.
+
+# %%
+layer = ph.nn.BilateralFilter(sigma_space=8.0, sigma_range=0.1, learn_sigma=True)
+optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)
+history = []
+for step in range(40):
+    loss = (layer(noisy) - picture).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    history.append((layer.sigma_space.item(), layer.sigma_range.item(), -10 * loss.log10().item()))
+    if step % 13 == 0:
+        print(f"step {step:2}: {history[-1][2]:.2f} dB at {history[-1][0]:.2f} pixels, {history[-1][1]:.3f} in color")
+print(layer)
+assert history[-1][2] > history[0][2] + 1
+
+# %%
+_, axes = plt.subplots(1, 3, figsize=(12, 3))
+for axis, numbers, title in zip(axes, zip(*history, strict=True), ("sigma_space", "sigma_range", "dB"), strict=True):
+    axis.plot(numbers)
+    axis.set_title(title)
+    axis.set_xlabel("step")
+
+# %% [markdown]
+# ## Weights and scale
+#
+# A layer with `learn_scale=True` has one factor for each feature dimension, beside its weights. It starts as the
+# Gaussian (`init="gaussian"`), from the bandwidths found above.
+
+# %%
+convolution = ph.nn.PermutohedralConvolution(
+    3, 3, dimension=5, init="gaussian", normalization="homogeneous", learn_scale=True
+)
+sigmas = (layer.sigma_space.detach(), layer.sigma_range.detach())
+features, values = ph.bilateral_features(noisy, *sigmas), ph.color_features(noisy)
+optimizer = torch.optim.Adam(convolution.parameters(), lr=0.02)
+for _ in range(25):
+    output = convolution(values, features).T.reshape(picture.shape)
+    loss = (output - picture).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print(f"bilateral filter {history[-1][2]:.2f} dB, learned filter {decibels(output):.2f} dB, on the picture it saw")
+print("scale of y, x, red, green, blue:", [round(number, 2) for number in convolution.scale.tolist()])
+
+# %% [markdown]
+# Two limits. The gradient with respect to a feature is exact, but it jumps where a point passes from one simplex into
+# the next, like that of ReLU at zero; small steps or several pictures even that out. And a learned scale changes the
+# lattice at every step, so it cannot be built before: `learn_scale` takes features, not a lattice.
+#
+# Embeddings are learned in the same way: make the features with a network, and its weights get gradients.

@@ -1,0 +1,58 @@
+"""Tutorials run, and the site holds every page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+import readme
+import tutorials
+
+ROOT = readme.ROOT
+DOCS = ROOT / "docs"
+
+
+@pytest.mark.parametrize("script", tutorials.scripts(), ids=lambda script: script.stem)
+def test_tutorials_run(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    mpl.use("agg")
+    page = tutorials.run(script)
+    assert page.markdown.startswith("# ")
+    assert "```text" in page.markdown
+    for name, png in page.figures.items():
+        assert f"]({name})" in page.markdown
+        assert png.startswith(b"\x89PNG")
+    # a tutorial leaves no files behind
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tutorial_that_fails_names_its_line(tmp_path: Path) -> None:
+    script = tmp_path / "wrong.py"
+    script.write_text("# %% [markdown]\n# # Title\n\n# %%\nx = 1\nassert x == 2\n")
+    with pytest.raises(AssertionError) as caught:
+        tutorials.run(script)
+    assert caught.traceback[-1].lineno + 1 == 6
+
+
+def test_the_migrating_page_runs() -> None:
+    namespace = readme.run_snippets(DOCS / "migrating.md")
+    assert namespace["marginals"].shape == (3, 40, 50)
+    assert namespace["at_points"].shape == (5000, 16)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    named = set(re.findall(r": ([a-z_/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE))
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    pages |= {f"tutorials/{script.stem}.md" for script in tutorials.scripts()}
+    assert pages <= named
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    import permutohedral as ph
+
+    text = "".join(path.read_text() for path in (DOCS / "api").glob("*.md"))
+    named = set(re.findall(r"^::: permutohedral\.(.+)$", text, flags=re.MULTILINE))
+    public = {name for name in ph.__all__ if name not in ("nn", "__version__")}
+    assert named == public | {f"nn.{name}" for name in ph.nn.__all__}

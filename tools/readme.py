@@ -1,0 +1,67 @@
+"""What README.md says to type: the tests run it, and `python tools/readme.py` runs it with what is installed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def blocks(language: str, page: Path = ROOT / "README.md") -> list[str]:
+    """The code blocks of a page that are marked with this language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def commands(program: str, page: Path = ROOT / "README.md") -> list[str]:
+    """The lines of the page's shell blocks that call this program."""
+    return [line for block in blocks("bash", page) for line in block.splitlines() if line.split()[:1] == [program]]
+
+
+def run_snippets(page: Path = ROOT / "README.md") -> dict[str, Any]:
+    """Run the Python blocks of a page one after another; what they define."""
+    namespace: dict[str, Any] = {}
+    for snippet in blocks("python", page):
+        exec(compile(snippet, page.name, "exec"), namespace)
+    return namespace
+
+
+def write_pictures(folder: Path) -> None:
+    """The pictures that the commands of our pages name, small."""
+    import numpy as np
+    from PIL import Image
+
+    (folder / "photos").mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
+    for name in ("photo.png", "depth.png", "noisy.png", "photos/photo.png"):
+        Image.fromarray(pixels).save(folder / name)
+
+
+def main() -> None:
+    """Run every snippet and every `permutohedral` command of README.md where no compiler can be found."""
+    import permutohedral as ph
+
+    if ROOT / "src" in Path(ph.__file__).parents:
+        sys.exit("this runs what is installed, but the package came from src/")
+    scripts = Path(sys.executable).parent
+    os.environ["PATH"] = str(scripts)
+    print(f"permutohedral {ph.__version__} from {Path(ph.__file__).parent}")
+    print(ph.explain_backend())
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        write_pictures(Path(folder))
+        run_snippets()
+        for line in ["permutohedral --version", "permutohedral demo --steps 5", *commands("permutohedral")]:
+            print(f"$ {line}", flush=True)
+            program, *arguments = shlex.split(line)
+            subprocess.run([scripts / program, *arguments], check=True)
+
+
+if __name__ == "__main__":
+    main()

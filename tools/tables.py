@@ -1,0 +1,185 @@
+"""Fills the tables of README.md and docs/ from the figures under results/: make tables.
+
+A region stands between `<!-- table: NAME -->` and `<!-- end of table -->`. NAME is a table below, or a report under
+results/, whose first table it then shows. What has not been measured yet says so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "results"
+
+_REGION = re.compile(r"(<!-- table: (?P<name>[^ ]+) -->\n)(?P<body>.*?)(<!-- end of table -->)", flags=re.DOTALL)
+
+_PAPER_ROWS = ("noisy", "cnn", "pcnn_gauss", "pcnn_trained", "pcnn_cnn_trained")
+
+# workloads that a reader of the README can picture
+_WORKLOADS = {
+    "W1": "bilateral filter, 1024 x 1024 color, 16 px / 0.1",
+    "W1b": "the same, 4 px / 0.05",
+    "W2": "bilateral filter, 481 x 321 gray, 4 px / 0.1",
+    "W3": "21 channels, 500 x 375 color, 80 px / 13 of 255",
+    "W3-reused": "the same, lattice built before",
+    "W4": "32 channels at a million points near a sphere",
+}
+
+Row = list[str]
+
+
+def files() -> list[Path]:
+    """The files that may hold regions."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def fill(text: str) -> str:
+    """The same text with every region filled from what is under results/.
+
+    >>> "not been measured" in fill("<!-- table: results/nothing/report.md -->\\n<!-- end of table -->")
+    True
+    """
+
+    def replace(match: re.Match[str]) -> str:
+        return f"{match.group(1)}{render(match['name'])}\n{match.group(4)}"
+
+    return _REGION.sub(replace, text)
+
+
+def render(name: str) -> str:
+    """The table of this name in Markdown."""
+    try:
+        return _first_table(ROOT / name) if name.startswith("results/") else _TABLES[name]()
+    except FileNotFoundError:
+        return "*This has not been measured yet.*"
+
+
+def _first_table(path: Path) -> str:
+    """The first Markdown table of a report."""
+    lines = path.read_text().splitlines()
+    start = next((number for number, line in enumerate(lines) if line.startswith("|")), None)
+    if start is None:
+        raise FileNotFoundError(path)
+    end = next((number for number in range(start, len(lines)) if not lines[number].startswith("|")), len(lines))
+    return "\n".join(lines[start:end])
+
+
+def _markdown(titles: Row, rows: Iterable[Row], text_columns: int = 1) -> str:
+    marks = ["---" if column < text_columns else "---:" for column in range(len(titles))]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (titles, marks, *rows))
+
+
+def denoising() -> str:
+    """Mean PSNR of every row: the paper's rows in its order, then ours by quality."""
+    found = {path.stem: json.loads(path.read_text()) for path in (RESULTS / "denoising").glob("*.json")}
+    found = {name: result for name, result in found.items() if "psnr" in result.get("metrics", {})}
+    if not found:
+        raise FileNotFoundError(RESULTS / "denoising")
+    ours = sorted(found.keys() - set(_PAPER_ROWS), key=lambda name: float(found[name]["metrics"]["psnr"]))
+    rows = []
+    for name in [*(name for name in _PAPER_ROWS if name in found), *ours]:
+        config, metrics = found[name]["config"], found[name]["metrics"]
+        paper = "" if config.get("paper") is None else f"{config['paper']:.2f}"
+        weights = f"{metrics['weights']:,}" if metrics.get("weights") else ""
+        rows.append([config["title"], weights, paper, f"{metrics['psnr']:.2f}"])
+    return _markdown(["method", "weights", "paper, dB", "ours, dB"], rows)
+
+
+def mnist() -> str:
+    """Accuracy of every row, mean over the seeds, the paper's in parentheses."""
+    summary = json.loads((RESULTS / "mnist" / "mnist.json").read_text())["summary"]
+    columns = ["original", "100 %", "60 %", "20 %"]
+    rows = []
+    for row in summary:
+        paper = row["paper"] or {}
+        cells = [
+            f"{row['mean'][column]:.4f}" + (f" ({paper[column]:.4f})" if column in paper else "") for column in columns
+        ]
+        rows.append([row["title"], *cells])
+    return _markdown(["network", *columns], rows)
+
+
+def _measured(result: dict[str, Any], peer: str) -> str:
+    times = [entry["median"] for entry in result["peers"] if entry["name"] == peer]
+    return _time(times[0]) if times else ""
+
+
+def _time(milliseconds: float) -> str:
+    if milliseconds >= 1000:
+        return f"{milliseconds / 1000:.1f} s"
+    return f"{milliseconds:.0f} ms" if milliseconds >= 10 else f"{milliseconds:.2g} ms"
+
+
+def cpu() -> str:
+    """Times on the CPU beside the libraries that ran with the same inputs."""
+    results = json.loads((RESULTS / "benchmark-cpu.json").read_text())["results"]
+    found = {(result["workload"], result["threads"]): result for result in results if "refused" not in result}
+    rows = []
+    for name, words in _WORKLOADS.items():
+        if (name, 1) not in found or (name, 2) not in found:
+            continue
+        one, two = found[name, 1], found[name, 2]
+        errors = {entry["name"]: entry["error"] for entry in two["peers"]}
+        opencv = _measured(two, "OpenCV")
+        if opencv:
+            opencv += f", error {errors['OpenCV']:.4f}"
+        ours = [_time(one["ours"]["median"]), _time(two["ours"]["median"]), f"{two['ours']['error']:.4f}"]
+        rows.append([words, *ours, _measured(one, "pydensecrf2"), opencv])
+    titles = ["", "1 thread", "2 threads", "error", "pydensecrf2, 1 thread, same error", "OpenCV, 2 threads"]
+    return _markdown(titles, rows)
+
+
+def layers() -> str:
+    """The layer beside a plain convolution, and the learned filter beside plain torch, with two threads."""
+    results = json.loads((RESULTS / "benchmark-cpu.json").read_text())["results"]
+    wanted = ("layer-forward", "layer-training", "W7-forward", "W7-backward")
+    rows = []
+    for result in results:
+        if result["workload"] in wanted and result["threads"] == 2 and "refused" not in result:
+            peers = "; ".join(f"{entry['name']} {_time(entry['median'])}" for entry in result["peers"])
+            recorded = "; ".join(f"{entry['name']} {_time(entry['scaled'])}" for entry in result["recorded"])
+            rows.append([result["summary"], _time(result["ours"]["median"]), peers, recorded])
+    return _markdown(["", "ours", "same run", "recorded elsewhere, scaled"], rows)
+
+
+def gpu() -> str:
+    """Times on the GPU: of the kernels, and between events, which includes waiting for the host."""
+    report = json.loads((RESULTS / "benchmark-h200.json").read_text())
+    rows = []
+    for result in report["results"]:
+        if "ours" in result and result["unit"] == "ms":
+            ours = result["ours"]
+            kernels = "" if ours.get("kernels") is None else f"{ours['kernels']:.3g} ms"
+            error = "" if ours.get("error") is None else f"{ours['error']:.2g}"
+            rows.append([result["summary"], kernels, f"{ours['median']:.3g} ms", error])
+        elif "ms" in result and "kernels" in result:
+            rows.append([result["workload"], f"{result['kernels']['sum']:.3g} ms", f"{result['ms']:.3g} ms", ""])
+    return _markdown(["", "kernels", "between events", "error"], rows)
+
+
+_TABLES: dict[str, Callable[[], str]] = {
+    "denoising": denoising,
+    "mnist": mnist,
+    "cpu": cpu,
+    "layers": layers,
+    "gpu": gpu,
+}
+
+
+def main() -> None:
+    """Fill every region, and name the files that changed."""
+    for path in files():
+        text = path.read_text()
+        filled = fill(text)
+        if filled != text:
+            path.write_text(filled)
+            print(f"wrote {path.relative_to(ROOT)}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
