@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -225,7 +228,7 @@ WEIGHTS: dict[str, ErrorCase] = {
     "no_size_at_all": (
         lambda: ph.permutohedral_filter(zeros(5, 1), zeros(5, 2), zeros(8, 1, 1)),
         InputError,
-        "8 taps, but.* has 7$",
+        r"8 taps, but.* has 7 \(see docs",
     ),
     "two_axes": (
         lambda: ph.permutohedral_filter(zeros(5, 1), zeros(5, 2), zeros(7, 1)),
@@ -330,6 +333,21 @@ def test_weights(case: ErrorCase) -> None:
 @pytest.mark.parametrize("case", [*FILTERS.values()], ids=[*FILTERS])
 def test_filters(case: ErrorCase) -> None:
     assert_raises(*case)
+
+
+def kinds(base: type[ph.PermutohedralError] = ph.PermutohedralError) -> list[type[ph.PermutohedralError]]:
+    return [base, *(kind for child in base.__subclasses__() for kind in kinds(child))]
+
+
+def test_every_error_names_a_section_that_there_is() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "errors.md").read_text()
+    sections = [heading.lower().replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", page, flags=re.MULTILINE)]
+    for kind in kinds():
+        assert kind.section in sections
+        assert f"`{kind.__name__}`" in page
+        assert str(kind("so it is")) == f"so it is (see docs/errors.md#{kind.section})"
+        assert str(ph.InputError(f"first: {kind('so it is')}")).count("see docs") == 1
+        assert str(pickle.loads(pickle.dumps(kind("so it is")))) == str(kind("so it is"))
 
 
 def test_errors_are_also_what_a_caller_expects() -> None:

@@ -26,7 +26,7 @@ ORDER = [
     ["image_files"],
     ["memory"],
     ["lattice"],
-    ["shapes"],
+    ["shapes", "geometry"],
     ["functional"],
     ["nn"],
     # the package itself: its public names

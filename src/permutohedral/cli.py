@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from permutohedral import experiment_commands, figure_commands, filter_command
-from permutohedral.errors import PermutohedralError
+from permutohedral.errors import InputError, PermutohedralError
 from permutohedral.version import __version__
 
 # as a reader of the help meets them: what one came for first, what explains it last
@@ -66,7 +66,8 @@ def _explained() -> Iterator[None]:
             raise
         _fail(f"this needs the module {error.name}: pip install 'permutohedral[{extra}]'")
     except PermutohedralError as error:
-        _fail(str(error))
+        # what is wrong with a file or an option needs no page to explain it
+        _fail(error.message if type(error) is InputError else str(error))
 
 
 def _fail(message: str) -> None:

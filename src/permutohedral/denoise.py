@@ -71,7 +71,7 @@ def denoise_file(source: Path, output: Path, request: Request, progress: Callabl
             _compare(request.compare, outcome, picture.pixels, pixels)
         return outcome
     except PermutohedralError as error:
-        return Outcome(source, output, error=str(error))
+        return Outcome(source, output, error=error.message)
 
 
 def _read_reference(reference: Path, source: Path, picture: Picture) -> Tensor:

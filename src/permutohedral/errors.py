@@ -1,41 +1,81 @@
 """Every error this package raises on purpose.
 
 All of them are `PermutohedralError`s; each also inherits from the built-in exception a caller
-would expect, so `except ValueError` keeps working.
+would expect, so `except ValueError` keeps working. Each names the section of the documentation that explains it.
 """
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+# where the documentation explains errors, one section for each kind
+PAGE = "docs/errors.md"
 
 
 class PermutohedralError(Exception):
-    """Base of all errors raised by `permutohedral`."""
+    """Base of all errors raised by `permutohedral`.
+
+    >>> print(InputError("features must be finite"))
+    features must be finite (see docs/errors.md#input)
+    >>> InputError("features must be finite").message
+    'features must be finite'
+    """
+
+    section: ClassVar[str] = "errors"
+
+    @property
+    def message(self) -> str:
+        """What is wrong and what would work, without the section that explains it."""
+        return str(self.args[0]) if self.args else ""
+
+    def __str__(self) -> str:
+        # an error may be told within another
+        return self.message if PAGE in self.message else f"{self.message} (see {PAGE}#{self.section})"
 
 
 class InputError(PermutohedralError, ValueError):
     """A value, shape, dtype or device does not fit; the message says what would."""
 
+    section = "input"
+
 
 class FeatureRangeError(InputError):
     """A feature is NaN, infinite, or so far from the origin that its lattice key does not fit."""
+
+    section = "feature-range"
 
 
 class NeighborhoodError(InputError):
     """A neighborhood that cannot be built: bad dimension or size, or too many taps."""
 
+    section = "neighborhood"
+
 
 class MemoryLimitError(PermutohedralError, MemoryError):
     """A request that would need more memory than the stated limit; nothing was allocated."""
+
+    section = "memory"
 
 
 class BackendUnavailable(PermutohedralError, RuntimeError):
     """A backend was asked for by name and cannot run here; the message says why."""
 
+    section = "backend"
+
 
 class DataError(PermutohedralError, OSError):
     """A file of a dataset is missing, damaged or cannot be downloaded; the message says what to do."""
+
+    section = "data"
 
 
 class StorageError(PermutohedralError, OSError):
     """A result or checkpoint cannot be written, or read again; what was there before is untouched."""
 
+    section = "storage"
+
 
 class TrainingError(PermutohedralError, RuntimeError):
     """A training cannot go on, for one of its processes ended; the last checkpoint is still there."""
+
+    section = "training"

@@ -68,7 +68,7 @@ def filter_file(source: Path, output: Path, request: Request) -> Outcome:
         channels, height, width = pixels.shape
         return Outcome(source, output, None, height, width, channels, round(seconds, 4))
     except PermutohedralError as error:
-        return Outcome(source, output, error=str(error))
+        return Outcome(source, output, error=error.message)
 
 
 def _read_guide(guide: Path, source: Path, pixels: Tensor) -> Tensor:

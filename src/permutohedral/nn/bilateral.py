@@ -123,7 +123,7 @@ class BilateralConvolution2d(nn.Module):
             )
         except NeighborhoodError as error:
             raise NeighborhoodError(
-                f"{error}. Here the dimension is 2 + the channels of the guide: pass guide_channels, and a guide of "
+                f"{error.message}. Here the dimension is 2 + the channels of the guide: pass guide_channels, and a guide of "
                 "few channels to forward"
             ) from error
 
