@@ -146,9 +146,9 @@ def draw_invariance(results: Sequence[Result], path: Path) -> None:
     axes[0, 1].set(
         xlabel="rotation, degrees" if rotated else "scale", ylabel="relative change of the first layer's output"
     )
+    figure.legend(*axes[0, 1].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
     for axis in axes[0]:
         axis.grid(alpha=0.3)
-        axis.legend(frameon=False, fontsize=8)
         if rotated:
             # most of what matters happens below 60 degrees
             axis.set_xscale("function", functions=(np.sqrt, np.square))

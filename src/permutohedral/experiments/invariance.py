@@ -7,6 +7,7 @@ import json
 import math
 import time
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import pytorch_lightning as lightning
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader
 from permutohedral.errors import InputError
 from permutohedral.experiments.batches import StepNumbers, own_part
 from permutohedral.experiments.mnist import Batches, MnistConfig, load, scale
-from permutohedral.experiments.result import Result, describe_environment
+from permutohedral.experiments.result import Result, describe_environment, read_weights, write_weights
 from permutohedral.experiments.training import RunOptions, Task, TrainingSettings, fit, steps_done, track
 from permutohedral.models.invariance import (
     InvarianceModel,
@@ -141,6 +142,7 @@ def run(config: InvarianceConfig, options: RunOptions) -> Result | None:
     started = time.perf_counter()
     images, labels = (tensor.to(options.device) for tensor in digits(config, "test", options))
     model = model.to(options.device).eval()
+    write_weights(weights_path(config, options.output), model)
     metrics = {
         "accuracy": evaluate(model, images, labels, config, options),
         "change": measure_change(model.stem, images[:_CHANGE_IMAGES], config.transformation),
@@ -279,3 +281,15 @@ def _digest(config: InvarianceConfig) -> str:
     content = asdict(replace(config, test_images=None))
     content["training"].pop("steps")
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def weights_path(config: InvarianceConfig, folder: Path) -> Path:
+    """Where `run` leaves the weights of a row in the output folder."""
+    return folder / "weights" / f"{config.name}-{config.seed}.safetensors"
+
+
+def load_weights(config: InvarianceConfig, folder: Path) -> LeNet:
+    """The model of a row, with the weights that `run` left in the output folder."""
+    model = build_model(config).eval()
+    model.load_state_dict(read_weights(weights_path(config, folder)))
+    return model

@@ -10,10 +10,9 @@ from permutohedral.experiments import rows
 from permutohedral.experiments.config import read_config, shipped_configs
 from permutohedral.experiments.mnist import MnistConfig, run
 from permutohedral.experiments.result import Result
-from permutohedral.experiments.rows import Report, with_seeds
+from permutohedral.experiments.rows import Report
+from permutohedral.experiments.rows import with_seeds as with_seeds
 from permutohedral.experiments.training import RunOptions
-
-__all__ = ["MnistSmokeSettings", "choose_mnist_rows", "read_results", "reproduce_mnist", "with_seeds"]
 
 # the rows of the paper's table in its order, and ours
 PAPER_ROWS = ("lenet", "pcnn", "lenet_100", "pcnn_100", "lenet_60", "pcnn_60", "lenet_20", "pcnn_20")
