@@ -56,6 +56,7 @@ FEATURES: dict[str, ErrorCase] = {
         ph.FeatureRangeError,
         "finite",
     ),
+    "without_numbers": (lambda: ph.build_lattice(torch.zeros(5, 2, device="meta")), InputError, "holds no numbers"),
     "one_axis": (lambda: ph.build_lattice(zeros(5)), InputError, r"\[points, dimension\].*\(5,\)"),
     "four_axes": (lambda: lattice_of(1, 2, 3, 4), InputError, r"\[batch, points, dimension\].*\(1, 2, 3, 4\)"),
     "no_dimension": (lambda: lattice_of(5, 0), InputError, r"at least one dimension.*\(5, 0\)"),
@@ -135,6 +136,10 @@ NEIGHBORHOODS: dict[str, ErrorCase] = {
     ),
     "negative_halo": (lambda: lattice_of(5, 2, halo=-1), InputError, "halo.*-1"),
     "halo_of_a_fraction": (lambda: lattice_of(5, 2, halo=0.5), InputError, "halo.*0.5"),
+    "halo_without_end": (lambda: lattice_of(5, 1, halo=10**6), InputError, "1000000 steps.*1024 steps"),
+    "halo_of_too_many": (lambda: lattice_of(5, 5, halo=100), InputError, "100 steps.*lattice points around each"),
+    # the number itself would take hours
+    "dimensions_without_end": (lambda: ph.Neighborhood(2**70, 1), ph.NeighborhoodError, "fewer feature dimensions"),
 }
 
 MEMORY: dict[str, ErrorCase] = {
@@ -263,6 +268,11 @@ WEIGHTS: dict[str, ErrorCase] = {
 }
 
 FILTERS: dict[str, ErrorCase] = {
+    "values_of_another_length_symmetric": (
+        lambda: ph.permutohedral_filter(zeros(4, 1), zeros(5, 2), zeros(7), normalization="symmetric"),
+        InputError,
+        "5, channels.*4, 1",
+    ),
     "normalization": (
         lambda: ph.permutohedral_filter(zeros(5, 1), zeros(5, 2), zeros(7), normalization="mean"),  # type: ignore[arg-type]
         InputError,

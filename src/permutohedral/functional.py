@@ -22,7 +22,15 @@ from permutohedral.lattice import Lattice, Simplices, build_lattice
 from permutohedral.neighborhood import blur_gain, gaussian_weight
 from permutohedral.ops import autograd
 from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.shapes import check_weight, count, lattice_to_rows, points_to_rows, rows_to_points, unfold
+from permutohedral.shapes import (
+    check_points,
+    check_weight,
+    count,
+    lattice_to_rows,
+    points_to_rows,
+    rows_to_points,
+    unfold,
+)
 
 Normalization = Literal["none", "homogeneous", "symmetric", "density"]
 GaussianMethod = Literal["separable", "dense"]
@@ -279,6 +287,8 @@ def _filter(values: Tensor, lattice: Lattice, normalization: Normalization, step
     """
     if normalization not in NORMALIZATIONS:
         raise InputError(f"normalization must be one of {', '.join(map(repr, NORMALIZATIONS))}, got {normalization!r}")
+    # before anything is computed from them
+    check_points(values, lattice)
     if normalization == "homogeneous" and step is gaussian:
         smallest = max(_SMALLEST_MASS, torch.finfo(values.dtype).tiny)
         if step is _separable_gaussian and _can_fuse(values, lattice):

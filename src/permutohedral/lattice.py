@@ -14,8 +14,11 @@ from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.memory import MemoryLimit
-from permutohedral.neighborhood import Neighborhood, axis_offsets
+from permutohedral.neighborhood import MAX_TAPS, Neighborhood, axis_offsets, count_taps
 from permutohedral.ops import autograd
+
+# every step of a halo takes a pass over all lattice points
+MAX_HALO = 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,8 +225,7 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and three option
     torch.Size([1000, 4])
     """
     neighborhood = Neighborhood(_check_features(features, target_features), neighborhood_size)
-    if not isinstance(halo, int) or halo < 0:
-        raise InputError(f"halo must be a whole number of at least 0, got {halo!r}")
+    _check_halo(halo, neighborhood.dimension)
     batch_size = features.shape[0] if features.dim() == 3 else None
     sources = _flatten(features, batch, "batch")
     targets = None if target_features is None else _flatten(target_features, target_batch, "target_batch")
@@ -254,6 +256,16 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and three option
     )
 
 
+def _check_halo(halo: int, dimension: int) -> None:
+    if not isinstance(halo, int) or halo < 0:
+        raise InputError(f"halo must be a whole number of at least 0, got {halo!r}")
+    if halo > MAX_HALO or count_taps(dimension, halo) > MAX_TAPS:
+        raise InputError(
+            f"a halo of {halo} steps inserts up to {count_taps(dimension, halo):,} lattice points around each in "
+            f"{dimension} dimensions; at most {MAX_TAPS:,} of them and {MAX_HALO} steps are allowed, and 1 or 2 do"
+        )
+
+
 def _check_features(features: Tensor, target_features: Tensor | None) -> int:
     """Validate ranks, dtypes and devices; returns the dimension."""
     for name, given in (("features", features), ("target_features", target_features)):
@@ -271,6 +283,8 @@ def _check_features(features: Tensor, target_features: Tensor | None) -> int:
             raise InputError(f"{name} must be float32 or float64, got {given.dtype}; convert with .float()")
     if target_features is not None:
         _check_alike(features, target_features)
+    if features.is_meta:
+        raise InputError("features are on the device 'meta', which holds no numbers to build a lattice from")
     return features.shape[-1]
 
 

@@ -20,6 +20,8 @@ from permutohedral.errors import NeighborhoodError
 
 # A filter beyond this is a mistake rather than a model: d = 9, s = 2 has 58,025 taps.
 MAX_TAPS = 1 << 20
+# beyond this even the number of taps takes long to compute
+_MOST_BITS = 1 << 14
 
 
 def count_taps(dimension: int, size: int) -> int:
@@ -28,6 +30,11 @@ def count_taps(dimension: int, size: int) -> int:
     >>> [count_taps(2, s) for s in range(4)]
     [1, 7, 19, 37]
     """
+    if size > 0 and dimension * size.bit_length() > _MOST_BITS:
+        raise NeighborhoodError(
+            f"a neighborhood of size {size} in {dimension} dimensions has more than 2^{_MOST_BITS} taps; use a smaller "
+            "neighborhood_size or fewer feature dimensions"
+        )
     return int((size + 1) ** (dimension + 1) - size ** (dimension + 1))
 
 

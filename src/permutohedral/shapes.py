@@ -37,19 +37,25 @@ def check_values(values: Tensor, lattice: Lattice, name: str) -> None:
         )
 
 
-def points_to_rows(values: Tensor, lattice: Lattice) -> tuple[Tensor, tuple[int, ...]]:
-    """Values at source points as `[points, channels]`, and the leading axes that were folded into channels."""
+def check_points(values: Tensor, lattice: Lattice) -> None:
+    """Raise unless `values` are values at the source points of the lattice."""
     check_values(values, lattice, "values")
-    points = lattice.source.num_points
     if lattice.batch_size is not None:
         expected = (lattice.batch_size, lattice.points_per_item[0])
         if values.dim() != 3 or values.shape[:2] != expected:
             raise InputError(
                 f"values must be [{expected[0]}, {expected[1]}, channels] for this lattice, got {tuple(values.shape)}"
             )
-        return values.reshape(points, values.shape[2]), ()
-    if values.dim() < 2 or values.shape[-2] != points:
+    elif values.dim() < 2 or values.shape[-2] != lattice.source.num_points:
+        points = lattice.source.num_points
         raise InputError(f"values must be [..., {points}, channels] for this lattice, got {tuple(values.shape)}")
+
+
+def points_to_rows(values: Tensor, lattice: Lattice) -> tuple[Tensor, tuple[int, ...]]:
+    """Values at source points as `[points, channels]`, and the leading axes that were folded into channels."""
+    check_points(values, lattice)
+    if lattice.batch_size is not None:
+        return values.reshape(lattice.source.num_points, values.shape[2]), ()
     return _fold(values)
 
 

@@ -1,0 +1,78 @@
+"""Runs a call on every backend and compares: the same result, or an error of the package's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from fuzz.cases import Case
+from support import TOLERANCE, relative_error, usable_backends
+from torch import Tensor
+
+from permutohedral.errors import PermutohedralError
+from permutohedral.ops import dispatch
+
+Call = Callable[[], list[Tensor]]
+Outcome = list[Tensor] | PermutohedralError
+
+OTHERS = [name for name in usable_backends() if name != "reference"]
+
+
+def outcome_of(call: Call, backend: str, threads: int = 1) -> Outcome:
+    """What a call gives, or which of the package's errors it raises; any other error is a finding."""
+    with dispatch.use_backend(backend), forced_threads(backend, threads):
+        try:
+            return call()
+        except PermutohedralError as error:
+            raised = error
+    assert len(str(raised)) > 20, "an error must say what to do"
+    return raised
+
+
+@contextmanager
+def forced_threads(backend: str, threads: int) -> Iterator[None]:
+    """The native core on several threads and in every instruction set, however small the inputs are."""
+    if backend != "native":
+        yield
+        return
+    from permutohedral import _native
+    from permutohedral.ops import native
+
+    before, chosen = native._threads, _native.instruction_set()
+    available = _native.instruction_sets()
+    native._threads = lambda work: threads
+    _native.use_instruction_set(available[threads % len(available)])
+    try:
+        yield
+    finally:
+        native._threads = before
+        _native.use_instruction_set(chosen)
+
+
+def assert_agreement(call: Call, case: Case, tolerance: float) -> None:
+    """Every backend gives what the reference gives, up to `tolerance` of the largest number, or both refuse."""
+    expected = outcome_of(call, "reference")
+    for backend in OTHERS:
+        actual = outcome_of(call, backend, case.threads)
+        if isinstance(expected, PermutohedralError) or isinstance(actual, PermutohedralError):
+            assert type(actual) is type(expected) or near_the_limit(case), f"{backend}: {actual!r}, not {expected!r}"
+            continue
+        for number, (left, right) in enumerate(zip(actual, expected, strict=True)):
+            error = relative_error(left, right)
+            assert error <= tolerance, (
+                f"{backend}: result {number} differs by {error:.3g} of its largest, {tolerance:.3g}"
+            )
+
+
+def near_the_limit(case: Case) -> bool:
+    """Whether features lie so close to the largest allowed that rounding decides on which side."""
+    from permutohedral.ops.primitives import key_limit
+
+    limit = key_limit(case.dtypes[0])
+    return 0.2 * limit < case.magnitude < 5 * limit
+
+
+def tolerance_of(case: Case) -> float:
+    """The tolerance of the dtype; features far from the origin have lost as many digits as they are large."""
+    features, values = case.dtypes
+    return TOLERANCE[values] + TOLERANCE[features] * (case.magnitude if not case.generic else 1.0)

@@ -1,0 +1,87 @@
+"""Arguments of any shape, dtype and kind: a result, or one of the package's errors; nothing else gets out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fuzz.agreement import outcome_of
+from hypothesis import given
+from hypothesis import strategies as st
+from support import DEVICE, usable_backends
+from torch import Tensor
+
+import permutohedral as ph
+
+pytestmark = pytest.mark.parametrize("backend", usable_backends())
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
+
+extents = st.integers(0, 5)
+
+
+@st.composite
+def tensors(draw: st.DrawFn, fewest: int = 0, most: int = 4) -> Tensor:
+    """A tensor of any shape; usually of floats, on the device."""
+    shape = draw(st.lists(extents, min_size=fewest, max_size=most))
+    dtype = draw(st.just(torch.float32) | st.sampled_from(DTYPES))
+    tensor = torch.ones(shape, device=DEVICE).to(dtype)
+    return tensor.to("meta") if draw(st.integers(0, 19)) == 0 else tensor
+
+
+numbers = st.integers(-2, 4) | st.sampled_from([2.5, float("nan"), 10**6, 2**70])
+choices = st.sampled_from(["none", "homogeneous", "symmetric", "density", "separable", "dense", "", "other"])
+sigmas = st.sampled_from([0.5, 2.0, 0.0, -1.0, float("nan"), float("inf"), 1e-300])
+
+
+@given(
+    features=tensors(2, 3),
+    target=st.none() | tensors(2, 3),
+    size=numbers,
+    batch=st.none() | tensors(1, 1),
+    halo=numbers,
+    limit=st.sampled_from([None, 0, 100, 10**9]),
+)
+def test_build_lattice(
+    backend: str, features: Tensor, target: Tensor | None, size: Any, batch: Tensor | None, halo: Any, limit: int | None
+) -> None:
+    outcome_of(
+        lambda: [ph.build_lattice(features, target, size, batch, halo=halo, memory_limit=limit).neighbors], backend
+    )
+
+
+@given(values=tensors(), features=tensors(2, 3), weight=tensors(1, 3), size=st.integers(0, 2), normalization=choices)
+def test_permutohedral_filter(
+    backend: str, values: Tensor, features: Tensor, weight: Tensor, size: int, normalization: Any
+) -> None:
+    outcome_of(lambda: [ph.permutohedral_filter(values, features, weight, None, size, normalization)], backend)
+
+
+@given(values=tensors(), features=tensors(2, 3), normalization=choices, method=choices, halo=numbers)
+def test_gaussian_filter(
+    backend: str, values: Tensor, features: Tensor, normalization: Any, method: Any, halo: Any
+) -> None:
+    outcome_of(lambda: [ph.gaussian_filter(values, features, None, normalization, method, halo)], backend)
+
+
+@given(image=tensors(), guide=st.none() | tensors(), space=sigmas, color=sigmas, method=choices)
+def test_bilateral_filter(
+    backend: str, image: Tensor, guide: Tensor | None, space: float, color: float, method: Any
+) -> None:
+    outcome_of(lambda: [ph.bilateral_filter(image, space, color, guide, method)], backend)
+
+
+@given(values=tensors(), lattice_values=tensors(), weight=tensors(1, 3), points=extents, dimension=st.integers(1, 3))
+def test_steps(
+    backend: str, values: Tensor, lattice_values: Tensor, weight: Tensor, points: int, dimension: int
+) -> None:
+    lattice = ph.build_lattice(torch.rand(points, dimension, device=DEVICE))
+    outcome_of(lambda: [ph.splat(values, lattice)], backend)
+    outcome_of(lambda: [ph.convolve(lattice_values, weight, lattice)], backend)
+    outcome_of(lambda: [ph.slice(lattice_values, lattice)], backend)
+
+
+@given(values=tensors(), features=tensors(2, 3), channels=numbers, dimension=numbers)
+def test_layer(backend: str, values: Tensor, features: Tensor, channels: Any, dimension: Any) -> None:
+    outcome_of(lambda: [ph.nn.PermutohedralConvolution(channels, 2, dimension=dimension)(values, features)], backend)
