@@ -14,10 +14,13 @@ from support import assert_close
 from torch import Tensor
 
 from permutohedral.errors import FeatureRangeError
+from permutohedral.models.deep_denoising import PermutohedralBlock
 from permutohedral.neighborhood import Neighborhood, axis_offsets, blur_gain
 from permutohedral.ops import reference
 from permutohedral.ops import triton as kernels
+from permutohedral.ops.dispatch import use_backend
 from permutohedral.ops.triton import filtering, lattice, wide
+from permutohedral.ops.triton.bounded import index_points_bounded
 from permutohedral.ops.triton.table import PackedTable
 
 
@@ -195,3 +198,32 @@ def test_nothing_in_nothing_out() -> None:
     assert kernels.slice(torch.empty(0, 4), vertices, barycentric).shape == (0, 4)
     neighbors = torch.full((7, 2), -1, dtype=torch.int32)
     assert torch.equal(kernels.convolve(torch.empty(0, 4), torch.ones(7, 4, 2), neighbors, 1), torch.zeros(2, 2))
+
+
+def test_a_bounded_lattice_is_the_same_as_long_as_there_is_room() -> None:
+    features, batch = 2 * torch.randn(40, 2), torch.randint(0, 3, (40,), dtype=torch.int32)
+    num = len(reference.index_points(features, batch)[0])
+    keys, vertices, barycentric, table, last = index_points_bounded(features, batch, num + 9)
+    assert int(last) + 1 == num
+    assert_same_lattice((keys[:num], vertices, barycentric, table), features, batch)
+    vertices, last = (index_points_bounded(features, batch, num - 9)[part] for part in (1, 4))
+    assert int(last) + 1 == num
+    assert int(vertices.max()) == num - 10
+
+
+def test_a_block_on_a_bounded_lattice_computes_what_it_computes_on_any_other() -> None:
+    block = PermutohedralBlock(6, lattice_channels=4, sigma_space=3.0)
+    torch.nn.init.normal_(block.mix.weight)
+    hidden = torch.randn(2, 6, 5, 4)
+    found = []
+    for rows_per_point in (None, 6.0):
+        block.rows_per_point = rows_per_point
+        block.zero_grad()
+        leaf = hidden.clone().requires_grad_()
+        with use_backend("triton"):
+            output = block(leaf)
+            output.square().sum().backward()
+        found.append([output, leaf.grad, block.embed.weight.grad, block.weight.grad])
+    assert 0 < float(block.fullest) < 1
+    for expected, actual in zip(*found, strict=True):
+        assert_close(actual, expected)

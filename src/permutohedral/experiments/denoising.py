@@ -21,6 +21,7 @@ from permutohedral.data.bsds500 import GrayImage, Split, add_noise, load_images
 from permutohedral.errors import InputError
 from permutohedral.experiments import quadratic
 from permutohedral.experiments.batches import StepBatches, StepNumbers, own_part
+from permutohedral.experiments.captured import CapturedStep
 from permutohedral.experiments.crops import CropSampler
 from permutohedral.experiments.quadratic import QuadraticErrors
 from permutohedral.experiments.result import Result, describe_environment, read_weights, write_text, write_weights
@@ -33,7 +34,7 @@ from permutohedral.experiments.training import (
     steps_done,
     track,
 )
-from permutohedral.models.deep_denoising import count_weights
+from permutohedral.models.deep_denoising import DeepDenoiser, count_weights
 from permutohedral.models.denoising import LinearDenoiser
 from permutohedral.models.pretrained import build_denoiser
 
@@ -58,6 +59,8 @@ class DenoisingConfig:
         samples: what a training step sees: "images", whole, each with its own noise, through their quadratic
             errors (only models that are linear in their weights); or "crops", with fresh noise.
         crop: height and width of a crop.
+        captured_rows: on a GPU, record the step on crops as a CUDA graph, which spares the host hundreds of launches;
+            the lattices then have at most so many lattice points per pixel. None: not recorded.
         time_limit: seconds after which training on crops ends, whatever the steps; the result tells how many it took.
         loss: "euclidean", the mean squared error; or "logarithmic", the mean over items of its logarithm, which is
             the PSNR that is reported.
@@ -66,6 +69,7 @@ class DenoisingConfig:
         train_on_val: train on the val images, too.
         test_images: how many of the 200; None for all.
         center: take only the central square of this many pixels of every image, for quick trials.
+        views: also evaluate the mean over the eight ways to flip and turn an image, each turned back.
         seed: of noise, weights, crops.
     """
 
@@ -78,6 +82,7 @@ class DenoisingConfig:
     training: TrainingSettings | None = None
     samples: Literal["images", "crops"] = "images"
     crop: int = 64
+    captured_rows: float | None = None
     time_limit: float | None = None
     loss: Loss = "logarithmic"
     start: Literal["initial", "least_squares"] = "initial"
@@ -85,6 +90,7 @@ class DenoisingConfig:
     train_on_val: bool = False
     test_images: int | None = None
     center: int | None = None
+    views: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -107,6 +113,25 @@ def build_model(config: DenoisingConfig) -> nn.Module:
     if config.model == "bm3d":
         return Bm3d(config.noise / 255)
     return build_denoiser(config.model, config.options)
+
+
+class EightViews(nn.Module):
+    """The mean of what a denoiser makes of an image in all eight ways to flip and turn it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, noisy: Tensor) -> Tensor:
+        """Denoise `[1, 1, height, width]`."""
+        total = torch.zeros_like(noisy)
+        for axes in ((-2, -1), (-1, -2)):
+            views = noisy.transpose(*axes) if axes == (-1, -2) else noisy
+            flips: list[list[int]] = [[], [-2], [-1], [-2, -1]]
+            denoised = self.model(torch.cat([views.flip(flip) for flip in flips]))
+            back = sum(view.flip(flip) for view, flip in zip(denoised.split(1), flips, strict=True))
+            total += back.transpose(*axes) if axes == (-1, -2) else back
+        return total / 8
 
 
 class Bm3d(nn.Module):
@@ -142,14 +167,18 @@ def run(config: DenoisingConfig, options: RunOptions) -> Result | None:
         seconds["training"] = time.perf_counter() - started
     if not is_first_process():
         return None
+    # before the evaluation, which may be interrupted
+    if model.state_dict():
+        write_weights(options.output / f"{config.name}.safetensors", model)
     started = time.perf_counter()
     images = load(config, "test", config.test_images, options)
     per_image = _evaluate_resumably(model.to(options.device).eval(), images, config, options)
     seconds["evaluation"] = time.perf_counter() - started
     metrics["psnr"] = sum(per_image.values()) / len(per_image)
     metrics["psnr_per_image"] = per_image
-    if model.state_dict():
-        write_weights(options.output / f"{config.name}.safetensors", model)
+    if config.views:
+        of_views = evaluate(EightViews(model), track(images, "evaluating eight views", options), config, options.device)
+        metrics["psnr_of_eight_views"] = sum(of_views.values()) / len(of_views)
     return Result(
         experiment="denoising",
         name=config.name,
@@ -240,7 +269,7 @@ def _train(model: nn.Module, config: DenoisingConfig, options: RunOptions) -> di
         _train_on_images(model, config, options, errors)
         weights = linear.weights().detach().to(errors.matrix.device)
         return metrics | {"train_psnr": _mean_psnr(errors.evaluate(weights))}
-    return metrics | {"steps": _train_on_crops(model, config, options, images)}
+    return metrics | _train_on_crops(model, config, options, images)
 
 
 def _train_on_images(model: nn.Module, config: DenoisingConfig, options: RunOptions, errors: QuadraticErrors) -> None:
@@ -251,8 +280,10 @@ def _train_on_images(model: nn.Module, config: DenoisingConfig, options: RunOpti
     fit(QuadraticTask(model, settings, config.loss), DataLoader(dataset, batch_sampler=batches), options, folder)
 
 
-def _train_on_crops(model: nn.Module, config: DenoisingConfig, options: RunOptions, images: Sequence[GrayImage]) -> int:
-    """Train, and return the number of steps."""
+def _train_on_crops(
+    model: nn.Module, config: DenoisingConfig, options: RunOptions, images: Sequence[GrayImage]
+) -> dict[str, Any]:
+    """Train, and tell how many steps it took."""
     settings, folder = cast(TrainingSettings, config.training), _checkpoints(config, options)
     # torch's types do not know this argument of Module.to
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -260,7 +291,10 @@ def _train_on_crops(model: nn.Module, config: DenoisingConfig, options: RunOptio
     numbers = StepNumbers(settings.steps, first=steps_done(options, folder))
     limit = [] if config.time_limit is None else [Timer(timedelta(seconds=config.time_limit), interval="step")]
     fit(task, DataLoader(numbers, batch_size=None), options, folder, limit)
-    return int(task.trainer.global_step)
+    metrics: dict[str, Any] = {"steps": int(task.trainer.global_step)}
+    if isinstance(model, DeepDenoiser) and model.lattice_fullness():
+        metrics["lattice_fullness"] = model.lattice_fullness()
+    return metrics
 
 
 def _checkpoints(config: DenoisingConfig, options: RunOptions) -> Path:
@@ -301,6 +335,7 @@ class CropTask(Task):
     ) -> None:
         super().__init__(model, settings)
         self.config, self.images = config, images
+        self._captured: CapturedStep | None = None
 
     def on_fit_start(self) -> None:
         """Bring the images to the device; all batches have one shape, so cuDNN may look for its fastest way."""
@@ -309,11 +344,37 @@ class CropTask(Task):
         self._benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
 
     def on_fit_end(self) -> None:
-        """Leave cuDNN as it was."""
+        """Leave cuDNN, the model and the memory as they were."""
         torch.backends.cudnn.benchmark = self._benchmark
+        if isinstance(self.model, DeepDenoiser):
+            self.model.bound_lattices(None)
+        self._captured = None
 
     def training_step(self, number: int) -> Tensor:
         """The loss of batch `number`."""
         noisy, clean = (own_part(images) for images in self.crops.draw(number, self.settings.batch_size))
-        errors = (self.model(noisy) - clean).square().mean(dim=(1, 2, 3))
-        return loss_of(errors, self.config.loss)
+        if self._captured is None and not self._captures():
+            return self._loss(self.model(noisy), clean)
+        if self._captured is None:
+            if isinstance(self.model, DeepDenoiser):
+                self.model.bound_lattices(self.config.captured_rows)
+            autocast = torch.bfloat16 if self.settings.precision == "bf16-mixed" else None
+            self._captured = CapturedStep(self.model, self._loss, (noisy, clean), autocast)
+        return self._captured(noisy, clean)
+
+    def _loss(self, denoised: Tensor, clean: Tensor) -> Tensor:
+        return loss_of((denoised.float() - clean).square().mean(dim=(1, 2, 3)), self.config.loss)
+
+    def _captures(self) -> bool:
+        alone = not torch.distributed.is_initialized()
+        return self.config.captured_rows is not None and self.device.type == "cuda" and alone
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
+        """Leave the gradients of a recorded step in place."""
+        if self._captured is None:
+            super().optimizer_zero_grad(epoch, batch_idx, optimizer)
+
+    def backward(self, loss: Tensor, *arguments: Any, **options: Any) -> None:
+        """A recorded step has its gradients already."""
+        if self._captured is None:
+            super().backward(loss, *arguments, **options)

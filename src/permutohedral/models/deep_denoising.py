@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError
-from permutohedral.features import join_features, position_features
+from permutohedral.features import join_features
 from permutohedral.functional import convolve, slice, splat
 from permutohedral.lattice import Lattice, build_lattice
+from permutohedral.models.bounded_lattice import build_bounded_lattice
 from permutohedral.neighborhood import gaussian_weight
 
 Origin = tuple[float, float]
@@ -68,6 +69,7 @@ class PermutohedralBlock(nn.Module):
     """
 
     gaussian: Tensor
+    fullest: Tensor
 
     def __init__(
         self,
@@ -81,6 +83,8 @@ class PermutohedralBlock(nn.Module):
         if embedding_dimension < 1:
             raise InputError(f"embedding_dimension must be at least 1, got {embedding_dimension}")
         self.sigma_space, self.extent = sigma_space, extent
+        self.rows_per_point: float | None = None
+        self.register_buffer("fullest", torch.zeros(1), persistent=False)
         self.embed = nn.Linear(channels, embedding_dimension, bias=False)
         self.project = nn.Linear(channels, lattice_channels, bias=False)
         self.register_buffer("gaussian", gaussian_weight(2 + embedding_dimension, 1), persistent=False)
@@ -102,8 +106,8 @@ class PermutohedralBlock(nn.Module):
         Returns:
             float32 `[batch, height * width, 2 + embedding_dimension]`.
         """
-        shift = torch.tensor(origin, dtype=torch.float32, device=rows.device)
-        position = position_features(*size, device=rows.device, dtype=torch.float32) + shift
+        axes = [torch.arange(n, device=rows.device, dtype=torch.float32) + o for n, o in zip(size, origin, strict=True)]
+        position = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).reshape(-1, 2)
         with torch.autocast(rows.device.type, enabled=False):
             embedded = F.linear(rows.float(), self.embed.weight)
         return join_features(position / self.sigma_space, self.extent * torch.tanh(embedded / self.extent))
@@ -112,7 +116,7 @@ class PermutohedralBlock(nn.Module):
         """`[batch, channels, height, width]` to the same shape; the first grid point lies at `origin` (y, x)."""
         batch, channels, height, width = hidden.shape
         rows = hidden.permute(0, 2, 3, 1).reshape(batch, height * width, channels)
-        lattice = build_lattice(self.features(rows, (height, width), origin), neighborhood_size=1)
+        lattice = self._build(self.features(rows, (height, width), origin))
         filtered = self.mix(slice(self._exchange(self.project(rows), lattice), lattice))
         block: Tensor = hidden + filtered.reshape(batch, height, width, channels).permute(0, 3, 1, 2)
         return block
@@ -123,6 +127,14 @@ class PermutohedralBlock(nn.Module):
         # into the lattice, over it and out of it: at most an edge of the simplex each time
         longest_edge = math.sqrt(3 / 8 * (self.embed.out_features + 3))
         return math.ceil(3 * longest_edge * self.sigma_space)
+
+    def _build(self, features: Tensor) -> Lattice:
+        if self.rows_per_point is None or not self.training:
+            return build_lattice(features, neighborhood_size=1)
+        rows = math.ceil(self.rows_per_point * features.shape[0] * features.shape[1])
+        lattice, number = build_bounded_lattice(features, rows)
+        self.fullest.copy_(torch.maximum(self.fullest, number / rows))
+        return lattice
 
     def _exchange(self, values: Tensor, lattice: Lattice) -> Tensor:
         """`[batch, points, lattice_channels]` to `[lattice_points, lattice_channels]`."""
@@ -240,6 +252,21 @@ class DeepDenoiser(nn.Module):
     def reach(self) -> int:
         """How many pixels away the input still changes the result."""
         return 2 + self.repeats * self.body.reach
+
+    def bound_lattices(self, rows_per_point: float | None) -> None:
+        """Train with lattices of at most so many lattice points per grid point, whose size the host need not know.
+
+        A step can then be recorded as a CUDA graph. None, the default: with any number of lattice points.
+        """
+        for block in self._permutohedral_blocks():
+            block.rows_per_point = rows_per_point
+
+    def lattice_fullness(self) -> float:
+        """Lattice points over the room for them in the fullest of all bounded lattices: above 1, some were mixed up."""
+        return max([0.0, *(float(block.fullest) for block in self._permutohedral_blocks())])
+
+    def _permutohedral_blocks(self) -> list[PermutohedralBlock]:
+        return [block for block in self.modules() if isinstance(block, PermutohedralBlock)]
 
     def forward(self, noisy: Tensor, origin: tuple[int, int] = (0, 0)) -> Tensor:
         """Denoise `noisy [batch, 1, height, width]`, whose first pixel lies at `origin` (y, x).

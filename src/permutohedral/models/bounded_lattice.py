@@ -1,0 +1,57 @@
+"""A lattice for steps that are recorded as a CUDA graph: the number of its rows is fixed, so no one waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from permutohedral.lattice import Lattice, Simplices
+from permutohedral.neighborhood import Neighborhood
+from permutohedral.ops import autograd
+
+
+class _IndexPoints(torch.autograd.Function):
+    """`index_points_bounded`, with the derivative of `index_points`."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, batch: Tensor, rows: int) -> tuple[Tensor, ...]:
+        from permutohedral.ops.triton.bounded import index_points_bounded
+
+        keys, vertices, barycentric, table, last = index_points_bounded(features, batch, rows)
+        ctx.save_for_backward(features)
+        ctx.mark_non_differentiable(keys, vertices, table, last)
+        ctx.set_materialize_grads(False)
+        return keys, vertices, barycentric, table, last
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None, None]:
+        gradient = gradients[2]
+        return None if gradient is None else autograd.embed_gradient(ctx.saved_tensors[0], gradient), None, None
+
+
+_index_points: Callable[[Tensor, Tensor, int], tuple[Tensor, ...]] = _IndexPoints.apply
+
+
+def build_bounded_lattice(features: Tensor, rows: int) -> tuple[Lattice, Tensor]:
+    """As `build_lattice` of neighborhood size 1, with `rows` rows for the lattice points, on a GPU.
+
+    Args:
+        features: float32 `[batch, points, d]`.
+        rows: how many lattice points of all items together there is room for; those beyond share the last row.
+
+    Returns:
+        The lattice, and int64 `[1]`, the number of lattice points there are.
+    """
+    items, points, dimension = features.shape
+    item = torch.arange(items, dtype=torch.int32, device=features.device)[:, None].expand(items, points).reshape(-1)
+    *simplices, last = _index_points(features.reshape(items * points, dimension), item, rows)
+    source = Simplices(*simplices)
+    offsets = Neighborhood(dimension, 1).offsets(features.device)
+    neighbors = autograd.find_neighbors(source.keys, source.table, source.keys, offsets)
+    # the table also knows the lattice points that found no room
+    neighbors = neighbors.masked_fill_(neighbors >= rows, -1)
+    lattice = Lattice(dimension, 1, source, source, neighbors, batch_size=items, points_per_item=(points, points))
+    return lattice, last + 1
