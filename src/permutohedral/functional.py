@@ -21,7 +21,8 @@ from permutohedral.features import color_features, join_features, position_featu
 from permutohedral.lattice import Lattice, Simplices, build_lattice
 from permutohedral.neighborhood import blur_gain, gaussian_weight
 from permutohedral.ops import autograd
-from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.ops.fused import can_fuse, filter_learned
+from permutohedral.ops.primitives import FilterTables, accumulation_dtype
 from permutohedral.shapes import (
     check_points,
     check_weight,
@@ -142,11 +143,33 @@ def permutohedral_filter(
     torch.Size([100, 5])
     """
     lattice = _lattice_for(features, target_features, lattice, neighborhood_size=neighborhood_size)
+    return filter_with_bias(values, lattice, weight, None, normalization)
 
-    def learned(lattice_values: Tensor, on: Lattice) -> Tensor:
-        return convolve(lattice_values, weight, on)
 
-    return _filter(values, lattice, normalization, learned, _dense_gaussian)
+def filter_with_bias(
+    values: Tensor, lattice: Lattice, weight: Tensor, bias: Tensor | None, normalization: Normalization
+) -> Tensor:
+    """`permutohedral_filter` on a lattice, and a number `bias [out_channels]` added to every channel of the result."""
+
+    def composed(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        step: _Step = lambda lattice_values, on: convolve(lattice_values, weight, on)  # noqa: E731
+        output = _filter(values, lattice, normalization, step, _dense_gaussian)
+        return output if bias is None else output + bias.to(output.dtype)
+
+    source, target = lattice.source, lattice.target
+    fused = normalization in ("none", "density") and can_fuse(
+        values, weight, bias, source.barycentric, target.barycentric
+    )
+    rows, leading = points_to_rows(values, lattice) if fused else (values, ())
+    if not fused or leading or rows.numel() == 0 or target.num_points == 0:
+        return composed(values, weight, bias)
+    weight, groups = check_weight(weight, rows.shape[1], rows, lattice)
+    tables = FilterTables(
+        source.vertices, source.barycentric, target.vertices, target.barycentric, lattice.neighbors,
+        lattice.reverse_neighbors, lattice.neighborhood.opposite(lattice.device), lattice.num_lattice_points, groups,
+        normalization == "density",
+    )  # fmt: skip
+    return filter_learned(values, weight, bias, tables, composed)
 
 
 def gaussian_filter(

@@ -16,6 +16,7 @@ from permutohedral.errors import InputError
 from permutohedral.memory import MemoryLimit
 from permutohedral.neighborhood import MAX_TAPS, Neighborhood, axis_offsets, count_taps
 from permutohedral.ops import autograd
+from permutohedral.ops.tables import items_of_points, row_numbers
 
 # every step of a halo takes a pass over all lattice points
 MAX_HALO = 1024
@@ -239,8 +240,7 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and three option
     if targets is not None and (halo or separable):
         source, target = _index_jointly(sources, targets)
     else:
-        source = Simplices(*autograd.index_points(*sources))
-        target = source if targets is None else Simplices(*autograd.index_points(*targets))
+        source, target = _index_apart(sources, targets)
     if halo:
         source, target = _grow_halo(source, target, neighborhood.dimension, halo, limit)
     limit.check_neighbors(target.num_lattice_points, neighborhood)
@@ -314,8 +314,7 @@ def _flatten(features: Tensor, batch: Tensor | None, batch_name: str) -> tuple[T
         if batch is not None:
             raise InputError(f"features [batch, points, dimension] name their items already; drop {batch_name}")
         items, points, _ = features.shape
-        item = torch.arange(items, dtype=torch.int32, device=features.device)
-        return features.reshape(items * points, features.shape[2]), item.repeat_interleave(points)
+        return features.reshape(items * points, features.shape[2]), items_of_points(items, points, features.device)
     if batch is None:
         return features, None
     if batch.shape != features.shape[:1]:
@@ -331,6 +330,17 @@ def _flatten(features: Tensor, batch: Tensor | None, batch_name: str) -> tuple[T
         if int(low) < 0 or int(high) >= 2**31:
             raise InputError(f"{batch_name} must hold items from 0 to 2**31 - 1, got {int(low)} to {int(high)}")
     return features, batch.to(torch.int32)
+
+
+def _index_apart(
+    sources: tuple[Tensor, Tensor | None], targets: tuple[Tensor, Tensor | None] | None
+) -> tuple[Simplices, Simplices]:
+    """Each point set on lattice points of its own."""
+    if targets is None:
+        source = Simplices(*autograd.index_points(*sources))
+        return source, source
+    both = autograd.index_both(*sources, *targets)
+    return Simplices(*both[0]), Simplices(*both[1])
 
 
 def _index_jointly(
@@ -372,7 +382,7 @@ def _find_neighbors(source: Simplices, target: Simplices, neighborhood: Neighbor
         if source.keys.device.type == "cpu" and isinstance(rows, int) and not torch.compiler.is_compiling():
             # torch would wake threads of its own for this, which then keep those of the backend waiting
             return torch.from_numpy(np.arange(rows, dtype=np.int32))[None]
-        return torch.arange(rows, dtype=torch.int32, device=source.keys.device)[None]
+        return row_numbers(rows, source.keys.device)
     offsets = neighborhood.offsets(source.keys.device)
     return autograd.find_neighbors(source.keys, source.table, target.keys, offsets)
 

@@ -13,15 +13,17 @@ import torch
 from support import assert_close
 from torch import Tensor
 
+from permutohedral import functional
 from permutohedral.errors import FeatureRangeError
+from permutohedral.lattice import build_lattice
 from permutohedral.models.deep_denoising import PermutohedralBlock
 from permutohedral.neighborhood import Neighborhood, axis_offsets, blur_gain
-from permutohedral.ops import reference
+from permutohedral.ops import fused, reference
 from permutohedral.ops import triton as kernels
 from permutohedral.ops.dispatch import use_backend
 from permutohedral.ops.triton import filtering, lattice, wide
 from permutohedral.ops.triton.bounded import index_points_bounded
-from permutohedral.ops.triton.table import PackedTable
+from permutohedral.ops.triton.table import PackedTable, capacity_for
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +42,11 @@ def assert_same_lattice(found: tuple[Tensor, ...], features: Tensor, batch: Tens
     assert torch.equal(keys[vertices.long()], expected_keys[expected_vertices.long()])
     assert len(keys) == len(expected_keys)
     assert_close(barycentric, expected_barycentric)
-    offsets = axis_offsets(features.shape[1])[:3]
+    # the first and its opposite, one whose opposite is left out, the centre
+    offsets = torch.nn.functional.pad(axis_offsets(features.shape[1])[:3], (0, 0, 0, 1))
     expected = reference.find_neighbors(keys, nothing, keys, offsets)
     assert torch.equal(kernels.find_neighbors(keys, table, keys, offsets), expected)
+    assert torch.equal(kernels.find_neighbors(keys, table, keys.clone(), offsets), expected)
 
 
 @pytest.mark.parametrize(("dimension", "dtype"), [(1, torch.float64), (2, torch.float32), (5, torch.float32)])
@@ -167,12 +171,93 @@ def test_filter_gaussian(channels: int, deterministic: bool) -> None:
     assert_close(found, expected[:, :-1] / (expected[:, -1:] + 0.25))
 
 
+@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize(("axes", "dtype"), [(1, torch.float64), (3, torch.float32), (4, torch.float16)])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_blur(reverse: bool) -> None:
-    lattice_values = torch.randn(30, 3)
-    axis_neighbors = torch.randint(-1, 30, (6, 30), dtype=torch.int32)
+def test_blur(reverse: bool, axes: int, dtype: torch.dtype, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filtering, "_WORTH_SINGLE_AXES", 0 if at_once == 1 else 100)
+    lattice_values = torch.randn(30, 3).to(dtype)
+    before = lattice_values.clone()
+    axis_neighbors = torch.randint(-1, 30, (2 * axes, 30), dtype=torch.int32)
     expected = reference.blur(lattice_values, axis_neighbors, reverse)
     assert_close(kernels.blur(lattice_values, axis_neighbors, reverse), expected)
+    assert torch.equal(lattice_values, before)
+
+
+def test_index_points_foresees_the_size_of_the_next_lattice() -> None:
+    lattice._capacities.clear()
+    features = 5 * torch.randn(40, 2)
+    first = kernels.index_points(features, None)
+    assert_same_lattice(first, features)
+    (foreseen,) = lattice._capacities.values()
+    assert foreseen == capacity_for(len(first[0]))
+    # alike, of far more lattice points, of far fewer
+    for scale in (1.0, 100.0, 0.001, 1.0):
+        assert_same_lattice(kernels.index_points(scale * features, None), scale * features)
+
+
+def test_index_both() -> None:
+    features, targets = 3 * torch.randn(40, 2), 5 * torch.randn(30, 2)
+    batch = torch.randint(0, 3, (40,), dtype=torch.int32)
+    for _ in range(2):
+        source, target = kernels.index_both(features, batch, targets, batch[:30])
+        assert_same_lattice(source, features, batch)
+        assert_same_lattice(target, targets, batch[:30])
+    source, target = kernels.index_both(features, None, targets[:0], None)
+    assert_same_lattice(source, features)
+    assert len(target[0]) == 0
+
+
+def test_index_both_refuses_either() -> None:
+    features, targets = torch.randn(40, 2), torch.randn(30, 2)
+    targets[3] = float("inf")
+    with pytest.raises(FeatureRangeError):
+        kernels.index_both(features, None, targets, None)
+    with pytest.raises(FeatureRangeError):
+        kernels.index_both(targets, None, features, None)
+    assert_same_lattice(kernels.index_points(features, None), features)
+
+
+@pytest.mark.parametrize(
+    ("normalization", "in_channels", "out_channels", "dtype"),
+    [("density", 1, 5, torch.float64), ("density", 8, 3, torch.float64), ("none", 4, 2, torch.float64),
+     ("density", 2, 4, torch.float16), ("none", 4, 8, torch.float16)],
+)  # fmt: skip
+def test_the_learned_filter(
+    normalization: functional.Normalization, in_channels: int, out_channels: int, dtype: torch.dtype
+) -> None:
+    """In one go what it is of operators, with all its derivatives."""
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    tables = build_lattice(3 * torch.randn(2, 30, 2).to(exact), torch.randn(2, 20, 2).to(exact), neighborhood_size=1)
+    shapes = ((2, 30, in_channels), (7, in_channels, out_channels), (out_channels,))
+    inputs = [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
+    upstream = torch.randn(2, 20, out_channels).to(dtype)
+
+    def run(backend: str, *given: Tensor) -> tuple[Tensor, ...]:
+        values, weight, bias = given
+        with use_backend(backend):
+            output = functional.filter_with_bias(values, tables, weight, bias, normalization)
+            return output, *torch.autograd.grad(output, given, upstream.to(output.dtype))
+
+    with use_backend("triton"):
+        assert fused.can_fuse(*inputs, tables.source.barycentric)
+    found = run("triton", *inputs)
+    exactly = [each.detach().to(exact).requires_grad_() for each in inputs]
+    expected = run("reference", *(exactly if dtype == torch.float64 else inputs))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_close(ours, theirs, dtype)
+
+
+def test_the_learned_filter_is_differentiated_twice() -> None:
+    tables = build_lattice(2 * torch.randn(9, 2, dtype=torch.float64), neighborhood_size=1)
+    shapes = ((9, 2), (7, 2, 2), (2,))
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+    def run(values: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return functional.filter_with_bias(values, tables, weight, bias, "density").square()
+
+    with use_backend("triton"):
+        torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])

@@ -1,4 +1,4 @@
-"""The kernels in Triton's interpreter, which must be chosen before they are imported: in a process of its own."""
+"""How kernels are started, and all of them in Triton's interpreter: that must be chosen before, in another process."""
 
 from __future__ import annotations
 
@@ -6,20 +6,35 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
+from support import assert_close
 
+import permutohedral as ph
 from permutohedral.ops import dispatch
+
+ROOT = Path(__file__).parents[2]
+INTERPRETED = os.environ | {"TRITON_INTERPRET": "1", "PERMUTOHEDRAL_TEST_DEVICE": "cpu"}
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    arguments = [sys.executable, *command]
+    return subprocess.run(arguments, env=INTERPRETED, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_every_kernel_in_the_interpreter() -> None:
+    probe = run(str(Path(__file__).with_name("interpreted_loop.py")))
+    if probe.returncode:
+        versions = f"Triton {version('triton')} with NumPy {version('numpy')}"
+        pytest.skip(f"{versions} cannot interpret a loop: {probe.stderr.strip().splitlines()[-1]}")
     script = Path(__file__).with_name("interpreted_kernels.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(script)]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PERMUTOHEDRAL_TEST_DEVICE": "cpu"}
-    root = Path(__file__).parents[2]
-    result = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
+    result = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(script))
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
     assert " passed" in result.stdout
 
@@ -34,3 +49,88 @@ def test_without_a_gpu_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> N
     triton = next(backend for backend in dispatch._BACKENDS if backend.name == "triton")
     assert "not on device 'cpu'" in str(triton.why_not_on("cpu"))
     assert triton.why_not_on("cuda") is None
+
+
+class FakeKernel:
+    """Stands for a kernel and for what it was compiled to; notes how it is called."""
+
+    arg_names = ("pointer", "other", "size", "BLOCK")
+    function, packed_metadata = 7, "metadata"
+
+    def __init__(self, takes_addresses: bool = True) -> None:
+        self.takes_addresses = takes_addresses
+        self.calls: list[tuple[str, tuple[object, ...]]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., FakeKernel]:
+        def call(*arguments: object, **meta: object) -> FakeKernel:
+            self.calls.append(("handled", (grid, *arguments, *meta.values())))
+            return self
+
+        return call
+
+    def run(self, *arguments: object) -> None:
+        if not self.takes_addresses:
+            raise TypeError("other arguments")
+        self.calls.append(("direct", arguments))
+
+
+@pytest.fixture
+def direct(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The launcher as on a GPU."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    launcher = importlib.import_module("permutohedral.ops.triton.launch")
+    monkeypatch.setattr(launcher._Direct, "works", True)
+    monkeypatch.setattr(launcher._Direct, "compiled", {})
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 99, raising=False)
+    return launcher
+
+
+def test_a_kernel_is_started_directly_from_the_second_time_on(direct: ModuleType) -> None:
+    kernel, tensor = FakeKernel(), torch.zeros(64)
+    for size in (3, 5):
+        direct.launch(kernel, (4, 2), tensor, None, size, BLOCK=64, num_warps=1)
+    assert kernel.calls == [
+        ("handled", ((4, 2), tensor, None, 3, 64, 1)),
+        ("direct", (4, 2, 1, 99, 7, "metadata", None, None, None, tensor.data_ptr(), None, 5, 64)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensor: (tensor.double(), None, 3, 64),
+        lambda tensor: (tensor, tensor, 3, 64),
+        lambda tensor: (tensor, None, 3, 128),
+        # not aligned, and too large for 32 bits
+        lambda tensor: (tensor[1:], None, 3, 64),
+        lambda tensor: (tensor, None, 2**31, 64),
+    ],
+    ids=["dtype", "none", "constant", "alignment", "size"],
+)
+def test_what_was_compiled_for_something_else_is_not_started(
+    direct: ModuleType, change: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | None, int, int]]
+) -> None:
+    kernel, tensor = FakeKernel(), torch.zeros(64)
+    direct.launch(kernel, (1,), tensor, None, 3, BLOCK=64)
+    *arguments, block = change(tensor)
+    direct.launch(kernel, (1,), *arguments, BLOCK=block)
+    assert [how for how, _ in kernel.calls] == ["handled", "handled"]
+
+
+def test_a_version_of_triton_that_takes_other_arguments_is_used_as_documented(direct: ModuleType) -> None:
+    kernel, tensor = FakeKernel(takes_addresses=False), torch.zeros(64)
+    for _ in range(3):
+        direct.launch(kernel, (1,), tensor, None, 3, BLOCK=64)
+    assert [how for how, _ in kernel.calls] == ["handled"] * 3
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_each_tensor_runs_on_its_own_gpu() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features, values = 5 * torch.rand(500, 3, generator=generator), torch.rand(500, 2, generator=generator)
+    expected = ph.gaussian_filter(values.double(), features.double())
+    for _ in range(2):
+        for device in ("cuda:1", "cuda:0"):
+            found = ph.gaussian_filter(values.double().to(device), features.double().to(device))
+            assert found.device == torch.device(device)
+            assert_close(found, expected)

@@ -12,7 +12,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from permutohedral.ops.triton import convolution, embedding, filtering, lattice, neighbors, packing, wide
+from permutohedral.ops.triton import (
+    convolution,
+    embedding,
+    filtering,
+    lattice,
+    learned,
+    neighbors,
+    ordering,
+    packing,
+    wide,
+)
 
 TARGETS = [GPUTarget("cuda", 80, 32), GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64)]
 
@@ -32,9 +42,9 @@ KERNELS: dict[Any, tuple[dict[str, str], dict[str, object]]] = {
         {"features": FLOAT, "differential": FLOAT, "output": FLOAT},
         {"STRIDE": 2, "CHANGE_STRIDE": 2, **TILE, "BLOCK": 64},
     ),
-    packing.fixed_packing_kernel: (
-        {"header": LONG, "features": FLOAT},
-        {"STRIDE": 2, "DIGIT_BITS": 30, "CORNER_BITS": 2, "ITEM_BITS": 0, **TILE},
+    packing.clear_kernel: (
+        {"table": LONG, "features": FLOAT},
+        {"STRIDE": 2, "DIGIT_BITS": 30, "CORNER_BITS": 2, "ITEM_BITS": 0, **TILE, "BLOCK": 4096},
     ),
     packing.range_kernel: (
         {"features": FLOAT, "batch": INT, "bounds": INT},
@@ -49,19 +59,19 @@ KERNELS: dict[Any, tuple[dict[str, str], dict[str, object]]] = {
         {"STRIDE": 2, "HAS_BATCH": True, "DIGIT_BITS": 20, "CORNER_BITS": 2,
          "PTX": None, **TILE, "BLOCK": 32},
     ),
-    lattice.resolve_kernel: ({"vertices": INT, "table": LONG}, {"BLOCK": 1024}),
-    lattice.order_kernel: (
+    lattice.resolve_kernel: ({"vertices": INT, "table": LONG, "report": LONG}, {"BLOCK": 1024}),
+    ordering.order_kernel: (
         {"table": LONG, "slots": INT, "order": INT},
         {"EXACT": False, "D": 2, "BLOCK": 512},
     ),
-    lattice.renumber_rows_kernel: (
+    ordering.renumber_rows_kernel: (
         {"table": LONG, "slots": INT, "order": LONG, "new_slots": INT, "new_number": INT},
         {"BLOCK": 512},
     ),
-    lattice.renumber_vertices_kernel: ({"vertices": INT, "new_number": INT}, {"BLOCK": 1024}),
+    ordering.renumber_vertices_kernel: ({"vertices": INT, "new_number": INT}, {"BLOCK": 1024}),
     lattice.unpack_kernel: (
-        {"table": LONG, "slots": INT, "keys": INT, "small": LONG},
-        {"SHRINK": True, "CORNER_BITS": 2, "PTX": None, **TILE, "BLOCK": 32},
+        {"table": LONG, "slots": INT, "keys": INT, "other": LONG},
+        {"MOVE": True, "CORNER_BITS": 2, "PTX": None, **TILE, "BLOCK": 32},
     ),
     wide.embed_keys_kernel: (
         {"features": FLOAT, "batch": INT, "keys": INT, "barycentric": FLOAT, "bad": INT},
@@ -83,7 +93,7 @@ KERNELS: dict[Any, tuple[dict[str, str], dict[str, object]]] = {
     ),
     neighbors.find_neighbors_kernel: (
         {"table": LONG, "target_keys": INT, "offsets": INT, "neighbors": INT},
-        {"D": 2, "BLOCK": 128},
+        {"TAPS": 32, "D": 2, "BLOCK": 128},
     ),
     neighbors.transpose_neighbors_kernel: (
         {"neighbors": INT, "opposite": LONG, "transposed": INT},
@@ -98,9 +108,9 @@ KERNELS: dict[Any, tuple[dict[str, str], dict[str, object]]] = {
         {"CHANNELS": 4, "WIDTH": 4, "VALUE_STRIDE": 4, "WEIGHT_STRIDE": 1, **POINTS},
     ),
     filtering.slice_kernel: (
-        {"lattice_values": FLOAT, "vertices": INT, "barycentric": FLOAT, "output": FLOAT},
-        {"CHANNELS": 3, "WIDTH": 4, "ADDED_MASS": 0.5, "LATTICE_STRIDE": 4, "VERTEX_STRIDE": 1, "WEIGHT_STRIDE": 1,
-         **POINTS},
+        {"lattice_values": FLOAT, "vertices": INT, "barycentric": FLOAT, "bias": FLOAT, "output": FLOAT},
+        {"HAS_BIAS": True, "CHANNELS": 3, "WIDTH": 4, "ADDED_MASS": 0.5, "LATTICE_STRIDE": 4, "VERTEX_STRIDE": 1,
+         "WEIGHT_STRIDE": 1, **POINTS},
     ),
     filtering.barycentric_gradient_kernel: (
         {"values": FLOAT, "lattice_values": FLOAT, "vertices": INT, "output": FLOAT},
@@ -108,7 +118,11 @@ KERNELS: dict[Any, tuple[dict[str, str], dict[str, object]]] = {
     ),
     filtering.blur_kernel: (
         {"lattice_values": FLOAT, "axis_neighbors": INT, "output": FLOAT},
-        {"CHANNELS": 4, "LATTICE_STRIDE": 4, "BLOCK": 128, "BLOCK_C": 4},
+        {"TWO": True, "CHANNELS": 4, "LATTICE_STRIDE": 4, "BLOCK": 128, "BLOCK_C": 4},
+    ),
+    learned.normalize_kernel: (
+        {"sums": FLOAT, "density": FLOAT, "output": "*bf16"},
+        {"HAS_DENSITY": True, "CHANNELS": 4, "SUM_STRIDE": 5, "DENSITY_STRIDE": 5, "BLOCK": 128, "BLOCK_C": 4},
     ),
     convolution.convolve_kernel: (
         {"lattice_values": FLOAT, "weight": FLOAT, "neighbors": INT, "output": FLOAT},
@@ -128,7 +142,7 @@ KERNELS: dict[Any, tuple[dict[str, str], dict[str, object]]] = {
     ),
 }  # fmt: skip
 
-MODULES = [convolution, embedding, filtering, lattice, neighbors, packing, wide]
+MODULES = [convolution, embedding, filtering, lattice, learned, neighbors, ordering, packing, wide]
 
 
 def test_no_kernel_is_left_out() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError
-from permutohedral.functional import NORMALIZATIONS, Normalization, permutohedral_filter
+from permutohedral.functional import NORMALIZATIONS, Normalization, filter_with_bias
 from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.neighborhood import Neighborhood, gaussian_weight
 from permutohedral.nn.scale import scale_features
@@ -145,8 +145,7 @@ class PermutohedralConvolution(nn.Module):
             raise InputError("give either features or a lattice built from them, not both")
         else:
             self._check_lattice(lattice)
-        output = permutohedral_filter(values, None, self.weight, normalization=self.normalization, lattice=lattice)
-        return output if self.bias is None else output + self.bias.to(output.dtype)
+        return filter_with_bias(values, lattice, self.weight, self.bias, self.normalization)
 
     def build_lattice(
         self,

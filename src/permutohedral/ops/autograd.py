@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from permutohedral.ops.dispatch import primitives_for
-from permutohedral.ops.eager import direct
-from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.ops.eager import direct, is_plain, is_watched, requires_grad
+from permutohedral.ops.primitives import accumulation_dtype, transpose_weight
 
 _NAMESPACE = "permutohedral"
 # what computes each operator, and its derivative: where nothing is traced they are called without the dispatcher
@@ -210,13 +210,6 @@ _differentiate("barycentric_gradient", _slice_setup, _barycentric_gradient_backw
 # the reverse table: a gather, no scatter. reverse_neighbors is None where nobody has needed it yet.
 
 
-def transpose_weight(weight: Tensor, opposite: Tensor, groups: int) -> Tensor:
-    """The filter of the adjoint: `[filter_size, in / groups, out]` to `[filter_size, out / groups, in]`."""
-    filter_size, inputs, out_channels = weight.shape
-    grouped = weight[opposite].reshape(filter_size, inputs, groups, out_channels // groups)
-    return grouped.permute(0, 3, 2, 1).flatten(2)
-
-
 def _reverse(neighbors: Tensor, reverse_neighbors: Tensor | None, opposite: Tensor, num_source: int) -> Tensor:
     if reverse_neighbors is not None:
         return reverse_neighbors
@@ -341,3 +334,17 @@ blur: Callable[..., Tensor] = _operator("blur")
 embed_gradient: Callable[..., Tensor] = _operator("embed_gradient")
 embed_differential: Callable[..., Tensor] = _operator("embed_differential")
 filter_gaussian: Callable[..., Tensor] = _operator("filter_gaussian")
+
+
+def index_both(
+    features: Tensor, batch: Tensor | None, target_features: Tensor, target_batch: Tensor | None
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """`index_points` of sources and of targets, in one go where the backend can and no derivative is wanted."""
+    arguments = (features, batch, target_features, target_batch)
+    together = None
+    if not is_watched() and is_plain(*arguments) and not (torch.is_grad_enabled() and requires_grad(*arguments)):
+        together = getattr(primitives_for(features), "index_both", None)
+    if together is None:
+        return index_points(features, batch), index_points(target_features, target_batch)
+    both: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = _without_autocast(together)(*arguments)
+    return both

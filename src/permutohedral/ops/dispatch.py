@@ -123,9 +123,18 @@ def choose_backend(device_type: str) -> Backend:
     return next(backend for backend in by_default if backend.refusal(device_type) is None)
 
 
+# what was chosen for GPUs, and under which circumstances: choosing takes as long as starting a kernel
+_on_gpu: tuple[list[Backend], Backend | None, Primitives] | None = None
+
+
 def primitives_for(tensor: Tensor) -> Primitives:
     """The primitives that run on the device of `tensor`."""
-    return choose_backend(tensor.device.type).load()
+    global _on_gpu
+    if not tensor.is_cuda:
+        return choose_backend(tensor.device.type).load()
+    if _on_gpu is None or _on_gpu[0] is not _BACKENDS or _on_gpu[1] is not _forced:
+        _on_gpu = (_BACKENDS, _forced, choose_backend("cuda").load())
+    return _on_gpu[2]
 
 
 def all_backends() -> tuple[Backend, ...]:

@@ -15,12 +15,16 @@ from torch import Tensor
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def _is_plain(arguments: tuple[Any, ...]) -> bool:
+def is_plain(*arguments: Any) -> bool:
     """Whether all tensors are ordinary ones."""
-    return all(type(argument) in _PLAIN for argument in arguments if isinstance(argument, Tensor))
+    # a loop is twice as fast as all() of a generator
+    for argument in arguments:  # noqa: SIM110
+        if type(argument) not in _PLAIN and isinstance(argument, Tensor):
+            return False
+    return True
 
 
-def _is_watched() -> bool:
+def is_watched() -> bool:
     """Whether torch traces what runs, or transforms it."""
     return bool(
         torch.compiler.is_compiling()
@@ -46,17 +50,18 @@ def direct(
     function = None if setup is None or backward is None else _function(run, setup, backward)
 
     def operator(*arguments: Any) -> Any:
-        if _is_watched() or not _is_plain(arguments):
+        if is_watched() or not is_plain(*arguments):
             return registered(*arguments)
-        if function is None or not torch.is_grad_enabled() or not _requires_grad(arguments):
+        if function is None or not torch.is_grad_enabled() or not requires_grad(*arguments):
             return run(*arguments)
         return function.apply(*arguments)
 
     return operator
 
 
-def _requires_grad(arguments: tuple[Any, ...]) -> bool:
-    return any(argument.requires_grad for argument in arguments if isinstance(argument, Tensor))
+def requires_grad(*arguments: Any) -> bool:
+    """Whether a derivative with respect to one of the arguments may be wanted."""
+    return any(isinstance(argument, Tensor) and argument.requires_grad for argument in arguments)
 
 
 def _function(

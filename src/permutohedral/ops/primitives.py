@@ -29,6 +29,7 @@ order is therefore made of these same functions (`autograd.py`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -192,6 +193,61 @@ class Primitives(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class FilterTables:
+    """The tables of a lattice that a filter on it reads, and how it reads them.
+
+    Attributes:
+        vertices, barycentric: the corners of the source points, `[points, d + 1]`.
+        target_vertices, target_barycentric: the corners of the target points.
+        neighbors: int32 `[filter_size, target lattice points]`.
+        reverse_neighbors: the table from source to target, None where nobody has needed it yet.
+        opposite: int64 `[filter_size]`.
+        num_lattice_points: of the source.
+        groups: of the channels.
+        by_density: divide each lattice point by its splatted weight before convolving.
+    """
+
+    vertices: Tensor
+    barycentric: Tensor
+    target_vertices: Tensor
+    target_barycentric: Tensor
+    neighbors: Tensor
+    reverse_neighbors: Tensor | None
+    opposite: Tensor
+    num_lattice_points: int
+    groups: int
+    by_density: bool
+
+
+class FusedPrimitives(Primitives, Protocol):
+    """What a backend may have besides the primitives, for when nothing is traced (`fused.py`)."""
+
+    def index_both(
+        self, features: Tensor, batch: Tensor | None, target_features: Tensor, target_batch: Tensor | None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """`index_points` of sources and of targets, which wait for the device together."""
+        ...
+
+    def filter_learned(
+        self, values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Splat, divide by the density, convolve, slice, add the bias.
+
+        Args:
+            values: `[points, in_channels]`.
+            weight: `[filter_size, in_channels / groups, out_channels]`, of the dtype of values.
+            bias: `[out_channels]`, of the same dtype, or None.
+            tables: of the lattice.
+
+        Returns:
+            output: `[target points, out_channels]`.
+            lattice_values: `[lattice_points, in_channels]`, what was convolved.
+            density: `[lattice_points]` in the accumulation dtype, None unless `by_density`.
+        """
+        ...
+
+
 def key_limit(dtype: torch.dtype) -> int:
     """Largest magnitude of a lattice coordinate for features of `dtype`.
 
@@ -204,6 +260,13 @@ def key_limit(dtype: torch.dtype) -> int:
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which values of `dtype` are summed."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def transpose_weight(weight: Tensor, opposite: Tensor, groups: int) -> Tensor:
+    """The filter of the adjoint: `[filter_size, in / groups, out]` to `[filter_size, out / groups, in]`."""
+    filter_size, inputs, out_channels = weight.shape
+    grouped = weight[opposite].reshape(filter_size, inputs, groups, out_channels // groups)
+    return grouped.permute(0, 3, 2, 1).flatten(2)
 
 
 def range_error(features: Tensor, limit: int) -> FeatureRangeError:

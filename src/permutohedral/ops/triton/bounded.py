@@ -11,8 +11,9 @@ from torch import Tensor
 from permutohedral.ops.triton.embedding import tile_rows
 from permutohedral.ops.triton.lattice import insert_points_kernel, resolve_kernel, unpack_kernel
 from permutohedral.ops.triton.launch import cdiv, has_ptx, launch, on_device, rows_contiguous
-from permutohedral.ops.triton.packing import fixed_bits, pack
-from permutohedral.ops.triton.table import COUNT, PackedTable, capacity_for
+from permutohedral.ops.triton.packing import fixed_bits, prepare_table
+from permutohedral.ops.triton.report import REPORT
+from permutohedral.ops.triton.table import capacity_for
 
 
 @on_device
@@ -28,16 +29,15 @@ def index_points_bounded(features: Tensor, batch: Tensor, rows: int) -> tuple[Te
         rows: how many rows there are to be.
 
     Returns:
-        keys int32 `[rows, 1 + d]` (arbitrary where no lattice point is), vertices, barycentric, table, and int64
+        keys int32 `[rows, 1 + d]` (-1 where no lattice point is), vertices, barycentric, table, and int64
         `[1]`, the number of lattice points there are minus one.
     """
     points, d = features.shape
     features, device = rows_contiguous(features), features.device
     # a table that could fill up would have to tell the host
     capacity = capacity_for(points * (d + 1))
-    table = PackedTable.empty(capacity, device).storage
-    pack(table, features, batch, False)
-    slots = torch.zeros(capacity, dtype=torch.int32, device=device)
+    table = prepare_table(features, batch, capacity, False).storage
+    slots = torch.empty(capacity, dtype=torch.int32, device=device)
     vertices = torch.empty(d + 1, points, dtype=torch.int32, device=device)
     barycentric = torch.empty(d + 1, points, dtype=features.dtype, device=device)
     shared = {"CORNER_BITS": d.bit_length(), "PTX": has_ptx(), "D": d, "ROWS": tile_rows(d), "BLOCK": 32}
@@ -46,11 +46,12 @@ def index_points_bounded(features: Tensor, batch: Tensor, rows: int) -> tuple[Te
         capacity, STRIDE=features.stride(0), HAS_BATCH=True, DIGIT_BITS=fixed_bits(d, True)[0], **shared, num_warps=1,
     )  # fmt: skip
     entries = vertices.numel()
-    launch(resolve_kernel, (cdiv(entries, 1024),), vertices, table, entries, capacity, BLOCK=1024)
+    report = torch.empty(REPORT.value, dtype=torch.int64, device=device)
+    launch(resolve_kernel, (cdiv(entries, 1024),), vertices, table, report, entries, capacity, BLOCK=1024)
     vertices.clamp_(0, rows - 1)
-    keys = torch.empty(rows, d + 1, dtype=torch.int32, device=device)
+    # of no item where no lattice point is
+    keys = torch.full((rows, d + 1), -1, dtype=torch.int32, device=device)
     launch(
-        unpack_kernel, (cdiv(rows, 32),), table, slots, keys, table, rows, capacity, capacity, SHRINK=False, **shared,
-        num_warps=1,
+        unpack_kernel, (cdiv(rows, 32),), table, slots, keys, table, rows, capacity, MOVE=False, **shared, num_warps=1
     )  # fmt: skip
-    return keys, vertices.T, barycentric.T, table, table[COUNT.value : COUNT.value + 1]
+    return keys, vertices.T, barycentric.T, table, report[:1]

@@ -17,6 +17,8 @@ from permutohedral.ops.triton.launch import cdiv, launch, on_device, power_of_tw
 
 # fewer points than this do not fill the GPU, and do not queue for the same lattice points
 _WORTH_RUNS = 1 << 16
+# blurring two axes at once reads more and starts less: below this many lattice points the starts count
+_WORTH_SINGLE_AXES = 1 << 18
 # most channels of a tile
 _WIDEST_TILE = 64
 
@@ -88,8 +90,9 @@ def splat_sorted_kernel(
 
 @triton.jit(do_not_specialize=["num_points", "vertex_corner_stride", "weight_corner_stride"])
 def slice_kernel(
-    lattice_values, vertices, barycentric, output, num_points, vertex_corner_stride, weight_corner_stride,
-    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ADDED_MASS: tl.constexpr, LATTICE_STRIDE: tl.constexpr,
+    lattice_values, vertices, barycentric, bias, output, num_points, vertex_corner_stride, weight_corner_stride,
+    HAS_BIAS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ADDED_MASS: tl.constexpr,
+    LATTICE_STRIDE: tl.constexpr,
     VERTEX_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr,
     CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -108,6 +111,8 @@ def slice_kernel(
     if WIDTH > CHANNELS:
         mass = tl.sum(tl.where((channel == CHANNELS)[None, :], total, 0.0), axis=1)
         total = total / (mass + ADDED_MASS)[:, None]
+    if HAS_BIAS:
+        total += tl.load(bias + channel, mask=channel < CHANNELS, other=0.0).to(dtype)[None, :]
     place = output + point[:, None] * CHANNELS + channel[None, :]
     kept = inside[:, None] & (channel < CHANNELS)[None, :]
     tl.store(place, total.to(output.dtype.element_ty), mask=kept)
@@ -135,31 +140,52 @@ def barycentric_gradient_kernel(
     tl.store(output + point * CORNERS + corner, tl.sum(total, axis=1), mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_lattice_points", "axis"])
-def blur_kernel(
-    lattice_values, axis_neighbors, output, num_lattice_points, axis,
-    CHANNELS: tl.constexpr, LATTICE_STRIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+@triton.jit
+def blur_along(
+    lattice_values, axis_neighbors, row, axis, num_rows, present, channel,
+    CHANNELS: tl.constexpr, LATTICE_STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """One axis: l + (l(. + e) + l(. - e)) / 2."""
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    inside = row < num_lattice_points
-    known = (channel < CHANNELS)[None, :]
+    """l + (l(. + e) + l(. - e)) / 2 along one axis at the rows that are `present`, zero at the others."""
     dtype: tl.constexpr = tl.float64 if lattice_values.dtype.element_ty == tl.float64 else tl.float32
-    ahead = axis_neighbors + 2 * tl.cast(axis, tl.int64) * num_lattice_points + row
-    above = tl.load(ahead, mask=inside, other=-1)
-    below = tl.load(ahead + num_lattice_points, mask=inside, other=-1)
-    here = row.to(tl.int64)[:, None]
+    known = (channel < CHANNELS)[None, :]
+    ahead = axis_neighbors + 2 * tl.cast(axis, tl.int64) * num_rows + row
+    above = tl.load(ahead, mask=present, other=-1)
+    below = tl.load(ahead + num_rows, mask=present, other=-1)
     start = lattice_values + channel[None, :]
-    center = tl.load(start + here * LATTICE_STRIDE, mask=inside[:, None] & known, other=0.0).to(dtype)
+    center = tl.load(start + row.to(tl.int64)[:, None] * LATTICE_STRIDE, mask=present[:, None] & known, other=0.0)
     up = tl.load(start + above.to(tl.int64)[:, None] * LATTICE_STRIDE, mask=(above >= 0)[:, None] & known, other=0.0)
     down = tl.load(start + below.to(tl.int64)[:, None] * LATTICE_STRIDE, mask=(below >= 0)[:, None] & known, other=0.0)
-    result = center + 0.5 * (up.to(dtype) + down.to(dtype))
-    place = output + here * CHANNELS + channel[None, :]
-    tl.store(place, result.to(output.dtype.element_ty), mask=inside[:, None] & known)
+    return center.to(dtype) + 0.5 * (up.to(dtype) + down.to(dtype))
 
 
-def _tile(rows: int, channels: int, run: int = 1) -> tuple[tuple[int, int], dict[str, int]]:
+@triton.jit(do_not_specialize=["num_rows", "axis", "next_axis"])
+def blur_kernel(
+    lattice_values, axis_neighbors, output, num_rows, axis, next_axis,
+    TWO: tl.constexpr, CHANNELS: tl.constexpr, LATTICE_STRIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """One axis, or TWO at once: the second of what the first gives at a row and its two neighbors."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = row < num_rows
+    result = blur_along(
+        lattice_values, axis_neighbors, row, axis, num_rows, inside, channel, CHANNELS, LATTICE_STRIDE
+    )  # fmt: skip
+    if TWO:
+        ahead = axis_neighbors + 2 * tl.cast(next_axis, tl.int64) * num_rows + row
+        above = tl.load(ahead, mask=inside, other=-1)
+        below = tl.load(ahead + num_rows, mask=inside, other=-1)
+        up = blur_along(
+            lattice_values, axis_neighbors, above, axis, num_rows, above >= 0, channel, CHANNELS, LATTICE_STRIDE
+        )  # fmt: skip
+        down = blur_along(
+            lattice_values, axis_neighbors, below, axis, num_rows, below >= 0, channel, CHANNELS, LATTICE_STRIDE
+        )  # fmt: skip
+        result += 0.5 * (up + down)
+    place = output + row.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
+    tl.store(place, result.to(output.dtype.element_ty), mask=inside[:, None] & (channel < CHANNELS)[None, :])
+
+
+def tile(rows: int, channels: int, run: int = 1) -> tuple[tuple[int, int], dict[str, int]]:
     """The grid, and the shape of the tiles: about 1024 elements."""
     block_c = min(power_of_two(channels), _WIDEST_TILE)
     block = max(min(1024 // block_c, 256), 16)
@@ -181,7 +207,7 @@ def _splat_sorted(values: Tensor, vertices: Tensor, barycentric: Tensor, output:
     )  # fmt: skip
 
 
-def _splat(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int, ones: int) -> Tensor:
+def splat_sums(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int, ones: int) -> Tensor:
     """`[num_lattice_points, channels + ones]` in the accumulation dtype, the last of them from a channel of ones."""
     points, channels = values.shape
     values, shape = rows_contiguous(values), (num_lattice_points, channels + ones)
@@ -194,40 +220,47 @@ def _splat(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_po
         return output
     output = torch.zeros(shape, dtype=dtype, device=values.device)
     run = 4 if points >= _WORTH_RUNS else 1
-    grid, tile = _tile(points, shape[1], run)
+    grid, blocks = tile(points, shape[1], run)
     launch(
         splat_kernel, grid, values, vertices, barycentric, output, points, vertices.stride(1), barycentric.stride(1),
         CHANNELS=channels, WIDTH=shape[1], VALUE_STRIDE=values.stride(0), VERTEX_STRIDE=vertices.stride(0),
-        WEIGHT_STRIDE=barycentric.stride(0), CORNERS=vertices.shape[1], RUN=run, **tile,
+        WEIGHT_STRIDE=barycentric.stride(0), CORNERS=vertices.shape[1], RUN=run, **blocks,
     )  # fmt: skip
     return output
 
 
 @on_device
 def splat(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int) -> Tensor:
-    return _splat(values, vertices, barycentric, num_lattice_points, 0).to(values.dtype)
+    return splat_sums(values, vertices, barycentric, num_lattice_points, 0).to(values.dtype)
 
 
-def _slice(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor, output: Tensor, added_mass: float) -> None:
+def slice_into(
+    output: Tensor,
+    lattice_values: Tensor,
+    vertices: Tensor,
+    barycentric: Tensor,
+    bias: Tensor | None = None,
+    added_mass: float = 0.0,
+) -> None:
     """Fill `output [points, channels]`; a further channel of lattice_values is the mass to divide by."""
     lattice_values = rows_contiguous(lattice_values)
     points, channels = output.shape
     width = lattice_values.shape[1]
     if output.numel() == 0:
         return
-    grid, tile = _tile(points, width)
+    grid, blocks = tile(points, width)
     launch(
-        slice_kernel, grid, lattice_values, vertices, barycentric, output, points, vertices.stride(1),
-        barycentric.stride(1), CHANNELS=channels, WIDTH=width, ADDED_MASS=added_mass,
+        slice_kernel, grid, lattice_values, vertices, barycentric, bias, output, points, vertices.stride(1),
+        barycentric.stride(1), HAS_BIAS=bias is not None, CHANNELS=channels, WIDTH=width, ADDED_MASS=added_mass,
         LATTICE_STRIDE=lattice_values.stride(0), VERTEX_STRIDE=vertices.stride(0),
-        WEIGHT_STRIDE=barycentric.stride(0), CORNERS=vertices.shape[1], **tile,
+        WEIGHT_STRIDE=barycentric.stride(0), CORNERS=vertices.shape[1], **blocks,
     )  # fmt: skip
 
 
 @on_device
 def slice(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tensor:
     output = lattice_values.new_empty(vertices.shape[0], lattice_values.shape[1])
-    _slice(lattice_values, vertices, barycentric, output, 0.0)
+    slice_into(output, lattice_values, vertices, barycentric)
     return output
 
 
@@ -250,10 +283,10 @@ def filter_gaussian(
     # a tile holds the mass beside all channels that are divided by it
     for first in range(0, values.shape[1], _WIDEST_TILE - 1):
         some = values[:, first : first + _WIDEST_TILE - 1]
-        splatted = _splat(some, vertices, barycentric, axis_neighbors.shape[1], 1)
+        splatted = splat_sums(some, vertices, barycentric, axis_neighbors.shape[1], 1)
         blurred = blur(splatted, axis_neighbors, False)
         part = output if some.shape[1] == output.shape[1] else output.new_empty(output.shape[0], some.shape[1])
-        _slice(blurred, target_vertices, target_barycentric, part, added_mass)
+        slice_into(part, blurred, target_vertices, target_barycentric, added_mass=added_mass)
         if part is not output:
             output[:, first : first + part.shape[1]] = part
     return output
@@ -266,11 +299,11 @@ def barycentric_gradient(values: Tensor, lattice_values: Tensor, vertices: Tenso
     channels = values.shape[1]
     output = values.new_empty(points, corners, dtype=accumulation_dtype(values.dtype))
     if output.numel():
-        grid, tile = _tile(points, channels)
+        grid, blocks = tile(points, channels)
         launch(
             barycentric_gradient_kernel, (grid[0], corners), values, lattice_values, vertices, output, points,
             vertices.stride(1), VERTEX_STRIDE=vertices.stride(0), CHANNELS=channels, VALUE_STRIDE=values.stride(0),
-            LATTICE_STRIDE=lattice_values.stride(0), CORNERS=corners, **tile,
+            LATTICE_STRIDE=lattice_values.stride(0), CORNERS=corners, **blocks,
         )  # fmt: skip
     return output
 
@@ -284,14 +317,19 @@ def blur(lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool) -> Tenso
     axes = list(range(axis_neighbors.shape[0] // 2))
     if reverse:
         axes.reverse()
-    grid, tile = _tile(num, channels)
-    result, between = lattice_values.dtype, accumulation_dtype(lattice_values.dtype)
-    for axis in axes:
-        dtype = result if axis == axes[-1] else between
-        blurred = torch.empty(num, channels, dtype=dtype, device=lattice_values.device)
+    at_once = 2 if num < _WORTH_SINGLE_AXES else 1
+    passes = [axes[first : first + at_once] for first in range(0, len(axes), at_once)]
+    grid, blocks = tile(num, channels)
+    between = accumulation_dtype(lattice_values.dtype)
+    last = torch.empty(num, channels, dtype=lattice_values.dtype, device=lattice_values.device)
+    # two buffers in turn, the result in the last of them
+    spare = [last if between == last.dtype else torch.empty_like(last, dtype=between)]
+    spare.append(torch.empty_like(spare[0]) if len(passes) > 1 else last)
+    for number, axis in enumerate(passes, 1):
+        output = last if number == len(passes) else spare[(len(passes) - number) % 2]
         launch(
-            blur_kernel, grid, lattice_values, axis_neighbors, blurred, num, axis,
-            CHANNELS=channels, LATTICE_STRIDE=lattice_values.stride(0), **tile,
+            blur_kernel, grid, lattice_values, axis_neighbors, output, num, axis[0], axis[-1],
+            TWO=len(axis) > 1, CHANNELS=channels, LATTICE_STRIDE=lattice_values.stride(0), **blocks,
         )  # fmt: skip
-        lattice_values = blurred
-    return lattice_values
+        lattice_values = output
+    return last

@@ -2,8 +2,9 @@
 
 One pass embeds and inserts (`insert_points_kernel`); the thread that makes a slot also draws its row number, which the
 others read if it has been written by then and otherwise find afterwards (`resolve_kernel`). The host reads the number
-of lattice points and the error flags together, once. Where the points come in no spatial order the lattice points are
-numbered along a space-filling curve: a convolution then finds neighbors near each other in memory.
+of lattice points and the error flags together, once, of sources and targets alike. Where the points come in no spatial
+order the lattice points are numbered along a space-filling curve: a convolution then finds neighbors near each other in
+memory.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from permutohedral.ops.primitives import key_limit, range_error
 from permutohedral.ops.triton import wide
 from permutohedral.ops.triton.embedding import LARGEST_TILE_DIMENSION, find_simplex, tile_rows, weights_from
 from permutohedral.ops.triton.launch import cdiv, has_ptx, launch, on_device, power_of_two, rows_contiguous
-from permutohedral.ops.triton.packing import fixed_bits, pack
+from permutohedral.ops.triton.ordering import reorder
+from permutohedral.ops.triton.packing import fixed_bits, prepare_table
+from permutohedral.ops.triton.report import REPORT, abandon_reports, reports_on
 from permutohedral.ops.triton.table import (
     BAD_FEATURE,
     COUNT,
     EXTENT,
-    FAR_PAIRS,
     FULL,
     ITEM_EXTENT,
     ITEM_SHIFT,
@@ -45,6 +47,11 @@ _LARGEST_FIXED_DIMENSION = 7
 _INSERT_BLOCK = 32
 # the values of a smaller lattice stay in the cache of a large GPU, whatever their order
 _WORTH_ORDERING = 1 << 21
+# words that a report of `resolve_kernel` has
+REPORTED = tl.constexpr(5)
+# by device and shape of the points, the capacity that the lattice before would have needed: the next is often alike
+_capacities: dict[tuple[object, ...], int] = {}
+_MOST_CAPACITIES = 1024
 
 
 @triton.jit
@@ -128,8 +135,11 @@ def insert_points_kernel(
 
 
 @triton.jit(do_not_specialize=["num_entries", "capacity"])
-def resolve_kernel(vertices, table, num_entries, capacity, BLOCK: tl.constexpr):
-    """Replace what stands for a slot, -2 - slot, by the row number in that slot."""
+def resolve_kernel(vertices, table, report, num_entries, capacity, BLOCK: tl.constexpr):
+    """Replace what stands for a slot, -2 - slot, by the row number in that slot; tell the host count and flags."""
+    if tl.program_id(0) == 0:
+        word = tl.arange(0, REPORT)
+        tl.store(report + word, tl.load(table + COUNT + word, mask=word < REPORTED, other=0), mask=word < REPORTED)
     entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     vertex = tl.load(vertices + entry, mask=entry < num_entries, other=0)
     unknown = vertex < -1
@@ -138,62 +148,23 @@ def resolve_kernel(vertices, table, num_entries, capacity, BLOCK: tl.constexpr):
         tl.store(vertices + entry, number, mask=unknown)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def order_kernel(table, slots, order, num_rows, EXACT: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr):
-    """What to sort the rows by: their codes, or 31 bits along a space-filling curve."""
-    number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = number < num_rows
-    code = tl.load(codes_of(table) + tl.load(slots + number, mask=inside, other=0), mask=inside, other=0)
-    if EXACT:
-        tl.store(order + number, code, mask=inside)
-    else:
-        BITS: tl.constexpr = 31 // D
-        curve = tl.zeros([BLOCK], tl.int32)
-        for i in tl.static_range(D):
-            digit = (code >> tl.load(table + SHIFT + i)).to(tl.int32)
-            for bit in tl.static_range(BITS):
-                curve |= ((digit >> bit) & 1) << (bit * D + i)
-        tl.store(order + number, curve, mask=inside)
-
-
-@triton.jit(do_not_specialize=["num_rows", "capacity"])
-def renumber_rows_kernel(table, slots, order, new_slots, new_number, num_rows, capacity, BLOCK: tl.constexpr):
-    """Give the row `order[i]` the number i."""
-    number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = number < num_rows
-    old = tl.load(order + number, mask=inside, other=0)
-    slot = tl.load(slots + old, mask=inside, other=0)
-    tl.store(new_slots + number, slot, mask=inside)
-    tl.store(new_number + old, number, mask=inside)
-    tl.store(rows_of(table, capacity) + slot, number, mask=inside)
-
-
-@triton.jit(do_not_specialize=["num_entries"])
-def renumber_vertices_kernel(vertices, new_number, num_entries, BLOCK: tl.constexpr):
-    entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = entry < num_entries
-    vertex = tl.load(vertices + entry, mask=inside, other=0)
-    tl.store(vertices + entry, tl.load(new_number + vertex, mask=inside, other=0), mask=inside)
-
-
-@triton.jit(do_not_specialize=["num_rows", "capacity", "small_capacity"])
-def unpack_kernel(
-    table, slots, keys, small, num_rows, capacity, small_capacity, SHRINK: tl.constexpr, CORNER_BITS: tl.constexpr,
+@triton.jit
+def unpack_rows(
+    table, slots, keys, other, num_rows, other_capacity, MOVE: tl.constexpr, CORNER_BITS: tl.constexpr,
     PTX: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the keys of all lattice points; with SHRINK also insert them into a smaller table."""
     row = tl.arange(0, ROWS)[:, None]
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = number < num_rows
     number = tl.minimum(number, num_rows - 1)
     code = tl.load(codes_of(table) + tl.load(slots + number))
-    if SHRINK:
+    if MOVE:
         if tl.program_id(0) == 0:
             word = tl.arange(0, 128)
-            tl.store(small + word, tl.load(table + word))
+            tl.store(other + word, tl.load(table + word))
         tile = code[None, :]
-        slot, created, _ = insert(codes_of(small), tile, tile >= 0, small_capacity, PTX)
-        tl.store(rows_of(small, small_capacity) + slot, number[None, :], mask=created)
+        slot, created, _ = insert(codes_of(other), tile, tile >= 0, other_capacity, PTX)
+        tl.store(rows_of(other, other_capacity) + slot, number[None, :], mask=created)
     corner = code & ((1 << CORNER_BITS) - 1)
     # row 0 is the item, row i + 1 coordinate i
     coordinate = (row >= 1) & (row <= D)
@@ -208,6 +179,19 @@ def unpack_kernel(
     tl.store(keys + place, value.to(tl.int32), mask=(row <= D) & inside[None, :])
 
 
+@triton.jit(do_not_specialize=["most_rows", "other_capacity"])
+def unpack_kernel(
+    table, slots, keys, other, most_rows, other_capacity, MOVE: tl.constexpr, CORNER_BITS: tl.constexpr,
+    PTX: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the keys of all lattice points; with MOVE also insert them into another table."""
+    num_rows = tl.minimum(tl.load(table + COUNT).to(tl.int32) + 1, most_rows)
+    if tl.program_id(0) * BLOCK < num_rows:
+        unpack_rows(
+            table, slots, keys, other, num_rows, other_capacity, MOVE, CORNER_BITS, PTX, D, ROWS, BLOCK
+        )  # fmt: skip
+
+
 @dataclass
 class _Insertion:
     """What one attempt at inserting all points left behind."""
@@ -216,13 +200,40 @@ class _Insertion:
     slots: Tensor  # int32 [capacity], slot of each row number
     vertices: Tensor  # int32 [d + 1, points]
     barycentric: Tensor  # [d + 1, points]
+    keys: Tensor | None = None  # int32 [at least lattice points, 1 + d], if they were unpacked ahead
 
 
-def _insert(features: Tensor, batch: Tensor | None, capacity: int, tight: bool) -> _Insertion:
+@dataclass
+class _Points:
+    """A set of points on its way into a table."""
+
+    features: Tensor
+    batch: Tensor | None
+    capacity: int
+    tight: bool
+    # whether the capacity is that of a lattice of points like these
+    foreseen: bool
+    insertion: _Insertion | None = None
+    num_lattice_points: int = 0
+    scattered: bool = False
+
+    @staticmethod
+    def of(features: Tensor, batch: Tensor | None) -> _Points:
+        features = rows_contiguous(features)
+        foreseen = _capacities.get(_kind(features, batch))
+        capacity = foreseen or _first_capacity(features.numel() + features.shape[0])
+        return _Points(features, batch, capacity, features.shape[1] > _LARGEST_FIXED_DIMENSION, foreseen is not None)
+
+
+def _kind(features: Tensor, batch: Tensor | None) -> tuple[object, ...]:
+    return features.get_device(), features.shape, batch is None
+
+
+def _insert(given: _Points) -> _Insertion:
+    features, batch, capacity, tight = given.features, given.batch, given.capacity, given.tight
     points, d = features.shape
     device = features.device
-    table = PackedTable.empty(capacity, device)
-    pack(table.storage, features, batch, tight)
+    table = prepare_table(features, batch, capacity, tight)
     insertion = _Insertion(
         table,
         torch.empty(capacity, dtype=torch.int32, device=device),
@@ -236,40 +247,67 @@ def _insert(features: Tensor, batch: Tensor | None, capacity: int, tight: bool) 
         CORNER_BITS=d.bit_length(), PTX=has_ptx(), D=d, ROWS=tile_rows(d), BLOCK=_INSERT_BLOCK,
         num_warps=cdiv(_INSERT_BLOCK, 32),
     )  # fmt: skip
-    entries = insertion.vertices.numel()
-    launch(resolve_kernel, (cdiv(entries, 1024),), insertion.vertices, table.storage, entries, capacity, BLOCK=1024)
     return insertion
 
 
-def _reorder(insertion: _Insertion, num: int, exact: bool) -> None:
-    """Renumber the lattice points: in the order of their codes, which no scheduling changes, or along a curve."""
-    table, slots = insertion.table.storage, insertion.slots
-    capacity, d = insertion.table.capacity, insertion.vertices.shape[0] - 1
-    keys = torch.empty(num, dtype=torch.int64 if exact else torch.int32, device=table.device)
-    grid = (cdiv(num, 512),)
-    launch(order_kernel, grid, table, slots, keys, num, EXACT=exact, D=d, BLOCK=512)
-    order = torch.sort(keys).indices
-    new_slots = torch.empty(num, dtype=torch.int32, device=table.device)
-    new_number = torch.empty(num, dtype=torch.int32, device=table.device)
-    launch(renumber_rows_kernel, grid, table, slots, order, new_slots, new_number, num, capacity, BLOCK=512)
-    entries = insertion.vertices.numel()
-    launch(renumber_vertices_kernel, (cdiv(entries, 1024),), insertion.vertices, new_number, entries, BLOCK=1024)
-    insertion.slots = new_slots
-
-
-def _finish(insertion: _Insertion, num: int, d: int) -> tuple[Tensor, Tensor]:
-    """The keys, and the table: a smaller one if most of it is empty."""
-    table = insertion.table
-    small_capacity = capacity_for(num)
-    shrink = table.capacity > 2 * small_capacity
-    small = PackedTable.empty(small_capacity, table.storage.device) if shrink else table
-    keys = torch.empty(num, d + 1, dtype=torch.int32, device=table.storage.device)
+def _resolve(given: _Points, report: Tensor) -> None:
+    insertion = given.insertion
+    assert insertion is not None
+    vertices, table = insertion.vertices, insertion.table
+    entries = vertices.numel()
     launch(
-        unpack_kernel, (cdiv(num, 32),), table.storage, insertion.slots, keys, small.storage, num, table.capacity,
-        small.capacity, SHRINK=shrink, CORNER_BITS=d.bit_length(), PTX=has_ptx(), D=d, ROWS=tile_rows(d), BLOCK=32,
+        resolve_kernel, (cdiv(entries, 1024),), vertices, table.storage, report, entries, table.capacity, BLOCK=1024
+    )  # fmt: skip
+    rows = table.capacity // 2
+    if given.foreseen and rows < _WORTH_ORDERING and not torch.are_deterministic_algorithms_enabled():
+        insertion.keys = _unpack(insertion, rows, table)
+
+
+def _judge(given: _Points, report: list[int]) -> bool:
+    """Whether the points are in the table; if not, what to try next is noted, None for no table of packed keys."""
+    last, bad, no_room, full, far = report
+    if bad >= 0:
+        raise range_error(given.features, key_limit(given.features.dtype))
+    given.num_lattice_points, given.scattered = last + 1, 2 * far > SAMPLES.value
+    if no_room < 0 and full < 0:
+        return True
+    largest = capacity_for(given.features.numel() + given.features.shape[0])
+    if (no_room >= 0 and given.tight) or (full >= 0 and given.capacity >= largest):
+        given.insertion = None
+        return True
+    given.tight = given.tight or no_room >= 0
+    given.capacity = min(8 * given.capacity, largest) if full >= 0 else given.capacity
+    return False
+
+
+def _unpack(insertion: _Insertion, rows: int, other: PackedTable) -> Tensor:
+    """The keys, at most `rows` of them; an `other` table than the insertion's gets them, too."""
+    table, d = insertion.table, insertion.vertices.shape[0] - 1
+    keys = torch.empty(rows, d + 1, dtype=torch.int32, device=table.storage.device)
+    launch(
+        unpack_kernel, (cdiv(rows, 32),), table.storage, insertion.slots, keys, other.storage, rows, other.capacity,
+        MOVE=other is not table, CORNER_BITS=d.bit_length(), PTX=has_ptx(), D=d, ROWS=tile_rows(d), BLOCK=32,
         num_warps=1,
     )  # fmt: skip
-    return keys, small.storage
+    return keys
+
+
+def _finish(given: _Points) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    insertion, num = given.insertion, given.num_lattice_points
+    if insertion is None:
+        return wide.index_points(given.features, given.batch)
+    if len(_capacities) >= _MOST_CAPACITIES:
+        _capacities.clear()
+    table, fitting = insertion.table, capacity_for(num)
+    _capacities[_kind(given.features, given.batch)] = fitting
+    exact = torch.are_deterministic_algorithms_enabled()
+    if exact or (num >= _WORTH_ORDERING and given.scattered):
+        insertion.slots = reorder(table, insertion.slots, insertion.vertices, num, exact)
+    if not fitting <= table.capacity <= 2 * fitting:
+        # most of the table is empty, or too little
+        table, insertion.keys = PackedTable.empty(fitting, table.storage.device), None
+    keys = _unpack(insertion, num, table) if insertion.keys is None else insertion.keys[:num]
+    return keys, insertion.vertices.T, insertion.barycentric.T, table.storage
 
 
 def _first_capacity(num_entries: int) -> int:
@@ -277,28 +315,46 @@ def _first_capacity(num_entries: int) -> int:
     return power_of_two(min(2 * num_entries, max(1 << 22, num_entries // 6)), 64)
 
 
+def _try(pending: list[_Points]) -> list[_Points]:
+    """Insert the points of all sets; those that must be tried again."""
+    reports = reports_on(pending[0].features.device)
+    try:
+        for given in pending:
+            given.insertion = _insert(given)
+        for given, row in zip(pending, reports.rows, strict=False):
+            _resolve(given, row)
+        found = [reports.read(number, REPORTED.value) for number in range(len(pending))]
+    except BaseException:
+        abandon_reports()
+        raise
+    return [given for given, report in zip(pending, found, strict=True) if not _judge(given, report)]
+
+
+def _index(sets: list[_Points]) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """All sets together: the host waits once, unless a table turns out too small."""
+    pending = sets
+    while pending:
+        pending = _try(pending)
+    return [_finish(given) for given in sets]
+
+
+def _is_packed(features: Tensor) -> bool:
+    return features.shape[0] > 0 and features.shape[1] <= LARGEST_TILE_DIMENSION
+
+
 @on_device
 def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    points, d = features.shape
-    if points == 0 or d > LARGEST_TILE_DIMENSION:
+    if not _is_packed(features):
         return wide.index_points(features, batch)
-    features = rows_contiguous(features)
-    capacity, largest = _first_capacity(points * (d + 1)), capacity_for(points * (d + 1))
-    tight = d > _LARGEST_FIXED_DIMENSION
-    while True:
-        insertion = _insert(features, batch, capacity, tight)
-        last, bad, no_room, full, far = insertion.table.storage[COUNT.value : FAR_PAIRS.value + 1].tolist()
-        if bad >= 0:
-            raise range_error(features, key_limit(features.dtype))
-        if no_room < 0 and full < 0:
-            break
-        if (no_room >= 0 and tight) or (full >= 0 and capacity >= largest):
-            return wide.index_points(features, batch)
-        tight = tight or no_room >= 0
-        capacity = min(8 * capacity, largest) if full >= 0 else capacity
-    num = last + 1
-    exact = torch.are_deterministic_algorithms_enabled()
-    if exact or (num >= _WORTH_ORDERING and 2 * far > SAMPLES.value):
-        _reorder(insertion, num, exact)
-    keys, table = _finish(insertion, num, d)
-    return keys, insertion.vertices.T, insertion.barycentric.T, table
+    return _index([_Points.of(features, batch)])[0]
+
+
+@on_device
+def index_both(
+    features: Tensor, batch: Tensor | None, target_features: Tensor, target_batch: Tensor | None
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """`index_points` of sources and targets, which wait for the GPU together."""
+    if not (_is_packed(features) and _is_packed(target_features)):
+        return index_points(features, batch), index_points(target_features, target_batch)
+    source, target = _index([_Points.of(features, batch), _Points.of(target_features, target_batch)])
+    return source, target

@@ -56,7 +56,7 @@ def rows_contiguous(tensor: Tensor) -> Tensor:
 class _Direct:
     """Compiled kernels by what they were compiled for, and whether this version of Triton lets one call them."""
 
-    compiled: ClassVar[dict[tuple[object, ...], tuple[Any, list[object]]]] = {}
+    compiled: ClassVar[dict[tuple[object, ...], tuple[Any, ...]]] = {}
     works = not interpreted()
 
 
@@ -66,30 +66,44 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Tensor | int | None, 
     That handling costs the host more than a small kernel costs the GPU. Sizes and strides must not be specialized on,
     and the first argument must be a tensor; `meta` holds the constants in the kernel's order, then the options.
     """
-    pointers = sizes = 0
-    types: list[object] = []
+    if not _Direct.works:
+        kernel[grid](*arguments, **meta)
+        return
+    addresses = sizes = 0
+    device: int = arguments[0].get_device()  # type: ignore[union-attr]
+    key: list[object] = [id(kernel), device]
+    # addresses take the place of tensors, which the launcher would have to ask for them
+    plain: list[int | None] = []
     for argument in arguments:
         if type(argument) is int:
             sizes |= argument
+            plain.append(argument)
         elif argument is None:
-            types.append(None)
+            key.append(None)
+            plain.append(None)
         else:
-            pointers |= argument.data_ptr()  # type: ignore[union-attr]
-            types.append(argument.dtype)  # type: ignore[union-attr]
-    if not _Direct.works or pointers & 15 or sizes >> 31:
+            address = argument.data_ptr()  # type: ignore[union-attr]
+            addresses |= address
+            key.append(argument.dtype)  # type: ignore[union-attr]
+            plain.append(address)
+    if addresses & 15 or sizes >> 31:
         kernel[grid](*arguments, **meta)
         return
-    device = arguments[0].get_device()  # type: ignore[union-attr]
-    key = (id(kernel), device, *types, *meta.values())
-    known = _Direct.compiled.get(key)
+    known = _Direct.compiled.get((*key, *meta.values()))
     if known is None:
         compiled = kernel[grid](*arguments, **meta)
         # the binary takes the constants, too, and ignores them
-        _Direct.compiled[key] = (compiled, [meta[name] for name in kernel.arg_names if name in meta])
+        constants = [meta[name] for name in kernel.arg_names if name in meta]
+        _Direct.compiled[(*key, *meta.values())] = (
+            compiled.run, compiled.function, compiled.packed_metadata, constants,
+        )  # fmt: skip
         return
-    compiled, constants = known
+    run, function, metadata, constants = known
+    columns, rows, layers = (*grid, 1, 1)[:3]
+    stream = torch._C._cuda_getCurrentRawStream(device)
     try:
-        compiled[(*grid, 1, 1)[:3]](*arguments, *constants)
+        # without metadata and hooks for a profiler of Triton's
+        run(columns, rows, layers, stream, function, metadata, None, None, None, *plain, *constants)
     except TypeError:
         # a version whose binaries take other arguments
         _Direct.works = False

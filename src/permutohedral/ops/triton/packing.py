@@ -10,20 +10,26 @@ from torch import Tensor
 from permutohedral.ops.triton.embedding import find_simplex, tile_rows
 from permutohedral.ops.triton.launch import cdiv, launch
 from permutohedral.ops.triton.table import (
+    COUNT,
+    EMPTY,
     EXTENT,
     FAR_PAIRS,
+    HEADER,
     ITEM_EXTENT,
     ITEM_SHIFT,
     LOW,
     NO_ROOM,
     SAMPLES,
     SHIFT,
+    PackedTable,
 )
 
 # a code is a non-negative int64
 _CODE_BITS = 63
 _ITEM_BITS = 12
 _LARGEST_DIGIT_BITS = 30
+# words of the table that a program clears
+_CLEAR_BLOCK = 4096
 
 
 @triton.jit
@@ -39,21 +45,26 @@ def sample_order(features, header, num_points, STRIDE: tl.constexpr, D: tl.const
     tl.store(header + FAR_PAIRS, tl.sum((distance > 2.0).to(tl.int64), axis=0))
 
 
-@triton.jit(do_not_specialize=["num_points"])
-def fixed_packing_kernel(
-    header, features, num_points, STRIDE: tl.constexpr, DIGIT_BITS: tl.constexpr, CORNER_BITS: tl.constexpr,
-    ITEM_BITS: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
+@triton.jit(do_not_specialize=["num_points", "num_words"])
+def clear_kernel(
+    table, features, num_points, num_words, STRIDE: tl.constexpr, DIGIT_BITS: tl.constexpr, CORNER_BITS: tl.constexpr,
+    ITEM_BITS: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Give every coordinate the same number of bits, around the first point."""
-    row = tl.arange(0, ROWS)
-    # one column per lane of a warp, all of them the first point
-    cell, _, _, _ = find_simplex(features, tl.zeros([32], tl.int32), STRIDE, D, ROWS)
-    tl.store(header + LOW + row, tl.max(cell, axis=1).to(tl.int64) - (1 << (DIGIT_BITS - 1)), mask=row < D)
-    tl.store(header + SHIFT + row, (CORNER_BITS + row * DIGIT_BITS).to(tl.int64), mask=row < D)
-    tl.store(header + EXTENT + row, tl.full([ROWS], 1 << DIGIT_BITS, tl.int64), mask=row < D)
-    tl.store(header + ITEM_SHIFT, CORNER_BITS + D * DIGIT_BITS)
-    tl.store(header + ITEM_EXTENT, 1 << ITEM_BITS)
-    sample_order(features, header, num_points, STRIDE, D)
+    """Empty the table, and give every coordinate the same number of bits, around the first point."""
+    word = HEADER + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(table + word, tl.full([BLOCK], EMPTY, tl.int64), mask=word < num_words)
+    if tl.program_id(0) == 0:
+        row = tl.arange(0, ROWS)
+        # one column per lane of a warp, all of them the first point
+        cell, _, _, _ = find_simplex(features, tl.zeros([32], tl.int32), STRIDE, D, ROWS)
+        tl.store(table + LOW + row, tl.max(cell, axis=1).to(tl.int64) - (1 << (DIGIT_BITS - 1)), mask=row < D)
+        tl.store(table + SHIFT + row, (CORNER_BITS + row * DIGIT_BITS).to(tl.int64), mask=row < D)
+        tl.store(table + EXTENT + row, tl.full([ROWS], 1 << DIGIT_BITS, tl.int64), mask=row < D)
+        tl.store(table + ITEM_SHIFT, CORNER_BITS + D * DIGIT_BITS)
+        tl.store(table + ITEM_EXTENT, 1 << ITEM_BITS)
+        # the count and the flags, one after another
+        tl.store(table + COUNT + tl.arange(0, 4), tl.full([4], -1, tl.int64))
+        sample_order(features, table, num_points, STRIDE, D)
 
 
 @triton.jit(do_not_specialize=["num_points"])
@@ -112,23 +123,27 @@ def fixed_bits(d: int, batched: bool) -> tuple[int, int]:
     return min((_CODE_BITS - d.bit_length() - item_bits) // d, _LARGEST_DIGIT_BITS), item_bits
 
 
-def pack(table: Tensor, features: Tensor, batch: Tensor | None, tight: bool) -> None:
-    """Write the header: the same bits for all coordinates, or those that their range needs."""
+def prepare_table(features: Tensor, batch: Tensor | None, capacity: int, tight: bool) -> PackedTable:
+    """An empty table with its header: the same bits for all coordinates, or those that their range needs."""
     points, d = features.shape
     rows, stride = tile_rows(d), features.stride(0)
     if not tight:
         digit_bits, item_bits = fixed_bits(d, batch is not None)
+        storage = torch.empty(PackedTable.words(capacity), dtype=torch.int64, device=features.device)
         launch(
-            fixed_packing_kernel, (1,), table, features, points, STRIDE=stride, DIGIT_BITS=digit_bits,
-            CORNER_BITS=d.bit_length(), ITEM_BITS=item_bits, D=d, ROWS=rows, num_warps=1,
+            clear_kernel, (cdiv(storage.numel() - HEADER.value, _CLEAR_BLOCK),), storage, features, points,
+            storage.numel(), STRIDE=stride, DIGIT_BITS=digit_bits, CORNER_BITS=d.bit_length(), ITEM_BITS=item_bits,
+            D=d, ROWS=rows, BLOCK=_CLEAR_BLOCK, num_warps=4,
         )  # fmt: skip
-        return
+        return PackedTable(storage)
+    table = PackedTable.empty(capacity, features.device)
     bounds = torch.full((2 * rows + 1,), 2**30, dtype=torch.int32, device=features.device)
     launch(
         range_kernel, (min(cdiv(points, 128), 1024),), features, batch, bounds, points,
         STRIDE=stride, HAS_BATCH=batch is not None, D=d, ROWS=rows, BLOCK=128, num_warps=4,
     )  # fmt: skip
     launch(
-        tight_packing_kernel, (1,), table, bounds, features, points,
+        tight_packing_kernel, (1,), table.storage, bounds, features, points,
         STRIDE=stride, CORNER_BITS=d.bit_length(), D=d, ROWS=rows, num_warps=1,
     )  # fmt: skip
+    return table

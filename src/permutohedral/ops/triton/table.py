@@ -5,7 +5,8 @@ into one non-negative int64, the *code*; equal codes are equal keys, so the tabl
 bits each part gets is decided on the device and written into the header, so that building waits for the host only once.
 
 The table is one int64 tensor, filled with -1: a header of `HEADER` words, `capacity` codes (-1: empty slot), then
-`capacity` row numbers as int32. Open addressing with linear probing; the capacity is a power of two.
+`capacity` row numbers as int32. Open addressing in buckets of `BUCKET` slots, which lie in one sector of memory and are
+looked at together; a code is in a later bucket only if those before are full. The capacity is a power of two.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ SAMPLES = tl.constexpr(256)
 # a probe that goes on for so long has met a table that is too small
 MAX_PROBES = tl.constexpr(256)
 EMPTY = tl.constexpr(-1)
+# 32 bytes of codes
+BUCKET = tl.constexpr(4)
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,13 @@ class PackedTable:
     storage: Tensor  # int64 [HEADER + 3 capacity / 2]
 
     @staticmethod
+    def words(capacity: int) -> int:
+        """Size of the storage."""
+        return int(HEADER.value) + capacity + capacity // 2
+
+    @staticmethod
     def empty(capacity: int, device: torch.device) -> PackedTable:
-        return PackedTable(torch.full((HEADER.value + capacity + capacity // 2,), -1, dtype=torch.int64, device=device))
+        return PackedTable(torch.full((PackedTable.words(capacity),), -1, dtype=torch.int64, device=device))
 
     @staticmethod
     def holds(storage: Tensor) -> bool:
@@ -87,9 +95,18 @@ def mix(word, other):
 
 
 @triton.jit
-def home_slot(code, capacity):
-    """Where the probe for `code` begins, int32."""
-    return (mix(code.to(tl.int32), (code >> 32).to(tl.int32)) & (capacity - 1).to(tl.uint32)).to(tl.int32)
+def hash_code(code):
+    """uint32 of a code."""
+    return mix(code.to(tl.int32), (code >> 32).to(tl.int32))
+
+
+@triton.jit
+def probe_slot(hashed, probe, capacity):
+    """The slot that the probe number `probe` for a code looks at, int32: round the bucket, then on to the next."""
+    bucket = (hashed + probe // BUCKET) & (capacity // BUCKET - 1).to(tl.uint32)
+    # the highest bits, which the number of the bucket does not use
+    place = ((hashed >> 30) + probe) & (BUCKET - 1)
+    return (bucket * BUCKET + place).to(tl.int32)
 
 
 @triton.jit
@@ -124,7 +141,8 @@ def insert(codes, code, wanted, capacity, PTX: tl.constexpr):
 
     Returns: slot int32, whether this lane made it int1, whether the table was too full int1.
     """
-    slot = home_slot(code, capacity)
+    hashed = hash_code(code)
+    slot = probe_slot(hashed, 0, capacity)
     pending = wanted
     created = wanted & (code < 0)
     probes = 0
@@ -133,21 +151,23 @@ def insert(codes, code, wanted, capacity, PTX: tl.constexpr):
         met = swap_if_empty(codes + slot, code, pending & (met == EMPTY), met, PTX)
         created = created | (pending & (met == EMPTY))
         pending = pending & (met != EMPTY) & (met != code)
-        slot = tl.where(pending, (slot + 1) & (capacity - 1), slot)
         probes += 1
+        slot = tl.where(pending, probe_slot(hashed, probes, capacity), slot)
     return slot, created, pending
 
 
 @triton.jit
 def look_up(codes, rows, code, wanted, capacity):
     """The row number of each code of a tile `[BLOCK]`, -1 where it is absent or not wanted."""
-    slot = home_slot(code, capacity)
+    bucket = (hash_code(code) & (capacity // BUCKET - 1).to(tl.uint32)).to(tl.int32)
+    place = tl.arange(0, BUCKET)[None, :]
     pending = wanted
-    found = wanted & (code < 0)
-    # a finished table is at most half full, so an empty slot ends every probe
+    found = tl.full(code.shape, -1, tl.int32)
+    # a finished table is at most half full, so an empty slot ends every search
     while tl.max(pending.to(tl.int32), axis=0) > 0:
-        met = tl.load(codes + slot, mask=pending, other=EMPTY)
-        found = found | (pending & (met == code))
-        pending = pending & (met != EMPTY) & (met != code)
-        slot = tl.where(pending, (slot + 1) & (capacity - 1), slot)
-    return tl.load(rows + slot, mask=found, other=-1)
+        met = tl.load(codes + (bucket * BUCKET)[:, None] + place, mask=pending[:, None], other=EMPTY)
+        here = tl.max(tl.where(met == code[:, None], place, -1), axis=1)
+        found = tl.where(pending & (here >= 0), bucket * BUCKET + here, found)
+        pending = pending & (here < 0) & (tl.min((met != EMPTY).to(tl.int32), axis=1) > 0)
+        bucket = tl.where(pending, (bucket + 1) & (capacity // BUCKET - 1), bucket)
+    return tl.load(rows + found, mask=found >= 0, other=-1)

@@ -1,0 +1,112 @@
+"""The learned filter as one operator where nothing is traced: its steps without torch's bookkeeping between them.
+
+A backend that has `filter_learned` is used through this; with the others, and wherever something is traced, batched or
+differentiated with respect to features, the filter is composed of the operators of `autograd.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from permutohedral.ops.dispatch import primitives_for
+from permutohedral.ops.eager import is_plain, is_watched, requires_grad
+from permutohedral.ops.primitives import FilterTables, FusedPrimitives, transpose_weight
+
+# the same filter made of operators, which can be differentiated again: of values, weight and bias
+Composed = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+def can_fuse(values: Tensor, weight: Tensor, bias: Tensor | None, *weights: Tensor) -> bool:
+    """Whether nothing is traced or converted, and no derivative with respect to barycentric `weights` is wanted."""
+    if is_watched() or not is_plain(values, weight, bias, *weights):
+        return False
+    if not isinstance(values, Tensor) or not isinstance(weight, Tensor):
+        return False
+    if torch.is_grad_enabled() and requires_grad(*weights):
+        return False
+    if weight.dim() != 3 or (bias is not None and bias.dtype != values.dtype):
+        return False
+    if torch.is_autocast_enabled(values.device.type):
+        return False
+    return hasattr(primitives_for(values), "filter_learned")
+
+
+def filter_learned(
+    values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables, composed: Composed
+) -> Tensor:
+    """The learned filter of values `[..., points, in_channels]`, their leading axes those of the points.
+
+    Args:
+        values: at the source points.
+        weight: `[filter_size, in_channels / groups, out_channels]`.
+        bias: `[out_channels]`, or None.
+        tables: of the lattice.
+        composed: the same filter of operators, for derivatives of derivatives.
+    """
+    if torch.is_grad_enabled() and requires_grad(values, weight, bias):
+        output: Tensor = _LearnedFilter.apply(values, weight, bias, tables, composed)  # type: ignore[no-untyped-call]
+        return output
+    return _run(values, weight, bias, tables)[0]
+
+
+def _run(
+    values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    rows = values.reshape(tables.vertices.shape[0], values.shape[-1])
+    backend = cast(FusedPrimitives, primitives_for(values))
+    output, lattice_values, density = backend.filter_learned(rows, weight, bias, tables)
+    if values.dim() == 3:
+        output = output.view(values.shape[0], -1, weight.shape[2])
+    return output, lattice_values, density
+
+
+class _LearnedFilter(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables, composed: Composed
+    ) -> Tensor:
+        output, ctx.lattice_values, ctx.density = _run(values, weight, bias, tables)
+        ctx.tables, ctx.composed = tables, composed
+        ctx.save_for_backward(values, weight, bias)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        inputs = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return (*_differentiate(ctx, gradient), None, None)
+        # differentiated again
+        output = ctx.composed(*inputs)
+        wanted = [each for each, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
+        found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=True))
+        return (*(next(found) if needed else None for needed in ctx.needs_input_grad[:3]), None, None)
+
+
+def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients with respect to values, weight and bias."""
+    values, weight, _ = ctx.saved_tensors
+    tables: FilterTables = ctx.tables
+    primitives = primitives_for(values)
+    gradient = gradient.reshape(-1, gradient.shape[-1])
+    to_values = to_weight = None
+    to_bias = gradient.sum(dim=0) if ctx.needs_input_grad[2] else None
+    if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[1]):
+        return None, None, to_bias
+    corners = tables.target_vertices, tables.target_barycentric
+    at_targets = primitives.splat(gradient, *corners, tables.neighbors.shape[1])
+    if ctx.needs_input_grad[1]:
+        to_weight = primitives.convolve_weight_gradient(ctx.lattice_values, at_targets, tables.neighbors, tables.groups)
+    if ctx.needs_input_grad[0]:
+        reverse = tables.reverse_neighbors
+        if reverse is None:
+            reverse = primitives.transpose_neighbors(tables.neighbors, tables.opposite, tables.num_lattice_points)
+        adjoint = transpose_weight(weight, tables.opposite, tables.groups)
+        at_sources = primitives.convolve(at_targets, adjoint, reverse, tables.groups)
+        if ctx.density is not None:
+            at_sources = (at_sources / torch.where(ctx.density > 0, ctx.density, 1.0)[:, None]).to(at_sources.dtype)
+        to_values = primitives.slice(at_sources, tables.vertices, tables.barycentric).view(values.shape)
+    return to_values, to_weight, to_bias
