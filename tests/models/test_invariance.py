@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from support import DEVICE, assert_close
+from torch import Tensor
+from torch.nn import functional
+
+from permutohedral.errors import InputError
+from permutohedral.lattice import build_lattice
+from permutohedral.models import invariance
+from permutohedral.models.invariance import (
+    InvarianceModel,
+    InvariantLeNet,
+    Stack,
+    StackStem,
+    build_invariance_model,
+    pooled_levels,
+    whole_circle,
+)
+from permutohedral.models.lenet import SIZE
+
+# twelve steps of 30 degrees
+THIRTY = 28.0
+
+
+def digits(number: int = 2) -> Tensor:
+    """Random images with an empty border, `[number, 28, 28]`."""
+    return functional.pad(torch.rand(number, 20, 20), (4, 4, 4, 4)).to(DEVICE)
+
+
+def as_values(images: Tensor) -> Tensor:
+    return images.reshape(len(images), SIZE * SIZE, 1)
+
+
+def stem_of(stack: Stack, **options: Any) -> StackStem:
+    return StackStem(3, stack, **options).to(DEVICE)
+
+
+def levels_of(stem: StackStem, images: Tensor) -> Tensor:
+    """`[images, levels, channels, 24, 24]`."""
+    output: Tensor = stem(as_values(images))
+    return output.detach().reshape(len(images), stem.num_levels, *output.shape[1:])
+
+
+@pytest.mark.parametrize("neighborhood_size", [1, 2])
+def test_rotating_the_image_moves_the_result_along_the_stack(neighborhood_size: int) -> None:
+    """A quarter turn needs no interpolation; it is three levels of 30 degrees."""
+    stem = stem_of(Stack("rotation", THIRTY, levels=3), neighborhood_size=neighborhood_size)
+    assert stem.stack.spacing == pytest.approx(30.0)
+    images = digits()
+    upright, turned = levels_of(stem, images), levels_of(stem, torch.rot90(images, dims=(1, 2)))
+    assert_close(turned[:, :4], upright[:, 3:].cpu())
+    assert float((turned - upright).norm()) > 0.1 * float(upright.norm())
+
+
+def test_angles_wrap_around() -> None:
+    stem = stem_of(Stack("rotation", THIRTY, levels=8))
+    output = levels_of(stem, digits())
+    assert_close(output[:, :5], output[:, 12:].cpu())
+
+
+def test_all_rotations_pooled_do_not_change_under_rotation() -> None:
+    stem = stem_of(whole_circle(Stack("rotation", THIRTY, levels=2)))
+    assert stem.num_levels == 13
+    images = digits()
+    before, after = (
+        pooled_levels(stem, as_values(seen)).detach() for seen in (images, torch.rot90(images, dims=(1, 2)))
+    )
+    assert_close(after, before.cpu())
+
+
+def test_an_empty_image_pools_to_nothing() -> None:
+    models: tuple[InvarianceModel, ...] = ("lenet", "pcnn", "stack")
+    for model in models:
+        options = {"bandwidth": 0.1, "levels": 1} if model == "stack" else {}
+        stem = build_invariance_model(model, "scale", options).to(DEVICE).stem
+        pooled = pooled_levels(stem, torch.zeros(1, 784, 1, device=DEVICE))
+        assert pooled.shape == (1, 20, 24, 24)
+        assert not bool(pooled.any())
+
+
+def test_scaled_samples_lie_where_they_belong_and_leave_no_gaps() -> None:
+    stack = Stack("scale", bandwidth=0.1, levels=5, sigma_space=1.5)
+    positions, features = stack.source(beyond=1)
+    middle = (SIZE - 1) / 2
+    factors = (features[:, 2:] * stack.sigma).exp()
+    assert float(factors.max()) > 1.8
+    assert float(factors.min()) < 0.55
+    places = 1.5 * features[:, :2]
+    assert_close(places - middle, factors * (positions - middle))
+    rows = places.reshape(13, SIZE, SIZE, 2)[:, :, 0, 0]
+    assert float((rows[:, 1:] - rows[:, :-1]).max()) < 1 + 1e-4
+    assert positions.min() >= 0
+    assert positions.max() <= SIZE - 1
+
+
+def test_an_enlarged_image_is_read_between_its_pixels() -> None:
+    stem = stem_of(Stack("scale", bandwidth=0.1, levels=1))
+    ramp = torch.arange(SIZE, dtype=torch.float32, device=DEVICE).expand(SIZE, SIZE)
+    sampled = stem.sample(as_values(ramp[None]))[0, :, 0]
+    assert_close(sampled, stem.positions[:, 1].cpu())
+
+
+def test_the_pooled_score_sums_over_levels() -> None:
+    model = build_invariance_model("stack", "rotation", {"bandwidth": 20.0, "levels": 1, "channels": [3, 4]})
+    model = model.to(DEVICE).eval()
+    assert isinstance(model, InvariantLeNet)
+    values = as_values(digits(3))
+    scores = model.level_scores(values)
+    assert scores.shape == (3, 3, 10)
+    assert_close(model(values), scores.exp().sum(dim=1).log().detach().cpu())
+    # the middle level is LeNet on the image as it is
+    alone = model.stem(values).reshape(3, 3, 3, 24, 24)[:, 1]
+    pooled = model._pool(model.convolution(model._pool(alone)))
+    expected = model.classes(functional.relu(model.hidden(pooled.flatten(1))))
+    assert_close(scores[:, 1], expected.detach().cpu())
+
+
+def test_one_lattice_serves_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Tensor] = []
+
+    def counting(features: Tensor, *others: Any) -> Any:
+        built.append(features)
+        return build_lattice(features, *others)
+
+    monkeypatch.setattr(invariance, "build_lattice", counting)
+    stem = stem_of(Stack("rotation", 20.0, levels=1))
+    for number in (1, 2, 1):
+        stem(as_values(digits(number))).sum().backward()
+    assert len(built) == 1
+    gradient = stem.convolution.weight.grad
+    assert gradient is not None
+    assert bool(gradient.abs().amax(dim=(1, 2)).gt(0).all())
+    stem.set_stack(Stack("rotation", 20.0, levels=2))
+    assert stem(as_values(digits(1))).shape == (5, 3, 24, 24)
+    assert len(built) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bandwidth": 0.0, "levels": 1}, "bandwidth must be positive"),
+        ({"bandwidth": 1.0, "levels": -1}, "levels must be at least 0"),
+        ({"bandwidth": 1.0, "levels": 1, "sigma_space": -1.0}, "sigma_space must be positive"),
+        ({"levels": 1}, "options of the model stack do not fit"),
+        ({"bandwidth": 1.0, "levels": 1, "size": 3}, "options of the model stack do not fit"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build_invariance_model("stack", "rotation", options)
+
+
+def test_scattered_points_are_refused() -> None:
+    model = build_invariance_model("stack", "rotation", {"bandwidth": 20.0, "levels": 1})
+    with pytest.raises(InputError, match="without positions"):
+        model(torch.rand(1, 784, 1), torch.rand(1, 784, 2))
+    with pytest.raises(InputError, match="without positions"):
+        model.stem(torch.rand(1, 784, 1), torch.rand(1, 784, 2))
