@@ -23,7 +23,16 @@ from permutohedral.errors import (
     NeighborhoodError,
     PermutohedralError,
 )
-from permutohedral.features import color_features, join_features, position_features
+from permutohedral.features import (
+    circle_features,
+    color_features,
+    join_features,
+    lattice_step,
+    log_scale_features,
+    position_features,
+    rotation_features,
+    whole_steps_sigma,
+)
 from permutohedral.functional import (
     bilateral_features,
     bilateral_filter,
@@ -57,6 +66,7 @@ __all__ = [
     "bilateral_features",
     "bilateral_filter",
     "build_lattice",
+    "circle_features",
     "color_features",
     "convolve",
     "explain_backend",
@@ -64,10 +74,14 @@ __all__ = [
     "gaussian_filter",
     "gaussian_weight",
     "join_features",
+    "lattice_step",
+    "log_scale_features",
     "nn",
     "permutohedral_filter",
     "position_features",
+    "rotation_features",
     "slice",
     "splat",
     "use_backend",
+    "whole_steps_sigma",
 ]
