@@ -13,7 +13,7 @@ import numpy as np
 from permutohedral.experiments.result import Result, write_text
 from permutohedral.report import new_figure, save_figure
 
-_METRICS = ("accuracy", "change", "change_whole_circle")
+_METRICS = ("accuracy", "accuracy_whole_circle", "change", "change_whole_circle")
 _AS_IT_IS = {"rotation": "0", "scale": "1"}
 
 
@@ -55,15 +55,16 @@ def accuracy_table(results: Sequence[Result]) -> str:
     """
     rows = invariance_summary(results)
     columns = list(rows[0]["accuracy"])
-    best = {column: max(round(row["accuracy"][column], 4) for row in rows) for column in columns}
+    lines_of = _by_title(rows, "accuracy")
+    best = {column: max(round(means[column], 4) for _, means, _ in lines_of) for column in columns}
     headings = [_accuracy_heading(results[0].experiment, column) for column in columns]
     lines = ["| " + " | ".join(["Network", "Seeds", *headings]) + " |", "| --- |" + " ---: |" * (1 + len(columns))]
-    for row in rows:
-        cells = [row["title"], str(len(row["seeds"]))]
+    for title, means, row in lines_of:
+        cells = [title, str(len(row["seeds"]))]
+        spread = row["accuracy_spread" if title == row["title"] else "accuracy_whole_circle_spread"]
         for column in columns:
-            share = f"{row['accuracy'][column]:.4f}"
-            spread = row["accuracy_spread"]
-            cell = f"**{share}**" if round(row["accuracy"][column], 4) == best[column] else share
+            share = f"{means[column]:.4f}"
+            cell = f"**{share}**" if round(means[column], 4) == best[column] else share
             cells.append(cell + ("" if spread is None else f" ± {spread[column]:.4f}"))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -76,7 +77,7 @@ def change_table(results: Sequence[Result]) -> str:
     degrees = "°" if results[0].experiment == "rotation" else ""
     headings = [f"{column}{degrees or ' x'}" for column in columns]
     lines = ["| " + " | ".join(["First layer of", *headings]) + " |", "| --- |" + " ---: |" * len(columns)]
-    for title, change in _changes(rows).items():
+    for title, change, _ in _by_title(rows, "change"):
         lines.append("| " + " | ".join([title, *(f"{change[column]:.3f}" for column in columns)]) + " |")
     return "\n".join(lines)
 
@@ -107,6 +108,7 @@ def write_invariance_report(results: Sequence[Result], folder: Path, command: st
         "",
         accuracy_table(results),
         "",
+        *_explain_circle(results),
         "Change of the first layer: the norm of the difference between its output for a digit and for the transformed "
         "digit, over the norm of the output; the largest response along the third coordinate where there is one.",
         "",
@@ -128,16 +130,13 @@ def draw_invariance(results: Sequence[Result], path: Path) -> None:
     experiment, rows = results[0].experiment, invariance_summary(results)
     figure, axes = new_figure(1, 2, width=11.0, height=4.2)
     colors = {row["title"]: f"C{number}" for number, row in enumerate(rows)}
-    for row in rows:
-        spread = None if row["accuracy_spread"] is None else list(row["accuracy_spread"].values())
-        x = [float(column) for column in row["accuracy"]]
-        shares = list(row["accuracy"].values())
-        axes[0, 0].errorbar(x, shares, yerr=spread, label=row["title"], color=colors[row["title"]], marker="o", ms=3)
-    for title, change in _changes(rows).items():
-        base = next(name for name in sorted(colors, key=len, reverse=True) if title.startswith(name))
-        points = sorted([*((float(column), value) for column, value in change.items()), _unchanged(experiment)])
-        style = {"color": colors[base], "linestyle": "-" if title == base else "--"}
-        axes[0, 1].plot(*zip(*points, strict=True), label=title, marker="o", ms=3, **style)
+    for axis, metric in zip(axes[0], ("accuracy", "change"), strict=True):
+        for title, means, row in _by_title(rows, metric):
+            points = {float(column): value for column, value in means.items()}
+            if metric == "change":
+                points |= {float(_AS_IT_IS[experiment]): 0.0}
+            style = {"color": colors[row["title"]], "linestyle": "-" if title == row["title"] else "--"}
+            axis.plot(*zip(*sorted(points.items()), strict=True), label=title, marker="o", ms=3, **style)
     rotated = experiment == "rotation"
     axes[0, 0].set(
         xlabel="largest rotation of the test digits, degrees" if rotated else "scale of the test digits",
@@ -156,21 +155,23 @@ def draw_invariance(results: Sequence[Result], path: Path) -> None:
     save_figure(figure, path)
 
 
-def _changes(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Change of the first layer by title; a stack of rotations has two."""
-    changes = {}
+def _by_title(rows: Sequence[dict[str, Any]], metric: str) -> list[tuple[str, dict[str, float], dict[str, Any]]]:
+    """Title, means and row of each line; a stack of rotations has a second one, pooled over the whole circle."""
+    lines = []
     for row in rows:
-        changes[row["title"]] = row["change"]
-        if "change_whole_circle" in row:
-            changes[f"{row['title']}, all rotations"] = row["change_whole_circle"]
-    return changes
-
-
-def _unchanged(experiment: str) -> tuple[float, float]:
-    return float(_AS_IT_IS[experiment]), 0.0
+        lines.append((row["title"], row[metric], row))
+        if f"{metric}_whole_circle" in row:
+            lines.append((f"{row['title']}, all rotations", row[f"{metric}_whole_circle"], row))
+    return lines
 
 
 def _accuracy_heading(experiment: str, column: str) -> str:
     if experiment == "scale":
         return f"{column} x"
     return "upright" if column == _AS_IT_IS[experiment] else f"up to {column}°"
+
+
+def _explain_circle(results: Sequence[Result]) -> list[str]:
+    if not any("accuracy_whole_circle" in result.metrics for result in results):
+        return []
+    return ["*All rotations* is the same trained network with its stack extended to the whole circle afterwards.", ""]

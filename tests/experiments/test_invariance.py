@@ -183,6 +183,7 @@ def test_a_run_trains_measures_and_keeps_the_weights(options: RunOptions) -> Non
     result = run(config, options)
     assert result is not None
     assert list(result.metrics["accuracy"]) == [str(angle) for angle in ANGLES]
+    assert list(result.metrics["accuracy_whole_circle"]) == [str(angle) for angle in ANGLES]
     assert result.metrics["change_whole_circle"]["180"] < 1e-3 < result.metrics["change"]["180"]
     start, trained = build_model(config).state_dict(), load_weights(config, options.output).state_dict()
     assert all(not torch.equal(start[name], trained[name]) for name in start)
@@ -223,6 +224,7 @@ def finished(name: str, seed: int, accuracy: float) -> Result:
     # as they are read from a file: in the order of the alphabet
     metrics = {
         "accuracy": dict.fromkeys(sorted(map(str, ANGLES)), accuracy),
+        "accuracy_whole_circle": dict.fromkeys(map(str, ANGLES), accuracy / 2),
         "change": {"10": 0.2, "5": 0.1},
         "change_whole_circle": {"10": 0.02, "5": 0.01},
         "weights": 7,
@@ -239,7 +241,8 @@ def test_the_report_has_mean_and_spread_and_marks_the_best(tmp_path: Path) -> No
     assert stacked["accuracy_spread"] is None
     table = accuracy_table(results).splitlines()
     assert table[2].startswith("| Plain | 2 | 0.9100 ± 0.0141 |")
-    assert table[3].startswith("| Stacked | 1 | **0.9500** |")
+    assert table[3].startswith("| Plain, all rotations | 2 | 0.4550 ± 0.0071 |")
+    assert table[4].startswith("| Stacked | 1 | **0.9500** |")
     assert change_table(results).splitlines()[3] == "| Plain, all rotations | 0.010 | 0.020 |"
     path = write_invariance_report(results, tmp_path, "make it")
     assert "`make it`" in path.read_text()

@@ -150,6 +150,7 @@ def run(config: InvarianceConfig, options: RunOptions) -> Result | None:
     }
     if isinstance(model.stem, StackStem) and config.transformation == "rotation":
         model.stem.set_stack(whole_circle(model.stem.stack))
+        metrics["accuracy_whole_circle"] = evaluate(model, images, labels, config, options)
         metrics["change_whole_circle"] = measure_change(model.stem, images[:_CHANGE_IMAGES], config.transformation)
     seconds["evaluation"] = time.perf_counter() - started
     return Result(
