@@ -65,9 +65,10 @@ bench: $(STAMP)  ## time every operator beside its peers, into results/; BENCH_O
 	$(BIN)/permutohedral benchmark --json results/benchmark-cpu.json --csv results/benchmark-cpu.csv \
 	  --chart results/benchmark-cpu.svg --chart results/benchmark-cpu.png $(BENCH_OPTIONS)
 
-test-gpu: $(STAMP)  ## the operators and layers on the GPU; checks and times of every kernel with benchmarks/gpu.py
+test-gpu: $(STAMP)  ## the operators and layers on the GPU, and every kernel against float64
 	PERMUTOHEDRAL_TEST_DEVICE=cuda $(BIN)/python -m pytest --quiet tests/ops tests/nn \
 	  $(addprefix tests/test_,compile.py filters.py functional.py gradients.py lattice.py laws.py)
+	$(BIN)/python benchmarks/gpu_checks.py
 
 tables: $(STAMP)  ## fill the tables of README.md and docs/ from results/
 	$(BIN)/python tools/tables.py

@@ -1,6 +1,6 @@
 """Check every primitive of the Triton backend on a GPU against the reference in float64.
 
-`python benchmarks/gpu_checks.py` prints one line of JSON for each; `--part 0/4` runs a quarter of them.
+`python benchmarks/gpu_checks.py` prints one line of JSON for each and fails if one does; `--part 0/4` runs a quarter.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -211,12 +212,15 @@ def run_checks(part: int = 0, parts: int = 1) -> Iterator[dict[str, object]]:
                 yield {"check": name, "error": error, "tolerance": tolerance, "holds": bool(error <= tolerance)}
 
 
-def main() -> None:
+def main() -> NoReturn:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--part", default="0/1", help="which part of the checks, such as 2/4: parts 0 to 3 are all")
     part, parts = map(int, parser.parse_args().part.split("/"))
+    failed = 0
     for found in run_checks(part, parts):
+        failed += not found["holds"]
         print(json.dumps(found), flush=True)
+    raise SystemExit(bool(failed))
 
 
 if __name__ == "__main__":

@@ -129,6 +129,13 @@ def prepare_small_step(inputs: Inputs) -> Prepared:
     def run() -> Any:
         return torch.autograd.grad(layer(values, features, targets), list(layer.parameters()), gradient)
 
+    def error(gradients: Any) -> float:
+        exact = copy.deepcopy(layer).double()
+        output = exact(values.double(), features.double(), targets.double())
+        truth = torch.autograd.grad(output, list(exact.parameters()), gradient.double())
+        return max(map(verify.relative_error, gradients, truth))
+
     check = partial(verify.check_convolution, features[0], 1, 2)
     facts: dict[str, float] = {"points": 64 * 784, "target_points": 64 * 576, "dimension": 2, "filter_size": 19}
-    return Prepared(Contender(OURS, run), [], check, "seeded positions", facts)
+    truth = "the same gradients in float64"
+    return Prepared(Contender(OURS, run, error=error), [], check, "seeded positions", facts, truth)

@@ -150,7 +150,8 @@ def _time(workload: Workload, prepared: Prepared, options: Options, inputs: Inpu
     }
     result["ours"] = _figures(prepared.ours, ours, scale)
     if inputs.device.type == "cuda":
-        result["ours"]["kernels"] = kernel_seconds(prepared.ours.run) * scale
+        by_kernel = {name: seconds * scale for name, seconds in kernel_seconds(prepared.ours.run).items()}
+        result["ours"] |= {"kernels": sum(by_kernel.values()), "by_kernel": by_kernel}
     result["peers"] = [
         {**_figures(peer, timing, scale), "ratio": timing.median / max(ours.median, 1e-12)}
         for peer, timing in zip(present, theirs, strict=True)

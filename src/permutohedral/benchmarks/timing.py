@@ -17,6 +17,8 @@ _LONGEST_BURST = 20
 # a contender that takes longer in all is not run again, once it has this many repetitions
 _MOST_SECONDS = 10.0
 _FEWEST_REPETITIONS = 5
+# the names of torch's kernels hold all their template arguments
+_LONGEST_NAME = 60
 
 
 @dataclass(frozen=True)
@@ -130,15 +132,16 @@ def _stopwatch(run: Callable[[], Any], device: torch.device) -> float:
     return seconds
 
 
-def kernel_seconds(run: Callable[[], Any], repeats: int = 5) -> float:
-    """Seconds that the GPU's kernels take in a run, without the gaps between them."""
+def kernel_seconds(run: Callable[[], Any], repeats: int = 5) -> dict[str, float]:
+    """Seconds that each of the GPU's kernels takes in a run, without the gaps between them; the longest first."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         for _ in range(repeats):
             run()
         torch.cuda.synchronize()
     events = (event for event in profile.key_averages() if event.device_type.name == "CUDA")
-    return float(sum(event.self_device_time_total for event in events)) / 1e6 / repeats
+    found = {event.key[:_LONGEST_NAME]: event.self_device_time_total / 1e6 / repeats for event in events}
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 class OtherLoad:

@@ -108,6 +108,12 @@ def same_lattice(lattice: Lattice, truth: Lattice) -> bool:
     return all(torch.equal(_in_order(ours, of_lattice), _in_order(theirs, of_truth)) for ours, theirs in tables)
 
 
+def moved_share(lattice: Lattice, truth: Lattice) -> float:
+    """The share of points whose simplex has other corners than in `truth`."""
+    corners, expected = (each.source.keys[each.source.vertices.long()] for each in (lattice, truth))
+    return float((corners != expected).flatten(1).any(dim=1).double().mean())
+
+
 def _in_order(neighbors: Tensor, order: Tensor) -> Tensor:
     """A neighbor table with rows and entries renumbered by `order`, -1 kept."""
     renumbered = torch.where(neighbors < 0, -1, order[neighbors.long().clamp_min(0)])
