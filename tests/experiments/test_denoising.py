@@ -310,3 +310,29 @@ def test_on_real_images_the_lattice_beats_the_best_spatial_filter(options: RunOp
     ]
     cnn, gauss = (result.metrics["psnr"] for result in scores if result is not None)
     assert gauss > cnn > 22
+
+
+def test_eight_views_are_turned_back_and_do_not_depend_on_how_the_image_lies() -> None:
+    class Shear(nn.Module):
+        """Sees rows and columns differently, and either end of both."""
+
+        def forward(self, noisy: torch.Tensor) -> torch.Tensor:
+            y, x = torch.arange(noisy.shape[-2])[:, None], torch.arange(noisy.shape[-1])
+            return noisy + 0.1 * noisy.roll(1, -2) + 0.01 * y + 0.003 * x
+
+    image = torch.rand(1, 1, 5, 7)
+    views = denoising.EightViews(nn.Identity())
+    assert torch.allclose(views(image), image)
+    views = denoising.EightViews(Shear())
+    assert torch.allclose(views(image.flip(-1)), views(image).flip(-1), atol=1e-6)
+    assert torch.allclose(views(image.flip(-2)), views(image).flip(-2), atol=1e-6)
+    assert torch.allclose(views(image.mT), views(image).mT, atol=1e-6)
+    assert not torch.allclose(views(image), Shear()(image), atol=1e-2)
+
+
+@pytest.mark.usefixtures("made")
+def test_eight_views_are_evaluated_beside_the_image_itself(options: RunOptions) -> None:
+    # a mean over 5 x 5 pixels does the same to all of them
+    result = run(row(model="spatial", training=None, views=True), options)
+    assert result is not None
+    assert abs(result.metrics["psnr_of_eight_views"] - result.metrics["psnr"]) < 1e-4
