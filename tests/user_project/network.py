@@ -1,0 +1,68 @@
+"""What a user's own project looks like; checked by mypy and pyright in their strict modes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import permutohedral as ph
+
+
+class Denoiser(nn.Module):
+    """Two layers on one lattice."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = ph.nn.PermutohedralConvolution(channels, 8, dimension=2 + channels, init="kaiming")
+        self.second = ph.nn.PermutohedralConvolution(8, channels, dimension=2 + channels, normalization="density")
+        self.smooth = ph.nn.BilateralFilter(sigma_space=4.0, sigma_range=0.1, learn_sigma=True)
+
+    def forward(self, image: Tensor) -> Tensor:
+        features = ph.bilateral_features(image, 2.0, 0.2)
+        lattice: ph.Lattice = ph.build_lattice(features, neighborhood_size=1)
+        hidden: Tensor = self.first(ph.color_features(image), lattice=lattice)
+        output: Tensor = self.second(hidden.relu(), lattice=lattice)
+        return output.mT.reshape(image.shape) + self.smooth.sigma_range * image
+
+
+def describe(lattice: ph.Lattice) -> str:
+    """Read what a lattice tells."""
+    statistics: ph.LatticeStatistics = lattice.statistics()
+    points: int = statistics.num_lattice_points
+    share: float = statistics.missing_tap_share
+    neighborhood: ph.Neighborhood = lattice.neighborhood
+    return f"{points} lattice points, {share:.0%} of {neighborhood.filter_size} taps are missing"
+
+
+def filter_points(values: Tensor, positions: Tensor, sigma: float) -> Tensor:
+    """Filter step by step, and once more as a whole; tell what went wrong."""
+    try:
+        lattice = ph.build_lattice(positions / sigma, neighborhood_size=2, memory_limit=1 << 30)
+    except ph.MemoryLimitError as error:
+        raise SystemExit(error.message) from error
+    weight = ph.gaussian_weight(positions.shape[-1], 2, torch.float32)
+    by_steps: Tensor = ph.slice(ph.convolve(ph.splat(values, lattice), weight, lattice), lattice)
+    at_once: Tensor = ph.permutohedral_filter(values, None, weight, normalization="none", lattice=lattice)
+    smooth: Tensor = ph.gaussian_filter(values, positions / sigma, method="separable", halo=1)
+    return by_steps + at_once + smooth
+
+
+def main(path: Path) -> None:
+    """Use every kind of public name once."""
+    features = ph.join_features(ph.position_features(8, 8, sigma=2.0), ph.color_features(torch.rand(3, 8, 8), 0.1))
+    forecast: ph.MemoryForecast = ph.forecast_memory(64, dimension=5)
+    backends: list[str] = ph.available_backends()
+    with ph.use_backend("reference"):
+        print(ph.explain_backend(features), forecast.total, backends, path, ph.__version__)
+    layer = ph.nn.BilateralConvolution2d(3, 8, guide_channels=1, learn_scale=True)
+    convolved: Tensor = layer(torch.rand(1, 3, 8, 8), torch.rand(1, 1, 8, 8))
+    gaussian: Tensor = ph.nn.GaussianFilter(dimension=5, learn_scale=True)(torch.rand(64, 3), features)
+    filtered: Tensor = ph.bilateral_filter(torch.rand(3, 8, 8), sigma_space=4.0, sigma_range=0.1, guide=None)
+    print(convolved.shape, gaussian.shape, filtered.shape, Denoiser(3)(torch.rand(3, 8, 8)).shape)
+    print(describe(ph.build_lattice(features)), filter_points(torch.rand(64, 1), features[:, :2], 1.0).shape)
+
+
+if __name__ == "__main__":
+    main(Path("out"))
