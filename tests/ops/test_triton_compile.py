@@ -17,7 +17,6 @@ from permutohedral.ops.triton import (
     embedding,
     filtering,
     lattice,
-    learned,
     neighbors,
     ordering,
     packing,
@@ -120,7 +119,7 @@ KERNELS: dict[Any, tuple[dict[str, str], dict[str, object]]] = {
         {"lattice_values": FLOAT, "axis_neighbors": INT, "output": FLOAT},
         {"TWO": True, "CHANNELS": 4, "LATTICE_STRIDE": 4, "BLOCK": 128, "BLOCK_C": 4},
     ),
-    learned.normalize_kernel: (
+    filtering.normalize_kernel: (
         {"sums": FLOAT, "density": FLOAT, "output": "*bf16"},
         {"HAS_DENSITY": True, "CHANNELS": 4, "SUM_STRIDE": 5, "DENSITY_STRIDE": 5, "BLOCK": 128, "BLOCK_C": 4},
     ),
@@ -142,7 +141,7 @@ KERNELS: dict[Any, tuple[dict[str, str], dict[str, object]]] = {
     ),
 }  # fmt: skip
 
-MODULES = [convolution, embedding, filtering, lattice, learned, neighbors, ordering, packing, wide]
+MODULES = [convolution, embedding, filtering, lattice, neighbors, ordering, packing, wide]
 
 
 def test_no_kernel_is_left_out() -> None:

@@ -88,6 +88,24 @@ def splat_sorted_kernel(
     tl.store(output + row.to(tl.int64) * WIDTH + channel, result, mask=channel < WIDTH)
 
 
+@triton.jit(do_not_specialize=["num_rows"])
+def normalize_kernel(
+    sums, density, output, num_rows, HAS_DENSITY: tl.constexpr, CHANNELS: tl.constexpr, SUM_STRIDE: tl.constexpr,
+    DENSITY_STRIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """The sums in the dtype of the output, divided by the density of their lattice point where that is not zero."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = row < num_rows
+    real = inside[:, None] & (channel < CHANNELS)[None, :]
+    total = tl.load(sums + row[:, None] * SUM_STRIDE + channel[None, :], mask=real, other=0.0)
+    if HAS_DENSITY:
+        mass = tl.load(density + row * DENSITY_STRIDE, mask=inside, other=1.0)
+        total = total / tl.where(mass > 0, mass, 1.0)[:, None]
+    place = output + row[:, None] * CHANNELS + channel[None, :]
+    tl.store(place, total.to(output.dtype.element_ty), mask=real)
+
+
 @triton.jit(do_not_specialize=["num_points", "vertex_corner_stride", "weight_corner_stride"])
 def slice_kernel(
     lattice_values, vertices, barycentric, bias, output, num_points, vertex_corner_stride, weight_corner_stride,
@@ -229,9 +247,23 @@ def splat_sums(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattic
     return output
 
 
+def normalize(sums: Tensor, density: Tensor | None, channels: int, dtype: torch.dtype) -> Tensor:
+    """`[lattice_points, channels]` of `dtype`, from the first channels of `sums`."""
+    output = torch.empty(sums.shape[0], channels, dtype=dtype, device=sums.device)
+    if output.numel():
+        grid, blocks = tile(sums.shape[0], channels)
+        launch(
+            normalize_kernel, grid, sums, density, output, sums.shape[0], HAS_DENSITY=density is not None,
+            CHANNELS=channels, SUM_STRIDE=sums.stride(0), DENSITY_STRIDE=1 if density is None else density.stride(0),
+            **blocks,
+        )  # fmt: skip
+    return output
+
+
 @on_device
 def splat(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int) -> Tensor:
-    return splat_sums(values, vertices, barycentric, num_lattice_points, 0).to(values.dtype)
+    sums = splat_sums(values, vertices, barycentric, num_lattice_points, 0)
+    return sums if sums.dtype == values.dtype else normalize(sums, None, values.shape[1], values.dtype)
 
 
 def slice_into(
