@@ -88,10 +88,10 @@ wheel: $(STAMP)  ## build dist/*.whl
 
 # a virtual environment that has the wheel and nothing else; the README runs there without a compiler
 WHEEL_VENV := build/wheel-venv
-test-wheel: $(STAMP)  ## build the wheel, and run the README where it alone is installed
+test-wheel:  ## build the wheel, and run the README where it alone is installed
 	rm -rf build/wheel $(WHEEL_VENV)
-	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check $(PIP_OPTIONS) --no-deps --wheel-dir build/wheel .
 	$(PYTHON) -m venv $(WHEEL_VENV)
+	$(WHEEL_VENV)/bin/python -m pip wheel --quiet --disable-pip-version-check $(PIP_OPTIONS) --no-deps --wheel-dir build/wheel .
 	$(WHEEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input $(PIP_OPTIONS) \
 	  --constraint constraints.txt $(TORCH) "permutohedral[cli,images] @ file://$$(echo $(CURDIR)/build/wheel/*.whl)"
 	env -u PYTHONPATH $(WHEEL_VENV)/bin/python tools/readme.py

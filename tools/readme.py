@@ -57,7 +57,7 @@ def main() -> None:
         os.chdir(folder)
         write_pictures(Path(folder))
         run_snippets()
-        for line in ["permutohedral --version", "permutohedral demo --steps 5", *commands("permutohedral")]:
+        for line in ["permutohedral --version", "permutohedral demo", *commands("permutohedral")]:
             print(f"$ {line}", flush=True)
             program, *arguments = shlex.split(line)
             subprocess.run([scripts / program, *arguments], check=True)
