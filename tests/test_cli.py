@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import permutohedral as ph
 from permutohedral.cli import application
+from permutohedral.models.pretrained import shipped_models
 
 # rounding to the levels of the file: half a level
 LEVEL = 1 / 255
@@ -255,8 +256,9 @@ def test_a_missing_extra_is_named(module: str, extra: str, arguments: list[str])
 def test_demo_draws_its_figure(tmp_path: Path) -> None:
     result = invoke("demo", "--output", tmp_path / "new" / "folder", "--steps", 1)
     assert result.exit_code == 0
-    assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["demo.png"]
+    assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == ["demo.png", "denoised.png"]
     assert "Trained a lattice filter" in result.stdout
+    assert all(name in result.stdout for name in shipped_models())
 
 
 def test_demo_into_a_file_is_one_line(tmp_path: Path) -> None:

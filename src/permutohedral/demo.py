@@ -1,11 +1,10 @@
-"""The demonstration behind `make demo`: an edge-aware filter, and a filter that learns to remove noise.
+"""The demonstration behind `make demo`: an edge-aware filter, a filter that learns, and every denoiser that is shipped.
 
 The pictures come inside scikit-image; nothing is downloaded.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,18 @@ from pathlib import Path
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 from skimage import data
 from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.errors import InputError
+from permutohedral.files import replacing
+from permutohedral.models.image_denoiser import ImageDenoiser
+from permutohedral.models.pretrained import shipped_models
 
 NOISE = 25 / 255
 # bandwidths in pixels and in color of the edge-aware filter, and of the features of the learned one
@@ -39,7 +43,7 @@ class Denoising:
 
 
 def run(folder: Path, steps: int) -> None:
-    """Filter, train, draw `folder/demo.png`, and say what was done."""
+    """Filter, train, denoise, draw `folder/demo.png` and `folder/denoised.png`, and say what was done."""
     console = Console(highlight=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +76,48 @@ def run(folder: Path, steps: int) -> None:
         f"On a picture it never saw: noisy {psnr(noisy, clean):.2f} dB, Gaussian filter it started from "
         f"{psnr(untrained, clean):.2f} dB, trained {psnr(result.trained, clean):.2f} dB."
     )
+    compared = compare_denoisers(torch.from_numpy(data.camera()[64:320, 128:384]).float()[None] / 255, generator)
+    console.print(_table(compared))
     console.print(f"Look at {draw(folder / 'demo.png', picture, smooth, result)}")
+    console.print(f"Look at {draw_denoisers(folder / 'denoised.png', compared)}")
+
+
+@dataclass(frozen=True)
+class Denoised:
+    """What one method makes of the noisy picture.
+
+    Attributes:
+        title: of the method.
+        pixels: `[1, height, width]`.
+        psnr: in dB, None for the picture without noise.
+        seconds: it took, None where nothing was computed.
+    """
+
+    title: str
+    pixels: Tensor
+    psnr: float | None = None
+    seconds: float | None = None
+
+
+def compare_denoisers(clean: Tensor, generator: torch.Generator) -> list[Denoised]:
+    """Add noise to a gray picture `[1, height, width]`, and remove it with every denoiser that is shipped."""
+    noisy = clean + NOISE * torch.randn(clean.shape, generator=generator)
+    found = [Denoised("noisy", noisy, psnr(noisy, clean))]
+    for name in shipped_models():
+        started = time.perf_counter()
+        pixels = ImageDenoiser(name)(noisy, NOISE)
+        found.append(Denoised(name, pixels, psnr(pixels, clean), time.perf_counter() - started))
+    return [*sorted(found, key=lambda each: each.psnr or 0.0), Denoised("without noise", clean)]
+
+
+def _table(compared: list[Denoised]) -> Table:
+    table = Table("denoiser", box=SIMPLE, title="A photograph with noise of 25/255", title_justify="left")
+    table.add_column("PSNR, dB", justify="right")
+    table.add_column("seconds", justify="right")
+    for each in compared:
+        if each.psnr is not None:
+            table.add_row(each.title, f"{each.psnr:.2f}", "" if each.seconds is None else f"{each.seconds:.2f}")
+    return table
 
 
 def load_picture(name: str) -> Tensor:
@@ -153,13 +198,27 @@ def draw(path: Path, picture: Tensor, smooth: Tensor, result: Denoising) -> Path
     ]
     for axes, (image, title) in zip(below.subplots(1, 4), panels, strict=True):
         _show(axes, image, title)
-    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
-    figure.savefig(partial, dpi=110)
-    os.replace(partial, path)
+    return _save(figure, path)
+
+
+def draw_denoisers(path: Path, compared: list[Denoised]) -> Path:
+    """The figure: what every method makes of the noisy picture."""
+    columns = 4
+    rows = -(-len(compared) // columns)
+    figure = Figure(figsize=(3 * columns, 3.2 * rows), layout="constrained")
+    for number, each in enumerate(compared):
+        title = each.title if each.psnr is None else f"{each.title}, {each.psnr:.2f} dB"
+        _show(figure.add_subplot(rows, columns, number + 1), each.pixels, title)
+    return _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    with replacing(path) as partial:
+        figure.savefig(partial, dpi=110)
     return path
 
 
 def _show(axes: Axes, image: Tensor, title: str) -> None:
-    axes.imshow(image.clamp(0, 1).permute(1, 2, 0).numpy())
+    axes.imshow(image.clamp(0, 1).permute(1, 2, 0).numpy().squeeze(), cmap="gray", vmin=0, vmax=1)
     axes.set_title(title, fontsize=10)
     axes.set_axis_off()
