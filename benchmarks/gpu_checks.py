@@ -9,6 +9,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 import permutohedral as ph
+from permutohedral.functional import Normalization, filter_with_bias
 from permutohedral.neighborhood import Neighborhood, axis_offsets, blur_gain
 from permutohedral.ops import reference
 from permutohedral.ops import triton as backend
@@ -155,6 +157,45 @@ def check_graph() -> Iterator[Figure]:
     yield "CUDA graph", relative_error(captured, layer()), 2e-6
 
 
+def check_learned(dtype: torch.dtype, channels: tuple[int, int], normalization: Normalization) -> Iterator[Figure]:
+    """The learned filter in one go and its gradients, between different points of several items."""
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    features, targets = (torch.rand(4, points, 2, dtype=exact, device="cuda") * 20 for points in (900, 500))
+    lattice = ph.build_lattice(features, targets, neighborhood_size=2)
+    shapes = ((4, 900, channels[0]), (19, *channels), (channels[1],))
+    inputs = [torch.randn(shape, device="cuda").to(dtype) for shape in shapes]
+    upstream = torch.randn(4, 500, channels[1], device="cuda").to(dtype)
+
+    def run(given: torch.dtype, on: ph.Lattice) -> tuple[Tensor, ...]:
+        values, weight, bias = (each.to(given).requires_grad_() for each in inputs)
+        output = filter_with_bias(values, on, weight, bias, normalization)
+        return output.detach(), *torch.autograd.grad(output, (values, weight, bias), upstream.to(given))
+
+    found = run(dtype, lattice)
+    source, target = (replace(each, barycentric=each.barycentric.double()) for each in (lattice.source, lattice.target))
+    with ph.use_backend("reference"):
+        expected = run(torch.float64, replace(lattice, source=source, target=target))
+    error = max(map(relative_error, found, expected))
+    # sums of products whose factors were rounded before
+    yield f"learned filter {dtype} {channels} {normalization}", error, 4 * TOLERANCE[dtype]
+
+
+def check_foreseen() -> Iterator[Figure]:
+    """Lattices of as many points as the one before, but of far more and of far fewer lattice points."""
+    features = torch.randn(50_000, 3, dtype=torch.float64, device="cuda")
+    offsets = Neighborhood(3, 1).offsets("cuda")
+    wrong = 0.0
+    for scale in (1.0, 1.0, 30.0, 30.0, 0.01, 4.0):
+        keys, vertices, _, table = backend.index_points(scale * features, None)
+        expected_keys, expected_vertices, _, nothing = reference.index_points(scale * features, None)
+        wrong += abs(len(keys) - len(expected_keys))
+        wrong += float((keys[vertices.long()] != expected_keys[expected_vertices.long()]).sum())
+        expected = reference.find_neighbors(keys, nothing, keys, offsets)
+        for targets in (keys, keys.clone()):
+            wrong += float((backend.find_neighbors(keys, table, targets, offsets) != expected).sum())
+    yield "lattices after others", wrong, 0.5
+
+
 def check_streams() -> Iterator[Figure]:
     """Lattices built and filtered on two streams at once are those of one stream."""
     features = [torch.rand(300_000, 3, device="cuda", dtype=torch.float64) * 20 for _ in range(4)]
@@ -191,7 +232,9 @@ def check_threads() -> Iterator[Figure]:
 
 def all_checks() -> list[Callable[[], Iterator[Figure]]]:
     """Each a function that yields what it found."""
-    checks: list[Callable[[], Iterator[Figure]]] = [check_streams, check_threads, check_determinism, check_graph]
+    checks: list[Callable[[], Iterator[Figure]]] = [
+        check_streams, check_threads, check_determinism, check_graph, check_foreseen,
+    ]  # fmt: skip
     for d in [1, 2, 3, 5, 6, 8, 12, 16, 20]:
         for dtype in (torch.float32, torch.float64):
             checks.append(partial(check_lattice, 3000, d, dtype, d % 2 == 1))
@@ -200,6 +243,8 @@ def all_checks() -> list[Callable[[], Iterator[Figure]]]:
     for dtype in DTYPES:
         checks += [partial(check_filtering, dtype, channels) for channels in (1, 3, 4, 32, 100)]
         checks += [partial(check_convolution, dtype, sizes) for sizes in CHANNELS]
+        checks += [partial(check_learned, dtype, channels, "density") for channels in ((1, 20), (32, 32))]
+        checks += [partial(check_learned, dtype, (8, 16), "none")]
     return checks
 
 

@@ -128,6 +128,18 @@ class TestRunner:
         assert first["refused"] == "failed with MemoryError: too large"
         assert second["ours"]["median"] == 3.0
 
+    def test_an_interruption_keeps_what_was_measured(self, tiny: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupt(given: Inputs) -> Prepared:
+            raise KeyboardInterrupt
+
+        first, second = runner.ALL_WORKLOADS
+        workloads = (second, Workload("T0", "is interrupted", "cpu", interrupt), first)
+        monkeypatch.setattr(runner, "ALL_WORKLOADS", workloads)
+        said: list[str] = []
+        found = runner.run(runner.Options(), said.append)
+        assert [result["workload"] for result in found["results"]] == ["T2"]
+        assert any("interrupted" in message and "T0" in message for message in said)
+
     def test_a_device_that_is_not_here_is_named(self) -> None:
         if torch.cuda.is_available():
             pytest.skip("there is a GPU here")

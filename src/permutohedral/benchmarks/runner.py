@@ -83,6 +83,9 @@ def run(options: Options, say: Say = lambda message: None) -> dict[str, Any]:
         for number, workload in enumerate(workloads, 1):
             say(f"{workload.name} ({number} of {len(workloads)}): {workload.summary}")
             results += _run_workload(workload, options, inputs)
+    except KeyboardInterrupt:
+        # what has been measured is kept; a second interruption ends it all
+        say(f"interrupted: {len(results)} results are reported, {workload.name} and what follows are not")
     finally:
         peers.set_threads(previous)
     say("yardstick again")
