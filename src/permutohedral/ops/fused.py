@@ -69,17 +69,17 @@ class _LearnedFilter(torch.autograd.Function):
     def forward(
         ctx: Any, values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables, composed: Composed
     ) -> Tensor:
-        output, ctx.lattice_values, ctx.density = _run(values, weight, bias, tables)
+        output, lattice_values, density = _run(values, weight, bias, tables)
         ctx.tables, ctx.composed = tables, composed
-        ctx.save_for_backward(values, weight, bias)
+        ctx.save_for_backward(values, weight, bias, lattice_values, density)
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        inputs = ctx.saved_tensors
         if not torch.is_grad_enabled():
             return (*_differentiate(ctx, gradient), None, None)
         # differentiated again
+        inputs = ctx.saved_tensors[:3]
         output = ctx.composed(*inputs)
         wanted = [each for each, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
         found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=True))
@@ -88,7 +88,7 @@ class _LearnedFilter(torch.autograd.Function):
 
 def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients with respect to values, weight and bias."""
-    values, weight, _ = ctx.saved_tensors
+    values, weight, _, lattice_values, density = ctx.saved_tensors
     tables: FilterTables = ctx.tables
     primitives = primitives_for(values)
     gradient = gradient.reshape(-1, gradient.shape[-1])
@@ -99,14 +99,14 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | 
     corners = tables.target_vertices, tables.target_barycentric
     at_targets = primitives.splat(gradient, *corners, tables.neighbors.shape[1])
     if ctx.needs_input_grad[1]:
-        to_weight = primitives.convolve_weight_gradient(ctx.lattice_values, at_targets, tables.neighbors, tables.groups)
+        to_weight = primitives.convolve_weight_gradient(lattice_values, at_targets, tables.neighbors, tables.groups)
     if ctx.needs_input_grad[0]:
         reverse = tables.reverse_neighbors
         if reverse is None:
             reverse = primitives.transpose_neighbors(tables.neighbors, tables.opposite, tables.num_lattice_points)
         adjoint = transpose_weight(weight, tables.opposite, tables.groups)
         at_sources = primitives.convolve(at_targets, adjoint, reverse, tables.groups)
-        if ctx.density is not None:
-            at_sources = (at_sources / torch.where(ctx.density > 0, ctx.density, 1.0)[:, None]).to(at_sources.dtype)
+        if density is not None:
+            at_sources = (at_sources / torch.where(density > 0, density, 1.0)[:, None]).to(at_sources.dtype)
         to_values = primitives.slice(at_sources, tables.vertices, tables.barycentric).view(values.shape)
     return to_values, to_weight, to_bias
