@@ -20,6 +20,9 @@ from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenois
 from permutohedral.neighborhood import Neighborhood
 from permutohedral.ops.reference import elevation_matrix
 
+# more crops than these are drawn in several rows
+_CROPS_PER_ROW = 6
+
 
 def denoising_table(results: Sequence[Result]) -> str:
     """A Markdown table: mean PSNR of each row, the paper's beside ours.
@@ -85,13 +88,9 @@ def _lattice_filter(model: nn.Module) -> Tensor | None:
 
 
 def denoising_report(results: Sequence[Result], command: str, draws_filters: bool = False) -> str:
-    """The Markdown page of a run: table, how it was made, where, how long it took."""
-    environment, config = results[0].environment, results[0].config
-    seconds = sum(sum(result.seconds.values()) for result in results)
+    """The Markdown page of some rows: table, how they were made, where, how long it took."""
+    config = results[0].config
     images = len(results[0].metrics["psnr_per_image"])
-    hardware = environment["hardware"]
-    machine = hardware.get("gpu") or f"{hardware['processor']}, {hardware['cores']} cores"
-    threads = f"{environment['threads']} thread{'s' * (environment['threads'] != 1)}"
     square = "" if config["center"] is None else f", the central {config['center']} x {config['center']} pixels of each"
     return "\n".join(
         [
@@ -102,9 +101,11 @@ def denoising_report(results: Sequence[Result], command: str, draws_filters: boo
             "",
             denoising_table(results),
             "",
+            *_view_lines(results),
             *_least_squares_lines(results),
-            f"Made with `{command}` at commit `{environment['commit']}` on {machine} ({threads}, "
-            f"backend {environment['backend']}) in {seconds:.0f} s.",
+            f"Written by `{command}` from these rows:",
+            "",
+            provenance_table(results),
             "",
             "![PSNR of every image](psnr.png)",
             "![Crops](crops.png)",
@@ -112,6 +113,41 @@ def denoising_report(results: Sequence[Result], command: str, draws_filters: boo
             "",
         ]
     )
+
+
+def provenance_table(results: Sequence[Result]) -> str:
+    """A Markdown table: where each row was made, from which commit, in which time."""
+    lines = [
+        "| Method | Training steps | Training, s | Evaluation, s | Machine | Commit |",
+        "| --- | ---: | ---: | ---: | --- | --- |",
+    ]
+    for result in results:
+        steps = (result.config["training"] or {}).get("steps")
+        cells = [
+            result.config["title"],
+            "" if steps is None else f"{result.metrics.get('steps', steps):,}",
+            *(f"{result.seconds[part]:.0f}" if part in result.seconds else "" for part in ("training", "evaluation")),
+            _machine(result.environment),
+            f"`{(result.environment['commit'] or 'unknown')[:9]}`",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _machine(environment: Mapping[str, Any]) -> str:
+    hardware = environment["hardware"]
+    beside = f", beside {environment['beside']}" if "beside" in environment else ""
+    if "gpu" in hardware:
+        return f"{hardware['gpu']}{beside}"
+    threads = environment["threads"]
+    return f"{hardware['processor']}, {threads} thread{'s' * (threads != 1)}, backend {environment['backend']}{beside}"
+
+
+def _view_lines(results: Sequence[Result]) -> list[str]:
+    """What the mean over flipped and turned images gives, where it was evaluated."""
+    name = "psnr_of_eight_views"
+    found = [f"{r.config['title']} {r.metrics[name]:.2f} dB" for r in results if name in r.metrics]
+    return [f"With the mean over the eight ways to flip and turn an image: {', '.join(found)}.", ""] if found else []
 
 
 def _least_squares_lines(results: Sequence[Result]) -> list[str]:
@@ -141,8 +177,12 @@ def draw_psnr(results: Sequence[Result], path: Path) -> None:
 
 def draw_crops(crops: Mapping[str, Tensor], captions: Mapping[str, str], path: Path) -> None:
     """Draw gray crops `[height, width]` side by side, each with its title and a caption below it."""
-    figure, axes = new_figure(1, len(crops), width=2.6 * len(crops), height=3.1)
-    for axis, (title, pixels) in zip(axes[0], crops.items(), strict=True):
+    rows = -(-len(crops) // _CROPS_PER_ROW)
+    columns = -(-len(crops) // rows)
+    figure, axes = new_figure(rows, columns, width=2.6 * columns, height=3.1 * rows)
+    for axis in axes.flat[len(crops) :]:
+        axis.set_axis_off()
+    for axis, (title, pixels) in zip(axes.flat, crops.items(), strict=False):
         axis.imshow(pixels.detach().cpu().clamp(0, 1).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         axis.set_title(title, fontsize=9)
         axis.set_xlabel(captions.get(title, ""), fontsize=9)
