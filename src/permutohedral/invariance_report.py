@@ -26,6 +26,7 @@ def invariance_summary(results: Sequence[Result]) -> list[dict[str, Any]]:
             "name": name,
             "title": runs[0].config["title"],
             "seeds": [run.seed for run in runs],
+            "paper": runs[0].config.get("paper"),
             "weights": runs[0].metrics["weights"],
             "training_seconds": round(float(np.mean([run.seconds["training"] for run in runs])), 1),
         }
@@ -45,7 +46,7 @@ def invariance_summary(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def accuracy_table(results: Sequence[Result]) -> str:
-    """A Markdown table: mean accuracy over the seeds ± their spread, the best of each column in bold.
+    """A Markdown table: mean accuracy over the seeds ± their spread (the paper's), the best of each column in bold.
 
     >>> metrics = {"accuracy": {"0": 0.99, "30": 0.95}, "weights": 7}
     >>> print(accuracy_table([Result("rotation", "lenet", {"title": "LeNet"}, metrics, 0, {"training": 1.0})]))
@@ -65,7 +66,9 @@ def accuracy_table(results: Sequence[Result]) -> str:
         for column in columns:
             share = f"{means[column]:.4f}"
             cell = f"**{share}**" if round(means[column], 4) == best[column] else share
-            cells.append(cell + ("" if spread is None else f" ± {spread[column]:.4f}"))
+            cell += "" if spread is None else f" ± {spread[column]:.4f}"
+            of_paper = row["paper"] is not None and title == row["title"] and column == _AS_IT_IS[results[0].experiment]
+            cells.append(f"{cell} ({row['paper']:.4f})" if of_paper else cell)
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -103,8 +106,8 @@ def write_invariance_report(results: Sequence[Result], folder: Path, command: st
     lines = [
         f"# {'Rotated' if experiment == 'rotation' else 'Scaled'} digits",
         "",
-        f"Share of {digits} that are recognized when {what}: mean over the seeds ± sample standard deviation. All rows "
-        "but the augmented one train on digits as they are.",
+        f"Share of {digits} that are recognized when {what}: mean over the seeds ± sample standard deviation "
+        "(the paper's). All rows but the augmented one train on digits as they are.",
         "",
         accuracy_table(results),
         "",
@@ -117,7 +120,7 @@ def write_invariance_report(results: Sequence[Result], folder: Path, command: st
         f"Made with `{command}` at commit `{environment['commit']}` on {machine} (backend {environment['backend']}); "
         f"the time of each training is in `{experiment}.json`.",
         "",
-        "![Accuracy and change of the first layer](accuracy.png)",
+        "![Errors and change of the first layer](accuracy.png)",
         "",
     ]
     path = folder / "report.md"
@@ -126,32 +129,41 @@ def write_invariance_report(results: Sequence[Result], folder: Path, command: st
 
 
 def draw_invariance(results: Sequence[Result], path: Path) -> None:
-    """Draw accuracy and change of the first layer over the transformation, a line for each row."""
+    """Draw errors and change of the first layer over the transformation, a line for each row."""
     experiment, rows = results[0].experiment, invariance_summary(results)
-    figure, axes = new_figure(1, 2, width=11.0, height=4.2)
-    colors = {row["title"]: f"C{number}" for number, row in enumerate(rows)}
+    figure, axes = new_figure(1, 2, width=11.0, height=4.4)
+    titles = [row["title"] for row in rows]
     for axis, metric in zip(axes[0], ("accuracy", "change"), strict=True):
         for title, means, row in _by_title(rows, metric):
             points = {float(column): value for column, value in means.items()}
-            if metric == "change":
+            if metric == "accuracy":
+                # on a logarithmic axis no error at all would have no place
+                points = {x: max(1 - share, 1e-4) for x, share in points.items()}
+            else:
                 points |= {float(_AS_IT_IS[experiment]): 0.0}
-            style = {"color": colors[row["title"]], "linestyle": "-" if title == row["title"] else "--"}
+            number = titles.index(row["title"])
+            # lines that cover each other are told apart by their widths
+            style = {
+                "color": f"C{number}",
+                "linestyle": "-" if title == row["title"] else "--",
+                "lw": max(1.0, 3.5 - 0.8 * number),
+            }
             axis.plot(*zip(*sorted(points.items()), strict=True), label=title, marker="o", ms=3, **style)
-    rotated = experiment == "rotation"
-    axes[0, 0].set(
-        xlabel="largest rotation of the test digits, degrees" if rotated else "scale of the test digits",
-        ylabel="accuracy",
-    )
-    axes[0, 1].set(
-        xlabel="rotation, degrees" if rotated else "scale", ylabel="relative change of the first layer's output"
-    )
-    figure.legend(*axes[0, 1].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
-    for axis in axes[0]:
-        axis.grid(alpha=0.3)
-        if rotated:
+        axis.grid(alpha=0.3, which="both")
+        if experiment == "rotation":
             # most of what matters happens below 60 degrees
             axis.set_xscale("function", functions=(np.sqrt, np.square))
             axis.set_xticks([0, 10, 20, 30, 45, 60, 90, 180])
+    errors, change = axes[0]
+    errors.set_yscale("log")
+    errors.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
+    errors.yaxis.set_minor_formatter(lambda share, _: f"{100 * share:g} %" if f"{share:e}"[0] in "25" else "")
+    rotated = experiment == "rotation"
+    errors.set_xlabel("largest rotation of the test digits, degrees" if rotated else "scale of the test digits")
+    errors.set_ylabel("digits not recognized")
+    change.set_xlabel("rotation, degrees" if rotated else "scale")
+    change.set_ylabel("relative change of the first layer's output")
+    figure.legend(*change.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
     save_figure(figure, path)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from support import DEVICE, assert_close
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from permutohedral.errors import InputError
@@ -76,7 +76,8 @@ def test_an_empty_image_pools_to_nothing() -> None:
     models: tuple[InvarianceModel, ...] = ("lenet", "pcnn", "stack")
     for model in models:
         options = {"bandwidth": 0.1, "levels": 1} if model == "stack" else {}
-        stem = build_invariance_model(model, "scale", options).to(DEVICE).stem
+        stem: Any = build_invariance_model(model, "scale", options).to(DEVICE).stem
+        nn.init.ones_(stem.convolution.bias)
         pooled = pooled_levels(stem, torch.zeros(1, 784, 1, device=DEVICE))
         assert pooled.shape == (1, 20, 24, 24)
         assert not bool(pooled.any())
