@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from permutohedral.reproduce_commands import denoising, invariance, mnist
+from permutohedral.reproduce_commands import denoising, invariance, mnist, mri, points
 from permutohedral.reproduce_commands.options import Explained
 
 # in the order of the help
-_EXPERIMENTS = (denoising, mnist, invariance)
+_EXPERIMENTS = (denoising, mnist, invariance, mri, points)
 
 
 def register(application: typer.Typer, explained: Explained) -> None:

@@ -1,0 +1,111 @@
+"""The point cloud table: accuracies over the seeds, the confusion of solids, and what the clouds look like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from permutohedral.data.solids import SOLIDS, make_clouds
+from permutohedral.experiments.result import Result, write_text
+from permutohedral.report import new_figure, save_figure
+
+
+def points_table(results: Sequence[Result]) -> str:
+    """A Markdown table: mean accuracy over the seeds ± their sample standard deviation.
+
+    >>> metrics = [{"accuracy": share, "weights": 7000} for share in (0.9, 0.92)]
+    >>> runs = [Result("points", "a", {"title": "A"}, m, s, {"training": 3.0}) for s, m in enumerate(metrics)]
+    >>> print(points_table(runs))
+    | Network | Weights | Seeds | Accuracy | Training, s |
+    | --- | ---: | ---: | ---: | ---: |
+    | A | 7,000 | 2 | 0.910 ± 0.014 | 3 |
+    """
+    lines = ["| Network | Weights | Seeds | Accuracy | Training, s |", "| --- | ---: | ---: | ---: | ---: |"]
+    for runs in _by_row(results).values():
+        accuracy = np.array([run.metrics["accuracy"] for run in runs])
+        spread = f" ± {accuracy.std(ddof=1):.3f}" if len(runs) > 1 else ""
+        seconds = np.mean([run.seconds["training"] for run in runs])
+        cells = [runs[0].config["title"], f"{runs[0].metrics['weights']:,}", str(len(runs))]
+        lines.append("| " + " | ".join([*cells, f"{accuracy.mean():.3f}{spread}", f"{seconds:.0f}"]) + " |")
+    return "\n".join(lines)
+
+
+def _by_row(results: Sequence[Result]) -> dict[str, list[Result]]:
+    names = dict.fromkeys(result.name for result in results)
+    return {name: [result for result in results if result.name == name] for name in names}
+
+
+def write_points_report(results: Sequence[Result], folder: Path, command: str) -> Path:
+    """Write `report.md`, `clouds.png` and `confusion.png` into `folder`.
+
+    Args:
+        results: of at least one row and seed.
+        folder: is made if there is none.
+        command: that makes them again.
+    """
+    environment, config = results[0].environment, results[0].config
+    hardware = environment["hardware"]
+    machine = hardware.get("gpu") or f"{hardware['processor']}, {hardware['cores']} cores"
+    draw_clouds(config["noise"], folder / "clouds.png")
+    draw_confusion(results, folder / "confusion.png")
+    commits = ", ".join(f"`{commit}`" for commit in dict.fromkeys(str(r.environment["commit"]) for r in results))
+    lines = [
+        "# Solids from point clouds",
+        "",
+        f"Share of {config['test_clouds']:,} scans of {len(SOLIDS)} solids that are recognized: mean over the seeds ± "
+        f"sample standard deviation. Trained on {config['train_clouds']:,} other scans; noise of {config['noise']:g} "
+        "of the radius, seen from one side, up to 40 % of the rest cut away.",
+        "",
+        points_table(results),
+        "",
+        f"Made with `{command}` at commit {commits} on {machine}, {environment['threads']} thread(s), shared with "
+        "other work. All figures with their settings are in `runs/`.",
+        "",
+        "![The clouds](clouds.png)",
+        "![Which solids are taken for which](confusion.png)",
+        "",
+    ]
+    path = folder / "report.md"
+    write_text(path, "\n".join(lines))
+    return path
+
+
+def draw_clouds(noise: float, path: Path) -> None:
+    """Draw two scans of each solid as the viewer sees them, brighter where nearer."""
+    clouds = make_clouds(200, seed=3, noise=noise)
+    figure, axes = new_figure(2, len(SOLIDS), width=1.5 * len(SOLIDS), height=3.3)
+    for label, name in enumerate(SOLIDS):
+        chosen = (clouds.labels == label).nonzero()[:2]
+        for axis, number in zip(axes[:, label], chosen, strict=False):
+            x, y, depth = clouds.select(number).positions.T
+            axis.scatter(x, y, c=depth, s=4, cmap="viridis")
+            axis.set(xlim=(-1.1, 1.1), ylim=(-1.1, 1.1), aspect="equal", xticks=[], yticks=[])
+        axes[0, label].set_title(name, fontsize=9)
+    save_figure(figure, path)
+
+
+def draw_confusion(results: Sequence[Result], path: Path) -> None:
+    """Draw for every row which solids are taken for which, in percent, all seeds together."""
+    rows = _by_row(results)
+    figure, axes = new_figure(1, len(rows), width=2.7 * len(rows), height=3.2)
+    names = list(SOLIDS)
+    for axis, runs in zip(axes[0], rows.values(), strict=True):
+        counts = torch.tensor([run.metrics["confusion"] for run in runs]).sum(dim=0).double()
+        share = (100 * counts / counts.sum(dim=1, keepdim=True).clamp_min(1)).numpy()
+        axis.imshow(share, cmap="Blues", vmin=0, vmax=100)
+        for (y, x), value in np.ndenumerate(share):
+            if value >= 0.5:
+                axis.text(x, y, f"{value:.0f}", ha="center", va="center", fontsize=6, color=_readable(value))
+        axis.set_title(runs[0].config["title"].replace(", ", ",\n"), fontsize=8)
+        axis.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
+        axis.set_yticks(range(len(names)), names if axis is axes[0, 0] else [], fontsize=7)
+    figure.supxlabel("taken for, % of the scans of each solid", fontsize=8)
+    save_figure(figure, path)
+
+
+def _readable(value: Any) -> str:
+    return "white" if value > 50 else "black"
