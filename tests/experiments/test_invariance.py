@@ -185,7 +185,11 @@ def test_accuracy_counts_the_digits_that_are_recognized(options: RunOptions) -> 
 
 def test_the_change_of_a_layer_is_relative() -> None:
     images = made_digits("test")[0][:4].to(DEVICE)
-    plain = measure_change(SpatialStem(3).to(DEVICE), images, "rotation")
+    stem = SpatialStem(3).to(DEVICE)
+    plain = measure_change(stem, images, "rotation")
+    nn.init.zeros_(stem.convolution.bias)  # type: ignore[arg-type]
+    stem.convolution.weight.data *= 3
+    assert measure_change(stem, images, "rotation") == pytest.approx(plain, rel=1e-4)
     circle = StackStem(3, whole_circle(Stack("rotation", 10.0, 1))).to(DEVICE)
     pooled = measure_change(circle, images, "rotation")
     # half a turn is a whole number of levels, and needs no interpolation
