@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
@@ -294,6 +295,12 @@ def _train_on_crops(
     metrics: dict[str, Any] = {"steps": int(task.trainer.global_step)}
     if isinstance(model, DeepDenoiser) and model.lattice_fullness():
         metrics["lattice_fullness"] = model.lattice_fullness()
+        if metrics["lattice_fullness"] > 1:
+            warnings.warn(
+                f"a lattice had {metrics['lattice_fullness']:.2f} times the lattice points there was room for, and the "
+                "rest were mixed up; choose a larger captured_rows",
+                stacklevel=2,
+            )
     return metrics
 
 

@@ -142,8 +142,10 @@ class PermutohedralBlock(nn.Module):
         with torch.autocast(values.device.type, enabled=False):
             ones = values.new_ones((), dtype=torch.float32).expand(*values.shape[:-1], 1)
             splatted = splat(torch.cat([values.float(), ones], dim=-1), lattice)
-            count = convolve(splatted[:, -1:].contiguous(), self.gaussian, lattice).clamp_min(1e-6)
-            mean = convolve(splatted[:, :-1].contiguous(), self.weight, lattice) / count
+            weight = torch.cat([self.weight, self.gaussian[:, None, None]], dim=-1)
+            convolved = convolve(splatted, weight, lattice)
+            count = convolved[:, -1:].clamp_min(1e-6)
+            mean = convolved[:, :-1] / count
             described = torch.cat([mean, count.rsqrt()], dim=-1)
         return F.relu(self.between(described.to(values.dtype)))
 
