@@ -23,7 +23,7 @@ from permutohedral.ops import triton as kernels
 from permutohedral.ops.dispatch import use_backend
 from permutohedral.ops.triton import filtering, lattice, wide
 from permutohedral.ops.triton.bounded import index_points_bounded
-from permutohedral.ops.triton.table import PackedTable, capacity_for
+from permutohedral.ops.triton.table import PackedTable
 
 
 @pytest.fixture(autouse=True)
@@ -185,12 +185,11 @@ def test_blur(reverse: bool, axes: int, dtype: torch.dtype, at_once: int, monkey
 
 
 def test_index_points_foresees_the_size_of_the_next_lattice() -> None:
-    lattice._capacities.clear()
+    lattice._sizes.clear()
     features = 5 * torch.randn(40, 2)
     first = kernels.index_points(features, None)
     assert_same_lattice(first, features)
-    (foreseen,) = lattice._capacities.values()
-    assert foreseen == capacity_for(len(first[0]))
+    assert list(lattice._sizes.values()) == [len(first[0])]
     # alike, of far more lattice points, of far fewer
     for scale in (1.0, 100.0, 0.001, 1.0):
         assert_same_lattice(kernels.index_points(scale * features, None), scale * features)

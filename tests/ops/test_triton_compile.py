@@ -43,7 +43,7 @@ KERNELS: dict[Any, tuple[dict[str, str], dict[str, object]]] = {
     ),
     packing.clear_kernel: (
         {"table": LONG, "features": FLOAT},
-        {"STRIDE": 2, "DIGIT_BITS": 30, "CORNER_BITS": 2, "ITEM_BITS": 0, **TILE, "BLOCK": 4096},
+        {"STRIDE": 2, "DIGIT_BITS": 30, "CORNER_BITS": 2, "ITEM_BITS": 0, **TILE, "BLOCK": 1024},
     ),
     packing.range_kernel: (
         {"features": FLOAT, "batch": INT, "bounds": INT},
@@ -121,7 +121,8 @@ KERNELS: dict[Any, tuple[dict[str, str], dict[str, object]]] = {
     ),
     filtering.normalize_kernel: (
         {"sums": FLOAT, "density": FLOAT, "output": "*bf16"},
-        {"HAS_DENSITY": True, "CHANNELS": 4, "SUM_STRIDE": 5, "DENSITY_STRIDE": 5, "BLOCK": 128, "BLOCK_C": 4},
+        {"HAS_DENSITY": True, "CHANNELS": 4, "SUM_STRIDE": 5, "DENSITY_STRIDE": 5, "DENSITY_COLUMN": 4, "BLOCK": 128,
+         "BLOCK_C": 4},
     ),
     convolution.convolve_kernel: (
         {"lattice_values": FLOAT, "weight": FLOAT, "neighbors": INT, "output": FLOAT},

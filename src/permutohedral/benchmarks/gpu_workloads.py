@@ -243,8 +243,6 @@ GPU_WORKLOADS: tuple[Workload, ...] = (
         partial(_prepare_build, name="G3-d5"),
         recorded=_recorded(LatticeNet=0.67, WarpConvNet=13.0),
     ),
-    *_convolutions(),
-    *_layers(),
     Workload(
         "mnist-build-gpu", "the lattices of a batch of 64 MNIST images, d = 2, s = 2", "cuda", prepare_mnist_build
     ),
@@ -254,4 +252,12 @@ GPU_WORKLOADS: tuple[Workload, ...] = (
         "cuda",
         prepare_small_step,
     ),
+    Workload(
+        "mnist-step-one-thread",
+        "the same, the backward pass in the calling thread (torch.autograd.set_multithreading_enabled(False))",
+        "cuda",
+        partial(prepare_small_step, own_thread=False),
+    ),
+    *_layers(),
+    *_convolutions(),
 )

@@ -117,8 +117,11 @@ def _contender(
     return Contender(name, run, error=None if training else error, version=version)
 
 
-def prepare_small_step(inputs: Inputs) -> Prepared:
-    """Forward and backward through a layer of 1 to 20 channels on 64 images of 784 points, the lattice included."""
+def prepare_small_step(inputs: Inputs, own_thread: bool = True) -> Prepared:
+    """Forward and backward through a layer of 1 to 20 channels on 64 images of 784 points, the lattice included.
+
+    torch computes the gradients of a GPU in a thread of its own; without `own_thread` it is told not to.
+    """
     generator = torch.Generator().manual_seed(0)
     features = (28 * torch.rand(64, 784, 2, generator=generator)).to(inputs.device)
     values = torch.rand(64, 784, 1, generator=generator).to(inputs.device)
@@ -127,7 +130,8 @@ def prepare_small_step(inputs: Inputs) -> Prepared:
     gradient = torch.ones_like(layer(values, features, targets))
 
     def run() -> Any:
-        return torch.autograd.grad(layer(values, features, targets), list(layer.parameters()), gradient)
+        with torch.autograd.set_multithreading_enabled(own_thread):
+            return torch.autograd.grad(layer(values, features, targets), list(layer.parameters()), gradient)
 
     def error(gradients: Any) -> float:
         exact = copy.deepcopy(layer).double()

@@ -91,7 +91,7 @@ def splat_sorted_kernel(
 @triton.jit(do_not_specialize=["num_rows"])
 def normalize_kernel(
     sums, density, output, num_rows, HAS_DENSITY: tl.constexpr, CHANNELS: tl.constexpr, SUM_STRIDE: tl.constexpr,
-    DENSITY_STRIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    DENSITY_STRIDE: tl.constexpr, DENSITY_COLUMN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The sums in the dtype of the output, divided by the density of their lattice point where that is not zero."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -100,7 +100,7 @@ def normalize_kernel(
     real = inside[:, None] & (channel < CHANNELS)[None, :]
     total = tl.load(sums + row[:, None] * SUM_STRIDE + channel[None, :], mask=real, other=0.0)
     if HAS_DENSITY:
-        mass = tl.load(density + row * DENSITY_STRIDE, mask=inside, other=1.0)
+        mass = tl.load(density + row * DENSITY_STRIDE + DENSITY_COLUMN, mask=inside, other=1.0)
         total = total / tl.where(mass > 0, mass, 1.0)[:, None]
     place = output + row[:, None] * CHANNELS + channel[None, :]
     tl.store(place, total.to(output.dtype.element_ty), mask=real)
@@ -248,14 +248,14 @@ def splat_sums(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattic
 
 
 def normalize(sums: Tensor, density: Tensor | None, channels: int, dtype: torch.dtype) -> Tensor:
-    """`[lattice_points, channels]` of `dtype`, from the first channels of `sums`."""
+    """`[lattice_points, channels]` of `dtype`: the first channels of `sums` over the last column of `density`."""
     output = torch.empty(sums.shape[0], channels, dtype=dtype, device=sums.device)
+    columns = 1 if density is None else density.shape[1]
     if output.numel():
         grid, blocks = tile(sums.shape[0], channels)
         launch(
             normalize_kernel, grid, sums, density, output, sums.shape[0], HAS_DENSITY=density is not None,
-            CHANNELS=channels, SUM_STRIDE=sums.stride(0), DENSITY_STRIDE=1 if density is None else density.stride(0),
-            **blocks,
+            CHANNELS=channels, SUM_STRIDE=sums.stride(0), DENSITY_STRIDE=columns, DENSITY_COLUMN=columns - 1, **blocks,
         )  # fmt: skip
     return output
 

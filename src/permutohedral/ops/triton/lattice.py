@@ -38,6 +38,7 @@ from permutohedral.ops.triton.table import (
     capacity_for,
     codes_of,
     insert,
+    roomy_capacity,
     rows_of,
 )
 
@@ -49,9 +50,9 @@ _INSERT_BLOCK = 32
 _WORTH_ORDERING = 1 << 21
 # words that a report of `resolve_kernel` has
 REPORTED = tl.constexpr(5)
-# by device and shape of the points, the capacity that the lattice before would have needed: the next is often alike
-_capacities: dict[tuple[object, ...], int] = {}
-_MOST_CAPACITIES = 1024
+# by device and shape of the points, how many lattice points there were the time before: the next are often as many
+_sizes: dict[tuple[object, ...], int] = {}
+_MOST_SIZES = 1024
 
 
 @triton.jit
@@ -211,8 +212,8 @@ class _Points:
     batch: Tensor | None
     capacity: int
     tight: bool
-    # whether the capacity is that of a lattice of points like these
-    foreseen: bool
+    # how many lattice points points like these had, 0 if there were none like these
+    foreseen: int
     insertion: _Insertion | None = None
     num_lattice_points: int = 0
     scattered: bool = False
@@ -220,9 +221,10 @@ class _Points:
     @staticmethod
     def of(features: Tensor, batch: Tensor | None) -> _Points:
         features = rows_contiguous(features)
-        foreseen = _capacities.get(_kind(features, batch))
-        capacity = foreseen or _first_capacity(features.numel() + features.shape[0])
-        return _Points(features, batch, capacity, features.shape[1] > _LARGEST_FIXED_DIMENSION, foreseen is not None)
+        foreseen = _sizes.get(_kind(features, batch), 0)
+        entries = features.numel() + features.shape[0]
+        capacity = roomy_capacity(foreseen) if foreseen else _first_capacity(entries)
+        return _Points(features, batch, capacity, features.shape[1] > _LARGEST_FIXED_DIMENSION, foreseen)
 
 
 def _kind(features: Tensor, batch: Tensor | None) -> tuple[object, ...]:
@@ -258,8 +260,8 @@ def _resolve(given: _Points, report: Tensor) -> None:
     launch(
         resolve_kernel, (cdiv(entries, 1024),), vertices, table.storage, report, entries, table.capacity, BLOCK=1024
     )  # fmt: skip
-    rows = table.capacity // 2
-    if given.foreseen and rows < _WORTH_ORDERING and not torch.are_deterministic_algorithms_enabled():
+    rows = given.foreseen + given.foreseen // 4
+    if 0 < rows < _WORTH_ORDERING and not torch.are_deterministic_algorithms_enabled():
         insertion.keys = _unpack(insertion, rows, table)
 
 
@@ -296,17 +298,20 @@ def _finish(given: _Points) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     insertion, num = given.insertion, given.num_lattice_points
     if insertion is None:
         return wide.index_points(given.features, given.batch)
-    if len(_capacities) >= _MOST_CAPACITIES:
-        _capacities.clear()
+    if len(_sizes) >= _MOST_SIZES:
+        _sizes.clear()
     table, fitting = insertion.table, capacity_for(num)
-    _capacities[_kind(given.features, given.batch)] = fitting
+    _sizes[_kind(given.features, given.batch)] = num
     exact = torch.are_deterministic_algorithms_enabled()
     if exact or (num >= _WORTH_ORDERING and given.scattered):
         insertion.slots = reorder(table, insertion.slots, insertion.vertices, num, exact)
     if not fitting <= table.capacity <= 2 * fitting:
         # most of the table is empty, or too little
         table, insertion.keys = PackedTable.empty(fitting, table.storage.device), None
-    keys = _unpack(insertion, num, table) if insertion.keys is None else insertion.keys[:num]
+    if insertion.keys is not None and insertion.keys.shape[0] >= num:
+        keys = insertion.keys[:num]
+    else:
+        keys = _unpack(insertion, num, table)
     return keys, insertion.vertices.T, insertion.barycentric.T, table.storage
 
 

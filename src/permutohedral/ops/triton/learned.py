@@ -19,12 +19,11 @@ def _splat(values: Tensor, tables: FilterTables) -> tuple[Tensor, Tensor | None]
         return sums if sums.dtype == values.dtype else normalize(sums, None, channels, values.dtype), None
     # a channel of ones beside the others, unless the tiles of the kernel would be twice as wide for it
     if channels < 8 or power_of_two(channels + 1) == power_of_two(channels):
-        sums = splat_sums(values, *corners, 1)
-        density = sums[:, channels]
+        sums = density = splat_sums(values, *corners, 1)
     else:
         sums = splat_sums(values, *corners, 0)
-        density = splat_sums(values[:, :0], *corners, 1)[:, 0]
-    return normalize(sums, density, channels, values.dtype), density
+        density = splat_sums(values[:, :0], *corners, 1)
+    return normalize(sums, density, channels, values.dtype), density[:, -1]
 
 
 @on_device

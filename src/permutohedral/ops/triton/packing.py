@@ -29,7 +29,7 @@ _CODE_BITS = 63
 _ITEM_BITS = 12
 _LARGEST_DIGIT_BITS = 30
 # words of the table that a program clears
-_CLEAR_BLOCK = 4096
+_CLEAR_BLOCK = 1024
 
 
 @triton.jit

@@ -17,8 +17,8 @@ REPORT = tl.constexpr(8)
 _MOST = 2
 # no count, no flag
 _PENDING = -(2**62)
-# how often the host looks before it lets other threads run, and before it asks whether the GPU has failed
-_EAGER_LOOKS = 300
+# how often the host looks (some milliseconds) before it lets other threads run, and asks whether the GPU has failed
+_EAGER_LOOKS = 10_000
 _LOOKS_PER_QUESTION = 2000
 
 
@@ -46,8 +46,9 @@ class Reports:
             if _PENDING not in words:
                 return words
             looks += 1
-            if looks > _EAGER_LOOKS:
-                time.sleep(0)
+            if looks < _EAGER_LOOKS:
+                continue
+            time.sleep(0)
             if looks % _LOOKS_PER_QUESTION == 0 and torch.cuda.current_stream(self._device).query():
                 # raises if a kernel has failed; else all is written by now
                 torch.cuda.synchronize(self._device)

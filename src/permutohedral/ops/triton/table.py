@@ -5,8 +5,7 @@ into one non-negative int64, the *code*; equal codes are equal keys, so the tabl
 bits each part gets is decided on the device and written into the header, so that building waits for the host only once.
 
 The table is one int64 tensor, filled with -1: a header of `HEADER` words, `capacity` codes (-1: empty slot), then
-`capacity` row numbers as int32. Open addressing in buckets of `BUCKET` slots, which lie in one sector of memory and are
-looked at together; a code is in a later bucket only if those before are full. The capacity is a power of two.
+`capacity` row numbers as int32. Open addressing with linear probing; the capacity is a power of two.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ SAMPLES = tl.constexpr(256)
 # a probe that goes on for so long has met a table that is too small
 MAX_PROBES = tl.constexpr(256)
 EMPTY = tl.constexpr(-1)
-# 32 bytes of codes
-BUCKET = tl.constexpr(4)
+_MOST_ROOMY_KEYS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -73,6 +71,11 @@ def capacity_for(num_keys: int) -> int:
     return power_of_two(2 * num_keys, 64)
 
 
+def roomy_capacity(num_keys: int) -> int:
+    """The same, at most a quarter full while that fits the cache of a large GPU: fewer probes meet another key."""
+    return capacity_for(num_keys) if num_keys > _MOST_ROOMY_KEYS else power_of_two(4 * num_keys, 64)
+
+
 @triton.jit
 def codes_of(table):
     """Pointer to the codes."""
@@ -95,18 +98,9 @@ def mix(word, other):
 
 
 @triton.jit
-def hash_code(code):
-    """uint32 of a code."""
-    return mix(code.to(tl.int32), (code >> 32).to(tl.int32))
-
-
-@triton.jit
-def probe_slot(hashed, probe, capacity):
-    """The slot that the probe number `probe` for a code looks at, int32: round the bucket, then on to the next."""
-    bucket = (hashed + probe // BUCKET) & (capacity // BUCKET - 1).to(tl.uint32)
-    # the highest bits, which the number of the bucket does not use
-    place = ((hashed >> 30) + probe) & (BUCKET - 1)
-    return (bucket * BUCKET + place).to(tl.int32)
+def home_slot(code, capacity):
+    """Where the probe for `code` begins, int32."""
+    return (mix(code.to(tl.int32), (code >> 32).to(tl.int32)) & (capacity - 1).to(tl.uint32)).to(tl.int32)
 
 
 @triton.jit
@@ -141,8 +135,7 @@ def insert(codes, code, wanted, capacity, PTX: tl.constexpr):
 
     Returns: slot int32, whether this lane made it int1, whether the table was too full int1.
     """
-    hashed = hash_code(code)
-    slot = probe_slot(hashed, 0, capacity)
+    slot = home_slot(code, capacity)
     pending = wanted
     created = wanted & (code < 0)
     probes = 0
@@ -151,23 +144,21 @@ def insert(codes, code, wanted, capacity, PTX: tl.constexpr):
         met = swap_if_empty(codes + slot, code, pending & (met == EMPTY), met, PTX)
         created = created | (pending & (met == EMPTY))
         pending = pending & (met != EMPTY) & (met != code)
+        slot = tl.where(pending, (slot + 1) & (capacity - 1), slot)
         probes += 1
-        slot = tl.where(pending, probe_slot(hashed, probes, capacity), slot)
     return slot, created, pending
 
 
 @triton.jit
 def look_up(codes, rows, code, wanted, capacity):
     """The row number of each code of a tile `[BLOCK]`, -1 where it is absent or not wanted."""
-    bucket = (hash_code(code) & (capacity // BUCKET - 1).to(tl.uint32)).to(tl.int32)
-    place = tl.arange(0, BUCKET)[None, :]
+    slot = home_slot(code, capacity)
     pending = wanted
-    found = tl.full(code.shape, -1, tl.int32)
-    # a finished table is at most half full, so an empty slot ends every search
+    found = wanted & (code < 0)
+    # a finished table is at most half full, so an empty slot ends every probe
     while tl.max(pending.to(tl.int32), axis=0) > 0:
-        met = tl.load(codes + (bucket * BUCKET)[:, None] + place, mask=pending[:, None], other=EMPTY)
-        here = tl.max(tl.where(met == code[:, None], place, -1), axis=1)
-        found = tl.where(pending & (here >= 0), bucket * BUCKET + here, found)
-        pending = pending & (here < 0) & (tl.min((met != EMPTY).to(tl.int32), axis=1) > 0)
-        bucket = tl.where(pending, (bucket + 1) & (capacity // BUCKET - 1), bucket)
-    return tl.load(rows + found, mask=found >= 0, other=-1)
+        met = tl.load(codes + slot, mask=pending, other=EMPTY)
+        found = found | (pending & (met == code))
+        pending = pending & (met != EMPTY) & (met != code)
+        slot = tl.where(pending, (slot + 1) & (capacity - 1), slot)
+    return tl.load(rows + slot, mask=found, other=-1)
