@@ -55,7 +55,7 @@ class KaiserBesselGridding:
         # the sum over cells lacks the factor 1 / cells^2 of the inverse transform
         image = centered_inverse(grid) * self.cells**2 / self.size
         first = (self.cells - self.size) // 2
-        apodization = self.apodization()
+        apodization = self.apodization().to(image.device)
         part = image[:, first : first + self.size, first : first + self.size]
         return part / (apodization[:, None] * apodization)
 
@@ -63,7 +63,7 @@ class KaiserBesselGridding:
         """Cells in reach of each sample, int64 `[points, width^2]`, and the kernel there, float64."""
         place = positions.double() * (self.cells / self.size) + self.cells // 2
         first = torch.floor(place - self.width / 2).long() + 1
-        cells = first[:, :, None] + torch.arange(self.width)
+        cells = first[:, :, None] + torch.arange(self.width, device=positions.device)
         weight = self.kernel(place[:, :, None] - cells)
         # the spectrum of an image of whole pixels is periodic
         cells = cells % self.cells
