@@ -1,16 +1,28 @@
 """Permutohedral Lattice CNNs: filter and learn on signals sampled anywhere in R^d.
 
-A signal given at points `features [points, d]` with `values [points, channels]` is splat onto the
-permutohedral lattice, convolved there, and sliced back at any points. Start with
+A signal given at points `features [points, d]` with `values [points, channels]` is splatted onto the
+permutohedral lattice, convolved there, and sliced back at any points. Where to start:
 
-    `bilateral_filter`, `gaussian_filter`    filters that need no training
-    `nn.PermutohedralConvolution`            the layer, as `torch.nn.Conv2d` is for grids
-    `build_lattice`                          to build once and filter many times
+    smooth an image, keep its edges      `bilateral_filter`
+    filter values at any points          `gaussian_filter`; with weights of your own, `permutohedral_filter`
+    learn a filter                       `nn.PermutohedralConvolution`, as `torch.nn.Conv2d` is for grids;
+                                         `nn.BilateralConvolution2d` has images in and images out
+    build once, filter many times        `build_lattice`, then pass `lattice=`; or `splat`, `convolve`, `slice`
+    features out of images               `bilateral_features`, `position_features`, `color_features`, `join_features`
+    what runs here, and why              `explain_backend`
+    how much memory it takes             `forecast_memory`, `Lattice.statistics`
+
+One feature unit is one standard deviation of the Gaussian: divide features by the bandwidth wanted. Every name has an
+example: `help(permutohedral.build_lattice)`. Pages: docs/tutorials, docs/theory.md, docs/conventions.md, docs/errors.md.
+On the command line: `permutohedral --help`.
 
 >>> import torch, permutohedral as ph
 >>> image = torch.rand(3, 64, 64)
 >>> ph.bilateral_filter(image, sigma_space=4.0, sigma_range=0.1).shape
 torch.Size([3, 64, 64])
+>>> layer = ph.nn.PermutohedralConvolution(in_channels=8, out_channels=16, dimension=3)
+>>> layer(torch.randn(1000, 8), features=torch.randn(1000, 3)).shape
+torch.Size([1000, 16])
 """
 
 from permutohedral import nn
