@@ -217,12 +217,18 @@ def separable_gaussian_step(lattice_values: Array, source: Simplices, target: Si
 
 
 def normalized_filter(
-    values: Array, simplices: tuple[Simplices, Simplices], normalization: str, step: Step, gaussian: Step
+    values: Array,
+    simplices: tuple[Simplices, Simplices],
+    normalization: str,
+    step: Step,
+    gaussian: Step,
+    size: int = 2,
 ) -> Array:
     """With A_{s,t} v = B_t step(B_s^T v) from source s to target t, and M_{s,t} = B_t G B_s^T 1, the Gaussian's mass:
 
     none: A_{s,t} v                    symmetric: M_{t,t}^{-1/2} A_{s,t} (M_{s,s}^{-1/2} v)
     homogeneous: A_{s,t} v / M_{s,t}   density: B_t step(B_s^T v / B_s^T 1)
+    coverage: as density, over the share of the Gaussian that lies on occupied vertices, at least one tap's share
     """
     source, target = simplices
 
@@ -232,12 +238,17 @@ def normalized_filter(
     if normalization == "symmetric":
         values = values / np.sqrt(mass(source, source))
     lattice_values = splat(values, source)
-    if normalization == "density":
+    if normalization in ("density", "coverage"):
         density = splat(np.ones((len(values), 1)), source)
         lattice_values = np.divide(lattice_values, density, out=np.zeros_like(lattice_values), where=density > 0)
     result = slice_at(step(lattice_values, source, target), target)
     if normalization == "homogeneous":
         result = result / mass(source, target)
+    if normalization == "coverage":
+        occupied = (density > 0).astype(np.float64)
+        everywhere = gaussian_weight(source.vertices.shape[1] - 1, size)
+        share = slice_at(gaussian(occupied, source, target), target) / everywhere.sum()
+        result = result / np.maximum(share, 1 / len(everywhere))
     if normalization == "symmetric":
         result = result / np.sqrt(mass(target, target))
     return result

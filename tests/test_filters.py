@@ -72,7 +72,7 @@ def test_normalizations_of_a_learned_filter(
     simplices = located(features, targets)
     if targets is not None:
         assert_reached(simplices, gaussian)
-    assert_close(actual, oracle.normalized_filter(to_numpy(values), simplices, normalization, step, gaussian))
+    assert_close(actual, oracle.normalized_filter(to_numpy(values), simplices, normalization, step, gaussian, size))
 
 
 def assert_reached(simplices: tuple[oracle.Simplices, oracle.Simplices], gaussian: oracle.Step) -> None:
