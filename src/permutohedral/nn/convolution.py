@@ -30,8 +30,9 @@ class PermutohedralConvolution(nn.Module):
         init: "kaiming" draws weights of mean zero that preserve the variance over the taps; "gaussian" starts as
             the Gaussian filter: each channel by itself where a group has as many outputs as inputs, else of the
             mean over the group's inputs.
-        normalization: "density" (the output does not depend on how many points sample the signal), "none",
-            "homogeneous" or "symmetric"; see `permutohedral_filter`.
+        normalization: "density" (the output does not depend on how many points sample the signal), "coverage" (nor
+            on how many lattice points they leave empty), "none", "homogeneous" or "symmetric"; see
+            `permutohedral_filter`.
         learn_scale: train one factor per feature dimension, `scale [dimension]`, that multiplies the features: the
             inverse bandwidths of the filter.
 
