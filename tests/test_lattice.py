@@ -15,6 +15,7 @@ from support import DEVICE, ascending, assert_close, to_numpy, to_tensor, vertic
 from torch import Tensor
 
 import permutohedral as ph
+from permutohedral.functional import NORMALIZATIONS
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -208,7 +209,7 @@ def test_empty_point_sets(leading: tuple[int, ...]) -> None:
     assert result.shape == (*leading, 5, 3)
     assert (result == 0).all()
     assert ph.permutohedral_filter(draw(*leading, 5, 2), features, weight, nothing).shape == (*leading, 0, 3)
-    for normalization in ("none", "homogeneous", "symmetric", "density"):
+    for normalization in NORMALIZATIONS:
         assert (ph.gaussian_filter(values, nothing, features, normalization, halo=1) == 0).all()
         assert (ph.gaussian_filter(values, nothing, features, normalization, "dense") == 0).all()
 

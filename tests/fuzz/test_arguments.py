@@ -31,7 +31,7 @@ def tensors(draw: st.DrawFn, fewest: int = 0, most: int = 4) -> Tensor:
 
 
 numbers = st.integers(-2, 4) | st.sampled_from([2.5, float("nan"), 10**6, 2**70])
-choices = st.sampled_from(["none", "homogeneous", "symmetric", "density", "separable", "dense", "", "other"])
+choices = st.sampled_from(["none", "homogeneous", "symmetric", "density", "coverage", "separable", "dense", "", "other"])
 sigmas = st.sampled_from([0.5, 2.0, 0.0, -1.0, float("nan"), float("inf"), 1e-300])
 
 
