@@ -186,22 +186,21 @@ def test_blur(reverse: bool, axes: int, dtype: torch.dtype, at_once: int, monkey
 
 def test_index_points_foresees_the_size_of_the_next_lattice() -> None:
     lattice._sizes.clear()
-    features = 5 * torch.randn(40, 2)
+    features = 5 * torch.randn(25, 2)
     first = kernels.index_points(features, None)
-    assert_same_lattice(first, features)
     assert list(lattice._sizes.values()) == [len(first[0])]
     # alike, of far more lattice points, of far fewer
-    for scale in (1.0, 100.0, 0.001, 1.0):
+    for scale in (1.0, 100.0, 0.001):
         assert_same_lattice(kernels.index_points(scale * features, None), scale * features)
 
 
 def test_index_both() -> None:
-    features, targets = 3 * torch.randn(40, 2), 5 * torch.randn(30, 2)
-    batch = torch.randint(0, 3, (40,), dtype=torch.int32)
+    features, targets = 3 * torch.randn(30, 2), 5 * torch.randn(20, 2)
+    batch = torch.randint(0, 3, (30,), dtype=torch.int32)
     for _ in range(2):
-        source, target = kernels.index_both(features, batch, targets, batch[:30])
+        source, target = kernels.index_both(features, batch, targets, batch[:20])
         assert_same_lattice(source, features, batch)
-        assert_same_lattice(target, targets, batch[:30])
+        assert_same_lattice(target, targets, batch[:20])
     source, target = kernels.index_both(features, None, targets[:0], None)
     assert_same_lattice(source, features)
     assert len(target[0]) == 0
@@ -248,8 +247,8 @@ def test_the_learned_filter(
 
 
 def test_the_learned_filter_is_differentiated_twice() -> None:
-    tables = build_lattice(2 * torch.randn(9, 2, dtype=torch.float64), neighborhood_size=1)
-    shapes = ((9, 2), (7, 2, 2), (2,))
+    tables = build_lattice(2 * torch.randn(6, 1, dtype=torch.float64), neighborhood_size=1)
+    shapes = ((6, 1), (3, 1, 2), (2,))
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
 
     def run(values: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
