@@ -13,6 +13,7 @@ from support import DEVICE, usable_backends
 from torch import Tensor
 
 import permutohedral as ph
+from permutohedral.functional import NORMALIZATIONS
 
 pytestmark = pytest.mark.parametrize("backend", usable_backends())
 
@@ -31,7 +32,7 @@ def tensors(draw: st.DrawFn, fewest: int = 0, most: int = 4) -> Tensor:
 
 
 numbers = st.integers(-2, 4) | st.sampled_from([2.5, float("nan"), 10**6, 2**70])
-choices = st.sampled_from(["none", "homogeneous", "symmetric", "density", "coverage", "separable", "dense", "", "other"])
+choices = st.sampled_from([*NORMALIZATIONS, "separable", "dense", "", "other"])
 sigmas = st.sampled_from([0.5, 2.0, 0.0, -1.0, float("nan"), float("inf"), 1e-300])
 
 
