@@ -13,8 +13,8 @@ permutohedral lattice, convolved there, and sliced back at any points. Where to 
     how much memory it takes             `forecast_memory`, `Lattice.statistics`
 
 One feature unit is one standard deviation of the Gaussian: divide features by the bandwidth wanted. Every name has an
-example: `help(permutohedral.build_lattice)`. Pages: docs/tutorials, docs/theory.md, docs/conventions.md, docs/errors.md.
-On the command line: `permutohedral --help`.
+example: `help(permutohedral.build_lattice)`. Pages: docs/tutorials, docs/theory.md, docs/conventions.md,
+docs/errors.md. On the command line: `permutohedral --help`.
 
 >>> import torch, permutohedral as ph
 >>> image = torch.rand(3, 64, 64)
