@@ -19,7 +19,7 @@ from torch import Tensor
 from permutohedral.errors import InputError
 from permutohedral.features import color_features, join_features, position_features
 from permutohedral.lattice import Lattice, Simplices, build_lattice
-from permutohedral.neighborhood import blur_gain, gaussian_weight
+from permutohedral.neighborhood import blur_gain, count_taps, gaussian_weight
 from permutohedral.ops import autograd
 from permutohedral.ops.fused import can_fuse, filter_learned
 from permutohedral.ops.primitives import FilterTables, accumulation_dtype
@@ -33,10 +33,10 @@ from permutohedral.shapes import (
     unfold,
 )
 
-Normalization = Literal["none", "homogeneous", "symmetric", "density"]
+Normalization = Literal["none", "homogeneous", "symmetric", "density", "coverage"]
 GaussianMethod = Literal["separable", "dense"]
 
-NORMALIZATIONS: tuple[Normalization, ...] = ("none", "homogeneous", "symmetric", "density")
+NORMALIZATIONS: tuple[Normalization, ...] = ("none", "homogeneous", "symmetric", "density", "coverage")
 
 # keeps a target that no source reaches at zero instead of 0 / 0
 _SMALLEST_MASS = 1e-20
@@ -131,7 +131,8 @@ def permutohedral_filter(
         target_features: where results are wanted; default: at `features`.
         neighborhood_size: s of the filter.
         normalization: "none", "homogeneous" (divide by the Gaussian filter of ones), "symmetric" (by its square
-            root on either side) or "density" (divide every lattice point by its splatted weight before convolving).
+            root on either side), "density" (divide every lattice point by its splatted weight before convolving) or
+            "coverage" (the same, and divide by the share of the Gaussian that lies on occupied lattice points).
         lattice: built before, instead of features; also the way to filter ragged batches.
 
     Returns:
@@ -322,7 +323,9 @@ def _filter(values: Tensor, lattice: Lattice, normalization: Normalization, step
         return filtered[..., :-1] / (filtered[..., -1:] + smallest)
     if normalization == "symmetric":
         values = (values * _mass(lattice.between_sources(), gaussian).rsqrt()).to(values.dtype)
-    output = _apply(values, lattice, step, by_density=normalization == "density")
+    output = _apply(values, lattice, step, by_density=normalization in ("density", "coverage"))
+    if normalization == "coverage":
+        output = (output / _coverage(lattice, gaussian)).to(output.dtype)
     if normalization == "homogeneous":
         output = (output / _mass(lattice, gaussian)).to(output.dtype)
     if normalization == "symmetric":
@@ -355,8 +358,7 @@ def _fused_gaussian(values: Tensor, lattice: Lattice, smallest_mass: float) -> T
 def _apply(values: Tensor, lattice: Lattice, step: _Step, by_density: bool = False) -> Tensor:
     lattice_values = splat(values, lattice)
     if by_density:
-        ones = lattice.source.barycentric.new_ones(lattice.source.num_points, 1)
-        density = _splat(ones, lattice.source)
+        density = _density(lattice)
         # a halo point, or a vertex that its points touch with weight zero, holds nothing to divide
         lattice_values = (lattice_values / torch.where(density > 0, density, 1.0)).to(values.dtype)
     return slice(step(lattice_values, lattice), lattice)
@@ -368,6 +370,23 @@ def _mass(lattice: Lattice, gaussian: _Step) -> Tensor:
     if lattice.batch_size is not None:
         ones = ones.reshape(lattice.batch_size, lattice.points_per_item[0], 1)
     return _apply(ones, lattice, gaussian) + _SMALLEST_MASS
+
+
+def _density(lattice: Lattice) -> Tensor:
+    """The weight splatted onto each lattice point, `[lattice_points, 1]`."""
+    return _splat(lattice.source.barycentric.new_ones(lattice.source.num_points, 1), lattice.source)
+
+
+def _coverage(lattice: Lattice, gaussian: _Step) -> Tensor:
+    """The share of the Gaussian that lies on occupied lattice points, `[..., target points, 1]`.
+
+    Never less than one tap's share, so that what a lone far sample gives is not blown up to a full signal.
+    """
+    density = _density(lattice).detach()
+    around = slice(gaussian((density > 0).to(density.dtype), lattice), lattice)
+    taps = lattice.neighborhood_size if gaussian is _dense_gaussian else 2
+    whole = float(gaussian_weight(lattice.dimension, taps, torch.float64).sum())
+    return (around / whole).clamp_min(1 / count_taps(lattice.dimension, taps))
 
 
 def _splat(rows: Tensor, simplices: Simplices) -> Tensor:
