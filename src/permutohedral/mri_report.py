@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from permutohedral.data.measurements import field_of_view
-from permutohedral.data.trajectories import TRAJECTORIES
+from permutohedral.data.trajectories import TRAJECTORIES, Trajectory, make_trajectory
 from permutohedral.experiments.mri import SHOWN_FACTOR
 from permutohedral.experiments.result import Result, write_text
 from permutohedral.report import new_figure, save_figure
@@ -18,34 +18,39 @@ SOURCES = {"phantom": "Shepp-Logan", "photographs": "photographs"}
 DOMAINS = {"image": "Samples of the image", "spectrum": "Samples of the spectrum"}
 
 
-def mri_table(results: Sequence[Result]) -> str:
-    """A Markdown table of one domain: PSNR in dB for every source, trajectory and factor, with SSIM and time.
+def mri_table(results: Sequence[Result], factor: float) -> str:
+    """A Markdown table of one domain and factor: PSNR in dB / SSIM for every source and trajectory, and time.
 
     >>> scores = {"phantom, radial, 4x": {"psnr": 30.0, "ssim": 0.9}}
     >>> metrics = {"scores": scores, "weights": 7, "milliseconds": {"radial, 4x": 2.5}}
     >>> config = {"title": "ours", "domain": "image", "factors": [4.0]}
-    >>> print(mri_table([Result("mri", "ours", config, metrics, 0)]))
-    | Method | Weights | Shepp-Logan, radial, 4x | SSIM | ms |
-    | --- | ---: | ---: | ---: | ---: |
-    | ours | 7 | 30.00 | 0.900 | 2.5 |
+    >>> print(mri_table([Result("mri", "ours", config, metrics, 0)], factor=4.0))
+    | 4x | Weights | Shepp-Logan, radial | ms |
+    | --- | ---: | ---: | ---: |
+    | ours | 7 | 30.00 / 0.900 | 2.5 |
     """
-    columns = _columns(results)
-    shown = _shown(results)
-    titles = [
-        f"{SOURCES[source]}, {kind}, {factor:g}x" if kind == TRAJECTORIES[0] else f"{kind}, {factor:g}x"
-        for source, kind, factor in columns
-    ]
-    heads = ["Method", "Weights", *titles, "SSIM", "ms"]
-    lines = ["| " + " | ".join(heads) + " |", "| --- |" + " ---: |" * (len(heads) - 1)]
+    columns = [column for column in _columns(results) if column[2] == factor]
+    titles = [f"{SOURCES[source]}, {kind}" for source, kind, _ in columns]
+    lines = [f"| {factor:g}x | Weights | {' | '.join(titles)} | ms |", "| --- |" + " ---: |" * (len(titles) + 2)]
     for result in results:
-        scores = result.metrics["scores"]
-        similarity = [scores[_key(*column)]["ssim"] for column in columns if column[2] == shown]
-        times = [value for name, value in result.metrics["milliseconds"].items() if name.endswith(f" {shown:g}x")]
+        scores = [result.metrics["scores"][_key(*column)] for column in columns]
+        times = [value for name, value in result.metrics["milliseconds"].items() if name.endswith(f" {factor:g}x")]
         weights = f"{result.metrics['weights']:,}" if result.metrics["weights"] else ""
-        cells = [result.config["title"], weights, *(f"{scores[_key(*column)]['psnr']:.2f}" for column in columns)]
-        cells += [f"{np.mean(similarity):.3f}", f"{np.mean(times):.1f}"]
-        lines.append("| " + " | ".join(cells) + " |")
+        cells = [result.config["title"], weights, *(f"{score['psnr']:.2f} / {score['ssim']:.3f}" for score in scores)]
+        lines.append("| " + " | ".join([*cells, f"{np.mean(times):.1f}"]) + " |")
     return "\n".join(lines)
+
+
+def mri_tables(results: Sequence[Result]) -> str:
+    """The tables of one domain, one for each factor."""
+    factors = dict.fromkeys(column[2] for column in _columns(results))
+    return "\n\n".join(mri_table(results, factor) for factor in factors)
+
+
+def by_domain(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """The results of each domain that has any."""
+    parts = {domain: [result for result in results if result.config["domain"] == domain] for domain in DOMAINS}
+    return {domain: part for domain, part in parts.items() if part}
 
 
 def _key(source: str, kind: str, factor: float) -> str:
@@ -54,16 +59,9 @@ def _key(source: str, kind: str, factor: float) -> str:
 
 def _columns(results: Sequence[Result]) -> list[tuple[str, str, float]]:
     """Sources, trajectories and factors that all results have."""
-    every = [
-        (source, kind, factor) for source in SOURCES for kind in TRAJECTORIES for factor in results[0].config["factors"]
-    ]
-    return [column for column in every if all(_key(*column) in result.metrics["scores"] for result in results)]
-
-
-def _shown(results: Sequence[Result]) -> float:
-    """The factor that SSIM and time are given of."""
     factors = results[0].config["factors"]
-    return SHOWN_FACTOR if SHOWN_FACTOR in factors else float(factors[0])
+    every = [(source, kind, factor) for source in SOURCES for kind in TRAJECTORIES for factor in factors]
+    return [column for column in every if all(_key(*column) in result.metrics["scores"] for result in results)]
 
 
 def write_mri_report(results: Sequence[Result], folder: Path, command: str) -> Path:
@@ -81,25 +79,22 @@ def write_mri_report(results: Sequence[Result], folder: Path, command: str) -> P
     lines = [
         "# Images from samples along trajectories",
         "",
-        f"Mean PSNR in dB of images of {config['size']} x {config['size']} pixels: the phantom of Shepp and Logan, and "
-        f"the centers of {config['test_images'] or 200} test photographs of BSDS500; neither is in the training. A "
-        f"factor is pixels over samples. SSIM and milliseconds for one image are means over the columns at "
-        f"{_shown(results):g}x. Learned rows have one set of weights for both sources, both trajectories, all factors.",
+        f"Mean PSNR in dB / SSIM of images of {config['size']} x {config['size']} pixels: the phantom of Shepp and "
+        f"Logan, and the centers of {config['test_images'] or 200} test photographs of BSDS500; neither is in "
+        "the training. A factor is pixels over samples; milliseconds are those of one image. Learned rows have one set "
+        "of weights for both sources, both trajectories and all factors.",
         "",
     ]
-    for domain, title in DOMAINS.items():
-        rows = [result for result in results if result.config["domain"] == domain]
-        if not rows:
-            continue
+    for domain, rows in by_domain(results).items():
         draw_curves(rows, folder / f"{domain}_psnr.png")
-        lines += [f"## {title}", "", mri_table(rows), "", f"![PSNR over the factor]({domain}_psnr.png)", ""]
+        lines += [f"## {DOMAINS[domain]}", "", mri_tables(rows), "", f"![PSNR over the factor]({domain}_psnr.png)", ""]
         if draw_examples(rows, folder, folder / f"{domain}_pictures.png"):
             lines += [f"![Reconstructions at {SHOWN_FACTOR:g}x]({domain}_pictures.png)", ""]
     training = sum(result.seconds.get("training", 0.0) for result in results)
     commits = ", ".join(f"`{commit}`" for commit in dict.fromkeys(str(r.environment["commit"]) for r in results))
     lines += [
         f"Made with `{command}` at commit {commits} on {machine}, {environment['threads']} thread(s), shared with "
-        f"other work; {training:.0f} s of training. All figures with their settings are in `rows/`.",
+        f"other work; {training:.0f} s of training. All figures with their settings are in `runs/`.",
         "",
     ]
     path = folder / "report.md"
@@ -129,7 +124,7 @@ def draw_curves(results: Sequence[Result], path: Path) -> None:
 
 
 def draw_examples(results: Sequence[Result], folder: Path, path: Path) -> bool:
-    """Draw what every row made of the first image of each source: a line for each source and trajectory.
+    """Draw what every row made of one image of each source: a line for each source and trajectory.
 
     Returns:
         Whether there is anything to draw.
@@ -140,17 +135,22 @@ def draw_examples(results: Sequence[Result], folder: Path, path: Path) -> bool:
     lines = [line for line in lines if all(", ".join(line) in images for images in examples.values())]
     if not examples or not lines:
         return False
-    in_field = results[0].config["domain"] == "spectrum"
-    figure, axes = new_figure(len(lines), 1 + len(examples), width=1.55 * (1 + len(examples)), height=1.85 * len(lines))
-    for row, (source, kind) in zip(axes, lines, strict=True):
+    config = results[0].config
+    size, domain = config["size"], config["domain"]
+    inside = field_of_view(size).numpy() > 0 if domain == "spectrum" else np.ones((size, size), dtype=bool)
+    columns = 2 + len(examples)
+    figure, axes = new_figure(len(lines), columns, width=1.45 * columns, height=1.8 * len(lines))
+    for number, (row, (source, kind)) in enumerate(zip(axes, lines, strict=True)):
         truth = next(iter(examples.values()))[f"{source}, truth"]
-        inside = field_of_view(len(truth)).numpy() > 0 if in_field else np.ones_like(truth, dtype=bool)
-        _show(row[0], truth, "truth" if row is axes[0] else "", "")
+        _draw_samples(row[0], make_trajectory(kind, domain, size, SHOWN_FACTOR), size)
         row[0].set_ylabel(f"{SOURCES[source]}, {kind}", fontsize=7)
-        for axis, (title, images) in zip(row[1:], examples.items(), strict=True):
+        _show(row[1], truth, "")
+        for axis, images in zip(row[2:], examples.values(), strict=True):
             made = images[f"{source}, {kind}"]
-            psnr = -10 * np.log10(np.mean((made - truth)[inside] ** 2))
-            _show(axis, made, title if row is axes[0] else "", f"{psnr:.2f} dB")
+            _show(axis, made, f"{-10 * np.log10(np.mean((made - truth)[inside] ** 2)):.2f} dB")
+        if number == 0:
+            for axis, title in zip(row, ["samples", "truth", *examples], strict=True):
+                axis.set_title(title.replace(" + ", "\n+ "), fontsize=7)
     save_figure(figure, path)
     return True
 
@@ -163,9 +163,13 @@ def _read_examples(folder: Path, name: str) -> dict[str, Any]:
         return dict(content)
 
 
-def _show(axis: Any, image: Any, title: str, caption: str) -> None:
+def _draw_samples(axis: Any, trajectory: Trajectory, size: int) -> None:
+    y, x = trajectory.positions.T
+    axis.scatter(x, y, s=1, c="black", linewidths=0)
+    axis.set(xlim=(-size / 2, size / 2), ylim=(size / 2, -size / 2), aspect="equal", xticks=[], yticks=[])
+
+
+def _show(axis: Any, image: Any, caption: str) -> None:
     axis.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-    axis.set_title(title.replace(" + ", "\n+ "), fontsize=7)
     axis.set_xlabel(caption, fontsize=7)
-    axis.set_xticks([])
-    axis.set_yticks([])
+    axis.set(xticks=[], yticks=[])

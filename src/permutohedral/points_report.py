@@ -17,7 +17,7 @@ from permutohedral.report import new_figure, save_figure
 def points_table(results: Sequence[Result]) -> str:
     """A Markdown table: mean accuracy over the seeds ± their sample standard deviation.
 
-    >>> metrics = [{"accuracy": share, "weights": 7000} for share in (0.9, 0.92)]
+    >>> metrics = [{"accuracy": {"all": share}, "weights": 7000} for share in (0.9, 0.92)]
     >>> runs = [Result("points", "a", {"title": "A"}, m, s, {"training": 3.0}) for s, m in enumerate(metrics)]
     >>> print(points_table(runs))
     | Network | Weights | Seeds | Accuracy | Training, s |
@@ -26,7 +26,7 @@ def points_table(results: Sequence[Result]) -> str:
     """
     lines = ["| Network | Weights | Seeds | Accuracy | Training, s |", "| --- | ---: | ---: | ---: | ---: |"]
     for runs in _by_row(results).values():
-        accuracy = np.array([run.metrics["accuracy"] for run in runs])
+        accuracy = np.array([run.metrics["accuracy"]["all"] for run in runs])
         spread = f" ± {accuracy.std(ddof=1):.3f}" if len(runs) > 1 else ""
         seconds = np.mean([run.seconds["training"] for run in runs])
         cells = [runs[0].config["title"], f"{runs[0].metrics['weights']:,}", str(len(runs))]

@@ -146,7 +146,7 @@ def evaluate(model: nn.Module, clouds: PointClouds, device: torch.device) -> dic
     ...         return F.one_hot(torch.zeros(int(item.max()) + 1, dtype=torch.int64), len(SOLIDS)).float()
     >>> clouds = make_clouds(5, seed=0)
     >>> measured = evaluate(Always(), clouds, torch.device("cpu"))
-    >>> measured["accuracy"] == int((clouds.labels == 0).sum()) / 5
+    >>> measured["accuracy"]["all"] == int((clouds.labels == 0).sum()) / 5
     True
     """
     confusion = torch.zeros(len(SOLIDS), len(SOLIDS), dtype=torch.int64)
@@ -157,4 +157,4 @@ def evaluate(model: nn.Module, clouds: PointClouds, device: torch.device) -> dic
         pairs = (batch.labels * len(SOLIDS) + guesses).cpu()
         confusion += torch.bincount(pairs, minlength=confusion.numel()).reshape_as(confusion)
     right = int(confusion.diagonal().sum())
-    return {"accuracy": right / len(clouds.labels), "confusion": confusion.tolist()}
+    return {"accuracy": {"all": right / len(clouds.labels)}, "confusion": confusion.tolist()}

@@ -67,7 +67,7 @@ def run_rows(
 
     Args:
         configs: rows with their seeds, the most important first.
-        run: trains and evaluates one; its metrics have "accuracy" by column.
+        run: trains and evaluates one; if its metrics have "accuracy" by column, that is reported.
         options: where and on what.
         jobs: processes that train side by side, on one device.
         report: told of every row that ends.
@@ -90,8 +90,8 @@ def run_rows(
             failed.append(f"{config.name} with seed {config.seed}: {outcome}")
             report(f"{place}: failed")
         elif outcome is not None:
-            accuracy = " ".join(f"{share:.4f}" for share in outcome.metrics["accuracy"].values())
-            report(f"{place}: {accuracy} in {sum(outcome.seconds.values()):.0f} s")
+            accuracy = " ".join(f"{share:.4f}" for share in outcome.metrics.get("accuracy", {}).values())
+            report(f"{place}: {accuracy or 'done'} in {sum(outcome.seconds.values()):.0f} s")
             yield outcome
     if failed:
         raise PermutohedralError("; ".join(failed))

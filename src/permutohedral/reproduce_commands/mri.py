@@ -14,6 +14,7 @@ from permutohedral.reproduce_commands.options import (
     Data,
     Devices,
     Explained,
+    Jobs,
     Output,
     ReportOnly,
     Resume,
@@ -36,6 +37,7 @@ def register(application: typer.Typer, explained: Explained) -> None:
         row: Rows = None,
         config: Configs = None,
         smoke: Smoke = False,
+        jobs: Jobs = 1,
         report_only: ReportOnly = False,
         output: Output = None,
         data: Data = None,
@@ -59,15 +61,14 @@ def register(application: typer.Typer, explained: Explained) -> None:
                 _report(read_mri_results(folder), folder)
                 return
             # the helping processes of a training on several devices have no results
-            if reproduce_mri(choose_mri_rows(row or (), config or (), smoke), options, tell):
+            if list(reproduce_mri(choose_mri_rows(row or (), config or (), smoke), options, tell, jobs)):
                 _report(read_mri_results(folder), folder)
 
 
 def _report(results: list[Result], folder: Path) -> None:
-    from permutohedral.mri_report import mri_table, write_mri_report
+    from permutohedral.mri_report import DOMAINS, by_domain, mri_tables, write_mri_report
 
     path = write_mri_report(results, folder, command_line())
-    for domain in dict.fromkeys(result.config["domain"] for result in results):
-        typer.echo(mri_table([result for result in results if result.config["domain"] == domain]))
-        typer.echo()
+    for domain, rows in by_domain(results).items():
+        typer.echo(f"{DOMAINS[domain]}: PSNR in dB / SSIM\n\n{mri_tables(rows)}\n")
     typer.echo(f"wrote {path}", err=True)

@@ -13,6 +13,7 @@ from permutohedral.reproduce_commands.options import (
     Configs,
     Devices,
     Explained,
+    Jobs,
     Output,
     ReportOnly,
     Resume,
@@ -37,6 +38,7 @@ def register(application: typer.Typer, explained: Explained) -> None:
         config: Configs = None,
         smoke: Smoke = False,
         seeds: Seeds = None,
+        jobs: Jobs = 1,
         report_only: ReportOnly = False,
         output: Output = None,
         accelerator: Accelerator = "auto",
@@ -65,7 +67,7 @@ def register(application: typer.Typer, explained: Explained) -> None:
                 return
             rows = with_seeds(choose_points_rows(row or (), config or (), smoke), seeds or (1 if smoke else 3))
             # the helping processes of a training on several devices have no results
-            if list(reproduce_points(rows, options, tell)):
+            if list(reproduce_points(rows, options, tell, jobs)):
                 _report(read_points_results(folder), folder)
 
 
