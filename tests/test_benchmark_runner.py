@@ -170,6 +170,12 @@ class TestReport:
         assert "substitute image" in text.getvalue()
         assert "absent: nobody" in text.getvalue()
 
+    def test_a_narrow_terminal_gets_narrow_lines(self, found: dict[str, Any]) -> None:
+        text = io.StringIO()
+        report.print_table(found, text, columns=80)
+        assert "fast 100 ms, recorded elsewhere" in text.getvalue()
+        assert max(map(len, text.getvalue().splitlines())) <= 80
+
     def test_the_chart_is_drawn(self, found: dict[str, Any], tmp_path: Path) -> None:
         pytest.importorskip("matplotlib").use("Agg")
         paths = [tmp_path / "chart.svg", tmp_path / "chart.png"]

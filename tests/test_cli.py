@@ -87,6 +87,12 @@ def test_every_command_explains_itself_with_an_example(command: list[str]) -> No
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
+def test_the_shell_completes_commands() -> None:
+    environment = {"_PERMUTOHEDRAL_COMPLETE": "complete_bash", "COMP_WORDS": "permutohedral fi", "COMP_CWORD": "1"}
+    result = CliRunner().invoke(application, [], prog_name="permutohedral", env=environment)
+    assert result.stdout.split() == ["filter", "figure"]
+
+
 def test_backends_agree_with_the_package() -> None:
     report = json.loads(invoke("backends", "--json").stdout)
     assert report["version"] == ph.__version__

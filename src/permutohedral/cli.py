@@ -6,6 +6,9 @@ Torch and everything that draws is imported by the command that needs it.
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,7 +113,15 @@ def backends(as_json: Json = False) -> None:
             typer.echo(f"\n{device}")
             for choice in choices:
                 verdict = "chosen" if choice["chosen"] else choice["reason"] or "runs here, not chosen"
-                typer.echo(f"  {choice['name']:<10} {verdict}")
+                typer.echo(_hanging(f"  {choice['name']:<10} ", verdict))
+
+
+def _hanging(start: str, text: str) -> str:
+    """`text` beside `start`, wrapped on a terminal and in one line elsewhere."""
+    if not sys.stdout.isatty():
+        return start + text
+    columns = shutil.get_terminal_size().columns
+    return textwrap.fill(text, columns, initial_indent=start, subsequent_indent=" " * len(start))
 
 
 def _describe_backends() -> dict[str, Any]:

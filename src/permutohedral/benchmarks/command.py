@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,8 @@ def main(options: runner.Options, json_file: Path | None, csv_file: Path | None,
     """Run, print the table, write the files; the exit code is 1 if an operator was refused."""
     with _progress() as say:
         found = runner.run(options, say)
-    report.print_table(found, sys.stdout)
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    report.print_table(found, sys.stdout, columns)
     if json_file is not None:
         report.write_json(found, json_file)
     if csv_file is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import textwrap
 from pathlib import Path
 from typing import IO, Any
 
@@ -64,19 +65,47 @@ _TITLES = (
 _TEXT_COLUMNS = (0, 4, 8)
 
 
-def print_table(report: dict[str, Any], file: IO[str]) -> None:
-    """The figures side by side: ours, the peers of the same run, the best recorded peer."""
+def print_table(report: dict[str, Any], file: IO[str], columns: int | None = None) -> None:
+    """The figures side by side: ours, the peers of the same run, the best recorded peer.
+
+    Args:
+        report: of a run.
+        file: where to print.
+        columns: of the terminal; where the table is wider, its rows are broken and lines are wrapped. None for no limit.
+    """
     rows = [_TITLES, *(row for result in report["results"] for row in _table_rows(result))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (
-            cell.ljust(width) if column in _TEXT_COLUMNS else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        print("  ".join(cells).rstrip(), file=file)
+    if columns is not None and sum(widths) + 2 * (len(widths) - 1) > columns:
+        # ours and the best recorded peer in a line of their own, the peers of the same run below
+        lines = [line for row in rows[1:] for line in _broken(row, widths)]
+    else:
+        lines = ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
+    for line in lines:
+        print(line, file=file)
     print(file=file)
     for line in remarks(report):
-        print(line, file=file)
+        print(line if columns is None else textwrap.fill(line, columns, subsequent_indent="  "), file=file)
+
+
+def _aligned(row: tuple[str, ...], widths: list[int]) -> list[str]:
+    return [
+        cell.ljust(width) if column in _TEXT_COLUMNS else cell.rjust(width)
+        for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+    ]
+
+
+def _broken(row: tuple[str, ...], widths: list[int]) -> list[str]:
+    """A row of the table in lines of at most 80 columns."""
+    lines = []
+    if row[0]:
+        error = f", error {row[3]}" if row[3] else ""
+        lines.append(f"{row[0]}, {row[1]} thread{'s' * (row[1] != '1')}: {row[2]}{error}")
+        if row[8]:
+            lines.append(f"    {row[9]} times ours: {row[8]}, recorded elsewhere")
+    if row[4]:
+        cells = _aligned(row, widths)
+        lines.append(f"    {cells[4]}  {cells[5]}  {cells[6]}  {row[7]} times ours")
+    return lines
 
 
 def _table_rows(result: dict[str, Any]) -> list[tuple[str, ...]]:
