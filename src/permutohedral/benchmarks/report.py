@@ -71,7 +71,7 @@ def print_table(report: dict[str, Any], file: IO[str], columns: int | None = Non
     Args:
         report: of a run.
         file: where to print.
-        columns: of the terminal; where the table is wider, its rows are broken and lines are wrapped. None for no limit.
+        columns: of the terminal; where the table is wider, rows are broken and lines wrapped. None for no limit.
     """
     rows = [_TITLES, *(row for result in report["results"] for row in _table_rows(result))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
