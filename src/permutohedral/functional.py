@@ -22,14 +22,18 @@ from permutohedral.lattice import Lattice, Simplices, build_lattice
 from permutohedral.neighborhood import blur_gain, count_taps, gaussian_weight
 from permutohedral.ops import autograd
 from permutohedral.ops.fused import can_fuse, filter_learned
-from permutohedral.ops.primitives import FilterTables, accumulation_dtype
+from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.shapes import (
     check_points,
     check_weight,
     count,
+    filter_tables,
+    has_no_gradient,
     lattice_to_rows,
     points_to_rows,
     rows_to_points,
+    splat_density,
+    to_autocast,
     unfold,
 )
 
@@ -82,7 +86,7 @@ def convolve(lattice_values: Tensor, weight: Tensor, lattice: Lattice) -> Tensor
     8
     """
     rows, leading = lattice_to_rows(lattice_values, lattice, lattice.source)
-    rows, weight = _autocast(rows, weight)
+    rows, weight = to_autocast(rows, weight)
     channels = rows.shape[1] // max(count(leading), 1)
     weight, groups = check_weight(weight, channels, rows, lattice)
     # items that share a lattice are folded into channels, so they are groups of their own
@@ -157,19 +161,13 @@ def filter_with_bias(
         output = _filter(values, lattice, normalization, step, _dense_gaussian)
         return output if bias is None else output + bias.to(output.dtype)
 
-    source, target = lattice.source, lattice.target
-    fused = normalization in ("none", "density") and can_fuse(
-        values, weight, bias, source.barycentric, target.barycentric
-    )
+    weights = lattice.source.barycentric, lattice.target.barycentric
+    fused = normalization in ("none", "density") and can_fuse(values, weight, bias, *weights)
     rows, leading = points_to_rows(values, lattice) if fused else (values, ())
-    if not fused or leading or rows.numel() == 0 or target.num_points == 0:
+    if not fused or leading or rows.numel() == 0 or lattice.target.num_points == 0:
         return composed(values, weight, bias)
     weight, groups = check_weight(weight, rows.shape[1], rows, lattice)
-    tables = FilterTables(
-        source.vertices, source.barycentric, target.vertices, target.barycentric, lattice.neighbors,
-        lattice.reverse_neighbors, lattice.neighborhood.opposite(lattice.device), lattice.num_lattice_points, groups,
-        normalization == "density",
-    )  # fmt: skip
+    tables = filter_tables(lattice, groups, normalization == "density")
     return filter_learned(values, weight, bias, tables, composed)
 
 
@@ -315,7 +313,7 @@ def _filter(values: Tensor, lattice: Lattice, normalization: Normalization, step
     check_points(values, lattice)
     if normalization == "homogeneous" and step is gaussian:
         smallest = max(_SMALLEST_MASS, torch.finfo(values.dtype).tiny)
-        if step is _separable_gaussian and _can_fuse(values, lattice):
+        if step is _separable_gaussian and has_no_gradient(values, lattice):
             return _fused_gaussian(values, lattice, smallest)
         # the mass is one more channel
         ones = values.new_ones(()).expand(*values.shape[:-1], 1)
@@ -333,32 +331,19 @@ def _filter(values: Tensor, lattice: Lattice, normalization: Normalization, step
     return output
 
 
-def _can_fuse(values: Tensor, lattice: Lattice) -> bool:
-    """Whether no one will ask for a derivative."""
-    inputs = (values, lattice.source.barycentric, lattice.target.barycentric)
-    return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs))
-
-
 def _fused_gaussian(values: Tensor, lattice: Lattice, smallest_mass: float) -> Tensor:
     axis_neighbors = _check_separable(lattice)
     rows, leading = points_to_rows(values, lattice)
     source, target = lattice.source, lattice.target
-    filtered = autograd.filter_gaussian(
-        rows,
-        source.vertices,
-        source.barycentric,
-        axis_neighbors,
-        target.vertices,
-        target.barycentric,
-        smallest_mass,
-    )
+    tables = source.vertices, source.barycentric, axis_neighbors, target.vertices, target.barycentric
+    filtered = autograd.filter_gaussian(rows, *tables, smallest_mass)
     return rows_to_points(filtered, lattice, leading)
 
 
 def _apply(values: Tensor, lattice: Lattice, step: _Step, by_density: bool = False) -> Tensor:
     lattice_values = splat(values, lattice)
     if by_density:
-        density = _density(lattice)
+        density = splat_density(lattice)
         # a halo point, or a vertex that its points touch with weight zero, holds nothing to divide
         lattice_values = (lattice_values / torch.where(density > 0, density, 1.0)).to(values.dtype)
     return slice(step(lattice_values, lattice), lattice)
@@ -372,17 +357,12 @@ def _mass(lattice: Lattice, gaussian: _Step) -> Tensor:
     return _apply(ones, lattice, gaussian) + _SMALLEST_MASS
 
 
-def _density(lattice: Lattice) -> Tensor:
-    """The weight splatted onto each lattice point, `[lattice_points, 1]`."""
-    return _splat(lattice.source.barycentric.new_ones(lattice.source.num_points, 1), lattice.source)
-
-
 def _coverage(lattice: Lattice, gaussian: _Step) -> Tensor:
     """The share of the Gaussian that lies on occupied lattice points, `[..., target points, 1]`.
 
     Never less than one tap's share, so that what a lone far sample gives is not blown up to a full signal.
     """
-    density = _density(lattice).detach()
+    density = splat_density(lattice).detach()
     around = slice(gaussian((density > 0).to(density.dtype), lattice), lattice)
     taps = lattice.neighborhood_size if gaussian is _dense_gaussian else 2
     whole = float(gaussian_weight(lattice.dimension, taps, torch.float64).sum())
@@ -391,14 +371,6 @@ def _coverage(lattice: Lattice, gaussian: _Step) -> Tensor:
 
 def _splat(rows: Tensor, simplices: Simplices) -> Tensor:
     return autograd.splat(rows, simplices.vertices, simplices.barycentric, simplices.num_lattice_points)
-
-
-def _autocast(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """What autocast does to torch.nn.functional.conv2d."""
-    if not torch.is_autocast_enabled(rows.device.type) or rows.dtype == torch.float64:
-        return rows, weight
-    dtype = torch.get_autocast_dtype(rows.device.type)
-    return rows.to(dtype), weight.to(dtype)
 
 
 def _lattice_for(

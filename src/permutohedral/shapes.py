@@ -12,7 +12,8 @@ from torch import Tensor
 from permutohedral.errors import InputError
 from permutohedral.lattice import Lattice, Simplices
 from permutohedral.neighborhood import count_taps
-from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.ops import autograd
+from permutohedral.ops.primitives import FilterTables, accumulation_dtype
 
 
 def count(leading: tuple[int, ...]) -> int:
@@ -131,3 +132,34 @@ def check_weight(weight: Tensor, channels: int, rows: Tensor, lattice: Lattice) 
             "be in_channels / groups, and its third a multiple of groups"
         )
     return weight, groups
+
+
+def to_autocast(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """What autocast does to torch.nn.functional.conv2d."""
+    if not torch.is_autocast_enabled(rows.device.type) or rows.dtype == torch.float64:
+        return rows, weight
+    dtype = torch.get_autocast_dtype(rows.device.type)
+    return rows.to(dtype), weight.to(dtype)
+
+
+def filter_tables(lattice: Lattice, groups: int, by_density: bool) -> FilterTables:
+    """What a learned filter of `groups` reads of a lattice."""
+    source, target = lattice.source, lattice.target
+    opposite = lattice.neighborhood.opposite(lattice.device)
+    return FilterTables(
+        source.vertices, source.barycentric, target.vertices, target.barycentric, lattice.neighbors,
+        lattice.reverse_neighbors, opposite, lattice.num_lattice_points, groups, by_density,
+    )  # fmt: skip
+
+
+def has_no_gradient(values: Tensor, lattice: Lattice) -> bool:
+    """Whether no one will ask for a derivative."""
+    inputs = (values, lattice.source.barycentric, lattice.target.barycentric)
+    return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs))
+
+
+def splat_density(lattice: Lattice) -> Tensor:
+    """The weight splatted onto each lattice point, `[lattice_points, 1]`."""
+    source = lattice.source
+    ones = source.barycentric.new_ones(source.num_points, 1)
+    return autograd.splat(ones, source.vertices, source.barycentric, source.num_lattice_points)
