@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from permutohedral.errors import InputError
 from permutohedral.lattice import build_lattice
 from permutohedral.models import invariance
 from permutohedral.models.invariance import (
+    CopiesStem,
     InvarianceModel,
     InvariantLeNet,
+    LevelStem,
     Stack,
     StackStem,
     build_invariance_model,
@@ -39,7 +42,7 @@ def stem_of(stack: Stack, **options: Any) -> StackStem:
     return StackStem(3, stack, **options).to(DEVICE)
 
 
-def levels_of(stem: StackStem, images: Tensor) -> Tensor:
+def levels_of(stem: LevelStem, images: Tensor) -> Tensor:
     """`[images, levels, channels, 24, 24]`."""
     output: Tensor = stem(as_values(images))
     return output.detach().reshape(len(images), stem.num_levels, *output.shape[1:])
@@ -54,6 +57,24 @@ def test_rotating_the_image_moves_the_result_along_the_stack(neighborhood_size: 
     upright, turned = levels_of(stem, images), levels_of(stem, torch.rot90(images, dims=(1, 2)))
     assert_close(turned[:, :4], upright[:, 3:].cpu())
     assert float((turned - upright).norm()) > 0.1 * float(upright.norm())
+
+
+def test_copies_are_rotated_and_convolved_one_by_one() -> None:
+    stem = CopiesStem(3, Stack("rotation", THIRTY, levels=3)).to(DEVICE)
+    images = digits()
+    upright, turned = levels_of(stem, images), levels_of(stem, torch.rot90(images, dims=(1, 2)))
+    assert_close(turned[:, :4], upright[:, 3:].cpu(), torch.float32)
+    assert_close(upright[:, 3], stem.convolution(images[:, None]).detach().cpu())
+    assert float((turned - upright).norm()) > 0.1 * float(upright.norm())
+
+
+def test_copies_are_scaled() -> None:
+    stem = CopiesStem(1, Stack("scale", bandwidth=0.2, levels=1)).to(DEVICE)
+    nn.init.dirac_(stem.convolution.weight)
+    square = functional.pad(torch.ones(1, 10, 10), (9, 9, 9, 9)).to(DEVICE)
+    areas = (levels_of(stem, square) - stem.convolution.bias).sum(dim=(0, 2, 3, 4)).sqrt()
+    factor = math.exp(stem.stack.spacing)
+    assert areas.tolist() == pytest.approx([10 / factor, 10, 10 * factor], rel=0.05)
 
 
 def test_angles_wrap_around() -> None:
@@ -73,9 +94,9 @@ def test_all_rotations_pooled_do_not_change_under_rotation() -> None:
 
 
 def test_an_empty_image_pools_to_nothing() -> None:
-    models: tuple[InvarianceModel, ...] = ("lenet", "pcnn", "stack")
+    models: tuple[InvarianceModel, ...] = ("lenet", "pcnn", "stack", "copies")
     for model in models:
-        options = {"bandwidth": 0.1, "levels": 1} if model == "stack" else {}
+        options = {"bandwidth": 0.1, "levels": 1} if model in ("stack", "copies") else {}
         stem: Any = build_invariance_model(model, "scale", options).to(DEVICE).stem
         nn.init.ones_(stem.convolution.bias)
         pooled = pooled_levels(stem, torch.zeros(1, 784, 1, device=DEVICE))
@@ -155,8 +176,9 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message
         build_invariance_model("stack", "rotation", options)
 
 
-def test_scattered_points_are_refused() -> None:
-    model = build_invariance_model("stack", "rotation", {"bandwidth": 20.0, "levels": 1})
+@pytest.mark.parametrize("name", ["stack", "copies"])
+def test_scattered_points_are_refused(name: InvarianceModel) -> None:
+    model = build_invariance_model(name, "rotation", {"bandwidth": 20.0, "levels": 1})
     with pytest.raises(InputError, match="without positions"):
         model(torch.rand(1, 784, 1), torch.rand(1, 784, 2))
     with pytest.raises(InputError, match="without positions"):

@@ -24,7 +24,7 @@ from permutohedral.experiments.training import RunOptions, Task, TrainingSetting
 from permutohedral.models.invariance import (
     InvarianceModel,
     InvariantLeNet,
-    StackStem,
+    LevelStem,
     Transformation,
     build_invariance_model,
     pooled_levels,
@@ -52,7 +52,7 @@ class InvarianceConfig:
         name: of the row and its files.
         title: what the table calls it.
         transformation: "rotation" or "scale" of the test digits, and of the stack.
-        model: "lenet", "pcnn" or "stack".
+        model: "lenet", "pcnn", "stack" or "copies".
         training: how to train.
         options: arguments of the model.
         window: of a stack: how many levels on either side of the digit as it is count as right in training;
@@ -148,7 +148,7 @@ def run(config: InvarianceConfig, options: RunOptions) -> Result | None:
         "change": measure_change(model.stem, images[:_CHANGE_IMAGES], config.transformation),
         "weights": sum(parameter.numel() for parameter in model.parameters()),
     }
-    if isinstance(model.stem, StackStem) and config.transformation == "rotation":
+    if isinstance(model.stem, LevelStem) and config.transformation == "rotation":
         model.stem.set_stack(whole_circle(model.stem.stack))
         metrics["accuracy_whole_circle"] = evaluate(model, images, labels, config, options)
         metrics["change_whole_circle"] = measure_change(model.stem, images[:_CHANGE_IMAGES], config.transformation)

@@ -10,21 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from permutohedral.data.mnist import interpolate
 from permutohedral.errors import InputError
 from permutohedral.features import lattice_step, log_scale_features, rotation_features, whole_steps_sigma
 from permutohedral.functional import Normalization
 from permutohedral.lattice import Lattice, build_lattice
-from permutohedral.models.lenet import CLASSES, MARGIN, SIZE, LeNet, build_lenet, grid_positions
+from permutohedral.models.lenet import CLASSES, MARGIN, SIZE, LeNet, LeNetModel, build_lenet, grid_positions
 from permutohedral.nn.convolution import PermutohedralConvolution
 
 Transformation = Literal["rotation", "scale"]
-InvarianceModel = Literal["lenet", "pcnn", "stack"]
+InvarianceModel = Literal["lenet", "pcnn", "stack", "copies"]
 
 _DIMENSION = 3
 
@@ -95,7 +96,56 @@ class Stack:
         return torch.cat([pixels.expand(len(last), -1, -1), last], dim=2).flatten(0, 1)
 
 
-class StackStem(nn.Module):
+class LevelStem(nn.Module):
+    """A first layer that makes `[batch * levels, channels, 24, 24]` of images, the levels of an image together."""
+
+    stack: Stack
+
+    @property
+    def num_levels(self) -> int:
+        """Levels of the result."""
+        return 2 * self.stack.levels + 1
+
+    def set_stack(self, stack: Stack) -> None:
+        """Filter another stack with the same filter, for instance the whole circle."""
+        raise NotImplementedError
+
+
+class CopiesStem(LevelStem):
+    """The same without a third coordinate: each level is interpolated onto the grid, and convolved there by itself.
+
+    Args:
+        channels: of the result.
+        stack: the levels.
+
+    >>> CopiesStem(4, Stack("scale", bandwidth=0.1, levels=1))(torch.rand(2, 784, 1)).shape
+    torch.Size([6, 4, 24, 24])
+    """
+
+    def __init__(self, channels: int, stack: Stack) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(1, channels, 1 + 2 * MARGIN)
+        self.set_stack(stack)
+
+    def set_stack(self, stack: Stack) -> None:
+        self.stack = stack
+        make = rotation_features if stack.transformation == "rotation" else log_scale_features
+        # a level shows what lies at the inversely transformed position
+        places = make(SIZE, SIZE, -stack.amounts(stack.levels))[:, :2].reshape(-1, SIZE, SIZE, 2)
+        grid = ((2 * places + 1) / SIZE - 1).flip(-1)
+        self.register_buffer("grid", grid.to(self.convolution.weight.device), persistent=False)
+        self.grid: Tensor
+
+    def forward(self, values: Tensor, positions: Tensor | None = None) -> Tensor:
+        """`[batch * levels, channels, 24, 24]`, as of `StackStem`."""
+        _refuse(positions)
+        images = values.reshape(1, -1, SIZE, SIZE).expand(self.num_levels, -1, -1, -1)
+        levels = functional.grid_sample(images, self.grid, align_corners=False)
+        output: Tensor = self.convolution(levels.transpose(0, 1).reshape(-1, 1, SIZE, SIZE))
+        return output
+
+
+class StackStem(LevelStem):
     """One permutohedral convolution over the stack: the lattice is the same for all images and built once.
 
     Args:
@@ -119,7 +169,6 @@ class StackStem(nn.Module):
         self.set_stack(stack)
 
     def set_stack(self, stack: Stack) -> None:
-        """Filter another stack with the same filter, for instance the whole circle."""
         self.stack = stack
         # one step of the simplex around a target and one around a sample, whose far ends have weight zero
         positions, features = stack.source(beyond=self.convolution.neighborhood_size + 1)
@@ -130,11 +179,6 @@ class StackStem(nn.Module):
         self.features: Tensor
         self.target: Tensor
         self._lattice: Lattice | None = None
-
-    @property
-    def num_levels(self) -> int:
-        """Levels of the result."""
-        return 2 * self.stack.levels + 1
 
     def lattice(self) -> Lattice:
         """Under the stack; built at the first call, and again on another device."""
@@ -149,8 +193,7 @@ class StackStem(nn.Module):
             values: `[batch, 784, 1]`.
             positions: must be None: the images come as pixels.
         """
-        if positions is not None:
-            raise InputError("a stack is made of images: give their pixels in row order, without positions")
+        _refuse(positions)
         output = self.convolution(self.sample(values), lattice=self.lattice())
         side = SIZE - 2 * MARGIN
         levels = output.reshape(len(values) * self.num_levels, side * side, -1)
@@ -165,6 +208,11 @@ class StackStem(nn.Module):
         return interpolate(images, self.positions.expand(len(images), -1, -1))[..., None]
 
 
+def _refuse(positions: Tensor | None) -> None:
+    if positions is not None:
+        raise InputError("a stack is made of images: give their pixels in row order, without positions")
+
+
 class InvariantLeNet(LeNet):
     """LeNet on every level of a stack, with one set of weights: scores of (class, level) that are pooled over levels.
 
@@ -176,7 +224,7 @@ class InvariantLeNet(LeNet):
     torch.Size([4, 10])
     """
 
-    stem: StackStem
+    stem: LevelStem
 
     def level_scores(self, values: Tensor) -> Tensor:
         """Scores of the classes at every level, `[batch, levels, 10]`."""
@@ -190,8 +238,7 @@ class InvariantLeNet(LeNet):
             values: `[batch, 784, 1]`, from 0 to 1.
             positions: must be None.
         """
-        if positions is not None:
-            raise InputError("a stack is made of images: give their pixels in row order, without positions")
+        _refuse(positions)
         pooled: Tensor = self.level_scores(values).logsumexp(dim=1)
         return pooled
 
@@ -204,7 +251,7 @@ def pooled_levels(stem: nn.Module, values: Tensor) -> Tensor:
     """
     empty = torch.zeros_like(values[:1])
     output: Tensor = stem(torch.cat([values, empty]), None)
-    if isinstance(stem, StackStem):
+    if isinstance(stem, LevelStem):
         output = output.reshape(-1, stem.num_levels, *output.shape[1:]).amax(dim=1)
     return output[:-1] - output[-1:]
 
@@ -215,22 +262,24 @@ def build_invariance_model(
     """A classifier by name.
 
     Args:
-        model: "lenet", "pcnn" (both as in `build_lenet`) or "stack" (`InvariantLeNet`).
+        model: "lenet", "pcnn" (both as in `build_lenet`), "stack" or "copies" (`InvariantLeNet` with `StackStem` or
+            `CopiesStem`).
         transformation: of the stack.
-        options: arguments of `LeNet`, and of `Stack` and `StackStem` or the other stem.
+        options: arguments of `LeNet`, of the stem and of `Stack`.
 
     >>> build_invariance_model("stack", "scale", {"bandwidth": 0.1, "levels": 3}).stem.num_levels
     7
     """
-    if model != "stack":
-        return build_lenet(model, options)
+    if model not in ("stack", "copies"):
+        return build_lenet(cast(LeNetModel, model), options)
     parts: dict[str, dict[str, Any]] = {"stack": {}, "stem": {}, "trunk": {}}
     for name, value in (options or {}).items():
         part = "stack" if name in ("bandwidth", "levels", "sigma_space") else "stem"
         parts["trunk" if name in ("channels", "hidden", "rectify", "dropout") else part][name] = value
     try:
         channels = tuple(parts["trunk"].pop("channels", (20, 50)))
-        stem = StackStem(channels[0], Stack(transformation, **parts["stack"]), **parts["stem"])
+        stem_of = StackStem if model == "stack" else CopiesStem
+        stem = stem_of(channels[0], Stack(transformation, **parts["stack"]), **parts["stem"])
         return InvariantLeNet(stem, channels, **parts["trunk"])
     except TypeError as error:
         raise InputError(f"the options of the model {model} do not fit: {error}") from error
