@@ -77,6 +77,9 @@ def test_help_tells_what_there_is_in_eighty_columns() -> None:
         assert not line.endswith("...")
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert "Exit codes: 0 done" in result.stdout
+    for group in ("figure", "reproduce"):
+        result = CliRunner().invoke(application, [group, "--help"], env={"COLUMNS": "80"})
+        assert "..." not in result.stdout.partition("Commands:")[2]
 
 
 @pytest.mark.parametrize("command", all_commands(), ids=" ".join)

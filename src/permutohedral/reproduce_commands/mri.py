@@ -45,7 +45,9 @@ def register(application: typer.Typer, explained: Explained) -> None:
         devices: Devices = 1,
         resume: Resume = False,
     ) -> None:
-        """Make images of samples along radial and spiral trajectories, of the image or of its spectrum.
+        """Make images of samples along radial and spiral trajectories.
+
+        The samples are of the image, or of its spectrum.
 
         Writes a JSON file for each row, its weights, a report in Markdown and figures.
 

@@ -45,7 +45,9 @@ def register(application: typer.Typer, explained: Explained) -> None:
         devices: Devices = 1,
         resume: Resume = False,
     ) -> None:
-        """Recognize solids from noisy, partly hidden point clouds, which are made on the spot.
+        """Recognize solids from noisy, partly hidden point clouds.
+
+        The clouds are made on the spot.
 
         Writes a JSON file for each row and seed, its weights, a report in Markdown and figures.
 
