@@ -1,7 +1,7 @@
 """Makes the weights that come with the package: `python -m permutohedral.experiments.ship_denoisers`.
 
 For each level of noise the scale is chosen on validation images, and the weights are the least-squares solution on
-training images. Takes minutes.
+training images. Takes minutes. With `--deep` the trained deep networks take their place beside them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,19 @@ from pathlib import Path
 import torch
 
 from permutohedral.data.bsds500 import GrayImage, load_images
-from permutohedral.experiments.denoising import center
+from permutohedral.experiments.config import parse_config
+from permutohedral.experiments.denoising import DenoisingConfig, center, load_weights
 from permutohedral.experiments.quadratic import QuadraticErrors, measure_quadratic_errors
+from permutohedral.experiments.result import read_result
 from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
-from permutohedral.models.pretrained import Entry, save_pretrained
+from permutohedral.models.pretrained import Entry, read_pretrained, save_pretrained
 
 NOISES = (5.0, 10.0, 15.0, 25.0, 35.0, 50.0, 75.0)
 # sigma_space in pixels, and sigma_range in standard deviations of the noise
 SCALES = ((1.0, 2.5), (1.5, 2.25), (2.0, 2.0), (2.0, 1.5), (2.5, 1.5))
+
+# the rows of `permutohedral reproduce denoising` that are shipped, under their names
+DEEP_ROWS = ("deep_small", "deep_large")
 
 _CPU = torch.device("cpu")
 
@@ -71,15 +76,29 @@ def fit_noise(noise: float, train: list[GrayImage], val: list[GrayImage]) -> lis
     return shipped
 
 
+def add_deep(folder: Path, path: Path) -> None:
+    """Put the deep networks that `permutohedral reproduce denoising` left in `folder` into a file of weights."""
+    kept = [(entry, model) for entry, model in read_pretrained(path) if entry.name not in DEEP_ROWS]
+    deep = []
+    for row in DEEP_ROWS:
+        config = parse_config(DenoisingConfig, read_result(folder / f"{row}.json").config)
+        deep.append((Entry(row, config.model, config.options, config.noise), load_weights(config, folder)))
+    save_pretrained([*kept, *deep], path)
+
+
 def main() -> None:
-    """Train for every level of noise and write the file."""
+    """Train for every level of noise, or add the deep networks, and write the file."""
     parser = argparse.ArgumentParser(description="Train the denoisers that come with the package.")
     parser.add_argument("output", type=Path, help="the file of weights to write")
     parser.add_argument("--data", type=Path, help="folder of the datasets")
     parser.add_argument("--train-images", type=int, default=64, help="how many of the 200")
     parser.add_argument("--val-images", type=int, default=8, help="how many to choose the scale with")
     parser.add_argument("--center", type=int, default=192, help="pixels of the central square taken of each")
+    parser.add_argument("--deep", type=Path, help="only add the deep rows whose results lie in this folder")
     arguments = parser.parse_args()
+    if arguments.deep is not None:
+        add_deep(arguments.deep, arguments.output)
+        return
     train = [center(i, arguments.center) for i in load_images("train", arguments.data, arguments.train_images)]
     val = [center(i, arguments.center) for i in load_images("val", arguments.data, arguments.val_images)]
     models = [model for noise in NOISES for model in fit_noise(noise, train, val)]

@@ -52,9 +52,9 @@ def estimate_noise(pixels: Tensor) -> float:
 class ImageDenoiser:
     """Denoises pictures with a shipped model.
 
-    A picture is multiplied so that its noise is as strong as what the model was trained for. Color is denoised as
-    gray and two differences of colors. Tiles overlap by the reach of the filter, so they leave no seams: every
-    pixel comes out as if the picture had been denoised whole.
+    A picture is multiplied so that its noise is as strong as what the model was trained for (around the middle gray,
+    for deep networks). Color is denoised as gray and two differences of colors. Tiles overlap by the reach of the
+    model, so they leave no seams: every pixel comes out as if the picture had been denoised whole.
 
     Attributes:
         model: one of `shipped_models()`.
@@ -100,21 +100,29 @@ class ImageDenoiser:
         step = model.step if isinstance(model, DeepDenoiser) else 1
         margin = math.ceil(_margin(model) / step) * step
         opponent = torch.tensor(_OPPONENT) if pixels.shape[0] == 3 else torch.eye(1)
+        shift = _shift(model, opponent, factor)
         denoised = torch.empty_like(pixels)
         height, width = pixels.shape[1:]
         tiles = list(_tiles(height, width, math.ceil(self.tile / step) * step))
         for done, (rows, columns) in enumerate(tiles, start=1):
             top, left = max(0, rows.start - margin), max(0, columns.start - margin)
             part = pixels[:, top : rows.stop + margin, left : columns.stop + margin]
-            planes = torch.einsum("oc,chw->ohw", opponent, part * factor)[:, None].to(self.device)
+            planes = (torch.einsum("oc,chw->ohw", opponent, part * factor) + shift)[:, None].to(self.device)
             # one plane after another: a third of the memory
             filtered = torch.cat([model(plane[None], origin=(top, left)) for plane in planes])[:, 0].cpu()
-            restored = torch.einsum("oc,ohw->chw", opponent, filtered) / factor
+            restored = torch.einsum("oc,ohw->chw", opponent, filtered - shift) / factor
             inside = restored[:, rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
             denoised[:, rows, columns] = inside
             if progress is not None:
                 progress(done / len(tiles))
         return denoised
+
+
+def _shift(model: torch.nn.Module, opponent: Tensor, factor: float) -> Tensor:
+    """What to add to each plane, `[planes, 1, 1]`: a deep network knows gray values around the middle."""
+    if not isinstance(model, DeepDenoiser):
+        return torch.zeros(len(opponent), 1, 1)
+    return (0.5 - 0.5 * factor * opponent.sum(dim=1))[:, None, None]
 
 
 def _tiles(height: int, width: int, size: int) -> Iterator[tuple[slice, slice]]:

@@ -88,8 +88,6 @@ def load_pretrained(name: str = DEFAULT_MODEL, noise: float = 25.0) -> tuple[nn.
     >>> trained_for
     25.0
     """
-    from safetensors import safe_open
-
     if not noise > 0:
         raise InputError(f"noise must be positive, got {noise}")
     path = _shipped_file()
@@ -97,11 +95,23 @@ def load_pretrained(name: str = DEFAULT_MODEL, noise: float = 25.0) -> tuple[nn.
     if not entries:
         raise InputError(f"there is no model {name!r}; there are {', '.join(shipped_models())}")
     entry = min(entries, key=lambda candidate: abs(math.log(candidate.noise / noise)))
+    return _load(entry, path), entry.noise
+
+
+def _load(entry: Entry, path: Path) -> nn.Module:
+    from safetensors import safe_open
+
     model = build_denoiser(entry.kind, entry.options)
     with safe_open(path, "pt") as file:
         state = {name: file.get_tensor(entry.prefix + name) for name in model.state_dict()}
     model.load_state_dict(state)
-    return model.eval(), entry.noise
+    return model.eval()
+
+
+def read_pretrained(path: Path | None = None) -> list[tuple[Entry, nn.Module]]:
+    """All models in a file of weights, by default those that are shipped."""
+    path = _shipped_file() if path is None else path
+    return [(entry, _load(entry, path)) for entry in _entries(path)]
 
 
 def save_pretrained(models: list[tuple[Entry, nn.Module]], path: Path) -> None:
