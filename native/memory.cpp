@@ -50,9 +50,12 @@ Memory::~Memory() {
 }
 
 void* Arena::take(size_t bytes) {
-    constexpr size_t block = size_t{1} << 24, line = 64;
+    constexpr size_t line = 64;
     bytes = (bytes + line - 1) / line * line;
     const std::lock_guard<std::mutex> lock(mutex_);
+    // The first block is of a size that allocators keep when it is freed, so that the next call finds its pages in
+    // place. The others are large enough to go back to the system, and do not count beside what is allocated later.
+    const size_t block = size_t{1} << (blocks_.empty() ? 24 : 26);
     if (blocks_.empty() || used_ + bytes > blocks_.back().size()) {
         blocks_.emplace_back(std::max(block, bytes));
         used_ = 0;

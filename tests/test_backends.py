@@ -85,6 +85,12 @@ def test_a_broken_backend_raises_and_never_falls_back() -> None:
         ph.build_lattice(draw(5, 2))
 
 
+@pytest.mark.usefixtures("broken")
+def test_a_broken_backend_is_not_listed_and_explained() -> None:
+    assert "broken" not in ph.available_backends()
+    assert "no_such_module" in ph.explain_backend().splitlines()[0]
+
+
 def test_every_backend_has_every_primitive(backend: str) -> None:
     module = dispatch.choose_backend(DEVICE.type).load()
     wanted = [name for name in vars(primitives.Primitives) if not name.startswith("_")]

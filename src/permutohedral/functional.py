@@ -19,6 +19,7 @@ from torch import Tensor
 from permutohedral.errors import InputError
 from permutohedral.features import color_features, join_features, position_features
 from permutohedral.lattice import Lattice, Simplices, build_lattice
+from permutohedral.memory import check_rows
 from permutohedral.neighborhood import blur_gain, count_taps, gaussian_weight
 from permutohedral.ops import autograd
 from permutohedral.ops.fused import can_fuse, filter_learned
@@ -92,6 +93,7 @@ def convolve(lattice_values: Tensor, weight: Tensor, lattice: Lattice) -> Tensor
     # items that share a lattice are folded into channels, so they are groups of their own
     if count(leading) > 1:
         weight, groups = weight.repeat(1, 1, count(leading)), groups * count(leading)
+    check_rows(lattice.target.num_lattice_points, weight.shape[2], rows)
     opposite = lattice.neighborhood.opposite(lattice.device)
     convolved = autograd.convolve(rows, weight, lattice.neighbors, lattice.reverse_neighbors, opposite, groups)
     return unfold(convolved, leading)
@@ -113,6 +115,7 @@ def slice(lattice_values: Tensor, lattice: Lattice) -> Tensor:
     torch.Size([50, 3])
     """
     rows, leading = lattice_to_rows(lattice_values, lattice, lattice.target)
+    check_rows(lattice.target.num_points, rows.shape[1], rows)
     sliced = autograd.slice(rows, lattice.target.vertices, lattice.target.barycentric)
     return rows_to_points(sliced, lattice, leading)
 
@@ -335,6 +338,8 @@ def _fused_gaussian(values: Tensor, lattice: Lattice, smallest_mass: float) -> T
     axis_neighbors = _check_separable(lattice)
     rows, leading = points_to_rows(values, lattice)
     source, target = lattice.source, lattice.target
+    # splatted, blurred, and between the passes of the blur
+    check_rows(3 * source.num_lattice_points, rows.shape[1] + 1, rows)
     tables = source.vertices, source.barycentric, axis_neighbors, target.vertices, target.barycentric
     filtered = autograd.filter_gaussian(rows, *tables, smallest_mass)
     return rows_to_points(filtered, lattice, leading)
@@ -370,6 +375,7 @@ def _coverage(lattice: Lattice, gaussian: _Step) -> Tensor:
 
 
 def _splat(rows: Tensor, simplices: Simplices) -> Tensor:
+    check_rows(simplices.num_lattice_points, rows.shape[1], rows)
     return autograd.splat(rows, simplices.vertices, simplices.barycentric, simplices.num_lattice_points)
 
 

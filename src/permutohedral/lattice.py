@@ -235,7 +235,8 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and three option
     if targets is not None and (sources[1] is None) != (targets[1] is None):
         raise InputError("give batch and target_batch both, or neither: each point needs its item")
     limit = MemoryLimit(memory_limit, features.device)
-    limit.check_simplices(sources[0].shape[0], neighborhood.dimension, features.element_size())
+    points = sources[0].shape[0] + (0 if targets is None else targets[0].shape[0])
+    limit.check_simplices(points, neighborhood.dimension, features.element_size())
 
     if targets is not None and (halo or separable):
         source, target = _index_jointly(sources, targets)
@@ -243,7 +244,7 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and three option
         source, target = _index_apart(sources, targets)
     if halo:
         source, target = _grow_halo(source, target, neighborhood.dimension, halo, limit)
-    limit.check_neighbors(target.num_lattice_points, neighborhood)
+    limit.check_neighbors(target.num_lattice_points, neighborhood, separable)
     return Lattice(
         dimension=neighborhood.dimension,
         neighborhood_size=neighborhood_size,

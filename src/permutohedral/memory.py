@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from permutohedral.errors import MemoryLimitError
 from permutohedral.neighborhood import Neighborhood, count_taps
 
 _INDEX_BYTES = 4
-# a backend's hash table: up to eight slots per lattice point, a 64-bit key and an index in each
+# a key packed into words of 64 bits, about six bits for each coordinate
+_WORD_BYTES, _BITS_PER_COORDINATE = 8, 6
+# points are indexed in pieces of this many, each with a list of the keys it touches
+_PIECE_POINTS = 65536
+_CACHED_KEYS = 16384
+# how a table's keys are packed, for each coordinate
+_HEADER_BYTES = 64
+# a GPU's hash table: up to eight slots per lattice point, a 64-bit key and an index in each
 _TABLE_BYTES = 96
 # requests below this are not worth asking the system how much it has free
 _NEGLIGIBLE_BYTES = 1 << 28
@@ -19,27 +30,29 @@ _NEGLIGIBLE_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class MemoryForecast:
-    """Bytes that a lattice and one filter on it will take.
+    """Bytes that a lattice and one filter on it will take, beside the features and values given.
 
     Attributes:
         simplices: vertices and barycentric weights of all points.
         lattice_points: keys and lookup table.
         neighbors: the table of taps.
-        values: splatted and convolved values.
-        total: the sum.
+        scratch: what building the lattice takes before the table of taps is made, and then gives back.
+        values: splatted, blurred or convolved values, and the result.
+        total: the peak; the scratch memory is free again when neighbors and values are allocated.
     """
 
     simplices: int
     lattice_points: int
     neighbors: int
+    scratch: int
     values: int
 
     @property
     def total(self) -> int:
-        return self.simplices + self.lattice_points + self.neighbors + self.values
+        return self.simplices + self.lattice_points + max(self.scratch, self.neighbors + self.values)
 
 
-def forecast_memory(
+def forecast_memory(  # noqa: PLR0913 (what describes the request, and three options by name)
     num_points: int,
     dimension: int,
     neighborhood_size: int = 1,
@@ -48,8 +61,12 @@ def forecast_memory(
     *,
     dtype: torch.dtype = torch.float32,
     separable: bool = False,
+    ordered: bool = False,
 ) -> MemoryForecast:
-    """Forecast the memory of `build_lattice` and one filter, without allocating anything.
+    """Forecast the memory of `build_lattice` and one filter without gradients, without allocating anything.
+
+    The figures are those of the native backend (measured in docs/reliability.md). On a GPU the lookup table takes up
+    to 88 bytes more per lattice point; the reference backend takes several times as much.
 
     Args:
         num_points: source and target points together.
@@ -59,33 +76,88 @@ def forecast_memory(
         num_lattice_points: as known from `statistics()` of a similar lattice; default: the upper bound
             num_points (d+1), which scattered points reach and images stay far below.
         dtype: of features and values.
-        separable: also count the neighbors of the separable Gaussian.
+        separable: for the separable Gaussian, which needs a `neighborhood_size` of 0 only.
+        ordered: points that follow each other are near each other, as pixels are; building then takes less memory.
 
-    >>> forecast_memory(1_000_000, dimension=5, num_lattice_points=100_000).total // 2**20
-    81
+    >>> forecast_memory(1_000_000, dimension=5, num_lattice_points=100_000, ordered=True).total // 2**20
+    75
     """
-    bits = torch.finfo(dtype).bits // 8
-    lattice_points = num_points * (dimension + 1) if num_lattice_points is None else num_lattice_points
+    size, corners = torch.finfo(dtype).bits // 8, num_points * (dimension + 1)
+    lattice_points = corners if num_lattice_points is None else num_lattice_points
     taps = count_taps(dimension, neighborhood_size) + (2 * (dimension + 1) if separable else 0)
+    packed_key = _WORD_BYTES * -(-(dimension + 1) * _BITS_PER_COORDINATE // 64)
+    # the Gaussian has two more buffers of the size of its input, and a channel for the mass
+    rows = 3 * lattice_points * (channels / 2 + 1) if separable else lattice_points * channels
+    listed = lattice_points if ordered else _count_listed_keys(num_points, corners, lattice_points)
+    collected = min(num_points, _PIECE_POINTS * torch.get_num_threads()) * (dimension + 1)
     return MemoryForecast(
-        simplices=num_points * (dimension + 1) * (_INDEX_BYTES + max(bits, 4)),
-        lattice_points=lattice_points * ((dimension + 1) * _INDEX_BYTES + _TABLE_BYTES),
+        simplices=corners * (_INDEX_BYTES + max(size, 4)),
+        lattice_points=lattice_points * ((dimension + 1) * _INDEX_BYTES + packed_key) + _HEADER_BYTES * (dimension + 4),
         neighbors=lattice_points * taps * _INDEX_BYTES,
-        values=lattice_points * channels * bits,
+        scratch=listed * (packed_key + _INDEX_BYTES) + (collected + lattice_points) * packed_key,
+        values=int((rows + num_points * channels / 2) * size),
     )
 
 
+def _count_listed_keys(num_points: int, corners: int, lattice_points: int) -> int:
+    """Keys in the lists of all pieces, for points in no order: each piece lists what it touches.
+
+    Once, if its cache holds all of that; the share of repetitions that a smaller cache finds was fitted.
+    """
+    if lattice_points == 0:
+        return 0
+    pieces = max(1.0, num_points / _PIECE_POINTS)
+    distinct = pieces * lattice_points * -math.expm1(-corners / pieces / lattice_points)
+    found = min(1.0, (_CACHED_KEYS / lattice_points) ** 0.8)
+    return int(max(distinct, corners * (1 - found)))
+
+
 def available_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on `device`."""
+    """Bytes that can still be allocated on `device`: what is free, within the limits of the container and the process.
+
+    >>> available_memory(torch.device("cpu")) > 0
+    True
+    """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     try:
-        with open("/proc/meminfo") as lines:
-            fields = dict(line.split(":", 1) for line in lines)
-        return int(fields["MemAvailable"].split()[0]) * 1024
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        free = int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(0, min(free, *_container_memory(), *_process_memory()))
+
+
+# limit and use of a control group, of version 2 and of version 1
+_CONTROL_GROUPS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+
+
+def _container_memory() -> list[int]:
+    """What control groups leave to this process."""
+    found = []
+    for limit, use in _CONTROL_GROUPS:
+        # "max" is no number, and means no limit
+        with contextlib.suppress(OSError, ValueError):
+            found.append(int(Path(limit).read_text()) - int(Path(use).read_text()))
+    return found
+
+
+def _process_memory() -> list[int]:
+    """What `ulimit -v` leaves to this process."""
+    try:
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit == resource.RLIM_INFINITY:
+            return []
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        return [limit - pages * os.sysconf("SC_PAGE_SIZE")]
+    except (ImportError, OSError, ValueError):
+        return []
 
 
 @dataclass(frozen=True)
@@ -113,13 +185,14 @@ class MemoryLimit:
             )
 
     def check_simplices(self, num_points: int, dimension: int, element_size: int) -> None:
+        """Of source and target points together."""
         if not torch.compiler.is_compiling():
             needed = num_points * (dimension + 1) * (_INDEX_BYTES + element_size)
             self.check(needed, f"the simplices of {num_points:,} points in {dimension} dimensions")
 
-    def check_neighbors(self, num_lattice_points: int, neighborhood: Neighborhood) -> None:
+    def check_neighbors(self, num_lattice_points: int, neighborhood: Neighborhood, separable: bool) -> None:
         if not torch.compiler.is_compiling():
-            taps = neighborhood.filter_size
+            taps = neighborhood.filter_size + (2 * (neighborhood.dimension + 1) if separable else 0)
             needed = num_lattice_points * taps * _INDEX_BYTES
             self.check(needed, f"a table of {taps:,} taps for {num_lattice_points:,} lattice points")
 
@@ -128,3 +201,16 @@ class MemoryLimit:
             candidates = num_lattice_points * neighborhood.filter_size
             needed = candidates * ((neighborhood.dimension + 1) * _INDEX_BYTES + _TABLE_BYTES)
             self.check(needed, f"the halo of {num_lattice_points:,} lattice points")
+
+
+def check_rows(rows: int, channels: int, like: Tensor) -> None:
+    """Raise unless a result `[rows, channels]` of the dtype and on the device of `like` fits what is free.
+
+    Raises:
+        MemoryLimitError: it does not.
+    """
+    if torch.compiler.is_compiling() or rows * channels * like.element_size() < _NEGLIGIBLE_BYTES:
+        return
+    MemoryLimit(None, like.device).check(
+        rows * channels * like.element_size(), f"a result of {rows:,} rows with {channels:,} channels"
+    )

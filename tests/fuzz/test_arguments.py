@@ -83,6 +83,6 @@ def test_steps(
     outcome_of(lambda: [ph.slice(lattice_values, lattice)], backend)
 
 
-@given(values=tensors(), features=tensors(2, 3), channels=numbers, dimension=numbers)
-def test_layer(backend: str, values: Tensor, features: Tensor, channels: Any, dimension: Any) -> None:
+@given(values=tensors(), features=tensors(2, 3), channels=st.integers(-2, 4), dimension=numbers)
+def test_layer(backend: str, values: Tensor, features: Tensor, channels: int, dimension: Any) -> None:
     outcome_of(lambda: [ph.nn.PermutohedralConvolution(channels, 2, dimension=dimension)(values, features)], backend)

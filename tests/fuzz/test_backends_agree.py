@@ -107,4 +107,6 @@ def test_far_points_never_meet(backend: str, case: Case, distance: float) -> Non
         return
     assert not isinstance(alone, PermutohedralError)
     assert not isinstance(moved, PermutohedralError)
-    assert relative_error(both[0], torch.cat([alone[0], moved[0]])) <= TOLERANCE[torch.float64]
+    # far from the origin, features have lost as many digits as they are large
+    tolerance = TOLERANCE[torch.float64] + torch.finfo(torch.float64).eps * distance * (case.dimension + 1) ** 2
+    assert relative_error(both[0], torch.cat([alone[0], moved[0]])) <= tolerance

@@ -40,6 +40,7 @@ LAYERS: dict[str, ErrorCase] = {
         "'none', 'homogeneous'",
     ),
     "channels": (lambda: layer()(zeros(5, 3), zeros(5, 2)), InputError, r"takes 2 channels.*\(5, 3\)"),
+    "no_axis": (lambda: layer()(zeros(), zeros(5, 2)), InputError, r"takes 2 channels.*\(\)"),
     "dimension": (lambda: layer()(zeros(5, 2), zeros(5, 3)), InputError, r"features of 2 dimensions.*\(5, 3\)"),
     "neither": (lambda: layer()(zeros(5, 2)), InputError, "give features"),
     "both": (lambda: layer()(zeros(5, 2), zeros(5, 2), lattice=lattice_of(5, 2)), InputError, "not both"),

@@ -138,7 +138,7 @@ class PermutohedralConvolution(nn.Module):
         Returns:
             `[target points, out_channels]` or `[batch, target points, out_channels]`.
         """
-        if values.shape[-1] != self.in_channels:
+        if values.shape[-1:] != (self.in_channels,):
             raise InputError(f"this layer takes {self.in_channels} channels, got values of shape {tuple(values.shape)}")
         if lattice is None:
             lattice = self.build_lattice(features, target_features, batch, target_batch)

@@ -48,6 +48,16 @@ class Backend:
     def load(self) -> Primitives:
         return _import(self.module)
 
+    def fault(self) -> str | None:
+        """Why it is installed here and does not load, None if it does, or is not installed."""
+        if self.why_unavailable() is not None:
+            return None
+        try:
+            self.load()
+        except (ImportError, BackendUnavailable) as error:
+            return str(error)
+        return None
+
 
 def _reference_available() -> str | None:
     return None
@@ -148,7 +158,7 @@ def available_backends() -> list[str]:
     >>> "reference" in available_backends()
     True
     """
-    return [backend.name for backend in _BACKENDS if backend.why_unavailable() is None]
+    return [backend.name for backend in _BACKENDS if backend.why_unavailable() is None and backend.fault() is None]
 
 
 class use_backend:
@@ -194,8 +204,10 @@ def explain_backend(tensor: Tensor | None = None) -> str:
     device_type = "cpu" if tensor is None else tensor.device.type
     chosen = choose_backend(device_type)
     how = "forced by use_backend" if _forced is not None else f"chosen for device {device_type!r}"
-    lines = [f"{chosen.name}: {how}"]
+    fault = chosen.fault()
+    lines = [f"{chosen.name}: {how}" + ("" if fault is None else f", and fails: {fault}")]
     for backend in _BACKENDS:
         if backend is not chosen:
-            lines.append(f"{backend.name}: {backend.refusal(device_type) or 'available, not chosen'}")
+            reason = backend.refusal(device_type) or backend.fault()
+            lines.append(f"{backend.name}: {reason or 'available, not chosen'}")
     return "\n".join(lines)

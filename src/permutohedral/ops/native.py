@@ -6,6 +6,8 @@ Here tensors are allocated and made contiguous; the core borrows them. The numbe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,6 +41,15 @@ def _threads(work: int) -> int:
     return torch.get_num_threads() if work > 1 << 14 else 1
 
 
+@contextmanager
+def _refusing_too_many() -> Iterator[None]:
+    """The core's error for more lattice points than int32 numbers, as one of the package's."""
+    try:
+        yield
+    except ValueError as error:
+        raise InputError(str(error)) from error
+
+
 def _finish(pending: Any, columns: int) -> tuple[Tensor, Tensor]:
     keys = torch.empty((pending.num_lattice_points, columns), dtype=torch.int32)
     table = torch.empty(pending.table_size, dtype=torch.int64)
@@ -65,7 +76,8 @@ def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor
     limit = key_limit(features.dtype)
     items = None if batch is None else _plain(batch, torch.int32)
     threads = _threads(points * (d + 1))
-    pending = _core(features.dtype).index_points(features, items, limit, vertices, barycentric, threads)
+    with _refusing_too_many():
+        pending = _core(features.dtype).index_points(features, items, limit, vertices, barycentric, threads)
     if pending is None:
         raise range_error(features, limit)
     keys, table = _finish(pending, d + 1)
@@ -78,7 +90,8 @@ def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     inverse = torch.empty(rows, dtype=torch.int32)
     if rows == 0:
         return keys.clone(), inverse, torch.empty(0, dtype=torch.int64)
-    pending = _native.index_keys(_plain(keys), inverse[:, None], _threads(rows))
+    with _refusing_too_many():
+        pending = _native.index_keys(_plain(keys), inverse[:, None], _threads(rows))
     unique_keys, table = _finish(pending, columns)
     return unique_keys, inverse, table
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from permutohedral.errors import InputError
 from permutohedral.neighborhood import blur_gain
 from permutohedral.ops.primitives import accumulation_dtype, key_limit, range_error
 
@@ -157,6 +158,8 @@ def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if keys.shape[0] == 0:
         return keys.clone(), torch.empty(0, dtype=torch.int32, device=keys.device), table
     stages, inverse = _pack_keys(keys.long())
+    if stages[-1].codes.numel() >= 2**31:
+        raise InputError("more than 2^31 lattice points: split the points into batches")
     unique_keys = keys.new_empty(stages[-1].codes.numel(), keys.shape[1])
     unique_keys[inverse] = keys
     return unique_keys, inverse.to(torch.int32), table
