@@ -72,7 +72,7 @@ def _add_filter(figures: typer.Typer, explained: Explained) -> None:
             str | None, typer.Option(help="Name of the tensor in it, [taps] or [taps, inputs, outputs].")
         ] = None,
     ) -> None:
-        """A learned filter: in two dimensions whole, in three as slices.
+        """A learned filter: in 2 dimensions whole, in 3 as slices.
 
         The number of taps tells dimension and size. Without --weights it is the denoiser that comes with the package.
 
