@@ -150,7 +150,7 @@ def demo(
     output: Annotated[Path, typer.Option(help="Folder for the figure.")] = Path("out"),
     steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 150,
 ) -> None:
-    """Filter a picture, train a filter, denoise with every shipped model, draw it all.
+    """Filter a picture, train a filter, try every denoiser.
 
     Takes under a minute and downloads nothing: the pictures come with scikit-image.
 
