@@ -158,7 +158,7 @@ def _torus(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     thickness = _between(0.2, 0.45, generator)
     # the outer side has more area: more candidates than points, chosen by area
     around = _uniform(4 * count, generator, high=2 * math.pi)
-    chosen = torch.multinomial(1 + thickness * around.cos(), count, generator=generator)
+    chosen = torch.multinomial(1 + thickness * around.cos(), count, replacement=True, generator=generator)
     ring, around = _ring(_uniform(count, generator, high=2 * math.pi)), around[chosen]
     normals = ring * around.cos()[:, None] + torch.nn.functional.pad(around.sin()[:, None], (2, 0))
     return ring + thickness * normals, normals
