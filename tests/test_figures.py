@@ -47,6 +47,13 @@ def test_a_tap_lies_where_its_neighbor_does() -> None:
         torch.testing.assert_close(positions[row[found].long()], positions[found] + tap, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize(("dimension", "size"), [(2, 3), (3, 2), (5, 1)])
+def test_taps_lie_where_the_neighborhood_measures_them(dimension: int, size: int) -> None:
+    neighborhood = ph.Neighborhood(dimension, size)
+    distances = tap_positions(neighborhood).norm(dim=1)
+    torch.testing.assert_close(distances, neighborhood.distances(), rtol=0, atol=TOLERANCE)
+
+
 def test_steps_close_into_a_simplex() -> None:
     steps = step_positions(3)
     assert float(steps.sum(dim=0).abs().max()) < TOLERANCE

@@ -15,10 +15,10 @@ from permutohedral.experiments.config import parse_config
 from permutohedral.experiments.denoising import DenoisingConfig, load, load_weights, psnr
 from permutohedral.experiments.result import Result, write_text
 from permutohedral.experiments.training import RunOptions
+from permutohedral.figures import draw_filter
+from permutohedral.figures.canvas import save
 from permutohedral.files import replacing
 from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser
-from permutohedral.neighborhood import Neighborhood
-from permutohedral.ops.reference import elevation_matrix
 
 # more crops than these are drawn in several rows
 _CROPS_PER_ROW = 6
@@ -58,7 +58,7 @@ def write_denoising_report(results: Sequence[Result], options: RunOptions, comma
     filters = {title: _lattice_filter(model) for title, model in models.items()}
     drawn = {title: weight for title, weight in filters.items() if weight is not None and weight.numel() == 65}
     if drawn:
-        draw_filters(drawn, Neighborhood(3, 2), options.output / "filters.png")
+        save(draw_filter(drawn, third="gray value"), [options.output / "filters.png"])
     path = options.output / "report.md"
     write_text(path, denoising_report(results, command, draws_filters=bool(drawn)))
     return path
@@ -188,48 +188,6 @@ def draw_crops(crops: Mapping[str, Tensor], captions: Mapping[str, str], path: P
         axis.set_xlabel(captions.get(title, ""), fontsize=9)
         axis.set_xticks([])
         axis.set_yticks([])
-    save_figure(figure, path)
-
-
-def tap_positions(neighborhood: Neighborhood) -> Tensor:
-    """Where the taps of a filter lie, in units of the features: float64 `[filter_size, d]`.
-
-    >>> tap_positions(Neighborhood(2, 1)).norm(dim=1).round(decimals=6).tolist()
-    [0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
-    """
-    taps = neighborhood.taps
-    offsets = (neighborhood.dimension + 1) * taps - taps.sum(dim=1, keepdim=True)
-    elevation = elevation_matrix(neighborhood.dimension, torch.float64, torch.device("cpu"))
-    # the columns of the elevation are orthogonal and of one length
-    return offsets.double() @ elevation / elevation[:, 0].square().sum()
-
-
-def draw_filters(filters: Mapping[str, Tensor], neighborhood: Neighborhood, path: Path) -> None:
-    """Draw filters over (y, x, gray) on the lattice: a row for each, a panel for each layer of equal gray offset.
-
-    Args:
-        filters: `[filter_size]` by title.
-        neighborhood: of dimension 3.
-        path: of the picture.
-    """
-    positions = tap_positions(neighborhood)
-    layers = sorted(set(positions[:, 2].round(decimals=4).tolist()))
-    figure, axes = new_figure(len(filters), len(layers), width=1.1 * len(layers), height=1.5 * len(filters) + 0.4)
-    limit = float(positions[:, :2].abs().max()) + 0.6
-    for row, (title, weight) in zip(axes, filters.items(), strict=True):
-        bound = float(weight.abs().max())
-        for axis, layer in zip(row, layers, strict=True):
-            inside = (positions[:, 2] - layer).abs() < 1e-3
-            y, x = positions[inside, 0].numpy(), positions[inside, 1].numpy()
-            color = weight.detach().cpu()[inside].numpy()
-            axis.scatter(
-                x, y, c=color, s=60, marker="h", cmap="RdBu", vmin=-bound, vmax=bound, edgecolors="gray", lw=0.4
-            )
-            axis.set(xlim=(-limit, limit), ylim=(limit, -limit), aspect="equal", xticks=[], yticks=[])
-        row[0].set_ylabel(title, fontsize=8)
-    for axis, layer in zip(axes[-1], layers, strict=True):
-        axis.set_xlabel(f"{layer:+.2f}", fontsize=8)
-    figure.supxlabel("offset in gray value, in standard deviations", fontsize=8)
     save_figure(figure, path)
 
 

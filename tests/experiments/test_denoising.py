@@ -30,7 +30,7 @@ from permutohedral.experiments.result import read_result
 from permutohedral.experiments.training import RunOptions, TrainingSettings
 from permutohedral.models.deep_denoising import count_weights
 from permutohedral.models.denoising import CombinedDenoiser
-from permutohedral.report import denoising_table, draw_filters, tap_positions, write_denoising_report
+from permutohedral.report import denoising_table, write_denoising_report
 
 TRAINING = TrainingSettings(steps=30, batch_size=2, optimizer="adam", learning_rate=0.002, weight_decay=0.0)
 
@@ -280,13 +280,6 @@ def test_the_report_shows_the_paper_beside_ours(options: RunOptions) -> None:
     assert f"- B: {results[1].metrics['train_psnr']:.3f} dB on the training images" in text
     assert all((options.output / f"{name}.png").stat().st_size > 1000 for name in ("psnr", "crops", "filters"))
     assert denoising_table(results).count("\n") == 3
-
-
-def test_taps_are_drawn_where_the_neighborhood_measures_them(tmp_path: Path) -> None:
-    neighborhood = CombinedDenoiser().permutohedral.convolution.neighborhood
-    assert relative_error(tap_positions(neighborhood).norm(dim=1), neighborhood.distances()) < 1e-12
-    draw_filters({"a": torch.randn(65)}, neighborhood, tmp_path / "filters.png")
-    assert [file.name for file in tmp_path.iterdir()] == ["filters.png"]
 
 
 def test_the_losses_are_the_mean_error_and_the_mean_of_its_logarithm() -> None:

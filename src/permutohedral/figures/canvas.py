@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from permutohedral.errors import InputError
+from permutohedral.files import replacing
 from permutohedral.geometry import step_positions
 
 Array = NDArray[np.float64]
@@ -84,13 +85,6 @@ def save(figure: Figure, paths: Sequence[Path]) -> None:
     """Write a figure in the format of each ending: whole, or not at all; the same bytes for the same figure."""
     check_paths(paths)
     for path in paths:
-        partial = path.with_name(f".{path.stem}.partial{path.suffix}")
         metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
-        try:
-            with matplotlib.rc_context({"svg.hashsalt": "permutohedral"}):
-                figure.savefig(partial, dpi=150, metadata=metadata, bbox_inches="tight", pad_inches=0.12)
-            partial.replace(path)
-        except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror or error}") from error
-        finally:
-            partial.unlink(missing_ok=True)
+        with replacing(path) as partial, matplotlib.rc_context({"svg.hashsalt": "permutohedral"}):
+            figure.savefig(partial, dpi=150, metadata=metadata, bbox_inches="tight", pad_inches=0.12)

@@ -39,18 +39,19 @@ def neighborhood_of(filter_size: int) -> Neighborhood:
     )
 
 
-def draw_filter(filters: Mapping[str, Tensor]) -> Figure:
+def draw_filter(filters: Mapping[str, Tensor], third: str = "the third feature") -> Figure:
     """Draw filters of two dimensions side by side, or of three dimensions as a row of slices for each.
 
     Args:
         filters: `[filter_size]` by title, all of one size.
+        third: what the third dimension is.
     """
     neighborhood = neighborhood_of(len(next(iter(filters.values()))))
     if len(filters) > _MOST_PANELS:
         raise InputError(f"{len(filters)} filters do not fit into a figure; choose at most {_MOST_PANELS}")
     if neighborhood.dimension == 2:
         return _draw_planes(filters, neighborhood)
-    return _draw_slices(filters, neighborhood)
+    return _draw_slices(filters, neighborhood, third)
 
 
 def draw_neighborhood(dimension: int, size: int) -> Figure:
@@ -65,7 +66,7 @@ def draw_neighborhood(dimension: int, size: int) -> Figure:
     if dimension == 2:
         figure = _draw_planes({title: weight}, neighborhood, numbered=True)
     else:
-        figure = _draw_slices({title: weight}, neighborhood, numbered=True)
+        figure = _draw_slices({title: weight}, neighborhood, "the third feature", numbered=True)
     return figure
 
 
@@ -113,7 +114,9 @@ def _draw_planes(filters: Mapping[str, Tensor], neighborhood: Neighborhood, numb
     return figure
 
 
-def _draw_slices(filters: Mapping[str, Tensor], neighborhood: Neighborhood, numbered: bool = False) -> Figure:
+def _draw_slices(
+    filters: Mapping[str, Tensor], neighborhood: Neighborhood, third: str, numbered: bool = False
+) -> Figure:
     positions = tap_positions(neighborhood).numpy()
     layers = sorted(set(np.round(positions[:, 2], 4).tolist()))
     side = 1.3 if numbered else 1.15
@@ -134,7 +137,7 @@ def _draw_slices(filters: Mapping[str, Tensor], neighborhood: Neighborhood, numb
         _bar(figure, list(row), colors)
     for axis, layer in zip(axes[-1], layers, strict=True):
         axis.set_xlabel(f"{layer:+.2f}", fontsize=8, color=INK)
-    figure.supxlabel("offset in the third feature, in standard deviations", fontsize=9, color=INK)
+    figure.supxlabel(f"offset in {third}, in standard deviations", fontsize=9, color=INK)
     return figure
 
 
