@@ -1,0 +1,64 @@
+"""Killed at any moment and resumed, a training ends as if nothing had happened: the same losses, weights and scores."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+from reliability.trainings import STEPS, Experiment, finish, losses, prepare, start, what_is_left
+
+from permutohedral.experiments.checkpoints import read_checkpoint
+
+KILLS = 6
+
+
+@pytest.fixture(scope="module", params=["denoising", "mnist"])
+def experiment(request: pytest.FixtureRequest) -> Experiment:
+    chosen: Experiment = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def straight(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """An uninterrupted training, and the seconds it took."""
+    folder = tmp_path_factory.mktemp("straight")
+    prepare()
+    started = time.monotonic()
+    finish(experiment, folder)
+    return folder, time.monotonic() - started
+
+
+def assert_as_if_uninterrupted(experiment: Experiment, folder: Path, straight: Path) -> None:
+    assert what_is_left(experiment, folder) == what_is_left(experiment, straight)
+    assert len(losses(folder)) == STEPS
+    assert losses(folder) == losses(straight)
+    assert not list(folder.rglob("*.partial*"))
+
+
+def test_killed_at_random_moments(experiment: Experiment, straight: tuple[Path, float], tmp_path: Path) -> None:
+    moments = random.Random(experiment)
+    for _ in range(KILLS):
+        process = start(experiment, tmp_path, True)
+        process.join(timeout=moments.uniform(0, straight[1]))
+        process.kill()
+        process.join()
+        for checkpoint in tmp_path.rglob("*.ckpt"):
+            read_checkpoint(checkpoint)
+    finish(experiment, tmp_path, True)
+    assert_as_if_uninterrupted(experiment, tmp_path, straight[0])
+
+
+@pytest.mark.parametrize(
+    "moment", ["before 1", "after 3", "before 20", "after 20", "before 21", "before 22", "after 22"]
+)
+def test_killed_while_a_file_is_replaced(
+    moment: str, experiment: Experiment, straight: tuple[Path, float], tmp_path: Path
+) -> None:
+    """The first twenty are checkpoints, then come the weights and the result."""
+    process = start(experiment, tmp_path, True, {"KILL": moment})
+    process.join(timeout=120)
+    assert process.exitcode == -9
+    finish(experiment, tmp_path, True)
+    assert_as_if_uninterrupted(experiment, tmp_path, straight[0])
