@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,11 @@ def draw(report: dict[str, Any], paths: list[Path]) -> None:
     peers = list(dict.fromkeys(bar[0] for bars in groups.values() for some in bars.values() for bar in some if bar[2]))
     colors = {peer: _COLORS[index % len(_COLORS)] for index, peer in enumerate(peers)}
     height = 1.8 + 0.26 * sum(most.values()) + 0.12 * len(names)
-    figure, axes = plt.subplots(1, len(panels), figsize=(5.2 * len(panels) + 1.2, height), sharey=True, squeeze=False)
+    figure, axes = plt.subplots(1, len(panels), figsize=(4.9 * len(panels) + 2.4, height), sharey=True, squeeze=False)
     widest = max(bar[1] for bars in groups.values() for some in bars.values() for bar in some)
     for axis, threads in zip(axes[0], panels, strict=True):
         _draw_panel(axis, groups[threads], most, colors)
+        axis.set_yticks(axis.get_yticks(), [_label(report, name) for name in most], fontsize=7.5)
         axis.set_xlim(min(0.3, _smallest(groups) / 1.5), widest * 3)
         many = "on the GPU" if report["environment"]["gpu"] else f"ours with {threads} thread{'s' * (threads != 1)}"
         axis.set_title(many, fontsize=10)
@@ -45,11 +47,17 @@ def draw(report: dict[str, Any], paths: list[Path]) -> None:
     for path in paths:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, dpi=150)
+            figure.savefig(path, dpi=150, bbox_inches="tight")
         except (OSError, ValueError) as error:
             plt.close(figure)
             raise InputError(f"cannot write the chart {path}: {error}") from error
     plt.close(figure)
+
+
+def _label(report: dict[str, Any], name: str) -> str:
+    """Name and summary of a workload, in short lines."""
+    summary = next(result["summary"] for result in report["results"] if result["workload"] == name)
+    return textwrap.fill(f"{name}: {summary}", 42)
 
 
 # name of the peer, ratio, whether it was measured in this run
@@ -91,7 +99,7 @@ def _draw_panel(axis: Any, bars: dict[str, list[_Bar]], most: dict[str, int], co
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter(lambda value, position: f"{value:g}")
     axis.axvline(1, color="black", linewidth=0.8)
-    axis.set_yticks(ticks, list(most), fontsize=9)
+    axis.set_yticks(ticks)
     axis.set_ylim(top - 0.5, -1)
     axis.tick_params(axis="x", labelsize=8)
     for side in ("top", "right"):
