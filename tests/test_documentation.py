@@ -42,6 +42,15 @@ def test_the_migrating_page_runs() -> None:
     assert namespace["at_points"].shape == (5000, 16)
 
 
+@pytest.mark.parametrize(
+    "page",
+    [page for page in sorted(DOCS.glob("*.md")) if readme.blocks("python", page)],
+    ids=lambda page: page.stem,
+)
+def test_the_snippets_of_pages_run(page: Path) -> None:
+    assert readme.run_snippets(page)
+
+
 def test_every_page_is_in_the_navigation() -> None:
     named = set(re.findall(r": ([a-z_/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE))
     pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}

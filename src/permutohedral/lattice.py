@@ -31,6 +31,9 @@ class Simplices:
         vertices: int32 `[points, d + 1]`, rows of `keys`: the corners of each point's simplex.
         barycentric: `[points, d + 1]`, the weights b_{i,j} of the corners.
         table: what the backend keeps to look keys up; opaque.
+
+    >>> build_lattice(torch.rand(10, 2)).source.vertices.shape
+    torch.Size([10, 3])
     """
 
     keys: Tensor
@@ -58,6 +61,10 @@ class LatticeStatistics:
             average over: divide the features by a larger bandwidth.
         missing_tap_share: share of the taps, the centre left out, that find no lattice point and read zero.
         num_bytes: memory of all tables.
+
+    >>> statistics = build_lattice(torch.zeros(30, 2)).statistics()
+    >>> statistics.num_lattice_points, statistics.points_per_lattice_point
+    (3, 10.0)
     """
 
     num_points: int
@@ -82,6 +89,9 @@ class Lattice:
         axis_neighbors: int32 `[2 (d + 1), lattice points]` for the separable Gaussian, or None.
         batch_size: number of items if the points came as `[batch, points, d]`, else None.
         points_per_item: source and target points of each of these items, which an empty batch knows, too.
+
+    >>> build_lattice(torch.zeros(10, 2), neighborhood_size=1)
+    Lattice(dimension=2, neighborhood_size=1, points=10, target_points=10, lattice_points=3, device='cpu')
     """
 
     dimension: int
@@ -122,13 +132,7 @@ class Lattice:
         return self.source.barycentric.dtype
 
     def statistics(self) -> LatticeStatistics:
-        """Count lattice points, missing taps and bytes.
-
-        >>> import permutohedral as ph
-        >>> lattice = ph.build_lattice(torch.zeros(10, 2))
-        >>> lattice.statistics().num_lattice_points
-        3
-        """
+        """Count lattice points, missing taps and bytes."""
         tables = {self.source.keys, self.source.vertices, self.source.barycentric, self.source.table, self.neighbors}
         tables |= {self.target.keys, self.target.vertices, self.target.barycentric, self.target.table}
         if self.axis_neighbors is not None:

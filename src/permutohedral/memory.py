@@ -39,6 +39,10 @@ class MemoryForecast:
         scratch: what building the lattice takes before the table of taps is made, and then gives back.
         values: splatted, blurred or convolved values, and the result.
         total: the peak; the scratch memory is free again when neighbors and values are allocated.
+
+    >>> forecast = forecast_memory(1000, dimension=3)
+    >>> forecast.total >= forecast.neighbors > 0
+    True
     """
 
     simplices: int
