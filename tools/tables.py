@@ -152,14 +152,16 @@ def gpu() -> str:
     report = json.loads((RESULTS / "benchmark-h200.json").read_text())
     rows = []
     for result in report["results"]:
-        if "ours" in result and result["unit"] == "ms":
-            ours = result["ours"]
-            kernels = "" if ours.get("kernels") is None else f"{ours['kernels']:.3g} ms"
-            error = "" if ours.get("error") is None else f"{ours['error']:.2g}"
-            rows.append([result["summary"], kernels, f"{ours['median']:.3g} ms", error])
-        elif "ms" in result and "kernels" in result:
-            rows.append([result["workload"], f"{result['kernels']['sum']:.3g} ms", f"{result['ms']:.3g} ms", ""])
-    return _markdown(["", "kernels", "between events", "error"], rows)
+        if "ours" not in result:
+            continue
+        ours, unit = result["ours"], result["unit"]
+        error = "" if ours["error"] is None else f"{ours['error']:.2g}"
+        peers = [f"{entry['name']} {entry['median']:.3g} {unit}" for entry in result["peers"]]
+        recorded = sorted(result["recorded"], key=lambda entry: float(entry["value"]))
+        peers += [f"{entry['name']} {entry['value']:.3g} {unit}, recorded" for entry in recorded[:1]]
+        figures = [f"{ours['kernels']:.3g} {unit}", f"{ours['median']:.3g} {unit}", error]
+        rows.append([result["summary"], *figures, "; ".join(peers)])
+    return _markdown(["", "kernels", "between events", "error", "others"], rows)
 
 
 _TABLES: dict[str, Callable[[], str]] = {
