@@ -135,11 +135,26 @@ void splat(Array<const T, 2> values, Array<const int32_t, 2> vertices, Array<con
 
 template <class T>
 void slice(Array<const T, 2> lattice_values, Array<const int32_t, 2> vertices, Array<const T, 2> barycentric,
-           T added_mass, Array<T, 2> out, int threads) {
+           Array<T, 2> out, int threads) {
     nb::gil_scoped_release release;
     advise(out);
-    kernels<T>().slice(corners_of(vertices, barycentric.data()), rows_of(lattice_values), added_mass, rows_of(out),
-                       threads);
+    kernels<T>().slice(corners_of(vertices, barycentric.data()), rows_of(lattice_values), rows_of(out), threads);
+}
+
+template <class T>
+void filter_gaussian(Array<const T, 2> values, Array<const int32_t, 2> vertices, Array<const T, 2> barycentric,
+                     Array<const int32_t, 2> axis_neighbors, Array<const int32_t, 2> target_vertices,
+                     Array<const T, 2> target_barycentric, T added_mass, Array<T, 2> out, int threads) {
+    nb::gil_scoped_release release;
+    advise(out);
+    GaussianFilter<T> filter{};
+    filter.source = corners_of(vertices, barycentric.data());
+    filter.target = corners_of(target_vertices, target_barycentric.data());
+    filter.axis_neighbors = axis_neighbors.data();
+    filter.axes = int64_t(axis_neighbors.shape(0)) / 2;
+    filter.rows = int64_t(axis_neighbors.shape(1));
+    filter.added_mass = added_mass;
+    kernels<T>().filter_gaussian(filter, rows_of(values), rows_of(out), threads);
 }
 
 template <class T>
@@ -188,6 +203,7 @@ void bind_kernels(nb::module_ module) {
     module.def("slice", &slice<T>);
     module.def("barycentric_gradient", &barycentric_gradient<T>);
     module.def("blur", &blur<T>);
+    module.def("filter_gaussian", &filter_gaussian<T>);
     module.def("convolve", &convolve<T>);
     module.def("convolve_weight_gradient", &convolve_weight_gradient<T>);
 }

@@ -29,6 +29,15 @@ struct Rows {
     int64_t rows, channels;
 };
 
+// What the separable Gaussian goes through: splat, blur along the axes, slice divided by the mass.
+template <class T>
+struct GaussianFilter {
+    Corners<T> source, target;
+    const int32_t* axis_neighbors;  // [2 axes, rows]
+    int64_t axes, rows;
+    T added_mass;  // the result is divided by mass + added_mass
+};
+
 struct Neighbors {
     const int32_t* data;  // [filter_size, targets]
     int64_t filter_size, targets;
@@ -40,14 +49,13 @@ struct Kernels {
     bool (*index_points)(const Points<T>& points, T limit, Index& index, T* barycentric);
     void (*embed_gradient)(const Points<T>& points, const T* gradient, T* out, int threads);
     void (*embed_differential)(const Points<T>& points, const T* differential, T* out, int threads);
-    // If out has one channel more than the values, that is the mass: every value is one there.
     void (*splat)(const Corners<T>& corners, Rows<const T> values, Rows<T> out, int threads);
-    // If out has one channel less, the last of lattice_values is the mass, and divides: result / (mass + added_mass).
-    void (*slice)(const Corners<T>& corners, Rows<const T> lattice_values, T added_mass, Rows<T> out, int threads);
+    void (*slice)(const Corners<T>& corners, Rows<const T> lattice_values, Rows<T> out, int threads);
     void (*barycentric_gradient)(const Corners<T>& corners, Rows<const T> values, const T* lattice_values, T* out,
                                  int threads);
     void (*blur)(Rows<const T> lattice_values, const int32_t* axis_neighbors, int64_t axes, bool reverse, T* out,
                  int threads);
+    void (*filter_gaussian)(const GaussianFilter<T>& filter, Rows<const T> values, Rows<T> out, int threads);
     // weight [filter_size, in_channels / groups, out_channels]
     void (*convolve)(Rows<const T> lattice_values, const T* weight, const Neighbors& neighbors, int64_t groups,
                      Rows<T> out, int threads);

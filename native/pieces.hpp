@@ -43,7 +43,7 @@ inline void store_piece(T* to, Piece<T, N> piece) {
 }
 
 template <class T, int N, class Function>
-inline void narrower_pieces(int64_t& c, int64_t channels, Function&& function) {
+PERMUTOHEDRAL_INLINE void narrower_pieces(int64_t& c, int64_t channels, Function&& function) {
     if constexpr (N >= 1) {
         if (c + N <= channels) {
             function(c, Width<N>{});
@@ -56,7 +56,7 @@ inline void narrower_pieces(int64_t& c, int64_t channels, Function&& function) {
 // Calls function(first channel, Width<N>) for pieces that cover all channels. C is the number of channels if known
 // at compile time, else 0.
 template <class T, int C, class Function>
-inline void for_pieces(int64_t channels_dynamic, Function&& function) {
+PERMUTOHEDRAL_INLINE void for_pieces(int64_t channels_dynamic, Function&& function) {
     const int64_t channels = C > 0 ? C : channels_dynamic;
     int64_t c = 0;
     for (; c + lanes<T> <= channels; c += lanes<T>) function(c, Width<lanes<T>>{});

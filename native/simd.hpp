@@ -6,6 +6,10 @@
 #include <cstring>
 #include <utility>
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 #ifndef PERMUTOHEDRAL_VARIANT
 #error "define PERMUTOHEDRAL_VARIANT, the namespace of this instruction set"
 #endif
@@ -17,6 +21,11 @@
 #else
 #define PERMUTOHEDRAL_VECTOR_BYTES 16
 #endif
+
+// Inner loops are worth inlining whatever their size; and gcc drops calls of functions that only fetch, unless they are
+// inlined early.
+#define PERMUTOHEDRAL_INLINE __attribute__((always_inline)) inline
+#define PERMUTOHEDRAL_INLINE_LAMBDA __attribute__((always_inline))
 
 namespace permutohedral {
 namespace PERMUTOHEDRAL_VARIANT {
@@ -59,6 +68,28 @@ inline typename VectorOf<T, N>::type load(const T* from) {
 template <class T, int N>
 inline void store(T* to, typename VectorOf<T, N>::type vector) {
     *reinterpret_cast<typename VectorOf<T, N>::unaligned*>(to) = vector;
+}
+
+// Past the caches, to an address aligned as the vector, where that is possible; another thread may see it only after
+// finish_streams.
+template <class T, int N>
+inline void stream(T* to, typename VectorOf<T, N>::type vector) {
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) * N == 64) return _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)vector);
+#endif
+#if defined(__AVX__)
+    if constexpr (sizeof(T) * N == 32) return _mm256_stream_si256(reinterpret_cast<__m256i*>(to), (__m256i)vector);
+#endif
+#if defined(__SSE2__)
+    if constexpr (sizeof(T) * N == 16) return _mm_stream_si128(reinterpret_cast<__m128i*>(to), (__m128i)vector);
+#endif
+    store<T, N>(to, vector);
+}
+
+inline void finish_streams() {
+#if defined(__SSE2__)
+    _mm_sfence();
+#endif
 }
 
 #if defined(__has_builtin)

@@ -260,7 +260,7 @@ def test_a_core_that_does_not_load_raises(monkeypatch: pytest.MonkeyPatch) -> No
         importlib.import_module("permutohedral.ops.native")
 
 
-@pytest.mark.parametrize("channels", [1, 3, 7, 8, 21])
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 7, 8, 15, 16, 21, 32, 35])
 def test_filter_gaussian_is_what_its_parts_make(native: ModuleType, dtype: torch.dtype, channels: int) -> None:
     source, target = torch.randn(2500, 3, dtype=dtype) * 4, torch.randn(900, 3, dtype=dtype) * 5
     keys, vertices, barycentric, table = native.index_points(torch.cat([source, target]), None)
@@ -277,3 +277,16 @@ def test_filter_gaussian_is_what_its_parts_make(native: ModuleType, dtype: torch
     filtered = native.filter_gaussian(values, *corners, smallest)
     assert_close(filtered[reached], (expected[:, :-1] / (expected[:, -1:] + smallest))[reached])
     assert (filtered[expected[:, -1] == 0] == 0).all()
+
+
+def test_what_follows_the_last_value_does_not_leak(native: ModuleType, dtype: torch.dtype) -> None:
+    """A row of values is read in whole vectors, which reach into the next one."""
+    keys, vertices, barycentric, table = native.index_points(torch.randn(50, 3, dtype=dtype), None)
+    axes = native.find_neighbors(keys, table, keys, axis_offsets(3))
+    corners = vertices[:25], barycentric[:25], axes, vertices[:25], barycentric[:25]
+    for channels in (1, 2, 5, 21, 33):
+        values = torch.full((50, channels), float("nan"), dtype=dtype)
+        values[:25] = torch.randn(25, channels, dtype=dtype)
+        own = native.filter_gaussian(values[:25].clone(), *corners, 1e-20)
+        assert torch.equal(native.filter_gaussian(values[:25], *corners, 1e-20), own)
+        assert own.isfinite().all()

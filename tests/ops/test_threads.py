@@ -58,6 +58,7 @@ def run_all(native: ModuleType, features: Tensor, channels: int, dtype: torch.dt
         native.transpose_neighbors(neighbors, neighborhood.opposite(), len(keys)),
         native.slice(convolved, vertices, barycentric),
         native.blur(splatted, axes, False),
+        native.filter_gaussian(random(points, channels), vertices, barycentric, axes, vertices, barycentric, 1e-20),
         native.barycentric_gradient(random(points, channels), splatted, vertices),
         native.convolve_weight_gradient(splatted, convolved, neighbors, 1),
         native.convolve_weight_gradient(splatted, grouped, neighbors, channels),
@@ -66,7 +67,7 @@ def run_all(native: ModuleType, features: Tensor, channels: int, dtype: torch.dt
     ]
 
 
-@pytest.mark.parametrize("channels", [1, 4, 19])
+@pytest.mark.parametrize("channels", [1, 4, 19, 32])
 @pytest.mark.parametrize("order", ["scan", "random"])
 def test_same_bits_on_any_number_of_threads(native: ModuleType, dtype: torch.dtype, channels: int, order: str) -> None:
     points = 70_001

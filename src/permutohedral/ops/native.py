@@ -145,7 +145,7 @@ def slice(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tens
     if out.numel() > 0:
         threads = _threads(vertices.numel() * channels)
         operands = _plain(lattice_values, dtype), _plain(vertices), _plain(barycentric, dtype)
-        _core(dtype).slice(*operands, 0.0, out, threads)
+        _core(dtype).slice(*operands, out, threads)
     return out.to(lattice_values.dtype)
 
 
@@ -208,14 +208,13 @@ def filter_gaussian(
     out = torch.empty((target_vertices.shape[0], channels), dtype=dtype)
     if points == 0 or out.numel() == 0:
         return out.zero_().to(values.dtype)
-    core, threads = _core(dtype), _threads(vertices.numel() * channels)
-    # the mass is the last channel; that it has not been divided by the gain leaves the quotient as it is
-    splatted = torch.empty((axis_neighbors.shape[1], channels + 1), dtype=dtype)
-    core.splat(_plain(values, dtype), _plain(vertices), _plain(barycentric, dtype), splatted, threads)
-    blurred = torch.empty_like(splatted)
-    core.blur(splatted, _plain(axis_neighbors), False, blurred, threads)
+    # the mass has not been divided by the gain either: the quotient is the same
     added_mass = smallest_mass * blur_gain(vertices.shape[1] - 1)
-    core.slice(blurred, _plain(target_vertices), _plain(target_barycentric, dtype), added_mass, out, threads)
+    source = _plain(vertices), _plain(barycentric, dtype)
+    target = _plain(target_vertices), _plain(target_barycentric, dtype)
+    threads = _threads((vertices.numel() + target_vertices.numel()) * channels)
+    operands = _plain(values, dtype), *source, _plain(axis_neighbors), *target
+    _core(dtype).filter_gaussian(*operands, added_mass, out, threads)
     return out.to(values.dtype)
 
 

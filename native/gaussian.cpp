@@ -1,0 +1,87 @@
+// blur, and the normalized Gaussian in one go: splat, blur, slice. Compiled once per instruction set.
+#include "panels.hpp"
+#include "variant.hpp"
+
+namespace permutohedral {
+namespace PERMUTOHEDRAL_VARIANT {
+namespace {
+
+constexpr int64_t row_block = 2048;
+
+// One pass: l + (l(ahead) + l(behind)) / 2; a missing neighbor reads the row `zero`.
+template <class T, int C>
+void blur_axis(Rows<const T> in, const int32_t* ahead, const int32_t* behind, const T* zero, Range rows, T* out) {
+    const int64_t channels = C > 0 ? C : in.channels;
+    for (int64_t v = rows.begin; v < rows.end; ++v) {
+        const T* a = ahead[v] < 0 ? zero : in.data + ahead[v] * channels;
+        const T* b = behind[v] < 0 ? zero : in.data + behind[v] * channels;
+        for_pieces<T, C>(channels, [&](int64_t c, auto width) {
+            constexpr int N = decltype(width)::value;
+            const Piece<T, N> sum = load_piece<T, N>(a + c) + load_piece<T, N>(b + c);
+            store_piece<T, N>(out + v * channels + c, load_piece<T, N>(in.data + v * channels + c) + T(0.5) * sum);
+        });
+    }
+}
+
+struct Axes {
+    const int32_t* neighbors;  // [2 axes, rows]
+    int64_t axes;
+    bool reverse;
+};
+
+// All passes, which write to `first` and `second` in turn.
+template <class T>
+void blur_passes(Rows<const T> in, const Axes& axes, T* first, T* second, int threads) {
+    const Memory zero(sizeof(T) * in.channels);
+    std::memset(zero.data(), 0, zero.size());
+    for (int64_t pass = 0; pass < axes.axes; ++pass) {
+        const int64_t axis = axes.reverse ? axes.axes - 1 - pass : pass;
+        const int32_t* ahead = axes.neighbors + 2 * axis * in.rows;
+        T* to = pass % 2 == 0 ? first : second;
+        with_width<T>(in.channels, [&](auto constant) {
+            parallel_ranges(threads, in.rows, row_block, [&](int64_t begin, int64_t end, int) {
+                blur_axis<T, decltype(constant)::value>(in, ahead, ahead + in.rows, as<T>(zero), {begin, end}, to);
+            });
+        });
+        in.data = to;
+    }
+}
+
+}  // namespace
+
+template <class T>
+void blur(Rows<const T> lattice_values, const int32_t* axis_neighbors, int64_t axes, bool reverse, T* out,
+          int threads) {
+    const Memory scratch(sizeof(T) * lattice_values.rows * lattice_values.channels);
+    // the last pass writes to out
+    T* first = axes % 2 == 1 ? out : as<T>(scratch);
+    T* second = axes % 2 == 1 ? as<T>(scratch) : out;
+    blur_passes(lattice_values, {axis_neighbors, axes, reverse}, first, second, threads);
+}
+
+template <class T>
+void filter_gaussian(const GaussianFilter<T>& filter, Rows<const T> values, Rows<T> out, int threads) {
+    const int64_t rows = filter.rows, channels = values.channels + 1;
+    const LatticeShape shape{rows, int64_t(sizeof(T)) * channels};
+    const int64_t bytes = int64_t(sizeof(T)) * panels_size<T>(rows, channels);
+    const Memory splatted(bytes), blurred(bytes);
+    const Blocks blocks = cut_blocks(filter.source, shape, threads > 1, threads);
+    splat_with_mass(blocks, filter.source, values, Rows<T>{as<T>(splatted), rows, channels}, threads);
+    const Panels<T> from = panels_in(as<T>(splatted), rows, channels), to = panels_in(as<T>(blurred), rows, channels);
+    for (int64_t p = 0; p < from.num_panels; ++p) {
+        const Rows<const T> panel{from[p].data, rows, from[p].width};
+        blur_passes(panel, {filter.axis_neighbors, filter.axes, false}, to[p].data, from[p].data, threads);
+    }
+    const T* result = as<T>(filter.axes % 2 == 1 ? blurred : splatted);
+    const Rows<const T> lattice_values{result, rows, channels};
+    const Blocks target_blocks = cut_blocks(filter.target, shape, false, threads);
+    slice_normalized(target_blocks, filter.target, lattice_values, filter.added_mass, out, threads);
+}
+
+template void blur(Rows<const float>, const int32_t*, int64_t, bool, float*, int);
+template void blur(Rows<const double>, const int32_t*, int64_t, bool, double*, int);
+template void filter_gaussian(const GaussianFilter<float>&, Rows<const float>, Rows<float>, int);
+template void filter_gaussian(const GaussianFilter<double>&, Rows<const double>, Rows<double>, int);
+
+}  // namespace PERMUTOHEDRAL_VARIANT
+}  // namespace permutohedral

@@ -1,0 +1,98 @@
+// Lattice values in panels: the channels of one cache line, for all rows. A panel is a problem of its own to splat and
+// blur, so threads may share the panels where the points do not let them share the rows.
+#pragma once
+
+#include "blocks.hpp"
+#include "pieces.hpp"
+
+namespace permutohedral {
+namespace PERMUTOHEDRAL_VARIANT {
+namespace {
+
+template <class T>
+constexpr int64_t panel_channels = 64 / int64_t(sizeof(T));
+
+// Channels [first, first + width) of every row; row v begins at data + v * stride.
+template <class T>
+struct Panel {
+    T* data;
+    int64_t stride, first, width;
+};
+
+// All panels of a lattice.
+template <class T>
+struct Panels {
+    T* data;
+    int64_t rows, channels, num_panels;
+    bool by_panel;  // one panel behind the other, the last one padded; else a matrix by rows
+
+    PERMUTOHEDRAL_INLINE Panel<T> operator[](int64_t p) const {
+        const int64_t first = p * panel_channels<T>;
+        if (!by_panel) return {data + first, channels, first, num_panels == 1 ? channels : panel_channels<T>};
+        const int64_t width = padded_width(channels - first);
+        return {data + first * rows, width, first, width};
+    }
+
+    // The least power of two that holds the channels, or a whole panel.
+    static int64_t padded_width(int64_t channels) {
+        int64_t width = 1;
+        while (width < channels && width < panel_channels<T>) width *= 2;
+        return width;
+    }
+};
+
+// Fetches a point's rows of the panels [first, last).
+template <class T, class Lattice>
+PERMUTOHEDRAL_INLINE void fetch_rows(const Corners<T>& corners, const Lattice& panels, Range range) {
+    for (int64_t p = range.begin; p < range.end; ++p) {
+        const auto panel = panels[p];
+        // narrow rows share cache lines
+        if (2 * panel.width < panel_channels<T>) continue;
+        for (int64_t j = 0; j < corners.corners; ++j) {
+            const T* row = panel.data + corners.vertices[j] * panel.stride;
+            for (int64_t c = 0; c < panel.width; c += panel_channels<T>) __builtin_prefetch(row + c);
+        }
+    }
+}
+
+// A matrix by rows is one panel, unless its rows consist of whole cache lines.
+template <class T>
+inline Panels<T> panels_of_rows(T* data, int64_t rows, int64_t channels) {
+    const bool lines = channels % panel_channels<T> == 0 && reinterpret_cast<uintptr_t>(data) % 64 == 0;
+    return {data, rows, channels, lines ? channels / panel_channels<T> : 1, false};
+}
+
+// Numbers of T in panels one behind the other.
+template <class T>
+inline int64_t panels_size(int64_t rows, int64_t channels) {
+    const int64_t rest = channels % panel_channels<T>;
+    return rows * (channels - rest + (rest > 0 ? Panels<T>::padded_width(rest) : 0));
+}
+
+template <class T>
+inline Panels<T> panels_in(T* data, int64_t rows, int64_t channels) {
+    return {data, rows, channels, (channels + panel_channels<T> - 1) / panel_channels<T>, true};
+}
+
+// Calls function(Width<C>) with the width of a panel where it is common, else Width<0>.
+template <class T, class Function>
+inline void with_width(int64_t width, Function&& function) {
+    if (width == panel_channels<T>) return function(Width<panel_channels<T>>{});
+    with_constant(width, function);
+}
+
+// Calls function(Width<C>) with the width of a padded panel.
+template <class T, class Function>
+inline void with_padded_width(int64_t width, Function&& function) {
+    switch (width) {
+        case 1: return function(Width<1>{});
+        case 2: return function(Width<2>{});
+        case 4: return function(Width<4>{});
+        case 8: return function(Width<8>{});
+        default: return function(Width<panel_channels<T>>{});
+    }
+}
+
+}  // namespace
+}  // namespace PERMUTOHEDRAL_VARIANT
+}  // namespace permutohedral
