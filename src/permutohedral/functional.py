@@ -26,6 +26,7 @@ from permutohedral.ops.fused import can_fuse, filter_learned
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.shapes import (
     check_points,
+    check_results,
     check_weight,
     count,
     filter_tables,
@@ -170,6 +171,7 @@ def filter_with_bias(
     if not fused or leading or rows.numel() == 0 or lattice.target.num_points == 0:
         return composed(values, weight, bias)
     weight, groups = check_weight(weight, rows.shape[1], rows, lattice)
+    check_results(lattice, weight.shape[2], rows)
     tables = filter_tables(lattice, groups, normalization == "density")
     return filter_learned(values, weight, bias, tables, composed)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.lattice import Lattice, Simplices
+from permutohedral.memory import check_rows
 from permutohedral.neighborhood import count_taps
 from permutohedral.ops import autograd
 from permutohedral.ops.primitives import FilterTables, accumulation_dtype
@@ -140,6 +141,12 @@ def to_autocast(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         return rows, weight
     dtype = torch.get_autocast_dtype(rows.device.type)
     return rows.to(dtype), weight.to(dtype)
+
+
+def check_results(lattice: Lattice, out_channels: int, rows: Tensor) -> None:
+    """Raise unless all that a learned filter of `rows` makes fits what is free: splatted, convolved, sliced values."""
+    check_rows(lattice.num_lattice_points, rows.shape[1], rows)
+    check_rows(lattice.target.num_lattice_points + lattice.target.num_points, out_channels, rows)
 
 
 def filter_tables(lattice: Lattice, groups: int, by_density: bool) -> FilterTables:

@@ -13,8 +13,8 @@ import torch
 from support import assert_close
 from torch import Tensor
 
-from permutohedral import functional
-from permutohedral.errors import FeatureRangeError
+from permutohedral import functional, memory
+from permutohedral.errors import FeatureRangeError, MemoryLimitError
 from permutohedral.lattice import build_lattice
 from permutohedral.models.deep_denoising import PermutohedralBlock
 from permutohedral.neighborhood import Neighborhood, axis_offsets, blur_gain
@@ -310,3 +310,11 @@ def test_a_block_on_a_bounded_lattice_computes_what_it_computes_on_any_other() -
     assert 0 < float(block.fullest) < 1
     for expected, actual in zip(*found, strict=True):
         assert_close(actual, expected)
+
+
+def test_the_learned_filter_is_refused_before_it_allocates(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = build_lattice(torch.randn(9, 2), neighborhood_size=1)
+    monkeypatch.setattr(memory, "_NEGLIGIBLE_BYTES", 0)
+    monkeypatch.setattr(memory, "available_memory", lambda device: 1000)
+    with use_backend("triton"), pytest.raises(MemoryLimitError, match="channels"):
+        functional.filter_with_bias(torch.randn(9, 1), tables, torch.randn(7, 1, 64), None, "none")
