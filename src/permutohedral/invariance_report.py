@@ -96,6 +96,7 @@ def write_invariance_report(results: Sequence[Result], folder: Path, command: st
     experiment, environment = results[0].experiment, results[0].environment
     hardware = environment["hardware"]
     machine = hardware.get("gpu") or f"{hardware['processor']}, {hardware['cores']} cores"
+    commits = " and ".join(dict.fromkeys(f"`{result.environment['commit']}`" for result in results))
     content = {"summary": invariance_summary(results), "results": [asdict(result) for result in results]}
     write_text(folder / f"{experiment}.json", json.dumps(content, indent=1, sort_keys=True) + "\n")
     draw_invariance(results, folder / "accuracy.png")
@@ -117,7 +118,7 @@ def write_invariance_report(results: Sequence[Result], folder: Path, command: st
         "",
         change_table(results),
         "",
-        f"Made with `{command}` at commit `{environment['commit']}` on {machine} (backend {environment['backend']}); "
+        f"Made with `{command}` at commit {commits} on {machine} (backend {environment['backend']}); "
         f"the time of each training is in `{experiment}.json`.",
         "",
         "![Errors and change of the first layer](accuracy.png)",
