@@ -147,21 +147,58 @@ def layers() -> str:
     return _markdown(["", "ours", "same run", "recorded elsewhere, scaled"], rows)
 
 
-def gpu() -> str:
-    """Times on the GPU: of the kernels, and between events, which includes waiting for the host."""
-    report = json.loads((RESULTS / "benchmark-h200.json").read_text())
+def _gpu_results() -> list[dict[str, Any]]:
+    results = json.loads((RESULTS / "benchmark-h200.json").read_text())["results"]
+    return [result for result in results if "refused" not in result]
+
+
+def _best_other(result: dict[str, Any], unit: str = " ms") -> str:
+    """The fastest peer of the same run, else the fastest of those recorded."""
+    peers = [(entry["median"], entry["name"]) for entry in result["peers"]]
+    recorded = [(entry["value"], f"{entry['name']}, recorded") for entry in result["recorded"]]
+    if not peers and not recorded:
+        return ""
+    value, name = min(peers or recorded)
+    return f"{value:.3g}{unit} ({name})"
+
+
+def _gpu_rows(results: Iterable[dict[str, Any]]) -> list[Row]:
     rows = []
-    for result in report["results"]:
-        if "ours" not in result:
-            continue
-        ours, unit = result["ours"], result["unit"]
-        error = "" if ours["error"] is None else f"{ours['error']:.2g}"
-        peers = [f"{entry['name']} {entry['median']:.3g} {unit}" for entry in result["peers"]]
-        recorded = sorted(result["recorded"], key=lambda entry: float(entry["value"]))
-        peers += [f"{entry['name']} {entry['value']:.3g} {unit}, recorded" for entry in recorded[:1]]
-        figures = [f"{ours['kernels']:.3g} {unit}", f"{ours['median']:.3g} {unit}", error]
-        rows.append([result["summary"], *figures, "; ".join(peers)])
-    return _markdown(["", "kernels", "between events", "error", "others"], rows)
+    for result in results:
+        ours = result["ours"]
+        kernels = "" if ours.get("kernels") is None else f"{ours['kernels']:.3g} ms"
+        error = "" if ours.get("error") is None else f"{ours['error']:.2g}"
+        rows.append([result["summary"], f"{ours['median']:.3g} ms", kernels, error, _best_other(result)])
+    return rows
+
+
+_GPU_TITLES = ["", "ours", "of it kernels", "error", "fastest other"]
+
+
+def gpu() -> str:
+    """Times on the GPU between events, which include waiting for the host, and the kernels' part of them."""
+    return _markdown(_GPU_TITLES, _gpu_rows(result for result in _gpu_results() if result["unit"] == "ms"))
+
+
+def gpu_filters() -> str:
+    """Of these, filters and lattices."""
+    wanted = ("G1", "G1L", "H1", "G3-d3", "G3-d5")
+    return _markdown(_GPU_TITLES, _gpu_rows(result for result in _gpu_results() if result["workload"] in wanted))
+
+
+def gpu_convolution() -> str:
+    """Nanoseconds for each lattice point and tap."""
+    rows = [
+        [
+            result["summary"],
+            f"{result['ours']['median']:.3g}",
+            f"{result['ours']['error']:.2g}",
+            _best_other(result, ""),
+        ]
+        for result in _gpu_results()
+        if result["unit"] == "ns"
+    ]
+    return _markdown(["", "ours", "error", "fastest other"], rows)
 
 
 _TABLES: dict[str, Callable[[], str]] = {
@@ -170,6 +207,8 @@ _TABLES: dict[str, Callable[[], str]] = {
     "cpu": cpu,
     "layers": layers,
     "gpu": gpu,
+    "gpu-filters": gpu_filters,
+    "gpu-convolution": gpu_convolution,
 }
 
 
