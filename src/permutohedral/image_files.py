@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -14,10 +16,14 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from permutohedral.errors import InputError
+from permutohedral.files import replacing
 from permutohedral.wide_color import can_write_wide, is_wide, read_wide, write_wide
 
 # Pillow's modes that hold what another mode holds without loss, or nearly
 _CONVERSIONS = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB", "LAB": "RGB"}
+# larger pictures are refused before they are decoded: 134 million pixels take 1.6 GB as colors of float32
+MAX_PIXELS = 1 << 27
+MAX_PIXELS_VARIABLE = "PERMUTOHEDRAL_MAX_PIXELS"
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 
 
@@ -44,10 +50,11 @@ def read_picture(path: Path) -> Picture:
     """Read a picture of any format that Pillow knows, turned upright.
 
     Raises:
-        InputError: the file is missing, is no picture, is damaged, or holds several frames.
+        InputError: the file is missing, is no picture, is damaged, holds several frames, or more than `MAX_PIXELS`
+            pixels.
     """
     try:
-        with Image.open(path) as image:
+        with _open(path) as image:
             frames = getattr(image, "n_frames", 1)
             if frames > 1:
                 raise InputError(f"{path} holds {frames} frames; extract the one to filter first")
@@ -56,8 +63,39 @@ def read_picture(path: Path) -> Picture:
             return _to_picture(ImageOps.exif_transpose(image), path)
     except UnidentifiedImageError as error:
         raise InputError(f"{path} is not a picture in a format that Pillow reads") from error
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    except InputError:
+        raise
+    # a damaged file makes the decoders of some formats fail in any way
+    except Exception as error:
+        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error or type(error)}") from error
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[Image.Image]:
+    """The picture, not decoded yet, unless it claims too many pixels."""
+    # our limit takes the place of Pillow's, which first warns, and on the way out of the library
+    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    try:
+        image = Image.open(path)
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
+    with image:
+        limit = _max_pixels()
+        if image.width * image.height > limit:
+            raise InputError(
+                f"{path} claims {image.width:,} x {image.height:,} pixels, more than {limit:,}, and a small file may "
+                f"claim any size. Cut or scale it, or set {MAX_PIXELS_VARIABLE} if you trust it"
+            )
+        yield image
+
+
+def _max_pixels() -> int:
+    given = os.environ.get(MAX_PIXELS_VARIABLE)
+    if given is None:
+        return MAX_PIXELS
+    if not given.isdigit():
+        raise InputError(f"{MAX_PIXELS_VARIABLE} must be a whole number of pixels, got {given!r}")
+    return int(given)
 
 
 def _to_picture(image: Image.Image, path: Path) -> Picture:
@@ -131,18 +169,12 @@ def write_picture(picture: Picture, path: Path) -> None:
     """Write a picture in the format that the ending of `path` names: whole, or not at all.
 
     Raises:
-        InputError: the format cannot hold the picture, or the file cannot be written.
+        InputError: the format cannot hold the picture.
+        StorageError: the file cannot be written.
     """
     check_output(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with open(partial, "xb") as file:
-            _save(_to_numbers(picture), file, path)
-        os.replace(partial, path)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as partial, open(partial, "xb") as file:
+        _save(_to_numbers(picture), file, path)
 
 
 def _to_numbers(picture: Picture) -> NDArray[Any]:

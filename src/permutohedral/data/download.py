@@ -2,6 +2,7 @@
 
 A folder comes from an argument (`--data` on the command line) or from the environment variable
 `PERMUTOHEDRAL_DATA`. It holds one folder per dataset, or is that folder itself. Nothing is ever written there.
+Downloads go to the user's cache, or where `PERMUTOHEDRAL_CACHE` says.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from permutohedral.errors import DataError
+from permutohedral.errors import DataError, InputError
 
 DATA_VARIABLE = "PERMUTOHEDRAL_DATA"
+CACHE_VARIABLE = "PERMUTOHEDRAL_CACHE"
 
 
 @dataclass(frozen=True)
@@ -25,12 +28,21 @@ class RemoteFile:
     Attributes:
         name: path inside the dataset's folder, such as `train/100075.jpg`.
         sha256: of the file that the addresses serve.
-        addresses: where it is served, tried in this order.
+        addresses: where it is served, over https, tried in this order.
     """
 
     name: str
     sha256: str
     addresses: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if ".." in Path(self.name).parts or Path(self.name).is_absolute():
+            raise InputError(f"{self.name} would leave the folder of its dataset")
+        for address in self.addresses:
+            parts = urlsplit(address)
+            # a server on this machine needs no certificate
+            if parts.scheme != "https" and parts.hostname not in ("127.0.0.1", "localhost"):
+                raise InputError(f"{address} is not an https address; without it anyone on the way can change the file")
 
 
 def find_files(
@@ -86,7 +98,7 @@ def _download(dataset: str, files: Sequence[RemoteFile]) -> list[Path]:
     from rich.console import Console
     from rich.progress import Progress
 
-    cache = Path(pooch.os_cache("permutohedral")) / dataset
+    cache = Path(os.environ.get(CACHE_VARIABLE) or pooch.os_cache("permutohedral")) / dataset
     missing = [file for file in files if not _is_whole(cache / file.name, file.sha256)]
     if missing:
         pooch.get_logger().setLevel("WARNING")

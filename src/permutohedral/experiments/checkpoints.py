@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import zipfile
 from pathlib import Path
@@ -22,12 +23,11 @@ class WholeCheckpoints(CheckpointIO):
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        # by way of memory, since torch does not tell why a file cannot be written
+        content = io.BytesIO()
+        torch.save(checkpoint, content)
         with replacing(Path(path)) as partial:
-            try:
-                torch.save(checkpoint, partial)
-            # torch reports a disk that is full in the middle of a file so
-            except RuntimeError as error:
-                raise OSError(str(error).splitlines()[0]) from error
+            partial.write_bytes(content.getbuffer())
 
     def load_checkpoint(self, path: str | Path, *_: Any, **__: Any) -> dict[str, Any]:
         return read_checkpoint(Path(path))

@@ -1,0 +1,112 @@
+"""Builds the native core with a sanitizer and runs its tests: `python tests/reliability/sanitize.py address|thread`.
+
+Writes `results/reliability/sanitizer-<name>.json`; the exit code is that of the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# what runs under each: threads matter to one of them only, and it is slow
+TESTS = {
+    "address": ["tests/ops/test_native.py", "tests/ops/test_threads.py", "tests/fuzz", "tests/ops/test_primitives.py"],
+    "thread": ["tests/ops/test_threads.py", "tests/reliability/test_interruption.py"],
+}
+# Python's own memory is never freed at its end; forked children are wanted
+OPTIONS = {
+    "address": {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
+    "thread": {"TSAN_OPTIONS": "die_after_fork=0 suppressions={suppressions}"},
+}
+RUNTIMES = {"address": ["libasan.so", "libubsan.so"], "thread": ["libtsan.so"]}
+# torch and Python were not built with the sanitizer, so that it cannot see how their threads wait for each other
+SUPPRESSIONS = "called_from_lib:libtorch_cpu.so\ncalled_from_lib:libgomp\nrace:libtorch\nrace:_PyEval\n"
+
+# an editable installation would bring its own core
+PROGRAM = (
+    "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'ScikitBuild' not in type(f).__name__]; "
+    "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+)
+
+
+def build(kind: str, folder: Path) -> Path:
+    """Compile; returns the folder to import the package from."""
+    tools = Path(sys.executable).parent
+    environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"}
+    for command in (
+        [
+            "cmake",
+            "-S",
+            str(ROOT),
+            "-B",
+            str(folder),
+            f"-DPERMUTOHEDRAL_SANITIZE={kind}",
+            f"-DPython_EXECUTABLE={sys.executable}",
+        ],
+        ["cmake", "--build", str(folder), "--parallel", str(os.cpu_count() or 1)],
+    ):
+        subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+    package = folder / "package" / "permutohedral"
+    package.mkdir(parents=True, exist_ok=True)
+    for entry in (ROOT / "src" / "permutohedral").iterdir():
+        link = package / entry.name
+        if entry.suffix != ".so" and not link.exists():
+            link.symlink_to(entry)
+    for core in folder.glob("_native*.so"):
+        link = package / core.name
+        link.unlink(missing_ok=True)
+        link.symlink_to(core)
+    return package.parent
+
+
+def runtime(name: str) -> str:
+    """Where the compiler keeps a sanitizer's library."""
+    compiler = os.environ.get("CXX") or (sysconfig.get_config_var("CXX") or "c++").split()[0]
+    return subprocess.run(
+        [compiler, f"-print-file-name={name}"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def main(kind: str) -> int:
+    """Build, test, write what came out."""
+    folder = ROOT / "build" / f"sanitize-{kind}"
+    packages = build(kind, folder)
+    suppressions = folder / "suppressions.txt"
+    suppressions.write_text(SUPPRESSIONS)
+    options = {name: value.format(suppressions=suppressions) for name, value in OPTIONS[kind].items()}
+    environment = os.environ | options
+    environment |= {"LD_PRELOAD": " ".join(runtime(name) for name in RUNTIMES[kind]), "PYTHONPATH": str(packages)}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONMALLOC": "malloc"}
+    started = time.monotonic()
+    command = [sys.executable, "-c", PROGRAM, "-q", "-p", "no:cacheprovider", "-k", "not triton", *TESTS[kind]]
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    output = run.stdout + run.stderr
+    print(output[-6000:])
+    counts = {
+        word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|error)", run.stdout[-400:])
+    }
+    reports = len(re.findall(r"ERROR: AddressSanitizer|runtime error:|WARNING: ThreadSanitizer", output))
+    result = {
+        "sanitizer": kind,
+        "tests": counts,
+        "reports": reports,
+        "exit_code": run.returncode,
+        "seconds": round(time.monotonic() - started),
+        "command": f"python tests/reliability/sanitize.py {kind}",
+    }
+    path = ROOT / "results" / "reliability" / f"sanitizer-{kind}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    return run.returncode or int(reports > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

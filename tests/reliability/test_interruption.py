@@ -1,0 +1,84 @@
+"""Ctrl-C during a long call of the native core raises KeyboardInterrupt at once, and the core works on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from permutohedral.ops import dispatch
+
+_REFUSAL = next(backend for backend in dispatch._BACKENDS if backend.name == "native").refusal("cpu")
+pytestmark = pytest.mark.skipif(_REFUSAL is not None, reason=f"the native backend does not run here: {_REFUSAL}")
+
+POINTS, CHANNELS = 1_000_000, 16
+# a signal may arrive between two calls, or at the very end of one
+TRIES = 40
+
+
+@pytest.fixture(autouse=True)
+def threads_afterwards() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def interrupt_after(seconds: float) -> threading.Thread:
+    def send() -> None:
+        time.sleep(seconds)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    return sender
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_call_ends_early(threads: int) -> None:
+    """Part of the result was never written, and the next call writes all of it."""
+    from permutohedral import _native
+
+    vertices = torch.arange(POINTS * 4, dtype=torch.int32).reshape(POINTS, 4) % 1000
+    weights = torch.full((POINTS, 4), 0.25)
+    lattice_values = torch.ones(1000, CHANNELS)
+    out = torch.empty(POINTS, CHANNELS)
+
+    def call() -> None:
+        _native.float32.slice(lattice_values, vertices, weights, 0.0, out, threads)
+
+    ended_early = False
+    for number in range(TRIES):
+        out.fill_(float("nan"))
+        sender = interrupt_after(0.002 * number)
+        try:
+            call()
+            time.sleep(1)
+        except KeyboardInterrupt:
+            ended_early = bool(out.isnan().any())
+        sender.join()
+        if ended_early:
+            break
+    assert ended_early
+    call()
+    assert bool((out == 1).all())
+
+
+def test_other_threads_are_not_interrupted() -> None:
+    from permutohedral.ops import native
+
+    features = torch.randn(POINTS // 5, 5) * 4
+    results: list[int] = []
+    worker = threading.Thread(target=lambda: results.append(len(native.index_points(features, None)[0])))
+    worker.start()
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+    except KeyboardInterrupt:
+        pass
+    worker.join()
+    assert results == [len(native.index_points(features, None)[0])]
