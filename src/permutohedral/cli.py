@@ -39,7 +39,8 @@ _HELP = """Filters on the permutohedral lattice: edge-aware, learned, at any poi
 Start with 'permutohedral demo'; every command explains itself with --help. Results go to stdout, progress and
 errors to stderr, and where stdout is not a terminal only what was asked for is printed.
 
-Exit codes: 0 done; 1 the request cannot be fulfilled, and a message says why; 2 the command line makes no sense.
+Exit codes: 0 done; 1 the request cannot be fulfilled, and a message says why; 2 the command line makes no sense;
+130 interrupted with Ctrl-C.
 """
 
 application = typer.Typer(
