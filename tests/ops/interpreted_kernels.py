@@ -186,12 +186,13 @@ def test_blur(reverse: bool, axes: int, dtype: torch.dtype, at_once: int, monkey
 
 def test_index_points_foresees_the_size_of_the_next_lattice() -> None:
     lattice._sizes.clear()
-    features = 5 * torch.randn(25, 2)
+    features = 100 * torch.randn(25, 2)
+    features[15:] = features[0]
     first = kernels.index_points(features, None)
-    assert list(lattice._sizes.values()) == [len(first[0])]
-    # alike, of far more lattice points, of far fewer
-    for scale in (1.0, 100.0, 0.001):
-        assert_same_lattice(kernels.index_points(scale * features, None), scale * features)
+    assert list(lattice._sizes.values()) == [len(first[0])] == [45]
+    # alike, of so many more lattice points that the table still holds them, of far fewer, of far more
+    for other in (features, 100 * torch.randn(25, 2), 0.001 * features, 100 * features):
+        assert_same_lattice(kernels.index_points(other, None), other)
 
 
 def test_index_both() -> None:
@@ -217,16 +218,17 @@ def test_index_both_refuses_either() -> None:
 
 
 @pytest.mark.parametrize(
-    ("normalization", "in_channels", "out_channels", "dtype"),
-    [("density", 1, 5, torch.float64), ("density", 8, 3, torch.float64), ("none", 4, 2, torch.float64),
-     ("density", 2, 4, torch.float16), ("none", 4, 8, torch.float16)],
+    ("normalization", "in_channels", "out_channels", "dtype", "halo"),
+    [("density", 1, 5, torch.float64, 1), ("density", 8, 3, torch.float64, 0), ("none", 4, 2, torch.float64, 0),
+     ("density", 2, 4, torch.float16, 0), ("none", 4, 8, torch.float16, 0)],
 )  # fmt: skip
 def test_the_learned_filter(
-    normalization: functional.Normalization, in_channels: int, out_channels: int, dtype: torch.dtype
+    normalization: functional.Normalization, in_channels: int, out_channels: int, dtype: torch.dtype, halo: int
 ) -> None:
-    """In one go what it is of operators, with all its derivatives."""
+    """In one go what it is of operators, with all its derivatives; a halo holds no density."""
     exact = torch.float64 if dtype == torch.float64 else torch.float32
-    tables = build_lattice(3 * torch.randn(2, 30, 2).to(exact), torch.randn(2, 20, 2).to(exact), neighborhood_size=1)
+    features, targets = 3 * torch.randn(2, 30, 2).to(exact), torch.randn(2, 20, 2).to(exact)
+    tables = build_lattice(features, targets, neighborhood_size=1, halo=halo)
     shapes = ((2, 30, in_channels), (7, in_channels, out_channels), (out_channels,))
     inputs = [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
     upstream = torch.randn(2, 20, out_channels).to(dtype)

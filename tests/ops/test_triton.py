@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -134,3 +135,46 @@ def test_each_tensor_runs_on_its_own_gpu() -> None:
             found = ph.gaussian_filter(values.double().to(device), features.double().to(device))
             assert found.device == torch.device(device)
             assert_close(found, expected)
+
+
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module of reports, soon impatient."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    module = importlib.import_module("permutohedral.ops.triton.report")
+    monkeypatch.setattr(module, "_EAGER_LOOKS", 3)
+    monkeypatch.setattr(module, "_LOOKS_PER_QUESTION", 5)
+    return module
+
+
+class FakeStream:
+    def __init__(self, finished: bool) -> None:
+        self.query = lambda: finished
+
+
+def test_a_report_is_read_when_all_of_it_is_there(report: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream(finished=False))
+    reports = report.Reports(torch.device("cpu"))
+    reports.rows[1][:2] = torch.tensor([7, 8])
+    writer = threading.Timer(0.05, lambda: reports.rows[1][2].fill_(9))
+    writer.start()
+    assert reports.read(1, 3) == [7, 8, 9]
+    writer.join()
+
+
+def test_a_gpu_that_ends_without_a_report_is_an_error(report: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream(finished=True))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    with pytest.raises(RuntimeError, match="without reporting"):
+        report.Reports(torch.device("cpu")).read(0, 5)
+
+
+def test_reports_are_used_again_unless_they_were_abandoned(report: ModuleType) -> None:
+    device = torch.device("cpu")
+    first = report.reports_on(device)
+    first.rows[0].fill_(5)
+    assert report.reports_on(device) is first
+    # what was reported before is forgotten
+    assert int(first.rows[0].max()) == report._PENDING
+    report.abandon_reports()
+    assert report.reports_on(device) is not first

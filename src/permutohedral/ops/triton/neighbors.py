@@ -33,8 +33,8 @@ def look_up_tap(
     inside = target < num_targets
     key = target_keys + tl.minimum(target, num_targets - 1).to(tl.int64) * (D + 1)
     item = tl.load(key).to(tl.int64)
-    # a key of no item is nobody's neighbor
-    packed = inside & (item >= 0) & (item < tl.load(table + ITEM_EXTENT))
+    # the code of an item below zero is below zero, too, and in no table
+    packed = inside & (item < tl.load(table + ITEM_EXTENT))
     code = item << tl.load(table + ITEM_SHIFT)
     corner = tl.zeros([BLOCK], tl.int32)
     for i in tl.static_range(D):
