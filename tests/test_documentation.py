@@ -8,6 +8,7 @@ from pathlib import Path
 import matplotlib as mpl
 import pytest
 import readme
+import site_hooks
 import tutorials
 
 ROOT = readme.ROOT
@@ -49,6 +50,26 @@ def test_the_migrating_page_runs() -> None:
 )
 def test_the_snippets_of_pages_run(page: Path) -> None:
     assert readme.run_snippets(page)
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "expected"),
+    [
+        ("index.md", "[a](docs/api/layers.md#layers)", "[a](api/layers.md#layers)"),
+        ("index.md", "![a\nb](results/denoising/crops.png)", "![a\nb](results/denoising/crops.png)"),
+        ("index.md", "[a](docs/tutorials/first_filter.py)", "[a](tutorials/first_filter.md)"),
+        ("tutorials/first_filter.md", "[a](../mnist.md)", "[a](../mnist.md)"),
+        ("tutorials/first_filter.md", "[a](scattered_data.py)", "[a](scattered_data.md)"),
+        ("denoising.md", "[`a`](../results/denoising/report.md)", "[`a`](results/denoising/report.md)"),
+        ("contributing.md", "[a](docs/theory.md)", "[a](theory.md)"),
+        ("benchmarks.md", "[a](../benchmarks/README.md)", "[a](benchmarking.md)"),
+        ("benchmarks.md", "[a](../src/permutohedral/cli.py)", "a"),
+        ("benchmarks.md", "[a](https://example.org) [b](#gpu)", "[a](https://example.org) [b](#gpu)"),
+        ("benchmarks.md", "```\n[a](LICENSE)\n```", "```\n[a](LICENSE)\n```"),
+    ],
+)
+def test_links_of_the_repository_become_links_of_the_site(page: str, link: str, expected: str) -> None:
+    assert site_hooks.rewrite_links(link, page) == expected
 
 
 def test_every_page_is_in_the_navigation() -> None:
