@@ -42,8 +42,8 @@ def mri_table(results: Sequence[Result], factor: float) -> str:
 
 
 def mri_tables(results: Sequence[Result]) -> str:
-    """The tables of one domain, one for each factor."""
-    factors = dict.fromkeys(column[2] for column in _columns(results))
+    """The tables of one domain, one for each factor; first that of which the pictures are drawn."""
+    factors = sorted({column[2] for column in _columns(results)}, key=lambda factor: (factor != SHOWN_FACTOR, factor))
     return "\n\n".join(mri_table(results, factor) for factor in factors)
 
 
@@ -64,42 +64,47 @@ def _columns(results: Sequence[Result]) -> list[tuple[str, str, float]]:
     return [column for column in every if all(_key(*column) in result.metrics["scores"] for result in results)]
 
 
-def write_mri_report(results: Sequence[Result], folder: Path, command: str) -> Path:
-    """Write `report.md` and its figures into `folder`, from results and the examples beside them.
+def write_mri_report(results: Sequence[Result], folder: Path, command: str) -> list[Path]:
+    """Write a page for each domain, `image.md` and `spectrum.md`, and its figures into `folder`.
 
     Args:
         results: of at least one row.
-        folder: that `reproduce_mri` wrote them to.
+        folder: that `reproduce_mri` wrote them to, with examples beside them.
         command: that makes them again.
     """
-    environment = results[0].environment
+    paths = []
+    for domain, rows in by_domain(results).items():
+        draw_curves(rows, folder / f"{domain}_psnr.png")
+        figures = [f"![PSNR over the factor]({domain}_psnr.png)"]
+        if draw_examples(rows, folder, folder / f"{domain}_pictures.png"):
+            figures.append(f"![Reconstructions at {SHOWN_FACTOR:g}x]({domain}_pictures.png)")
+        paths.append(folder / f"{domain}.md")
+        write_text(paths[-1], _page(rows, command, figures))
+    return paths
+
+
+def _page(results: Sequence[Result], command: str, figures: Sequence[str]) -> str:
+    config, environment = results[0].config, results[0].environment
     hardware = environment["hardware"]
     machine = hardware.get("gpu") or f"{hardware['processor']}, {hardware['cores']} cores"
-    config = results[0].config
+    commits = ", ".join(f"`{commit}`" for commit in dict.fromkeys(str(r.environment["commit"]) for r in results))
     lines = [
-        "# Images from samples along trajectories",
+        f"# {DOMAINS[config['domain']]}",
         "",
         f"Mean PSNR in dB / SSIM of images of {config['size']} x {config['size']} pixels: the phantom of Shepp and "
         f"Logan, and the centers of {config['test_images'] or 200} test photographs of BSDS500; neither is in "
-        "the training. A factor is pixels over samples; milliseconds are those of one image. Learned rows have one set "
-        "of weights for both sources, both trajectories and all factors.",
+        "the training. A factor is pixels over samples; milliseconds are the processor's for one image. Learned rows "
+        "have one set of weights for both sources, both trajectories and all factors.",
         "",
-    ]
-    for domain, rows in by_domain(results).items():
-        draw_curves(rows, folder / f"{domain}_psnr.png")
-        lines += [f"## {DOMAINS[domain]}", "", mri_tables(rows), "", f"![PSNR over the factor]({domain}_psnr.png)", ""]
-        if draw_examples(rows, folder, folder / f"{domain}_pictures.png"):
-            lines += [f"![Reconstructions at {SHOWN_FACTOR:g}x]({domain}_pictures.png)", ""]
-    training = sum(result.seconds.get("training", 0.0) for result in results)
-    commits = ", ".join(f"`{commit}`" for commit in dict.fromkeys(str(r.environment["commit"]) for r in results))
-    lines += [
+        mri_tables(results),
+        "",
+        *figures,
+        "",
         f"Made with `{command}` at commit {commits} on {machine}, {environment['threads']} thread(s), shared with "
-        f"other work; {training:.0f} s of training. All figures with their settings are in `runs/`.",
+        "other work. All figures with their settings are in `runs/`.",
         "",
     ]
-    path = folder / "report.md"
-    write_text(path, "\n".join(lines))
-    return path
+    return "\n".join(lines)
 
 
 def draw_curves(results: Sequence[Result], path: Path) -> None:

@@ -162,12 +162,12 @@ def test_the_report_has_a_table_for_each_factor(options: RunOptions) -> None:
     list(reproduce_mri(configs, options, told.append))
     results = read_mri_results(options.output)
     assert list(by_domain(results)) == ["image"]
-    path = write_mri_report(results, options.output, "permutohedral reproduce mri")
+    [path] = write_mri_report(results, options.output, "permutohedral reproduce mri")
     text = path.read_text()
     assert mri_tables(results) in text
     shown = f"{results[0].metrics['scores']['phantom, radial, 8x']['psnr']:.2f}"
     assert f"| {results[0].name} |  | {shown} / " in text
-    assert [line.split("|")[1].strip() for line in text.splitlines() if "Weights" in line] == ["2x", "4x", "8x"]
+    assert [line.split("|")[1].strip() for line in text.splitlines() if "Weights" in line] == ["4x", "2x", "8x"]
     assert all((options.output / name).stat().st_size > 1000 for name in ("image_psnr.png", "image_pictures.png"))
     list(reproduce_mri(configs, replace(options, resume=True), told.append))
     assert sum("kept" in line for line in told) == 2

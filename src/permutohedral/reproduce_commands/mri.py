@@ -49,7 +49,7 @@ def register(application: typer.Typer, explained: Explained) -> None:
 
         The samples are of the image, or of its spectrum.
 
-        Writes a JSON file for each row, its weights, a report in Markdown and figures.
+        Writes a JSON file for each row, its weights, reports in Markdown and figures.
 
         Example: permutohedral reproduce mri --smoke
         """
@@ -70,7 +70,7 @@ def register(application: typer.Typer, explained: Explained) -> None:
 def _report(results: list[Result], folder: Path) -> None:
     from permutohedral.mri_report import DOMAINS, by_domain, mri_tables, write_mri_report
 
-    path = write_mri_report(results, folder, command_line())
+    paths = write_mri_report(results, folder, command_line())
     for domain, rows in by_domain(results).items():
         typer.echo(f"{DOMAINS[domain]}: PSNR in dB / SSIM\n\n{mri_tables(rows)}\n")
-    typer.echo(f"wrote {path}", err=True)
+    typer.echo(f"wrote {', '.join(map(str, paths))}", err=True)
