@@ -11,7 +11,7 @@ from torch import Tensor
 
 from permutohedral.errors import InputError, PermutohedralError
 from permutohedral.image_files import Picture, read_picture, write_picture
-from permutohedral.models.image_denoiser import ImageDenoiser, estimate_noise
+from permutohedral.models.image_denoiser import NO_NOISE, ImageDenoiser, estimate_noise
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Outcome:
         output: the denoised one.
         error: why there is none, None if there is one.
         sigma: standard deviation of the noise, of 255.
+        model: that removed it; None where there was none.
         psnr: of input and output against the reference, in dB; None without one.
         ssim: the same, structural similarity.
     """
@@ -31,6 +32,7 @@ class Outcome:
     output: Path
     error: str | None = None
     sigma: float | None = None
+    model: str | None = None
     psnr: tuple[float, float] | None = None
     ssim: tuple[float, float] | None = None
 
@@ -62,9 +64,11 @@ def denoise_file(source: Path, output: Path, request: Request, progress: Callabl
         picture = read_picture(source)
         clean = None if request.reference is None else _read_reference(request.reference, source, picture)
         sigma = estimate_noise(picture.pixels) if request.sigma is None else request.sigma / 255
-        pixels = request.denoiser(picture.pixels, sigma, progress).clamp(0, 1)
+        # in place: a large picture is a large part of the memory
+        pixels = request.denoiser(picture.pixels, sigma, progress).clamp_(0, 1)
         write_picture(picture.with_pixels(pixels), output)
-        outcome = Outcome(source, output, sigma=round(255 * sigma, 3))
+        model = None if sigma < NO_NOISE else request.denoiser.choose(pixels.shape[0], sigma)
+        outcome = Outcome(source, output, sigma=round(255 * sigma, 3), model=model)
         if clean is not None:
             outcome = _score(outcome, picture.pixels, pixels, clean)
         if request.compare is not None:

@@ -31,7 +31,9 @@ def _add_denoise(application: typer.Typer, explained: Explained) -> None:
             float | None,
             typer.Option(min=0, help="Standard deviation of the noise; white is 255.", show_default="estimated"),
         ] = None,
-        model: Annotated[str, typer.Option(help="pcnn_cnn, pcnn, pcnn_gauss or cnn.")] = "pcnn_cnn",
+        model: Annotated[
+            str, typer.Option(help="auto, deep_small, deep_large, or pcnn_cnn (fast), pcnn, pcnn_gauss, cnn.")
+        ] = "auto",
         reference: Annotated[
             Path | None, typer.Option(help="The clean picture, or their folder, to measure PSNR and SSIM with.")
         ] = None,
@@ -95,4 +97,5 @@ def _describe(outcome: Outcome) -> str:
         scores += f", PSNR {outcome.psnr[0]:.2f} to {outcome.psnr[1]:.2f} dB"
     if outcome.ssim is not None:
         scores += f", SSIM {outcome.ssim[0]:.4f} to {outcome.ssim[1]:.4f}"
-    return f"{outcome.source}: noise {outcome.sigma:g}, wrote {outcome.output}{scores}"
+    model = "" if outcome.model is None else f", {outcome.model}"
+    return f"{outcome.source}: noise {outcome.sigma:g}{model}, wrote {outcome.output}{scores}"

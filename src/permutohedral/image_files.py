@@ -180,8 +180,9 @@ def write_picture(picture: Picture, path: Path) -> None:
 def _to_numbers(picture: Picture) -> NDArray[Any]:
     """The integers of the file, `[height, width, channels]`."""
     layers = [picture.pixels] if picture.alpha is None else [picture.pixels, picture.alpha]
-    scaled = torch.cat([layer.detach().cpu() for layer in layers]).clamp(0, 1) * picture.levels
-    return scaled.round().permute(1, 2, 0).numpy().astype(np.uint8 if picture.levels == 255 else np.uint16)
+    # one copy, changed in place: a large picture is a large part of the memory
+    scaled = torch.cat([layer.detach().cpu() for layer in layers]).clamp_(0, 1).mul_(picture.levels)
+    return scaled.round_().permute(1, 2, 0).numpy().astype(np.uint8 if picture.levels == 255 else np.uint16)
 
 
 def _save(numbers: NDArray[Any], file: IO[bytes], path: Path) -> None:

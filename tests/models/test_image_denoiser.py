@@ -41,25 +41,36 @@ def test_the_noise_of_a_real_photograph_is_estimated() -> None:
     assert 24 < 255 * estimate_noise(add_noise(image)[None]) < 31
 
 
-@pytest.mark.parametrize("model", sorted(shipped_models()))
+@pytest.mark.parametrize("model", ["auto", *sorted(shipped_models())])
 @pytest.mark.parametrize("noise", [8.0, 25.0, 40.0, 90.0])
 def test_noise_goes_whatever_its_level(model: str, noise: float) -> None:
     clean = flat_regions()
+    if model.startswith("deep") and noise < 12.5:
+        with pytest.raises(InputError, match=r"at least 12\.5"):
+            ImageDenoiser(model)(noisy(clean, noise), noise / 255)
+        return
     assert error(ImageDenoiser(model)(noisy(clean, noise), noise / 255), clean) < 0.8 * noise
 
 
 def test_color_is_denoised_better_than_its_channels_apart() -> None:
     clean = flat_regions(3)
     before = noisy(clean, 25.0)
-    denoiser = ImageDenoiser()
+    denoiser = ImageDenoiser("pcnn_cnn")
     together = denoiser(before, 25 / 255)
     apart = torch.cat([denoiser(channel[None], 25 / 255) for channel in before])
     assert error(together, clean) < error(apart, clean) < 15
 
 
+def test_the_model_is_chosen_by_the_noise_beside_the_contrasts() -> None:
+    denoiser = ImageDenoiser()
+    assert [denoiser.choose(1, noise / 255) for noise in (12.0, 13.0)] == ["pcnn_cnn", "deep_small"]
+    assert [denoiser.choose(3, noise / 255) for noise in (21.0, 22.0)] == ["pcnn_cnn", "deep_small"]
+
+
 def test_tiles_leave_no_seams() -> None:
     picture = noisy(flat_regions(3), 25.0)
-    assert_close(ImageDenoiser(tile=32)(picture, 25 / 255), ImageDenoiser(tile=1000)(picture, 25 / 255))
+    small, large = (ImageDenoiser("pcnn_cnn", tile) for tile in (32, 1000))
+    assert_close(small(picture, 25 / 255), large(picture, 25 / 255))
 
 
 @pytest.mark.parametrize("grids", [1, 3])
@@ -70,7 +81,7 @@ def test_tiles_of_a_deep_denoiser_leave_no_seams(grids: int, monkeypatch: pytest
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
-    monkeypatch.setattr(image_denoiser, "load_pretrained", lambda name, noise=25.0: (model, 25.0))
+    monkeypatch.setattr(image_denoiser, "load_pretrained", lambda name, noise: (model, 25.0))
     picture = torch.rand(1, 2 * model.reach + 70, 61)
     assert_close(ImageDenoiser(tile=30)(picture, 25 / 255), ImageDenoiser(tile=1000)(picture, 25 / 255))
 

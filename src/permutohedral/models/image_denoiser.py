@@ -13,12 +13,14 @@ from torch import Tensor
 from permutohedral.errors import InputError
 from permutohedral.models.deep_denoising import DeepDenoiser
 from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
-from permutohedral.models.pretrained import DEFAULT_MODEL, load_pretrained
+from permutohedral.models.pretrained import DEFAULT_MODEL, choose_model, load_pretrained
 
 # less noise than rounding to 8 bits makes (0.29) is none
-_NO_NOISE = 0.5 / 255
+NO_NOISE = 0.5 / 255
 # a filter of size 2 reaches 2.45 feature units from lattice point to lattice point, and a simplex 1.23 at either end
 _REACH = 5.0
+# a deep network sees so far that small tiles would mostly be margin
+_TILE, _DEEP_TILE = 384, 768
 
 # gray, and two differences of colors: orthonormal, so the noise is the same in all three, and independent
 _OPPONENT = [
@@ -57,8 +59,8 @@ class ImageDenoiser:
     model, so they leave no seams: every pixel comes out as if the picture had been denoised whole.
 
     Attributes:
-        model: one of `shipped_models()`.
-        tile: height and width of a tile.
+        model: "auto" or one of `shipped_models()`, see `choose_model`.
+        tile: height and width of a tile; default: larger for models of larger reach.
         device: where to compute.
 
     >>> ImageDenoiser()(torch.rand(3, 40, 50), sigma=25 / 255).shape
@@ -66,13 +68,18 @@ class ImageDenoiser:
     """
 
     model: str = DEFAULT_MODEL
-    tile: int = 384
+    tile: int | None = None
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if self.tile < 1:
+        if self.tile is not None and self.tile < 1:
             raise InputError(f"tile must be at least 1, got {self.tile}")
-        load_pretrained(self.model)
+        choose_model(self.model)
+
+    def choose(self, channels: int, sigma: float) -> str:
+        """The name of the model for a picture of so many channels with such noise; see `choose_model`."""
+        # the contrasts of the gray plane of a color picture are larger by this root, and its noise is not
+        return choose_model(self.model, 255 * sigma / math.sqrt(channels))
 
     @torch.no_grad()
     def __call__(
@@ -93,9 +100,9 @@ class ImageDenoiser:
         sigma = estimate_noise(pixels) if sigma is None else sigma
         if not (math.isfinite(sigma) and sigma >= 0):
             raise InputError(f"sigma must be a number of at least 0, got {sigma}")
-        if sigma < _NO_NOISE:
+        if sigma < NO_NOISE:
             return pixels.clone()
-        model, trained_for = load_pretrained(self.model, 255 * sigma)
+        model, trained_for = load_pretrained(self.choose(pixels.shape[0], sigma), 255 * sigma)
         model, factor = model.to(self.device), trained_for / (255 * sigma)
         step = model.step if isinstance(model, DeepDenoiser) else 1
         margin = math.ceil(_margin(model) / step) * step
@@ -103,7 +110,8 @@ class ImageDenoiser:
         shift = _shift(model, opponent, factor)
         denoised = torch.empty_like(pixels)
         height, width = pixels.shape[1:]
-        tiles = list(_tiles(height, width, math.ceil(self.tile / step) * step))
+        size = self.tile or (_DEEP_TILE if isinstance(model, DeepDenoiser) else _TILE)
+        tiles = list(_tiles(height, width, math.ceil(size / step) * step))
         for done, (rows, columns) in enumerate(tiles, start=1):
             top, left = max(0, rows.start - margin), max(0, columns.start - margin)
             part = pixels[:, top : rows.stop + margin, left : columns.stop + margin]
