@@ -14,7 +14,7 @@ CHECKED := src tests benchmarks tools docs/tutorials
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-gpu lint format format-check typecheck pytest accuracy bench tables figures docs wheel \
+.PHONY: help setup demo test test-gpu lint audit fuzz sanitize reliability format format-check typecheck pytest accuracy bench tables figures docs wheel \
   test-wheel clean
 
 help:  ## list the targets
@@ -38,8 +38,11 @@ demo: $(STAMP)  ## filter a picture, train a small filter, draw a figure under o
 
 test: lint format-check typecheck pytest  ## everything that must pass
 
-lint: $(STAMP)  ## ruff's rules
+lint: $(STAMP) audit  ## ruff's rules, and the audit
 	$(BIN)/ruff check $(CHECKED)
+
+audit: $(STAMP)  ## known flaws of the libraries this depends on
+	$(BIN)/python tests/reliability/audit.py
 
 format: $(STAMP)  ## rewrite files in the common format
 	$(BIN)/ruff format $(CHECKED)
@@ -82,6 +85,23 @@ figures: $(STAMP)  ## draw the figures under docs/images from the lattice
 # strict: a link that leads nowhere, or a name without documentation, ends it
 docs: $(STAMP)  ## run the tutorials and build the documentation into site/
 	MPLBACKEND=agg NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+FUZZ_SECONDS ?= 600
+
+fuzz: $(STAMP)  ## search long for calls on which backends differ or fail; FUZZ_SECONDS of it guided by coverage
+	-@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input $(PIP_OPTIONS) atheris
+	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=long $(BIN)/python tests/fuzz/run_long.py
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run_bytes.py $(FUZZ_SECONDS)
+
+sanitize: $(STAMP)  ## the native core's tests under address, undefined-behavior and thread sanitizers
+	$(BIN)/python tests/reliability/sanitize.py address
+	$(BIN)/python tests/reliability/sanitize.py thread
+
+reliability: $(STAMP)  ## measure leaks, peaks, kills and two processes, into results/reliability
+	$(BIN)/python tests/reliability/measure_memory.py
+	$(BIN)/python tests/reliability/measure_kills.py
+	$(BIN)/python tests/reliability/measure_scaling.py
+	$(BIN)/python tests/reliability/report.py
 
 wheel: $(STAMP)  ## build dist/*.whl
 	$(BIN)/python -m pip wheel --disable-pip-version-check $(PIP_OPTIONS) --no-deps --wheel-dir dist .

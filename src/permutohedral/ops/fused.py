@@ -28,6 +28,9 @@ def can_fuse(values: Tensor, weight: Tensor, bias: Tensor | None, *weights: Tens
         return False
     if torch.is_grad_enabled() and requires_grad(*weights):
         return False
+    # tensors that do not fit each other are refused later, with a reason
+    if any(tensor.device != values.device for tensor in (weight, *weights)):
+        return False
     if weight.dim() != 3 or (bias is not None and bias.dtype != values.dtype):
         return False
     if torch.is_autocast_enabled(values.device.type):
