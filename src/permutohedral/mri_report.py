@@ -165,7 +165,8 @@ def _read_examples(folder: Path, name: str) -> dict[str, Any]:
     if not path.is_file():
         return {}
     with np.load(path) as content:
-        return dict(content)
+        # half the digits are kept on the disk
+        return {name: image.astype(np.float32) for name, image in content.items()}
 
 
 def _draw_samples(axis: Any, trajectory: Trajectory, size: int) -> None:

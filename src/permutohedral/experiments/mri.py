@@ -287,8 +287,8 @@ def evaluate(model: nn.Module, config: MriConfig, options: RunOptions) -> dict[s
                 times[f"{kind}, {factor:g}x"] = _milliseconds(model, measured)
                 if factor == SHOWN_FACTOR:
                     shown = min(SHOWN_IMAGE, len(images) - 1)
-                    examples[f"{source}, {kind}"] = made[shown].float().numpy()
-                    examples[f"{source}, truth"] = images[shown].float().numpy()
+                    examples[f"{source}, {kind}"] = made[shown].half().numpy()
+                    examples[f"{source}, truth"] = images[shown].half().numpy()
     with replacing(options.output / "examples" / f"{config.name}.npz") as partial:
         np.savez_compressed(partial, **examples)
     return {"scores": scores, "milliseconds": times}
