@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <type_traits>
 
 #include "parallel.hpp"
 
@@ -250,18 +251,60 @@ TableView view_table(const int64_t* data, int64_t size) {
 
 namespace {
 
+// The digits of one row, as of find_digits. C is the number of columns if known at compile time, else 0: dividing by a
+// constant is much faster.
+template <int C>
+inline bool row_digits(const int32_t* row, int64_t columns_dynamic, bool lattice, int64_t* digits) {
+    const int64_t columns = C > 0 ? C : columns_dynamic;
+    bool valid = true;
+    for (int64_t column = 0; column < columns; ++column) {
+        digits[column] = row[column];
+        if (!lattice || column < 2) continue;
+        const int64_t difference = int64_t(row[column]) - row[1];
+        digits[column] = difference / columns;
+        valid &= digits[column] * columns == difference;
+    }
+    return valid;
+}
+
+// Calls function with a small number of columns as a constant, else 0.
+template <class Function>
+void with_columns(int64_t columns, Function&& function) {
+    switch (columns) {
+        case 3: return function(std::integral_constant<int, 3>{});
+        case 4: return function(std::integral_constant<int, 4>{});
+        case 5: return function(std::integral_constant<int, 5>{});
+        case 6: return function(std::integral_constant<int, 6>{});
+        default: return function(std::integral_constant<int, 0>{});
+    }
+}
+
 // The range of the digits; false if a row is no vertex of the lattice.
-bool measure_rows(const int32_t* keys, int64_t rows, int64_t columns, bool lattice, DigitRange& range) {
-    int64_t row[max_columns], digits[max_columns];
-    for (int64_t i = 0; i < rows; ++i) {
-        for (int64_t column = 0; column < columns; ++column) row[column] = keys[i * columns + column];
-        if (!find_digits(columns, lattice, row, digits)) return false;
+template <int C>
+bool measure_rows(const int32_t* keys, int64_t rows, int64_t columns_dynamic, bool lattice, DigitRange& range) {
+    const int64_t columns = C > 0 ? C : columns_dynamic;
+    int64_t digits[max_columns];
+    bool valid = true;
+    for (int64_t i = 0; i < rows && valid; ++i) {
+        valid = row_digits<C>(keys + i * columns, columns, lattice, digits);
         for (int64_t column = 0; column < columns; ++column) {
             range.low[column] = std::min(i == 0 ? digits[column] : range.low[column], digits[column]);
             range.high[column] = std::max(i == 0 ? digits[column] : range.high[column], digits[column]);
         }
     }
-    return true;
+    return valid;
+}
+
+// Packs a row whose digits were measured.
+template <int C>
+inline void pack_measured(const Packing& packing, const int32_t* row, uint64_t* key) {
+    int64_t digits[max_columns];
+    const int64_t columns = C > 0 ? C : packing.columns;
+    row_digits<C>(row, columns, packing.lattice != 0, digits);
+    for (int64_t w = 0; w < packing.words; ++w) key[w] = 0;
+    for (int64_t column = 0; column < columns; ++column) {
+        key[packing.word[column]] |= uint64_t(digits[column] - packing.low[column]) << packing.shift[column];
+    }
 }
 
 bool measure_in_parallel(const int32_t* keys, const Index& index, int64_t columns, bool lattice, DigitRange& range) {
@@ -270,7 +313,10 @@ bool measure_in_parallel(const int32_t* keys, const Index& index, int64_t column
     std::vector<uint8_t> valid(blocks);
     parallel_for(index.threads, blocks, [&](int64_t b, int) {
         const int64_t begin = b * row_block, count = std::min(row_block, index.rows - begin);
-        valid[b] = measure_rows(keys + begin * columns, count, columns, lattice, ranges[b]);
+        with_columns(columns, [&](auto constant) {
+            constexpr int C = decltype(constant)::value;
+            valid[b] = measure_rows<C>(keys + begin * columns, count, columns, lattice, ranges[b]);
+        });
     });
     range = ranges[0];
     for (int64_t b = 1; b < blocks; ++b) {
@@ -290,24 +336,24 @@ void index_rows(Index& index, const int32_t* keys, int64_t columns) {
     if (!lattice) measure_in_parallel(keys, index, columns, false, range);
     index.packing = plan_packing(columns, lattice, range);
     const int64_t words = index.packing.words;
-    auto pack = [&](int64_t i, uint64_t* key) {
-        int64_t row[max_columns];
-        for (int64_t column = 0; column < columns; ++column) row[column] = keys[i * columns + column];
-        pack_row(index.packing, row, key);
-    };
     constexpr int64_t sample_size = 4096;
     const int64_t stride = std::max<int64_t>(1, index.rows / sample_size), count = divide_up(index.rows, stride);
     std::vector<uint64_t> sample(count * words);
-    for (int64_t i = 0; i < count; ++i) pack(i * stride, sample.data() + i * words);
+    for (int64_t i = 0; i < count; ++i) {
+        pack_measured<0>(index.packing, keys + i * stride * columns, sample.data() + i * words);
+    }
     index.choose_parts(sample.data(), count);
     parallel_for(index.threads, index.num_chunks, [&](int64_t chunk, int) {
         const int64_t begin = chunk * index.chunk_rows;
         const int64_t rows = std::min(index.chunk_rows, index.rows - begin);
         const Memory packed(sizeof(uint64_t) * rows * words);
-        for (int64_t i = 0; i < rows; ++i) {
-            pack(begin + i, as<uint64_t>(packed) + i * words);
-            index.vertices[begin + i] = int32_t(i);
-        }
+        with_columns(columns, [&](auto constant) {
+            for (int64_t i = 0; i < rows; ++i) {
+                const int32_t* row = keys + (begin + i) * columns;
+                pack_measured<decltype(constant)::value>(index.packing, row, as<uint64_t>(packed) + i * words);
+                index.vertices[begin + i] = int32_t(i);
+            }
+        });
         index.store_chunk(chunk, as<uint64_t>(packed), rows);
     });
     index.merge();

@@ -372,13 +372,17 @@ def _grow_halo(
     for _ in range(steps):
         limit.check_halo(keys.shape[0], ring)
         # tap 0 is the centre, so the first rows are the lattice points that are already there
-        known = keys.shape[0]
         keys, inverse, table = autograd.index_keys((keys + offsets[:, None]).flatten(0, 1))
-        renumber = inverse[:known][renumber.long()]
-    grown = replace(source, keys=keys, vertices=renumber[source.vertices.long()], table=table)
+        renumber = inverse.index_select(0, renumber)
+    grown = replace(source, keys=keys, vertices=_renumber(source.vertices, renumber), table=table)
     if target is source:
         return grown, grown
-    return grown, replace(target, keys=keys, vertices=renumber[target.vertices.long()], table=table)
+    return grown, replace(target, keys=keys, vertices=_renumber(target.vertices, renumber), table=table)
+
+
+def _renumber(vertices: Tensor, numbers: Tensor) -> Tensor:
+    # index_select takes int32, where indexing would copy the vertices to int64 first
+    return numbers.index_select(0, vertices.flatten()).view(vertices.shape)
 
 
 def _find_neighbors(source: Simplices, target: Simplices, neighborhood: Neighborhood) -> Tensor:
