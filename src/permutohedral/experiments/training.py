@@ -283,12 +283,14 @@ def steps_done(options: RunOptions, checkpoints: Path) -> int:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep lightning's advice (more workers, a logger, which hardware is there) out of the output."""
-    log = logging.getLogger("pytorch_lightning")
-    level = log.level
-    log.setLevel(logging.ERROR)
+    logs = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning_fabric")]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        log.setLevel(level)
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
