@@ -163,7 +163,7 @@ def _least_squares_lines(results: Sequence[Result]) -> list[str]:
 
 def draw_psnr(results: Sequence[Result], path: Path) -> None:
     """Draw the PSNR of every image and row, sorted by the first row that trains or filters."""
-    figure, axes = new_figure(1, 1, width=8.0, height=4.5)
+    figure, axes = new_figure(1, 1, width=10.0, height=4.5)
     scores = {result.config["title"]: result.metrics["psnr_per_image"] for result in results}
     reference = list(scores.values())[min(1, len(scores) - 1)]
     order = sorted(reference, key=lambda name: float(reference[name]))
@@ -171,7 +171,8 @@ def draw_psnr(results: Sequence[Result], path: Path) -> None:
         axes[0, 0].plot([by_name[name] for name in order], label=title, linewidth=1)
     axes[0, 0].set_xlabel("test images, sorted")
     axes[0, 0].set_ylabel("PSNR, dB")
-    axes[0, 0].legend(frameon=False)
+    # beside the curves, which fill the axes
+    axes[0, 0].legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
     save_figure(figure, path)
 
 
