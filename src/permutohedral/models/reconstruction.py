@@ -135,7 +135,7 @@ class ScatteredReconstruction(nn.Module):
         filled, masses = self._fill(known, lattices)
         # around the middle of gray values, where the network is not to see an edge between samples and nothing
         centered = torch.cat([values - 0.5, torch.ones_like(values)], dim=2)
-        read = [filter(centered, lattice=lattice) for filter, lattice in zip(self.filters, lattices, strict=True)]
+        read = [learned(centered, lattice=lattice) for learned, lattice in zip(self.filters, lattices, strict=True)]
         image: Tensor = self.finish(self._to_image(torch.cat([filled, *masses, *read], dim=2)))
         return image
 
