@@ -14,8 +14,8 @@ CHECKED := src tests benchmarks tools docs/tutorials
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-gpu lint audit fuzz sanitize reliability format format-check typecheck pytest accuracy bench tables figures docs wheel \
-  test-wheel clean
+.PHONY: help setup demo test test-gpu lint audit fuzz sanitize reliability format format-check typecheck \
+  pytest accuracy bench tables figures docs wheel test-wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
