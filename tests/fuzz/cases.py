@@ -76,7 +76,7 @@ class Case:
 
     @property
     def dimension(self) -> int:
-        return self.source.features.shape[1]
+        return int(self.source.features.shape[1])
 
     @property
     def generic(self) -> bool:

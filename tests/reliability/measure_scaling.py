@@ -49,9 +49,7 @@ def train(output: Path) -> None:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = nn.Sequential(
-        ph.nn.BilateralConvolution2d(1, 16), nn.ReLU(), nn.Conv2d(16, 1, 3, padding=1)
-    )
+    model = nn.Sequential(ph.nn.BilateralConvolution2d(1, 16), nn.ReLU(), nn.Conv2d(16, 1, 3, padding=1))
     clean = torch.rand(BATCH, 1, 64, 64)
     data = TensorDataset(clean + 0.1 * torch.randn(clean.shape), clean)
     settings = TrainingSettings(steps=STEPS, batch_size=BATCH, optimizer="adam")

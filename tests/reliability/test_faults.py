@@ -6,7 +6,7 @@ import http.server
 import pickle
 import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -66,7 +66,7 @@ def _train_elsewhere(experiment: Experiment, output: Path, resume: bool) -> None
     """Its losses would fill the disk, too."""
     from reliability import trainings
 
-    trainings._record_losses = lambda *_: None  # type: ignore[assignment]
+    trainings._record_losses = lambda *_: None
     try:
         trainings.train(experiment, output, resume)
     except PermutohedralError as error:
@@ -97,15 +97,15 @@ def test_a_file_that_grows_too_large(kind: str, tmp_path: Path) -> None:
     layer = torch.nn.Linear(100, 1000)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
-    write = {
+    writers: dict[str, Callable[[], None]] = {
         "text": lambda: write_text(path, "x" * 100_000),
         "weights": lambda: write_weights(path, layer),
         "checkpoint": lambda: WholeCheckpoints().save_checkpoint({"global_step": 1, **layer.state_dict()}, path),
         "picture": lambda: write_picture(Picture(torch.rand(3, 200, 200)), path),
-    }[kind]
+    }
     try:
         with pytest.raises(StorageError, match=r"cannot write .*what was there before is unchanged"):
-            write()
+            writers[kind]()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert path.read_text() == "before"

@@ -78,7 +78,7 @@ def train(
         row = mnist.MnistConfig("row", "Row", "pcnn", settings, options=small, samples="random", share=0.2)
         list(mnist_rows.reproduce_mnist([row], options, 1, _quietly))
         return
-    denoising.load_images = made_images  # type: ignore[assignment]
+    setattr(denoising, "load_images", made_images)  # noqa: B010
     _record_losses(denoising.QuadraticTask, output)
     images = denoising.DenoisingConfig("row", "Row", "combined", training=settings, train_images=6, test_images=2)
     reproduce.reproduce([images], options, _quietly)
@@ -119,7 +119,7 @@ def _die_at_replacement(when: str) -> None:
         if seen == int(number):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    os.replace = dying
+    setattr(os, "replace", dying)  # noqa: B010
 
 
 def train_and_explain(experiment: Experiment, output: Path, *arguments: Any) -> None:

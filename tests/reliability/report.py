@@ -1,0 +1,132 @@
+"""Writes the measured parts of docs/reliability.md and docs/scaling.md from results/reliability: `make reliability`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "results" / "reliability"
+
+Row = tuple[str, str, str, str]
+
+
+def read(name: str) -> dict[str, Any] | None:
+    """A result, None if it was not measured."""
+    path = RESULTS / f"{name}.json"
+    found: dict[str, Any] | None = json.loads(path.read_text()) if path.is_file() else None
+    return found
+
+
+def fuzz_rows() -> list[Row]:
+    """Random calls, and bytes guided by coverage."""
+    rows: list[Row] = []
+    calls = read("fuzz-calls")
+    if calls is not None:
+        outcome = f"{len(calls['failed'])} of {len(calls['calls_by_test'])} tests failed"
+        rows.append(("random calls on every backend", f"{calls['calls']:,} calls", outcome, calls["command"]))
+    inputs = read("fuzz-bytes")
+    if inputs is not None:
+        outcome = "nothing found" if inputs["exit_code"] == 0 else "something found"
+        how = f"{inputs['inputs']:,} inputs in {inputs['seconds']} s, guided by {inputs['guided_by']}"
+        rows.append(("bytes that become calls", how, outcome, inputs["command"]))
+    return rows
+
+
+def sanitizer_rows() -> list[Row]:
+    """Tests of the core under sanitizers."""
+    rows: list[Row] = []
+    for kind, title in (("address", "address and undefined behavior"), ("thread", "threads")):
+        result = read(f"sanitizer-{kind}")
+        if result is not None:
+            how = f"{result['tests'].get('passed', 0)} tests passed, {result['tests'].get('failed', 0)} failed"
+            rows.append(
+                (f"native core under sanitizers: {title}", how, f"{result['reports']} reports", result["command"])
+            )
+    return rows
+
+
+def memory_rows() -> list[Row]:
+    """Leaks and peaks."""
+    result = read("memory")
+    if result is None:
+        return []
+    leak, ratios = result["leak"], [peak["ratio"] for peak in result["peaks"]]
+    within = f"peak {min(ratios):.2f} to {max(ratios):.2f} of the forecast"
+    growth = f"{leak['growth_per_call']:g} bytes per call"
+    return [
+        ("memory that is not given back", f"{leak['calls']:,} calls, forward and backward", growth, result["command"]),
+        ("peak against `forecast_memory`", f"{len(ratios)} requests", within, result["command"]),
+    ]
+
+
+def kill_rows() -> list[Row]:
+    """Trainings that were killed."""
+    result = read("kills")
+    if result is None:
+        return []
+    rows: list[Row] = []
+    for experiment in ("denoising", "mnist"):
+        found = result[experiment]
+        how = f"{found['kills']} kills in {found['trainings']} trainings"
+        outcome = f"{found['different']} ended differently from an uninterrupted one"
+        rows.append((f"SIGKILL at random moments, then --resume: {experiment}", how, outcome, result["command"]))
+    return rows
+
+
+def render_table() -> str:
+    """All measured lines."""
+    lines = ["| what | how often | what happened | command |", "| --- | --- | --- | --- |"]
+    for row in [*fuzz_rows(), *sanitizer_rows(), *memory_rows(), *kill_rows()]:
+        what, often, happened, command = row
+        lines.append(f"| {what} | {often} | {happened} | `{command}` |")
+    return "\n".join(lines)
+
+
+def render_peaks() -> str:
+    """Every request, its peak and its forecast."""
+    result = read("memory")
+    lines = ["| points | d | filter | channels | lattice points | peak, MB | forecast, MB | ratio |"]
+    lines.append("| ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: |")
+    for peak in (result or {"peaks": []})["peaks"]:
+        kind = "Gaussian" if peak["size"] is None else f"s = {peak['size']}"
+        megabytes = " | ".join(f"{peak[name] / 1e6:,.0f}" for name in ("peak", "forecast"))
+        request = f"{peak['points']:,} | {peak['dimension']} | {kind} | {peak['channels']}"
+        lines.append(f"| {request} | {peak['lattice_points']:,} | {megabytes} | {peak['ratio']:.2f} |")
+    return "\n".join(lines)
+
+
+def render_scaling() -> str:
+    """One process against two."""
+    result = read("scaling")
+    if result is None:
+        return ""
+    one, two = result["one_process"] * 1000, result["two_processes"] * 1000
+    return (
+        f"One step of a small network (a bilateral and a spatial convolution, {result['weights']} weights) on a batch "
+        f"of {result['global_batch']} crops of 64 x 64, one thread for each process, on {result['cores']} cores "
+        f"with a load of {result['load_before']:.1f}: {one:.0f} ms on one process, {two:.0f} ms on two, "
+        f"{result['speedup']:.2f} times as fast (`{result['command']}`)."
+    )
+
+
+def fill(page: str, parts: dict[str, str]) -> str:
+    """Put texts between the marks `<!-- reliability: name -->` and `<!-- end -->`."""
+    for name, text in parts.items():
+        before, mark, rest = page.partition(f"<!-- reliability: {name} -->\n")
+        if mark:
+            page = before + mark + text + "\n<!-- end -->" + rest.partition("<!-- end -->")[2]
+    return page
+
+
+def pages() -> dict[Path, str]:
+    """The pages as they should be."""
+    parts = {"table": render_table(), "peaks": render_peaks(), "scaling": render_scaling()}
+    names = ("reliability.md", "scaling.md")
+    return {ROOT / "docs" / name: fill((ROOT / "docs" / name).read_text(), parts) for name in names}
+
+
+if __name__ == "__main__":
+    for path, content in pages().items():
+        path.write_text(content)
