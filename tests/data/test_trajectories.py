@@ -32,6 +32,14 @@ def test_samples_of_the_spectrum_fill_its_disc(kind: TrajectoryKind, factor: flo
 
 
 @pytest.mark.parametrize("kind", TRAJECTORIES)
+def test_samples_at_the_center_share_its_disc(kind: TrajectoryKind) -> None:
+    trajectory = make_trajectory(kind, "spectrum", SIZE, 4.0)
+    center = trajectory.positions.norm(dim=1) < 0.25
+    assert int(center.sum()) >= 4
+    assert float(trajectory.areas[center].sum()) == pytest.approx(math.pi / 4)
+
+
+@pytest.mark.parametrize("kind", TRAJECTORIES)
 def test_samples_of_the_image_reach_into_its_corners(kind: TrajectoryKind) -> None:
     positions = make_trajectory(kind, "image", SIZE, 4.0, rotation=0.7).positions
     assert float(positions.abs().max()) <= (SIZE - 1) / 2
