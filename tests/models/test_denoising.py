@@ -133,7 +133,8 @@ def test_repeats_share_their_weights() -> None:
 def test_the_deep_denoiser_does_not_depend_on_the_memory_format() -> None:
     denoiser, noisy = DeepDenoiser(**SMALL).to(DEVICE), noisy_images()
     denoised = denoiser(noisy)
-    assert_close(denoiser.to(memory_format=torch.channels_last)(noisy), denoised)
+    other_format: nn.Module = denoiser.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    assert_close(other_format(noisy), denoised)
 
 
 def test_the_embedding_of_the_deep_denoiser_receives_gradients_and_is_bounded() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,7 +54,7 @@ def test_a_deep_network_is_left_out_where_there_is_too_little_noise_for_it() -> 
 
 
 def test_deep_rows_take_their_place_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"channels": [4], "blocks": [1], "permutohedral_blocks": [0]}
+    options: dict[str, Any] = {"channels": [4], "blocks": [1], "permutohedral_blocks": [0]}
     path = tmp_path / "weights.safetensors"
     save_pretrained([(Entry("a", "permutohedral", {}, 60.0), PermutohedralDenoiser())], path)
     for name in DEEP_ROWS:
