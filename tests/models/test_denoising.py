@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import permutohedral as ph
 from permutohedral.errors import InputError
-from permutohedral.models.deep_denoising import DeepDenoiser, PermutohedralBlock, count_weights
+from permutohedral.models.deep_denoising import DeepDenoiser, Level, PermutohedralBlock, count_weights
 from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
 
 LINEAR = [SpatialDenoiser, PermutohedralDenoiser, CombinedDenoiser]
@@ -92,7 +92,7 @@ def test_the_scale_receives_gradients() -> None:
 
 
 def test_permutohedral_blocks_follow_what_the_coarser_grids_add() -> None:
-    body = DeepDenoiser(channels=[8, 12, 16], blocks=[1, 2, 2], permutohedral_blocks=[0, 1, 2]).body
+    body: Level | None = DeepDenoiser(channels=[8, 12, 16], blocks=[1, 2, 2], permutohedral_blocks=[0, 1, 2]).body
     kinds = []
     while body is not None:
         kinds.append(["".join(type(block).__name__[0] for block in part) for part in (body.before, body.after)])
