@@ -97,8 +97,9 @@ sanitize: $(STAMP)  ## the native core's tests under address, undefined-behavior
 	$(BIN)/python tests/reliability/sanitize.py address
 	$(BIN)/python tests/reliability/sanitize.py thread
 
-reliability: $(STAMP)  ## measure leaks, peaks, kills and two processes, into results/reliability
+reliability: $(STAMP)  ## measure leaks, peaks, kills and two processes, into results/reliability; 12 GB
 	$(BIN)/python tests/reliability/measure_memory.py
+	$(BIN)/python tests/reliability/measure_large.py
 	$(BIN)/python tests/reliability/measure_kills.py
 	$(BIN)/python tests/reliability/measure_scaling.py
 	$(BIN)/python tests/reliability/report.py

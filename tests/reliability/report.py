@@ -61,6 +61,16 @@ def memory_rows() -> list[Row]:
     ]
 
 
+def large_rows() -> list[Row]:
+    """More numbers than 32 bits can count."""
+    result = read("large")
+    if result is None:
+        return []
+    return [
+        ("a result of more than 2^31 numbers", f"{result['elements']:,}", f"{result['wrong']} wrong", result["command"])
+    ]
+
+
 def kill_rows() -> list[Row]:
     """Trainings that were killed."""
     result = read("kills")
@@ -78,7 +88,7 @@ def kill_rows() -> list[Row]:
 def render_table() -> str:
     """All measured lines."""
     lines = ["| what | how often | what happened | command |", "| --- | --- | --- | --- |"]
-    for row in [*fuzz_rows(), *sanitizer_rows(), *memory_rows(), *kill_rows()]:
+    for row in [*fuzz_rows(), *sanitizer_rows(), *memory_rows(), *large_rows(), *kill_rows()]:
         what, often, happened, command = row
         lines.append(f"| {what} | {often} | {happened} | `{command}` |")
     return "\n".join(lines)
