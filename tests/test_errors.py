@@ -276,7 +276,7 @@ FILTERS: dict[str, ErrorCase] = {
     "normalization": (
         lambda: ph.permutohedral_filter(zeros(5, 1), zeros(5, 2), zeros(7), normalization="mean"),  # type: ignore[arg-type]
         InputError,
-        "'none', 'homogeneous', 'symmetric', 'density', got 'mean'",
+        "'none', 'homogeneous', 'symmetric', 'density', 'coverage', got 'mean'",
     ),
     "method": (
         lambda: ph.gaussian_filter(zeros(5, 1), zeros(5, 2), method="fast"),  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from support import DEVICE, TOLERANCE, assert_close, to_numpy, to_tensor, vertic
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.ops.autograd import transpose_weight
+from permutohedral.ops.primitives import transpose_weight
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -123,8 +123,8 @@ class BilateralConvolution2d(nn.Module):
             )
         except NeighborhoodError as error:
             raise NeighborhoodError(
-                f"{error.message}. Here the dimension is 2 + the channels of the guide: pass guide_channels, and a guide of "
-                "few channels to forward"
+                f"{error.message}. Here the dimension is 2 + the channels of the guide: pass guide_channels, and a "
+                "guide of few channels to forward"
             ) from error
 
     def forward(self, image: Tensor, guide: Tensor | None = None) -> Tensor:
