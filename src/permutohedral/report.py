@@ -128,10 +128,15 @@ def provenance_table(results: Sequence[Result]) -> str:
             "" if steps is None else f"{result.metrics.get('steps', steps):,}",
             *(f"{result.seconds[part]:.0f}" if part in result.seconds else "" for part in ("training", "evaluation")),
             _machine(result.environment),
-            f"`{(result.environment['commit'] or 'unknown')[:9]}`",
+            _commit(result.environment["commit"]),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _commit(commit: str | None) -> str:
+    """A commit in short, with "+" if files differed from it."""
+    return "" if commit is None else f"`{commit[:9]}{'+' * commit.endswith('+')}`"
 
 
 def _machine(environment: Mapping[str, Any]) -> str:
