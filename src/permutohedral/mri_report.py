@@ -87,7 +87,6 @@ def _page(results: Sequence[Result], command: str, figures: Sequence[str]) -> st
     config, environment = results[0].config, results[0].environment
     hardware = environment["hardware"]
     machine = hardware.get("gpu") or f"{hardware['processor']}, {hardware['cores']} cores"
-    commits = ", ".join(f"`{commit}`" for commit in dict.fromkeys(str(r.environment["commit"]) for r in results))
     lines = [
         f"# {DOMAINS[config['domain']]}",
         "",
@@ -100,8 +99,8 @@ def _page(results: Sequence[Result], command: str, figures: Sequence[str]) -> st
         "",
         *figures,
         "",
-        f"Made with `{command}` at commit {commits} on {machine}, {environment['threads']} thread(s), shared with "
-        "other work. All figures with their settings are in `runs/`.",
+        f"Made with `{command}` on {machine}, {environment['threads']} thread(s), shared with other work. All figures "
+        "with their settings and commits are in `runs/`.",
         "",
     ]
     return "\n".join(lines)

@@ -18,19 +18,18 @@ def points_table(results: Sequence[Result]) -> str:
     """A Markdown table: mean accuracy over the seeds ± their sample standard deviation.
 
     >>> metrics = [{"accuracy": {"all": share}, "weights": 7000} for share in (0.9, 0.92)]
-    >>> runs = [Result("points", "a", {"title": "A"}, m, s, {"training": 3.0}) for s, m in enumerate(metrics)]
+    >>> runs = [Result("points", "a", {"title": "A"}, m, s) for s, m in enumerate(metrics)]
     >>> print(points_table(runs))
-    | Network | Weights | Seeds | Accuracy | Training, s |
-    | --- | ---: | ---: | ---: | ---: |
-    | A | 7,000 | 2 | 0.910 ± 0.014 | 3 |
+    | Network | Weights | Seeds | Accuracy |
+    | --- | ---: | ---: | ---: |
+    | A | 7,000 | 2 | 0.910 ± 0.014 |
     """
-    lines = ["| Network | Weights | Seeds | Accuracy | Training, s |", "| --- | ---: | ---: | ---: | ---: |"]
+    lines = ["| Network | Weights | Seeds | Accuracy |", "| --- | ---: | ---: | ---: |"]
     for runs in _by_row(results).values():
         accuracy = np.array([run.metrics["accuracy"]["all"] for run in runs])
         spread = f" ± {accuracy.std(ddof=1):.3f}" if len(runs) > 1 else ""
-        seconds = np.mean([run.seconds["training"] for run in runs])
         cells = [runs[0].config["title"], f"{runs[0].metrics['weights']:,}", str(len(runs))]
-        lines.append("| " + " | ".join([*cells, f"{accuracy.mean():.3f}{spread}", f"{seconds:.0f}"]) + " |")
+        lines.append("| " + " | ".join([*cells, f"{accuracy.mean():.3f}{spread}"]) + " |")
     return "\n".join(lines)
 
 
@@ -52,7 +51,6 @@ def write_points_report(results: Sequence[Result], folder: Path, command: str) -
     machine = hardware.get("gpu") or f"{hardware['processor']}, {hardware['cores']} cores"
     draw_clouds(config["noise"], folder / "clouds.png")
     draw_confusion(results, folder / "confusion.png")
-    commits = ", ".join(f"`{commit}`" for commit in dict.fromkeys(str(r.environment["commit"]) for r in results))
     lines = [
         "# Solids from point clouds",
         "",
@@ -62,8 +60,8 @@ def write_points_report(results: Sequence[Result], folder: Path, command: str) -
         "",
         points_table(results),
         "",
-        f"Made with `{command}` at commit {commits} on {machine}, {environment['threads']} thread(s), shared with "
-        "other work. All figures with their settings are in `runs/`.",
+        f"Made with `{command}` on {machine}, {environment['threads']} thread(s), shared with other work. All figures "
+        "with their settings and commits are in `runs/`.",
         "",
         "![The clouds](clouds.png)",
         "![Which solids are taken for which](confusion.png)",
@@ -91,7 +89,7 @@ def draw_clouds(noise: float, path: Path) -> None:
 def draw_confusion(results: Sequence[Result], path: Path) -> None:
     """Draw for every row which solids are taken for which, in percent, all seeds together."""
     rows = _by_row(results)
-    figure, axes = new_figure(1, len(rows), width=2.7 * len(rows), height=3.2)
+    figure, axes = new_figure(1, len(rows), width=2.6 * len(rows) + 0.6, height=4.0)
     names = list(SOLIDS)
     for axis, runs in zip(axes[0], rows.values(), strict=True):
         counts = torch.tensor([run.metrics["confusion"] for run in runs]).sum(dim=0).double()
@@ -103,7 +101,7 @@ def draw_confusion(results: Sequence[Result], path: Path) -> None:
         axis.set_title(runs[0].config["title"].replace(", ", ",\n"), fontsize=8)
         axis.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
         axis.set_yticks(range(len(names)), names if axis is axes[0, 0] else [], fontsize=7)
-    figure.supxlabel("taken for, % of the scans of each solid", fontsize=8)
+        axis.set_xlabel("taken for, %", fontsize=8)
     save_figure(figure, path)
 
 
