@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from fuzz.cases import Case
+from hypothesis import settings
 from support import TOLERANCE, relative_error, usable_backends
 from torch import Tensor
 
@@ -14,6 +15,9 @@ from permutohedral.ops import dispatch
 
 Call = Callable[[], list[Tensor]]
 Outcome = list[Tensor] | PermutohedralError
+
+# these calls are small: more of them than other tests make
+often = settings(max_examples=3 * settings.default.max_examples)
 
 OTHERS = [name for name in usable_backends() if name != "reference"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from fuzz.agreement import outcome_of
+from fuzz.agreement import often, outcome_of
 from hypothesis import given
 from hypothesis import strategies as st
 from support import DEVICE, usable_backends
@@ -36,6 +36,7 @@ choices = st.sampled_from([*NORMALIZATIONS, "separable", "dense", "", "other"])
 sigmas = st.sampled_from([0.5, 2.0, 0.0, -1.0, float("nan"), float("inf"), 1e-300])
 
 
+@often
 @given(
     features=tensors(2, 3),
     target=st.none() | tensors(2, 3),
@@ -52,6 +53,7 @@ def test_build_lattice(
     )
 
 
+@often
 @given(values=tensors(), features=tensors(2, 3), weight=tensors(1, 3), size=st.integers(0, 2), normalization=choices)
 def test_permutohedral_filter(
     backend: str, values: Tensor, features: Tensor, weight: Tensor, size: int, normalization: Any
@@ -59,6 +61,7 @@ def test_permutohedral_filter(
     outcome_of(lambda: [ph.permutohedral_filter(values, features, weight, None, size, normalization)], backend)
 
 
+@often
 @given(values=tensors(), features=tensors(2, 3), normalization=choices, method=choices, halo=numbers)
 def test_gaussian_filter(
     backend: str, values: Tensor, features: Tensor, normalization: Any, method: Any, halo: Any
@@ -66,6 +69,7 @@ def test_gaussian_filter(
     outcome_of(lambda: [ph.gaussian_filter(values, features, None, normalization, method, halo)], backend)
 
 
+@often
 @given(image=tensors(), guide=st.none() | tensors(), space=sigmas, color=sigmas, method=choices)
 def test_bilateral_filter(
     backend: str, image: Tensor, guide: Tensor | None, space: float, color: float, method: Any
@@ -73,6 +77,7 @@ def test_bilateral_filter(
     outcome_of(lambda: [ph.bilateral_filter(image, space, color, guide, method)], backend)
 
 
+@often
 @given(values=tensors(), lattice_values=tensors(), weight=tensors(1, 3), points=extents, dimension=st.integers(1, 3))
 def test_steps(
     backend: str, values: Tensor, lattice_values: Tensor, weight: Tensor, points: int, dimension: int
@@ -83,6 +88,7 @@ def test_steps(
     outcome_of(lambda: [ph.slice(lattice_values, lattice)], backend)
 
 
+@often
 @given(values=tensors(), features=tensors(2, 3), channels=st.integers(-2, 4), dimension=numbers)
 def test_layer(backend: str, values: Tensor, features: Tensor, channels: int, dimension: Any) -> None:
     outcome_of(lambda: [ph.nn.PermutohedralConvolution(channels, 2, dimension=dimension)(values, features)], backend)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from fuzz.agreement import OTHERS, assert_agreement, outcome_of, tolerance_of
+from fuzz.agreement import OTHERS, assert_agreement, often, outcome_of, tolerance_of
 from fuzz.cases import FLOAT64, Case, cases
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -23,6 +23,7 @@ needs_another = pytest.mark.skipif(not OTHERS, reason="the reference is the only
 
 
 @needs_another
+@often
 @given(case=cases(), normalization=st.sampled_from(NORMALIZATIONS))
 def test_learned_filters(case: Case, normalization: Normalization) -> None:
     # the others divide by what a lattice point or a target receives, which jumps where rounding decides about a weight
@@ -40,6 +41,7 @@ def test_learned_filters(case: Case, normalization: Normalization) -> None:
 
 @needs_another
 # generic: the separable Gaussian passes through lattice points, also those that points touch with weight zero
+@often
 @given(case=cases("generic"), fused=st.booleans())
 def test_gaussians(case: Case, fused: bool) -> None:
     def call() -> list[Tensor]:
@@ -51,6 +53,7 @@ def test_gaussians(case: Case, fused: bool) -> None:
 
 
 @needs_another
+@often
 @given(case=cases("generic", FLOAT64))
 def test_gradients(case: Case) -> None:
     def call() -> list[Tensor]:
@@ -63,6 +66,7 @@ def test_gradients(case: Case) -> None:
 
 
 @pytest.mark.parametrize("backend", usable_backends())
+@often
 @given(case=cases())
 def test_a_gaussian_stays_between_its_values(backend: str, case: Case) -> None:
     """An average with positive weights: never beyond the largest value, never NaN, whatever the finite features."""
@@ -85,6 +89,7 @@ def test_a_gaussian_stays_between_its_values(backend: str, case: Case) -> None:
 
 
 @pytest.mark.parametrize("backend", usable_backends())
+@often
 @given(
     case=cases("generic", FLOAT64, layouts=("flat",), targets=False),
     distance=st.sampled_from([2.0**8, 2.0**16 / 13, 2.0**17, 2.0**20]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from fuzz.agreement import OTHERS, forced_threads
+from fuzz.agreement import OTHERS, forced_threads, often
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -45,6 +45,7 @@ def rows_of(keys: Tensor) -> list[tuple[int, ...]]:
     return [tuple(row) for row in keys.tolist()]
 
 
+@often
 @given(data=st.data(), columns=st.integers(2, 8), threads=threads, backend=backends)
 def test_index_keys(data: st.DataObject, columns: int, threads: int, backend: str) -> None:
     keys = data.draw(key_rows(columns))
@@ -56,6 +57,7 @@ def test_index_keys(data: st.DataObject, columns: int, threads: int, backend: st
     assert torch.equal(unique[inverse.long()], keys)
 
 
+@often
 @given(data=st.data(), columns=st.integers(2, 6), size=st.integers(0, 2), threads=threads, backend=backends)
 def test_find_neighbors(data: st.DataObject, columns: int, size: int, threads: int, backend: str) -> None:
     """Sources, targets and offsets that have nothing to do with each other, or all."""
@@ -77,6 +79,7 @@ def test_find_neighbors(data: st.DataObject, columns: int, size: int, threads: i
     assert torch.equal(found, reference.find_neighbors(keys, empty, target, offsets))
 
 
+@often
 @given(
     shape=st.tuples(st.sampled_from([0, 1, 5, 33, 200]), st.sampled_from([1, 2, 7, 50]), st.integers(1, 7)),
     channels=st.sampled_from([0, 1, 2, 3, 4, 7, 8, 9, 16, 33]),
