@@ -87,25 +87,6 @@ def rewrite_links(markdown: str, page: str) -> str:
     return "".join(part if part.startswith("```") else _LINK.sub(replace, part) for part in parts)
 
 
-def on_config(config: Any) -> Any:
-    """Leave out of the navigation what is not written."""
-    config["nav"] = _present(config["nav"], LOG)
-    return config
-
-
-def _present(entries: list[Any], log: logging.Logger) -> list[Any]:
-    kept = []
-    for entry in entries:
-        ((title, target),) = entry.items()
-        if isinstance(target, list):
-            kept.append({title: _present(target, log)})
-        elif (ROOT / repository_path(target)).is_file():
-            kept.append(entry)
-        else:
-            log.info("not written: %s", target)
-    return kept
-
-
 def on_files(files: Any, config: Any) -> Any:
     """Add what lies outside of docs/, and the tutorials as pages."""
     from mkdocs.structure.files import File
