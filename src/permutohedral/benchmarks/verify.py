@@ -30,6 +30,8 @@ EMBEDDING_LIMIT = 1e-3
 class OperatorDisagrees(PermutohedralError, RuntimeError):
     """An operator's results differ from the reference; its speed is not reported."""
 
+    section = "benchmark"
+
 
 def relative_error(result: Tensor, truth: Tensor) -> float:
     """||result - truth|| / ||truth||, in float64."""
