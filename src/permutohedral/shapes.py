@@ -123,6 +123,8 @@ def check_weight(weight: Tensor, channels: int, rows: Tensor, lattice: Lattice) 
             f"weight is {weight.dtype} on {weight.device}, but the values are {rows.dtype} on {rows.device}; "
             "convert one"
         )
+    if weight.dim() == 1 and channels == 0:
+        return weight.new_empty(filter_size, 0, 0), 1
     if weight.dim() == 1:
         return weight[:, None, None].expand(-1, 1, channels), channels
     in_channels, out_channels = weight.shape[1:]
