@@ -70,9 +70,7 @@ def write_mnist_report(results: Sequence[Result], folder: Path, command: str) ->
         folder: is made if there is none.
         command: that makes them again.
     """
-    environment = results[0].environment
-    hardware = environment["hardware"]
-    machine = hardware.get("gpu") or f"{hardware['processor']}, {hardware['cores']} cores"
+    places = dict.fromkeys(_place(result) for result in results)
     content = {"summary": mnist_summary(results), "results": [asdict(result) for result in results]}
     write_text(folder / "mnist.json", json.dumps(content, indent=1, sort_keys=True) + "\n")
     draw_accuracy(results, folder / "accuracy.png")
@@ -85,8 +83,7 @@ def write_mnist_report(results: Sequence[Result], folder: Path, command: str) ->
         "",
         mnist_table(results),
         "",
-        f"Made with `{command}` at commit `{environment['commit']}` on {machine} (backend {environment['backend']}); "
-        "the time of each training is in `mnist.json`.",
+        f"Made with `{command}` {' and '.join(places)}; commit, machine and time of each training are in `mnist.json`.",
         "",
         "![Accuracy over the share of samples](accuracy.png)",
         "",
@@ -94,6 +91,14 @@ def write_mnist_report(results: Sequence[Result], folder: Path, command: str) ->
     path = folder / "report.md"
     write_text(path, "\n".join(lines))
     return path
+
+
+def _place(result: Result) -> str:
+    """Where a result was made."""
+    environment = result.environment
+    hardware = environment["hardware"]
+    machine = hardware.get("gpu") or f"{hardware['processor']}, {hardware['cores']} cores"
+    return f"at commit `{environment['commit']}` on {machine} (backend {environment['backend']})"
 
 
 def draw_accuracy(results: Sequence[Result], path: Path) -> None:

@@ -17,7 +17,7 @@ Call = Callable[[], list[Tensor]]
 Outcome = list[Tensor] | PermutohedralError
 
 # these calls are small: more of them than other tests make
-often = settings(max_examples=3 * settings.default.max_examples)
+often = settings(max_examples=3 * settings().max_examples)
 
 OTHERS = [name for name in usable_backends() if name != "reference"]
 
