@@ -24,6 +24,8 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.register_profile("long", parent=hypothesis.settings.get_profile("suite"), max_examples=1000)
+# make fuzz
+hypothesis.settings.register_profile("search", parent=hypothesis.settings.get_profile("suite"), max_examples=200)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 

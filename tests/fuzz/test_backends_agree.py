@@ -1,6 +1,6 @@
 """Random calls: every backend agrees with the reference or raises one of the package's errors.
 
-`HYPOTHESIS_PROFILE=long` searches forty times as long.
+`HYPOTHESIS_PROFILE=search` searches eight times as long, `long` forty times.
 """
 
 from __future__ import annotations
