@@ -16,7 +16,8 @@ from permutohedral.ops import dispatch
 _REFUSAL = next(backend for backend in dispatch._BACKENDS if backend.name == "native").refusal("cpu")
 pytestmark = pytest.mark.skipif(_REFUSAL is not None, reason=f"the native backend does not run here: {_REFUSAL}")
 
-POINTS, CHANNELS = 1_000_000, 16
+# a call of some tenths of a second: the core asks for signals twenty times a second
+POINTS, CHANNELS = 2_000_000, 48
 # a signal may arrive between two calls, or at the very end of one
 TRIES = 40
 
@@ -49,14 +50,18 @@ def test_a_call_ends_early(threads: int) -> None:
     def call() -> None:
         _native.float32.slice(lattice_values, vertices, weights, out, threads)
 
+    started = time.monotonic()
+    call()
+    duration = time.monotonic() - started
     ended_early = False
     for number in range(TRIES):
         out.fill_(float("nan"))
         try:
-            interrupt_after(0.002 * number)
+            interrupt_after(duration * (number % 8) / 8)
             call()
-            # ended by the signal, however late it comes
-            time.sleep(60)
+            # ended by the signal, however late it comes; one that comes right before a sleep does not wake it
+            for _ in range(600):
+                time.sleep(0.1)
         except KeyboardInterrupt:
             ended_early = bool(out.isnan().any())
         if ended_early:
@@ -69,7 +74,7 @@ def test_a_call_ends_early(threads: int) -> None:
 def test_other_threads_are_not_interrupted() -> None:
     from permutohedral.ops import native
 
-    features = torch.randn(POINTS // 5, 5) * 4
+    features = torch.randn(POINTS // 10, 5) * 4
     results: list[int] = []
     worker = threading.Thread(target=lambda: results.append(len(native.index_points(features, None)[0])))
     worker.start()
