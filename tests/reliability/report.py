@@ -31,7 +31,7 @@ def fuzz_rows() -> list[Row]:
         # 71 is how libFuzzer ends beyond 2 GB
         known = {
             0: "nothing found",
-            71: "no wrong result; ended at the memory limit of the fuzzer, cause not known yet",
+            71: "no wrong result; ended at the memory limit of the fuzzer, cause not known",
         }
         outcome = known.get(inputs["exit_code"], "something found")
         how = f"{inputs['inputs']:,} inputs in {inputs['seconds']} s, guided by {inputs['guided_by']}"
