@@ -61,7 +61,7 @@ def search(seconds: int, counter: Path) -> None:
             for number in range(100):
                 (Path(corpus) / str(number)).write_bytes(generator.randbytes(1000))
             options = [f"-max_total_time={seconds}", "-max_len=4096", "-len_control=0", "-verbosity=0"]
-            # the reference takes hundreds of megabytes for gradients on a halo in four dimensions
+            # instrumented code keeps 0.3 MB for each input; the same inputs without instrumentation keep nothing
             options.append("-rss_limit_mb=8192")
             atheris.Setup([sys.argv[0], *options, corpus], target)
             atheris.Fuzz()

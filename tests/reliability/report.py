@@ -28,10 +28,10 @@ def fuzz_rows() -> list[Row]:
         rows.append(("random calls on every backend", f"{calls['calls']:,} calls", outcome, calls["command"]))
     inputs = read("fuzz-bytes")
     if inputs is not None:
-        # 71 is how libFuzzer ends beyond 2 GB
+        # 71 is how libFuzzer ends beyond its limit of memory
         known = {
             0: "nothing found",
-            71: "no wrong result; ended at the memory limit of the fuzzer, cause not known",
+            71: "no wrong result; ended at the memory limit of the fuzzer",
         }
         outcome = known.get(inputs["exit_code"], "something found")
         how = f"{inputs['inputs']:,} inputs in {inputs['seconds']} s, guided by {inputs['guided_by']}"
