@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import pickle
 import zipfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,20 @@ class WholeCheckpoints(CheckpointIO):
 
     def remove_checkpoint(self, path: str | Path) -> None:
         Path(path).unlink(missing_ok=True)
+
+
+def checkpoint_folder(config: Any, output: Path, name: str) -> Path:
+    """The folder for what an interrupted run of this very configuration leaves behind; a training may be made longer.
+
+    Args:
+        config: a dataclass with `training`, settings with `steps` or None.
+        output: of the run.
+        name: of the row, with its seed where there are several.
+    """
+    content = asdict(config)
+    content["training"] = {key: value for key, value in (content["training"] or {}).items() if key != "steps"}
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+    return output / "checkpoints" / f"{name}-{digest}"
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

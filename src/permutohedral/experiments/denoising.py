@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 import warnings
@@ -23,6 +22,7 @@ from permutohedral.errors import InputError
 from permutohedral.experiments import quadratic
 from permutohedral.experiments.batches import StepBatches, StepNumbers, own_part
 from permutohedral.experiments.captured import CapturedStep
+from permutohedral.experiments.checkpoints import checkpoint_folder
 from permutohedral.experiments.crops import CropSampler
 from permutohedral.experiments.quadratic import QuadraticErrors
 from permutohedral.experiments.result import Result, describe_environment, read_weights, write_text, write_weights
@@ -228,7 +228,7 @@ def _evaluate_resumably(
     model: nn.Module, images: Sequence[GrayImage], config: DenoisingConfig, options: RunOptions
 ) -> dict[str, float]:
     """`evaluate`, keeping what is done: some methods take minutes for an image."""
-    path = _checkpoints(config, options) / "psnr.json"
+    path = checkpoint_folder(config, options.output, config.name) / "psnr.json"
     scores: dict[str, float] = json.loads(path.read_text()) if options.resume and path.is_file() else {}
     kept = time.perf_counter()
     for image in track(images, "evaluating", options):
@@ -274,7 +274,7 @@ def _train(model: nn.Module, config: DenoisingConfig, options: RunOptions) -> di
 
 
 def _train_on_images(model: nn.Module, config: DenoisingConfig, options: RunOptions, errors: QuadraticErrors) -> None:
-    settings, folder = cast(TrainingSettings, config.training), _checkpoints(config, options)
+    settings, folder = cast(TrainingSettings, config.training), checkpoint_folder(config, options.output, config.name)
     dataset = TensorDataset(errors.matrix.cpu(), errors.vector.cpu(), errors.constant.cpu())
     done = steps_done(options, folder)
     batches = StepBatches(len(dataset), settings.steps, settings.batch_size, config.seed, first=done)
@@ -285,7 +285,7 @@ def _train_on_crops(
     model: nn.Module, config: DenoisingConfig, options: RunOptions, images: Sequence[GrayImage]
 ) -> dict[str, Any]:
     """Train, and tell how many steps it took."""
-    settings, folder = cast(TrainingSettings, config.training), _checkpoints(config, options)
+    settings, folder = cast(TrainingSettings, config.training), checkpoint_folder(config, options.output, config.name)
     # torch's types do not know this argument of Module.to
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     task = CropTask(model, settings, config, images)
@@ -302,14 +302,6 @@ def _train_on_crops(
                 stacklevel=2,
             )
     return metrics
-
-
-def _checkpoints(config: DenoisingConfig, options: RunOptions) -> Path:
-    """The folder for what an interrupted run of this very row leaves behind; a training may be made longer."""
-    content = asdict(config)
-    content["training"] = {key: value for key, value in (content["training"] or {}).items() if key != "steps"}
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
-    return options.output / "checkpoints" / f"{config.name}-{digest}"
 
 
 def _mean_psnr(errors: Tensor) -> float:

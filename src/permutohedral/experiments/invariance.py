@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -18,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from permutohedral.errors import InputError
 from permutohedral.experiments.batches import StepNumbers, own_part
+from permutohedral.experiments.checkpoints import checkpoint_folder
 from permutohedral.experiments.mnist import Batches, MnistConfig, load, scale
 from permutohedral.experiments.result import Result, describe_environment, read_weights, write_weights
 from permutohedral.experiments.training import RunOptions, Task, TrainingSettings, fit, steps_done, track
@@ -271,17 +270,11 @@ def level_loss(scores: Tensor, labels: Tensor, window: int | None) -> Tensor:
 def _train(model: nn.Module, config: InvarianceConfig, options: RunOptions) -> bool:
     """Whether this process is the one that goes on to evaluate."""
     images, labels = digits(config, "train", options)
-    checkpoints = options.output / "checkpoints" / f"{config.name}-{config.seed}-{_digest(config)}"
+    trained = replace(config, test_images=None)
+    checkpoints = checkpoint_folder(trained, options.output, f"{config.name}-{config.seed}")
     numbers = StepNumbers(config.training.steps, first=steps_done(options, checkpoints))
     task = InvarianceTask(model, config, images, labels)
     return fit(task, DataLoader(numbers, batch_size=None), options, checkpoints)
-
-
-def _digest(config: InvarianceConfig) -> str:
-    """Tells configurations apart whose checkpoints do not fit each other; a training may be made longer."""
-    content = asdict(replace(config, test_images=None))
-    content["training"].pop("steps")
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def weights_path(config: InvarianceConfig, folder: Path) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import random
 import time
@@ -21,6 +20,7 @@ from torch.utils.data import DataLoader
 from permutohedral.data.mnist import MnistSplit, RandomSamples, interpolate, load_mnist
 from permutohedral.errors import InputError
 from permutohedral.experiments.batches import StepNumbers, own_part
+from permutohedral.experiments.checkpoints import checkpoint_folder
 from permutohedral.experiments.result import Result, describe_environment, read_weights, write_weights
 from permutohedral.experiments.training import RunOptions, Task, TrainingSettings, fit, steps_done
 from permutohedral.models.lenet import SIZE, LeNet, LeNetModel, build_lenet, grid_positions
@@ -263,18 +263,11 @@ class DigitsTask(Task):
 def _train(model: nn.Module, config: MnistConfig, options: RunOptions) -> bool:
     """Whether this process is the one that goes on to evaluate."""
     images, labels = load("train", config.train_images, options)
-    checkpoints = options.output / "checkpoints" / f"{config.name}-{config.seed}-{_digest(config)}"
+    checkpoints = checkpoint_folder(config, options.output, f"{config.name}-{config.seed}")
     # the batches are made in the training step, on the device
     numbers = StepNumbers(config.training.steps, first=steps_done(options, checkpoints))
     task = DigitsTask(model, config, images, labels)
     return fit(task, DataLoader(numbers, batch_size=None), options, checkpoints)
-
-
-def _digest(config: MnistConfig) -> str:
-    """Tells configurations apart whose checkpoints do not fit each other; a training may be made longer."""
-    content = asdict(config)
-    content["training"].pop("steps")
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def weights_path(config: MnistConfig, folder: Path) -> Path:

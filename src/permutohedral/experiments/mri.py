@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import random
 import time
@@ -25,6 +24,7 @@ from permutohedral.data.phantoms import random_phantom, shepp_logan
 from permutohedral.data.trajectories import TRAJECTORIES, Domain, Trajectory, TrajectoryKind, make_trajectory
 from permutohedral.errors import InputError
 from permutohedral.experiments.batches import StepNumbers, own_part
+from permutohedral.experiments.checkpoints import checkpoint_folder
 from permutohedral.experiments.result import Result, describe_environment, write_weights
 from permutohedral.experiments.training import RunOptions, Task, TrainingSettings, fit, steps_done
 from permutohedral.files import replacing
@@ -256,11 +256,7 @@ def run(config: MriConfig, options: RunOptions) -> Result | None:
 
 def _train(model: nn.Module, settings: TrainingSettings, config: MriConfig, options: RunOptions) -> bool:
     """Whether this process is the one that goes on to evaluate."""
-    content = asdict(config)
-    content["training"].pop("steps")
-    # checkpoints of other settings do not fit; a training may be made longer
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
-    checkpoints = options.output / "checkpoints" / f"{config.name}-{digest}"
+    checkpoints = checkpoint_folder(config, options.output, config.name)
     batches = Batches(photographs("train", config.train_images, options.data), config)
     numbers = StepNumbers(settings.steps, first=steps_done(options, checkpoints))
     task = ReconstructionTask(model, settings, batches)

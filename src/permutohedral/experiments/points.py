@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -18,6 +16,7 @@ from torch.utils.data import DataLoader
 from permutohedral.data.solids import SOLIDS, PointClouds, make_clouds
 from permutohedral.errors import InputError
 from permutohedral.experiments.batches import StepNumbers, own_part
+from permutohedral.experiments.checkpoints import checkpoint_folder
 from permutohedral.experiments.result import Result, describe_environment, write_weights
 from permutohedral.experiments.training import RunOptions, Task, TrainingSettings, fit, steps_done
 from permutohedral.models.point_cloud import PointModel, build_classifier
@@ -126,11 +125,7 @@ def run(config: PointsConfig, options: RunOptions) -> Result | None:
 
 def _train(model: nn.Module, config: PointsConfig, options: RunOptions) -> bool:
     """Whether this process is the one that goes on to evaluate."""
-    content = asdict(config)
-    content["training"].pop("steps")
-    # checkpoints of other settings do not fit; a training may be made longer
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
-    checkpoints = options.output / "checkpoints" / f"{config.name}-{config.seed}-{digest}"
+    checkpoints = checkpoint_folder(config, options.output, f"{config.name}-{config.seed}")
     clouds = _make_once(config.train_clouds, _TRAIN_SEED, config.noise)
     numbers = StepNumbers(config.training.steps, first=steps_done(options, checkpoints))
     task = CloudsTask(model, config, clouds)

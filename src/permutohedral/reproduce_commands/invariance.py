@@ -22,6 +22,7 @@ from permutohedral.reproduce_commands.options import (
     Seeds,
     Smoke,
     command_line,
+    gather,
     output_folder,
     tell,
 )
@@ -82,12 +83,11 @@ def _reproduce(configs: list[InvarianceConfig], options: RunOptions, jobs: int) 
     from permutohedral.experiments.invariance_rows import reproduce_invariance
     from permutohedral.invariance_report import write_invariance_report
 
-    order = list(dict.fromkeys(config.name for config in configs))
-    results: list[Result] = []
-    for result in reproduce_invariance(configs, options, jobs, tell):
-        results = sorted([*results, result], key=lambda known: (order.index(known.name), known.seed))
-        # after every row, so that an interrupted run leaves a report
-        write_invariance_report(results, options.output, command_line())
+    results = gather(
+        reproduce_invariance(configs, options, jobs, tell),
+        (config.name for config in configs),
+        lambda known: write_invariance_report(known, options.output, command_line()),
+    )
     if results:
         _report(results, options.output)
 

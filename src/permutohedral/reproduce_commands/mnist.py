@@ -22,6 +22,7 @@ from permutohedral.reproduce_commands.options import (
     Seeds,
     Smoke,
     command_line,
+    gather,
     output_folder,
     tell,
 )
@@ -72,12 +73,11 @@ def _reproduce(configs: list[MnistConfig], options: RunOptions, jobs: int) -> No
     from permutohedral.experiments.mnist_rows import reproduce_mnist
     from permutohedral.mnist_report import write_mnist_report
 
-    order = list(dict.fromkeys(config.name for config in configs))
-    results: list[Result] = []
-    for result in reproduce_mnist(configs, options, jobs, tell):
-        results = sorted([*results, result], key=lambda known: (order.index(known.name), known.seed))
-        # after every row, so that an interrupted run leaves a report
-        write_mnist_report(results, options.output, command_line())
+    results = gather(
+        reproduce_mnist(configs, options, jobs, tell),
+        (config.name for config in configs),
+        lambda known: write_mnist_report(known, options.output, command_line()),
+    )
     if results:
         _report(results, options.output)
 

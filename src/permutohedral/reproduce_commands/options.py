@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from permutohedral.experiments.result import Result
 
 Explained = Callable[[], AbstractContextManager[None]]
 
@@ -46,6 +49,19 @@ def tell(line: str) -> None:
 
     if is_first_process():
         typer.echo(line, err=True)
+
+
+def gather(results: Iterable[Result], names: Iterable[str], write: Callable[[list[Result]], object]) -> list[Result]:
+    """All results in the order of their rows' `names`; `write` is called with those known after every one.
+
+    So an interrupted run leaves a report.
+    """
+    order = list(dict.fromkeys(names))
+    known: list[Result] = []
+    for result in results:
+        known = sorted([*known, result], key=lambda one: (order.index(one.name), one.seed))
+        write(known)
+    return known
 
 
 def command_line() -> str:
