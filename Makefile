@@ -101,6 +101,7 @@ reliability: $(STAMP)  ## measure leaks, peaks, kills and two processes, into re
 	$(BIN)/python tests/reliability/measure_memory.py
 	$(BIN)/python tests/reliability/measure_large.py
 	$(BIN)/python tests/reliability/measure_kills.py
+	$(BIN)/python tests/reliability/measure_kills.py commands
 	$(BIN)/python tests/reliability/measure_scaling.py
 	$(BIN)/python tests/reliability/report.py
 

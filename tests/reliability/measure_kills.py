@@ -1,6 +1,8 @@
 """Kills trainings with SIGKILL at random moments until they have come to their end, and compares with straight ones.
 
-`python tests/reliability/measure_kills.py [kills]` writes `results/reliability/kills.json`.
+`python tests/reliability/measure_kills.py [kills]` kills the functions behind `reproduce`, on small made data, and
+writes `results/reliability/kills.json`. `python tests/reliability/measure_kills.py commands [kills]` kills the command
+itself, with `--smoke` on the datasets (`PERMUTOHEDRAL_DATA`, else downloaded), and writes `killed-commands.json` there.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ in ("__main__", "__mp_main__"):
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
 
+from reliability import killed_commands  # noqa: E402
 from reliability.trainings import Experiment, finish, losses, prepare, start, what_is_left  # noqa: E402
 
 
@@ -51,11 +54,31 @@ def main(kills: int) -> None:
     for experiment in experiments:
         with tempfile.TemporaryDirectory() as folder:
             results[experiment] = kill_often(experiment, kills, Path(folder))
-        print(experiment, results[experiment])
-    path = ROOT / "results" / "reliability" / "kills.json"
+        print(experiment, results[experiment], flush=True)
+    write("kills", results)
+
+
+def main_of_commands(kills: int) -> None:
+    """`permutohedral reproduce denoising --smoke`, and `mnist`."""
+    results: dict[str, object] = {"command": f"python tests/reliability/measure_kills.py commands {kills}"}
+    for experiment in ("denoising", "mnist"):
+        with tempfile.TemporaryDirectory() as folder:
+            results[experiment] = killed_commands.kill_often([experiment], kills, Path(folder))
+        print(experiment, results[experiment], flush=True)
+    write("killed-commands", results)
+
+
+def write(name: str, results: dict[str, object]) -> None:
+    """Write a result under results/reliability."""
+    path = ROOT / "results" / "reliability" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 100)
+    of_commands = sys.argv[1:2] == ["commands"]
+    numbers = [int(argument) for argument in sys.argv[1 + of_commands :]]
+    if of_commands:
+        main_of_commands(*(numbers or [20]))
+    else:
+        main(*(numbers or [100]))

@@ -77,16 +77,18 @@ def large_rows() -> list[Row]:
 
 
 def kill_rows() -> list[Row]:
-    """Trainings that were killed."""
-    result = read("kills")
-    if result is None:
-        return []
+    """Trainings and commands that were killed."""
     rows: list[Row] = []
-    for experiment in ("denoising", "mnist"):
-        found = result[experiment]
-        how = f"{found['kills']} kills in {found['trainings']} trainings"
-        outcome = f"{found['different']} ended differently from an uninterrupted one"
-        rows.append((f"SIGKILL at random moments, then --resume: {experiment}", how, outcome, result["command"]))
+    for name, unit, what in (
+        ("kills", "trainings", "SIGKILL at random moments, then --resume: {}"),
+        ("killed-commands", "runs", "the same of `permutohedral reproduce {} --smoke`"),
+    ):
+        result = read(name) or {}
+        for experiment in sorted(result.keys() - {"command"}):
+            found = result[experiment]
+            how = f"{found['kills']} kills in {found[unit]} {unit}"
+            outcome = f"{found['different']} ended differently from an uninterrupted one"
+            rows.append((what.format(experiment), how, outcome, result["command"]))
     return rows
 
 
