@@ -130,6 +130,17 @@ def test_a_reference_of_another_size_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out.png").exists()
 
 
+def test_a_reference_equal_to_the_input_is_no_warning_and_valid_json(tmp_path: Path) -> None:
+    write(tmp_path / "clean.png", clean_pixels(False))
+    arguments = ["denoise", str(tmp_path / "clean.png"), str(tmp_path / "out.png"), "--model", "cnn", "--sigma", "10"]
+    result = RUNNER.invoke(application, [*arguments, "--json", "--reference", str(tmp_path / "clean.png")])
+    assert result.exit_code == 0
+    assert "Infinity" not in result.stdout
+    [outcome] = json.loads(result.stdout)
+    assert outcome["psnr"][0] is None
+    assert outcome["psnr"][1] > 20
+
+
 def test_mistakes_are_told_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no file or folder"):
         plan_files(tmp_path / "absent.png", tmp_path / "out.png")

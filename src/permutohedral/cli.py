@@ -148,8 +148,8 @@ def _describe_backends() -> dict[str, Any]:
 
 @application.command()
 def demo(
-    output: Annotated[Path, typer.Option(help="Folder for the figure.")] = Path("out"),
-    steps: Annotated[int, typer.Option(min=1, help="Training steps.")] = 150,
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the figure.")] = Path("out"),
+    steps: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Training steps.")] = 150,
 ) -> None:
     """Filter a picture, train a filter, try every denoiser.
 
@@ -165,20 +165,27 @@ def demo(
 
 @application.command()
 def benchmark(  # noqa: PLR0913 (one parameter for each option)
-    only: Annotated[str | None, typer.Option(help="Names of workloads with commas between them.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    threads: Annotated[
-        str | None, typer.Option(help="Thread counts, such as 1,2.", show_default="1, all cores")
+    only: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Names of workloads with commas between them.")
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds of repetitions.")] = 7,
+    device: Annotated[str, typer.Option(metavar="NAME", help="cpu or cuda.")] = "cpu",
+    threads: Annotated[
+        str | None, typer.Option(metavar="NUMBERS", help="Thread counts, such as 1,2.", show_default="1, all cores")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Rounds of repetitions.")] = 7,
     peers: Annotated[bool, typer.Option(help="Also run the other libraries that are installed.")] = True,
     tests: Annotated[bool, typer.Option("--tests", help="Run the operators' tests first.")] = False,
     data: Annotated[
-        Path | None, typer.Option(help="Folder with bsds500/test.", envvar="PERMUTOHEDRAL_DATA", show_envvar=True)
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder with bsds500/test.", envvar="PERMUTOHEDRAL_DATA", show_envvar=True),
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write everything here.")] = None,
-    csv_file: Annotated[Path | None, typer.Option("--csv", help="Write one line for each figure here.")] = None,
-    chart: Annotated[list[Path] | None, typer.Option(help="Draw a chart here; may be repeated.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write everything here.")] = None,
+    csv_file: Annotated[
+        Path | None, typer.Option("--csv", metavar="FILE", help="Write one line for each figure here.")
+    ] = None,
+    chart: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="Draw a chart here; may be repeated.")
+    ] = None,
 ) -> None:
     """Time the operators beside their peers, with the error of each.
 

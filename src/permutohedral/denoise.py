@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from permutohedral.errors import InputError, PermutohedralError
@@ -24,7 +26,7 @@ class Outcome:
         error: why there is none, None if there is one.
         sigma: standard deviation of the noise, of 255.
         model: that removed it; None where there was none.
-        psnr: of input and output against the reference, in dB; None without one.
+        psnr: of input and output against the reference, in dB, infinite where they are equal; None without one.
         ssim: the same, structural similarity.
     """
 
@@ -37,8 +39,9 @@ class Outcome:
     ssim: tuple[float, float] | None = None
 
     def as_data(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self) | {"source": str(self.source), "output": str(self.output)}
+        """For JSON, which knows no infinity."""
+        psnr = self.psnr and [decibels if math.isfinite(decibels) else None for decibels in self.psnr]
+        return asdict(self) | {"source": str(self.source), "output": str(self.output), "psnr": psnr}
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,8 @@ def _score(outcome: Outcome, noisy: Tensor, denoised: Tensor, clean: Tensor) -> 
 
     reference = clean.numpy()
     before, after = noisy.numpy(), denoised.numpy()
-    psnr = [float(peak_signal_noise_ratio(reference, image, data_range=1.0)) for image in (before, after)]
+    with np.errstate(divide="ignore"):
+        psnr = [float(peak_signal_noise_ratio(reference, image, data_range=1.0)) for image in (before, after)]
     # the window of the similarity
     if min(reference.shape[1:]) < 7:
         return replace(outcome, psnr=(psnr[0], psnr[1]))

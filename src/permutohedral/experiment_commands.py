@@ -29,15 +29,23 @@ def _add_denoise(application: typer.Typer, explained: Explained) -> None:
         output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Where the result goes, or the results.")],
         sigma: Annotated[
             float | None,
-            typer.Option(min=0, help="Standard deviation of the noise; white is 255.", show_default="estimated"),
+            typer.Option(
+                min=0, metavar="NUMBER", help="Standard deviation of the noise; white is 255.", show_default="estimated"
+            ),
         ] = None,
         model: Annotated[
-            str, typer.Option(help="auto, deep_small, deep_large, or pcnn_cnn (fast), pcnn, pcnn_gauss, cnn.")
+            str,
+            typer.Option(
+                metavar="NAME", help="auto, deep_small, deep_large, or pcnn_cnn (fast), pcnn, pcnn_gauss, cnn."
+            ),
         ] = "auto",
         reference: Annotated[
-            Path | None, typer.Option(help="The clean picture, or their folder, to measure PSNR and SSIM with.")
+            Path | None,
+            typer.Option(metavar="PATH", help="The clean picture, or their folder, to measure PSNR and SSIM with."),
         ] = None,
-        compare: Annotated[Path | None, typer.Option(help="Draw before and after here (a folder for many).")] = None,
+        compare: Annotated[
+            Path | None, typer.Option(metavar="PATH", help="Draw before and after here (a folder for many).")
+        ] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
     ) -> None:
         """Remove noise from a picture, or from all pictures in a folder.

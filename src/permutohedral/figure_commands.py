@@ -16,9 +16,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Outputs = Annotated[list[Path], typer.Argument(metavar="OUTPUT", help="Files to draw, ending in .svg, .png or .pdf.")]
-Points = Annotated[int, typer.Option("--points", min=1, max=200, help="How many points are scattered.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of the places of the points.")]
-Size = Annotated[int, typer.Option("--size", min=1, max=4, help="s, the reach of the filter in lattice steps.")]
+Points = Annotated[
+    int, typer.Option("--points", min=1, max=200, metavar="NUMBER", help="How many points are scattered.")
+]
+Seed = Annotated[int, typer.Option(min=0, metavar="NUMBER", help="Of the places of the points.")]
+Size = Annotated[
+    int, typer.Option("--size", min=1, max=4, metavar="NUMBER", help="s, the reach of the filter in lattice steps.")
+]
 
 _SUMMARIES = {
     "splat": "Points add their values to the corners of their simplices.",
@@ -66,10 +70,13 @@ def _add_filter(figures: typer.Typer, explained: Explained) -> None:
         outputs: Outputs,
         weights: Annotated[
             Path | None,
-            typer.Option(help="A .safetensors or .npy file.", show_default="the trained denoiser that is shipped"),
+            typer.Option(
+                metavar="FILE", help="A .safetensors or .npy file.", show_default="the trained denoiser that is shipped"
+            ),
         ] = None,
         tensor: Annotated[
-            str | None, typer.Option(help="Name of the tensor in it, [taps] or [taps, inputs, outputs].")
+            str | None,
+            typer.Option(metavar="NAME", help="Name of the tensor in it, [taps] or [taps, inputs, outputs]."),
         ] = None,
     ) -> None:
         """A learned filter: in 2 dimensions whole, in 3 as slices.
@@ -91,7 +98,7 @@ def _add_neighborhood(figures: typer.Typer, explained: Explained) -> None:
     @figures.command("neighborhood")
     def neighborhood(
         outputs: Outputs,
-        dimension: Annotated[int, typer.Option(min=2, max=3, help="d of the features.")] = 2,
+        dimension: Annotated[int, typer.Option(min=2, max=3, metavar="NUMBER", help="d of the features.")] = 2,
         size: Size = 2,
     ) -> None:
         """The taps of a filter, numbered, colored by the Gaussian.
@@ -109,9 +116,11 @@ def _add_simplices(figures: typer.Typer, explained: Explained) -> None:
     def simplices(
         outputs: Outputs,
         image: Annotated[
-            Path | None, typer.Option(help="A picture.", show_default="a photograph of scikit-image")
+            Path | None, typer.Option(metavar="FILE", help="A picture.", show_default="a photograph of scikit-image")
         ] = None,
-        row: Annotated[int | None, typer.Option(min=0, help="Which row of it.", show_default="the middle")] = None,
+        row: Annotated[
+            int | None, typer.Option(min=0, metavar="NUMBER", help="Which row of it.", show_default="the middle")
+        ] = None,
         sigma_space: SigmaSpace = 8.0,
         sigma_range: SigmaRange = 0.1,
     ) -> None:

@@ -47,11 +47,15 @@ def register(application: typer.Typer, explained: Explained) -> None:
         ],
         guide: Annotated[
             Path | None,
-            typer.Option(help="Take the edges from this picture, or from those of the same names in this folder."),
+            typer.Option(
+                metavar="PATH", help="Take the edges from this picture, or from those of the same names in this folder."
+            ),
         ] = None,
         sigma_space: SigmaSpace = 8.0,
         sigma_range: SigmaRange = 0.1,
-        backend: Annotated[str | None, typer.Option(help="Force a backend; see permutohedral backends.")] = None,
+        backend: Annotated[
+            str | None, typer.Option(metavar="NAME", help="Force a backend; see permutohedral backends.")
+        ] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
     ) -> None:
         """Smooth a picture, or a folder of them, and keep the edges.

@@ -16,21 +16,29 @@ if TYPE_CHECKING:
 
 Explained = Callable[[], AbstractContextManager[None]]
 
-Rows = Annotated[list[str] | None, typer.Option("--row", help="Only this row; may be repeated.")]
-Configs = Annotated[list[Path] | None, typer.Option("--config", help="A row of your own, as YAML; may be repeated.")]
+Rows = Annotated[
+    list[str] | None,
+    typer.Option("--row", metavar="NAME", help="Only this row; may be repeated. A wrong name tells the right ones."),
+]
+Configs = Annotated[
+    list[Path] | None, typer.Option("--config", metavar="FILE", help="A row of your own, as YAML; may be repeated.")
+]
 Smoke = Annotated[bool, typer.Option("--smoke", help="The whole way on little data, under a minute.")]
 Seeds = Annotated[
-    int | None, typer.Option(min=1, help="How often to train each row.", show_default="3, 1 with --smoke")
+    int | None,
+    typer.Option(min=1, metavar="NUMBER", help="How often to train each row.", show_default="3, 1 with --smoke"),
 ]
-Jobs = Annotated[int, typer.Option(min=1, help="How many trainings run side by side.")]
+Jobs = Annotated[int, typer.Option(min=1, metavar="NUMBER", help="How many trainings run side by side.")]
 ReportOnly = Annotated[bool, typer.Option("--report-only", help="Train nothing, report what the output folder holds.")]
-Output = Annotated[Path | None, typer.Option(help="Folder for all results.", show_default="out/...")]
+Output = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Folder for all results.", show_default="out/...")]
 Data = Annotated[
     Path | None,
-    typer.Option(help="Folder of the datasets; without it they are downloaded.", envvar="PERMUTOHEDRAL_DATA"),
+    typer.Option(
+        metavar="FOLDER", help="Folder of the datasets; without it they are downloaded.", envvar="PERMUTOHEDRAL_DATA"
+    ),
 ]
-Accelerator = Annotated[str, typer.Option(help="auto, cpu or gpu.")]
-Devices = Annotated[int, typer.Option(min=1, help="How many to train on.")]
+Accelerator = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or gpu.")]
+Devices = Annotated[int, typer.Option(min=1, metavar="NUMBER", help="How many to train on.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Keep rows that are done, go on with the rest.")]
 
 
