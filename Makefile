@@ -91,6 +91,7 @@ FUZZ_SECONDS ?= 600
 fuzz: $(STAMP)  ## search long for calls on which backends differ or fail; FUZZ_SECONDS of it guided by coverage
 	-@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input $(PIP_OPTIONS) atheris
 	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=search $(BIN)/python tests/fuzz/run_long.py
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 HYPOTHESIS_PROFILE=interpreted $(BIN)/python tests/fuzz/run_long.py
 	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run_bytes.py $(FUZZ_SECONDS)
 
 sanitize: $(STAMP)  ## the native core's tests under address, undefined-behavior and thread sanitizers

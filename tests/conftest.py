@@ -26,6 +26,8 @@ hypothesis.settings.register_profile(
 hypothesis.settings.register_profile("long", parent=hypothesis.settings.get_profile("suite"), max_examples=1000)
 # make fuzz
 hypothesis.settings.register_profile("search", parent=hypothesis.settings.get_profile("suite"), max_examples=200)
+# the same with Triton's interpreter
+hypothesis.settings.register_profile("interpreted", parent=hypothesis.settings.get_profile("suite"), max_examples=15)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 

@@ -1,6 +1,8 @@
 """Runs the fuzz tests with many examples and writes how many there were: `python tests/fuzz/run_long.py`.
 
 Writes `results/reliability/fuzz-calls.json`; the exit code is that of the tests. `HYPOTHESIS_PROFILE` says how many.
+With `TRITON_INTERPRET=1` the Triton kernels take part, in the interpreter and on smaller calls, and the result is
+`fuzz-interpreted.json`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULT = ROOT / "results" / "reliability" / "fuzz-calls.json"
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+RESULT = ROOT / "results" / "reliability" / f"fuzz-{'interpreted' if INTERPRETED else 'calls'}.json"
 
 
 class Counter:
@@ -40,8 +43,9 @@ def main() -> int:
     counter, started = Counter(), time.monotonic()
     folder = str(ROOT / "tests" / "fuzz")
     code = pytest.main(["-q", "--rootdir", str(ROOT), "--hypothesis-show-statistics", folder], plugins=[counter])
+    profile = os.environ.get("HYPOTHESIS_PROFILE", "suite")
     result = {
-        "command": f"HYPOTHESIS_PROFILE={os.environ.get('HYPOTHESIS_PROFILE', 'suite')} python tests/fuzz/run_long.py",
+        "command": "TRITON_INTERPRET=1 " * INTERPRETED + f"HYPOTHESIS_PROFILE={profile} python tests/fuzz/run_long.py",
         "calls": sum(counter.calls.values()),
         "calls_by_test": counter.calls,
         "failed": counter.failed,

@@ -22,10 +22,15 @@ def read(name: str) -> dict[str, Any] | None:
 def fuzz_rows() -> list[Row]:
     """Random calls, and bytes guided by coverage."""
     rows: list[Row] = []
-    calls = read("fuzz-calls")
-    if calls is not None:
-        outcome = f"{len(calls['failed'])} of {len(calls['calls_by_test'])} tests failed"
-        rows.append(("random calls on every backend", f"{calls['calls']:,} calls", outcome, calls["command"]))
+    kinds = {
+        "fuzz-calls": "random calls, native against reference",
+        "fuzz-interpreted": "random calls, Triton in its interpreter, native, reference",
+    }
+    for name, what in kinds.items():
+        calls = read(name)
+        if calls is not None:
+            outcome = f"{len(calls['failed'])} of {len(calls['calls_by_test'])} tests failed"
+            rows.append((what, f"{calls['calls']:,} calls", outcome, calls["command"]))
     inputs = read("fuzz-bytes")
     if inputs is not None:
         # 71 is how libFuzzer ends beyond its limit of memory
