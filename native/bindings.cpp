@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels.hpp"
+#include "memory.hpp"
 #include "parallel.hpp"
 
 namespace nb = nanobind;
@@ -43,10 +44,45 @@ Points<T> points_of(const Array<const T, 2>& features) {
     return {features.data(), nullptr, int64_t(features.shape(0)), int64_t(features.shape(1))};
 }
 
-// An output is about to be written for the first time.
-template <class Out>
-void advise(const Out& out) {
-    prefer_huge_pages(out.data(), out.nbytes());
+// A new tensor of uninitialized memory, as DLPack hands it over. Its deleter knows nothing of Python: tensors are freed
+// on any thread, and after the interpreter has ended.
+struct FreshTensor {
+    nb::dlpack::dltensor tensor;
+    void* owner;
+    void (*deleter)(FreshTensor*);
+    std::vector<int64_t> shape;
+};
+
+void free_tensor(FreshTensor* fresh) {
+    return_memory(fresh->tensor.data);
+    delete fresh;
+}
+
+// A capsule that nobody took over still owns its tensor; one that was taken over has another name.
+void free_capsule(PyObject* capsule) {
+    if (PyCapsule_IsValid(capsule, "dltensor") == 0) return;
+    free_tensor(static_cast<FreshTensor*>(PyCapsule_GetPointer(capsule, "dltensor")));
+}
+
+nb::object allocate(std::vector<int64_t> shape, bool floating, int bits) {
+    size_t bytes = size_t(bits) / 8;
+    for (const int64_t size : shape) bytes *= size_t(size);
+    auto fresh = std::make_unique<FreshTensor>();
+    fresh->shape = std::move(shape);
+    fresh->deleter = free_tensor;
+    const auto code = floating ? nb::dlpack::dtype_code::Float : nb::dlpack::dtype_code::Int;
+    fresh->tensor.device = {nb::device::cpu::value, 0};
+    fresh->tensor.ndim = int32_t(fresh->shape.size());
+    fresh->tensor.dtype = {uint8_t(code), uint8_t(bits), 1};
+    fresh->tensor.shape = fresh->shape.data();
+    fresh->tensor.data = take_memory(bytes);
+    PyObject* capsule = PyCapsule_New(fresh.get(), "dltensor", free_capsule);
+    if (capsule == nullptr) {
+        return_memory(fresh->tensor.data);
+        throw nb::python_error();
+    }
+    fresh.release();
+    return nb::steal(capsule);
 }
 
 // An index between its two steps: before, the number of lattice points is not known; after, it is spent.
@@ -57,9 +93,7 @@ struct PendingIndex {
 
     void finish(Array<int32_t, 2> keys, Array<int64_t, 1> table) {
         nb::gil_scoped_release release;
-        advise(keys);
-        advise(table);
-        index->finish(keys.data(), table.data());
+                index->finish(keys.data(), table.data());
         index.reset();
     }
 };
@@ -72,8 +106,6 @@ std::unique_ptr<PendingIndex> index_points(Array<const T, 2> features, std::opti
     Points<T> points = points_of(features);
     if (batch.has_value()) points.batch = batch->data();
     nb::gil_scoped_release release;
-    advise(vertices);
-    advise(barycentric);
     pending->index = std::make_unique<Index>(points.points, points.d + 1, vertices.data(), threads);
     if (!kernels<T>().index_points(points, limit, *pending->index, barycentric.data())) return nullptr;
     return pending;
@@ -91,7 +123,6 @@ std::unique_ptr<PendingIndex> index_keys(Array<const int32_t, 2> keys, Array<int
 void find_neighbors_in(Array<const int64_t, 1> table, Array<const int32_t, 2> target_keys,
                        Array<const int32_t, 2> offsets, bool same, Array<int32_t, 2> neighbors, int threads) {
     nb::gil_scoped_release release;
-    advise(neighbors);
     NeighborQuery query{};
     query.table = table.data();
     query.table_size = int64_t(table.shape(0));
@@ -106,7 +137,6 @@ void find_neighbors_in(Array<const int64_t, 1> table, Array<const int32_t, 2> ta
 void transpose_neighbors_in(Array<const int32_t, 2> neighbors, Array<const int64_t, 1> opposite,
                             Array<int32_t, 2> transposed, int threads) {
     nb::gil_scoped_release release;
-    advise(transposed);
     const NeighborShape shape{int64_t(neighbors.shape(0)), int64_t(neighbors.shape(1)), int64_t(transposed.shape(1))};
     transpose_neighbors(neighbors.data(), opposite.data(), shape, transposed.data(), threads);
 }
@@ -114,14 +144,12 @@ void transpose_neighbors_in(Array<const int32_t, 2> neighbors, Array<const int64
 template <class T>
 void embed_gradient(Array<const T, 2> features, Array<const T, 2> gradient, Array<T, 2> out, int threads) {
     nb::gil_scoped_release release;
-    advise(out);
     kernels<T>().embed_gradient(points_of(features), gradient.data(), out.data(), threads);
 }
 
 template <class T>
 void embed_differential(Array<const T, 2> features, Array<const T, 2> differential, Array<T, 2> out, int threads) {
     nb::gil_scoped_release release;
-    advise(out);
     kernels<T>().embed_differential(points_of(features), differential.data(), out.data(), threads);
 }
 
@@ -129,7 +157,6 @@ template <class T>
 void splat(Array<const T, 2> values, Array<const int32_t, 2> vertices, Array<const T, 2> barycentric, Array<T, 2> out,
            int threads) {
     nb::gil_scoped_release release;
-    advise(out);
     kernels<T>().splat(corners_of(vertices, barycentric.data()), rows_of(values), rows_of(out), threads);
 }
 
@@ -137,7 +164,6 @@ template <class T>
 void slice(Array<const T, 2> lattice_values, Array<const int32_t, 2> vertices, Array<const T, 2> barycentric,
            Array<T, 2> out, int threads) {
     nb::gil_scoped_release release;
-    advise(out);
     kernels<T>().slice(corners_of(vertices, barycentric.data()), rows_of(lattice_values), rows_of(out), threads);
 }
 
@@ -146,7 +172,6 @@ void filter_gaussian(Array<const T, 2> values, Array<const int32_t, 2> vertices,
                      Array<const int32_t, 2> axis_neighbors, Array<const int32_t, 2> target_vertices,
                      Array<const T, 2> target_barycentric, T added_mass, Array<T, 2> out, int threads) {
     nb::gil_scoped_release release;
-    advise(out);
     GaussianFilter<T> filter{};
     filter.source = corners_of(vertices, barycentric.data());
     filter.target = corners_of(target_vertices, target_barycentric.data());
@@ -161,7 +186,6 @@ template <class T>
 void barycentric_gradient(Array<const T, 2> values, Array<const T, 2> lattice_values,
                           Array<const int32_t, 2> vertices, Array<T, 2> out, int threads) {
     nb::gil_scoped_release release;
-    advise(out);
     kernels<T>().barycentric_gradient(corners_of<T>(vertices, nullptr), rows_of(values), lattice_values.data(),
                                       out.data(), threads);
 }
@@ -170,7 +194,6 @@ template <class T>
 void blur(Array<const T, 2> lattice_values, Array<const int32_t, 2> axis_neighbors, bool reverse, Array<T, 2> out,
           int threads) {
     nb::gil_scoped_release release;
-    advise(out);
     kernels<T>().blur(rows_of(lattice_values), axis_neighbors.data(), int64_t(axis_neighbors.shape(0)) / 2, reverse,
                       out.data(), threads);
 }
@@ -179,7 +202,6 @@ template <class T>
 void convolve(Array<const T, 2> lattice_values, Array<const T, 3> weight, Array<const int32_t, 2> neighbors,
               int64_t groups, Array<T, 2> out, int threads) {
     nb::gil_scoped_release release;
-    advise(out);
     kernels<T>().convolve(rows_of(lattice_values), weight.data(), neighbors_of(neighbors), groups, rows_of(out),
                           threads);
 }
@@ -245,6 +267,9 @@ NB_MODULE(_native, module) {
         .def_prop_ro("num_lattice_points", [](const PendingIndex& self) { return self.index->num_lattice_points; })
         .def_prop_ro("table_size", [](const PendingIndex& self) { return self.index->table_size(); })
         .def("finish", &PendingIndex::finish);
+    module.def("allocate", &allocate, "shape"_a, "floating"_a, "bits"_a);
+    module.def("kept_memory", &kept_memory);
+    module.def("limit_kept_memory", &limit_kept_memory, "limit"_a);
     module.def("index_keys", &index_keys);
     module.def("find_neighbors", &find_neighbors_in);
     module.def("transpose_neighbors", &transpose_neighbors_in);

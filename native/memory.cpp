@@ -2,38 +2,204 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
+#include <map>
 #include <new>
 #include <utility>
 
-#if defined(__linux__)
+#if defined(__linux__) && !defined(PERMUTOHEDRAL_PLAIN_MEMORY)
 #include <sys/mman.h>
+#define PERMUTOHEDRAL_PAGES 1
 #endif
 
 namespace permutohedral {
 namespace {
 
-constexpr std::align_val_t alignment{64};
-constexpr uintptr_t huge_page = uintptr_t{1} << 21;
+// in front of what is given out, in a cache line of its own
+struct Header {
+    size_t bytes;  // of the block with its header; 0 if it is not to be kept
+};
+
+constexpr size_t header_bytes = 64;
+constexpr std::align_val_t alignment{header_bytes};
+
+void* behind_header(void* block, size_t bytes) {
+    new (block) Header{bytes};
+    return static_cast<char*>(block) + header_bytes;
+}
+
+#if defined(PERMUTOHEDRAL_PAGES)
+
+constexpr size_t page = size_t{1} << 12, huge_page = size_t{1} << 21;
+// smaller blocks are kept by any allocator
+constexpr size_t least_kept = size_t{1} << 17;
+constexpr size_t default_limit = size_t{1} << 29;
+// mapped at once, since blocks that lie side by side can be joined; pages not yet written to take no memory
+constexpr size_t least_mapped = size_t{1} << 26;
+
+size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// From the system, aligned to huge pages; null if there is none.
+char* map(size_t bytes) {
+    void* mapped = mmap(nullptr, bytes + huge_page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) return nullptr;
+    char* begin = static_cast<char*>(mapped);
+    char* data = reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(begin), huge_page));
+    if (data > begin) munmap(begin, size_t(data - begin));
+    if (data < begin + huge_page) munmap(data + bytes, size_t(begin + huge_page - data));
+    // advice only: that it may be refused does no harm
+    (void)madvise(data, bytes, MADV_HUGEPAGE);
+    return data;
+}
+
+// What is mapped and free, by address; no two ranges touch.
+class Store {
+public:
+    // From the smallest range that holds it; null if none does.
+    char* take(size_t bytes) {
+        auto best = free_.end();
+        for (auto range = free_.begin(); range != free_.end(); ++range) {
+            if (range->second >= bytes && (best == free_.end() || range->second < best->second)) best = range;
+        }
+        if (best == free_.end()) return nullptr;
+        char* data = best->first;
+        const size_t rest = best->second - bytes;
+        free_.erase(best);
+        if (rest > 0) free_[data + bytes] = rest;
+        kept_ -= bytes;
+        return data;
+    }
+
+    void keep(char* data, size_t bytes) {
+        kept_ += bytes;
+        auto next = free_.upper_bound(data);
+        if (next != free_.end() && data + bytes == next->first) {
+            bytes += next->second;
+            next = free_.erase(next);
+        }
+        if (next != free_.begin()) {
+            const auto before = std::prev(next);
+            if (before->first + before->second == data) {
+                data = before->first;
+                bytes += before->second;
+                free_.erase(before);
+            }
+        }
+        free_[data] = bytes;
+        release(limit_);
+    }
+
+    // Down to `bytes`, the largest ranges first.
+    void release(size_t bytes) {
+        while (kept_ > bytes) {
+            auto largest = free_.begin();
+            for (auto range = free_.begin(); range != free_.end(); ++range) {
+                if (range->second > largest->second) largest = range;
+            }
+            munmap(largest->first, largest->second);
+            kept_ -= largest->second;
+            free_.erase(largest);
+        }
+    }
+
+    void limit(size_t bytes) {
+        limit_ = bytes;
+        release(limit_);
+    }
+
+    size_t kept() const { return kept_; }
+
+private:
+    std::map<char*, size_t> free_;
+    size_t kept_ = 0, limit_ = default_limit;
+};
+
+struct Shared {
+    std::mutex lock;
+    Store store;
+};
+
+// never destroyed: tensors are freed until the process ends
+Shared& shared_store() {
+    static Shared* const shared = new Shared;
+    return *shared;
+}
+
+// Calls function(store) unless another thread does. Nobody waits: a forked child may have inherited the lock in the
+// hands of a thread that it does not have.
+template <class Function>
+void with_store(Function&& function) {
+    Shared& shared = shared_store();
+    const std::unique_lock<std::mutex> locked(shared.lock, std::try_to_lock);
+    if (locked.owns_lock()) function(shared.store);
+}
+
+char* take_block(size_t bytes) {
+    char* block = nullptr;
+    with_store([&](Store& store) {
+        block = store.take(bytes);
+        if (block != nullptr || bytes >= least_mapped) return;
+        char* mapped = map(least_mapped);
+        if (mapped == nullptr) return;
+        store.keep(mapped, least_mapped);
+        block = store.take(bytes);
+    });
+    if (block == nullptr) block = map(bytes);
+    if (block == nullptr) {
+        with_store([&](Store& store) { store.release(0); });
+        block = map(bytes);
+    }
+    if (block == nullptr) throw std::bad_alloc();
+    return block;
+}
+
+#endif
 
 }  // namespace
 
-void prefer_huge_pages(void* data, size_t bytes) {
-#if defined(__linux__)
-    const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + huge_page - 1) & ~(huge_page - 1);
-    const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) & ~(huge_page - 1);
-    // advice only: that it may be refused does no harm
-    if (end > begin) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+void* take_memory(size_t bytes) {
+    bytes += header_bytes;
+    if (bytes < header_bytes) throw std::bad_alloc();
+#if defined(PERMUTOHEDRAL_PAGES)
+    if (bytes >= least_kept) {
+        bytes = round_up(bytes, page);
+        return behind_header(take_block(bytes), bytes);
+    }
+#endif
+    return behind_header(::operator new(bytes, alignment), 0);
+}
+
+void return_memory(void* data) {
+    char* block = static_cast<char*>(data) - header_bytes;
+    const size_t bytes = reinterpret_cast<Header*>(block)->bytes;
+    if (bytes == 0) return ::operator delete(block, alignment);
+#if defined(PERMUTOHEDRAL_PAGES)
+    with_store([&](Store& store) {
+        store.keep(block, bytes);
+        block = nullptr;
+    });
+    if (block != nullptr) munmap(block, bytes);
+#endif
+}
+
+size_t kept_memory() {
+    size_t kept = 0;
+#if defined(PERMUTOHEDRAL_PAGES)
+    with_store([&](Store& store) { kept = store.kept(); });
+#endif
+    return kept;
+}
+
+void limit_kept_memory(size_t limit) {
+#if defined(PERMUTOHEDRAL_PAGES)
+    with_store([&](Store& store) { store.limit(limit); });
 #else
-    (void)data;
-    (void)bytes;
-    (void)huge_page;
+    (void)limit;
 #endif
 }
 
 Memory::Memory(size_t bytes) : size_(bytes) {
-    if (bytes == 0) return;
-    data_ = ::operator new(bytes, alignment);
-    prefer_huge_pages(data_, bytes);
+    if (bytes > 0) data_ = take_memory(bytes);
 }
 
 Memory::Memory(Memory&& other) noexcept
@@ -46,16 +212,13 @@ Memory& Memory::operator=(Memory&& other) noexcept {
 }
 
 Memory::~Memory() {
-    if (data_ != nullptr) ::operator delete(data_, alignment);
+    if (data_ != nullptr) return_memory(data_);
 }
 
 void* Arena::take(size_t bytes) {
-    constexpr size_t line = 64;
+    constexpr size_t line = 64, block = size_t{1} << 24;
     bytes = (bytes + line - 1) / line * line;
     const std::lock_guard<std::mutex> lock(mutex_);
-    // The first block is of a size that allocators keep when it is freed, so that the next call finds its pages in
-    // place. The others are large enough to go back to the system, and do not count beside what is allocated later.
-    const size_t block = size_t{1} << (blocks_.empty() ? 24 : 26);
     if (blocks_.empty() || used_ + bytes > blocks_.back().size()) {
         blocks_.emplace_back(std::max(block, bytes));
         used_ = 0;

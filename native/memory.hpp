@@ -1,4 +1,4 @@
-// Uninitialized memory, on huge pages where the system offers them.
+// Uninitialized memory, on huge pages where the system offers them, kept for the next call when it is freed.
 #pragma once
 
 #include <cstddef>
@@ -6,6 +6,15 @@
 #include <vector>
 
 namespace permutohedral {
+
+// New pages cost more than most kernels need to fill them, and allocators return large blocks to the system at once.
+// Therefore large blocks are kept when they are freed, up to a limit, joined, and given out again in any size.
+void* take_memory(size_t bytes);  // aligned to 64 bytes; throws std::bad_alloc
+void return_memory(void* data);
+
+size_t kept_memory();
+// Releases what is kept beyond the limit, in bytes, now and from now on.
+void limit_kept_memory(size_t limit);
 
 // Owns memory aligned to 64 bytes; throws std::bad_alloc. Not inline: see parallel.hpp on linkage.
 class Memory {
@@ -39,8 +48,5 @@ private:
     std::vector<Memory> blocks_;
     size_t used_ = 0;
 };
-
-// Asks for huge pages in a large buffer that has not been written to yet: random access is then up to twice as fast.
-void prefer_huge_pages(void* data, size_t bytes);
 
 }  // namespace permutohedral

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,7 +131,13 @@ def available_memory(device: torch.device) -> int:
         free = int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(0, min(free, *_container_memory(), *_process_memory()))
+    return max(0, min(free, *_container_memory(), *_process_memory())) + _kept_memory()
+
+
+def _kept_memory() -> int:
+    """What the native core keeps for its next calls, and gives up where they need it."""
+    core = sys.modules.get("permutohedral._native")
+    return core.kept_memory() if core is not None else 0
 
 
 # limit and use of a control group, of version 2 and of version 1

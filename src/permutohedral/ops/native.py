@@ -6,12 +6,15 @@ Here tensors are allocated and made contiguous; the core borrows them. The numbe
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from permutohedral.errors import BackendUnavailable, InputError
 from permutohedral.neighborhood import blur_gain
@@ -25,6 +28,26 @@ except ImportError as error:
         'use_backend("reference")'
     ) from error
 
+# below, the system's allocator keeps what is freed
+_LEAST_KEPT_BYTES = 1 << 17
+
+# how much freed memory the core keeps, in megabytes
+KEPT_MEMORY_VARIABLE = "PERMUTOHEDRAL_KEPT_MEMORY"
+
+
+def limit_kept_memory(setting: str) -> None:
+    """Keep at most so many megabytes of freed memory for the next calls.
+
+    >>> limit_kept_memory("512")
+    """
+    if not setting.isdecimal():
+        raise InputError(f"{KEPT_MEMORY_VARIABLE} must be a number of megabytes, got {setting!r}")
+    _native.limit_kept_memory(int(setting) << 20)
+
+
+if KEPT_MEMORY_VARIABLE in os.environ:
+    limit_kept_memory(os.environ[KEPT_MEMORY_VARIABLE])
+
 
 def _core(dtype: torch.dtype) -> Any:
     """The kernels for values of `dtype`."""
@@ -34,6 +57,13 @@ def _core(dtype: torch.dtype) -> Any:
 def _plain(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """As the core borrows it: contiguous, outside of autograd."""
     return tensor.detach().to(dtype or tensor.dtype).contiguous()
+
+
+def _empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
+    """Uninitialized. Large tensors lie in memory that the core keeps when they are freed: new pages are slow."""
+    if math.prod(shape) * dtype.itemsize < _LEAST_KEPT_BYTES:
+        return torch.empty(shape, dtype=dtype)
+    return from_dlpack(_native.allocate(list(shape), dtype.is_floating_point, 8 * dtype.itemsize))
 
 
 def _threads(work: int) -> int:
@@ -51,8 +81,8 @@ def _refusing_too_many() -> Iterator[None]:
 
 
 def _finish(pending: Any, columns: int) -> tuple[Tensor, Tensor]:
-    keys = torch.empty((pending.num_lattice_points, columns), dtype=torch.int32)
-    table = torch.empty(pending.table_size, dtype=torch.int64)
+    keys = _empty((pending.num_lattice_points, columns), torch.int32)
+    table = _empty((pending.table_size,), torch.int64)
     pending.finish(keys, table)
     return keys, table
 
@@ -69,8 +99,8 @@ def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor
     points, d = features.shape
     _check_dimension(d)
     features = _plain(features)
-    vertices = torch.empty((points, d + 1), dtype=torch.int32)
-    barycentric = features.new_empty((points, d + 1))
+    vertices = _empty((points, d + 1), torch.int32)
+    barycentric = _empty((points, d + 1), features.dtype)
     if points == 0:
         return vertices.new_empty((0, d + 1)), vertices, barycentric, torch.empty(0, dtype=torch.int64)
     limit = key_limit(features.dtype)
@@ -87,7 +117,7 @@ def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor
 def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows, columns = keys.shape
     _check_dimension(columns - 1)
-    inverse = torch.empty(rows, dtype=torch.int32)
+    inverse = _empty((rows,), torch.int32)
     if rows == 0:
         return keys.clone(), inverse, torch.empty(0, dtype=torch.int64)
     with _refusing_too_many():
@@ -99,14 +129,14 @@ def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _table_of(keys: Tensor) -> Tensor:
     """A table of distinct keys in any order: that of the sorted keys, and the row of each, two to a word."""
     _, inverse, table = index_keys(keys)
-    order = torch.empty(keys.shape[0] + keys.shape[0] % 2, dtype=torch.int32)
+    order = _empty((keys.shape[0] + keys.shape[0] % 2,), torch.int32)
     order[inverse.long()] = torch.arange(keys.shape[0], dtype=torch.int32)
     return torch.cat([table, order.view(torch.int64)])
 
 
 def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor) -> Tensor:
     targets, filter_size = target_keys.shape[0], offsets.shape[0]
-    neighbors = torch.empty((filter_size, targets), dtype=torch.int32)
+    neighbors = _empty((filter_size, targets), torch.int32)
     if source_keys.shape[0] == 0:
         return neighbors.fill_(-1)
     if neighbors.numel() == 0:
@@ -121,7 +151,7 @@ def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offs
 
 
 def transpose_neighbors(neighbors: Tensor, opposite: Tensor, num_source: int) -> Tensor:
-    transposed = torch.empty((neighbors.shape[0], num_source), dtype=torch.int32)
+    transposed = _empty((neighbors.shape[0], num_source), torch.int32)
     if neighbors.shape[1] == 0:
         return transposed.fill_(-1)
     if transposed.numel() > 0:
@@ -131,7 +161,7 @@ def transpose_neighbors(neighbors: Tensor, opposite: Tensor, num_source: int) ->
 
 def splat(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int) -> Tensor:
     dtype, (points, channels) = accumulation_dtype(values.dtype), values.shape
-    out = torch.empty((num_lattice_points, channels), dtype=dtype)
+    out = _empty((num_lattice_points, channels), dtype)
     if points == 0 or channels == 0:
         return out.zero_().to(values.dtype)
     threads = _threads(vertices.numel() * channels)
@@ -141,7 +171,7 @@ def splat(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_poi
 
 def slice(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tensor:
     dtype, channels = accumulation_dtype(lattice_values.dtype), lattice_values.shape[1]
-    out = torch.empty((vertices.shape[0], channels), dtype=dtype)
+    out = _empty((vertices.shape[0], channels), dtype)
     if out.numel() > 0:
         threads = _threads(vertices.numel() * channels)
         operands = _plain(lattice_values, dtype), _plain(vertices), _plain(barycentric, dtype)
@@ -151,7 +181,7 @@ def slice(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tens
 
 def barycentric_gradient(values: Tensor, lattice_values: Tensor, vertices: Tensor) -> Tensor:
     dtype, channels = accumulation_dtype(values.dtype), values.shape[1]
-    out = torch.empty(vertices.shape, dtype=dtype)
+    out = _empty(vertices.shape, dtype)
     if channels == 0:
         return out.zero_()
     if out.numel() > 0:
@@ -163,7 +193,7 @@ def barycentric_gradient(values: Tensor, lattice_values: Tensor, vertices: Tenso
 
 def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int) -> Tensor:
     dtype = accumulation_dtype(lattice_values.dtype)
-    out = torch.empty((neighbors.shape[1], weight.shape[2]), dtype=dtype)
+    out = _empty((neighbors.shape[1], weight.shape[2]), dtype)
     if lattice_values.numel() == 0 or weight.numel() == 0:
         return out.zero_().to(lattice_values.dtype)
     if out.numel() > 0:
@@ -176,7 +206,7 @@ def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: 
 def convolve_weight_gradient(lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int) -> Tensor:
     dtype = accumulation_dtype(lattice_values.dtype)
     in_channels, out_channels = lattice_values.shape[1] // groups, output_gradient.shape[1]
-    out = torch.empty((neighbors.shape[0], in_channels, out_channels), dtype=dtype)
+    out = _empty((neighbors.shape[0], in_channels, out_channels), dtype)
     if lattice_values.numel() == 0 or output_gradient.numel() == 0:
         return out.zero_().to(lattice_values.dtype)
     if out.numel() > 0:
@@ -188,7 +218,7 @@ def convolve_weight_gradient(lattice_values: Tensor, output_gradient: Tensor, ne
 
 def blur(lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool) -> Tensor:
     dtype = accumulation_dtype(lattice_values.dtype)
-    out = torch.empty(lattice_values.shape, dtype=dtype)
+    out = _empty(lattice_values.shape, dtype)
     if out.numel() > 0:
         threads = _threads(axis_neighbors.numel() * lattice_values.shape[1])
         _core(dtype).blur(_plain(lattice_values, dtype), _plain(axis_neighbors), reverse, out, threads)
@@ -205,7 +235,7 @@ def filter_gaussian(
     smallest_mass: float,
 ) -> Tensor:
     dtype, (points, channels) = accumulation_dtype(values.dtype), values.shape
-    out = torch.empty((target_vertices.shape[0], channels), dtype=dtype)
+    out = _empty((target_vertices.shape[0], channels), dtype)
     if points == 0 or out.numel() == 0:
         return out.zero_().to(values.dtype)
     # the mass has not been divided by the gain either: the quotient is the same
@@ -220,7 +250,7 @@ def filter_gaussian(
 
 def embed_gradient(features: Tensor, barycentric_gradient: Tensor) -> Tensor:
     _check_dimension(features.shape[1])
-    out = torch.empty(features.shape, dtype=features.dtype)
+    out = _empty(features.shape, features.dtype)
     if out.numel() > 0:
         operands = _plain(features), _plain(barycentric_gradient, features.dtype)
         _core(features.dtype).embed_gradient(*operands, out, _threads(features.numel()))
@@ -230,7 +260,7 @@ def embed_gradient(features: Tensor, barycentric_gradient: Tensor) -> Tensor:
 def embed_differential(features: Tensor, differential: Tensor) -> Tensor:
     points, d = features.shape
     _check_dimension(d)
-    out = torch.empty((points, d + 1), dtype=features.dtype)
+    out = _empty((points, d + 1), features.dtype)
     if out.numel() > 0:
         operands = _plain(features), _plain(differential, features.dtype)
         _core(features.dtype).embed_differential(*operands, out, _threads(features.numel()))
