@@ -108,5 +108,5 @@ for name, chosen in options.items():
 # - **Data loaders.** A lattice can be pickled: build it in a worker, and move it with `lattice.to("cuda")`.
 # - **torch.compile** takes the operators as they are.
 # - **Freed memory is kept.** On the CPU new pages cost more time than most kernels need to fill them, so the compiled
-#   core keeps up to 512 MB of what was freed for its next calls, as torch does on a GPU. Where memory is scarce, set the
-#   environment variable `PERMUTOHEDRAL_KEPT_MEMORY` to fewer megabytes, or to 0.
+#   core keeps up to 512 MB of what was freed for its next calls, as torch does on a GPU. Where memory is scarce, set
+#   the environment variable `PERMUTOHEDRAL_KEPT_MEMORY` to fewer megabytes, or to 0.
