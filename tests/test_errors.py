@@ -304,6 +304,7 @@ FILTERS: dict[str, ErrorCase] = {
         InputError,
         "halo.*build_lattice",
     ),
+    "channels_last": (lambda: ph.bilateral_filter(zeros(40, 50, 3), 1.0, 1.0), InputError, r"movedim\(-1, -3\)"),
     "gray_image": (lambda: ph.bilateral_filter(zeros(4, 5), 1.0, 1.0), InputError, r"unsqueeze\(-3\)"),
     "integer_image": (
         lambda: ph.bilateral_filter(zeros(3, 4, 5, dtype=torch.uint8), 1.0, 1.0),

@@ -25,6 +25,7 @@ from permutohedral.ops import autograd
 from permutohedral.ops.fused import can_fuse, filter_learned
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.shapes import (
+    check_channels_first,
     check_points,
     check_results,
     check_weight,
@@ -199,7 +200,7 @@ def gaussian_filter(
         lattice: built before with `separable=True` (or `neighborhood_size=2` for "dense"), instead of features.
 
     Returns:
-        `[target points, channels]`, with the batch axes of `values`.
+        `[target points, channels]`, with the batch axes of `values`; zero at targets that no source comes near.
 
     >>> import permutohedral as ph
     >>> features = torch.rand(100, 2) * 5
@@ -279,6 +280,7 @@ def bilateral_features(guide: Tensor, sigma_space: float | Tensor, sigma_range: 
     >>> bilateral_features(torch.rand(3, 4, 5), 2.0, 0.1).shape
     torch.Size([20, 5])
     """
+    check_channels_first(guide)
     guide = guide.to(accumulation_dtype(guide.dtype))
     color = color_features(guide, sigma_range)
     position = position_features(guide.shape[-2], guide.shape[-1], sigma_space, device=guide.device, dtype=guide.dtype)

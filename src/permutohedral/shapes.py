@@ -39,6 +39,19 @@ def check_values(values: Tensor, lattice: Lattice, name: str) -> None:
         )
 
 
+def check_channels_first(guide: Tensor) -> None:
+    """Raise for an image `[height, width, channels]`, whose rows would be taken for channels.
+
+    >>> check_channels_first(torch.rand(3, 480, 640))
+    """
+    many, few = 32, 4
+    if guide.dim() >= 3 and guide.shape[-3] > many and guide.shape[-1] <= few:
+        raise InputError(
+            f"an image must be [..., channels, height, width], got {tuple(guide.shape)}, which looks like [height, "
+            "width, channels]; bring the channels forward with image.movedim(-1, -3)"
+        )
+
+
 def check_points(values: Tensor, lattice: Lattice) -> None:
     """Raise unless `values` are values at the source points of the lattice."""
     check_values(values, lattice, "values")
