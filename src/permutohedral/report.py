@@ -167,17 +167,19 @@ def _least_squares_lines(results: Sequence[Result]) -> list[str]:
 
 
 def draw_psnr(results: Sequence[Result], path: Path) -> None:
-    """Draw the PSNR of every image and row, sorted by the first row that trains or filters."""
-    figure, axes = new_figure(1, 1, width=10.0, height=4.5)
-    scores = {result.config["title"]: result.metrics["psnr_per_image"] for result in results}
-    reference = list(scores.values())[min(1, len(scores) - 1)]
-    order = sorted(reference, key=lambda name: float(reference[name]))
-    for title, by_name in scores.items():
-        axes[0, 0].plot([by_name[name] for name in order], label=title, linewidth=1)
-    axes[0, 0].set_xlabel("test images, sorted")
-    axes[0, 0].set_ylabel("PSNR, dB")
-    # beside the curves, which fill the axes
-    axes[0, 0].legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=8)
+    """Draw the PSNR of every image as a dot, a row of them for each method, and their mean."""
+    figure, axes = new_figure(1, 1, width=9.0, height=1.0 + 0.45 * len(results))
+    axis, heights = axes[0, 0], np.random.default_rng(0)
+    for place, result in enumerate(results):
+        scores = np.array(list(result.metrics["psnr_per_image"].values()))
+        axis.plot(scores, place + heights.uniform(-0.28, 0.28, len(scores)), ".", markersize=3, alpha=0.6)
+        axis.plot([scores.mean()] * 2, [place - 0.4, place + 0.4], color="black", linewidth=1.5)
+        where = axis.get_yaxis_transform()
+        axis.text(1.01, place, f"{scores.mean():.2f} dB", transform=where, verticalalignment="center", fontsize=9)
+    axis.set_yticks(range(len(results)), [result.config["title"] for result in results], fontsize=9)
+    axis.invert_yaxis()
+    axis.grid(axis="x", alpha=0.3)
+    axis.set_xlabel("PSNR of every test image, and the mean, in dB")
     save_figure(figure, path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from permutohedral.neighborhood import Neighborhood, count_taps, gaussian_weight
 
 # more panels than this are no figure
 _MOST_PANELS = 24
+# of a title beside a row of slices
+_TITLE_LETTERS = 16
 
 
 def neighborhood_of(filter_size: int) -> Neighborhood:
@@ -133,7 +136,8 @@ def _draw_slices(
                 _number(axis, positions[inside, :2], np.flatnonzero(inside), numbers[inside], 8)
             _frame(axis, limit)
             axis.set_facecolor("#f6f7f9")
-        row[0].set_ylabel(title.replace(": ", ":\n"), fontsize=9, color=INK)
+        lines = (textwrap.fill(part, _TITLE_LETTERS) for part in title.replace(": ", ":\n").splitlines())
+        row[0].set_ylabel("\n".join(lines), fontsize=9, color=INK)
         _bar(figure, list(row), colors)
     for axis, layer in zip(axes[-1], layers, strict=True):
         axis.set_xlabel(f"{layer:+.2f}", fontsize=8, color=INK)
