@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
+from datasets import data_folder
+from reliability import killed_commands
 from reliability.trainings import STEPS, Experiment, finish, losses, prepare, start, what_is_left
 
 from permutohedral.experiments.checkpoints import read_checkpoint
@@ -62,3 +64,24 @@ def test_killed_while_a_file_is_replaced(
     assert process.exitcode == -9
     finish(experiment, tmp_path, True)
     assert_as_if_uninterrupted(experiment, tmp_path, straight[0])
+
+
+def test_the_command_itself(tmp_path: Path) -> None:
+    """Killed as soon as there is a checkpoint, and typed again."""
+    arguments = ["denoising", "--row", "cnn", "--data", str(data_folder("bsds500"))]
+    # on a busy machine the command may have come to its end before it is killed
+    for attempt in range(5):
+        killed = tmp_path / str(attempt)
+        process = killed_commands.start(arguments, killed)
+        while process.poll() is None and not list(killed.rglob("*.ckpt")):
+            time.sleep(0.01)
+        process.kill()
+        process.communicate()
+        if process.returncode == -9:
+            break
+    assert process.returncode == -9
+    for output in (killed, tmp_path / "straight"):
+        killed_commands.finish(arguments, output)
+    left = killed_commands.left_behind(killed)
+    assert left["cnn.safetensors"]
+    assert left == killed_commands.left_behind(tmp_path / "straight")
