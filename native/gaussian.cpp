@@ -65,8 +65,8 @@ void filter_gaussian(const GaussianFilter<T>& filter, Rows<const T> values, Rows
     const LatticeShape shape{rows, int64_t(sizeof(T)) * channels};
     const int64_t bytes = int64_t(sizeof(T)) * panels_size<T>(rows, channels);
     const Memory splatted(bytes), blurred(bytes);
-    const Blocks blocks = cut_blocks(filter.source, shape, threads > 1, threads);
-    splat_with_mass(blocks, filter.source, values, Rows<T>{as<T>(splatted), rows, channels}, threads);
+    const Visits<T> visits = plan_visits(filter.source, shape, threads > 1, threads);
+    splat_with_mass(visits, values, Rows<T>{as<T>(splatted), rows, channels}, threads);
     const Panels<T> from = panels_in(as<T>(splatted), rows, channels), to = panels_in(as<T>(blurred), rows, channels);
     for (int64_t p = 0; p < from.num_panels; ++p) {
         const Rows<const T> panel{from[p].data, rows, from[p].width};
@@ -74,8 +74,12 @@ void filter_gaussian(const GaussianFilter<T>& filter, Rows<const T> values, Rows
     }
     const T* result = as<T>(filter.axes % 2 == 1 ? blurred : splatted);
     const Rows<const T> lattice_values{result, rows, channels};
-    const Blocks target_blocks = cut_blocks(filter.target, shape, false, threads);
-    slice_normalized(target_blocks, filter.target, lattice_values, filter.added_mass, out, threads);
+    const bool same = filter.source.vertices == filter.target.vertices && filter.source.points == filter.target.points;
+    if (same && filter.source.barycentric == filter.target.barycentric) {
+        return slice_normalized(visits, lattice_values, filter.added_mass, out, threads);
+    }
+    const Visits<T> target_visits = plan_visits(filter.target, shape, false, threads);
+    slice_normalized(target_visits, lattice_values, filter.added_mass, out, threads);
 }
 
 template void blur(Rows<const float>, const int32_t*, int64_t, bool, float*, int);

@@ -2,8 +2,8 @@
 // blur, so threads may share the panels where the points do not let them share the rows.
 #pragma once
 
-#include "blocks.hpp"
 #include "pieces.hpp"
+#include "visits.hpp"
 
 namespace permutohedral {
 namespace PERMUTOHEDRAL_VARIANT {
@@ -41,18 +41,12 @@ struct Panels {
     }
 };
 
-// Fetches a point's rows of the panels [first, last).
-template <class T, class Lattice>
-PERMUTOHEDRAL_INLINE void fetch_rows(const Corners<T>& corners, const Lattice& panels, Range range) {
-    for (int64_t p = range.begin; p < range.end; ++p) {
-        const auto panel = panels[p];
-        // narrow rows share cache lines
-        if (2 * panel.width < panel_channels<T>) continue;
-        for (int64_t j = 0; j < corners.corners; ++j) {
-            const T* row = panel.data + corners.vertices[j] * panel.stride;
-            for (int64_t c = 0; c < panel.width; c += panel_channels<T>) __builtin_prefetch(row + c);
-        }
-    }
+// visits ahead whose values or results are fetched
+constexpr int64_t visits_ahead = 16;
+
+// Fetches `bytes` from anywhere in memory.
+PERMUTOHEDRAL_INLINE void fetch(const void* data, int64_t bytes) {
+    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(static_cast<const char*>(data) + b);
 }
 
 // A matrix by rows is one panel, unless its rows consist of whole cache lines.

@@ -26,20 +26,17 @@ PERMUTOHEDRAL_INLINE void sum_corners(const Corners<T>& corners, const Panel<con
     });
 }
 
-// points ahead whose rows are fetched
-constexpr int64_t points_ahead = 8;
-
 template <class T>
 class Slicer {
 public:
-    Slicer(const Corners<T>& corners, const Panels<const T>& panels, Rows<T> out)
-        : corners_(corners), panels_(panels), last_(panels[panels.num_panels - 1]), out_(out),
+    Slicer(const Visits<T>& visits, const Panels<const T>& panels, Rows<T> out)
+        : visits_(visits), panels_(panels), last_(panels[panels.num_panels - 1]), out_(out),
           streams_(out.channels % panel_channels<T> == 0 && reinterpret_cast<uintptr_t>(out.data) % 64 == 0 &&
                    int64_t(sizeof(T)) * out.rows * out.channels >= streamed_bytes) {}
 
-    void slice(const Blocks& blocks, Range range) {
+    void slice(Range range) {
         with_width<T>(last_.width, [&](auto constant) {
-            for_points(blocks, range, [&](const Corners<T>& corners, T* to) PERMUTOHEDRAL_INLINE_LAMBDA {
+            for_points(range, [&](const Corners<T>& corners, T* to) PERMUTOHEDRAL_INLINE_LAMBDA {
                 slice_whole(corners, T(1), to);
                 slice_panel<decltype(constant)::value>(corners, last_, T(1), to);
             });
@@ -48,9 +45,9 @@ public:
 
     // The last channel of the lattice is the mass: the others, divided by it and what is added so that it is never
     // zero.
-    void slice_normalized(const Blocks& blocks, Range range, T added) {
+    void slice_normalized(Range range, T added) {
         with_padded_width<T>(last_.width, [&](auto constant) {
-            for_points(blocks, range, [&](const Corners<T>& corners, T* to) PERMUTOHEDRAL_INLINE_LAMBDA {
+            for_points(range, [&](const Corners<T>& corners, T* to) PERMUTOHEDRAL_INLINE_LAMBDA {
                 const T scale = normalize_panel<decltype(constant)::value>(corners, added, to);
                 slice_whole(corners, scale, to);
             });
@@ -60,15 +57,18 @@ public:
 private:
     // Calls function(corners, row of the result) for the points of blocks.
     template <class Function>
-    PERMUTOHEDRAL_INLINE void for_points(const Blocks& blocks, Range range, Function&& function) {
-        const int64_t begin = blocks.data[range.begin].points.begin, end = blocks.data[range.end - 1].points.end;
-        const Range all{0, panels_.num_panels};
-        const int64_t fetched = blocks.scattered ? corners_.points - points_ahead : 0;
+    PERMUTOHEDRAL_INLINE void for_points(Range blocks, Function&& function) {
+        const int64_t begin = visits_.blocks[blocks.begin].visits.begin, end = visits_.blocks[blocks.end - 1].visits.end;
+        const bool fetches = visits_.order != nullptr && !streams_;
         for (int64_t i = begin; i < end; ++i) {
-            if (i < fetched) fetch_rows(corners_at(corners_, i + points_ahead), panels_, all);
-            function(corners_at(corners_, i), out_.data + i * out_.channels);
+            if (fetches && i + visits_ahead < end) fetch(row_of(i + visits_ahead), int64_t(sizeof(T)) * out_.channels);
+            function(corners_at(visits_.corners, i), row_of(i));
         }
         if (streams_) finish_streams();
+    }
+
+    T* row_of(int64_t visit) const {
+        return out_.data + (visits_.order == nullptr ? visit : visits_.order[visit]) * out_.channels;
     }
 
     template <int C>
@@ -111,7 +111,7 @@ private:
         return scale;
     }
 
-    const Corners<T> corners_;
+    const Visits<T>& visits_;
     const Panels<const T> panels_;
     const Panel<const T> last_;
     const Rows<T> out_;
@@ -134,19 +134,18 @@ inline T add_up(Piece<T, N> piece) {
 template <class T>
 void slice(const Corners<T>& corners, Rows<const T> lattice_values, Rows<T> out, int threads) {
     const LatticeShape shape{lattice_values.rows, int64_t(sizeof(T)) * out.channels};
-    const Blocks blocks = cut_blocks(corners, shape, false, threads);
+    const Visits<T> visits = plan_visits(corners, shape, false, threads);
     const auto panels = panels_of_rows(lattice_values.data, lattice_values.rows, lattice_values.channels);
-    parallel_ranges(threads, blocks.count, blocks_at_once, [&](int64_t first, int64_t last, int) {
-        Slicer<T>(corners, panels, out).slice(blocks, {first, last});
+    parallel_ranges(threads, visits.num_blocks, blocks_at_once, [&](int64_t first, int64_t last, int) {
+        Slicer<T>(visits, panels, out).slice({first, last});
     });
 }
 
 template <class T>
-void slice_normalized(const Blocks& blocks, const Corners<T>& corners, Rows<const T> lattice_values, T added_mass,
-                      Rows<T> out, int threads) {
+void slice_normalized(const Visits<T>& visits, Rows<const T> lattice_values, T added_mass, Rows<T> out, int threads) {
     const auto panels = panels_in(lattice_values.data, lattice_values.rows, lattice_values.channels);
-    parallel_ranges(threads, blocks.count, blocks_at_once, [&](int64_t first, int64_t last, int) {
-        Slicer<T>(corners, panels, out).slice_normalized(blocks, {first, last}, added_mass);
+    parallel_ranges(threads, visits.num_blocks, blocks_at_once, [&](int64_t first, int64_t last, int) {
+        Slicer<T>(visits, panels, out).slice_normalized({first, last}, added_mass);
     });
 }
 
@@ -178,8 +177,8 @@ void barycentric_gradient(const Corners<T>& corners, Rows<const T> values, const
 
 template void slice(const Corners<float>&, Rows<const float>, Rows<float>, int);
 template void slice(const Corners<double>&, Rows<const double>, Rows<double>, int);
-template void slice_normalized(const Blocks&, const Corners<float>&, Rows<const float>, float, Rows<float>, int);
-template void slice_normalized(const Blocks&, const Corners<double>&, Rows<const double>, double, Rows<double>, int);
+template void slice_normalized(const Visits<float>&, Rows<const float>, float, Rows<float>, int);
+template void slice_normalized(const Visits<double>&, Rows<const double>, double, Rows<double>, int);
 template void barycentric_gradient(const Corners<float>&, Rows<const float>, const float*, float*, int);
 template void barycentric_gradient(const Corners<double>&, Rows<const double>, const double*, double*, int);
 

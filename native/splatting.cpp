@@ -85,39 +85,34 @@ void find_touching(const Corners<T>& corners, Range points, Range rows, Touching
     touching.count = count;
 }
 
-// points ahead whose rows are fetched
-constexpr int64_t points_ahead = 8;
-
 // Adds values to some panels and rows of a lattice, block by block.
 template <class T>
 class Splatter {
 public:
-    Splatter(const Corners<T>& corners, const Values<T>& values, const Panels<T>& panels, Range chosen)
-        : corners_(corners), values_(values), panels_(panels), chosen_(chosen), last_(panels[chosen.end - 1]),
-          mask_(values.channels % panel_channels<T>) {}
+    Splatter(const Visits<T>& visits, const Values<T>& values, const Panels<T>& panels, Range chosen)
+        : visits_(visits), corners_(visits.corners), values_(values), panels_(panels), chosen_(chosen),
+          last_(panels[chosen.end - 1]), mask_(values.channels % panel_channels<T>) {}
 
-    // Every row adds its points in their order, so the result does not depend on the ranges.
-    void splat(const Blocks& blocks, Range rows) {
+    // Every row adds its points in the order of the visits, so the result does not depend on the ranges.
+    void splat(Range rows) {
         for (int64_t p = chosen_.begin; p < chosen_.end; ++p) clear(panels_[p], rows);
-        for (int64_t b = 0; b < blocks.count; ++b) {
-            const Block& block = blocks.data[b];
+        for (int64_t b = 0; b < visits_.num_blocks; ++b) {
+            const Block& block = visits_.blocks[b];
             if (block.rows.begin >= rows.end || block.rows.end <= rows.begin) continue;
             check_interruption();
             const bool inside = block.rows.begin >= rows.begin && block.rows.end <= rows.end;
             if (!inside) {
                 with_constant(corners_.corners, [&](auto constant) {
-                    find_touching<T, decltype(constant)::value>(corners_, block.points, rows, touching_);
+                    find_touching<T, decltype(constant)::value>(corners_, block.visits, rows, touching_);
                 });
             }
             auto splat_last = [&](auto constant, auto mass) {
                 constexpr int C = decltype(constant)::value;
                 constexpr bool Mass = decltype(mass)::value == 1;
-                if (!inside) {
-                    splat_touching<C, Mass>(block.points.begin, rows);
-                } else if (blocks.scattered) {
-                    splat_block<C, Mass, true>(block.points);
+                if (inside) {
+                    splat_block<C, Mass>(block.visits);
                 } else {
-                    splat_block<C, Mass, false>(block.points);
+                    splat_touching<C, Mass>(block.visits.begin, rows);
                 }
             };
             if (values_.mass && last_.first + last_.width > values_.channels) {
@@ -140,26 +135,34 @@ private:
         }
     }
 
+    PERMUTOHEDRAL_INLINE const T* value_of(int64_t visit) const {
+        return values_.data + (visits_.order == nullptr ? visit : visits_.order[visit]) * values_.channels;
+    }
+
+    // Values come in no order where the points were brought into one.
+    PERMUTOHEDRAL_INLINE void fetch_ahead(int64_t visit) const {
+        if (visits_.order != nullptr && visit < corners_.points) {
+            fetch(value_of(visit), int64_t(sizeof(T)) * values_.channels);
+        }
+    }
+
     // C is the width of the last panel, which holds the mass if there is one.
-    template <int C, bool Mass, bool Fetch>
-    void splat_block(Range points) {
-        for (int64_t i = points.begin; i < points.end; ++i) {
-            if (Fetch && i + points_ahead < corners_.points) {
-                fetch_rows(corners_at(corners_, i + points_ahead), panels_, chosen_);
-            }
-            splat_point<C, Mass>(corners_at(corners_, i), i);
+    template <int C, bool Mass>
+    void splat_block(Range visits) {
+        for (int64_t i = visits.begin; i < visits.end; ++i) {
+            fetch_ahead(i + visits_ahead);
+            splat_point<C, Mass>(corners_at(corners_, i), value_of(i));
         }
     }
 
     template <int C, bool Mass>
     void splat_touching(int64_t begin, Range rows) {
         for (int64_t n = 0; n < touching_.count; ++n) {
-            const Corners<T> all = corners_at(corners_, begin + touching_.point[n]);
-            if (n + points_ahead < touching_.count) {
-                fetch_rows(corners_at(corners_, begin + touching_.point[n + points_ahead]), panels_, chosen_);
-            }
+            const int64_t visit = begin + touching_.point[n];
+            const Corners<T> all = corners_at(corners_, visit);
+            fetch_ahead(visit + visits_ahead);
             if (touching_.corners[n] == all.corners) {
-                splat_point<C, Mass>(all, begin + touching_.point[n]);
+                splat_point<C, Mass>(all, value_of(visit));
                 continue;
             }
             int32_t vertices[max_dimension + 2];
@@ -170,13 +173,12 @@ private:
                 weights[count] = all.barycentric[j];
                 count += all.vertices[j] >= rows.begin && all.vertices[j] < rows.end;
             }
-            splat_point<C, Mass>(Corners<T>{vertices, weights, 1, count}, begin + touching_.point[n]);
+            splat_point<C, Mass>(Corners<T>{vertices, weights, 1, count}, value_of(visit));
         }
     }
 
     template <int C, bool Mass>
-    PERMUTOHEDRAL_INLINE void splat_point(const Corners<T>& corners, int64_t point) {
-        const T* value = values_.data + point * values_.channels;
+    PERMUTOHEDRAL_INLINE void splat_point(const Corners<T>& corners, const T* value) {
         for (int64_t p = chosen_.begin; p < chosen_.end - 1; ++p) {
             const Panel<T> panel = panels_[p];
             add_value<T, panel_channels<T>, false>(corners, value + panel.first, mask_, panel);
@@ -184,8 +186,10 @@ private:
         Panel<T> last = last_;
         if constexpr (Mass) {
             last.stride = C;
+            // nothing is left of the value but the mass
+            if (last_.first == values_.channels) return add_value<T, C, true>(corners, mask_.add, mask_, last);
             // the panel is wider than what is left of the value: there must be something behind it to read
-            if (point * values_.channels + last_.first + C > values_.points * values_.channels) {
+            if (value + last_.first + C > values_.data + values_.points * values_.channels) {
                 T padded[panel_channels<T>] = {};
                 for (int64_t c = 0; c < values_.channels - last_.first; ++c) padded[c] = value[last_.first + c];
                 return add_value<T, C, true>(corners, padded, mask_, last);
@@ -194,6 +198,7 @@ private:
         add_value<T, C, Mass>(corners, value + last.first, mask_, last);
     }
 
+    const Visits<T>& visits_;
     const Corners<T> corners_;
     const Values<T> values_;
     const Panels<T> panels_;
@@ -225,34 +230,34 @@ void balance_rows(const Corners<T>& corners, int64_t rows, int64_t parts, int64_
 }
 
 // Whether many blocks would be visited for more than one range of rows.
-bool share_blocks(const Blocks& blocks, const int64_t* bounds, int64_t parts) {
-    int64_t visits = 0;
-    for (int64_t b = 0; b < blocks.count; ++b) {
-        const Range rows = blocks.data[b].rows;
+template <class T>
+bool share_blocks(const Visits<T>& visits, const int64_t* bounds, int64_t parts) {
+    int64_t uses = 0;
+    for (int64_t b = 0; b < visits.num_blocks; ++b) {
+        const Range rows = visits.blocks[b].rows;
         for (int64_t part = 0; part < parts; ++part) {
-            visits += bounds[part] < rows.end && bounds[part + 1] > rows.begin;
+            uses += bounds[part] < rows.end && bounds[part + 1] > rows.begin;
         }
     }
-    return 4 * visits > 5 * blocks.count;
+    return 4 * uses > 5 * visits.num_blocks;
 }
 
 // Threads share the rows; or the panels, where most points would have corners in the rows of several threads.
 template <class T>
-void splat_in(const Blocks& blocks, const Corners<T>& corners, const Values<T>& values, const Panels<T>& panels,
-              int threads) {
+void splat_in(const Visits<T>& visits, const Values<T>& values, const Panels<T>& panels, int threads) {
     const Memory memory(sizeof(int64_t) * (threads + 1));
     int64_t* bounds = as<int64_t>(memory);
-    balance_rows(corners, panels.rows, threads, bounds);
+    balance_rows(visits.corners, panels.rows, threads, bounds);
     int64_t parts = threads, shares = 1;
-    if (threads > 1 && panels.num_panels > 1 && share_blocks(blocks, bounds, parts)) {
+    if (threads > 1 && panels.num_panels > 1 && share_blocks(visits, bounds, parts)) {
         shares = panels.num_panels;
         parts = divide_up(threads, shares);
-        balance_rows(corners, panels.rows, parts, bounds);
+        balance_rows(visits.corners, panels.rows, parts, bounds);
     }
     parallel_for(threads, parts * shares, [&](int64_t task, int) {
         const Range rows{bounds[task / shares], bounds[task / shares + 1]};
         const Range chosen = block_range(panels.num_panels, shares, task % shares);
-        Splatter<T>(corners, values, panels, chosen).splat(blocks, rows);
+        Splatter<T>(visits, values, panels, chosen).splat(rows);
     });
 }
 
@@ -261,21 +266,21 @@ void splat_in(const Blocks& blocks, const Corners<T>& corners, const Values<T>& 
 template <class T>
 void splat(const Corners<T>& corners, Rows<const T> values, Rows<T> out, int threads) {
     const LatticeShape shape{out.rows, int64_t(sizeof(T)) * out.channels};
-    const Blocks blocks = cut_blocks(corners, shape, threads > 1, threads);
+    const Visits<T> visits = plan_visits(corners, shape, threads > 1, threads);
     const Values<T> splatted{values.data, values.rows, values.channels, false};
-    splat_in(blocks, corners, splatted, panels_of_rows(out.data, out.rows, out.channels), threads);
+    splat_in(visits, splatted, panels_of_rows(out.data, out.rows, out.channels), threads);
 }
 
 template <class T>
-void splat_with_mass(const Blocks& blocks, const Corners<T>& corners, Rows<const T> values, Rows<T> out, int threads) {
+void splat_with_mass(const Visits<T>& visits, Rows<const T> values, Rows<T> out, int threads) {
     const Values<T> splatted{values.data, values.rows, values.channels, true};
-    splat_in(blocks, corners, splatted, panels_in(out.data, out.rows, out.channels), threads);
+    splat_in(visits, splatted, panels_in(out.data, out.rows, out.channels), threads);
 }
 
 template void splat(const Corners<float>&, Rows<const float>, Rows<float>, int);
 template void splat(const Corners<double>&, Rows<const double>, Rows<double>, int);
-template void splat_with_mass(const Blocks&, const Corners<float>&, Rows<const float>, Rows<float>, int);
-template void splat_with_mass(const Blocks&, const Corners<double>&, Rows<const double>, Rows<double>, int);
+template void splat_with_mass(const Visits<float>&, Rows<const float>, Rows<float>, int);
+template void splat_with_mass(const Visits<double>&, Rows<const double>, Rows<double>, int);
 
 }  // namespace PERMUTOHEDRAL_VARIANT
 }  // namespace permutohedral

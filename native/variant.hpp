@@ -6,7 +6,8 @@
 namespace permutohedral {
 namespace PERMUTOHEDRAL_VARIANT {
 
-struct Blocks;
+template <class T>
+struct Visits;
 
 template <class T>
 bool index_points(const Points<T>& points, T limit, Index& index, T* barycentric);
@@ -35,10 +36,9 @@ void convolve_weight_gradient(Rows<const T> lattice_values, Rows<const T> output
 
 // The ends of filter_gaussian, on panels (panels.hpp); the last channel of the lattice is the mass.
 template <class T>
-void splat_with_mass(const Blocks& blocks, const Corners<T>& corners, Rows<const T> values, Rows<T> out, int threads);
+void splat_with_mass(const Visits<T>& visits, Rows<const T> values, Rows<T> out, int threads);
 template <class T>
-void slice_normalized(const Blocks& blocks, const Corners<T>& corners, Rows<const T> lattice_values, T added_mass,
-                      Rows<T> out, int threads);
+void slice_normalized(const Visits<T>& visits, Rows<const T> lattice_values, T added_mass, Rows<T> out, int threads);
 
 extern const Kernels<float> float32_kernels;
 extern const Kernels<double> float64_kernels;

@@ -290,3 +290,36 @@ def test_what_follows_a_value_does_not_leak(native: ModuleType, dtype: torch.dty
         filtered = native.filter_gaussian(values, vertices, barycentric, axes, vertices, barycentric, 1e-20)
         assert filtered[0::2].isfinite().all()
         assert filtered[1::2].isnan().all()
+
+
+@pytest.mark.parametrize("channels", [79, 80, 96])
+def test_points_far_apart_on_a_large_lattice(native: ModuleType, dtype: torch.dtype, channels: int) -> None:
+    """Their visits are brought into another order, the same on any number of threads."""
+    points, threads = 10_000, torch.get_num_threads()
+    keys, vertices, barycentric, table = native.index_points(torch.randn(points, 5, dtype=dtype) * 20, None)
+    axes = native.find_neighbors(keys, table, keys, axis_offsets(5))
+    values, lattice_values = torch.randn(points, channels, dtype=dtype), torch.randn(len(keys), channels, dtype=dtype)
+    # what visits.cpp asks for
+    assert lattice_values.numel() * 4 > 1 << 24
+    results = []
+    try:
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            results.append(
+                (
+                    native.splat(values, vertices, barycentric, len(keys)),
+                    native.slice(lattice_values, vertices, barycentric),
+                    native.filter_gaussian(values, vertices, barycentric, axes, vertices, barycentric, 1e-20),
+                )
+            )
+    finally:
+        torch.set_num_threads(threads)
+    splatted, sliced, filtered = results[0]
+    assert_close(splatted, reference.splat(values, vertices, barycentric, len(keys)))
+    assert_close(sliced, reference.slice(lattice_values, vertices, barycentric))
+    with_mass = torch.cat([values, torch.ones(points, 1, dtype=dtype)], dim=1)
+    blurred = reference.blur(reference.splat(with_mass, vertices, barycentric, len(keys)), axes, False)
+    expected = reference.slice(blurred, vertices, barycentric)
+    assert_close(filtered, expected[:, :-1] / expected[:, -1:])
+    for other in results[1:]:
+        assert all(torch.equal(one, another) for one, another in zip(results[0], other, strict=True))
