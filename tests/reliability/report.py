@@ -51,6 +51,8 @@ def sanitizer_rows() -> list[Row]:
         result = read(f"sanitizer-{kind}")
         if result is not None:
             how = f"{result['tests'].get('passed', 0)} tests passed, {result['tests'].get('failed', 0)} failed"
+            if "instruction_sets" in result:
+                how += f"; {', '.join(result['instruction_sets'])}; at {result['commit']}"
             rows.append(
                 (f"native core under sanitizers: {title}", how, f"{result['reports']} reports", result["command"])
             )

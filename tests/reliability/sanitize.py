@@ -1,6 +1,7 @@
 """Builds the native core with a sanitizer and runs its tests: `python tests/reliability/sanitize.py address|thread`.
 
-Writes `results/reliability/sanitizer-<name>.json`; the exit code is that of the tests.
+Every instruction set that the processor has takes part. Writes `results/reliability/sanitizer-<name>.json`; the exit code
+is that of the tests.
 """
 
 from __future__ import annotations
@@ -77,6 +78,21 @@ def runtime(name: str) -> str:
     ).stdout.strip()
 
 
+def instruction_sets(environment: dict[str, str]) -> list[str]:
+    """The variants of the core that run here, under the sanitizer."""
+    program = PROGRAM.partition("import pytest")[0] + "from permutohedral import _native; "
+    program += "print(*_native.instruction_sets())"
+    command = [sys.executable, "-c", program]
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    return run.stdout.split()
+
+
+def commit() -> str:
+    """The commit of the sources, with "+" if files differ from it."""
+    command = ["git", "describe", "--always", "--abbrev=9", "--dirty=+", "--exclude=*"]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def main(kind: str) -> int:
     """Build, test, write what came out."""
     folder = ROOT / "build" / f"sanitize-{kind}"
@@ -105,6 +121,8 @@ def main(kind: str) -> int:
     print("\n".join(ours)[:6000])
     result = {
         "sanitizer": kind,
+        "commit": commit(),
+        "instruction_sets": instruction_sets(environment),
         "tests": counts,
         "reports": len(ours),
         "reports_elsewhere": len(reports) - len([report for report in reports if OURS in report]),
