@@ -1,7 +1,7 @@
 """Builds the native core with a sanitizer and runs its tests: `python tests/reliability/sanitize.py address|thread`.
 
-Every instruction set that the processor has takes part. Writes `results/reliability/sanitizer-<name>.json`; the exit code
-is that of the tests.
+Every instruction set that the processor has takes part. Writes `results/reliability/sanitizer-<name>.json`; the exit
+code is that of the tests.
 """
 
 from __future__ import annotations
