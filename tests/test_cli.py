@@ -140,6 +140,28 @@ def test_filter_keeps_sixteen_bits(tmp_path: Path, random: np.random.Generator) 
     torch.testing.assert_close(read(output, 65535), expected, rtol=0, atol=1 / 65535)
 
 
+@pytest.mark.parametrize("ending", ["png", "jpg", "tif", "webp"])
+def test_filter_keeps_the_color_profile(ending: str, tmp_path: Path, random: np.random.Generator) -> None:
+    from PIL import ImageCms
+
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    source, output = tmp_path / "source.png", tmp_path / f"output.{ending}"
+    Image.fromarray(random_pixels(random, 9, 8, 3)).save(source, icc_profile=profile)
+    assert invoke("filter", source, output).exit_code == 0
+    with Image.open(output) as image:
+        assert image.info["icc_profile"] == profile
+
+
+@pytest.mark.parametrize("ending", ["jpg", "webp"])
+def test_formats_that_lose_lose_little(ending: str, tmp_path: Path) -> None:
+    """Red and blue stripes of one pixel: at usual settings their colors are mixed."""
+    pixels = np.zeros((32, 32, 3), dtype=np.uint8)
+    pixels[:, ::2, 0], pixels[:, 1::2, 2] = 220, 220
+    source, output = save(tmp_path / "source.png", pixels), tmp_path / f"output.{ending}"
+    assert invoke("filter", source, output, "--sigma-range", 0.001).exit_code == 0
+    assert float((read(output) - as_tensor(pixels)).abs().mean()) < 0.02
+
+
 def test_filter_may_replace_its_input(tmp_path: Path, random: np.random.Generator) -> None:
     pixels = random_pixels(random, 8, 9, 3)
     path = save(tmp_path / "in.png", pixels)

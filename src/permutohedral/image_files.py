@@ -24,6 +24,8 @@ _CONVERSIONS = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB
 # larger pictures are refused before they are decoded: 134 million pixels take 1.6 GB as colors of float32
 MAX_PIXELS = 1 << 27
 MAX_PIXELS_VARIABLE = "PERMUTOHEDRAL_MAX_PIXELS"
+# of formats that by default lose more than they must
+_SAVE_OPTIONS: dict[str | None, dict[str, Any]] = {"JPEG": {"quality": 95, "subsampling": 0}, "WEBP": {"lossless": True}}
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 
 
@@ -35,11 +37,13 @@ class Picture:
         pixels: float32 `[channels, height, width]` between 0 and 1; one channel (gray) or three (RGB).
         alpha: float32 `[1, height, width]`, None if the picture is opaque.
         levels: the integer that 1.0 stands for in the file: 255 or 65535.
+        color_profile: what the colors mean (ICC), None if the file does not say.
     """
 
     pixels: Tensor
     alpha: Tensor | None = None
     levels: int = 255
+    color_profile: bytes | None = None
 
     def with_pixels(self, pixels: Tensor) -> Picture:
         """The same picture with other pixels, of the same shape."""
@@ -99,6 +103,8 @@ def _max_pixels() -> int:
 
 
 def _to_picture(image: Image.Image, path: Path) -> Picture:
+    # a profile of other inks or axes says nothing about RGB
+    profile = image.info.get("icc_profile") if image.mode in ("L", "LA", "P", "PA", "RGB", "RGBA") else None
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
     image = image.convert(_CONVERSIONS.get(image.mode, image.mode))
@@ -112,8 +118,8 @@ def _to_picture(image: Image.Image, path: Path) -> Picture:
     pixels = torch.from_numpy(np.asarray(image).astype(np.float32) / 255)
     pixels = pixels.reshape(image.height, image.width, -1).permute(2, 0, 1)
     if image.mode in ("LA", "RGBA"):
-        return Picture(pixels[:-1], alpha=pixels[-1:])
-    return Picture(pixels)
+        return Picture(pixels[:-1], alpha=pixels[-1:], color_profile=profile)
+    return Picture(pixels, color_profile=profile)
 
 
 def _to_wide_picture(numbers: NDArray[np.uint16]) -> Picture:
@@ -174,7 +180,7 @@ def write_picture(picture: Picture, path: Path) -> None:
     """
     check_output(path)
     with replacing(path) as partial, open(partial, "xb") as file:
-        _save(_to_numbers(picture), file, path)
+        _save(_to_numbers(picture), file, path, picture.color_profile)
 
 
 def _to_numbers(picture: Picture) -> NDArray[Any]:
@@ -185,10 +191,12 @@ def _to_numbers(picture: Picture) -> NDArray[Any]:
     return scaled.round_().permute(1, 2, 0).numpy().astype(np.uint8 if picture.levels == 255 else np.uint16)
 
 
-def _save(numbers: NDArray[Any], file: IO[bytes], path: Path) -> None:
+def _save(numbers: NDArray[Any], file: IO[bytes], path: Path, profile: bytes | None) -> None:
+    kind = _format_of(path)
     if numbers.dtype == np.uint8 or numbers.shape[2] == 1:
-        Image.fromarray(numbers.squeeze(2) if numbers.shape[2] == 1 else numbers).save(file, format=_format_of(path))
+        image = Image.fromarray(numbers.squeeze(2) if numbers.shape[2] == 1 else numbers)
+        image.save(file, format=kind, **_SAVE_OPTIONS.get(kind, {}), icc_profile=profile)
         return
-    if not can_write_wide(_format_of(path)):
+    if not can_write_wide(kind):
         raise InputError(f"cannot write {path}: colors of 16 bits per channel fit into .png and .tif alone")
-    write_wide(numbers, file, _format_of(path))
+    write_wide(numbers, file, kind)
