@@ -249,7 +249,7 @@ def test_output_is_never_half_written(
     output = tmp_path / "out.png"
     output.write_text("as it was")
 
-    def fail_midway(self: Image.Image, file: Any, format: str) -> None:
+    def fail_midway(self: Image.Image, file: Any, **options: Any) -> None:
         file.write(b"half a picture")
         raise OSError("No space left on device")
 

@@ -25,7 +25,10 @@ _CONVERSIONS = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB
 MAX_PIXELS = 1 << 27
 MAX_PIXELS_VARIABLE = "PERMUTOHEDRAL_MAX_PIXELS"
 # of formats that by default lose more than they must
-_SAVE_OPTIONS: dict[str | None, dict[str, Any]] = {"JPEG": {"quality": 95, "subsampling": 0}, "WEBP": {"lossless": True}}
+_SAVE_OPTIONS: dict[str | None, dict[str, Any]] = {
+    "JPEG": {"quality": 95, "subsampling": 0},
+    "WEBP": {"lossless": True},
+}
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 
 
