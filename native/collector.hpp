@@ -79,28 +79,48 @@ public:
     const uint64_t* keys() const { return list_; }
     int64_t count() const { return count_; }
 
-    // Positions of the d+1 corners, given the first corner's key and the ranks, `lanes<T>` apart.
-    void add(const uint64_t* key, uint64_t packed_ranks, const Whole<T>* ranks, int32_t* out) {
-        if (!caching_) return append_corners(key, ranks, out);
+    // Positions of the corners of `points` points, given the keys of their first corners and their ranks by lane.
+    void add(const uint64_t* keys, const Whole<T>* packed_ranks, const Whole<T>* ranks, int64_t points, int32_t* out) {
+        const int64_t d = D > 0 ? D : map_.d, words = W > 0 ? W : map_.words;
+        // local, so that it stays in a register whatever is written
+        int64_t count = count_;
+        for (int64_t l = 0; l < points; ++l) {
+            if (caching_) {
+                add_point(keys + l * words, uint64_t(packed_ranks[l]), ranks + l, out + l * (d + 1), count);
+            } else {
+                append_corners(keys + l * words, ranks + l, out + l * (d + 1), count);
+            }
+        }
+        count_ = count;
+    }
+
+private:
+    PERMUTOHEDRAL_INLINE void add_point(const uint64_t* key, uint64_t packed_ranks, const Whole<T>* ranks, int32_t* out,
+                                        int64_t& count) {
         if constexpr (has_simplices) {
             const uint64_t place = mix(key[0] + packed_ranks * 0x9e3779b97f4a7c15u) >> (64 - simplex_bits);
             uint64_t* entry = simplices_ + place * simplex_stride;
             int32_t* positions = reinterpret_cast<int32_t*>(entry + 2);
-            if (entry[0] != key[0] || entry[1] != packed_ranks) {
-                entry[0] = key[0];
-                entry[1] = packed_ranks;
-                add_corners(key, ranks, positions);
+            if (entry[0] == key[0] && entry[1] == packed_ranks) {
+                std::memcpy(out, positions, sizeof(int32_t) * (D + 1));
+                return;
             }
-            std::memcpy(out, positions, sizeof(int32_t) * (D + 1));
+            entry[0] = key[0];
+            entry[1] = packed_ranks;
+            // to both at once: reading back in one piece what was written in several would wait
+            for_corners(key, ranks, [&](int64_t j, const uint64_t* corner, int64_t words) PERMUTOHEDRAL_INLINE_LAMBDA {
+                out[j] = positions[j] = find_or_append(corner, words, count);
+            });
         } else {
-            add_corners(key, ranks, out);
+            for_corners(key, ranks, [&](int64_t j, const uint64_t* corner, int64_t words) PERMUTOHEDRAL_INLINE_LAMBDA {
+                out[j] = find_or_append(corner, words, count);
+            });
         }
     }
 
-private:
     // Calls function(j, key, words) for the d+1 corners.
     template <class Function>
-    void for_corners(const uint64_t* first, const Whole<T>* ranks, Function&& function) {
+    PERMUTOHEDRAL_INLINE void for_corners(const uint64_t* first, const Whole<T>* ranks, Function&& function) {
         const int64_t d = D > 0 ? D : map_.d, words = W > 0 ? W : map_.words;
         // what to add after the corner of each rank
         const uint64_t* steps[room<D> + 1];
@@ -114,31 +134,26 @@ private:
         }
     }
 
-    void add_corners(const uint64_t* first, const Whole<T>* ranks, int32_t* out) {
-        for_corners(first, ranks, [&](int64_t j, const uint64_t* key, int64_t words) {
-            out[j] = find_or_append(key, words);
-        });
-    }
-
-    void append_corners(const uint64_t* first, const Whole<T>* ranks, int32_t* out) {
+    PERMUTOHEDRAL_INLINE void append_corners(const uint64_t* first, const Whole<T>* ranks, int32_t* out,
+                                             int64_t& count) {
         const int64_t d = D > 0 ? D : map_.d;
-        for_corners(first, ranks, [&](int64_t j, const uint64_t* key, int64_t words) {
-            for (int64_t w = 0; w < words; ++w) list_[(count_ + j) * words + w] = key[w];
-            out[j] = int32_t(count_ + j);
+        for_corners(first, ranks, [&](int64_t j, const uint64_t* key, int64_t words) PERMUTOHEDRAL_INLINE_LAMBDA {
+            for (int64_t w = 0; w < words; ++w) list_[(count + j) * words + w] = key[w];
+            out[j] = int32_t(count + j);
         });
-        count_ += d + 1;
+        count += d + 1;
     }
 
     // Without branches, since hits are not predictable: the key is always written behind the list, and kept if new.
-    int32_t find_or_append(const uint64_t* key, int64_t words) {
+    PERMUTOHEDRAL_INLINE int32_t find_or_append(const uint64_t* key, int64_t words, int64_t& count) {
         const uint64_t place = hash_key<W>(key, words) >> (64 - vertex_bits);
         uint64_t* entry = vertices_ + place * ((W > 0 ? W : words) + 1);
-        uint64_t* appended = list_ + count_ * words;
+        uint64_t* appended = list_ + count * words;
         const bool found = same_key<W>(entry, key, words);
         for (int64_t w = 0; w < words; ++w) entry[w] = appended[w] = key[w];
-        const uint64_t position = found ? entry[words] : uint64_t(count_);
+        const uint64_t position = found ? entry[words] : uint64_t(count);
         entry[words] = position;
-        count_ += !found;
+        count += !found;
         return int32_t(position);
     }
 

@@ -2,6 +2,8 @@
 #include "embedding.hpp"
 
 #include <algorithm>
+#include <memory>
+#include <vector>
 
 #include "collector.hpp"
 #include "kernels.hpp"
@@ -135,7 +137,7 @@ inline void find_keys(const Simplex<T, D>& simplex, const KeyMap<D, W>& map, con
 template <class T, int D, int W>
 void collect_chunk(const Points<T>& points, Index& index, int64_t chunk, const KeyMap<D, W>& map,
                    KeyCollector<T, D, W>& collector, T* barycentric) {
-    const int64_t d = D > 0 ? D : points.d, words = W > 0 ? W : map.words;
+    const int64_t d = D > 0 ? D : points.d;
     const Elevation<T> elevation = make_elevation<T>(d);
     const int64_t last = std::min((chunk + 1) * index.chunk_rows, points.points);
     Vector<T> features[room<D>], weights[room<D> + 1];
@@ -152,10 +154,7 @@ void collect_chunk(const Points<T>& points, Index& index, int64_t chunk, const K
         find_keys<T, D, W>(simplex, map, points.batch == nullptr ? nullptr : points.batch + begin, count, found);
         store_weights<T, D>(weights, d, count, barycentric + begin * (d + 1));
         const Whole<T>* ranks = reinterpret_cast<const Whole<T>*>(simplex.rank);
-        for (int64_t l = 0; l < count; ++l) {
-            const uint64_t packed_ranks = uint64_t(found.packed_ranks[l]);
-            collector.add(found.key + l * words, packed_ranks, ranks + l, index.vertices + (begin + l) * (d + 1));
-        }
+        collector.add(found.key, found.packed_ranks, ranks, count, index.vertices + begin * (d + 1));
     }
     index.store_chunk(chunk, collector.keys(), collector.count());
 }
@@ -186,18 +185,12 @@ void collect(const Points<T>& points, Index& index, T* barycentric) {
     const KeyMap<D, W> map(index.packing);
     sample_keys<T, D, W>(points, index, map);
     // one collector per thread, made by the thread that uses it
-    struct Slot {
-        KeyCollector<T, D, W>* collector;
-    };
-    const Memory memory(sizeof(Slot) * index.threads);
-    Slot* slots = as<Slot>(memory);
-    for (int t = 0; t < index.threads; ++t) slots[t].collector = nullptr;
+    std::vector<std::unique_ptr<KeyCollector<T, D, W>>> collectors(index.threads);
     parallel_for(index.threads, index.num_chunks, [&](int64_t chunk, int worker) {
-        KeyCollector<T, D, W>*& collector = slots[worker].collector;
-        if (collector == nullptr) collector = new KeyCollector<T, D, W>(map, std::min(index.chunk_rows, index.rows));
+        std::unique_ptr<KeyCollector<T, D, W>>& collector = collectors[worker];
+        if (!collector) collector = std::make_unique<KeyCollector<T, D, W>>(map, std::min(index.chunk_rows, index.rows));
         collect_chunk<T, D, W>(points, index, chunk, map, *collector, barycentric);
     });
-    for (int t = 0; t < index.threads; ++t) delete slots[t].collector;
 }
 
 template <class T, int D>

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 
+#include "buckets.hpp"
 #include "pieces.hpp"
 
 namespace permutohedral {
@@ -15,6 +15,8 @@ constexpr int64_t sampled_points = 1024;
 constexpr int64_t blocks_at_once = 16;
 // a lattice of so many bytes mostly stays in the caches; a step of so many bytes in it likely leaves the nearest one
 constexpr int64_t small_lattice = int64_t{1} << 24, small_step = int64_t{1} << 16;
+// rows of so many bytes stay in a level-two cache together with those next to them
+constexpr int64_t bucket_bytes = int64_t{1} << 18, max_buckets = 256;
 
 // Whether most steps from a point to the next lead far away.
 template <class T>
@@ -53,58 +55,7 @@ Range find_extent(const int32_t* vertices, int64_t count) {
     return {low, int64_t(high) + 1};
 }
 
-// Points by the bucket of rows that their first corner lies in; within a bucket, as they come.
-class Buckets {
-public:
-    Buckets(int64_t points, const LatticeShape& shape)
-        : points_(points),
-          count_(std::clamp<int64_t>(shape.rows * shape.row_bytes / bucket_bytes, 2, max_buckets)),
-          parts_(divide_up(points, part_points)),
-          factor_((uint64_t(count_) << 32) / uint64_t(shape.rows)),
-          memory_(sizeof(uint32_t) * count_ * parts_) {}
-
-    // Where the points of each part and bucket go, given the vertices of all points.
-    void count(const int32_t* vertices, int64_t corners, int threads) {
-        uint32_t* counts = as<uint32_t>(memory_);
-        std::memset(counts, 0, memory_.size());
-        parallel_for(threads, parts_, [&](int64_t part, int) {
-            const Range range = points_of(part);
-            for (int64_t i = range.begin; i < range.end; ++i) ++counts[part * count_ + bucket_of(vertices[i * corners])];
-        });
-        uint32_t before = 0;
-        for (int64_t bucket = 0; bucket < count_; ++bucket) {
-            for (int64_t part = 0; part < parts_; ++part) {
-                std::swap(before, counts[part * count_ + bucket]);
-                before += counts[part * count_ + bucket];
-            }
-        }
-    }
-
-    // Calls function(point, place) for the points of a part.
-    template <class Function>
-    void place(int64_t part, const int32_t* vertices, int64_t corners, Function&& function) {
-        uint32_t* next = as<uint32_t>(memory_) + part * count_;
-        const Range range = points_of(part);
-        for (int64_t i = range.begin; i < range.end; ++i) function(i, next[bucket_of(vertices[i * corners])]++);
-    }
-
-    int64_t parts() const { return parts_; }
-
-private:
-    // rows of so many bytes stay in a level-two cache together with those next to them
-    static constexpr int64_t bucket_bytes = int64_t{1} << 18, max_buckets = 256, part_points = 16384;
-
-    uint32_t bucket_of(int32_t vertex) const { return uint32_t(uint64_t(vertex) * factor_ >> 32); }
-    Range points_of(int64_t part) const {
-        return {part * part_points, std::min((part + 1) * part_points, points_)};
-    }
-
-    int64_t points_, count_, parts_;
-    uint64_t factor_;
-    Memory memory_;
-};
-
-// Copies the corners into the order of the visits.
+// Copies the corners into the order of the rows of the first ones.
 template <class T>
 void sort_visits(const Corners<T>& corners, const LatticeShape& shape, Visits<T>& visits, int threads) {
     const int64_t count = corners.points * corners.corners;
@@ -112,16 +63,15 @@ void sort_visits(const Corners<T>& corners, const LatticeShape& shape, Visits<T>
     T* weights = as<T>(visits.memory);
     int32_t* vertices = reinterpret_cast<int32_t*>(weights + count);
     uint32_t* order = reinterpret_cast<uint32_t*>(vertices + count);
-    Buckets buckets(corners.points, shape);
-    buckets.count(corners.vertices, corners.corners, threads);
-    parallel_for(threads, buckets.parts(), [&](int64_t part, int) {
-        with_constant(corners.corners, [&](auto constant) {
-            const int64_t size = decltype(constant)::value > 0 ? decltype(constant)::value : corners.corners;
-            buckets.place(part, corners.vertices, corners.corners, [&](int64_t point, int64_t place) {
-                order[place] = uint32_t(point);
-                std::memcpy(vertices + place * size, corners.vertices + point * size, sizeof(int32_t) * size);
-                std::memcpy(weights + place * size, corners.barycentric + point * size, sizeof(T) * size);
-            });
+    const int64_t num_buckets = std::clamp<int64_t>(shape.rows * shape.row_bytes / bucket_bytes, 2, max_buckets);
+    const uint64_t factor = (uint64_t(num_buckets) << 32) / uint64_t(shape.rows);
+    with_constant(corners.corners, [&](auto constant) {
+        const int64_t size = decltype(constant)::value > 0 ? decltype(constant)::value : corners.corners;
+        auto bucket_of = [&](int64_t point) { return uint64_t(corners.vertices[point * size]) * factor >> 32; };
+        Buckets<decltype(bucket_of)>(corners.points, num_buckets, bucket_of).place(threads, [&](int64_t point, int64_t place) {
+            order[place] = uint32_t(point);
+            std::memcpy(vertices + place * size, corners.vertices + point * size, sizeof(int32_t) * size);
+            std::memcpy(weights + place * size, corners.barycentric + point * size, sizeof(T) * size);
         });
     });
     visits.corners.vertices = vertices;
