@@ -22,10 +22,11 @@ from permutohedral.lattice import Lattice, Simplices, build_lattice
 from permutohedral.memory import check_rows
 from permutohedral.neighborhood import blur_gain, count_taps, gaussian_weight
 from permutohedral.ops import autograd
-from permutohedral.ops.fused import can_fuse, filter_learned
+from permutohedral.ops.fused import can_fuse, filter_learned, filter_points
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.shapes import (
     check_channels_first,
+    check_guide,
     check_points,
     check_results,
     check_weight,
@@ -218,6 +219,9 @@ def gaussian_filter(
             "the dense method needs a lattice built with neighborhood_size=2, got one of "
             f"{lattice.neighborhood_size}, which cuts the Gaussian off"
         )
+    at_once = normalization == "homogeneous" and lattice is None and target_features is None and not (dense or halo)
+    if at_once and (filtered := filter_points(values, features, _SMALLEST_MASS)) is not None:
+        return filtered
     lattice = _lattice_for(features, target_features, lattice, size, halo, separable=not dense)
     gaussian = _dense_gaussian if dense else _separable_gaussian
     return _filter(values, lattice, normalization, gaussian, gaussian)
@@ -251,15 +255,8 @@ def bilateral_filter(
     features = bilateral_features(image if guide is None else guide, sigma_space, sigma_range)
     values = color_features(image)
     *leading, channels, height, width = image.shape
-    if guide is not None and guide.shape[-2:] != image.shape[-2:]:
-        raise InputError(
-            f"guide and image must have one height and width, got {tuple(guide.shape)} and {tuple(image.shape)}"
-        )
-    if guide is not None and guide.dim() > 3 and guide.shape[:-3] != image.shape[:-3]:
-        raise InputError(
-            "a guide with batch axes must have those of the image, got "
-            f"{tuple(guide.shape[:-3])} and {tuple(image.shape[:-3])}"
-        )
+    if guide is not None:
+        check_guide(guide, image)
     if features.dim() > 3:
         features, values = features.flatten(0, -3), values.flatten(0, -3)
     filtered = gaussian_filter(values, features, method=method, halo=halo)

@@ -52,6 +52,22 @@ def check_channels_first(guide: Tensor) -> None:
         )
 
 
+def check_guide(guide: Tensor, image: Tensor) -> None:
+    """Raise unless `guide` belongs to `image`, both `[..., channels, height, width]`.
+
+    >>> check_guide(torch.rand(1, 480, 640), torch.rand(2, 3, 480, 640))
+    """
+    if guide.shape[-2:] != image.shape[-2:]:
+        raise InputError(
+            f"guide and image must have one height and width, got {tuple(guide.shape)} and {tuple(image.shape)}"
+        )
+    if guide.dim() > 3 and guide.shape[:-3] != image.shape[:-3]:
+        raise InputError(
+            "a guide with batch axes must have those of the image, got "
+            f"{tuple(guide.shape[:-3])} and {tuple(image.shape[:-3])}"
+        )
+
+
 def check_points(values: Tensor, lattice: Lattice) -> None:
     """Raise unless `values` are values at the source points of the lattice."""
     check_values(values, lattice, "values")

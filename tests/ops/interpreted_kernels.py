@@ -21,7 +21,7 @@ from permutohedral.neighborhood import Neighborhood, axis_offsets, blur_gain
 from permutohedral.ops import fused, reference
 from permutohedral.ops import triton as kernels
 from permutohedral.ops.dispatch import use_backend
-from permutohedral.ops.triton import filtering, lattice, wide
+from permutohedral.ops.triton import convolution, filtering, lattice, splatting, wide
 from permutohedral.ops.triton.bounded import index_points_bounded
 from permutohedral.ops.triton.table import PackedTable
 
@@ -64,7 +64,7 @@ def test_index_points_of_several_items() -> None:
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_index_points_renumbers(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lattice, "_WORTH_ORDERING", 1)
+    monkeypatch.setattr(lattice, "WORTH_ORDERING", 1)
     torch.use_deterministic_algorithms(exact)
     features = 9 * torch.randn(40, 2)
     found = kernels.index_points(features, None)
@@ -139,7 +139,7 @@ def test_derivatives_of_the_weights(dimension: int) -> None:
     ("dtype", "channels"), [(torch.float64, 3), (torch.float32, 70), (torch.float16, 4), (torch.bfloat16, 1)]
 )
 def test_filtering(dtype: torch.dtype, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filtering, "_WORTH_RUNS", 1)
+    monkeypatch.setattr(splatting, "_WORTH_RUNS", 1)
     vertices = torch.randint(0, 5, (43, 3), dtype=torch.int32).sort(dim=0).values
     barycentric = torch.rand(3, 43, dtype=torch.float64 if dtype == torch.float64 else torch.float32).T
     values, lattice_values = torch.randn(43, channels).to(dtype), torch.randn(5, channels).to(dtype)
@@ -320,3 +320,70 @@ def test_the_learned_filter_is_refused_before_it_allocates(monkeypatch: pytest.M
     monkeypatch.setattr(memory, "available_memory", lambda device: 1000)
     with use_backend("triton"), pytest.raises(MemoryLimitError, match="channels"):
         functional.filter_with_bias(torch.randn(9, 1), tables, torch.randn(7, 1, 64), None, "none")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("channels", "ones"), [(3, 1), (1, 0), (2, 1)])
+def test_splat_of_consecutive_points(
+    dtype: torch.dtype, channels: int, ones: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of equal corners, corners in turn, and others; points that are no multiple of what a thread takes."""
+    monkeypatch.setattr(splatting, "_WORTH_RUNS", 1)
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    vertices = torch.randint(0, 6, (3, 2052), dtype=torch.int32)
+    vertices[0, 9:40], vertices[1, 4:30:2], vertices[1, 5:31:2] = 2, 4, 1
+    barycentric = torch.rand(3, 2052, dtype=exact)
+    values = torch.randn(2052, channels).to(dtype)
+    assert splatting._can_run(values, vertices.T, barycentric.T, channels + ones)
+    found = splatting.splat_sums(values, vertices.T, barycentric.T, 6, ones)
+    exactly = torch.cat([values.double(), torch.ones(2052, ones, dtype=torch.float64)], dim=1)
+    expected = reference.splat(exactly, vertices.T, barycentric.T.double(), 6)
+    assert_close(found, expected.to(exact))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.05, 30.0])
+@pytest.mark.parametrize("batched", [False, True])
+def test_filter_points(scale: float, batched: bool) -> None:
+    """Only after a lattice of the same shape, and only if this one is not much larger."""
+    lattice._sizes.clear()
+    shape = (2, 20) if batched else (40,)
+    features, values = torch.randn(*shape, 2), torch.randn(*shape, 3)
+    with use_backend("triton"):
+        assert fused.filter_points(values, features, 1e-20) is None
+        functional.gaussian_filter(values, features)
+        found = fused.filter_points(values, scale * features, 1e-20)
+        filtered = functional.gaussian_filter(values, scale * features)
+    assert (found is None) == (scale == 30.0)
+    with use_backend("reference"):
+        expected = functional.gaussian_filter(values, scale * features)
+    assert_close(filtered, expected)
+    if found is not None:
+        assert_close(found, expected)
+
+
+def test_filter_points_leaves_features_to_be_refused() -> None:
+    features, values = torch.randn(40, 2), torch.randn(40, 1)
+    with use_backend("triton"):
+        functional.gaussian_filter(values, features)
+        features[3, 1] = float("nan")
+        assert fused.filter_points(values, features, 1e-20) is None
+        with pytest.raises(FeatureRangeError):
+            functional.gaussian_filter(values, features)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_weight_gradients_as_precise_as_tf32(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In halves, whatever the range of the channels: a factor of 2^80 between them, and one of zeros."""
+    monkeypatch.setattr(convolution, "_MANY_CHANNELS", 16)
+    monkeypatch.setattr(convolution, "_precision", lambda dtype: "tf32")
+    lattice_values, gradient = torch.randn(30, 32), torch.randn(41, 32)
+    lattice_values *= torch.exp2(torch.linspace(-40, 40, 32))
+    gradient *= torch.exp2(torch.linspace(30, -20, 32))
+    lattice_values[:, 3] = 0
+    neighbors = torch.randint(-1, 30, (3, 41), dtype=torch.int32)
+    found = kernels.convolve_weight_gradient(lattice_values, gradient, neighbors, groups)
+    left, right = lattice_values.double(), gradient.double()
+    expected = reference.convolve_weight_gradient(left, right, neighbors, groups)
+    # the 11 bits of TF32 in each of two factors, of every sum by itself
+    most = 2**-10 * reference.convolve_weight_gradient(left.abs(), right.abs(), neighbors, groups)
+    assert bool(((found - expected).abs() <= most).all())

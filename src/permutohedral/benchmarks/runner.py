@@ -76,13 +76,17 @@ def run(options: Options, say: Say = lambda message: None) -> dict[str, Any]:
         _run_tests(device)
     previous = torch.get_num_threads()
     results: list[dict[str, Any]] = []
+    # after all timings: a profiler slows down what the process starts later
+    profiled: list[_Profiled] = []
     say("yardstick: sort of 6 M keys")
     yardstick = environment.yardstick(device)
     inputs = Inputs(options.data, device)
     try:
         for number, workload in enumerate(workloads, 1):
             say(f"{workload.name} ({number} of {len(workloads)}): {workload.summary}")
-            results += _run_workload(workload, options, inputs)
+            results += _run_workload(workload, options, inputs, profiled)
+        for figures, prepared, scale in profiled:
+            figures.update(_by_kernel(prepared.ours.run, scale))
     except KeyboardInterrupt:
         # what has been measured is kept; a second interruption ends it all
         say(f"interrupted: {len(results)} results are reported, {workload.name} and what follows are not")
@@ -104,6 +108,10 @@ def run(options: Options, say: Say = lambda message: None) -> dict[str, Any]:
     }
 
 
+# figures to complete, whose they are, and the factor of their seconds
+_Profiled = tuple[dict[str, Any], Prepared, float]
+
+
 def _device(name: str) -> torch.device:
     if name not in ("cpu", "cuda"):
         raise InputError(f"device must be 'cpu' or 'cuda', got {name!r}")
@@ -112,8 +120,10 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _run_workload(workload: Workload, options: Options, inputs: Inputs) -> list[dict[str, Any]]:
-    """One result for each thread count; a refused one says why."""
+def _run_workload(
+    workload: Workload, options: Options, inputs: Inputs, profiled: list[_Profiled]
+) -> list[dict[str, Any]]:
+    """One result for each thread count; a refused one says why. Adds to what is to be profiled."""
     base = {"workload": workload.name, "summary": workload.summary, "unit": workload.unit, "device": workload.device}
     results: list[dict[str, Any]] = []
     threads = options.threads[:1] if workload.device == "cuda" else options.threads
@@ -126,6 +136,8 @@ def _run_workload(workload: Workload, options: Options, inputs: Inputs) -> list[
                 found = _measure(workload, options, inputs, count)
             else:
                 found = {"checked": prepared.check(), **_time(workload, prepared, options, inputs)}
+                if inputs.device.type == "cuda":
+                    profiled.append((found["ours"], prepared, prepared.per_second or workload.per_second))
             results.append({**base, "threads": count, **found})
     except OperatorDisagrees as error:
         results.append({**base, "threads": threads[len(results)], "refused": str(error)})
@@ -152,15 +164,17 @@ def _time(workload: Workload, prepared: Prepared, options: Options, inputs: Inpu
         "other_cores": load.cores,
     }
     result["ours"] = _figures(prepared.ours, ours, scale)
-    if inputs.device.type == "cuda":
-        by_kernel = {name: seconds * scale for name, seconds in kernel_seconds(prepared.ours.run).items()}
-        result["ours"] |= {"kernels": sum(by_kernel.values()), "by_kernel": by_kernel}
     result["peers"] = [
         {**_figures(peer, timing, scale), "ratio": timing.median / max(ours.median, 1e-12)}
         for peer, timing in zip(present, theirs, strict=True)
     ]
     result["absent"] = [_absent(peer) for peer in others if isinstance(peer, Absent)]
     return result
+
+
+def _by_kernel(run: Callable[[], Any], scale: float) -> dict[str, Any]:
+    by_kernel = {name: seconds * scale for name, seconds in kernel_seconds(run).items()}
+    return {"kernels": sum(by_kernel.values()), "by_kernel": by_kernel}
 
 
 def _figures(contender: Contender, timing: Timing, scale: float) -> dict[str, Any]:

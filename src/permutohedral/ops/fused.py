@@ -14,7 +14,8 @@ from torch import Tensor
 
 from permutohedral.ops.dispatch import primitives_for
 from permutohedral.ops.eager import is_plain, is_watched, requires_grad
-from permutohedral.ops.primitives import FilterTables, FusedPrimitives, transpose_weight
+from permutohedral.ops.primitives import FilterTables, FusedPrimitives, accumulation_dtype, transpose_weight
+from permutohedral.ops.tables import items_of_points
 
 # the same filter made of operators, which can be differentiated again: of values, weight and bias
 Composed = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -36,6 +37,34 @@ def can_fuse(values: Tensor, weight: Tensor, bias: Tensor | None, *weights: Tens
     if torch.is_autocast_enabled(values.device.type):
         return False
     return hasattr(primitives_for(values), "filter_learned")
+
+
+def filter_points(values: Tensor, features: Tensor | None, smallest_mass: float) -> Tensor | None:
+    """The normalized Gaussian between points in one go, None where it has to be done step by step.
+
+    Args:
+        values: `[points, channels]` or `[batch, points, channels]`.
+        features: `[points, d]` or `[batch, points, d]`; what does not fit the values is left to the steps to refuse.
+        smallest_mass: keeps a target that no source reaches at zero, if the dtype of the values has so small a number.
+    """
+    if is_watched() or not is_plain(values, features):
+        return None
+    if not isinstance(values, Tensor) or not isinstance(features, Tensor) or features.dim() not in (2, 3):
+        return None
+    if values.shape[:-1] != features.shape[:-1] or values.device != features.device or features.numel() == 0:
+        return None
+    if features.dtype not in (torch.float32, torch.float64) or accumulation_dtype(values.dtype) != features.dtype:
+        return None
+    if torch.is_grad_enabled() and requires_grad(values, features):
+        return None
+    primitives = primitives_for(features)
+    if not hasattr(primitives, "filter_points") or torch.is_autocast_enabled(features.device.type):
+        return None
+    batch = None if features.dim() == 2 else items_of_points(features.shape[0], features.shape[1], features.device)
+    rows, smallest = values.reshape(-1, values.shape[-1]), max(smallest_mass, torch.finfo(values.dtype).tiny)
+    flat = features.reshape(-1, features.shape[-1])
+    filtered = cast(FusedPrimitives, primitives).filter_points(rows, flat, batch, smallest)
+    return None if filtered is None else filtered.view(values.shape)
 
 
 def filter_learned(

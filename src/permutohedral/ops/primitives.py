@@ -229,6 +229,22 @@ class FusedPrimitives(Primitives, Protocol):
         """`index_points` of sources and of targets, which wait for the device together."""
         ...
 
+    def filter_points(
+        self, values: Tensor, features: Tensor, batch: Tensor | None, smallest_mass: float
+    ) -> Tensor | None:
+        """`filter_gaussian` from the features of the points, which are source and target; no lattice is left behind.
+
+        Args:
+            values: `[points, channels]`, at least one point.
+            features, batch: as of `index_points`.
+            smallest_mass: as of `filter_gaussian`.
+
+        Returns:
+            `[points, channels]`, None where the backend would rather build the lattice first: also for features that
+            `index_points` refuses.
+        """
+        ...
+
     def filter_learned(
         self, values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables
     ) -> tuple[Tensor, Tensor, Tensor | None]:

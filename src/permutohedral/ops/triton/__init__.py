@@ -3,6 +3,7 @@
 from permutohedral.ops.triton.convolution import convolve, convolve_weight_gradient
 from permutohedral.ops.triton.embedding import embed_differential, embed_gradient
 from permutohedral.ops.triton.filtering import barycentric_gradient, blur, filter_gaussian, slice, splat
+from permutohedral.ops.triton.gaussian import filter_points
 from permutohedral.ops.triton.lattice import index_both, index_points
 from permutohedral.ops.triton.learned import filter_learned
 from permutohedral.ops.triton.neighbors import find_neighbors, transpose_neighbors
@@ -17,6 +18,7 @@ __all__ = [
     "embed_gradient",
     "filter_gaussian",
     "filter_learned",
+    "filter_points",
     "find_neighbors",
     "index_both",
     "index_keys",

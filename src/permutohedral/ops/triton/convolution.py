@@ -12,11 +12,14 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.ops.triton.halving import halve
 from permutohedral.ops.triton.launch import cdiv, interpreted, launch, on_device, power_of_two, rows_contiguous
 from permutohedral.ops.triton.tuning import Blocks, Shape, run_blocks
 
 # below this many channels of a group a matrix unit would mostly multiply padding
 _FEWEST_CHANNELS = 8
+# from so many on, numbers of 32 bits take longer to transpose than to convert
+_MANY_CHANNELS = 64
 
 
 @triton.jit(do_not_specialize=["num_targets", "filter_size"])
@@ -90,19 +93,15 @@ def direct_convolve_kernel(
 
 @triton.jit
 def product(left, right, total, PRECISION: tl.constexpr, PARTS: tl.constexpr):
-    """total + left right; float32 as the sum of PARTS bfloat16 numbers, whose matrices the units can transpose.
+    """total + left right; float32 in PARTS of one or of three bfloat16 numbers, whose matrices the units can transpose.
 
-    Two parts are more precise than TF32, three as precise as float32.
+    Three parts are as precise as float32.
     """
     if PARTS == 1:
         return tl.dot(left, right, total, input_precision=PRECISION)
     left_high, right_high = left.to(tl.bfloat16), right.to(tl.bfloat16)
     left_rest, right_rest = left - left_high.to(tl.float32), right - right_high.to(tl.float32)
     left_middle, right_middle = left_rest.to(tl.bfloat16), right_rest.to(tl.bfloat16)
-    if PARTS == 2:
-        total = tl.dot(left_middle, right_high, total)
-        total = tl.dot(left_high, right_middle, total)
-        return tl.dot(left_high, right_high, total)
     left_low = (left_rest - left_middle.to(tl.float32)).to(tl.bfloat16)
     right_low = (right_rest - right_middle.to(tl.float32)).to(tl.bfloat16)
     # summed on their own, since the matrix units do not round to nearest when they add
@@ -226,9 +225,15 @@ def _precision(dtype: torch.dtype) -> str:
     return "ieee" if interpreted() or torch.version.hip is not None else "tf32x3"
 
 
-def _parts(precision: str, channels: int) -> int:
-    """In how many bfloat16 parts the weight gradient takes its factors; few channels are faster in one."""
-    return {"tf32": 2, "tf32x3": 3}.get(precision, 1) if channels >= 64 else 1
+def _uses_halves(precision: str, channels: int) -> bool:
+    """Whether the weight gradient takes TF32 as float16: the matrix units do not transpose numbers of 32 bits."""
+    return precision == "tf32" and channels >= _MANY_CHANNELS
+
+
+def _scales(inverse: Tensor, gradient_inverse: Tensor, groups: int) -> Tensor:
+    """What to multiply a gradient `[filter_size, in / groups, out]` with that was computed of halves."""
+    per_group = gradient_inverse.shape[0] // groups
+    return inverse.view(groups, -1).repeat_interleave(per_group, dim=0).T * gradient_inverse
 
 
 def _uses_matrix_units(dtype: torch.dtype, in_channels: int, out_channels: int) -> bool:
@@ -297,6 +302,11 @@ def convolve_weight_gradient(lattice_values: Tensor, output_gradient: Tensor, ne
     lattice_values, output_gradient = rows_contiguous(lattice_values), rows_contiguous(output_gradient)
     neighbors = neighbors.contiguous()
     per_group = out_channels // groups
+    precision, scales = _precision(dtype), None
+    if _uses_halves(precision, min(in_channels, per_group)):
+        lattice_values, inverse = halve(lattice_values)
+        output_gradient, gradient_inverse = halve(output_gradient)
+        precision, scales = "ieee", _scales(inverse, gradient_inverse, groups)
     sizes = {"STRIDE": lattice_values.stride(0), "GRADIENT_STRIDE": output_gradient.stride(0)}
     sizes |= {"OUT_CHANNELS": out_channels, "IN": in_channels, "OUT": per_group}
     partials = torch.empty(0)
@@ -318,12 +328,12 @@ def convolve_weight_gradient(lattice_values: Tensor, output_gradient: Tensor, ne
             size, **sizes, **products, **blocks,
         )  # fmt: skip
 
-    precision = _precision(dtype)
-    parts = _parts(precision, min(in_channels, per_group))
+    parts = 3 if precision == "tf32x3" and min(in_channels, per_group) >= _MANY_CHANNELS else 1
     if _uses_matrix_units(dtype, in_channels, per_group):
-        run_blocks(Shape("gradient", precision, dtype, in_channels, per_group, targets), run, device)
+        run_blocks(Shape("gradient", precision, lattice_values.dtype, in_channels, per_group, targets), run, device)
     else:
         block_n = min(power_of_two(out_channels), 64)
         run({"BLOCK_M": max(min(1024 // block_n, 128), 16), "BLOCK_N": block_n})
     total = partials.sum(dim=0) if partials.shape[0] > 1 else partials[0]
+    total = total if scales is None else total * scales
     return total if total.dtype == dtype else total.to(dtype)

@@ -61,10 +61,10 @@ def find_simplex(features, point, STRIDE: tl.constexpr, D: tl.constexpr, ROWS: t
 
     cell = rounded.to(tl.int32)
     excess = tl.sum(cell, axis=0)[None, :]
-    mine = difference[:, None, :]
-    other = difference[None, :, :]
-    earlier = tl.arange(0, ROWS)[None, :, None] < tl.arange(0, ROWS)[:, None, None]
-    rank = tl.sum(tl.where(earlier, other >= mine, other > mine).to(tl.int32), axis=1) + excess
+    # how many are larger, or equal and earlier: each pair is compared once, and what is not larger counts for the other
+    later = tl.arange(0, ROWS)[None, :, None] > tl.arange(0, ROWS)[:, None, None]
+    larger = (later & (difference[None, :, :] > difference[:, None, :])).to(tl.int32)
+    rank = row + tl.sum(larger, axis=1) - tl.sum(larger, axis=0) + excess
     # rounding may leave the plane: move the coordinates of extreme rank back by one cell
     moved = (rank < 0).to(tl.int32) - (rank > D).to(tl.int32)
     rank += moved * (D + 1)

@@ -1,4 +1,4 @@
-"""Splat, slice and the gradient of the weights between them; the separable Gaussian.
+"""Slice and the gradient of the weights between points and lattice; the separable Gaussian.
 
 Tiles are `[BLOCK points, BLOCK_C channels]`. Accumulation is in float32 for values of 16 bits, in their own dtype
 otherwise.
@@ -13,79 +13,11 @@ from torch import Tensor
 
 from permutohedral.neighborhood import blur_gain
 from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.ops.triton.launch import cdiv, launch, on_device, power_of_two, rows_contiguous
+from permutohedral.ops.triton.launch import launch, on_device, rows_contiguous
+from permutohedral.ops.triton.splatting import WIDEST_TILE, splat_sums, tile
 
-# fewer points than this do not fill the GPU, and do not queue for the same lattice points
-_WORTH_RUNS = 1 << 16
 # blurring two axes at once reads more and starts less: below this many lattice points the starts count
 _WORTH_SINGLE_AXES = 1 << 18
-# most channels of a tile
-_WIDEST_TILE = 64
-
-
-@triton.jit(do_not_specialize=["num_points", "vertex_corner_stride", "weight_corner_stride"])
-def splat_kernel(
-    values, vertices, barycentric, output, num_points, vertex_corner_stride, weight_corner_stride,
-    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, VALUE_STRIDE: tl.constexpr, VERTEX_STRIDE: tl.constexpr,
-    WEIGHT_STRIDE: tl.constexpr,
-    CORNERS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Add every point to the corners of its simplex; where WIDTH exceeds CHANNELS, a channel of ones with it.
-
-    A lane takes RUN consecutive points and adds those that share a corner first: atomic additions are what limits it.
-    """
-    first = (tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)) * RUN
-    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    known = (channel < WIDTH)[None, :]
-    dtype: tl.constexpr = output.dtype.element_ty
-    for corner in tl.static_range(CORNERS):
-        current = tl.full([BLOCK], -1, tl.int32)
-        total = tl.zeros([BLOCK, BLOCK_C], dtype)
-        for step in tl.static_range(RUN):
-            point = first + step
-            inside = point < num_points
-            place = values + point[:, None] * VALUE_STRIDE + channel[None, :]
-            value = tl.load(place, mask=inside[:, None] & (channel < CHANNELS)[None, :], other=1.0).to(dtype)
-            vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * vertex_corner_stride, mask=inside, other=-1)
-            place = barycentric + point * WEIGHT_STRIDE + corner * weight_corner_stride
-            share = tl.load(place, mask=inside, other=0.0).to(dtype)[:, None] * value
-            if step > 0:
-                ended = (vertex != current) & (current >= 0)
-                place = output + current.to(tl.int64)[:, None] * WIDTH + channel[None, :]
-                tl.atomic_add(place, total, mask=ended[:, None] & known, sem="relaxed")
-                total = tl.where((vertex != current)[:, None], share, total + share)
-            else:
-                total = share
-            current = vertex
-        place = output + current.to(tl.int64)[:, None] * WIDTH + channel[None, :]
-        tl.atomic_add(place, total, mask=(current >= 0)[:, None] & known, sem="relaxed")
-
-
-@triton.jit(do_not_specialize=["weight_corner_stride"])
-def splat_sorted_kernel(
-    values, order, starts, barycentric, output, weight_corner_stride,
-    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, VALUE_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr,
-    CORNERS: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Sum the entries of one lattice point, in the order of the points: repeatable to the last bit."""
-    row = tl.program_id(0)
-    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    dtype: tl.constexpr = tl.float64 if values.dtype.element_ty == tl.float64 else tl.float32
-    total = tl.zeros([BLOCK, BLOCK_C], dtype)
-    end = tl.load(starts + row + 1)
-    for first in range(tl.load(starts + row), end, BLOCK):
-        entry = first + tl.arange(0, BLOCK)
-        inside = entry < end
-        index = tl.load(order + entry, mask=inside, other=0)
-        point = index // CORNERS
-        place = point * WEIGHT_STRIDE + (index - point * CORNERS) * weight_corner_stride
-        weight = tl.load(barycentric + place, mask=inside, other=0.0)
-        real = inside[:, None] & (channel < CHANNELS)[None, :]
-        value = tl.load(values + point[:, None] * VALUE_STRIDE + channel[None, :], mask=real, other=1.0)
-        total += weight.to(dtype)[:, None] * value.to(dtype)
-    result = tl.sum(total, axis=0).to(output.dtype.element_ty)
-    tl.store(output + row.to(tl.int64) * WIDTH + channel, result, mask=channel < WIDTH)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -203,50 +135,6 @@ def blur_kernel(
     tl.store(place, result.to(output.dtype.element_ty), mask=inside[:, None] & (channel < CHANNELS)[None, :])
 
 
-def tile(rows: int, channels: int, run: int = 1) -> tuple[tuple[int, int], dict[str, int]]:
-    """The grid, and the shape of the tiles: about 1024 elements."""
-    block_c = min(power_of_two(channels), _WIDEST_TILE)
-    block = max(min(1024 // block_c, 256), 16)
-    return (cdiv(rows, block * run), cdiv(channels, block_c)), {"BLOCK": block, "BLOCK_C": block_c}
-
-
-def _splat_sorted(values: Tensor, vertices: Tensor, barycentric: Tensor, output: Tensor) -> None:
-    corners, channels = vertices.shape[1], values.shape[1]
-    num_lattice_points, width = output.shape
-    sorted_vertices, order = torch.sort(vertices.reshape(-1), stable=True)
-    rows = torch.arange(num_lattice_points + 1, dtype=torch.int32, device=values.device)
-    starts = torch.searchsorted(sorted_vertices, rows)
-    block_c = min(power_of_two(width), _WIDEST_TILE)
-    launch(
-        splat_sorted_kernel, (num_lattice_points, cdiv(width, block_c)), values, order, starts, barycentric, output,
-        barycentric.stride(1), CHANNELS=channels, WIDTH=width, VALUE_STRIDE=values.stride(0),
-        WEIGHT_STRIDE=barycentric.stride(0), CORNERS=corners, BLOCK=max(256 // block_c, 8), BLOCK_C=block_c,
-        num_warps=1,
-    )  # fmt: skip
-
-
-def splat_sums(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int, ones: int) -> Tensor:
-    """`[num_lattice_points, channels + ones]` in the accumulation dtype, the last of them from a channel of ones."""
-    points, channels = values.shape
-    values, shape = rows_contiguous(values), (num_lattice_points, channels + ones)
-    dtype = accumulation_dtype(values.dtype)
-    if points == 0 or shape[0] == 0 or shape[1] == 0:
-        return torch.zeros(shape, dtype=dtype, device=values.device)
-    if torch.are_deterministic_algorithms_enabled():
-        output = torch.empty(shape, dtype=dtype, device=values.device)
-        _splat_sorted(values, vertices, barycentric, output)
-        return output
-    output = torch.zeros(shape, dtype=dtype, device=values.device)
-    run = 4 if points >= _WORTH_RUNS else 1
-    grid, blocks = tile(points, shape[1], run)
-    launch(
-        splat_kernel, grid, values, vertices, barycentric, output, points, vertices.stride(1), barycentric.stride(1),
-        CHANNELS=channels, WIDTH=shape[1], VALUE_STRIDE=values.stride(0), VERTEX_STRIDE=vertices.stride(0),
-        WEIGHT_STRIDE=barycentric.stride(0), CORNERS=vertices.shape[1], RUN=run, **blocks,
-    )  # fmt: skip
-    return output
-
-
 def normalize(sums: Tensor, density: Tensor | None, channels: int, dtype: torch.dtype) -> Tensor:
     """`[lattice_points, channels]` of `dtype`: the first channels of `sums` over the last column of `density`."""
     output = torch.empty(sums.shape[0], channels, dtype=dtype, device=sums.device)
@@ -313,8 +201,8 @@ def filter_gaussian(
     # that the mass has not been divided by the gain of the blur leaves the quotient as it is
     added_mass = smallest_mass * blur_gain(vertices.shape[1] - 1)
     # a tile holds the mass beside all channels that are divided by it
-    for first in range(0, values.shape[1], _WIDEST_TILE - 1):
-        some = values[:, first : first + _WIDEST_TILE - 1]
+    for first in range(0, values.shape[1], WIDEST_TILE - 1):
+        some = values[:, first : first + WIDEST_TILE - 1]
         splatted = splat_sums(some, vertices, barycentric, axis_neighbors.shape[1], 1)
         blurred = blur(splatted, axis_neighbors, False)
         part = output if some.shape[1] == output.shape[1] else output.new_empty(output.shape[0], some.shape[1])

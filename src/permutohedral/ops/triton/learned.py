@@ -7,8 +7,9 @@ from torch import Tensor
 
 from permutohedral.ops.primitives import FilterTables
 from permutohedral.ops.triton.convolution import convolve
-from permutohedral.ops.triton.filtering import normalize, slice_into, splat_sums
+from permutohedral.ops.triton.filtering import normalize, slice_into
 from permutohedral.ops.triton.launch import on_device, power_of_two
+from permutohedral.ops.triton.splatting import splat_sums
 
 
 def _splat(values: Tensor, tables: FilterTables) -> tuple[Tensor, Tensor | None]:

@@ -8,17 +8,16 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.triton import wide
-from permutohedral.ops.triton.launch import cdiv, launch, on_device, power_of_two
+from permutohedral.ops.triton.launch import cdiv, has_ptx, launch, on_device, power_of_two
 from permutohedral.ops.triton.table import (
+    COUNT,
     EXTENT,
     ITEM_EXTENT,
     ITEM_SHIFT,
     LOW,
     SHIFT,
     PackedTable,
-    codes_of,
     look_up,
-    rows_of,
 )
 
 # every program looks for the opposite of its tap, so there must not be many
@@ -26,72 +25,112 @@ _MOST_PAIRED_TAPS = 64
 
 
 @triton.jit
-def look_up_tap(
-    table, target_keys, offset, target, capacity, num_targets, D: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """int32 `[BLOCK]`: the row of the table's key at `offset` from each target, -1 where there is none."""
-    inside = target < num_targets
-    key = target_keys + tl.minimum(target, num_targets - 1).to(tl.int64) * (D + 1)
-    item = tl.load(key).to(tl.int64)
-    # the code of an item below zero is below zero, too, and in no table
-    packed = inside & (item < tl.load(table + ITEM_EXTENT))
-    code = item << tl.load(table + ITEM_SHIFT)
-    corner = tl.zeros([BLOCK], tl.int32)
-    for i in tl.static_range(D):
-        coordinate = tl.load(key + 1 + i) + tl.load(offset + i)
-        # floor division, as coordinates may be negative
-        quotient = coordinate // (D + 1)
-        remainder = coordinate - quotient * (D + 1)
-        quotient = tl.where(remainder < 0, quotient - 1, quotient)
-        if i == 0:
-            corner = tl.where(remainder < 0, remainder + D + 1, remainder)
-        digit = quotient.to(tl.int64) - tl.load(table + LOW + i)
-        packed = packed & (digit >= 0) & (digit < tl.load(table + EXTENT + i))
-        code += digit << tl.load(table + SHIFT + i)
-    return look_up(codes_of(table), rows_of(table, capacity), code + corner, packed, capacity)
+def key_digit(keys, table, target, i, D: tl.constexpr):
+    """Digit i of the targets' keys and their corner, int32."""
+    coordinate = tl.load(keys + target.to(tl.int64) * (D + 1) + 1 + i)
+    # floor division, as coordinates may be negative
+    quotient = coordinate // (D + 1)
+    remainder = coordinate - quotient * (D + 1)
+    quotient = tl.where(remainder < 0, quotient - 1, quotient)
+    corner = tl.where(remainder < 0, remainder + D + 1, remainder)
+    return quotient - tl.load(table + LOW + i).to(tl.int32), corner
 
 
 @triton.jit
-def opposite_tap(offsets, tap, taps, D: tl.constexpr, TAPS: tl.constexpr):
-    """The first tap at the negative offset, `taps` if it is not among them."""
-    other = tl.arange(0, TAPS)
-    same = other < taps
+def look_up_tap(
+    table, targets, offset, target, inside, capacity, CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr
+):
+    """int32 `[1, BLOCK]`: the row of the table's key at `offset` from each target, -1 where there is none.
+
+    An offset is a lattice point, its coordinates being (d+1) p_i + r: it moves digit i by p_i, and all digits by one
+    more where the corner passes d. So the code of the neighbor is that of the target plus a number.
+
+    Args:
+        targets: the keys of the targets, int32, or the codes of the table's own rows, int64.
+        offset: of the tap, int32 `[d]`.
+        target, inside: which targets, and whether there are such, `[1, BLOCK]`.
+    """
+    first = tl.load(offset)
+    residue = ((first % (D + 1)) + D + 1) % (D + 1)
+    coded: tl.constexpr = targets.dtype.element_ty == tl.int64
+    wanted = inside
+    if coded:
+        here = tl.load(targets + target, mask=inside, other=0)
+        corner = (here & ((1 << CORNER_BITS) - 1)).to(tl.int32)
+        code = here + residue
+    else:
+        item = tl.load(targets + target.to(tl.int64) * (D + 1)).to(tl.int64)
+        wanted = wanted & (item >= 0) & (item < tl.load(table + ITEM_EXTENT))
+        _, corner = key_digit(targets, table, target, 0, D)
+        code = (item << tl.load(table + ITEM_SHIFT)) + corner + residue
+    passes = (corner + residue > D).to(tl.int32)
+    units = tl.full([], 0, tl.int64)
     for i in tl.static_range(D):
+        shift = tl.load(table + SHIFT + i)
+        extent = tl.load(table + EXTENT + i).to(tl.uint32)
+        if coded:
+            # packed by fixed bits, so the extent is a power of two
+            digit = (here >> shift).to(tl.int32) & (extent - 1).to(tl.int32)
+        else:
+            digit, _ = key_digit(targets, table, target, i, D)
+            code += digit.to(tl.int64) << shift
+        step = (tl.load(offset + i) - residue) // (D + 1)
+        code += step.to(tl.int64) << shift
+        units += tl.full([], 1, tl.int64) << shift
+        wanted = wanted & ((digit + step + passes).to(tl.uint32, bitcast=True) < extent)
+    code += tl.where(passes > 0, units - (D + 1), 0)
+    return look_up(table, code, wanted, capacity, PTX)
+
+
+@triton.jit
+def find_opposite(offsets, tap, taps, D: tl.constexpr, TAPS: tl.constexpr):
+    """The first tap at the negative offset (`taps` if there is none), and the first at the same one."""
+    other = tl.arange(0, TAPS)
+    negative = other < taps
+    equal = negative
+    for i in tl.static_range(D):
+        mine = tl.load(offsets + tap * D + i)
         there = tl.load(offsets + other * D + i, mask=other < taps, other=0)
-        same = same & (there == -tl.load(offsets + tap * D + i))
-    return tl.min(tl.where(same, other, taps), axis=0)
+        negative = negative & (there == -mine)
+        equal = equal & (there == mine)
+    return tl.min(tl.where(negative, other, taps), axis=0), tl.min(tl.where(equal, other, taps), axis=0)
 
 
 @triton.jit(do_not_specialize=["capacity", "num_targets", "taps"])
 def find_neighbors_kernel(
-    table, target_keys, offsets, neighbors, capacity, num_targets, taps,
-    TAPS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    table, targets, offsets, neighbors, capacity, num_targets, taps,
+    TAPS: tl.constexpr, CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One tap of a block of targets; with TAPS > 0 the targets are the sources, and `neighbors` is filled with -1.
 
     Then two opposite taps are one: if u is the neighbor of v along the first, v is the neighbor of u along the second.
+    Codes as targets are as many as the table has rows, but at most `num_targets`.
     """
-    blocks = tl.cdiv(num_targets, BLOCK)
-    tap = tl.program_id(0) // blocks
-    target = (tl.program_id(0) - tap * blocks) * BLOCK + tl.arange(0, BLOCK)
-    inside = target < num_targets
+    # the taps of a target one after another, which find much of what they read in the cache
+    tap = tl.program_id(0) % taps
+    target = (tl.program_id(0) // taps) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    count = num_targets
+    if targets.dtype.element_ty == tl.int64:
+        count = tl.minimum(num_targets, tl.load(table + COUNT).to(tl.int32) + 1)
+    inside = target < count
+    target = tl.minimum(target, tl.maximum(count - 1, 0))
     row = neighbors + tap.to(tl.int64) * num_targets
     offset = offsets + tap * D
     if TAPS == 0:
-        found = look_up_tap(table, target_keys, offset, target, capacity, num_targets, D, BLOCK)
+        found = look_up_tap(table, targets, offset, target, inside, capacity, CORNER_BITS, PTX, D)
         tl.store(row + target, found, mask=inside)
     else:
-        opposite = opposite_tap(offsets, tap, taps, D, TAPS)
+        opposite, first = find_opposite(offsets, tap, taps, D, TAPS)
         # an offset may occur twice, and only its first tap is a partner
-        mutual = opposite_tap(offsets, tl.minimum(opposite, taps - 1), taps, D, TAPS) == tap
+        mutual = (first == tap) & (opposite < taps)
         if opposite == tap:
             tl.store(row + target, target, mask=inside)
         elif (opposite > tap) | (mutual == 0):
-            found = look_up_tap(table, target_keys, offset, target, capacity, num_targets, D, BLOCK)
+            found = look_up_tap(table, targets, offset, target, inside, capacity, CORNER_BITS, PTX, D)
             tl.store(row + target, found, mask=inside)
             if mutual:
                 back = neighbors + opposite.to(tl.int64) * num_targets
-                tl.store(back + found, target, mask=(found >= 0) & (found < num_targets))
+                tl.store(back + found, target, mask=inside & (found >= 0) & (found < num_targets))
 
 
 @triton.jit(do_not_specialize=["num_targets", "num_source"])
@@ -103,6 +142,19 @@ def transpose_neighbors_kernel(neighbors, opposite, transposed, num_targets, num
     tl.store(transposed + tl.load(opposite + tap) * num_source + source, target, mask=source >= 0)
 
 
+def launch_search(table: PackedTable, targets: Tensor, offsets: Tensor, neighbors: Tensor, paired: bool) -> None:
+    """Fill `neighbors [taps, targets]`; `paired` if the targets are the sources and `neighbors` holds -1 everywhere.
+
+    The targets are keys `[targets, 1 + d]`, or codes `[targets]` of the table's own rows.
+    """
+    (taps, num_targets), d = neighbors.shape, offsets.shape[1]
+    launch(
+        find_neighbors_kernel, (cdiv(num_targets, 128) * taps,), table.storage, targets, offsets, neighbors,
+        table.capacity, num_targets, taps, TAPS=power_of_two(taps) if paired else 0, CORNER_BITS=d.bit_length(),
+        PTX=has_ptx(), D=d, BLOCK=128, num_warps=1,
+    )  # fmt: skip
+
+
 @on_device
 def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor) -> Tensor:
     shared = source_keys is target_keys
@@ -110,18 +162,14 @@ def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offs
     if not PackedTable.holds(table):
         table = table if table.numel() else wide.build_table(source_keys)
         return wide.find_neighbors(source_keys, table, target_keys, offsets)
-    targets, (taps, d) = target_keys.shape[0], offsets.shape
-    shape, device = (taps, targets), source_keys.device
-    paired = power_of_two(taps) if shared and taps <= _MOST_PAIRED_TAPS else 0
+    shape, device = (offsets.shape[0], target_keys.shape[0]), source_keys.device
+    paired = shared and shape[0] <= _MOST_PAIRED_TAPS
     if paired:
         neighbors = torch.full(shape, -1, dtype=torch.int32, device=device)
     else:
         neighbors = torch.empty(shape, dtype=torch.int32, device=device)
     if neighbors.numel():
-        launch(
-            find_neighbors_kernel, (cdiv(targets, 128) * taps,), table, target_keys, offsets, neighbors,
-            PackedTable(table).capacity, targets, taps, TAPS=paired, D=d, BLOCK=128, num_warps=1,
-        )  # fmt: skip
+        launch_search(PackedTable(table), target_keys, offsets, neighbors, paired)
     return neighbors
 
 

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.triton.launch import cdiv, launch
-from permutohedral.ops.triton.table import SHIFT, PackedTable, codes_of, rows_of
+from permutohedral.ops.triton.table import SHIFT, PackedTable, entry_of
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -16,7 +16,7 @@ def order_kernel(table, slots, order, num_rows, EXACT: tl.constexpr, D: tl.const
     """What to sort the rows by: their codes, or 31 bits along a space-filling curve."""
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = number < num_rows
-    code = tl.load(codes_of(table) + tl.load(slots + number, mask=inside, other=0), mask=inside, other=0)
+    code = tl.load(entry_of(table, tl.load(slots + number, mask=inside, other=0)), mask=inside, other=0)
     if EXACT:
         tl.store(order + number, code, mask=inside)
     else:
@@ -29,8 +29,8 @@ def order_kernel(table, slots, order, num_rows, EXACT: tl.constexpr, D: tl.const
         tl.store(order + number, curve, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_rows", "capacity"])
-def renumber_rows_kernel(table, slots, order, new_slots, new_number, num_rows, capacity, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["num_rows"])
+def renumber_rows_kernel(table, slots, order, new_slots, new_number, num_rows, BLOCK: tl.constexpr):
     """Give the row `order[i]` the number i."""
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = number < num_rows
@@ -38,7 +38,7 @@ def renumber_rows_kernel(table, slots, order, new_slots, new_number, num_rows, c
     slot = tl.load(slots + old, mask=inside, other=0)
     tl.store(new_slots + number, slot, mask=inside)
     tl.store(new_number + old, number, mask=inside)
-    tl.store(rows_of(table, capacity) + slot, number, mask=inside)
+    tl.store(entry_of(table, slot) + 1, number.to(tl.int64), mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_entries"])
@@ -61,7 +61,7 @@ def reorder(table: PackedTable, slots: Tensor, vertices: Tensor, num: int, exact
     order = torch.sort(keys).indices
     new_slots = torch.empty(num, dtype=torch.int32, device=device)
     new_number = torch.empty(num, dtype=torch.int32, device=device)
-    launch(renumber_rows_kernel, grid, storage, slots, order, new_slots, new_number, num, table.capacity, BLOCK=512)
+    launch(renumber_rows_kernel, grid, storage, slots, order, new_slots, new_number, num, BLOCK=512)
     entries = vertices.numel()
     launch(renumber_vertices_kernel, (cdiv(entries, 1024),), vertices, new_number, entries, BLOCK=1024)
     return new_slots

@@ -10,6 +10,7 @@ from torch import Tensor
 from permutohedral.ops.triton.embedding import find_simplex, tile_rows
 from permutohedral.ops.triton.launch import cdiv, launch
 from permutohedral.ops.triton.table import (
+    BAD_FEATURE,
     COUNT,
     EMPTY,
     EXTENT,
@@ -62,8 +63,9 @@ def clear_kernel(
         tl.store(table + EXTENT + row, tl.full([ROWS], 1 << DIGIT_BITS, tl.int64), mask=row < D)
         tl.store(table + ITEM_SHIFT, CORNER_BITS + D * DIGIT_BITS)
         tl.store(table + ITEM_EXTENT, 1 << ITEM_BITS)
-        # the count and the flags, one after another
-        tl.store(table + COUNT + tl.arange(0, 4), tl.full([4], -1, tl.int64))
+        tl.store(table + COUNT, -1)
+        # the flags, one after another
+        tl.store(table + BAD_FEATURE + tl.arange(0, 4), tl.full([4], -1, tl.int64))
         sample_order(features, table, num_points, STRIDE, D)
 
 

@@ -4,8 +4,9 @@ A lattice point is an item, a corner class j and d quotients q_i, its coordinate
 into one non-negative int64, the *code*; equal codes are equal keys, so the table needs no second comparison. How many
 bits each part gets is decided on the device and written into the header, so that building waits for the host only once.
 
-The table is one int64 tensor, filled with -1: a header of `HEADER` words, `capacity` codes (-1: empty slot), then
-`capacity` row numbers as int32. Open addressing with linear probing; the capacity is a power of two.
+The table is one int64 tensor: a header of `HEADER` words, then `capacity` slots of two words each, the code (-1: empty
+slot) and the row number (-1: not known yet), so that one access to memory finds both. Open addressing with linear
+probing; the capacity is a power of two.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from permutohedral.ops.triton.launch import power_of_two
 
-# a multiple of 3, so that the size of the whole table is one too, and never a power of two
+# never the difference of two powers of two, so that the size of the whole table is no power of two
 HEADER = tl.constexpr(144)
 # words of the header: for coordinate i the lowest quotient, the shift of its digit, the number of digits
 LOW = tl.constexpr(0)
@@ -27,8 +28,9 @@ SHIFT = tl.constexpr(32)
 EXTENT = tl.constexpr(64)
 ITEM_SHIFT = tl.constexpr(96)
 ITEM_EXTENT = tl.constexpr(97)
-# number of lattice points minus one, then flags that are not -1 once something went wrong
-COUNT = tl.constexpr(100)
+# number of lattice points minus one: in a cache line of its own, since many threads add to it while others read flags
+COUNT = tl.constexpr(112)
+# flags that are not -1 once something went wrong
 BAD_FEATURE = tl.constexpr(101)
 NO_ROOM = tl.constexpr(102)
 FULL = tl.constexpr(103)
@@ -45,12 +47,12 @@ _MOST_ROOMY_KEYS = 1 << 20
 class PackedTable:
     """A table of packed keys."""
 
-    storage: Tensor  # int64 [HEADER + 3 capacity / 2]
+    storage: Tensor  # int64 [HEADER + 2 capacity]
 
     @staticmethod
     def words(capacity: int) -> int:
         """Size of the storage."""
-        return int(HEADER.value) + capacity + capacity // 2
+        return int(HEADER.value) + 2 * capacity
 
     @staticmethod
     def empty(capacity: int, device: torch.device) -> PackedTable:
@@ -59,11 +61,12 @@ class PackedTable:
     @staticmethod
     def holds(storage: Tensor) -> bool:
         """Whether `storage` is such a table, told by its size alone: a wide table's is a power of two."""
-        return storage.numel() > 0 and storage.numel() % 3 == 0
+        words = storage.numel() - int(HEADER.value)
+        return words > 0 and words & (words - 1) == 0
 
     @property
     def capacity(self) -> int:
-        return (self.storage.numel() - int(HEADER.value)) // 3 * 2
+        return (self.storage.numel() - int(HEADER.value)) // 2
 
 
 def capacity_for(num_keys: int) -> int:
@@ -77,15 +80,15 @@ def roomy_capacity(num_keys: int) -> int:
 
 
 @triton.jit
-def codes_of(table):
-    """Pointer to the codes."""
-    return table + HEADER
+def entry_of(table, slot):
+    """Pointer to the code in a slot; the row number is the word after it."""
+    return table + HEADER + 2 * slot.to(tl.int64)
 
 
 @triton.jit
-def rows_of(table, capacity):
-    """Pointer to the row numbers."""
-    return (table + HEADER + capacity).to(tl.pointer_type(tl.int32), bitcast=True)
+def is_any(lanes):
+    """Whether a tile `[ROWS, BLOCK]` of int1 holds a true one; the rows first, which lie in one thread."""
+    return tl.max(tl.max(lanes.to(tl.int32), axis=0), axis=0) > 0
 
 
 @triton.jit
@@ -121,44 +124,131 @@ def swap_if_empty(pointers, desired, lanes, current, PTX: tl.constexpr):
         )
     else:
         expected = tl.full(desired.shape, EMPTY, tl.int64)
-        if tl.max(tl.max(lanes.to(tl.int32), axis=1), axis=0) > 0:
+        if is_any(lanes):
             met = tl.atomic_cas(pointers, expected, desired, sem="relaxed")
             current = tl.where(lanes, met, current)
         return current
 
 
 @triton.jit
-def insert(codes, code, wanted, capacity, PTX: tl.constexpr):
-    """Find or make the slot of each code of a tile `[ROWS, BLOCK]`.
-
-    Every lane takes part; one that is not `wanted` must carry a code that another lane wants.
-
-    Returns: slot int32, whether this lane made it int1, whether the table was too full int1.
-    """
-    slot = home_slot(code, capacity)
-    pending = wanted
-    created = wanted & (code < 0)
-    probes = 0
-    while (tl.max(tl.max(pending.to(tl.int32), axis=1), axis=0) > 0) & (probes < MAX_PROBES):
-        met = tl.load(codes + slot, mask=pending, other=0)
-        met = swap_if_empty(codes + slot, code, pending & (met == EMPTY), met, PTX)
-        created = created | (pending & (met == EMPTY))
-        pending = pending & (met != EMPTY) & (met != code)
-        slot = tl.where(pending, (slot + 1) & (capacity - 1), slot)
-        probes += 1
-    return slot, created, pending
+def load_entry(pointers, lanes, PTX: tl.constexpr):
+    """Code and row number, int64, where `lanes` point; -1 on the other lanes."""
+    if PTX:
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.s32 p, $3, 0; mov.b64 $0, -1; mov.b64 $1, -1; "
+            "@p ld.global.v2.b64 {$0, $1}, [$2]; }",
+            "=&l,=&l,l,r",
+            [pointers.to(tl.int64), lanes.to(tl.int32)],
+            dtype=(tl.int64, tl.int64),
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        code = tl.load(pointers, mask=lanes, other=EMPTY)
+        return code, tl.load(pointers + 1, mask=lanes, other=EMPTY)
 
 
 @triton.jit
-def look_up(codes, rows, code, wanted, capacity):
-    """The row number of each code of a tile `[BLOCK]`, -1 where it is absent or not wanted."""
+def load_number(pointers, lanes, PTX: tl.constexpr):
+    """A row number, int64, where `lanes` point, as other multiprocessors see it; -1 on the other lanes."""
+    if PTX:
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.b64 $0, -1; @p ld.relaxed.gpu.global.b64 $0, [$1]; }",
+            "=&l,l,r",
+            [pointers.to(tl.int64), lanes.to(tl.int32)],
+            dtype=tl.int64,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        return tl.load(pointers, mask=lanes, other=EMPTY)
+
+
+@triton.jit
+def store_lanes(pointers, values, lanes, PTX: tl.constexpr):
+    """Store scattered values; with PTX where they lie, since the compiler would rather sort them by address."""
+    if PTX:
+        long: tl.constexpr = values.dtype.primitive_bitwidth == 64
+        tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.global."
+            + ("b64" if long else "b32")
+            + " [$1], $2; mov.b32 $0, 0; }",
+            "=r,l,l,r" if long else "=r,l,r,r",
+            [pointers.to(tl.int64), values, lanes.to(tl.int32)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        tl.store(pointers, values, mask=lanes)
+
+
+# What follows the access to a slot, where most probes end: each lane goes on alone, from the content met there.
+# $0 slot; $1 what was found: a row number, -1 none yet, -2 the lane made the slot, -3 the probe must go on; $2 address
+# of the first slot, $3 code, $4 slot, $5 and $6 its content, $7 capacity - 1, $8 what was found before
+_INSERT_PTX = tl.constexpr(
+    """{ .reg .pred p; .reg .b64 met, number, place; .reg .b32 probes;
+    mov.b32 $0, $4; mov.b32 $1, $8; setp.ne.s32 p, $8, -3; @p bra END;
+    mov.b64 met, $5; mov.b64 number, $6; mov.b32 probes, 0;
+    COMPARE: setp.eq.s64 p, met, $3; @p bra FOUND; setp.ne.s64 p, met, -1; @p bra NEXT;
+    mul.wide.u32 place, $0, 16; add.s64 place, place, $2;
+    atom.relaxed.gpu.global.cas.b64 met, [place], -1, $3; mov.b64 number, -1;
+    setp.ne.s64 p, met, -1; @p bra COMPARE; mov.b32 $1, -2; bra END;
+    NEXT: add.s32 $0, $0, 1; and.b32 $0, $0, $7; add.s32 probes, probes, 1; setp.ge.s32 p, probes, 32; @p bra END;
+    mul.wide.u32 place, $0, 16; add.s64 place, place, $2; ld.global.v2.b64 {met, number}, [place]; bra COMPARE;
+    FOUND: cvt.u32.u64 $1, number;
+    END: }"""
+)
+
+
+@triton.jit
+def insert(table, code, wanted, capacity, PTX: tl.constexpr):
+    """Find or make the slot of each code of a tile `[ROWS, BLOCK]`.
+
+    Without PTX every lane takes part; one that is not `wanted` must carry a code that another lane wants.
+
+    Returns: slot int32, the row number in it int32 (-1 if not known yet), whether this lane made it int1, whether the
+    table was too full int1.
+    """
     slot = home_slot(code, capacity)
-    pending = wanted
-    found = wanted & (code < 0)
-    # a finished table is at most half full, so an empty slot ends every probe
-    while tl.max(pending.to(tl.int32), axis=0) > 0:
-        met = tl.load(codes + slot, mask=pending, other=EMPTY)
-        found = found | (pending & (met == code))
+    found = tl.where(wanted, -3, -1)
+    probes = 0
+    # in a loop even where one round does: outside of it the compiler may run a swap twice
+    while is_any(found == -3) & (probes < MAX_PROBES):
+        place = entry_of(table, slot)
+        met, number = load_entry(place, found == -3, PTX)
+        if PTX:
+            slot, found = tl.inline_asm_elementwise(
+                _INSERT_PTX,
+                "=&r,=&r,l,l,r,l,l,r,r",
+                [(table + HEADER).to(tl.int64), code, slot, met, number, capacity - 1, found],
+                dtype=(tl.int32, tl.int32),
+                is_pure=False,
+                pack=1,
+            )
+            probes += 32
+        else:
+            pending = found == -3
+            met = swap_if_empty(place, code, pending & (met == EMPTY), met, PTX)
+            found = tl.where(pending & (met == code), number.to(tl.int32), found)
+            found = tl.where(pending & (met == EMPTY), -2, found)
+            slot = tl.where(found == -3, (slot + 1) & (capacity - 1), slot)
+            probes += 1
+    return slot, tl.maximum(found, -1), found == -2, found == -3
+
+
+@triton.jit
+def look_up(table, code, wanted, capacity, PTX: tl.constexpr):
+    """The row number of each code of a tile `[ROWS, BLOCK]`, -1 where it is absent or not wanted.
+
+    A finished table is at most half full, so an empty slot ends every probe.
+    """
+    slot = home_slot(code, capacity)
+    pending = wanted & (code >= 0)
+    row = tl.full(code.shape, -1, tl.int32)
+    while is_any(pending):
+        met, number = load_entry(entry_of(table, slot), pending, PTX)
+        row = tl.where(pending & (met == code), number.to(tl.int32), row)
         pending = pending & (met != EMPTY) & (met != code)
         slot = tl.where(pending, (slot + 1) & (capacity - 1), slot)
-    return tl.load(rows + slot, mask=found, other=-1)
+    return row

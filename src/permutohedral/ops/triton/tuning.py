@@ -45,9 +45,9 @@ def likely_blocks(shape: Shape) -> Blocks:
     block_k = min(power_of_two(shape.in_channels, 16), 32 if shape.dtype == torch.float32 else 64)
     if shape.kernel == "gradient":
         block_n, block_k = min(block_n, 64), min(power_of_two(shape.in_channels, 16), 64)
-        precise, fast = ((64, 2, 3), (128, 2, 2)) if few else ((32, 4, 1), (128, 4, 1))
         half = (64, 2, 3) if few else (64, 4, 3)
-        block_m, warps, stages = {"tf32x3": precise, "tf32": fast}.get(shape.precision, half)
+        precise = (64, 2, 3) if few else (32, 4, 1)
+        block_m, warps, stages = {"tf32x3": precise, "tf32": (128, 2, 2)}.get(shape.precision, half)
     else:
         block_m = 64 if shape.targets < 2**15 or (shape.precision == "tf32x3" and not few) else 128
         warps, stages = 8 if block_n > 64 and block_m > 64 else 4, 5
