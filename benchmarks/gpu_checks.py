@@ -196,6 +196,39 @@ def check_foreseen() -> Iterator[Figure]:
     yield "lattices after others", wrong, 0.5
 
 
+def check_at_once(d: int, dtype: torch.dtype) -> Iterator[Figure]:
+    """The Gaussian that does not wait for its lattice: of sizes as foreseen, of other ones, of many points."""
+    features = torch.randn(120_000, d, dtype=dtype, device="cuda")
+    values = torch.randn(120_000, 3, dtype=dtype, device="cuda")
+    ph.gaussian_filter(values, features)
+    wrong = 0.0
+    for scale in (1.0, 1.01, 0.5, 4.0, 4.0):
+        found = ph.gaussian_filter(values, scale * features)
+        lattice = ph.build_lattice(scale * features, neighborhood_size=0, separable=True)
+        source = replace(lattice.source, barycentric=lattice.source.barycentric.double())
+        with ph.use_backend("reference"):
+            exact = replace(lattice, source=source, target=source)
+            expected = ph.gaussian_filter(values.double(), None, lattice=exact)
+        wrong = max(wrong, relative_error(found, expected))
+    yield f"Gaussian at once d={d} {dtype}", wrong, TOLERANCE[dtype]
+
+
+def check_halves() -> Iterator[Figure]:
+    """Weight gradients in TF32, of channels of very different magnitudes: none loses more than the others."""
+    values, gradient = torch.randn(40_000, 64, device="cuda"), torch.randn(40_000, 96, device="cuda")
+    values *= torch.exp2(torch.linspace(-30, 30, 64, device="cuda"))
+    gradient *= torch.exp2(torch.linspace(20, -40, 96, device="cuda"))
+    neighbors = torch.randint(-1, 40_000, (7, 40_000), dtype=torch.int32, device="cuda")
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    found = backend.convolve_weight_gradient(values, gradient, neighbors, 1)
+    torch.backends.cuda.matmul.allow_tf32 = before
+    expected = reference.convolve_weight_gradient(values.double(), gradient.double(), neighbors, 1)
+    error = (found - expected).norm(dim=0) / expected.norm(dim=0)
+    # sums of 40,000 terms that mostly cancel, each to 11 bits
+    yield "weight gradient in TF32", float(error.max()), 2e-3
+
+
 def check_streams() -> Iterator[Figure]:
     """Lattices built and filtered on two streams at once are those of one stream."""
     features = [torch.rand(300_000, 3, device="cuda", dtype=torch.float64) * 20 for _ in range(4)]
@@ -233,7 +266,8 @@ def check_threads() -> Iterator[Figure]:
 def all_checks() -> list[Callable[[], Iterator[Figure]]]:
     """Each a function that yields what it found."""
     checks: list[Callable[[], Iterator[Figure]]] = [
-        check_streams, check_threads, check_determinism, check_graph, check_foreseen,
+        check_streams, check_threads, check_determinism, check_graph, check_foreseen, check_halves,
+        partial(check_at_once, 3, torch.float64), partial(check_at_once, 5, torch.float32),
     ]  # fmt: skip
     for d in [1, 2, 3, 5, 6, 8, 12, 16, 20]:
         for dtype in (torch.float32, torch.float64):
