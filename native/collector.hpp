@@ -84,38 +84,59 @@ public:
         const int64_t d = D > 0 ? D : map_.d, words = W > 0 ? W : map_.words;
         // local, so that it stays in a register whatever is written
         int64_t count = count_;
-        for (int64_t l = 0; l < points; ++l) {
-            if (caching_) {
-                add_point(keys + l * words, uint64_t(packed_ranks[l]), ranks + l, out + l * (d + 1), count);
-            } else {
-                append_corners(keys + l * words, ranks + l, out + l * (d + 1), count);
+        if (!caching_) {
+            for (int64_t l = 0; l < points; ++l) append_corners(keys + l * words, ranks + l, out + l * (d + 1), count);
+        } else if constexpr (has_simplices) {
+            add_simplices(keys, packed_ranks, ranks, points, out, count);
+        } else {
+            for (int64_t l = 0; l < points; ++l) {
+                for_corners(keys + l * words, ranks + l, [&](int64_t j, const uint64_t* key, int64_t) {
+                    out[l * (d + 1) + j] = find_or_append(key, words, count);
+                });
             }
         }
         count_ = count;
     }
 
 private:
-    PERMUTOHEDRAL_INLINE void add_point(const uint64_t* key, uint64_t packed_ranks, const Whole<T>* ranks, int32_t* out,
-                                        int64_t& count) {
-        if constexpr (has_simplices) {
-            const uint64_t place = mix(key[0] + packed_ranks * 0x9e3779b97f4a7c15u) >> (64 - simplex_bits);
-            uint64_t* entry = simplices_ + place * simplex_stride;
+    // Looks all points up before it adds the missing ones: which are missing is not predictable, and a wrong guess would
+    // throw away what was begun for the next points.
+    void add_simplices(const uint64_t* keys, const Whole<T>* packed_ranks, const Whole<T>* ranks, int64_t points,
+                       int32_t* out, int64_t& count) {
+        uint64_t* entries[lanes<T>];
+        int64_t missing[lanes<T>], num_missing = 0;
+        for (int64_t l = 0; l < points; ++l) {
+            const uint64_t place = mix(keys[l] + uint64_t(packed_ranks[l]) * 0x9e3779b97f4a7c15u) >> (64 - simplex_bits);
+            entries[l] = simplices_ + place * simplex_stride;
+        }
+        for (int64_t l = 0; l < points; ++l) {
+            std::memcpy(out + l * (D + 1), entries[l] + 2, sizeof(int32_t) * (D + 1));
+            missing[num_missing] = l;
+            num_missing += differs(entries[l], keys[l], uint64_t(packed_ranks[l]));
+        }
+        for (int64_t n = 0; n < num_missing; ++n) {
+            const int64_t l = missing[n];
+            uint64_t* entry = entries[l];
+            int32_t* to = out + l * (D + 1);
             int32_t* positions = reinterpret_cast<int32_t*>(entry + 2);
-            if (entry[0] == key[0] && entry[1] == packed_ranks) {
-                std::memcpy(out, positions, sizeof(int32_t) * (D + 1));
-                return;
+            // a point before it may have added it
+            if (differs(entry, keys[l], uint64_t(packed_ranks[l])) == 0) {
+                for (int64_t j = 0; j <= D; ++j) to[j] = positions[j];
+                continue;
             }
-            entry[0] = key[0];
-            entry[1] = packed_ranks;
+            entry[0] = keys[l];
+            entry[1] = uint64_t(packed_ranks[l]);
             // to both at once: reading back in one piece what was written in several would wait
-            for_corners(key, ranks, [&](int64_t j, const uint64_t* corner, int64_t words) PERMUTOHEDRAL_INLINE_LAMBDA {
-                out[j] = positions[j] = find_or_append(corner, words, count);
-            });
-        } else {
-            for_corners(key, ranks, [&](int64_t j, const uint64_t* corner, int64_t words) PERMUTOHEDRAL_INLINE_LAMBDA {
-                out[j] = find_or_append(corner, words, count);
+            for_corners(keys + l, ranks + l, [&](int64_t j, const uint64_t* key, int64_t words) PERMUTOHEDRAL_INLINE_LAMBDA {
+                to[j] = positions[j] = find_or_append(key, words, count);
             });
         }
+    }
+
+    // 1 or 0, by arithmetic: a comparison would be compiled to a branch.
+    static PERMUTOHEDRAL_INLINE int64_t differs(const uint64_t* entry, uint64_t key, uint64_t packed_ranks) {
+        const uint64_t difference = (entry[0] ^ key) | (entry[1] ^ packed_ranks);
+        return int64_t((difference | -difference) >> 63);
     }
 
     // Calls function(j, key, words) for the d+1 corners.
@@ -144,16 +165,20 @@ private:
         count += d + 1;
     }
 
-    // Without branches, since hits are not predictable: the key is always written behind the list, and kept if new.
+    // The key is always written behind the list, and kept if new.
     PERMUTOHEDRAL_INLINE int32_t find_or_append(const uint64_t* key, int64_t words, int64_t& count) {
         const uint64_t place = hash_key<W>(key, words) >> (64 - vertex_bits);
         uint64_t* entry = vertices_ + place * ((W > 0 ? W : words) + 1);
         uint64_t* appended = list_ + count * words;
-        const bool found = same_key<W>(entry, key, words);
-        for (int64_t w = 0; w < words; ++w) entry[w] = appended[w] = key[w];
-        const uint64_t position = found ? entry[words] : uint64_t(count);
+        uint64_t difference = 0;
+        for (int64_t w = 0; w < words; ++w) {
+            difference |= entry[w] ^ key[w];
+            entry[w] = appended[w] = key[w];
+        }
+        const uint64_t is_new = (difference | -difference) >> 63;
+        const uint64_t position = entry[words] + ((uint64_t(count) - entry[words]) & -is_new);
         entry[words] = position;
-        count += !found;
+        count += int64_t(is_new);
         return int32_t(position);
     }
 
