@@ -21,6 +21,8 @@ _WORD_BYTES, _BITS_PER_COORDINATE = 8, 6
 # points are indexed in pieces of this many, each with a list of the keys it touches
 _PIECE_POINTS = 65536
 _CACHED_KEYS = 16384
+# on a larger lattice, points far apart are visited in another order, with a copy of their simplices
+_UNORDERED_LATTICE_BYTES = 1 << 24
 # how a table's keys are packed, for each coordinate
 _HEADER_BYTES = 64
 # a GPU's hash table: up to eight slots per lattice point, a 64-bit key and an index in each
@@ -38,7 +40,8 @@ class MemoryForecast:
         lattice_points: keys and lookup table.
         neighbors: the table of taps.
         scratch: what building the lattice takes before the table of taps is made, and then gives back.
-        values: splatted, blurred or convolved values, and the result.
+        values: splatted, blurred or convolved values, and the result; for points far apart, an ordered copy of the
+            simplices.
         total: the peak; the scratch memory is free again when neighbors and values are allocated.
 
     >>> forecast = forecast_memory(1000, dimension=3)
@@ -71,7 +74,7 @@ def forecast_memory(  # noqa: PLR0913 (what describes the request, and three opt
     """Forecast the memory of `build_lattice` and one filter without gradients, without allocating anything.
 
     The figures are those of the native backend (measured in docs/reliability.md). On a GPU the lookup table takes up
-    to 88 bytes more per lattice point; the reference backend takes several times as much.
+    to 128 bytes more per lattice point; the reference backend takes several times as much.
 
     Args:
         num_points: source and target points together.
@@ -93,6 +96,9 @@ def forecast_memory(  # noqa: PLR0913 (what describes the request, and three opt
     packed_key = _WORD_BYTES * -(-(dimension + 1) * _BITS_PER_COORDINATE // 64)
     # the Gaussian has two more buffers of the size of its input, and a channel for the mass
     rows = 3 * lattice_points * (channels / 2 + 1) if separable else lattice_points * channels
+    row_bytes = (channels / 2 + separable) * size
+    is_sorted = not ordered and lattice_points * row_bytes >= _UNORDERED_LATTICE_BYTES
+    visits = corners * (_INDEX_BYTES + max(size, 4)) + num_points * _INDEX_BYTES if is_sorted else 0
     listed = lattice_points if ordered else _count_listed_keys(num_points, corners, lattice_points)
     collected = min(num_points, _PIECE_POINTS * torch.get_num_threads()) * (dimension + 1)
     return MemoryForecast(
@@ -100,7 +106,7 @@ def forecast_memory(  # noqa: PLR0913 (what describes the request, and three opt
         lattice_points=lattice_points * ((dimension + 1) * _INDEX_BYTES + packed_key) + _HEADER_BYTES * (dimension + 4),
         neighbors=lattice_points * taps * _INDEX_BYTES,
         scratch=listed * (packed_key + _INDEX_BYTES) + (collected + lattice_points) * packed_key,
-        values=int((rows + num_points * channels / 2) * size),
+        values=int((rows + num_points * channels / 2) * size) + visits,
     )
 
 

@@ -361,6 +361,17 @@ def test_filter_points(scale: float, batched: bool) -> None:
         assert_close(found, expected)
 
 
+def test_filter_points_gives_a_table_up_that_is_full() -> None:
+    """Twice as many lattice points as it has slots: looking anything up there would never end."""
+    features, values = 9 * torch.randn(60, 2), torch.randn(60, 3)
+    with use_backend("triton"):
+        functional.gaussian_filter(values, 0 * features)
+        assert fused.filter_points(values, features, 1e-20) is None
+        found = functional.gaussian_filter(values, features)
+    with use_backend("reference"):
+        assert_close(found, functional.gaussian_filter(values, features))
+
+
 def test_filter_points_leaves_features_to_be_refused() -> None:
     features, values = torch.randn(40, 2), torch.randn(40, 1)
     with use_backend("triton"):

@@ -12,9 +12,11 @@ from permutohedral.ops.triton.launch import cdiv, has_ptx, launch, on_device, po
 from permutohedral.ops.triton.table import (
     COUNT,
     EXTENT,
+    FULL,
     ITEM_EXTENT,
     ITEM_SHIFT,
     LOW,
+    NO_ROOM,
     SHIFT,
     PackedTable,
     look_up,
@@ -104,14 +106,17 @@ def find_neighbors_kernel(
     """One tap of a block of targets; with TAPS > 0 the targets are the sources, and `neighbors` is filled with -1.
 
     Then two opposite taps are one: if u is the neighbor of v along the first, v is the neighbor of u along the second.
-    Codes as targets are as many as the table has rows, but at most `num_targets`.
+    Codes as targets are as many as the table has rows, none if these are more than `num_targets`.
     """
     # the taps of a target one after another, which find much of what they read in the cache
     tap = tl.program_id(0) % taps
     target = (tl.program_id(0) // taps) * BLOCK + tl.arange(0, BLOCK)[None, :]
     count = num_targets
     if targets.dtype.element_ty == tl.int64:
-        count = tl.minimum(num_targets, tl.load(table + COUNT).to(tl.int32) + 1)
+        # a table that the points do not fit has no neighbors to find, and perhaps no empty slot where a probe ends
+        last = tl.load(table + COUNT).to(tl.int32)
+        failed = tl.maximum(tl.load(table + FULL), tl.load(table + NO_ROOM)) >= 0
+        count = tl.where(failed | (last >= num_targets), 0, last + 1)
     inside = target < count
     target = tl.minimum(target, tl.maximum(count - 1, 0))
     row = neighbors + tap.to(tl.int64) * num_targets
