@@ -25,8 +25,8 @@ _CACHED_KEYS = 16384
 _UNORDERED_LATTICE_BYTES = 1 << 24
 # how a table's keys are packed, for each coordinate
 _HEADER_BYTES = 64
-# a GPU's hash table: up to eight slots per lattice point, a 64-bit key and an index in each
-_TABLE_BYTES = 96
+# a GPU's hash table: up to eight slots per lattice point, a 64-bit key and a 64-bit index in each
+_TABLE_BYTES = 128
 # requests below this are not worth asking the system how much it has free
 _NEGLIGIBLE_BYTES = 1 << 28
 
