@@ -164,7 +164,8 @@ def draw_invariance(results: Sequence[Result], path: Path) -> None:
     errors.set_ylabel("digits not recognized")
     change.set_xlabel("rotation, degrees" if rotated else "scale")
     change.set_ylabel("relative change of the first layer's output")
-    figure.legend(*change.get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+    handles, titles = change.get_legend_handles_labels()
+    figure.legend(handles, titles, loc="outside lower center", ncols=5 if len(titles) <= 5 else 4, frameon=False)
     save_figure(figure, path)
 
 

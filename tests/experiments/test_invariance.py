@@ -76,8 +76,8 @@ def test_the_rows_differ_in_nothing_but_what_their_names_say(transformation: Tra
     assert sorted(shipped_configs(transformation)) == sorted(ROWS[transformation])
     configs = [read_config(InvarianceConfig, shipped_configs(transformation)[name]) for name in ROWS[transformation]]
     assert [config.name for config in configs] == list(ROWS[transformation])
-    assert [config.model for config in configs] == ["lenet", "pcnn", "stack", "lenet"]
-    assert [config.augmentation > 0 for config in configs] == [False, False, False, True]
+    assert [config.model for config in configs] == ["lenet", "pcnn", "stack", "copies", "lenet"]
+    assert [config.augmentation > 0 for config in configs] == [False, False, False, False, True]
     for config in configs:
         assert config.training == configs[0].training
         assert config.transformation == transformation

@@ -15,8 +15,8 @@ from permutohedral.models.invariance import Transformation
 
 # in the order of the tables
 ROWS: dict[Transformation, tuple[str, ...]] = {
-    "rotation": ("lenet", "pcnn", "rotation_pcnn", "lenet_augmented"),
-    "scale": ("lenet", "pcnn", "scale_pcnn", "lenet_augmented"),
+    "rotation": ("lenet", "pcnn", "rotation_pcnn", "lenet_copies", "lenet_augmented"),
+    "scale": ("lenet", "pcnn", "scale_pcnn", "lenet_copies", "lenet_augmented"),
 }
 
 
