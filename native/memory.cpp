@@ -138,7 +138,10 @@ char* take_block(size_t bytes) {
     char* block = nullptr;
     with_store([&](Store& store) {
         block = store.take(bytes);
-        if (block != nullptr || bytes >= least_mapped) return;
+        if (block != nullptr) return;
+        // what lies in pieces too small makes room, so that fragments do not add up
+        store.release(store.kept() > bytes ? store.kept() - bytes : 0);
+        if (bytes >= least_mapped) return;
         char* mapped = map(least_mapped);
         if (mapped == nullptr) return;
         store.keep(mapped, least_mapped);
@@ -216,7 +219,7 @@ Memory::~Memory() {
 }
 
 void* Arena::take(size_t bytes) {
-    constexpr size_t line = 64, block = size_t{1} << 24;
+    constexpr size_t line = 64, block = size_t{1} << 25;
     bytes = (bytes + line - 1) / line * line;
     const std::lock_guard<std::mutex> lock(mutex_);
     if (blocks_.empty() || used_ + bytes > blocks_.back().size()) {

@@ -27,6 +27,8 @@ _UNORDERED_LATTICE_BYTES = 1 << 24
 _HEADER_BYTES = 64
 # a GPU's hash table: up to eight slots per lattice point, a 64-bit key and a 64-bit index in each
 _TABLE_BYTES = 128
+# memory comes in huge pages, which are not filled to the end
+_PAGE_BYTES = 1 << 22
 # requests below this are not worth asking the system how much it has free
 _NEGLIGIBLE_BYTES = 1 << 28
 
@@ -101,11 +103,12 @@ def forecast_memory(  # noqa: PLR0913 (what describes the request, and three opt
     visits = corners * (_INDEX_BYTES + max(size, 4)) + num_points * _INDEX_BYTES if is_sorted else 0
     listed = lattice_points if ordered else _count_listed_keys(num_points, corners, lattice_points)
     collected = min(num_points, _PIECE_POINTS * torch.get_num_threads()) * (dimension + 1)
+    scratch = listed * (packed_key + _INDEX_BYTES) + (collected + lattice_points) * packed_key
     return MemoryForecast(
         simplices=corners * (_INDEX_BYTES + max(size, 4)),
         lattice_points=lattice_points * ((dimension + 1) * _INDEX_BYTES + packed_key) + _HEADER_BYTES * (dimension + 4),
         neighbors=lattice_points * taps * _INDEX_BYTES,
-        scratch=listed * (packed_key + _INDEX_BYTES) + (collected + lattice_points) * packed_key,
+        scratch=scratch + min(scratch, _PAGE_BYTES),
         values=int((rows + num_points * channels / 2) * size) + visits,
     )
 
