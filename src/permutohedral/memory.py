@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -29,8 +30,10 @@ _HEADER_BYTES = 64
 _TABLE_BYTES = 128
 # memory comes in huge pages, which are not filled to the end
 _PAGE_BYTES = 1 << 22
-# requests below this are not worth asking the system how much it has free
+# requests below this are not worth asking the system how much it has free; asking a GPU takes longer than most kernels,
+# so one that has more may be asked for more
 _NEGLIGIBLE_BYTES = 1 << 28
+_NEGLIGIBLE_SHARE = 1 / 32
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,17 @@ def _count_listed_keys(num_points: int, corners: int, lattice_points: int) -> in
     return int(max(distinct, corners * (1 - found)))
 
 
+@lru_cache(maxsize=64)
+def _whole_memory(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def _is_negligible(needed: int, device: torch.device) -> bool:
+    if device.type != "cuda":
+        return needed < _NEGLIGIBLE_BYTES
+    return needed < max(_NEGLIGIBLE_BYTES, _NEGLIGIBLE_SHARE * _whole_memory(device))
+
+
 def available_memory(device: torch.device) -> int:
     """Bytes that can still be allocated on `device`: what is free, within the limits of the container and the process.
 
@@ -194,7 +208,7 @@ class MemoryLimit:
 
     def check(self, needed: int, what: str) -> None:
         """Raise unless `needed` bytes for `what` stay within the limit."""
-        if self.limit is None and needed < _NEGLIGIBLE_BYTES:
+        if self.limit is None and _is_negligible(needed, self.device):
             return
         limit = available_memory(self.device) if self.limit is None else self.limit
         if needed > limit:
@@ -229,7 +243,7 @@ def check_rows(rows: int, channels: int, like: Tensor) -> None:
     Raises:
         MemoryLimitError: it does not.
     """
-    if torch.compiler.is_compiling() or rows * channels * like.element_size() < _NEGLIGIBLE_BYTES:
+    if torch.compiler.is_compiling() or _is_negligible(rows * channels * like.element_size(), like.device):
         return
     MemoryLimit(None, like.device).check(
         rows * channels * like.element_size(), f"a result of {rows:,} rows with {channels:,} channels"

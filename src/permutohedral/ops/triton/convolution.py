@@ -232,6 +232,8 @@ def _uses_halves(precision: str, channels: int) -> bool:
 
 def _scales(inverse: Tensor, gradient_inverse: Tensor, groups: int) -> Tensor:
     """What to multiply a gradient `[filter_size, in / groups, out]` with that was computed of halves."""
+    if groups == 1:
+        return inverse[:, None] * gradient_inverse
     per_group = gradient_inverse.shape[0] // groups
     return inverse.view(groups, -1).repeat_interleave(per_group, dim=0).T * gradient_inverse
 
@@ -304,8 +306,7 @@ def convolve_weight_gradient(lattice_values: Tensor, output_gradient: Tensor, ne
     per_group = out_channels // groups
     precision, scales = _precision(dtype), None
     if _uses_halves(precision, min(in_channels, per_group)):
-        lattice_values, inverse = halve(lattice_values)
-        output_gradient, gradient_inverse = halve(output_gradient)
+        (lattice_values, inverse), (output_gradient, gradient_inverse) = halve(lattice_values, output_gradient)
         precision, scales = "ieee", _scales(inverse, gradient_inverse, groups)
     sizes = {"STRIDE": lattice_values.stride(0), "GRADIENT_STRIDE": output_gradient.stride(0)}
     sizes |= {"OUT_CHANNELS": out_channels, "IN": in_channels, "OUT": per_group}

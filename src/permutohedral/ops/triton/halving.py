@@ -53,10 +53,16 @@ def halve_kernel(
     tl.store(halves + row[:, None] * CHANNELS + channel[None, :], (value * scale[None, :]).to(tl.float16), mask=real)
 
 
-def halve(values: Tensor) -> tuple[Tensor, Tensor]:
-    """float16 `[rows, channels]`, and float32 `[channels]`, what to multiply the channels with to have the values."""
+def halve(*matrices: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """For each float32 `[rows, channels]` the halves, float16, and what to multiply the channels with, `[channels]`."""
+    # aligned parts of one tensor, so that it is cleared at once
+    widths = [cdiv(values.shape[1], 4) * 4 for values in matrices]
+    largest = torch.zeros(sum(widths), dtype=torch.int32, device=matrices[0].device).split(widths)
+    return [_halve(values, most) for values, most in zip(matrices, largest, strict=True)]
+
+
+def _halve(values: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
     rows, channels = values.shape
-    largest = torch.zeros(channels, dtype=torch.int32, device=values.device)
     halves = torch.empty(rows, channels, dtype=torch.float16, device=values.device)
     inverse = torch.empty(channels, dtype=torch.float32, device=values.device)
     block_c = min(power_of_two(channels), 64)
