@@ -1,4 +1,4 @@
-"""Writes the measured parts of docs/reliability.md and docs/scaling.md from results/reliability: `make reliability`."""
+"""Writes the measured parts of pages under docs from results/reliability: `make reliability`."""
 
 from __future__ import annotations
 
@@ -135,6 +135,39 @@ def render_scaling() -> str:
     )
 
 
+def render_determinism() -> str:
+    """What the deterministic mode costs on a GPU."""
+    result = read("gpu")
+    if result is None:
+        return ""
+    lines = ["| between events of the GPU | by default, ms | deterministic, ms | times | three runs |"]
+    lines.append("| --- | ---: | ---: | ---: | --- |")
+    for cost in result["costs"]:
+        equal = "equal to the bit" if cost["equal"] else "different"
+        times = f"{cost['default']:.2f} | {cost['deterministic']:.2f} | {cost['ratio']:.1f}"
+        lines.append(f"| {cost['what']} | {times} | {equal} |")
+    return "\n".join(lines) + "\n\n" + where_measured(result)
+
+
+def render_gpu_peaks() -> str:
+    """Peaks on a GPU, of a first call and of a second one with points of the same shape."""
+    result = read("gpu")
+    if result is None:
+        return ""
+    lines = ["| request | lattice points | first call, MB | second, MB | forecast, MB | larger of them / forecast |"]
+    lines.append("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for peak in result["peaks"]:
+        megabytes = " | ".join(f"{peak[name] / 1e6:,.0f}" for name in ("first", "second", "forecast"))
+        lines.append(f"| {peak['what']} | {peak['lattice_points']:,} | {megabytes} | {peak['ratio']:.2f} |")
+    return "\n".join(lines) + "\n\n" + where_measured(result)
+
+
+def where_measured(result: dict[str, Any]) -> str:
+    """Machine and commit."""
+    about = result["environment"]
+    return f"Measured on an {about['gpu']} at {about['commit'][:7]} (`{result['command']}`)."
+
+
 def fill(page: str, parts: dict[str, str]) -> str:
     """Put texts between the marks `<!-- reliability: name -->` and `<!-- end -->`."""
     for name, text in parts.items():
@@ -147,7 +180,8 @@ def fill(page: str, parts: dict[str, str]) -> str:
 def pages() -> dict[Path, str]:
     """The pages as they should be."""
     parts = {"table": render_table(), "peaks": render_peaks(), "scaling": render_scaling()}
-    names = ("reliability.md", "scaling.md")
+    parts |= {"determinism": render_determinism(), "gpu-peaks": render_gpu_peaks()}
+    names = ("reliability.md", "scaling.md", "determinism.md")
     return {ROOT / "docs" / name: fill((ROOT / "docs" / name).read_text(), parts) for name in names}
 
 
