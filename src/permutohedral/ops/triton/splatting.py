@@ -34,7 +34,7 @@ def load_share(values, point, channel, num_points, CHANNELS: tl.constexpr, STRID
 @triton.jit
 def pick(tile, column: tl.constexpr):
     """`[BLOCK]`: a column of `[BLOCK, 4]`, all of which lie in one thread."""
-    bits: tl.constexpr = tl.int64 if tile.dtype.primitive_bitwidth == 64 else tl.int32
+    bits: tl.constexpr = tl.int64 if tile.dtype == tl.float64 else tl.int32
     chosen = tl.where((tl.arange(0, 4) == column)[None, :], tile.to(bits, bitcast=True), 0)
     return tl.sum(chosen, axis=1).to(tile.dtype, bitcast=True)
 

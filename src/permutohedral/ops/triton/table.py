@@ -166,19 +166,26 @@ def load_number(pointers, lanes, PTX: tl.constexpr):
 
 @triton.jit
 def store_lanes(pointers, values, lanes, PTX: tl.constexpr):
-    """Store scattered values; with PTX where they lie, since the compiler would rather sort them by address."""
+    """Store scattered int64 or int32 values; with PTX from the threads that hold them, which Triton may exchange first."""
     if PTX:
-        long: tl.constexpr = values.dtype.primitive_bitwidth == 64
-        tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.global."
-            + ("b64" if long else "b32")
-            + " [$1], $2; mov.b32 $0, 0; }",
-            "=r,l,l,r" if long else "=r,l,r,r",
-            [pointers.to(tl.int64), values, lanes.to(tl.int32)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+        if values.dtype == tl.int64:
+            tl.inline_asm_elementwise(
+                "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.global.b64 [$1], $2; mov.b32 $0, 0; }",
+                "=r,l,l,r",
+                [pointers.to(tl.int64), values, lanes.to(tl.int32)],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
+        else:
+            tl.inline_asm_elementwise(
+                "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.global.b32 [$1], $2; mov.b32 $0, 0; }",
+                "=r,l,r,r",
+                [pointers.to(tl.int64), values, lanes.to(tl.int32)],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
     else:
         tl.store(pointers, values, mask=lanes)
 
