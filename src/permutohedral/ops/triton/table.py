@@ -166,7 +166,7 @@ def load_number(pointers, lanes, PTX: tl.constexpr):
 
 @triton.jit
 def store_lanes(pointers, values, lanes, PTX: tl.constexpr):
-    """Store scattered int64 or int32 values; with PTX from the threads that hold them, which Triton may exchange first."""
+    """Store scattered int64 or int32 values; with PTX from the threads that hold them, without an exchange before."""
     if PTX:
         if values.dtype == tl.int64:
             tl.inline_asm_elementwise(
