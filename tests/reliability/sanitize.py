@@ -20,7 +20,11 @@ ROOT = Path(__file__).resolve().parents[2]
 # what runs under each: threads matter to one of them only, and it is slow
 TESTS = {
     "address": ["tests/ops/test_native.py", "tests/ops/test_threads.py", "tests/fuzz", "tests/ops/test_primitives.py"],
-    "thread": ["tests/ops/test_threads.py", "tests/reliability/test_interruption.py"],
+    "thread": [
+        "tests/ops/test_threads.py",
+        "tests/ops/test_native_memory.py",
+        "tests/reliability/test_interruption.py",
+    ],
 }
 # Python's own memory is never freed at its end; forked children are wanted
 OPTIONS = {
