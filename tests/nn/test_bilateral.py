@@ -74,7 +74,7 @@ def test_it_stands_where_a_convolution_stood() -> None:
         loss = torch.nn.functional.mse_loss(output, 1 - picture)
         loss.backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     assert output.shape == picture.shape
     assert network(picture[0]).shape == picture[0].shape
     assert losses[-1] < losses[0] / 2

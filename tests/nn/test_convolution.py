@@ -237,6 +237,6 @@ def test_training_recovers_a_filter() -> None:
         loss.backward()
         return loss
 
-    first = float(closure())
+    first = float(closure().detach())
     optimizer.step(closure)
     assert float(closure()) < 1e-4 * first
