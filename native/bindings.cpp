@@ -111,6 +111,57 @@ std::unique_ptr<PendingIndex> index_points(Array<const T, 2> features, std::opti
     return pending;
 }
 
+// The normalized Gaussian between points, from their features: what PendingIndex and filter_gaussian do, but the simplices
+// stay here, and may come in another order than the points.
+template <class T>
+struct PendingFilter {
+    std::unique_ptr<Index> index;
+    Memory vertices, barycentric;
+
+    int64_t num_lattice_points() const { return index->num_lattice_points; }
+
+    void filter(Array<const T, 2> values, Array<const int32_t, 2> offsets, T added_mass, Array<T, 2> out, int threads) {
+        nb::gil_scoped_release release;
+        const int64_t rows = index->num_lattice_points, taps = int64_t(offsets.shape(0));
+        const Memory table(sizeof(int64_t) * index->table_size()), neighbors(sizeof(int32_t) * rows * taps);
+        index->finish(nullptr, as<int64_t>(table));
+        NeighborQuery query{};
+        query.table = as<int64_t>(table);
+        query.table_size = index->table_size();
+        query.num_targets = rows;
+        query.offsets = offsets.data();
+        query.filter_size = taps;
+        query.same = true;
+        find_neighbors(query, as<int32_t>(neighbors), threads);
+        GaussianFilter<T> filter{};
+        filter.source = {as<int32_t>(vertices), as<T>(barycentric), index->rows, index->corners};
+        filter.target = filter.source;
+        filter.axis_neighbors = as<int32_t>(neighbors);
+        filter.axes = taps / 2;
+        filter.rows = rows;
+        filter.added_mass = added_mass;
+        filter.order = index->order();
+        kernels<T>().filter_gaussian(filter, rows_of(values), rows_of(out), threads);
+    }
+};
+
+template <class T>
+std::unique_ptr<PendingFilter<T>> index_for_filter(Array<const T, 2> features,
+                                                   std::optional<Array<const int32_t, 1>> batch, T limit,
+                                                   bool may_reorder, int threads) {
+    auto pending = std::make_unique<PendingFilter<T>>();
+    Points<T> points = points_of(features);
+    if (batch.has_value()) points.batch = batch->data();
+    nb::gil_scoped_release release;
+    const int64_t corners = points.d + 1;
+    pending->vertices = Memory(sizeof(int32_t) * points.points * corners);
+    pending->barycentric = Memory(sizeof(T) * points.points * corners);
+    pending->index = std::make_unique<Index>(points.points, corners, as<int32_t>(pending->vertices), threads);
+    pending->index->may_reorder = may_reorder;
+    if (!kernels<T>().index_points(points, limit, *pending->index, as<T>(pending->barycentric))) return nullptr;
+    return pending;
+}
+
 std::unique_ptr<PendingIndex> index_keys(Array<const int32_t, 2> keys, Array<int32_t, 2> inverse, int threads) {
     auto pending = std::make_unique<PendingIndex>();
     pending->vertices = inverse;
@@ -219,6 +270,11 @@ template <class T>
 void bind_kernels(nb::module_ module) {
     module.def("index_points", &index_points<T>, "features"_a, "batch"_a.none(), "limit"_a, "vertices"_a,
                "barycentric"_a, "threads"_a);
+    nb::class_<PendingFilter<T>>(module, "PendingFilter")
+        .def_prop_ro("num_lattice_points", &PendingFilter<T>::num_lattice_points)
+        .def("filter", &PendingFilter<T>::filter);
+    module.def("index_for_filter", &index_for_filter<T>, "features"_a, "batch"_a.none(), "limit"_a, "may_reorder"_a,
+               "threads"_a);
     module.def("embed_gradient", &embed_gradient<T>);
     module.def("embed_differential", &embed_differential<T>);
     module.def("splat", &splat<T>);

@@ -2,9 +2,11 @@
 #include "embedding.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <vector>
 
+#include "buckets.hpp"
 #include "collector.hpp"
 #include "kernels.hpp"
 #include "parallel.hpp"
@@ -17,6 +19,9 @@ namespace {
 constexpr int64_t point_block = 8192;
 // after so many points of a chunk it is decided whether caches pay
 constexpr int64_t trial_points = 1024;
+// fewer points, or fewer lattice points, stay in the caches
+constexpr int64_t least_sorted = 65536;
+constexpr int64_t slab_points = 8192, max_slabs = 256, sampled_steps = 1024;
 
 // Bounds of the digits of all vertices, from those of y: a vertex is less than d+1 away in every coordinate.
 template <class T, int D>
@@ -193,12 +198,65 @@ void collect(const Points<T>& points, Index& index, T* barycentric) {
     });
 }
 
+// Slabs of points that are near each other, by the first feature: the digit of c_1 depends on it alone.
+template <class T>
+struct Slabs {
+    const T* features;
+    int64_t d, count;
+    T factor, offset;
+
+    Slabs(const Points<T>& points, const DigitRange& range)
+        : features(points.features), d(points.d), count(std::clamp(points.points / slab_points, int64_t{2}, max_slabs)) {
+        const T low = T(range.low[2]), values = T(range.high[2]) - low + 1;
+        factor = T(-2) * make_elevation<T>(d).scale[0] / T(d + 1) * T(count) / values;
+        offset = -low * T(count) / values;
+    }
+
+    int64_t operator()(int64_t point) const {
+        return std::clamp(int64_t(features[point * d] * factor + offset), int64_t{0}, count - 1);
+    }
+};
+
+// Whether points that follow each other lie far apart, on so many lattice points that the caches do not hold them.
+template <class T>
+bool is_scattered(const Points<T>& points, const DigitRange& range, const Slabs<T>& slabs) {
+    double cells = 1;
+    for (int64_t column = 1; column <= points.d; ++column) cells *= double(range.high[column] - range.low[column]);
+    if (cells < double(least_sorted)) return false;
+    int64_t num_far = 0;
+    for (int64_t s = 0; s < sampled_steps; ++s) {
+        const int64_t point = block_range(points.points - 1, sampled_steps, s).begin;
+        const int64_t step = slabs(point + 1) - slabs(point);
+        num_far += step > 1 || step < -1;
+    }
+    return 2 * num_far > sampled_steps;
+}
+
+// The points slab by slab, where that is allowed and pays; `sorted` holds their features.
 template <class T, int D>
-bool index_points_in(const Points<T>& points, T limit, Index& index, T* barycentric) {
+Points<T> sort_points(const Points<T>& points, const DigitRange& range, Index& index, Memory& sorted) {
+    const bool sortable = points.d > 1 && points.points >= least_sorted && points.points < int64_t(UINT32_MAX);
+    if (!index.may_reorder || !sortable || points.batch != nullptr) return points;
+    const Slabs<T> slabs(points, range);
+    if (!is_scattered(points, range, slabs)) return points;
+    const int64_t d = D > 0 ? D : points.d;
+    sorted = Memory(sizeof(T) * points.points * d);
+    uint32_t* order = index.reorder();
+    Buckets<Slabs<T>>(points.points, slabs.count, slabs).place(index.threads, [&](int64_t point, int64_t place) {
+        order[place] = uint32_t(point);
+        std::memcpy(as<T>(sorted) + place * d, points.features + point * d, sizeof(T) * d);
+    });
+    return {as<T>(sorted), nullptr, points.points, points.d};
+}
+
+template <class T, int D>
+bool index_points_in(const Points<T>& given, T limit, Index& index, T* barycentric) {
     DigitRange range{};
-    if (!measure_points<T, D>(points, limit, index.threads, range)) return false;
-    measure_batch(points.batch, points.points, range);
-    index.packing = plan_packing(points.d + 1, true, range);
+    if (!measure_points<T, D>(given, limit, index.threads, range)) return false;
+    measure_batch(given.batch, given.points, range);
+    index.packing = plan_packing(given.d + 1, true, range);
+    Memory sorted;
+    const Points<T> points = sort_points<T, D>(given, range, index, sorted);
     if (index.packing.words == 1) {
         collect<T, D, 1>(points, index, barycentric);
     } else {

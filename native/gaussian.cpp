@@ -65,7 +65,7 @@ void filter_gaussian(const GaussianFilter<T>& filter, Rows<const T> values, Rows
     const LatticeShape shape{rows, int64_t(sizeof(T)) * channels};
     const int64_t bytes = int64_t(sizeof(T)) * panels_size<T>(rows, channels);
     const Memory splatted(bytes), blurred(bytes);
-    const Visits<T> visits = plan_visits(filter.source, shape, threads > 1, threads);
+    const Visits<T> visits = plan_visits(filter.source, shape, threads > 1, threads, filter.order);
     splat_with_mass(visits, values, Rows<T>{as<T>(splatted), rows, channels}, threads);
     const Panels<T> from = panels_in(as<T>(splatted), rows, channels), to = panels_in(as<T>(blurred), rows, channels);
     for (int64_t p = 0; p < from.num_panels; ++p) {

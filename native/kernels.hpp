@@ -36,6 +36,8 @@ struct GaussianFilter {
     const int32_t* axis_neighbors;  // [2 axes, rows]
     int64_t axes, rows;
     T added_mass;  // the result is divided by mass + added_mass
+    // point of each visit, where the corners come in another order than the points; else null. Source is target then.
+    const uint32_t* order;
 };
 
 struct Neighbors {
@@ -45,7 +47,8 @@ struct Neighbors {
 
 template <class T>
 struct Kernels {
-    // Numbers the vertices up to Index::merge; false if a coordinate does not fit below `limit`.
+    // Numbers the vertices up to Index::merge; false if a coordinate does not fit below `limit`. Where the index may
+    // reorder, `barycentric` is by visit, too.
     bool (*index_points)(const Points<T>& points, T limit, Index& index, T* barycentric);
     void (*embed_gradient)(const Points<T>& points, const T* gradient, T* out, int threads);
     void (*embed_differential)(const Points<T>& points, const T* differential, T* out, int threads);

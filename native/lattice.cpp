@@ -156,6 +156,11 @@ Index::Index(int64_t rows, int64_t corners, int32_t* vertices, int threads)
     chunks_.resize(num_chunks);
 }
 
+uint32_t* Index::reorder() {
+    order_ = Memory(sizeof(uint32_t) * rows);
+    return as<uint32_t>(order_);
+}
+
 void Index::choose_parts(const uint64_t* sample, int64_t count) {
     const int64_t wanted = std::clamp<int64_t>(rows * corners / part_keys, 1, max_parts);
     std::vector<int64_t> below(size_t{1} << bucket_bits, 0);
@@ -233,6 +238,7 @@ void Index::finish(int32_t* keys, int64_t* table) {
         const Part& part = parts_[p];
         if (part.count == 0) return;
         std::memcpy(packed + part.base * words, part.keys.data(), sizeof(uint64_t) * part.count * words);
+        if (keys == nullptr) return;
         unpack_rows(packing, as<uint64_t>(part.keys), part.count, keys + part.base * packing.columns);
     });
     parallel_for(threads, num_chunks, [&](int64_t chunk, int) { finish_chunk(chunk); });

@@ -39,6 +39,10 @@ public:
     // Cuts the range of keys into parts of about the same size, by a sample of packed keys.
     void choose_parts(const uint64_t* sample, int64_t count);
 
+    // From here on the rows are visited in another order, with `vertices` by visit: row of each visit, to be filled.
+    uint32_t* reorder();
+    const uint32_t* order() const { return as<uint32_t>(order_); }
+
     // Takes over the list of a chunk; called once per chunk, by any thread.
     void store_chunk(int64_t chunk, const uint64_t* keys, int64_t count);
 
@@ -48,7 +52,7 @@ public:
     // int64 words of the table that `finish` writes
     int64_t table_size() const;
 
-    // Writes ids to `vertices`, `keys [num_lattice_points, columns]` and the table.
+    // Writes ids to `vertices`, the table, and `keys [num_lattice_points, columns]` unless that is null.
     void finish(int32_t* keys, int64_t* table);
 
     Packing packing{};
@@ -56,10 +60,12 @@ public:
     int64_t num_lattice_points = 0;
     int32_t* vertices;
     int threads;
+    bool may_reorder = false;
 
 private:
     void finish_chunk(int64_t chunk);
 
+    Memory order_;
     std::vector<uint8_t> part_of_bucket_;  // by the leading bits of a key
     Arena arena_;
     std::vector<ChunkList> chunks_;

@@ -82,10 +82,12 @@ void sort_visits(const Corners<T>& corners, const LatticeShape& shape, Visits<T>
 }  // namespace
 
 template <class T>
-Visits<T> plan_visits(const Corners<T>& corners, const LatticeShape& shape, bool with_rows, int threads) {
+Visits<T> plan_visits(const Corners<T>& corners, const LatticeShape& shape, bool with_rows, int threads,
+                      const uint32_t* order) {
     Visits<T> visits;
     visits.corners = corners;
-    if (is_scattered(corners, shape)) sort_visits(corners, shape, visits, threads);
+    visits.order = order;
+    if (order == nullptr && is_scattered(corners, shape)) sort_visits(corners, shape, visits, threads);
     visits.num_blocks = divide_up(corners.points, block_points);
     visits.block_memory = Memory(sizeof(Block) * visits.num_blocks);
     Block* blocks = as<Block>(visits.block_memory);
@@ -101,8 +103,8 @@ Visits<T> plan_visits(const Corners<T>& corners, const LatticeShape& shape, bool
     return visits;
 }
 
-template Visits<float> plan_visits(const Corners<float>&, const LatticeShape&, bool, int);
-template Visits<double> plan_visits(const Corners<double>&, const LatticeShape&, bool, int);
+template Visits<float> plan_visits(const Corners<float>&, const LatticeShape&, bool, int, const uint32_t*);
+template Visits<double> plan_visits(const Corners<double>&, const LatticeShape&, bool, int, const uint32_t*);
 
 }  // namespace PERMUTOHEDRAL_VARIANT
 }  // namespace permutohedral

@@ -31,9 +31,10 @@ struct Visits {
     Memory memory, block_memory;
 };
 
-// Without `with_rows` the rows of a block are all rows.
+// Without `with_rows` the rows of a block are all rows. Corners that have an `order` already keep it.
 template <class T>
-Visits<T> plan_visits(const Corners<T>& corners, const LatticeShape& shape, bool with_rows, int threads);
+Visits<T> plan_visits(const Corners<T>& corners, const LatticeShape& shape, bool with_rows, int threads,
+                      const uint32_t* order = nullptr);
 
 namespace {
 

@@ -323,3 +323,59 @@ def test_points_far_apart_on_a_large_lattice(native: ModuleType, dtype: torch.dt
     assert_close(filtered, expected[:, :-1] / expected[:, -1:])
     for other in results[1:]:
         assert all(torch.equal(one, another) for one, another in zip(results[0], other, strict=True))
+
+
+def filter_by_steps(native: ModuleType, values: Tensor, features: Tensor, batch: Tensor | None) -> Tensor:
+    keys, vertices, barycentric, table = native.index_points(features, batch)
+    axes = native.find_neighbors(keys, table, keys, axis_offsets(features.shape[1]))
+    corners = vertices, barycentric
+    filtered: Tensor = native.filter_gaussian(values, *corners, axes, *corners, 1e-20)
+    return filtered
+
+
+@pytest.mark.parametrize("channels", [1, 3, 16, 37])
+def test_filter_points_is_what_the_steps_make(native: ModuleType, dtype: torch.dtype, channels: int) -> None:
+    for points, dimension in ((1, 1), (700, 1), (3000, 4), (900, 19)):
+        features = torch.randn(points, dimension, dtype=dtype) * 3
+        values = torch.randn(points, channels, dtype=dtype)
+        for batch in (None, torch.randint(0, 3, (points,), dtype=torch.int32)):
+            filtered = native.filter_points(values, features, batch, 1e-20)
+            assert torch.equal(filtered, filter_by_steps(native, values, features, batch))
+
+
+@pytest.mark.parametrize(("dimension", "spread"), [(2, 400.0), (3, 60.0), (5, 40.0)])
+def test_filter_points_in_an_order_of_its_own(
+    native: ModuleType, dtype: torch.dtype, dimension: int, spread: float
+) -> None:
+    """So many scattered points that they are sorted, with the same bits on any number of threads."""
+    features, values = torch.rand(70_000, dimension, dtype=dtype) * spread, torch.randn(70_000, 17, dtype=dtype)
+    threads, results = torch.get_num_threads(), []
+    try:
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            results.append(native.filter_points(values, features, None, 1e-20))
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+    expected = filter_by_steps(native, values, features, None)
+    # added in another order
+    assert not torch.equal(results[0], expected)
+    assert_close(results[0], expected)
+
+
+def test_filter_points_leaves_to_the_steps_what_they_refuse(native: ModuleType) -> None:
+    values, features = torch.randn(50, 2), torch.randn(50, 3)
+    assert native.filter_points(values[:, :0], features, None, 1e-20) is None
+    features[7, 1] = float("nan")
+    assert native.filter_points(values, features, None, 1e-20) is None
+    # 300 million bytes of simplices, of which nothing is allocated
+    many = torch.zeros(1, 3).expand(10_000_000, 3)
+    assert native.filter_points(torch.zeros(1, 1).expand(10_000_000, 1), many, None, 1e-20) is None
+
+
+def test_filter_points_of_sixteen_bits(native: ModuleType) -> None:
+    values, features = torch.randn(500, 3).bfloat16(), torch.randn(500, 3)
+    filtered = native.filter_points(values, features, None, 1e-20)
+    assert filtered.dtype == torch.bfloat16
+    assert torch.equal(filtered, filter_by_steps(native, values, features, None))

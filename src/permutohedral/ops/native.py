@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from permutohedral.errors import BackendUnavailable, InputError
-from permutohedral.neighborhood import blur_gain
+from permutohedral.neighborhood import axis_offsets, blur_gain
 from permutohedral.ops.primitives import accumulation_dtype, key_limit, range_error
 
 try:
@@ -30,6 +30,10 @@ except ImportError as error:
 
 # below, the system's allocator keeps what is freed
 _LEAST_KEPT_BYTES = 1 << 17
+
+# larger requests go step by step, where each is compared with the memory that is free
+_LARGEST_UNCHECKED_BYTES = 1 << 28
+_LINE_BYTES = 64
 
 # how much freed memory the core keeps, in megabytes
 KEPT_MEMORY_VARIABLE = "PERMUTOHEDRAL_KEPT_MEMORY"
@@ -245,6 +249,26 @@ def filter_gaussian(
     threads = _threads((vertices.numel() + target_vertices.numel()) * channels)
     operands = _plain(values, dtype), *source, _plain(axis_neighbors), *target
     _core(dtype).filter_gaussian(*operands, added_mass, out, threads)
+    return out.to(values.dtype)
+
+
+def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smallest_mass: float) -> Tensor | None:
+    """Without tensors in between, and in an order of the points that suits the caches; see `FusedPrimitives`."""
+    dtype, (points, channels), d = accumulation_dtype(values.dtype), values.shape, features.shape[1]
+    simplices = points * (d + 1) * (4 + dtype.itemsize)
+    if channels == 0 or d > _native.MAX_DIMENSION or simplices > _LARGEST_UNCHECKED_BYTES:
+        return None
+    threads = _threads(points * (d + 1) * channels)
+    # a narrow value is not worth fetching from anywhere
+    may_reorder = channels * dtype.itemsize >= _LINE_BYTES
+    items = None if batch is None else _plain(batch, torch.int32)
+    core = _core(dtype)
+    with _refusing_too_many():
+        pending = core.index_for_filter(_plain(features), items, key_limit(dtype), may_reorder, threads)
+    if pending is None or 2 * pending.num_lattice_points * (channels + 1) * dtype.itemsize > _LARGEST_UNCHECKED_BYTES:
+        return None
+    out = _empty((points, channels), dtype)
+    pending.filter(_plain(values, dtype), axis_offsets(d), smallest_mass * blur_gain(d), out, threads)
     return out.to(values.dtype)
 
 
