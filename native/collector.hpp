@@ -50,7 +50,7 @@ struct KeyMap {
 // The keys a chunk touches. Direct-mapped caches keep most repetitions out of the list; what they let through is
 // found when the lists are merged. An unused entry is all ones, which no key is: the margins of its digits are empty.
 template <class T, int D, int W>
-class KeyCollector {
+class alignas(thread_alignment) KeyCollector {
 public:
     // the simplex cache, where the ranks fit a lane; else repetitions are found corner by corner alone
     static constexpr bool has_simplices = D > 0 && D < 8 && W == 1;

@@ -90,7 +90,7 @@ void radix_sort(std::vector<NumberedKey>& items, std::vector<NumberedKey>& scrat
 
 // What one thread needs to merge parts.
 template <int W>
-struct Merger {
+struct alignas(thread_alignment) Merger {
     explicit Merger(int64_t words) : words(words), set(words) {}
 
     // The numbers of the distinct keys, in the order of the keys.

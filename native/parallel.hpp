@@ -5,6 +5,9 @@
 
 namespace permutohedral {
 
+// What one thread keeps writing to shares no cache line, nor the next, which is fetched along, with another's.
+constexpr int thread_alignment = 128;
+
 using Task = void (*)(void* context, int64_t index, int worker);
 
 // Calls task(context, index, worker) once for every index in [0, count), on at most `threads` threads;
