@@ -6,7 +6,7 @@ core takes other paths.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 
 import pytest
@@ -292,37 +292,42 @@ def test_what_follows_a_value_does_not_leak(native: ModuleType, dtype: torch.dty
         assert filtered[1::2].isnan().all()
 
 
+def on_threads(run: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """The results on one thread, which must be those on two and three, to the bit."""
+    threads, results = torch.get_num_threads(), []
+    try:
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            results.append(run())
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(torch.equal(one, another) for one, another in zip(results[0], other, strict=True))
+    return results[0]
+
+
 @pytest.mark.parametrize("channels", [79, 96])
 def test_points_far_apart_on_a_large_lattice(native: ModuleType, dtype: torch.dtype, channels: int) -> None:
     """Their visits are brought into another order, the same on any number of threads."""
-    points, threads = 10_000, torch.get_num_threads()
+    points = 10_000
     keys, vertices, barycentric, table = native.index_points(torch.randn(points, 5, dtype=dtype) * 20, None)
     axes = native.find_neighbors(keys, table, keys, axis_offsets(5))
     values, lattice_values = torch.randn(points, channels, dtype=dtype), torch.randn(len(keys), channels, dtype=dtype)
     # what visits.cpp asks for
     assert lattice_values.numel() * 4 > 1 << 24
-    results = []
-    try:
-        for number in (1, 2, 3):
-            torch.set_num_threads(number)
-            results.append(
-                (
-                    native.splat(values, vertices, barycentric, len(keys)),
-                    native.slice(lattice_values, vertices, barycentric),
-                    native.filter_gaussian(values, vertices, barycentric, axes, vertices, barycentric, 1e-20),
-                )
-            )
-    finally:
-        torch.set_num_threads(threads)
-    splatted, sliced, filtered = results[0]
+    splatted, sliced, filtered = on_threads(
+        lambda: (
+            native.splat(values, vertices, barycentric, len(keys)),
+            native.slice(lattice_values, vertices, barycentric),
+            native.filter_gaussian(values, vertices, barycentric, axes, vertices, barycentric, 1e-20),
+        )
+    )
     assert_close(splatted, reference.splat(values, vertices, barycentric, len(keys)))
     assert_close(sliced, reference.slice(lattice_values, vertices, barycentric))
     with_mass = torch.cat([values, torch.ones(points, 1, dtype=dtype)], dim=1)
     blurred = reference.blur(reference.splat(with_mass, vertices, barycentric, len(keys)), axes, False)
     expected = reference.slice(blurred, vertices, barycentric)
     assert_close(filtered, expected[:, :-1] / expected[:, -1:])
-    for other in results[1:]:
-        assert all(torch.equal(one, another) for one, another in zip(results[0], other, strict=True))
 
 
 def filter_by_steps(native: ModuleType, values: Tensor, features: Tensor, batch: Tensor | None) -> Tensor:
@@ -349,19 +354,11 @@ def test_filter_points_in_an_order_of_its_own(
 ) -> None:
     """So many scattered points that they are sorted, with the same bits on any number of threads."""
     features, values = torch.rand(70_000, dimension, dtype=dtype) * spread, torch.randn(70_000, 17, dtype=dtype)
-    threads, results = torch.get_num_threads(), []
-    try:
-        for number in (1, 2, 3):
-            torch.set_num_threads(number)
-            results.append(native.filter_points(values, features, None, 1e-20))
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
+    (filtered,) = on_threads(lambda: (native.filter_points(values, features, None, 1e-20),))
     expected = filter_by_steps(native, values, features, None)
     # added in another order
-    assert not torch.equal(results[0], expected)
-    assert_close(results[0], expected)
+    assert not torch.equal(filtered, expected)
+    assert_close(filtered, expected)
 
 
 def test_filter_points_leaves_to_the_steps_what_they_refuse(native: ModuleType) -> None:
