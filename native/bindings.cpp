@@ -93,7 +93,7 @@ struct PendingIndex {
 
     void finish(Array<int32_t, 2> keys, Array<int64_t, 1> table) {
         nb::gil_scoped_release release;
-                index->finish(keys.data(), table.data());
+        index->finish(keys.data(), table.data());
         index.reset();
     }
 };
