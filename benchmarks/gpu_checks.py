@@ -180,6 +180,30 @@ def check_learned(dtype: torch.dtype, channels: tuple[int, int], normalization: 
     yield f"learned filter {dtype} {channels} {normalization}", error, 4 * TOLERANCE[dtype]
 
 
+def check_features(dtype: torch.dtype, channels: tuple[int, int], targets: bool) -> Iterator[Figure]:
+    """The learned filter from features alone: step by step, recorded, repeated; of another size, and back again.
+
+    The features lie off the faces of the simplices, so that float32 and float64 agree about them.
+    """
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    layer = ph.nn.PermutohedralConvolution(*channels, 2, 2, device="cuda", dtype=dtype)
+    truth = ph.nn.PermutohedralConvolution(*channels, 2, 2, device="cuda", dtype=torch.float64)
+    truth.load_state_dict(layer.state_dict())
+    error = 0.0
+    for scale in (20, 20, 20, 20, 60, 60, 60, 20):
+        features = torch.randint(0, 1 << 10, (4, 900, 2), device="cuda") * (scale / 1024) + 1 / 4096
+        at = torch.randint(0, 1 << 10, (4, 500, 2), device="cuda") * (scale / 1024) + 1 / 4096 if targets else None
+        values = torch.randn(4, 900, channels[0], device="cuda").to(dtype)
+        upstream = torch.randn(4, 500 if targets else 900, channels[1], device="cuda").to(dtype)
+        found = layer(values, features.to(exact), None if at is None else at.to(exact))
+        found = [found, *torch.autograd.grad(found, list(layer.parameters()), upstream)]
+        with ph.use_backend("reference"):
+            expected = truth(values.double(), features.double(), None if at is None else at.double())
+            expected = [expected, *torch.autograd.grad(expected, list(truth.parameters()), upstream.double())]
+        error = max(error, *map(relative_error, found, expected))
+    yield f"filter of features {dtype} {channels} targets={targets}", error, 4 * TOLERANCE[dtype]
+
+
 def check_foreseen() -> Iterator[Figure]:
     """Lattices of as many points as the one before, but of far more and of far fewer lattice points."""
     features = torch.randn(50_000, 3, dtype=torch.float64, device="cuda")
@@ -279,6 +303,7 @@ def all_checks() -> list[Callable[[], Iterator[Figure]]]:
         checks += [partial(check_convolution, dtype, sizes) for sizes in CHANNELS]
         checks += [partial(check_learned, dtype, channels, "density") for channels in ((1, 20), (32, 32))]
         checks += [partial(check_learned, dtype, (8, 16), "none")]
+        checks += [partial(check_features, dtype, *which) for which in (((1, 20), True), ((3, 8), False))]
     return checks
 
 

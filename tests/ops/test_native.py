@@ -6,7 +6,7 @@ core takes other paths.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -14,144 +14,9 @@ import torch
 from support import assert_close
 from torch import Tensor
 
-from permutohedral.errors import BackendUnavailable, FeatureRangeError
+from permutohedral.errors import BackendUnavailable
 from permutohedral.neighborhood import Neighborhood, axis_offsets, blur_gain
-from permutohedral.ops import dispatch, reference
-
-_NATIVE = next(backend for backend in dispatch._BACKENDS if backend.name == "native")
-_REFUSAL = _NATIVE.refusal("cpu")
-pytestmark = pytest.mark.skipif(_REFUSAL is not None, reason=f"the native backend does not run here: {_REFUSAL}")
-
-
-def instruction_sets() -> list[str]:
-    if _REFUSAL is not None:
-        return []
-    from permutohedral import _native
-
-    return _native.instruction_sets()
-
-
-@pytest.fixture(params=instruction_sets())
-def native(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
-    """The backend, on each instruction set that this processor has."""
-    from permutohedral import _native
-    from permutohedral.ops import native as backend
-
-    before = _native.instruction_set()
-    _native.use_instruction_set(request.param)
-    yield backend
-    _native.use_instruction_set(before)
-
-
-def corners_of(keys: Tensor, vertices: Tensor) -> Tensor:
-    """The key of every corner of every point, which does not depend on the order of the keys."""
-    return keys[vertices.long()]
-
-
-@pytest.mark.parametrize("dimension", [1, 2, 3, 4, 5, 6, 7, 8, 17, 32])
-@pytest.mark.parametrize("points", [1, 17, 2100])
-def test_index_points(native: ModuleType, dtype: torch.dtype, dimension: int, points: int) -> None:
-    features = torch.randn(points, dimension, dtype=dtype) * (3 if dimension < 10 else 1)
-    batch = torch.randint(0, 3, (points,), dtype=torch.int32)
-    for items in (None, batch):
-        keys, vertices, barycentric, _ = native.index_points(features, items)
-        expected_keys, expected_vertices, expected_weights, _ = reference.index_points(features, items)
-        assert len(torch.unique(keys, dim=0)) == len(keys) == len(expected_keys)
-        assert torch.equal(corners_of(keys, vertices), corners_of(expected_keys, expected_vertices))
-        assert_close(barycentric, expected_weights)
-
-
-@pytest.mark.parametrize("dimension", [2, 5, 9])
-def test_points_that_share_no_corner(native: ModuleType, dimension: int) -> None:
-    """Far apart, so that the core gives up looking for repetitions, but each point comes twice."""
-    features = (torch.randn(1500, dimension, dtype=torch.float64) * 300).repeat(2, 1)
-    keys, vertices, _, _ = native.index_points(features, None)
-    expected_keys, expected_vertices, _, _ = reference.index_points(features, None)
-    assert len(keys) == len(expected_keys) > 1000 * dimension
-    assert torch.equal(corners_of(keys, vertices), corners_of(expected_keys, expected_vertices))
-    assert torch.equal(vertices[:1500], vertices[1500:])
-
-
-def test_keys_that_need_several_words(native: ModuleType) -> None:
-    features = torch.randn(700, 6, dtype=torch.float64) * 1e5
-    features[300:] = features[:400] + torch.randn(400, 6, dtype=torch.float64)
-    keys, vertices, _, table = native.index_points(features, None)
-    expected_keys, expected_vertices, _, _ = reference.index_points(features, None)
-    assert torch.equal(corners_of(keys, vertices), corners_of(expected_keys, expected_vertices))
-    offsets = Neighborhood(6, 1).offsets()
-    expected = reference.find_neighbors(keys, table, keys, offsets)
-    assert (expected >= 0).sum() > len(keys)
-    assert torch.equal(native.find_neighbors(keys, table, keys, offsets), expected)
-
-
-def test_packing_looks_at_the_magnitude_of_each_column(native: ModuleType) -> None:
-    """Far apart in one feature, near in the others, with many items."""
-    features = torch.randn(3000, 3, dtype=torch.float64) * 3
-    features[::2, 1] += 2e8
-    batch = torch.arange(3000, dtype=torch.int32) % 1000 * 1_000_000
-    keys, vertices, _, table = native.index_points(features, batch)
-    expected_keys, expected_vertices, _, _ = reference.index_points(features, batch)
-    assert torch.equal(corners_of(keys, vertices), corners_of(expected_keys, expected_vertices))
-    offsets = axis_offsets(3)
-    assert torch.equal(
-        native.find_neighbors(keys, table, keys, offsets), reference.find_neighbors(keys, table, keys, offsets)
-    )
-
-
-def test_a_bad_point_anywhere_is_found(native: ModuleType, dtype: torch.dtype) -> None:
-    for row in (0, 12345, 19999):
-        for bad in (float("nan"), float("inf"), -float("inf"), 1e12):
-            features = torch.zeros(20000, 3, dtype=dtype)
-            features[row, 1] = bad
-            with pytest.raises(FeatureRangeError):
-                native.index_points(features, None)
-
-
-@pytest.mark.parametrize(("dimension", "size"), [(1, 3), (2, 2), (3, 1), (5, 1), (2, 70)])
-def test_neighbors(native: ModuleType, dimension: int, size: int) -> None:
-    """With and without a table, within one lattice and across two, near and beyond the margin of the packing."""
-    source = torch.randn(3000, dimension) * 2
-    target = torch.randn(2000, dimension) * 2 + 1
-    keys, _, _, table = native.index_points(source, None)
-    target_keys, _, _, _ = native.index_points(target, None)
-    offsets = Neighborhood(dimension, size).offsets() if size < 10 else axis_offsets(dimension) * size
-    empty = torch.empty(0, dtype=torch.int64)
-    shuffled = keys[torch.randperm(len(keys))]
-    for from_keys, from_table, to_keys in [
-        (keys, table, keys),
-        (keys, table, keys.clone()),
-        (keys, table, target_keys),
-        (keys, table, target_keys[torch.randperm(len(target_keys))]),
-        (shuffled, empty, shuffled),
-        (shuffled, empty, target_keys),
-    ]:
-        expected = reference.find_neighbors(from_keys, empty, to_keys, offsets)
-        assert torch.equal(native.find_neighbors(from_keys, from_table, to_keys, offsets), expected)
-
-
-def test_offsets_need_not_come_in_pairs_nor_once(native: ModuleType) -> None:
-    keys, _, _, table = native.index_points(torch.randn(500, 2) * 2, None)
-    offsets = Neighborhood(2, 2).offsets()[[3, 0, 5, 3, 7, 0, 18, 18]]
-    offsets = torch.cat([offsets, -offsets[:1], -offsets[:1], torch.tensor([[1, 0]], dtype=torch.int32)])
-    expected = reference.find_neighbors(keys, table, keys, offsets)
-    assert torch.equal(native.find_neighbors(keys, table, keys, offsets), expected)
-
-
-@pytest.mark.parametrize("columns", [2, 4, 40])
-def test_index_keys_of_any_integers(native: ModuleType, columns: int) -> None:
-    keys = torch.randint(-(2**30), 2**30, (3000, columns), dtype=torch.int32)
-    keys = keys[torch.randint(0, 3000, (9000,))]
-    unique_keys, inverse, table = native.index_keys(keys)
-    assert torch.equal(unique_keys[inverse.long()], keys)
-    assert len(torch.unique(unique_keys, dim=0)) == len(unique_keys)
-    found = native.find_neighbors(unique_keys, table, keys, torch.zeros(1, columns - 1, dtype=torch.int32))
-    assert torch.equal(found[0], inverse)
-
-
-def test_a_foreign_table_is_refused(native: ModuleType) -> None:
-    keys, _, _, table = native.index_points(torch.randn(50, 2), None)
-    with pytest.raises(ValueError, match="table"):
-        native.find_neighbors(keys, torch.full_like(table, 10**6), keys, axis_offsets(2))
+from permutohedral.ops import reference
 
 
 @pytest.mark.parametrize("channels", [*range(1, 10), 15, 16, 17, 22, 32, 33, 67])
@@ -238,7 +103,7 @@ def test_gradients_use_the_simplex_of_the_index(native: ModuleType, dtype: torch
     """On faces several simplices are right, but the weights and their derivative must be of the same one."""
     features = (torch.randint(-4, 5, (3000, 3)) * (0.75**0.5 / 2)).to(dtype)
     keys, vertices, barycentric, _ = native.index_points(features, None)
-    corners = corners_of(keys, vertices)[:, :, 1:].to(dtype)
+    corners = keys[vertices.long()][:, :, 1:].to(dtype)
     # the corners, weighted, give the point: so does the derivative, for any step
     step = torch.randn(3000, 3, dtype=dtype)
     moved = (native.embed_differential(features, step)[:, :, None] * corners).sum(dim=1)

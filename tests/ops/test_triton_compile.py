@@ -14,6 +14,7 @@ from triton.compiler import ASTSource
 
 from permutohedral.ops.triton import (
     convolution,
+    elementary,
     embedding,
     filtering,
     halving,
@@ -22,6 +23,7 @@ from permutohedral.ops.triton import (
     ordering,
     packing,
     splatting,
+    weight_gradient,
     wide,
 )
 
@@ -35,6 +37,8 @@ BLOCKS = {"BLOCK_M": 64, "BLOCK_K": 32, "BLOCK_N": 32}
 
 # kernel: types of its pointers, constants; every other argument is a size or a stride
 KERNELS: dict[Any, tuple[dict[str, str], dict[str, object]]] = {
+    elementary.fill_kernel: ({"output": INT}, {"NUMBER": -1, "BLOCK": 2048}),
+    elementary.sum_kernel: ({"values": FLOAT, "output": FLOAT}, {"COLUMNS": 32, "BLOCK": 64, "BLOCK_C": 32}),
     embedding.embed_gradient_kernel: (
         {"features": FLOAT, "gradient": FLOAT, "output": FLOAT},
         {"STRIDE": 2, **TILE, "BLOCK": 64},
@@ -93,7 +97,7 @@ KERNELS: dict[Any, tuple[dict[str, str], dict[str, object]]] = {
         {"COLUMNS": 3, "BLOCK": 64},
     ),
     neighbors.find_neighbors_kernel: (
-        {"table": LONG, "targets": LONG, "offsets": INT, "neighbors": INT},
+        {"table": LONG, "targets": LONG, "counted": LONG, "offsets": INT, "neighbors": INT},
         {"TAPS": 32, "CORNER_BITS": 2, "PTX": None, "D": 2, "BLOCK": 128},
     ),
     neighbors.transpose_neighbors_kernel: (
@@ -146,17 +150,20 @@ KERNELS: dict[Any, tuple[dict[str, str], dict[str, object]]] = {
         {"lattice_values": "*fp64", "weight": "*fp64", "neighbors": INT, "output": "*fp64"},
         {**SIZES, "ONE_GROUP": True, "BLOCK_M": 64, "BLOCK_N": 16},
     ),
-    convolution.weight_gradient_kernel: (
+    weight_gradient.weight_gradient_kernel: (
         {"lattice_values": FLOAT, "output_gradient": FLOAT, "neighbors": INT, "partials": FLOAT},
         {**SIZES, "GRADIENT_STRIDE": 32, "PRECISION": None, "PARTS": 3, **BLOCKS},
     ),
-    convolution.direct_weight_gradient_kernel: (
+    weight_gradient.direct_weight_gradient_kernel: (
         {"lattice_values": "*fp64", "output_gradient": "*fp64", "neighbors": INT, "partials": "*fp64"},
-        {**SIZES, "GRADIENT_STRIDE": 32, "BLOCK_M": 64, "BLOCK_N": 16},
+        {**SIZES, "GRADIENT_STRIDE": 32, "WITH_SUM": 1, "BLOCK_M": 64, "BLOCK_N": 16},
     ),
 }  # fmt: skip
 
-MODULES = [convolution, embedding, filtering, halving, insertion, neighbors, ordering, packing, splatting, wide]
+MODULES = [
+    convolution, elementary, embedding, filtering, halving, insertion, neighbors, ordering, packing, splatting,
+    weight_gradient, wide,
+]  # fmt: skip
 
 
 def test_no_kernel_is_left_out() -> None:

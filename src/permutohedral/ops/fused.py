@@ -108,20 +108,91 @@ class _LearnedFilter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        if not torch.is_grad_enabled():
-            return (*_differentiate(ctx, gradient), None, None)
-        # differentiated again
-        inputs = ctx.saved_tensors[:3]
-        output = ctx.composed(*inputs)
-        wanted = [each for each, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
-        found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=True))
-        return (*(next(found) if needed else None for needed in ctx.needs_input_grad[:3]), None, None)
+        if torch.is_grad_enabled():
+            return (*_differentiate_composed(ctx, gradient), None, None)
+        values, weight, _, *lattice_values = ctx.saved_tensors
+        return (*_differentiate(ctx, gradient, values, weight, ctx.tables, *lattice_values), None, None)
 
 
-def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def filter_features(
+    values: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    features: Tensor,
+    target_features: Tensor | None,
+    kind: tuple[int, bool],
+    composed: Composed,
+) -> Tensor | None:
+    """The learned filter from features alone, None where it has to be done step by step.
+
+    Args:
+        values: `[points, in_channels]` or `[batch, points, in_channels]`.
+        weight: `[filter_size, in_channels / groups, out_channels]`.
+        bias: `[out_channels]`, or None.
+        features: `[points, d]` or `[batch, points, d]`; what does not fit is left to the steps to refuse.
+        target_features: where results are wanted, None for at the features.
+        kind: the size of the neighborhood, and whether to divide each lattice point by its density.
+        composed: the same filter of operators, for derivatives of derivatives.
+    """
+    if is_watched() or not is_plain(values, weight, bias, features, target_features):
+        return None
+    if not isinstance(values, Tensor) or not isinstance(features, Tensor):
+        return None
+    backend = getattr(primitives_for(values), "filter_features", None)
+    if backend is None or torch.is_autocast_enabled(values.device.type):
+        return None
+    with_gradient = torch.is_grad_enabled()
+    if with_gradient and (features.requires_grad or (target_features is not None and target_features.requires_grad)):
+        return None
+    filtered = backend(values, weight, bias, features, target_features, kind)
+    if filtered is None or not (with_gradient and requires_grad(values, weight, bias)):
+        return None if filtered is None else cast(Tensor, filtered[0])
+    output: Tensor = _FeatureFilter.apply(values, weight, bias, filtered, composed)  # type: ignore[no-untyped-call]
+    return output
+
+
+class _FeatureFilter(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, values: Tensor, weight: Tensor, bias: Tensor | None, filtered: tuple[Any, ...], composed: Composed
+    ) -> Tensor:
+        output, kept, ctx.pass_back = filtered
+        ctx.composed = composed
+        ctx.save_for_backward(values, weight, bias, *kept)
+        return cast(Tensor, output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        if torch.is_grad_enabled():
+            return (*_differentiate_composed(ctx, gradient), None, None)
+        values, weight, _, *kept = ctx.saved_tensors
+        if not ctx.needs_input_grad[0]:
+            found = ctx.pass_back.weight_gradients(kept, gradient)
+            if found is not None:
+                return None, *found, None, None
+        tables, lattice_values, density = ctx.pass_back.tables(kept)
+        return (*_differentiate(ctx, gradient, values, weight, tables, lattice_values, density), None, None)
+
+
+def _differentiate_composed(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients with respect to values, weight and bias, which can be differentiated again."""
+    inputs = ctx.saved_tensors[:3]
+    output = ctx.composed(*inputs)
+    wanted = [each for each, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
+    found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=True))
+    return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:3])
+
+
+def _differentiate(
+    ctx: Any,
+    gradient: Tensor,
+    values: Tensor,
+    weight: Tensor,
+    tables: FilterTables,
+    lattice_values: Tensor,
+    density: Tensor | None,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients with respect to values, weight and bias."""
-    values, weight, _, lattice_values, density = ctx.saved_tensors
-    tables: FilterTables = ctx.tables
     primitives = primitives_for(values)
     gradient = gradient.reshape(-1, gradient.shape[-1])
     to_values = to_weight = None

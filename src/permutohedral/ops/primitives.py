@@ -264,6 +264,43 @@ class FusedPrimitives(Primitives, Protocol):
         ...
 
 
+    def filter_features(
+        self,
+        values: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        features: Tensor,
+        targets: Tensor | None,
+        kind: tuple[int, bool],
+    ) -> tuple[Tensor, tuple[Tensor, ...], LearnedPass] | None:
+        """`filter_learned` from the features of the points and of the targets; no lattice is left behind.
+
+        Args:
+            values: `[points, in_channels]` or `[batch, points, in_channels]`.
+            weight, bias: as of `filter_learned`.
+            features: `[points, d]` or `[batch, points, d]`, finite or not.
+            targets: features of the targets, None if they are the points.
+            kind: the size of the neighborhood, and whether to divide by the density.
+
+        Returns:
+            The result, with the leading axes of the targets; tensors to keep for the derivative; what computes it of
+            them. None where the backend would rather build the lattice first: also for what does not fit.
+        """
+        ...
+
+
+class LearnedPass(Protocol):
+    """The backward pass of one call of `filter_features`, which gave the tensors `kept`."""
+
+    def tables(self, kept: tuple[Tensor, ...]) -> tuple[FilterTables, Tensor, Tensor | None]:
+        """The tables of the lattice, the lattice values, and the density that they were divided by."""
+        ...
+
+    def weight_gradients(self, kept: tuple[Tensor, ...], gradient: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The gradients of weight and bias, None where they are computed from the tables."""
+        ...
+
+
 def key_limit(dtype: torch.dtype) -> int:
     """Largest magnitude of a lattice coordinate for features of `dtype`.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from permutohedral.ops.triton.insertion import insert_points, resolve_vertices, unpack_keys
+from permutohedral.ops.triton.insertion import Insertion, insert_points, resolve_vertices, unpack_keys
 from permutohedral.ops.triton.launch import on_device, rows_contiguous
 from permutohedral.ops.triton.report import REPORT
 from permutohedral.ops.triton.table import capacity_for
@@ -33,11 +33,12 @@ def index_points_bounded(features: Tensor, batch: Tensor, rows: int) -> tuple[Te
     points, d = features.shape
     # a table that could fill up would have to tell the host
     capacity = capacity_for(points * (d + 1))
-    slots = torch.empty(rows, dtype=torch.int32, device=features.device)
-    insertion = insert_points(rows_contiguous(features), batch, capacity, False, slots)
+    features = rows_contiguous(features)
+    insertion = Insertion.empty(features, capacity, features.new_empty(rows, dtype=torch.int32))
+    insert_points(insertion, features, batch, False)
     report = torch.empty(REPORT.value, dtype=torch.int64, device=features.device)
     resolve_vertices(insertion, report)
     # of no item where no lattice point is
     keys = torch.full((rows, d + 1), -1, dtype=torch.int32, device=features.device)
     unpack_keys(insertion, keys, insertion.table)
-    return keys, insertion.vertices.T, insertion.barycentric.T, insertion.table.storage, report[:1]
+    return keys, insertion.vertices, insertion.barycentric, insertion.table.storage, report[:1]

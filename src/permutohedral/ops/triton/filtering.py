@@ -184,6 +184,26 @@ def slice(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tens
     return output
 
 
+# vertices and weights of the sources, neighbors along the axes, vertices and weights of the targets
+GaussianTables = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def filter_gaussian_into(output: Tensor, values: Tensor, tables: GaussianTables, smallest_mass: float) -> None:
+    """Fill `output` with the normalized Gaussian."""
+    vertices, barycentric, axis_neighbors, target_vertices, target_barycentric = tables
+    # that the mass has not been divided by the gain of the blur leaves the quotient as it is
+    added_mass = smallest_mass * blur_gain(vertices.shape[1] - 1)
+    # a tile holds the mass beside all channels that are divided by it
+    for first in range(0, values.shape[1], WIDEST_TILE - 1):
+        some = values[:, first : first + WIDEST_TILE - 1]
+        splatted = splat_sums(some, vertices, barycentric, axis_neighbors.shape[1], 1)
+        blurred = blur(splatted, axis_neighbors, False)
+        part = output if some.shape[1] == output.shape[1] else output.new_empty(output.shape[0], some.shape[1])
+        slice_into(part, blurred, target_vertices, target_barycentric, added_mass=added_mass)
+        if part is not output:
+            output[:, first : first + part.shape[1]] = part
+
+
 @on_device
 def filter_gaussian(
     values: Tensor,
@@ -198,17 +218,8 @@ def filter_gaussian(
     output = values.new_empty(target_vertices.shape[0], values.shape[1])
     if values.shape[0] == 0 or output.numel() == 0:
         return output.zero_()
-    # that the mass has not been divided by the gain of the blur leaves the quotient as it is
-    added_mass = smallest_mass * blur_gain(vertices.shape[1] - 1)
-    # a tile holds the mass beside all channels that are divided by it
-    for first in range(0, values.shape[1], WIDEST_TILE - 1):
-        some = values[:, first : first + WIDEST_TILE - 1]
-        splatted = splat_sums(some, vertices, barycentric, axis_neighbors.shape[1], 1)
-        blurred = blur(splatted, axis_neighbors, False)
-        part = output if some.shape[1] == output.shape[1] else output.new_empty(output.shape[0], some.shape[1])
-        slice_into(part, blurred, target_vertices, target_barycentric, added_mass=added_mass)
-        if part is not output:
-            output[:, first : first + part.shape[1]] = part
+    tables = vertices, barycentric, axis_neighbors, target_vertices, target_barycentric
+    filter_gaussian_into(output, values, tables, smallest_mass)
     return output
 
 

@@ -11,32 +11,76 @@ import torch
 from torch import Tensor
 
 from permutohedral.neighborhood import axis_offsets
-from permutohedral.ops.triton.filtering import filter_gaussian
-from permutohedral.ops.triton.insertion import REPORTED, insert_points, resolve_vertices
-from permutohedral.ops.triton.lattice import LARGEST_FIXED_DIMENSION, WORTH_ORDERING, foresee_size, note_size
+from permutohedral.ops.triton.elementary import filled
+from permutohedral.ops.triton.filtering import filter_gaussian_into
+from permutohedral.ops.triton.insertion import REPORTED, Insertion, insert_points, resolve_vertices
+from permutohedral.ops.triton.lattice import (
+    LARGEST_FIXED_DIMENSION,
+    WORTH_ORDERING,
+    foresee_rows,
+    foresee_size,
+    note_size,
+)
 from permutohedral.ops.triton.launch import on_device, power_of_two, rows_contiguous
 from permutohedral.ops.triton.neighbors import launch_search
+from permutohedral.ops.triton.replay import find_recording, record
 from permutohedral.ops.triton.report import abandon_reports, reports_on
+from permutohedral.ops.triton.splatting import WIDEST_TILE
+
+
+def _filter(
+    output: Tensor,
+    report: Tensor,
+    values: Tensor,
+    points: tuple[Tensor, Tensor | None],
+    offsets: Tensor,
+    most_rows: int,
+    smallest_mass: float,
+) -> None:
+    """Fill `output` and `report`; `points` are features and batch."""
+    features, batch = points
+    codes = torch.empty(most_rows, dtype=torch.int64, device=features.device)
+    insertion = Insertion.empty(features, power_of_two(5 * most_rows, 64), codes)
+    insert_points(insertion, features, batch, False)
+    resolve_vertices(insertion, report)
+    neighbors = filled((offsets.shape[0], most_rows), -1, torch.int32, features.device)
+    launch_search(insertion.table, codes, offsets, neighbors, True)
+    corners = insertion.vertices, insertion.barycentric
+    filter_gaussian_into(output, values, (*corners, neighbors, *corners), smallest_mass)
 
 
 @on_device
 def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smallest_mass: float) -> Tensor | None:
     """`filter_gaussian` between the points themselves, None if it must be done step by step: see `FusedPrimitives`."""
-    d, foreseen = features.shape[1], foresee_size(features, batch)
-    if not 0 < foreseen < WORTH_ORDERING or d > LARGEST_FIXED_DIMENSION:
+    foreseen = foresee_size(features, batch)
+    if not 0 < foreseen < WORTH_ORDERING or features.shape[1] > LARGEST_FIXED_DIMENSION:
         return None
     if torch.are_deterministic_algorithms_enabled():
         return None
-    most_rows, device = foreseen + foreseen // 8 + 1, features.device
-    reports = reports_on(device)
+    features, values, most_rows = rows_contiguous(features), rows_contiguous(values), foresee_rows(foreseen)
+    reports, output = reports_on(features.device), values.new_empty(values.shape)
+    offsets = axis_offsets(features.shape[1], features.device)
+    given = [features, values, output, reports.rows[0], offsets]
+    if batch is not None:
+        given.append(batch)
+    key = (
+        "gaussian", features.get_device(), most_rows, smallest_mass, batch is None, features.shape, features.dtype,
+        features.stride(), values.shape, values.dtype, values.stride(),
+    )  # fmt: skip
+
+    def run() -> tuple[Tensor, ...]:
+        _filter(output, reports.rows[0], values, (features, batch), offsets, most_rows, smallest_mass)
+        return ()
+
     try:
-        codes = torch.empty(most_rows, dtype=torch.int64, device=device)
-        insertion = insert_points(rows_contiguous(features), batch, power_of_two(6 * foreseen, 64), False, codes)
-        resolve_vertices(insertion, reports.rows[0])
-        neighbors = torch.full((2 * (d + 1), most_rows), -1, dtype=torch.int32, device=device)
-        launch_search(insertion.table, codes, axis_offsets(d, device), neighbors, True)
-        corners = insertion.vertices.T, insertion.barycentric.T
-        output: Tensor = filter_gaussian(values, *corners, neighbors, *corners, smallest_mass)
+        recording = find_recording(key)
+        if recording is not None:
+            recording.repeat(*given)
+        elif values.shape[1] < WIDEST_TILE:
+            record(key, run, *given)
+        else:
+            # in several passes, whose results torch puts together
+            run()
         last, *flags = reports.read(0, REPORTED.value)
     except BaseException:
         abandon_reports()

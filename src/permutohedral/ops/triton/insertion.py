@@ -15,7 +15,7 @@ from torch import Tensor
 
 from permutohedral.ops.triton.embedding import find_simplex, tile_rows, weights_from
 from permutohedral.ops.triton.launch import cdiv, has_ptx, launch
-from permutohedral.ops.triton.packing import fixed_bits, prepare_table
+from permutohedral.ops.triton.packing import fixed_bits, prepare_table, prepare_tight_table
 from permutohedral.ops.triton.report import REPORT
 from permutohedral.ops.triton.table import (
     BAD_FEATURE,
@@ -199,42 +199,57 @@ def unpack_kernel(
 
 @dataclass
 class Insertion:
-    """What one attempt at inserting all points left behind."""
+    """The tables that an attempt at inserting all points fills."""
 
     table: PackedTable
     rows: Tensor  # [most_rows], of each row number the slot, int32, or the code, int64
-    vertices: Tensor  # int32 [d + 1, points]
-    barycentric: Tensor  # [d + 1, points]
+    vertices: Tensor  # int32 [points, d + 1], corner by corner
+    barycentric: Tensor  # [points, d + 1], corner by corner
     keys: Tensor | None = None  # int32 [at least lattice points, 1 + d], if they were unpacked ahead
+
+    @staticmethod
+    def empty(features: Tensor, capacity: int, rows: Tensor | None = None) -> Insertion:
+        """Tables for `features` that hold nothing.
+
+        Args:
+            features: as of `index_points`.
+            capacity: of the table.
+            rows: where to list slots or codes, as many as row numbers are to be told apart; default: slots of them all.
+        """
+        points, d = features.shape
+        shape, strides = (points, d + 1), (1, points)
+        return Insertion(
+            PackedTable(features.new_empty(PackedTable.words(capacity), dtype=torch.int64)),
+            features.new_empty(capacity, dtype=torch.int32) if rows is None else rows,
+            features.new_empty_strided(shape, strides, dtype=torch.int32),
+            features.new_empty_strided(shape, strides),
+        )
 
 
 def insert_points(
-    features: Tensor, batch: Tensor | None, capacity: int, tight: bool, rows: Tensor | None = None
-) -> Insertion:
-    """Insert all points into a new table.
+    insertion: Insertion, features: Tensor, batch: Tensor | None, tight: bool, around: Tensor | None = None
+) -> None:
+    """Insert all points into the emptied table.
 
     Args:
+        insertion: is filled but for what `resolve_vertices` does.
         features, batch: as of `index_points`.
-        capacity: of the table.
         tight: whether the bits of a key are dealt out by the range of the data.
-        rows: where to list slots or codes, as many as row numbers are to be told apart; default: slots of them all.
+        around: the codes of two tables that were made around the same features are the same, unless they are `tight`.
     """
-    (points, d), device = features.shape, features.device
-    table = prepare_table(features, batch, capacity, tight)
-    insertion = Insertion(
-        table,
-        torch.empty(capacity, dtype=torch.int32, device=device) if rows is None else rows,
-        torch.empty(d + 1, points, dtype=torch.int32, device=device),
-        torch.empty(d + 1, points, dtype=features.dtype, device=device),
-    )
+    points, d = features.shape
+    table, rows = insertion.table, insertion.rows
+    if tight:
+        prepare_tight_table(table, features, batch)
+    else:
+        prepare_table(table, features if around is None else around, batch is not None)
     launch(
-        insert_points_kernel, (cdiv(points, _INSERT_BLOCK),), features, batch, table.storage, insertion.rows,
-        insertion.vertices, insertion.barycentric, points, capacity, insertion.rows.numel(), STRIDE=features.stride(0),
+        insert_points_kernel, (cdiv(points, _INSERT_BLOCK),), features, batch, table.storage, rows,
+        insertion.vertices, insertion.barycentric, points, table.capacity, rows.numel(), STRIDE=features.stride(0),
         HAS_BATCH=batch is not None, DIGIT_BITS=0 if tight else fixed_bits(d, batch is not None)[0],
         CORNER_BITS=d.bit_length(), PTX=has_ptx(), D=d, ROWS=tile_rows(d), BLOCK=_INSERT_BLOCK,
         num_warps=cdiv(_INSERT_BLOCK, 32),
     )  # fmt: skip
-    return insertion
 
 
 def resolve_vertices(insertion: Insertion, report: Tensor) -> None:

@@ -18,6 +18,7 @@ from permutohedral.ops.triton.embedding import LARGEST_TILE_DIMENSION
 from permutohedral.ops.triton.insertion import REPORTED, Insertion, insert_points, resolve_vertices, unpack_keys
 from permutohedral.ops.triton.launch import on_device, power_of_two, rows_contiguous
 from permutohedral.ops.triton.ordering import reorder
+from permutohedral.ops.triton.replay import find_recording, record
 from permutohedral.ops.triton.report import abandon_reports, reports_on
 from permutohedral.ops.triton.table import SAMPLES, PackedTable, capacity_for, roomy_capacity
 
@@ -26,7 +27,8 @@ LARGEST_FIXED_DIMENSION = 7
 # the values of a smaller lattice stay in the cache of a large GPU, whatever their order
 WORTH_ORDERING = 1 << 21
 # by device and shape of the points, how many lattice points there were the time before: the next are often as many
-_sizes: dict[tuple[object, ...], int] = {}
+Kind = tuple[int, torch.Size, bool]
+_sizes: dict[Kind, int] = {}
 _MOST_SIZES = 1024
 
 
@@ -53,28 +55,69 @@ class _Points:
         return _Points(features, batch, capacity, features.shape[1] > LARGEST_FIXED_DIMENSION, foreseen)
 
 
-def _kind(features: Tensor, batch: Tensor | None) -> tuple[object, ...]:
+def _kind(features: Tensor, batch: Tensor | None) -> Kind:
     return features.get_device(), features.shape, batch is None
+
+
+def size_of_kind(kind: Kind) -> int:
+    """How many lattice points the last points of this kind had, 0 if there were none."""
+    return _sizes.get(kind, 0)
+
+
+def note_kind(kind: Kind, num_lattice_points: int) -> None:
+    if len(_sizes) >= _MOST_SIZES:
+        _sizes.clear()
+    _sizes[kind] = num_lattice_points
 
 
 def foresee_size(features: Tensor, batch: Tensor | None) -> int:
     """How many lattice points the last points like these had, 0 if there were none like these."""
-    return _sizes.get(_kind(features, batch), 0)
+    return size_of_kind(_kind(features, batch))
 
 
 def note_size(features: Tensor, batch: Tensor | None, num_lattice_points: int) -> None:
-    if len(_sizes) >= _MOST_SIZES:
-        _sizes.clear()
-    _sizes[_kind(features, batch)] = num_lattice_points
+    note_kind(_kind(features, batch), num_lattice_points)
 
 
-def _resolve(given: _Points, report: Tensor) -> None:
+def foresee_rows(foreseen: int) -> int:
+    """How many rows to make room for: an eighth more, and a number that lattices of about this size share."""
+    rows = foreseen + foreseen // 8 + 1
+    step = max(1 << rows.bit_length() >> 6, 1)
+    return -(-rows // step) * step
+
+
+def _launch(given: _Points, report: Tensor) -> tuple[Tensor, ...]:
     insertion = given.insertion
     assert insertion is not None
+    insert_points(insertion, given.features, given.batch, given.tight)
     resolve_vertices(insertion, report)
-    rows = given.foreseen + given.foreseen // 4
-    if 0 < rows < WORTH_ORDERING and not torch.are_deterministic_algorithms_enabled():
-        insertion.keys = _unpack(insertion, rows, insertion.table)
+    if insertion.keys is not None:
+        unpack_keys(insertion, insertion.keys, insertion.table)
+    return ()
+
+
+def _insert(given: _Points, report: Tensor) -> None:
+    """Insert the points into new tables; of as many as foreseen the keys are unpacked at once."""
+    features, batch = given.features, given.batch
+    insertion = given.insertion = Insertion.empty(features, given.capacity)
+    if given.tight or not given.foreseen or torch.are_deterministic_algorithms_enabled():
+        _launch(given, report)
+        return
+    rows = foresee_rows(given.foreseen)
+    rows = rows if rows < WORTH_ORDERING else 0
+    tensors = [features, report, insertion.table.storage, insertion.rows, insertion.vertices, insertion.barycentric]
+    if rows:
+        insertion.keys = features.new_empty((rows, features.shape[1] + 1), dtype=torch.int32)
+        tensors.append(insertion.keys)
+    if batch is not None:
+        tensors.append(batch)
+    key = ("index", features.get_device(), given.capacity, rows, batch is None, features.dtype, features.shape,
+           features.stride())  # fmt: skip
+    recording = find_recording(key)
+    if recording is None:
+        record(key, lambda: _launch(given, report), *tensors)
+    else:
+        recording.repeat(*tensors)
 
 
 def _judge(given: _Points, report: list[int]) -> bool:
@@ -95,7 +138,7 @@ def _judge(given: _Points, report: list[int]) -> bool:
 
 
 def _unpack(insertion: Insertion, rows: int, other: PackedTable) -> Tensor:
-    keys = torch.empty(rows, insertion.vertices.shape[0], dtype=torch.int32, device=insertion.vertices.device)
+    keys = insertion.vertices.new_empty(rows, insertion.vertices.shape[1])
     return unpack_keys(insertion, keys, other)
 
 
@@ -115,7 +158,7 @@ def _finish(given: _Points) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         keys = insertion.keys[:num]
     else:
         keys = _unpack(insertion, num, table)
-    return keys, insertion.vertices.T, insertion.barycentric.T, table.storage
+    return keys, insertion.vertices, insertion.barycentric, table.storage
 
 
 def _first_capacity(num_entries: int) -> int:
@@ -127,10 +170,8 @@ def _try(pending: list[_Points]) -> list[_Points]:
     """Insert the points of all sets; those that must be tried again."""
     reports = reports_on(pending[0].features.device)
     try:
-        for given in pending:
-            given.insertion = insert_points(given.features, given.batch, given.capacity, given.tight)
         for given, row in zip(pending, reports.rows, strict=False):
-            _resolve(given, row)
+            _insert(given, row)
         found = [reports.read(number, REPORTED.value) for number in range(len(pending))]
     except BaseException:
         abandon_reports()

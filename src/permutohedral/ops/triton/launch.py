@@ -4,14 +4,36 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from collections.abc import Callable
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from typing import Any, ClassVar, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+
+# what starts a compiled kernel: its launcher, the function, metadata, constants
+Handle = tuple[Any, Any, Any, list[Any]]
+# addresses that have one of these bits were not compiled for
+MISALIGNED = 15
+
+
+class Launch(NamedTuple):
+    """A launch as it was asked for, and what can repeat it on other addresses, if anything can."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Tensor | int | None, ...]
+    meta: dict[str, Any]
+    handle: Handle | None
+
+
+class Recorder(Protocol):
+    """Is told of launches."""
+
+    def note(self, launch: Launch) -> None: ...
 
 
 def on_device(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -56,8 +78,17 @@ def rows_contiguous(tensor: Tensor) -> Tensor:
 class _Direct:
     """Compiled kernels by what they were compiled for, and whether this version of Triton lets one call them."""
 
-    compiled: ClassVar[dict[tuple[object, ...], tuple[Any, ...]]] = {}
+    compiled: ClassVar[dict[tuple[object, ...], Handle]] = {}
     works = not interpreted()
+
+
+class _Watched(threading.local):
+    """Who is told of the launches of this thread."""
+
+    recorder: Recorder | None = None
+
+
+watched = _Watched()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Tensor | int | None, **meta: Any) -> None:
@@ -66,9 +97,18 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Tensor | int | None, 
     That handling costs the host more than a small kernel costs the GPU. Sizes and strides must not be specialized on,
     and the first argument must be a tensor; `meta` holds the constants in the kernel's order, then the options.
     """
+    handle = _launch(kernel, grid, arguments, meta)
+    if watched.recorder is not None:
+        watched.recorder.note(Launch(kernel, grid, arguments, meta, handle))
+
+
+def _launch(
+    kernel: Any, grid: tuple[int, ...], arguments: tuple[Tensor | int | None, ...], meta: dict[str, Any]
+) -> Handle | None:
+    """What can start the kernel on other addresses, None if it had to be started as Triton documents it."""
     if not _Direct.works:
         kernel[grid](*arguments, **meta)
-        return
+        return None
     addresses = sizes = 0
     device: int = arguments[0].get_device()  # type: ignore[union-attr]
     key: list[object] = [id(kernel), device]
@@ -86,18 +126,17 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Tensor | int | None, 
             addresses |= address
             key.append(argument.dtype)  # type: ignore[union-attr]
             plain.append(address)
-    if addresses & 15 or sizes >> 31:
+    if addresses & MISALIGNED or sizes >> 31:
         kernel[grid](*arguments, **meta)
-        return
+        return None
     known = _Direct.compiled.get((*key, *meta.values()))
     if known is None:
         compiled = kernel[grid](*arguments, **meta)
         # the binary takes the constants, too, and ignores them
         constants = [meta[name] for name in kernel.arg_names if name in meta]
-        _Direct.compiled[(*key, *meta.values())] = (
-            compiled.run, compiled.function, compiled.packed_metadata, constants,
-        )  # fmt: skip
-        return
+        known = compiled.run, compiled.function, compiled.packed_metadata, constants
+        _Direct.compiled[(*key, *meta.values())] = known
+        return known
     run, function, metadata, constants = known
     columns, rows, layers = (*grid, 1, 1)[:3]
     stream = torch._C._cuda_getCurrentRawStream(device)
@@ -108,3 +147,5 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Tensor | int | None, 
         # a version whose binaries take other arguments
         _Direct.works = False
         kernel[grid](*arguments, **meta)
+        return None
+    return known

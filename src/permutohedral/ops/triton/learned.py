@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from permutohedral.ops.primitives import FilterTables
@@ -27,13 +26,20 @@ def _splat(values: Tensor, tables: FilterTables) -> tuple[Tensor, Tensor | None]
     return normalize(sums, density, channels, values.dtype), density[:, -1]
 
 
+def filter_learned_into(
+    output: Tensor, values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables
+) -> tuple[Tensor, Tensor | None]:
+    """Fill `output [target points, out_channels]`; what its derivative needs: lattice values, and density."""
+    lattice_values, density = _splat(values, tables)
+    convolved = convolve(lattice_values, weight, tables.neighbors, tables.groups)
+    slice_into(output, convolved, tables.target_vertices, tables.target_barycentric, bias)
+    return lattice_values, density
+
+
 @on_device
 def filter_learned(
     values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The result `[target points, out_channels]`; then what its derivative needs: lattice values, and density."""
-    lattice_values, density = _splat(values, tables)
-    convolved = convolve(lattice_values, weight, tables.neighbors, tables.groups)
-    output = torch.empty(tables.target_vertices.shape[0], weight.shape[2], dtype=values.dtype, device=values.device)
-    slice_into(output, convolved, tables.target_vertices, tables.target_barycentric, bias)
-    return output, lattice_values, density
+    output = values.new_empty(tables.target_vertices.shape[0], weight.shape[2])
+    return output, *filter_learned_into(output, values, weight, bias, tables)

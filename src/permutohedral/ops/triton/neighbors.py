@@ -100,30 +100,32 @@ def find_opposite(offsets, tap, taps, D: tl.constexpr, TAPS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["capacity", "num_targets", "taps"])
 def find_neighbors_kernel(
-    table, targets, offsets, neighbors, capacity, num_targets, taps,
+    table, targets, counted, offsets, neighbors, capacity, num_targets, taps,
     TAPS: tl.constexpr, CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One tap of a block of targets; with TAPS > 0 the targets are the sources, and `neighbors` is filled with -1.
 
     Then two opposite taps are one: if u is the neighbor of v along the first, v is the neighbor of u along the second.
-    Codes as targets are as many as the table has rows, none if these are more than `num_targets`.
+    Codes as targets are as many as the table `counted` has rows, none if these are more than `num_targets`.
     """
     # the taps of a target one after another, which find much of what they read in the cache
     tap = tl.program_id(0) % taps
-    target = (tl.program_id(0) // taps) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    place = (tl.program_id(0) // taps) * BLOCK + tl.arange(0, BLOCK)[None, :]
     count = num_targets
     if targets.dtype.element_ty == tl.int64:
         # a table that the points do not fit has no neighbors to find, and perhaps no empty slot where a probe ends
-        last = tl.load(table + COUNT).to(tl.int32)
+        last = tl.load(counted + COUNT).to(tl.int32)
         failed = tl.maximum(tl.load(table + FULL), tl.load(table + NO_ROOM)) >= 0
+        failed |= tl.maximum(tl.load(counted + FULL), tl.load(counted + NO_ROOM)) >= 0
         count = tl.where(failed | (last >= num_targets), 0, last + 1)
-    inside = target < count
-    target = tl.minimum(target, tl.maximum(count - 1, 0))
+    inside = place < count
+    target = tl.minimum(place, tl.maximum(count - 1, 0))
     row = neighbors + tap.to(tl.int64) * num_targets
     offset = offsets + tap * D
     if TAPS == 0:
         found = look_up_tap(table, targets, offset, target, inside, capacity, CORNER_BITS, PTX, D)
-        tl.store(row + target, found, mask=inside)
+        # a row that no target has finds nothing
+        tl.store(row + place, found, mask=place < num_targets)
     else:
         opposite, first = find_opposite(offsets, tap, taps, D, TAPS)
         # an offset may occur twice, and only its first tap is a partner
@@ -147,16 +149,25 @@ def transpose_neighbors_kernel(neighbors, opposite, transposed, num_targets, num
     tl.store(transposed + tl.load(opposite + tap) * num_source + source, target, mask=source >= 0)
 
 
-def launch_search(table: PackedTable, targets: Tensor, offsets: Tensor, neighbors: Tensor, paired: bool) -> None:
+def launch_search(
+    table: PackedTable,
+    targets: Tensor,
+    offsets: Tensor,
+    neighbors: Tensor,
+    paired: bool,
+    counted: PackedTable | None = None,
+) -> None:
     """Fill `neighbors [taps, targets]`; `paired` if the targets are the sources and `neighbors` holds -1 everywhere.
 
-    The targets are keys `[targets, 1 + d]`, or codes `[targets]` of the table's own rows.
+    The targets are keys `[targets, 1 + d]`; or codes `[targets]` of the rows of the table `counted`, by default of the
+    table itself, which are made around the same features.
     """
     (taps, num_targets), d = neighbors.shape, offsets.shape[1]
+    counted = table if counted is None else counted
     launch(
-        find_neighbors_kernel, (cdiv(num_targets, 128) * taps,), table.storage, targets, offsets, neighbors,
-        table.capacity, num_targets, taps, TAPS=power_of_two(taps) if paired else 0, CORNER_BITS=d.bit_length(),
-        PTX=has_ptx(), D=d, BLOCK=128, num_warps=1,
+        find_neighbors_kernel, (cdiv(num_targets, 128) * taps,), table.storage, targets, counted.storage, offsets,
+        neighbors, table.capacity, num_targets, taps, TAPS=power_of_two(taps) if paired else 0,
+        CORNER_BITS=d.bit_length(), PTX=has_ptx(), D=d, BLOCK=128, num_warps=1,
     )  # fmt: skip
 
 

@@ -54,7 +54,7 @@ def reorder(table: PackedTable, slots: Tensor, vertices: Tensor, num: int, exact
 
     Returns: the slots of the new numbers.
     """
-    storage, d, device = table.storage, vertices.shape[0] - 1, slots.device
+    storage, d, device = table.storage, vertices.shape[1] - 1, slots.device
     keys = torch.empty(num, dtype=torch.int64 if exact else torch.int32, device=device)
     grid = (cdiv(num, 512),)
     launch(order_kernel, grid, storage, slots, keys, num, EXACT=exact, D=d, BLOCK=512)

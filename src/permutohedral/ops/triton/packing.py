@@ -125,20 +125,23 @@ def fixed_bits(d: int, batched: bool) -> tuple[int, int]:
     return min((_CODE_BITS - d.bit_length() - item_bits) // d, _LARGEST_DIGIT_BITS), item_bits
 
 
-def prepare_table(features: Tensor, batch: Tensor | None, capacity: int, tight: bool) -> PackedTable:
-    """An empty table with its header: the same bits for all coordinates, or those that their range needs."""
+def prepare_table(table: PackedTable, features: Tensor, batched: bool) -> None:
+    """Empty a table, and give all coordinates the same bits in its header, around the first of the features."""
+    points, d = features.shape
+    digit_bits, item_bits = fixed_bits(d, batched)
+    words = table.storage.numel()
+    launch(
+        clear_kernel, (cdiv(words - HEADER.value, _CLEAR_BLOCK),), table.storage, features, points, words,
+        STRIDE=features.stride(0), DIGIT_BITS=digit_bits, CORNER_BITS=d.bit_length(), ITEM_BITS=item_bits, D=d,
+        ROWS=tile_rows(d), BLOCK=_CLEAR_BLOCK, num_warps=4,
+    )  # fmt: skip
+
+
+def prepare_tight_table(table: PackedTable, features: Tensor, batch: Tensor | None) -> None:
+    """The same, but every coordinate gets the bits that its range needs."""
     points, d = features.shape
     rows, stride = tile_rows(d), features.stride(0)
-    if not tight:
-        digit_bits, item_bits = fixed_bits(d, batch is not None)
-        storage = torch.empty(PackedTable.words(capacity), dtype=torch.int64, device=features.device)
-        launch(
-            clear_kernel, (cdiv(storage.numel() - HEADER.value, _CLEAR_BLOCK),), storage, features, points,
-            storage.numel(), STRIDE=stride, DIGIT_BITS=digit_bits, CORNER_BITS=d.bit_length(), ITEM_BITS=item_bits,
-            D=d, ROWS=rows, BLOCK=_CLEAR_BLOCK, num_warps=4,
-        )  # fmt: skip
-        return PackedTable(storage)
-    table = PackedTable.empty(capacity, features.device)
+    table.storage.fill_(-1)
     bounds = torch.full((2 * rows + 1,), 2**30, dtype=torch.int32, device=features.device)
     launch(
         range_kernel, (min(cdiv(points, 128), 1024),), features, batch, bounds, points,
@@ -148,4 +151,3 @@ def prepare_table(features: Tensor, batch: Tensor | None, capacity: int, tight: 
         tight_packing_kernel, (1,), table.storage, bounds, features, points,
         STRIDE=stride, CORNER_BITS=d.bit_length(), D=d, ROWS=rows, num_warps=1,
     )  # fmt: skip
-    return table

@@ -27,9 +27,9 @@ class Reports:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # the GPU writes to pinned memory of the host as to its own
-        words = torch.full((_MOST, REPORT.value), _PENDING, dtype=torch.int64)
-        self.rows = list(words.pin_memory() if device.type == "cuda" else words)
+        # the GPU writes to pinned memory of the host as to its own; each report has memory of its own
+        rows = [torch.full((REPORT.value,), _PENDING, dtype=torch.int64) for _ in range(_MOST)]
+        self.rows = [row.pin_memory() if device.type == "cuda" else row for row in rows]
         self._views = [row.numpy() for row in self.rows]
 
     def expect(self) -> None:

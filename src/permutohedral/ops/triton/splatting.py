@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.ops.triton.elementary import filled
 from permutohedral.ops.triton.launch import cdiv, launch, power_of_two, rows_contiguous
 
 # fewer points than this do not fill the GPU, and do not queue for the same lattice points
@@ -233,7 +234,7 @@ def splat_sums(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattic
         output = torch.empty(shape, dtype=dtype, device=values.device)
         _splat_sorted(values, vertices, barycentric, output)
         return output
-    output = torch.zeros(shape, dtype=dtype, device=values.device)
+    output = filled(shape, 0, dtype, values.device)
     if _can_run(values, vertices, barycentric, shape[1]):
         block_c = power_of_two(shape[1])
         launch(

@@ -1,0 +1,257 @@
+"""What is recorded once and repeated on other tensors, in Triton's interpreter; run by `test_triton.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from support import assert_close
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import permutohedral as ph
+from permutohedral.errors import FeatureRangeError, InputError
+from permutohedral.functional import Normalization
+from permutohedral.ops import fused
+from permutohedral.ops import triton as kernels
+from permutohedral.ops.dispatch import use_backend
+from permutohedral.ops.triton import from_features, gaussian, lattice, replay
+
+# what a recorded function may ask of torch: memory, and other views of it
+HARMLESS = ("empty", "new_empty", "new_empty_strided", "empty_like", "view", "as_strided", "slice", "select", "alias")
+
+
+class OnlyLaunches(TorchDispatchMode):
+    """Refuses whatever would not be repeated."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name in HARMLESS, f"{name} would not be repeated"
+        return func(*args, **kwargs or {})
+
+
+class Recorder:
+    """Counts recordings and repetitions."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.recorded = self.repeated = 0
+        record, repeat = replay.record, replay.Recording.repeat
+
+        def count_record(key: object, run: Callable[[], tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
+            self.recorded += 1
+            return record(key, run, *given)
+
+        def count_repeat(recording: replay.Recording, *given: Tensor) -> Tensor:
+            self.repeated += 1
+            return repeat(recording, *given)
+
+        for module in (from_features, gaussian, lattice):
+            monkeypatch.setattr(module, "record", count_record)
+        monkeypatch.setattr(replay.Recording, "repeat", count_repeat)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    monkeypatch.setattr(lattice, "_sizes", {})
+    monkeypatch.setattr(replay, "_recordings", {})
+    monkeypatch.setattr(from_features, "_filters", {})
+    return Recorder(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def not_deterministic() -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def test_every_gaussian_after_the_first_two_is_repeated(counted: Recorder) -> None:
+    features = torch.randn(2, 30, 2, dtype=torch.float64)
+    for _ in range(4):
+        # other points, and as many lattice points as foreseen
+        features, values = features.flip(1).contiguous(), torch.randn(2, 30, 3, dtype=torch.float64)
+        with use_backend("triton"):
+            found = ph.gaussian_filter(values, features)
+        with use_backend("reference"):
+            assert_close(found, ph.gaussian_filter(values, features))
+    assert (counted.recorded, counted.repeated) == (1, 2)
+
+
+def test_a_lattice_is_recorded_and_repeated(counted: Recorder) -> None:
+    features = 3 * torch.randn(40, 2, dtype=torch.float64)
+    batch = torch.randint(0, 3, (40,), dtype=torch.int32)
+    expected, first, *others = (kernels.index_points(features.clone(), batch) for _ in range(4))
+    assert (counted.recorded, counted.repeated) == (1, 2)
+    for found in (first, *others):
+        # rows are numbered anew
+        assert torch.equal(found[0][found[1].long()], expected[0][expected[1].long()])
+        assert torch.equal(found[2], expected[2])
+        offsets = torch.tensor([[1, 1], [-1, -1]], dtype=torch.int32)
+        neighbors = kernels.find_neighbors(found[0], found[3], found[0], offsets)
+        same = kernels.find_neighbors(expected[0], expected[3], found[0], offsets)
+        assert torch.equal(neighbors >= 0, same >= 0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer, and what is asked of it."""
+
+    channels: tuple[int, int]
+    dtype: torch.dtype = torch.float64
+    normalization: Normalization = "density"
+    groups: int = 1
+    targets: bool = True
+    gradient: bool = False
+    batched: bool = True
+
+
+CASES = [
+    Case((2, 4)),
+    Case((2, 4), normalization="none", groups=2, gradient=True),
+    Case((1, 3), torch.float32, targets=False, gradient=True, batched=False),
+    Case((3, 2), targets=False),
+    Case((9, 3), torch.float16, batched=False),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_filter_of_features(case: Case, counted: Recorder) -> None:
+    """Step by step the first time, recorded the second, repeated then: the same result and derivatives."""
+    channels, dtype, targets, gradient = case.channels, case.dtype, case.targets, case.gradient
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    items = (2,) if case.batched else ()
+    features = 3 * torch.randn(*items, 30, 2, dtype=exact)
+    at = 2 * torch.randn(*items, 20, 2, dtype=exact) if targets else None
+    layer = ph.nn.PermutohedralConvolution(*channels, 2, 1, case.groups, normalization=case.normalization, dtype=dtype)
+    assert layer.bias is not None
+    torch.nn.init.normal_(layer.bias)
+
+    def run(backend: str, values: Tensor, upstream: Tensor) -> list[Tensor]:
+        leaves = [*layer.parameters(), *([values] if gradient else [])]
+        with use_backend(backend):
+            output = layer(values, features, at)
+            return [output.detach(), *torch.autograd.grad(output, leaves, upstream)]
+
+    for _ in range(4):
+        values = torch.randn(*items, 30, channels[0]).to(dtype).requires_grad_(gradient)
+        upstream = torch.randn(*items, 20 if targets else 30, channels[1]).to(dtype)
+        for found, expected in zip(run("triton", values, upstream), run("reference", values, upstream), strict=True):
+            assert_close(found, expected, dtype)
+    # forward, and backward unless the values have a gradient: that needs a repeated forward pass
+    assert counted.recorded == (1 if gradient else 2)
+    assert counted.repeated == (2 if gradient else 3)
+
+
+def test_the_filter_of_features_is_differentiated_twice(counted: Recorder) -> None:
+    features = 2 * torch.randn(6, 1, dtype=torch.float64)
+    layer = ph.nn.PermutohedralConvolution(1, 2, 1, 1, dtype=torch.float64)
+    assert layer.bias is not None
+    values = torch.randn(6, 1, dtype=torch.float64, requires_grad=True)
+
+    def run(values: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        given = {"weight": weight, "bias": bias}
+        output: Tensor = torch.func.functional_call(layer, given, (values, features))
+        return output.square()
+
+    with use_backend("triton"):
+        for _ in range(3):
+            run(values, layer.weight, layer.bias)
+        assert torch.autograd.gradgradcheck(run, (values, layer.weight, layer.bias), fast_mode=True)
+    assert counted.repeated > 0
+
+
+def test_a_graph_that_is_kept_is_run_back_twice(counted: Recorder) -> None:
+    layer, features = ph.nn.PermutohedralConvolution(1, 2, 2, 1), torch.randn(30, 2)
+    with use_backend("triton"):
+        for _ in range(4):
+            output = layer(torch.randn(30, 1), features)
+            upstream = torch.randn_like(output)
+            first = torch.autograd.grad(output, list(layer.parameters()), upstream, retain_graph=True)
+            # once not contiguous
+            strided = upstream.T.contiguous().T
+            second = torch.autograd.grad(output, list(layer.parameters()), strided)
+            for one, other in zip(first, second, strict=True):
+                assert_close(one, other)
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.05, 30.0])
+def test_another_lattice_than_foreseen(scale: float, counted: Recorder) -> None:
+    layer, features, values = ph.nn.PermutohedralConvolution(1, 2, 2, 1), torch.randn(40, 2), torch.randn(40, 1)
+    with use_backend("triton"), torch.no_grad():
+        for _ in range(3):
+            layer(values, features)
+        found = [layer(values, scale * features) for _ in range(3)]
+    with use_backend("reference"), torch.no_grad():
+        for each in found:
+            assert_close(each, layer(values, scale * features))
+
+
+def test_what_is_wrong_is_refused_as_ever(counted: Recorder) -> None:
+    layer, features, values = ph.nn.PermutohedralConvolution(1, 2, 2, 0), torch.randn(40, 2), torch.randn(40, 1)
+    with use_backend("triton"):
+        for _ in range(3):
+            layer(values, features)
+        broken = features.clone()
+        broken[7, 1] = float("nan")
+        with pytest.raises(FeatureRangeError):
+            layer(values, broken)
+        with pytest.raises(InputError, match="2 dimensions"):
+            layer(values, torch.randn(40, 3))
+        with pytest.raises(InputError, match="values"):
+            layer(values[:7], features)
+        with pytest.raises(InputError, match="float64"):
+            layer(values.double(), features)
+        with pytest.raises(InputError, match="as_tensor"):
+            layer(values, features.numpy())
+        # and nothing is broken by it
+        assert_close(layer(values, features), layer(values, lattice=layer.build_lattice(features)))
+
+
+def test_only_launches_are_recorded(counted: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = replay.record
+
+    def record_strictly(key: object, run: Callable[[], tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
+        def run_strictly() -> tuple[Tensor, ...]:
+            with OnlyLaunches():  # type: ignore[no-untyped-call]
+                return run()
+
+        return record(key, run_strictly, *given)
+
+    for module in (from_features, gaussian, lattice):
+        monkeypatch.setattr(module, "record", record_strictly)
+    # the interpreter itself copies what kernels are given
+    monkeypatch.setattr("permutohedral.ops.triton.launch._launch", lambda *unused: None)
+    monkeypatch.setattr("permutohedral.ops.triton.report.Reports.read", lambda self, number, size: [3, -1, -1, -1, 0])
+    features, values, layer = torch.randn(2, 40, 2), torch.randn(2, 40, 3), ph.nn.PermutohedralConvolution(3, 2, 2, 1)
+    with use_backend("triton"):
+        for _ in range(4):
+            fused.filter_points(values, features, 1e-20)
+            kernels.index_points(features[0], None)
+            layer(values, features, features.clone()).sum().backward()
+            layer(values, features).sum().backward()
+    assert len(replay._recordings) >= 5
+
+
+def test_tensors_that_share_memory_are_not_recorded(counted: Recorder) -> None:
+    both = torch.randn(40, 2)
+    with use_backend("triton"):
+        for _ in range(4):
+            found = ph.gaussian_filter(both[:, :2], both)
+    with use_backend("reference"):
+        assert_close(found, ph.gaussian_filter(both, both))
+    assert counted.repeated == 0
+
+
+def test_tensors_that_begin_anywhere_are_filtered_too(counted: Recorder) -> None:
+    layer = ph.nn.PermutohedralConvolution(1, 2, 2, 1)
+    memory, values = torch.randn(41, 2), torch.randn(40, 1)
+    for features in (memory[:40], memory[:40], memory[:40], memory[1:]):
+        with use_backend("triton"), torch.no_grad():
+            found = layer(values, features)
+        with use_backend("reference"), torch.no_grad():
+            assert_close(found, layer(values, features))
+    assert counted.repeated
