@@ -263,7 +263,6 @@ class FusedPrimitives(Primitives, Protocol):
         """
         ...
 
-
     def filter_features(
         self,
         values: Tensor,
