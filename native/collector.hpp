@@ -18,7 +18,9 @@ struct KeyMap {
     uint64_t* cell;      // [d, words], times cell i
     uint64_t* step;      // [d + 1, words], from a corner to the next, which is lower by d+1 along coordinate i
 
-    KeyMap(const Packing& packing)
+    // of a Packing, or of a Grid
+    template <class Packed>
+    explicit KeyMap(const Packed& packing)
         : d(packing.columns - 1),
           words(packing.words),
           memory(sizeof(uint64_t) * words * (2 * d + 3)),
@@ -26,23 +28,18 @@ struct KeyMap {
           item(constant + words),
           cell(item + words),
           step(cell + d * words) {
-        std::memset(memory.data(), 0, memory.size());
-        auto unit = [&](int64_t column) {
-            return packing.bits[column] > 0 ? uint64_t{1} << packing.shift[column] : uint64_t{0};
-        };
-        for (int64_t column = 0; column <= d; ++column) {
-            constant[packing.word[column]] -= uint64_t(packing.low[column]) * unit(column);
+        int64_t row[max_columns] = {1};
+        pack_origin(packing, constant);
+        pack_linear(packing, row, item);
+        row[0] = 0;
+        for (int64_t i = 0; i < d; ++i) {
+            row[i + 1] = d + 1;
+            pack_linear(packing, row, cell + i * words);
+            row[i + 1] = 0;
         }
-        item[packing.word[0]] = unit(0);
-        const uint64_t first_word = packing.word[1], first = unit(1);
-        cell[first_word] = uint64_t(d + 1) * first;
-        for (int64_t i = 0; i <= d; ++i) step[i * words + first_word] = i == 0 ? uint64_t(-d) * first : first;
-        for (int64_t i = 1; i < d; ++i) {
-            const uint64_t word = packing.word[i + 1], digit = unit(i + 1);
-            cell[word] -= digit;
-            cell[i * words + word] += digit;
-            step[word] += digit;
-            step[i * words + word] -= digit;
+        for (int64_t i = 0; i <= d; ++i) {
+            for (int64_t j = 0; j < d; ++j) row[j + 1] = i == j ? -d : 1;
+            pack_linear(packing, row, step + i * words);
         }
     }
 };

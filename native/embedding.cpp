@@ -9,6 +9,8 @@
 #include "buckets.hpp"
 #include "collector.hpp"
 #include "kernels.hpp"
+#include "marking.hpp"
+#include "measuring.hpp"
 #include "parallel.hpp"
 #include "variant.hpp"
 
@@ -16,98 +18,13 @@ namespace permutohedral {
 namespace PERMUTOHEDRAL_VARIANT {
 namespace {
 
-constexpr int64_t point_block = 8192;
 // after so many points of a chunk it is decided whether caches pay
 constexpr int64_t trial_points = 1024;
 // fewer points, or fewer lattice points, stay in the caches
 constexpr int64_t least_sorted = 65536;
+// a grid of more cells would take longer to clear and to count than hashing
+constexpr int64_t cells_per_corner = 4, most_cells = int64_t{1} << 26;
 constexpr int64_t slab_points = 8192, max_slabs = 256, sampled_steps = 1024;
-
-// Bounds of the digits of all vertices, from those of y: a vertex is less than d+1 away in every coordinate.
-template <class T, int D>
-struct Measure {
-    Vector<T> low[room<D> + 1], high[room<D> + 1];
-    bool inside = true;
-};
-
-template <class T, int D>
-void measure_block(const Points<T>& points, T limit, Range range, Measure<T, D>& measure) {
-    using V = Vector<T>;
-    using I = WholeVector<T>;
-    const int64_t d = D > 0 ? D : points.d;
-    const Elevation<T> elevation = make_elevation<T>(d);
-    V features[room<D>], y[room<D> + 1];
-    I inside = I{} - 1;
-    for (int64_t i = 0; i < d; ++i) {
-        measure.low[i] = V{} + std::numeric_limits<T>::max();
-        measure.high[i] = V{} - std::numeric_limits<T>::max();
-    }
-    for (int64_t begin = range.begin; begin < range.end; begin += lanes<T>) {
-        // the last block overlaps the one before it, unless there are too few points
-        const int64_t first = std::max(std::min(begin, range.end - lanes<T>), int64_t{0});
-        const int64_t count = std::min<int64_t>(lanes<T>, points.points - first);
-        load_points<T, D>(points.features + first * d, d, count, features);
-        elevate<T, D>(features, d, elevation, y);
-        for (int64_t i = 0; i <= d; ++i) inside &= (I)(y[i] < limit) & (I)(y[i] > -limit);
-        for (int64_t i = 0; i < d; ++i) {
-            const V digit = i == 0 ? y[0] : (y[i] - y[0]) * (T(1) / T(d + 1));
-            measure.low[i] = digit < measure.low[i] ? digit : measure.low[i];
-            measure.high[i] = digit > measure.high[i] ? digit : measure.high[i];
-        }
-    }
-    for (int l = 0; l < lanes<T>; ++l) measure.inside &= inside[l] != 0;
-}
-
-// False if a point is out of range. Fewer points than lanes are padded with zero, which only widens the ranges.
-template <class T, int D>
-bool measure_points(const Points<T>& points, T limit, int threads, DigitRange& range) {
-    const int64_t d = D > 0 ? D : points.d, blocks = divide_up(points.points, point_block);
-    const Memory memory(sizeof(T) * 2 * d * blocks);
-    T* low = as<T>(memory);
-    T* high = low + d * blocks;
-    // one flag per block, so that no two threads write the same one
-    const Memory flags(blocks);
-    parallel_for(threads, blocks, [&](int64_t b, int) {
-        Measure<T, D> measure;
-        measure_block<T, D>(points, limit, {b * point_block, std::min((b + 1) * point_block, points.points)}, measure);
-        as<uint8_t>(flags)[b] = measure.inside;
-        for (int64_t i = 0; i < d; ++i) {
-            T least = measure.low[i][0], most = measure.high[i][0];
-            for (int l = 1; l < lanes<T>; ++l) {
-                least = std::min(least, T(measure.low[i][l]));
-                most = std::max(most, T(measure.high[i][l]));
-            }
-            low[b * d + i] = least;
-            high[b * d + i] = most;
-        }
-    });
-    for (int64_t b = 0; b < blocks; ++b) {
-        if (as<uint8_t>(flags)[b] == 0) return false;
-    }
-    for (int64_t i = 0; i < d; ++i) {
-        T least = low[i], most = high[i];
-        for (int64_t b = 1; b < blocks; ++b) {
-            least = std::min(least, low[b * d + i]);
-            most = std::max(most, high[b * d + i]);
-        }
-        const double slack = i == 0 ? double(d) + 3 : 5;
-        range.low[i + 1] = int64_t(std::floor(double(least) - slack));
-        range.high[i + 1] = int64_t(std::ceil(double(most) + slack));
-    }
-    return true;
-}
-
-void measure_batch(const int32_t* batch, int64_t points, DigitRange& range) {
-    range.low[0] = range.high[0] = 0;
-    if (batch == nullptr) return;
-    int32_t low = batch[0], high = batch[0];
-    for (int64_t i = 0; i < points; ++i) {
-        low = std::min(low, batch[i]);
-        high = std::max(high, batch[i]);
-    }
-    range.low[0] = low;
-    range.high[0] = high;
-}
 
 // One block of points in lanes: keys of their first corners by lane, and their ranks packed by four bits each.
 template <class T, int D, int W>
@@ -251,12 +168,20 @@ Points<T> sort_points(const Points<T>& points, const DigitRange& range, Index& i
 
 template <class T, int D>
 bool index_points_in(const Points<T>& given, T limit, Index& index, T* barycentric) {
-    DigitRange range{};
-    if (!measure_points<T, D>(given, limit, index.threads, range)) return false;
-    measure_batch(given.batch, given.points, range);
-    index.packing = plan_packing(given.d + 1, true, range);
+    Digits digits{};
+    if (!measure_points<T, D>(given, limit, index.threads, digits)) return false;
+    measure_batch(given.batch, given.points, digits.range);
+    index.packing = plan_packing(given.d + 1, true, digits.range, digits.reduction);
     Memory sorted;
-    const Points<T> points = sort_points<T, D>(given, range, index, sorted);
+    const Points<T> points = sort_points<T, D>(given, digits.range, index, sorted);
+    if constexpr (D > 0) {
+        const int64_t most = std::min(most_cells, cells_per_corner * points.points * (D + 1));
+        if (digits.exact && index.packing.words == 1 &&
+            plan_grid(points.d + 1, digits.range, digits.reduction, most, index.grid)) {
+            mark_and_number<T, D>(points, index, barycentric);
+            return true;
+        }
+    }
     if (index.packing.words == 1) {
         collect<T, D, 1>(points, index, barycentric);
     } else {

@@ -234,6 +234,13 @@ void Index::finish(int32_t* keys, int64_t* table) {
     table[packing_size(packing.columns)] = num_lattice_points;
     uint64_t* packed = reinterpret_cast<uint64_t*>(table + packing_size(packing.columns) + 1);
     std::memset(packed + num_lattice_points * words, 0xff, sizeof(uint64_t) * table_padding * words);
+    if (grid.cells > 0) {
+        write_packed_keys(grid, packing, packed, threads);
+        if (keys == nullptr) return;
+        return parallel_ranges(threads, num_lattice_points, row_block, [&](int64_t begin, int64_t end, int) {
+            unpack_rows(packing, packed + begin * words, end - begin, keys + begin * packing.columns);
+        });
+    }
     parallel_for(threads, int64_t(parts_.size()), [&](int64_t p, int) {
         const Part& part = parts_[p];
         if (part.count == 0) return;
@@ -340,7 +347,7 @@ void index_rows(Index& index, const int32_t* keys, int64_t columns) {
     DigitRange range;
     const bool lattice = measure_in_parallel(keys, index, columns, true, range);
     if (!lattice) measure_in_parallel(keys, index, columns, false, range);
-    index.packing = plan_packing(columns, lattice, range);
+    index.packing = plan_packing(columns, lattice, range, Reduction{});
     const int64_t words = index.packing.words;
     constexpr int64_t sample_size = 4096;
     const int64_t stride = std::max<int64_t>(1, index.rows / sample_size), count = divide_up(index.rows, stride);

@@ -1,16 +1,17 @@
 // Numbering of keys: which vertices occur, each once, in the order of their packed keys.
 //
-// The points are cut into chunks. Each chunk lists the keys it touches (nearly without repetition, thanks to small
-// caches) and writes positions in that list to `vertices`. The lists are then merged in parts, ranges of packed
-// keys, each by one thread: repetitions are found by hashing, and what is left is sorted. The ids are the ranks in that
-// order, so neither the number of threads nor the chunks nor the parts show in the result. Sorted keys need no hash
-// table to find neighbors: the keys of all points moved by one offset are sorted too, and one walk along both finds
-// all pairs.
+// Where the digits of the keys span few cells, these are marked and counted (grid.hpp). Else the points are cut into
+// chunks. Each chunk lists the keys it touches (nearly without repetition, thanks to small caches) and writes positions in
+// that list to `vertices`. The lists are then merged in parts, ranges of packed keys, each by one thread: repetitions are
+// found by hashing, and what is left is sorted. The ids are the ranks in that order, so neither the number of threads nor
+// the chunks nor the parts show in the result. Sorted keys need no hash table to find neighbors: the keys of all points
+// moved by one offset are sorted too, and one walk along both finds all pairs.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "grid.hpp"
 #include "memory.hpp"
 #include "packing.hpp"
 
@@ -56,6 +57,7 @@ public:
     void finish(int32_t* keys, int64_t* table);
 
     Packing packing{};
+    Grid grid;  // without cells where the vertices are numbered by chunks
     int64_t rows, corners, num_chunks, chunk_rows;
     int64_t num_lattice_points = 0;
     int32_t* vertices;

@@ -4,6 +4,7 @@
 //   lattice form: item, c_0, (c_i - c_0) / (d+1) for i >= 1, whole numbers since the coordinates are congruent
 //                 modulo d+1: fewer bits;
 //   plain form:   the columns themselves, for rows that need not be vertices of the lattice.
+// In the lattice form a digit may take whole multiples of more significant ones (reduction.hpp): fewer bits again.
 // A digit takes bits(n + 2 margin) bits, where n is the number of values from its lowest to its highest and
 // the margin lies empty on both sides. Adding an offset of at most the margin to a key in this range, or within the
 // margin around it, gives either the right packed key or one with a digit in an empty margin, which equals no key.
@@ -15,10 +16,9 @@
 
 #include <cstdint>
 
-namespace permutohedral {
+#include "reduction.hpp"
 
-constexpr int max_dimension = 256;
-constexpr int max_columns = max_dimension + 1;
+namespace permutohedral {
 
 struct Packing {
     int64_t columns;  // 1 + d
@@ -29,20 +29,18 @@ struct Packing {
     int64_t bits[max_columns];
     int64_t word[max_columns];
     int64_t shift[max_columns];
+    Reduction reduction;
 };
 
-struct DigitRange {
-    int64_t low[max_columns];
-    int64_t high[max_columns];
-};
-
-Packing plan_packing(int64_t columns, bool lattice, const DigitRange& range);
-
-// The digits of a row of `columns` coordinates; false if it is no vertex of the lattice.
-bool find_digits(int64_t columns, bool lattice, const int64_t* row, int64_t* digits);
+Packing plan_packing(int64_t columns, bool lattice, const DigitRange& range, const Reduction& reduction);
 
 // Packs a row; false if it is no vertex or lies outside of range and margin.
 bool pack_row(const Packing& packing, const int64_t* row, uint64_t* key);
+
+// The packed key is linear in the row, apart from what a row of zeros packs to; neither is checked for range.
+void pack_origin(const Packing& packing, uint64_t* key);
+void pack_linear(const Packing& packing, const int64_t* row, uint64_t* addend);
+
 void unpack_rows(const Packing& packing, const uint64_t* keys, int64_t count, int32_t* rows);
 
 // What to add to a packed key to move by `offset [columns - 1]`; false if it may leave the margin.

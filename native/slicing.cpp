@@ -14,8 +14,8 @@ constexpr int64_t streamed_bytes = int64_t{1} << 24;
 constexpr int64_t blocks_at_once = 4;
 
 // sum_j b_j l_j for the channels of a panel, by pieces.
-template <class T, int C, class Function>
-PERMUTOHEDRAL_INLINE void sum_corners(const Corners<T>& corners, const Panel<const T>& panel, Function&& function) {
+template <class T, int C, int K, class Function>
+PERMUTOHEDRAL_INLINE void sum_corners(const VisitCorners<T, K>& corners, const Panel<const T>& panel, Function&& function) {
     for_pieces<T, C>(panel.width, [&](int64_t c, auto width) PERMUTOHEDRAL_INLINE_LAMBDA {
         constexpr int N = decltype(width)::value;
         Piece<T, N> sum = {};
@@ -36,7 +36,7 @@ public:
 
     void slice(Range range) {
         with_width<T>(last_.width, [&](auto constant) {
-            for_points(range, [&](const Corners<T>& corners, T* to) PERMUTOHEDRAL_INLINE_LAMBDA {
+            for_points(range, [&](const auto& corners, T* to) PERMUTOHEDRAL_INLINE_LAMBDA {
                 slice_whole(corners, T(1), to);
                 slice_panel<decltype(constant)::value>(corners, last_, T(1), to);
             });
@@ -47,7 +47,7 @@ public:
     // zero.
     void slice_normalized(Range range, T added) {
         with_padded_width<T>(last_.width, [&](auto constant) {
-            for_points(range, [&](const Corners<T>& corners, T* to) PERMUTOHEDRAL_INLINE_LAMBDA {
+            for_points(range, [&](const auto& corners, T* to) PERMUTOHEDRAL_INLINE_LAMBDA {
                 const T scale = normalize_panel<decltype(constant)::value>(corners, added, to);
                 slice_whole(corners, scale, to);
             });
@@ -58,11 +58,18 @@ private:
     // Calls function(corners, row of the result) for the points of blocks.
     template <class Function>
     PERMUTOHEDRAL_INLINE void for_points(Range blocks, Function&& function) {
+        with_corners(visits_.corners.corners, [&](auto corners) PERMUTOHEDRAL_INLINE_LAMBDA {
+            for_points_with<decltype(corners)::value>(blocks, function);
+        });
+    }
+
+    template <int K, class Function>
+    PERMUTOHEDRAL_INLINE void for_points_with(Range blocks, Function&& function) {
         const int64_t begin = visits_.blocks[blocks.begin].visits.begin, end = visits_.blocks[blocks.end - 1].visits.end;
         const bool fetches = visits_.order != nullptr && !streams_;
         for (int64_t i = begin; i < end; ++i) {
             if (fetches && i + visits_ahead < end) fetch(row_of(i + visits_ahead), int64_t(sizeof(T)) * out_.channels);
-            function(corners_at(visits_.corners, i), row_of(i));
+            function(corners_at<K>(visits_.corners, i), row_of(i));
         }
         if (streams_) finish_streams();
     }
@@ -71,8 +78,8 @@ private:
         return out_.data + (visits_.order == nullptr ? visit : visits_.order[visit]) * out_.channels;
     }
 
-    template <int C>
-    PERMUTOHEDRAL_INLINE void slice_panel(const Corners<T>& corners, const Panel<const T>& panel, T scale, T* out) {
+    template <int C, int K>
+    PERMUTOHEDRAL_INLINE void slice_panel(const VisitCorners<T, K>& corners, const Panel<const T>& panel, T scale, T* out) {
         sum_corners<T, C>(corners, panel, [&](int64_t c, auto width, auto sum) PERMUTOHEDRAL_INLINE_LAMBDA {
             constexpr int N = decltype(width)::value;
             if constexpr (C == panel_channels<T> && N > 1) {
@@ -83,15 +90,16 @@ private:
     }
 
     // All panels but the last.
-    PERMUTOHEDRAL_INLINE void slice_whole(const Corners<T>& corners, T scale, T* out) {
+    template <int K>
+    PERMUTOHEDRAL_INLINE void slice_whole(const VisitCorners<T, K>& corners, T scale, T* out) {
         for (int64_t p = 0; p < panels_.num_panels - 1; ++p) {
             slice_panel<panel_channels<T>>(corners, panels_[p], scale, out);
         }
     }
 
     // The panel with the mass; returns what to multiply the others with.
-    template <int C>
-    PERMUTOHEDRAL_INLINE T normalize_panel(const Corners<T>& corners, T added, T* out) {
+    template <int C, int K>
+    PERMUTOHEDRAL_INLINE T normalize_panel(const VisitCorners<T, K>& corners, T added, T* out) {
         T sums[panel_channels<T>];
         const Panel<const T> last{last_.data, C, last_.first, C};
         sum_corners<T, C>(corners, last, [&](int64_t c, auto width, auto sum) PERMUTOHEDRAL_INLINE_LAMBDA {

@@ -45,8 +45,8 @@ struct MassMask {
 };
 
 // Adds a value to all corners of a point.
-template <class T, int C, bool Mass>
-PERMUTOHEDRAL_INLINE void add_value(const Corners<T>& corners, const T* value, const MassMask<T>& mask,
+template <class T, int C, bool Mass, int K>
+PERMUTOHEDRAL_INLINE void add_value(const VisitCorners<T, K>& corners, const T* value, const MassMask<T>& mask,
                                     const Panel<T>& panel) {
     for_pieces<T, C>(panel.width, [&](int64_t c, auto width) PERMUTOHEDRAL_INLINE_LAMBDA {
         constexpr int N = decltype(width)::value;
@@ -109,11 +109,10 @@ public:
             auto splat_last = [&](auto constant, auto mass) {
                 constexpr int C = decltype(constant)::value;
                 constexpr bool Mass = decltype(mass)::value == 1;
-                if (inside) {
-                    splat_block<C, Mass>(block.visits);
-                } else {
-                    splat_touching<C, Mass>(block.visits.begin, rows);
-                }
+                if (!inside) return splat_touching<C, Mass>(block.visits.begin, rows);
+                with_corners(corners_.corners, [&](auto corners) {
+                    splat_block<C, Mass, decltype(corners)::value>(block.visits);
+                });
             };
             if (values_.mass && last_.first + last_.width > values_.channels) {
                 with_padded_width<T>(last_.width, [&](auto constant) { splat_last(constant, Width<1>{}); });
@@ -147,11 +146,11 @@ private:
     }
 
     // C is the width of the last panel, which holds the mass if there is one.
-    template <int C, bool Mass>
+    template <int C, bool Mass, int K>
     void splat_block(Range visits) {
         for (int64_t i = visits.begin; i < visits.end; ++i) {
             fetch_ahead(i + visits_ahead);
-            splat_point<C, Mass>(corners_at(corners_, i), value_of(i));
+            splat_point<C, Mass>(corners_at<K>(corners_, i), value_of(i));
         }
     }
 
@@ -159,7 +158,7 @@ private:
     void splat_touching(int64_t begin, Range rows) {
         for (int64_t n = 0; n < touching_.count; ++n) {
             const int64_t visit = begin + touching_.point[n];
-            const Corners<T> all = corners_at(corners_, visit);
+            const VisitCorners<T, 0> all = corners_at<0>(corners_, visit);
             fetch_ahead(visit + visits_ahead);
             if (touching_.corners[n] == all.corners) {
                 splat_point<C, Mass>(all, value_of(visit));
@@ -173,12 +172,12 @@ private:
                 weights[count] = all.barycentric[j];
                 count += all.vertices[j] >= rows.begin && all.vertices[j] < rows.end;
             }
-            splat_point<C, Mass>(Corners<T>{vertices, weights, 1, count}, value_of(visit));
+            splat_point<C, Mass>(VisitCorners<T, 0>{vertices, weights, count}, value_of(visit));
         }
     }
 
-    template <int C, bool Mass>
-    PERMUTOHEDRAL_INLINE void splat_point(const Corners<T>& corners, const T* value) {
+    template <int C, bool Mass, int K>
+    PERMUTOHEDRAL_INLINE void splat_point(const VisitCorners<T, K>& corners, const T* value) {
         for (int64_t p = chosen_.begin; p < chosen_.end - 1; ++p) {
             const Panel<T> panel = panels_[p];
             add_value<T, panel_channels<T>, false>(corners, value + panel.first, mask_, panel);

@@ -4,7 +4,7 @@
 #include "kernels.hpp"
 #include "memory.hpp"
 #include "parallel.hpp"
-#include "simd.hpp"
+#include "pieces.hpp"
 
 namespace permutohedral {
 namespace PERMUTOHEDRAL_VARIANT {
@@ -38,10 +38,41 @@ Visits<T> plan_visits(const Corners<T>& corners, const LatticeShape& shape, bool
 
 namespace {
 
+// The corners of one visit. K is their number if known at compile time, else 0.
+template <class T, int K>
+struct VisitCorners {
+    const int32_t* vertices;
+    const T* barycentric;
+    static constexpr int64_t corners = K;
+};
 template <class T>
-PERMUTOHEDRAL_INLINE Corners<T> corners_at(const Corners<T>& corners, int64_t visit) {
-    return {corners.vertices + visit * corners.corners, corners.barycentric + visit * corners.corners, 1,
-            corners.corners};
+struct VisitCorners<T, 0> {
+    const int32_t* vertices;
+    const T* barycentric;
+    int64_t corners;
+};
+
+template <int K, class T>
+PERMUTOHEDRAL_INLINE VisitCorners<T, K> corners_at(const Corners<T>& corners, int64_t visit) {
+    const int64_t number = K > 0 ? K : corners.corners;
+    const int32_t* vertices = corners.vertices + visit * number;
+    const T* barycentric = corners.barycentric + visit * number;
+    if constexpr (K > 0) {
+        return {vertices, barycentric};
+    } else {
+        return {vertices, barycentric, number};
+    }
+}
+
+// Calls function(Width<K>) with the number of corners where it is common, else Width<0>.
+template <class Function>
+PERMUTOHEDRAL_INLINE void with_corners(int64_t number, Function&& function) {
+    switch (number) {
+        case 3: return function(Width<3>{});
+        case 4: return function(Width<4>{});
+        case 6: return function(Width<6>{});
+        default: return function(Width<0>{});
+    }
 }
 
 }  // namespace

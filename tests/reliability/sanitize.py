@@ -19,7 +19,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # what runs under each: threads matter to one of them only, and it is slow
 TESTS = {
-    "address": ["tests/ops/test_native.py", "tests/ops/test_threads.py", "tests/fuzz", "tests/ops/test_primitives.py"],
+    "address": [
+        "tests/ops/test_native.py",
+        "tests/ops/test_native_index.py",
+        "tests/ops/test_threads.py",
+        "tests/fuzz",
+        "tests/ops/test_primitives.py",
+    ],
     "thread": [
         "tests/ops/test_threads.py",
         "tests/ops/test_native_memory.py",

@@ -1,0 +1,35 @@
+"""What the tests of the operators run under: each instruction set of the compiled core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+from permutohedral.ops import dispatch
+
+_NATIVE = next(backend for backend in dispatch._BACKENDS if backend.name == "native")
+_REFUSAL = _NATIVE.refusal("cpu")
+
+
+def instruction_sets() -> list[str]:
+    if _REFUSAL is not None:
+        return []
+    from permutohedral import _native
+
+    return _native.instruction_sets()
+
+
+@pytest.fixture(params=instruction_sets() or ["none"])
+def native(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+    """The backend, on each instruction set that this processor has."""
+    if _REFUSAL is not None:
+        pytest.skip(f"the native backend does not run here: {_REFUSAL}")
+    from permutohedral import _native
+    from permutohedral.ops import native as backend
+
+    before = _native.instruction_set()
+    _native.use_instruction_set(request.param)
+    yield backend
+    _native.use_instruction_set(before)
