@@ -21,6 +21,7 @@ from permutohedral.functional import Normalization, filter_with_bias
 from permutohedral.neighborhood import Neighborhood, axis_offsets, blur_gain
 from permutohedral.ops import reference
 from permutohedral.ops import triton as backend
+from permutohedral.ops.primitives import transpose_weight
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 # relative error of a result, in L2: of rounding for float64 and float32, of the stored result for 16 bits
@@ -200,7 +201,8 @@ def check_features(dtype: torch.dtype, channels: tuple[int, int], targets: bool)
         with ph.use_backend("reference"):
             expected = truth(values.double(), features.double(), None if at is None else at.double())
             expected = [expected, *torch.autograd.grad(expected, list(truth.parameters()), upstream.double())]
-        error = max(error, *map(relative_error, found, expected))
+        pairs = zip(found, expected, strict=True)
+        error = max(error, *(relative_error(one.detach(), other.detach()) for one, other in pairs))
     yield f"filter of features {dtype} {channels} targets={targets}", error, 4 * TOLERANCE[dtype]
 
 
@@ -238,19 +240,30 @@ def check_at_once(d: int, dtype: torch.dtype) -> Iterator[Figure]:
 
 
 def check_halves() -> Iterator[Figure]:
-    """Weight gradients in TF32, of channels of very different magnitudes: none loses more than the others."""
+    """TF32 of channels of very different magnitudes, with its gradients: none loses more than the others."""
     values, gradient = torch.randn(40_000, 64, device="cuda"), torch.randn(40_000, 96, device="cuda")
-    values *= torch.exp2(torch.linspace(-30, 30, 64, device="cuda"))
-    gradient *= torch.exp2(torch.linspace(20, -40, 96, device="cuda"))
-    neighbors = torch.randint(-1, 40_000, (7, 40_000), dtype=torch.int32, device="cuda")
+    range_in, range_out = (torch.exp2(torch.linspace(*ends, device="cuda")) for ends in ((-30, 30, 64), (20, -40, 96)))
+    weight = torch.randn(7, 64, 96, device="cuda") / range_in[:, None] / range_out
+    values, gradient = values * range_in, gradient * range_out
+    neighbors, reverse = (torch.randint(-1, 40_000, (7, 40_000), dtype=torch.int32, device="cuda") for _ in range(2))
+    opposite = torch.tensor([0, 2, 1, 4, 3, 6, 5], device="cuda")
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
-    found = backend.convolve_weight_gradient(values, gradient, neighbors, 1)
+    found = {"convolution": backend.convolve(values, weight, neighbors, 1)}
+    both = backend.convolve_gradients(values, weight, gradient, neighbors, reverse, opposite)
+    assert both is not None
+    found["gradient of the values"], found["gradient of the weight"] = both
     torch.backends.cuda.matmul.allow_tf32 = before
-    expected = reference.convolve_weight_gradient(values.double(), gradient.double(), neighbors, 1)
-    error = (found - expected).norm(dim=0) / expected.norm(dim=0)
-    # sums of 40,000 terms that mostly cancel, each to 11 bits
-    yield "weight gradient in TF32", float(error.max()), 2e-3
+    exact = values.double(), weight.double(), gradient.double()
+    expected = [
+        reference.convolve(exact[0], exact[1], neighbors, 1),
+        reference.convolve(exact[2], transpose_weight(exact[1], opposite, 1), reverse, 1),
+        reference.convolve_weight_gradient(exact[0], exact[2], neighbors, 1),
+    ]
+    # sums of 40,000 terms that mostly cancel, each to 11 bits; the others have few
+    for (name, result), truth, tolerance in zip(found.items(), expected, (1e-3, 1e-3, 2e-3), strict=True):
+        error = (result - truth).norm(dim=0) / truth.norm(dim=0)
+        yield f"{name} in TF32", float(error.max()), tolerance
 
 
 def check_streams() -> Iterator[Figure]:

@@ -21,7 +21,7 @@ from permutohedral.neighborhood import Neighborhood, axis_offsets, blur_gain
 from permutohedral.ops import fused, reference
 from permutohedral.ops import triton as kernels
 from permutohedral.ops.dispatch import use_backend
-from permutohedral.ops.triton import filtering, lattice, splatting, weight_gradient, wide
+from permutohedral.ops.triton import filtering, lattice, splatting, wide
 from permutohedral.ops.triton.bounded import index_points_bounded
 from permutohedral.ops.triton.table import PackedTable
 
@@ -380,21 +380,3 @@ def test_filter_points_leaves_features_to_be_refused() -> None:
         assert fused.filter_points(values, features, 1e-20) is None
         with pytest.raises(FeatureRangeError):
             functional.gaussian_filter(values, features)
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-def test_weight_gradients_as_precise_as_tf32(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In halves, whatever the range of the channels: a factor of 2^80 between them, and one of zeros."""
-    monkeypatch.setattr(weight_gradient, "_MANY_CHANNELS", 16)
-    monkeypatch.setattr(weight_gradient, "float32_precision", lambda dtype: "tf32")
-    lattice_values, gradient = torch.randn(30, 32), torch.randn(41, 32)
-    lattice_values *= torch.exp2(torch.linspace(-40, 40, 32))
-    gradient *= torch.exp2(torch.linspace(30, -20, 32))
-    lattice_values[:, 3] = 0
-    neighbors = torch.randint(-1, 30, (3, 41), dtype=torch.int32)
-    found = kernels.convolve_weight_gradient(lattice_values, gradient, neighbors, groups)
-    left, right = lattice_values.double(), gradient.double()
-    expected = reference.convolve_weight_gradient(left, right, neighbors, groups)
-    # the 11 bits of TF32 in each of two factors, of every sum by itself
-    most = 2**-10 * reference.convolve_weight_gradient(left.abs(), right.abs(), neighbors, groups)
-    assert bool(((found - expected).abs() <= most).all())

@@ -34,7 +34,7 @@ def test_every_kernel_in_the_interpreter() -> None:
     if probe.returncode:
         versions = f"Triton {version('triton')} with NumPy {version('numpy')}"
         pytest.skip(f"{versions} cannot interpret a loop: {probe.stderr.strip().splitlines()[-1]}")
-    scripts = [str(Path(__file__).with_name(f"interpreted_{name}.py")) for name in ("kernels", "recordings")]
+    scripts = [str(Path(__file__).with_name(f"interpreted_{name}.py")) for name in ("kernels", "recordings", "halves")]
     result = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *scripts)
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
     assert " passed" in result.stdout

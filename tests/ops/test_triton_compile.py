@@ -142,9 +142,13 @@ KERNELS: dict[Any, tuple[dict[str, str], dict[str, object]]] = {
         {"values": FLOAT, "largest": INT, "halves": "*fp16", "inverse": FLOAT},
         {"STRIDE": 64, "CHANNELS": 64, "BLOCK": 64, "BLOCK_C": 64},
     ),
+    halving.halve_weight_kernel: (
+        {"weight": FLOAT, "taps": LONG, "inverse": FLOAT, "halves": "*fp16", "column_inverse": FLOAT},
+        {"TURNED": True, "IN": 64, "OUT": 64, "CHANNELS": 64, "COLUMNS": 64, "BLOCK": 1024, "BLOCK_C": 2},
+    ),
     convolution.convolve_kernel: (
-        {"lattice_values": FLOAT, "weight": FLOAT, "neighbors": INT, "output": FLOAT},
-        {**SIZES, "PRECISION": None, "TRANSPOSED": True, **BLOCKS},
+        {"lattice_values": FLOAT, "weight": FLOAT, "neighbors": INT, "scales": FLOAT, "output": FLOAT},
+        {"HAS_SCALES": True, **SIZES, "PRECISION": None, "TRANSPOSED": True, **BLOCKS},
     ),
     convolution.direct_convolve_kernel: (
         {"lattice_values": "*fp64", "weight": "*fp64", "neighbors": INT, "output": "*fp64"},

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from permutohedral.ops.dispatch import primitives_for
 from permutohedral.ops.eager import direct, is_plain, is_watched, requires_grad
+from permutohedral.ops.fused import gradients_at_once
 from permutohedral.ops.primitives import accumulation_dtype, transpose_weight
 
 _NAMESPACE = "permutohedral"
@@ -226,6 +227,10 @@ def _convolve_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tenso
     to_values = to_weight = None
     if ctx.needs_input_grad[0]:
         reverse = _reverse(neighbors, reverse_neighbors, opposite, lattice_values.shape[0])
+        if ctx.needs_input_grad[1] and ctx.groups == 1:
+            found = gradients_at_once(lattice_values, weight, gradient, neighbors, reverse, opposite)
+            if found is not None:
+                return *found, None, None, None, None
         adjoint = transpose_weight(weight, opposite, ctx.groups)
         to_values = convolve(gradient, adjoint, reverse, neighbors, opposite, ctx.groups)
     if ctx.needs_input_grad[1]:

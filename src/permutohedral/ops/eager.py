@@ -61,7 +61,11 @@ def direct(
 
 def requires_grad(*arguments: Any) -> bool:
     """Whether a derivative with respect to one of the arguments may be wanted."""
-    return any(isinstance(argument, Tensor) and argument.requires_grad for argument in arguments)
+    # a loop is twice as fast as any() of a generator
+    for argument in arguments:  # noqa: SIM110
+        if isinstance(argument, Tensor) and argument.requires_grad:
+            return True
+    return False
 
 
 def _function(

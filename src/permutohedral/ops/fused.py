@@ -39,6 +39,27 @@ def can_fuse(values: Tensor, weight: Tensor, bias: Tensor | None, *weights: Tens
     return hasattr(primitives_for(values), "filter_learned")
 
 
+def gradients_at_once(
+    lattice_values: Tensor,
+    weight: Tensor,
+    gradient: Tensor,
+    neighbors: Tensor,
+    reverse: Tensor | None,
+    opposite: Tensor,
+) -> tuple[Tensor, Tensor] | None:
+    """The gradients of the convolution in one group with respect to lattice values and weight, None where they are
+    computed one after the other; they cannot be differentiated again.
+    """
+    if torch.is_grad_enabled() or is_watched() or reverse is None or not is_plain(lattice_values, weight, gradient):
+        return None
+    together = getattr(primitives_for(gradient), "convolve_gradients", None)
+    if together is None:
+        return None
+    with torch.autocast(gradient.device.type, enabled=False):
+        found: tuple[Tensor, Tensor] | None = together(lattice_values, weight, gradient, neighbors, reverse, opposite)
+    return found
+
+
 def filter_points(values: Tensor, features: Tensor | None, smallest_mass: float) -> Tensor | None:
     """The normalized Gaussian between points in one go, None where it has to be done step by step.
 
@@ -201,14 +222,19 @@ def _differentiate(
         return None, None, to_bias
     corners = tables.target_vertices, tables.target_barycentric
     at_targets = primitives.splat(gradient, *corners, tables.neighbors.shape[1])
-    if ctx.needs_input_grad[1]:
+    reverse = tables.reverse_neighbors
+    if ctx.needs_input_grad[0] and reverse is None:
+        reverse = primitives.transpose_neighbors(tables.neighbors, tables.opposite, tables.num_lattice_points)
+    at_sources = None
+    if ctx.needs_input_grad[0] and ctx.needs_input_grad[1] and tables.groups == 1:
+        found = gradients_at_once(lattice_values, weight, at_targets, tables.neighbors, reverse, tables.opposite)
+        at_sources, to_weight = found or (None, None)
+    if ctx.needs_input_grad[1] and to_weight is None:
         to_weight = primitives.convolve_weight_gradient(lattice_values, at_targets, tables.neighbors, tables.groups)
-    if ctx.needs_input_grad[0]:
-        reverse = tables.reverse_neighbors
-        if reverse is None:
-            reverse = primitives.transpose_neighbors(tables.neighbors, tables.opposite, tables.num_lattice_points)
-        adjoint = transpose_weight(weight, tables.opposite, tables.groups)
-        at_sources = primitives.convolve(at_targets, adjoint, reverse, tables.groups)
+    if ctx.needs_input_grad[0] and reverse is not None:
+        if at_sources is None:
+            adjoint = transpose_weight(weight, tables.opposite, tables.groups)
+            at_sources = primitives.convolve(at_targets, adjoint, reverse, tables.groups)
         if density is not None:
             at_sources = (at_sources / torch.where(density > 0, density, 1.0)[:, None]).to(at_sources.dtype)
         to_values = primitives.slice(at_sources, tables.vertices, tables.barycentric).view(values.shape)

@@ -263,6 +263,20 @@ class FusedPrimitives(Primitives, Protocol):
         """
         ...
 
+    def convolve_gradients(
+        self,
+        lattice_values: Tensor,
+        weight: Tensor,
+        output_gradient: Tensor,
+        neighbors: Tensor,
+        reverse: Tensor,
+        opposite: Tensor,
+    ) -> tuple[Tensor, Tensor] | None:
+        """The gradients of `convolve` in one group with respect to lattice_values and weight, None where one after
+        the other is as good; `reverse` is the table from source to target.
+        """
+        ...
+
     def filter_features(
         self,
         values: Tensor,

@@ -32,7 +32,8 @@ def row_numbers(rows: int, device: torch.device) -> Tensor:
     """
     if is_watched() or rows > _LARGEST:
         return torch.arange(rows, dtype=torch.int32, device=device)[None]
-    return _known_rows(max(1 << max(rows - 1, 0).bit_length(), 1024), device).narrow(1, 0, rows)
+    # the fastest of the ways to shorten it
+    return _known_rows(max(1 << max(rows - 1, 0).bit_length(), 1024), device).as_strided((1, rows), (rows, 1))
 
 
 def _make_items(items: int, points: int, device: torch.device) -> Tensor:

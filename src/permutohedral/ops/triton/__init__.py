@@ -8,13 +8,14 @@ from permutohedral.ops.triton.gaussian import filter_points
 from permutohedral.ops.triton.lattice import index_both, index_points
 from permutohedral.ops.triton.learned import filter_learned
 from permutohedral.ops.triton.neighbors import find_neighbors, transpose_neighbors
-from permutohedral.ops.triton.weight_gradient import convolve_weight_gradient
+from permutohedral.ops.triton.weight_gradient import convolve_gradients, convolve_weight_gradient
 from permutohedral.ops.triton.wide import index_keys
 
 __all__ = [
     "barycentric_gradient",
     "blur",
     "convolve",
+    "convolve_gradients",
     "convolve_weight_gradient",
     "embed_differential",
     "embed_gradient",

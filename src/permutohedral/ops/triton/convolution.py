@@ -11,22 +11,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from permutohedral.ops.triton.halving import halve, halve_weight
 from permutohedral.ops.triton.launch import cdiv, interpreted, launch, on_device, power_of_two, rows_contiguous
 from permutohedral.ops.triton.tuning import Blocks, Shape, run_blocks
 
 # below this many channels of a group a matrix unit would mostly multiply padding
 _FEWEST_CHANNELS = 8
+# from so many on, numbers of 32 bits take longer to read or to transpose than to convert to 16 bits before
+_MANY_CHANNELS = 64
+# fewer targets are done before their values are converted
+_WORTH_HALVING = 1 << 15
 
 
 @triton.jit(do_not_specialize=["num_targets", "filter_size"])
 def convolve_kernel(
-    lattice_values, weight, neighbors, output, num_targets, filter_size,
+    lattice_values, weight, neighbors, scales, output, num_targets, filter_size,
+    HAS_SCALES: tl.constexpr,
     STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, PRECISION: tl.constexpr,
     TRANSPOSED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """out[v] = sum_k w_k in[neighbors[k, v]] for a block of targets and of one group's output channels.
 
-    A TRANSPOSED weight is `[filter_size, OUT_CHANNELS, IN]`, the order in which the matrix units want float32.
+    A TRANSPOSED weight is `[filter_size, OUT_CHANNELS, IN]`, the order in which the matrix units want float32. The
+    results are multiplied with the `scales` of their channels, if there are such.
     """
     target = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     out_blocks: tl.constexpr = (OUT + BLOCK_N - 1) // BLOCK_N
@@ -53,6 +60,8 @@ def convolve_kernel(
             exists = known[None, :] & ((IN % BLOCK_K == 0) | (channel < IN)[:, None])
             factor = tl.load(matrix + column[None, :], mask=exists, other=0.0)
         total = tl.dot(value, factor, total, input_precision=PRECISION)
+    if HAS_SCALES:
+        total *= tl.load(scales + group * OUT + column, mask=known, other=0.0)[None, :]
     place = output + target.to(tl.int64)[:, None] * OUT_CHANNELS + group * OUT + column[None, :]
     tl.store(place, total.to(output.dtype.element_ty), mask=inside[:, None] & known[None, :])
 
@@ -116,36 +125,63 @@ def _weight_order(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, bool]:
     return weight.contiguous(), False
 
 
-@on_device
-def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int) -> Tensor:
+def uses_halves(dtype: torch.dtype, in_channels: int, out_channels: int) -> bool:
+    """Whether TF32 is computed of float16, which takes half of the memory and can be transposed by the matrix units."""
+    return min(in_channels, out_channels) >= _MANY_CHANNELS and float32_precision(dtype) == "tf32"
+
+
+def convolve_halves(
+    halves: Tensor, inverse: Tensor, weight: Tensor, neighbors: Tensor, opposite: Tensor | None = None
+) -> Tensor:
+    """The convolution of what `halve` made of float32, one group; with `opposite` taps its adjoint."""
+    factors, scales = halve_weight(weight.contiguous(), inverse, opposite)
+    if opposite is not None:
+        factors = factors.transpose(1, 2)
+    output = torch.empty(neighbors.shape[1], factors.shape[2], dtype=torch.float32, device=halves.device)
+    _multiply(output, halves, factors, neighbors, 1, scales)
+    return output
+
+
+def _multiply(
+    output: Tensor, lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int, scales: Tensor | None = None
+) -> None:
+    """Fill `output [targets, out_channels]` with the matrix units."""
     filter_size, in_channels, out_channels = weight.shape
-    targets, dtype = neighbors.shape[1], lattice_values.dtype
-    output = lattice_values.new_empty(targets, out_channels)
-    if output.numel() == 0:
-        return output
-    if lattice_values.numel() == 0:
-        return output.zero_()
-    lattice_values, neighbors = rows_contiguous(lattice_values), neighbors.contiguous()
-    per_group = out_channels // groups
-    sizes = {"STRIDE": lattice_values.stride(0), "OUT_CHANNELS": out_channels, "IN": in_channels, "OUT": per_group}
-    if not uses_matrix_units(dtype, in_channels, per_group):
-        block_n = min(power_of_two(out_channels), 64)
-        block_m = max(min(1024 // block_n, 128), 16)
-        launch(
-            direct_convolve_kernel, (cdiv(targets, block_m), cdiv(out_channels, block_n)), lattice_values,
-            weight.contiguous(), neighbors, output, targets, filter_size, **sizes,
-            ONE_GROUP=groups == 1, BLOCK_M=block_m, BLOCK_N=block_n,
-        )  # fmt: skip
-        return output
+    targets, dtype, per_group = neighbors.shape[1], lattice_values.dtype, out_channels // groups
     weight, transposed = _weight_order(weight, dtype)
     precision = float32_precision(dtype)
 
     def run(blocks: Blocks) -> None:
         grid = (cdiv(targets, blocks["BLOCK_M"]), cdiv(per_group, blocks["BLOCK_N"]) * groups)
         launch(
-            convolve_kernel, grid, lattice_values, weight, neighbors, output, targets, filter_size, **sizes,
-            PRECISION=precision, TRANSPOSED=transposed, **blocks,
+            convolve_kernel, grid, lattice_values, weight, neighbors, scales, output, targets, filter_size,
+            HAS_SCALES=scales is not None, STRIDE=lattice_values.stride(0), OUT_CHANNELS=out_channels, IN=in_channels,
+            OUT=per_group, PRECISION=precision, TRANSPOSED=transposed, **blocks,
         )  # fmt: skip
 
     run_blocks(Shape("convolve", precision, dtype, in_channels, per_group, targets), run, lattice_values.device)
+
+
+@on_device
+def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int) -> Tensor:
+    filter_size, in_channels, out_channels = weight.shape
+    targets, dtype = neighbors.shape[1], lattice_values.dtype
+    lattice_values, neighbors = rows_contiguous(lattice_values), neighbors.contiguous()
+    if lattice_values.numel() == 0 or neighbors.numel() == 0 or out_channels == 0:
+        return lattice_values.new_zeros(targets, out_channels)
+    if targets >= _WORTH_HALVING and groups == 1 and uses_halves(dtype, in_channels, out_channels):
+        ((halves, inverse),) = halve(lattice_values)
+        return convolve_halves(halves, inverse, weight, neighbors)
+    output = lattice_values.new_empty(targets, out_channels)
+    if uses_matrix_units(dtype, in_channels, out_channels // groups):
+        _multiply(output, lattice_values, weight, neighbors, groups)
+        return output
+    block_n = min(power_of_two(out_channels), 64)
+    block_m = max(min(1024 // block_n, 128), 16)
+    launch(
+        direct_convolve_kernel, (cdiv(targets, block_m), cdiv(out_channels, block_n)), lattice_values,
+        weight.contiguous(), neighbors, output, targets, filter_size, STRIDE=lattice_values.stride(0),
+        OUT_CHANNELS=out_channels, IN=in_channels, OUT=out_channels // groups,
+        ONE_GROUP=groups == 1, BLOCK_M=block_m, BLOCK_N=block_n,
+    )  # fmt: skip
     return output

@@ -1,7 +1,7 @@
 """float32 as float16 with a power of two for each channel: the 11 bits of TF32 in half of the memory.
 
 The largest magnitude of a channel becomes 2^14 to 2^15, so that nothing overflows; what is 2^29 times smaller than it
-loses bits, far below the rounding of a sum that it is part of.
+loses bits, 2^39 times smaller all of them. Infinity and NaN stay what they are.
 """
 
 from __future__ import annotations
@@ -18,6 +18,20 @@ _PROGRAMS = 1056
 _BLOCK = 64
 
 
+@triton.jit
+def magnitude_bits(value):
+    """The bits of the magnitude of float32 numbers, int32; of what is not finite zero."""
+    bits = value.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    return tl.where(bits < 0x7F800000, bits, 0)
+
+
+@triton.jit
+def scale_of(largest):
+    """The power of two that takes the largest magnitude, given by its bits, to 2^14 to 2^15."""
+    # biased by 127, as the exponent is
+    return (tl.minimum(268 - (largest >> 23), 253) << 23).to(tl.float32, bitcast=True)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def largest_kernel(
     values, largest, num_rows, STRIDE: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr
@@ -29,7 +43,7 @@ def largest_kernel(
         row = start + tl.arange(0, BLOCK)
         place = values + row.to(tl.int64)[:, None] * STRIDE + channel[None, :]
         value = tl.load(place, mask=(row < num_rows)[:, None] & (channel < CHANNELS)[None, :], other=0.0)
-        most = tl.maximum(most, value.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+        most = tl.maximum(most, magnitude_bits(value))
     tl.atomic_max(largest + channel, tl.max(most, axis=0), mask=channel < CHANNELS, sem="relaxed")
 
 
@@ -41,9 +55,7 @@ def halve_kernel(
     """Multiply every channel by its power of two, and note the inverse of that."""
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     known = channel < CHANNELS
-    exponent = tl.load(largest + channel, mask=known, other=0) >> 23
-    # biased by 127, as the exponent is
-    scale = (tl.minimum(268 - exponent, 253) << 23).to(tl.float32, bitcast=True)
+    scale = scale_of(tl.load(largest + channel, mask=known, other=0))
     if tl.program_id(0) == 0:
         tl.store(inverse + channel, 1.0 / scale, mask=known)
     # backwards, since the rows that were read last are still in the cache
@@ -51,6 +63,79 @@ def halve_kernel(
     real = (row < num_rows)[:, None] & known[None, :]
     value = tl.load(values + row[:, None] * STRIDE + channel[None, :], mask=real, other=0.0)
     tl.store(halves + row[:, None] * CHANNELS + channel[None, :], (value * scale[None, :]).to(tl.float16), mask=real)
+
+
+@triton.jit
+def load_weight(
+    weight, taps, inverse, entry, column, entries,
+    TURNED: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, CHANNELS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Where the weights of some taps and channels lie, whether there are such, and what is to become halves."""
+    tap, channel = entry // CHANNELS, entry % CHANNELS
+    real = (entry < entries)[:, None] & (column < COLUMNS)[None, :]
+    if TURNED:
+        inside = column[None, :] * OUT + channel[:, None]
+        read = tl.load(taps + tap, mask=entry < entries, other=0)
+    else:
+        inside = channel[:, None] * OUT + column[None, :]
+        read = tap
+    value = tl.load(weight + read.to(tl.int64)[:, None] * (IN * OUT) + inside, mask=real, other=0.0)
+    value = value * tl.load(inverse + channel)[:, None]
+    return tap.to(tl.int64)[:, None] * (IN * OUT) + inside, real, value
+
+
+@triton.jit(do_not_specialize=["entries"])
+def halve_weight_kernel(
+    weight, taps, inverse, halves, column_inverse, entries,
+    TURNED: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, CHANNELS: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Take over the inverse of every channel that is summed over, then give every column a power of two of its own.
+
+    `weight [filter_size, IN, OUT]`; the columns are its last axis, or with TURNED the one before, of the tap `taps`.
+    """
+    column = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    most = tl.zeros([BLOCK, BLOCK_C], tl.int32)
+    for start in range(0, entries, BLOCK):
+        entry = start + tl.arange(0, BLOCK)
+        _, _, value = load_weight(
+            weight, taps, inverse, entry, column, entries, TURNED, IN, OUT, CHANNELS, COLUMNS
+        )  # fmt: skip
+        most = tl.maximum(most, magnitude_bits(value))
+    scale = scale_of(tl.max(most, axis=0))
+    tl.store(column_inverse + column, 1.0 / scale, mask=column < COLUMNS)
+    for start in range(0, entries, BLOCK):
+        entry = start + tl.arange(0, BLOCK)
+        place, real, value = load_weight(
+            weight, taps, inverse, entry, column, entries, TURNED, IN, OUT, CHANNELS, COLUMNS
+        )  # fmt: skip
+        tl.store(halves + place, (value * scale[None, :]).to(tl.float16), mask=real)
+
+
+def halve_weight(weight: Tensor, inverse: Tensor, opposite: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The filter for halves whose channels were multiplied with the inverse of `inverse`.
+
+    Args:
+        weight: `[filter_size, in_channels, out_channels]`, contiguous.
+        inverse: of the input channels; with `opposite`, of the output channels.
+        opposite: for the adjoint filter, the tap opposite to each.
+
+    Returns:
+        Halves of the shape of the weight, for the adjoint with opposite taps; what to multiply the results with,
+        float32 `[out_channels]`, for the adjoint `[in_channels]`.
+    """
+    filter_size, in_channels, out_channels = weight.shape
+    turned = opposite is not None
+    channels, columns = (out_channels, in_channels) if turned else (in_channels, out_channels)
+    halves = torch.empty_like(weight, dtype=torch.float16)
+    column_inverse = torch.empty(columns, dtype=torch.float32, device=weight.device)
+    block = min(power_of_two(filter_size * channels, 64), 1024)
+    launch(
+        halve_weight_kernel, (cdiv(columns, 2),), weight, opposite, inverse, halves, column_inverse,
+        filter_size * channels, TURNED=turned, IN=in_channels, OUT=out_channels, CHANNELS=channels, COLUMNS=columns,
+        BLOCK=block, BLOCK_C=2, num_warps=4,
+    )  # fmt: skip
+    return halves, column_inverse
 
 
 def halve(*matrices: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -86,38 +86,39 @@ def foresee_rows(foreseen: int) -> int:
     return -(-rows // step) * step
 
 
-def _launch(given: _Points, report: Tensor) -> tuple[Tensor, ...]:
-    insertion = given.insertion
-    assert insertion is not None
-    insert_points(insertion, given.features, given.batch, given.tight)
+def _launch(given: _Points, rows: int, report: Tensor) -> tuple[Tensor, ...]:
+    """Into new tables; with `rows` only so many rows can be told apart, and their keys are unpacked at once."""
+    features = given.features
+    insertion = Insertion.empty(
+        features, given.capacity, features.new_empty(rows, dtype=torch.int32) if rows else None
+    )  # fmt: skip
+    insert_points(insertion, features, given.batch, given.tight)
     resolve_vertices(insertion, report)
-    if insertion.keys is not None:
-        unpack_keys(insertion, insertion.keys, insertion.table)
-    return ()
+    if not rows:
+        return insertion.table.storage, insertion.rows, insertion.vertices, insertion.barycentric
+    keys = _unpack(insertion, rows, insertion.table)
+    return insertion.table.storage, insertion.rows, insertion.vertices, insertion.barycentric, keys
 
 
 def _insert(given: _Points, report: Tensor) -> None:
-    """Insert the points into new tables; of as many as foreseen the keys are unpacked at once."""
+    """Insert the points into new tables, of as many rows as foreseen."""
     features, batch = given.features, given.batch
-    insertion = given.insertion = Insertion.empty(features, given.capacity)
-    if given.tight or not given.foreseen or torch.are_deterministic_algorithms_enabled():
-        _launch(given, report)
-        return
-    rows = foresee_rows(given.foreseen)
-    rows = rows if rows < WORTH_ORDERING else 0
-    tensors = [features, report, insertion.table.storage, insertion.rows, insertion.vertices, insertion.barycentric]
-    if rows:
-        insertion.keys = features.new_empty((rows, features.shape[1] + 1), dtype=torch.int32)
-        tensors.append(insertion.keys)
-    if batch is not None:
-        tensors.append(batch)
-    key = ("index", features.get_device(), given.capacity, rows, batch is None, features.dtype, features.shape,
-           features.stride())  # fmt: skip
-    recording = find_recording(key)
-    if recording is None:
-        record(key, lambda: _launch(given, report), *tensors)
+    rows = foresee_rows(given.foreseen) if given.foreseen else 0
+    if rows >= WORTH_ORDERING or given.tight or torch.are_deterministic_algorithms_enabled():
+        rows = 0
+    if not rows:
+        results = _launch(given, rows, report)
     else:
-        recording.repeat(*tensors)
+        tensors = [features, report] if batch is None else [features, report, batch]
+        key = ("index", features.get_device(), given.capacity, rows, batch is None, features.dtype, features.shape,
+               features.stride())  # fmt: skip
+        recording = find_recording(key)
+        if recording is None:
+            results = record(key, lambda: _launch(given, rows, report), *tensors)
+        else:
+            results = recording.results(recording.repeat(*tensors))
+    storage, numbered, vertices, barycentric, *keys = results
+    given.insertion = Insertion(PackedTable(storage), numbered, vertices, barycentric, keys[0] if keys else None)
 
 
 def _judge(given: _Points, report: list[int]) -> bool:
@@ -126,8 +127,17 @@ def _judge(given: _Points, report: list[int]) -> bool:
     if bad >= 0:
         raise range_error(given.features, key_limit(given.features.dtype))
     given.num_lattice_points, given.scattered = last + 1, 2 * far > SAMPLES.value
+    insertion, fitting = given.insertion, capacity_for(last + 1)
     if no_room < 0 and full < 0:
-        return True
+        if (
+            insertion is None
+            or insertion.keys is None
+            or (last < insertion.keys.shape[0] and fitting <= given.capacity <= 2 * fitting)
+        ):
+            return True
+        # not as foreseen, and all tables are one allocation
+        given.foreseen, given.capacity = last + 1, roomy_capacity(last + 1)
+        return False
     largest = capacity_for(given.features.numel() + given.features.shape[0])
     if (no_room >= 0 and given.tight) or (full >= 0 and given.capacity >= largest):
         given.insertion = None
@@ -151,13 +161,12 @@ def _finish(given: _Points) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     exact = torch.are_deterministic_algorithms_enabled()
     if exact or (num >= WORTH_ORDERING and given.scattered):
         insertion.rows = reorder(table, insertion.rows, insertion.vertices, num, exact)
+    if insertion.keys is not None:
+        return insertion.keys[:num], insertion.vertices, insertion.barycentric, table.storage
     if not fitting <= table.capacity <= 2 * fitting:
         # most of the table is empty, or too little
-        table, insertion.keys = PackedTable.empty(fitting, table.storage.device), None
-    if insertion.keys is not None and insertion.keys.shape[0] >= num:
-        keys = insertion.keys[:num]
-    else:
-        keys = _unpack(insertion, num, table)
+        table = PackedTable.empty(fitting, table.storage.device)
+    keys = _unpack(insertion, num, table)
     return keys, insertion.vertices, insertion.barycentric, table.storage
 
 

@@ -52,7 +52,9 @@ class Recording:
         self._places: list[_Place] = []
         self._constants: list[Any] = []
         self._starts: list[tuple[Any, ...]] = []
-        self._results: list[tuple[_Place, torch.Size, tuple[int, ...]]] = []
+        # dtype, shape, strides, elements from the start of the allocation
+        self._results: list[tuple[torch.dtype, torch.Size, tuple[int, ...], int]] = []
+        self._dtypes: set[torch.dtype] = set()
 
     def note(self, launch: Launch) -> None:
         # keeps its tensors alive, so that an address stands for one of them
@@ -70,7 +72,10 @@ class Recording:
 
     def finish(self, results: tuple[Tensor, ...]) -> None:
         """Forget the tensors but for where the results are, and prepare to start the kernels on others."""
-        self._results = [(self._place(one), one.shape, one.stride()) for one in results]
+        for one in results:
+            place = self._place(one)
+            self._results.append((one.dtype, one.shape, one.stride(), place.offset // one.element_size()))
+            self._dtypes.add(one.dtype)
         for each in self._launches:
             arguments = [self._place(one) if isinstance(one, Tensor) else one for one in each.arguments]
             self._steps.append(_Step(each.kernel, each.grid, arguments, each.meta))
@@ -111,12 +116,10 @@ class Recording:
             run(columns, rows, layers, stream, function, metadata, None, None, None, *pick(table))
         return storage
 
-    def results(self, storage: Tensor) -> list[Tensor]:
+    def results(self, storage: Tensor) -> tuple[Tensor, ...]:
         """The results of the recorded function in the allocation of a repetition."""
-        views = ((storage.view(place.dtype), place, shape, stride) for place, shape, stride in self._results)
-        return [
-            view.as_strided(shape, stride, place.offset // place.dtype.itemsize) for view, place, shape, stride in views
-        ]
+        views = {dtype: storage.view(dtype) for dtype in self._dtypes}
+        return tuple(views[dtype].as_strided(shape, stride, offset) for dtype, shape, stride, offset in self._results)
 
     def _repeat_as_documented(self, tensors: list[Tensor]) -> None:
         for step in self._steps:

@@ -12,12 +12,12 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.ops.triton.convolution import float32_precision, uses_matrix_units
+from permutohedral.ops.triton.convolution import convolve_halves, float32_precision, uses_halves, uses_matrix_units
 from permutohedral.ops.triton.halving import halve
 from permutohedral.ops.triton.launch import cdiv, launch, on_device, power_of_two, rows_contiguous
 from permutohedral.ops.triton.tuning import Blocks, Shape, run_blocks
 
-# from so many on, numbers of 32 bits take longer to transpose than to convert
+# from so many on, numbers of 32 bits take longer to transpose than to convert to three of 16 bits
 _MANY_CHANNELS = 64
 # those without matrix units mostly wait for memory, so there must be more of them
 _DIRECT_PROGRAMS = 2112
@@ -146,11 +146,6 @@ def direct_weight_gradient_kernel(
     tl.store(place, tl.sum(total, axis=0), mask=column < OUT_CHANNELS)
 
 
-def _uses_halves(precision: str, channels: int) -> bool:
-    """Whether the weight gradient takes TF32 as float16: the matrix units do not transpose numbers of 32 bits."""
-    return precision == "tf32" and channels >= _MANY_CHANNELS
-
-
 def _scales(inverse: Tensor, gradient_inverse: Tensor, groups: int) -> Tensor:
     """What to multiply a gradient `[filter_size, in / groups, out]` with that was computed of halves."""
     if groups == 1:
@@ -189,17 +184,11 @@ def direct_partials(
     return partials
 
 
-def _matrix_partials(
-    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int
-) -> tuple[Tensor, Tensor | None]:
-    """The same with the matrix units, `[splits, filter_size, in_channels, out_channels]`, and what to multiply with."""
+def _matrix_partials(lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int) -> Tensor:
+    """The same with the matrix units, `[splits, filter_size, in_channels, out_channels]`."""
     filter_size, targets = neighbors.shape
     in_channels, out_channels = lattice_values.shape[1] // groups, output_gradient.shape[1]
-    per_group = out_channels // groups
-    precision, scales = float32_precision(lattice_values.dtype), None
-    if _uses_halves(precision, min(in_channels, per_group)):
-        (lattice_values, inverse), (output_gradient, gradient_inverse) = halve(lattice_values, output_gradient)
-        precision, scales = "ieee", _scales(inverse, gradient_inverse, groups)
+    per_group, precision = out_channels // groups, float32_precision(lattice_values.dtype)
     parts = 3 if precision == "tf32x3" and min(in_channels, per_group) >= _MANY_CHANNELS else 1
     partials = torch.empty(0)
 
@@ -218,7 +207,20 @@ def _matrix_partials(
 
     shape = Shape("gradient", precision, lattice_values.dtype, in_channels, per_group, targets)
     run_blocks(shape, run, lattice_values.device)
-    return partials, scales
+    return partials
+
+
+def _sum_splits(partials: Tensor) -> Tensor:
+    return partials.sum(dim=0) if partials.shape[0] > 1 else partials[0]
+
+
+# what `halve` makes of a matrix
+_Halves = tuple[Tensor, Tensor]
+
+
+def _gradient_of_halves(lattice_values: _Halves, output_gradient: _Halves, neighbors: Tensor, groups: int) -> Tensor:
+    partials = _matrix_partials(lattice_values[0], output_gradient[0], neighbors, groups)
+    return _sum_splits(partials) * _scales(lattice_values[1], output_gradient[1], groups)
 
 
 @on_device
@@ -230,10 +232,26 @@ def convolve_weight_gradient(lattice_values: Tensor, output_gradient: Tensor, ne
     lattice_values, output_gradient = rows_contiguous(lattice_values), rows_contiguous(output_gradient)
     neighbors = neighbors.contiguous()
     per_group = out_channels // groups
-    if uses_matrix_units(dtype, in_channels, per_group):
-        partials, scales = _matrix_partials(lattice_values, output_gradient, neighbors, groups)
-    else:
-        partials, scales = direct_partials(lattice_values, output_gradient, neighbors, groups), None
-    total = partials.sum(dim=0) if partials.shape[0] > 1 else partials[0]
-    total = total if scales is None else total * scales
+    if uses_halves(dtype, in_channels, per_group):
+        values, gradient = halve(lattice_values, output_gradient)
+        return _gradient_of_halves(values, gradient, neighbors, groups)
+    compute = _matrix_partials if uses_matrix_units(dtype, in_channels, per_group) else direct_partials
+    total = _sum_splits(compute(lattice_values, output_gradient, neighbors, groups))
     return total.view(filter_size, in_channels, out_channels).to(dtype)
+
+
+@on_device
+def convolve_gradients(
+    lattice_values: Tensor,
+    weight: Tensor,
+    output_gradient: Tensor,
+    neighbors: Tensor,
+    reverse: Tensor,
+    opposite: Tensor,
+) -> tuple[Tensor, Tensor] | None:
+    """Both gradients of the convolution in one group: see `FusedPrimitives`. Of halves, which are made once."""
+    if lattice_values.numel() == 0 or neighbors.numel() == 0 or not uses_halves(weight.dtype, *weight.shape[1:]):
+        return None
+    values, gradient = halve(rows_contiguous(lattice_values), rows_contiguous(output_gradient))
+    to_values = convolve_halves(*gradient, weight, reverse.contiguous(), opposite)
+    return to_values, _gradient_of_halves(values, gradient, neighbors.contiguous(), 1)

@@ -1,0 +1,116 @@
+"""TF32 computed of float16, in Triton's interpreter; run by `test_triton.py`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from permutohedral.ops import autograd, reference
+from permutohedral.ops import triton as kernels
+from permutohedral.ops.dispatch import use_backend
+from permutohedral.ops.primitives import transpose_weight
+from permutohedral.ops.triton import convolution
+
+
+@pytest.fixture(autouse=True)
+def halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TF32 is allowed, and few channels and targets are many."""
+    monkeypatch.setattr(convolution, "_MANY_CHANNELS", 16)
+    monkeypatch.setattr(convolution, "_WORTH_HALVING", 1)
+    monkeypatch.setattr(convolution, "float32_precision", lambda dtype: "tf32" if dtype == torch.float32 else "ieee")
+
+
+def draw(in_channels: int = 32, out_channels: int = 16) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Lattice values, weight and gradient whose channels differ by factors of 2^50 to 2^80; neighbors."""
+    lattice_values, gradient = torch.randn(30, in_channels), torch.randn(41, out_channels)
+    lattice_values *= torch.exp2(torch.linspace(-40, 40, in_channels))
+    gradient *= torch.exp2(torch.linspace(30, -20, out_channels))
+    lattice_values[:, 3] = 0
+    return lattice_values, torch.randn(3, in_channels, out_channels), gradient, neighbors_of(30)
+
+
+def neighbors_of(sources: int) -> Tensor:
+    """A table of three taps, the second and the third opposite to each other, that has a transpose."""
+    table = torch.full((3, 41), -1, dtype=torch.int32)
+    for tap in range(3):
+        table[tap, torch.randperm(41)[:sources]] = torch.randperm(sources, dtype=torch.int32)
+    return table
+
+
+OPPOSITE = torch.tensor([0, 2, 1])
+
+
+def assert_as_precise_as_tf32(found: Tensor, expected: Tensor, magnitudes: Tensor) -> None:
+    """The 11 bits of TF32 in each of two factors, of every sum by itself."""
+    assert bool(((found - expected).abs() <= 2**-10 * magnitudes).all())
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_weight_gradients(groups: int) -> None:
+    lattice_values, _, gradient, neighbors = draw(32, 32)
+    found = kernels.convolve_weight_gradient(lattice_values, gradient, neighbors, groups)
+    left, right = lattice_values.double(), gradient.double()
+    expected = reference.convolve_weight_gradient(left, right, neighbors, groups)
+    most = reference.convolve_weight_gradient(left.abs(), right.abs(), neighbors, groups)
+    assert_as_precise_as_tf32(found, expected, most)
+
+
+def test_convolution() -> None:
+    lattice_values, weight, _, neighbors = draw()
+    # without it all sums would be those of the largest channel
+    weight /= torch.exp2(torch.linspace(-40, 40, 32))[:, None]
+    weight *= torch.exp2(torch.linspace(20, -20, 16))
+    left, right = lattice_values.double(), weight.double()
+    expected = reference.convolve(left, right, neighbors, 1)
+    most = reference.convolve(left.abs(), right.abs(), neighbors, 1)
+    assert_as_precise_as_tf32(kernels.convolve(lattice_values, weight, neighbors, 1), expected, most)
+
+
+def test_both_gradients() -> None:
+    lattice_values, weight, gradient, neighbors = draw()
+    weight /= torch.exp2(torch.linspace(30, -20, 16))
+    reverse = reference.transpose_neighbors(neighbors, OPPOSITE, 30)
+    found = kernels.convolve_gradients(lattice_values, weight, gradient, neighbors, reverse, OPPOSITE)
+    assert found is not None
+    left, factor, right = lattice_values.double(), weight.double(), gradient.double()
+    adjoint = transpose_weight(factor, OPPOSITE, 1)
+    expected = reference.convolve(right, adjoint, reverse, 1)
+    assert_as_precise_as_tf32(found[0], expected, reference.convolve(right.abs(), adjoint.abs(), reverse, 1))
+    expected = reference.convolve_weight_gradient(left, right, neighbors, 1)
+    most = reference.convolve_weight_gradient(left.abs(), right.abs(), neighbors, 1)
+    assert_as_precise_as_tf32(found[1], expected, most)
+
+
+def test_autograd_asks_for_both_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    compute = kernels.convolve_gradients
+
+    def note(*arguments: Tensor) -> tuple[Tensor, Tensor] | None:
+        asked.append(len(arguments))
+        return compute(*arguments)
+
+    monkeypatch.setattr(kernels, "convolve_gradients", note)
+    lattice_values, weight, gradient, neighbors = draw()
+    leaves = lattice_values.requires_grad_(), weight.requires_grad_()
+    with use_backend("triton"):
+        output = autograd.convolve(*leaves, neighbors, None, OPPOSITE, 1)
+        first = torch.autograd.grad(output, leaves, gradient, retain_graph=True)
+        again = torch.autograd.grad(output, leaves, gradient, create_graph=True)
+    assert asked == [6]
+    for one, other in zip(first, again, strict=True):
+        assert other.requires_grad
+        assert float((one - other.detach()).norm() / one.norm()) < 2**-9
+
+
+def test_what_is_not_finite_stays_where_it_is() -> None:
+    """Elsewhere the results are as if it were not there."""
+    lattice_values, weight, _, neighbors = draw()
+    neighbors[neighbors == 7] = -1
+    clean = kernels.convolve(lattice_values, weight, neighbors, 1)
+    lattice_values[7] = torch.tensor([float("inf"), float("nan")]).repeat(16)
+    assert torch.equal(kernels.convolve(lattice_values, weight, neighbors, 1), clean)
+    neighbors[1, 5] = 7
+    touched = kernels.convolve(lattice_values, weight, neighbors, 1)
+    assert not bool(torch.isfinite(touched[5]).any())
+    assert torch.equal(touched[6:], clean[6:])
