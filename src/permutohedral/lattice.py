@@ -14,7 +14,7 @@ from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.memory import MemoryLimit
-from permutohedral.neighborhood import MAX_TAPS, Neighborhood, axis_offsets, count_taps
+from permutohedral.neighborhood import MAX_TAPS, Neighborhood, axis_offsets, count_taps, neighborhood_of
 from permutohedral.ops import autograd
 from permutohedral.ops.tables import items_of_points, row_numbers
 
@@ -229,7 +229,7 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and three option
     >>> ph.slice(ph.splat(torch.ones(1000, 4), lattice), lattice).shape
     torch.Size([1000, 4])
     """
-    neighborhood = Neighborhood(_check_features(features, target_features), neighborhood_size)
+    neighborhood = neighborhood_of(_check_features(features, target_features), neighborhood_size)
     _check_halo(halo, neighborhood.dimension)
     batch_size = features.shape[0] if features.dim() == 3 else None
     sources = _flatten(features, batch, "batch")

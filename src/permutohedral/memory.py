@@ -208,7 +208,7 @@ class MemoryLimit:
 
     def check(self, needed: int, what: str) -> None:
         """Raise unless `needed` bytes for `what` stay within the limit."""
-        if self.limit is None and _is_negligible(needed, self.device):
+        if self._is_small(needed):
             return
         limit = available_memory(self.device) if self.limit is None else self.limit
         if needed > limit:
@@ -218,16 +218,24 @@ class MemoryLimit:
                 "neighborhood_size or halo, or larger bandwidths (fewer lattice points)"
             )
 
+    def _is_small(self, needed: int) -> bool:
+        """Whether it need not even be put into words."""
+        return self.limit is None and _is_negligible(needed, self.device)
+
     def check_simplices(self, num_points: int, dimension: int, element_size: int) -> None:
         """Of source and target points together."""
-        if not torch.compiler.is_compiling():
-            needed = num_points * (dimension + 1) * (_INDEX_BYTES + element_size)
+        if torch.compiler.is_compiling():
+            return
+        needed = num_points * (dimension + 1) * (_INDEX_BYTES + element_size)
+        if not self._is_small(needed):
             self.check(needed, f"the simplices of {num_points:,} points in {dimension} dimensions")
 
     def check_neighbors(self, num_lattice_points: int, neighborhood: Neighborhood, separable: bool) -> None:
-        if not torch.compiler.is_compiling():
-            taps = neighborhood.filter_size + (2 * (neighborhood.dimension + 1) if separable else 0)
-            needed = num_lattice_points * taps * _INDEX_BYTES
+        if torch.compiler.is_compiling():
+            return
+        taps = neighborhood.filter_size + (2 * (neighborhood.dimension + 1) if separable else 0)
+        needed = num_lattice_points * taps * _INDEX_BYTES
+        if not self._is_small(needed):
             self.check(needed, f"a table of {taps:,} taps for {num_lattice_points:,} lattice points")
 
     def check_halo(self, num_lattice_points: int, neighborhood: Neighborhood) -> None:

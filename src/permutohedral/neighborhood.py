@@ -175,6 +175,21 @@ class Neighborhood:
         return (1.5 * (k.square().sum(dim=1) - k.sum(dim=1).square() / (self.dimension + 1))).sqrt()
 
 
+def neighborhood_of(dimension: int, size: int) -> Neighborhood:
+    """`Neighborhood(dimension, size)`, made once.
+
+    >>> neighborhood_of(2, 1).filter_size
+    7
+    """
+    # what is no number is left to be refused
+    if type(size) is not int or torch.compiler.is_compiling():
+        return Neighborhood(dimension, size)
+    return _known(dimension, size)
+
+
+_known = lru_cache(maxsize=128)(Neighborhood)
+
+
 def axis_offsets(dimension: int, device: torch.device | str = "cpu") -> Tensor:
     """Offsets of +e_0, -e_0, +e_1, ..., -e_d, int32 `[2 (d + 1), d]`: the steps of the separable Gaussian."""
     return _constant("axis_offsets", torch.int32, device, dimension)

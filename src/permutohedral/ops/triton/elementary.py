@@ -16,8 +16,14 @@ _SUM_BLOCK, _SUM_COLUMNS = 64, 32
 
 @triton.jit(do_not_specialize=["size"])
 def fill_kernel(output, size, NUMBER: tl.constexpr, BLOCK: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(output + place, tl.full([BLOCK], NUMBER, output.dtype.element_ty), mask=place < size)
+    start = tl.program_id(0).to(tl.int64) * BLOCK
+    place = output + start + tl.arange(0, BLOCK)
+    number = tl.full([BLOCK], NUMBER, output.dtype.element_ty)
+    # a mask of any size would keep threads from storing several numbers at once
+    if start + BLOCK <= size:
+        tl.store(place, number)
+    else:
+        tl.store(place, number, mask=start + tl.arange(0, BLOCK) < size)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -156,13 +156,13 @@ def _finish(given: _Points) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     insertion, num = given.insertion, given.num_lattice_points
     if insertion is None:
         return wide.index_points(given.features, given.batch)
-    table, fitting = insertion.table, capacity_for(num)
     note_size(given.features, given.batch, num)
-    exact = torch.are_deterministic_algorithms_enabled()
-    if exact or (num >= WORTH_ORDERING and given.scattered):
-        insertion.rows = reorder(table, insertion.rows, insertion.vertices, num, exact)
+    table = insertion.table
     if insertion.keys is not None:
         return insertion.keys[:num], insertion.vertices, insertion.barycentric, table.storage
+    exact, fitting = torch.are_deterministic_algorithms_enabled(), capacity_for(num)
+    if exact or (num >= WORTH_ORDERING and given.scattered):
+        insertion.rows = reorder(table, insertion.rows, insertion.vertices, num, exact)
     if not fitting <= table.capacity <= 2 * fitting:
         # most of the table is empty, or too little
         table = PackedTable.empty(fitting, table.storage.device)
