@@ -28,6 +28,9 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 6e-3, torch.float16: 8e-4}
 CHANNELS = [(1, 1, 1), (3, 5, 1), (16, 16, 1), (24, 40, 1), (64, 32, 2), (12, 24, 12), (40, 6, 1), (128, 96, 1)]
 
+# channels of a filter of features, and whether between different points
+FILTERS = [((1, 20), True), ((3, 8), False), ((32, 32), True), ((16, 24), False)]
+
 # what was checked, its error, the largest error allowed
 Figure = tuple[str, float, float]
 
@@ -316,7 +319,7 @@ def all_checks() -> list[Callable[[], Iterator[Figure]]]:
         checks += [partial(check_convolution, dtype, sizes) for sizes in CHANNELS]
         checks += [partial(check_learned, dtype, channels, "density") for channels in ((1, 20), (32, 32))]
         checks += [partial(check_learned, dtype, (8, 16), "none")]
-        checks += [partial(check_features, dtype, *which) for which in (((1, 20), True), ((3, 8), False))]
+        checks += [partial(check_features, dtype, *which) for which in FILTERS]
     return checks
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from permutohedral.neighborhood import Neighborhood
 from permutohedral.ops.primitives import FilterTables, accumulation_dtype
 from permutohedral.ops.tables import items_of_points
-from permutohedral.ops.triton.convolution import uses_matrix_units
+from permutohedral.ops.triton.convolution import float32_precision, uses_halves, uses_matrix_units
 from permutohedral.ops.triton.elementary import sum_into
 from permutohedral.ops.triton.filtering import splat
 from permutohedral.ops.triton.insertion import REPORTED, Insertion, insert_points, resolve_vertices
@@ -47,6 +47,9 @@ class _Filter:
     """A filter between points of certain shapes, and the tensors that all of its calls share."""
 
     number: int
+    # whether the convolution uses the matrix units, and whether these want the weight transposed
+    matrix: bool
+    transposed: bool
     groups: int
     by_density: bool
     batch: Tensor | None
@@ -64,6 +67,8 @@ class _Filter:
 
 _filters: dict[tuple[object, ...], _Filter | None] = {}
 _numbers = itertools.count()
+# those whose points lie too far apart for packed keys of the same bits, by number
+_too_wide: set[int] = set()
 
 
 def _describe(
@@ -92,9 +97,7 @@ def _describe(
     groups, rest = divmod(values.shape[-1], in_channels)
     if weight.shape[0] != neighborhood.filter_size or rest or groups == 0 or out_channels % groups:
         return None
-    if (bias is not None and bias.shape != (out_channels,)) or uses_matrix_units(
-        values.dtype, in_channels, out_channels // groups
-    ):
+    if bias is not None and bias.shape != (out_channels,):
         return None
     widest = max(out_channels, values.shape[-1], neighborhood.filter_size, 4 * (d + 1)) * max(values.element_size(), 4)
     if max(shape[:-1].numel() for shape in corners) * widest > _MOST_BYTES:
@@ -104,8 +107,10 @@ def _describe(
     kinds: list[Kind] = [(features.get_device(), torch.Size((s[:-1].numel(), d)), not batched) for s in corners]
     offsets = neighborhood.offsets(device)
     constants = {id(each): each for each in (offsets, *items) if each is not None}
+    matrix = uses_matrix_units(values.dtype, in_channels, out_channels // groups)
     return _Filter(
-        next(_numbers), groups, kind[1], items[0], items[1], offsets, neighborhood.opposite(device), kinds[0],
+        next(_numbers), matrix, matrix and values.dtype == torch.float32, groups, kind[1],
+        items[0], items[1], offsets, neighborhood.opposite(device), kinds[0],
         None if targets is None else kinds[1], weight.shape, (*at.shape[:-1], out_channels),
         min(_MOST_ROWS, _MOST_BYTES // widest), tuple(constants.values()),
     )  # fmt: skip
@@ -129,6 +134,8 @@ def _insert(features: Tensor, batch: Tensor | None, rows: int, around: Tensor, r
 def _run(known: _Filter, rows: tuple[int, int], given: _Given, output: Tensor, reports: list[Tensor]) -> Kept:
     """Fill `output` and `reports`; what a derivative needs."""
     values, weight, bias, features, targets = given
+    if known.transposed:
+        weight = weight.transpose(1, 2)
     features = features.view(-1, features.shape[-1])
     source = target = _insert(features, known.batch, rows[0], features, reports[0])
     if targets is not None:
@@ -172,7 +179,7 @@ class LearnedBackward:
 
     def weight_gradients(self, kept: Kept, gradient: Tensor) -> tuple[Tensor, Tensor] | None:
         """The gradients of weight and bias, None if they must be computed step by step."""
-        if self._forward is None or torch.are_deterministic_algorithms_enabled():
+        if self._forward is None or self._known.matrix or torch.are_deterministic_algorithms_enabled():
             return None
         filter_size, in_channels, out_channels = self._known.weight_shape
         rows = filter_size * in_channels
@@ -206,33 +213,38 @@ def filter_features(
         targets is None or (targets.shape, targets.dtype, targets.get_device()),
     )  # fmt: skip
     given: _Given = (values, weight, bias, features, targets)
-    if key not in _filters:
+    if key in _filters:
+        known = _filters.get(key)
+    else:
         if len(_filters) >= _MOST_FILTERS:
             _filters.clear()
-        _filters[key] = _describe(*given, kind)
-    known = _filters[key]
-    if known is None or torch.are_deterministic_algorithms_enabled():
+        known = _filters[key] = _describe(*given, kind)
+    if known is None or known.number in _too_wide or torch.are_deterministic_algorithms_enabled():
         return None
-    tensors = [each for each in given if each is not None]
-    for each in tensors:
-        if not each.is_contiguous():
+    for each in given:
+        if each is not None and not each.is_contiguous():
             return None
     foreseen = size_of_kind(known.source)
     foreseen_targets = foreseen if known.target is None else size_of_kind(known.target)
     rows = (foresee_rows(foreseen), foresee_rows(foreseen_targets))
     if foreseen == 0 or foreseen_targets == 0 or max(rows) > known.most_rows:
         return None
-    return _start(known, rows, given, tensors)
+    precision = float32_precision(values.dtype) if known.transposed else ""
+    if precision == "tf32" and uses_halves(values.dtype, weight.shape[1], weight.shape[2]):
+        return None
+    if known.transposed:
+        given = (values, weight.detach().transpose(1, 2).contiguous(), bias, features, targets)
+    return _start(known, rows, given, precision)
 
 
 def _start(
-    known: _Filter, rows: tuple[int, int], given: _Given, tensors: list[Tensor]
+    known: _Filter, rows: tuple[int, int], given: _Given, precision: str
 ) -> tuple[Tensor, Kept, LearnedBackward] | None:
     values = given[0]
     reports = reports_on(values.device)
     output = values.new_empty(known.output_shape)
-    tensors += [output, *reports.rows, *known.constants]
-    key = ("features", known.number, rows)
+    tensors = [*[each for each in given if each is not None], output, *reports.rows, *known.constants]
+    key = ("features", known.number, rows, precision)
     recording = find_recording(key)
     try:
         if recording is not None:
@@ -244,6 +256,8 @@ def _start(
         abandon_reports()
         raise
     for kind, most, (last, bad, no_room, full, _) in zip((known.source, known.target), rows, found, strict=False):
+        if no_room >= 0:
+            _too_wide.add(known.number)
         if max(bad, no_room, full) >= 0:
             return None
         assert kind is not None

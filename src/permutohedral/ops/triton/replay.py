@@ -61,14 +61,15 @@ class Recording:
         self._launches.append(launch)
 
     def _place(self, tensor: Tensor) -> _Place:
-        storage, address = tensor.untyped_storage().data_ptr(), tensor.data_ptr()
+        # a tensor without elements has memory, too, but does not tell its address
+        storage, begin = tensor.untyped_storage().data_ptr(), int(tensor.storage_offset()) * tensor.element_size()
         if storage in self._storages:
             number = self._storages.index(storage)
-            return _Place(number + 1, address - self._given[number].data_ptr(), tensor.dtype)
+            return _Place(number + 1, storage + begin - self._given[number].data_ptr(), tensor.dtype)
         if storage not in self._parts:
             self._parts[storage] = self._size
             self._size += -(-tensor.untyped_storage().nbytes() // _ALIGNMENT) * _ALIGNMENT
-        return _Place(0, self._parts[storage] + address - storage, tensor.dtype)
+        return _Place(0, self._parts[storage] + begin, tensor.dtype)
 
     def finish(self, results: tuple[Tensor, ...]) -> None:
         """Forget the tensors but for where the results are, and prepare to start the kernels on others."""
