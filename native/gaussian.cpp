@@ -1,4 +1,6 @@
 // blur, and the normalized Gaussian in one go: splat, blur, slice. Compiled once per instruction set.
+#include <algorithm>
+
 #include "panels.hpp"
 #include "variant.hpp"
 
@@ -29,21 +31,34 @@ struct Axes {
     bool reverse;
 };
 
-// All passes, which write to `first` and `second` in turn.
+// Channels that are blurred together: all passes write to `first` and `second` in turn.
 template <class T>
-void blur_passes(Rows<const T> in, const Axes& axes, T* first, T* second, int threads) {
-    const Memory zero(sizeof(T) * in.channels);
+struct BlurredPanel {
+    Rows<const T> in;
+    T* first;
+    T* second;
+};
+
+// Calls panel_at(p) for the panels, which all have the same rows.
+template <class T, class PanelAt>
+void blur_passes(int64_t num_panels, PanelAt&& panel_at, const Axes& axes, int threads) {
+    const int64_t rows = panel_at(0).in.rows, blocks = divide_up(rows, row_block);
+    const Memory zero(sizeof(T) * panel_at(0).in.channels);
     std::memset(zero.data(), 0, zero.size());
     for (int64_t pass = 0; pass < axes.axes; ++pass) {
         const int64_t axis = axes.reverse ? axes.axes - 1 - pass : pass;
-        const int32_t* ahead = axes.neighbors + 2 * axis * in.rows;
-        T* to = pass % 2 == 0 ? first : second;
-        with_width<T>(in.channels, [&](auto constant) {
-            parallel_ranges(threads, in.rows, row_block, [&](int64_t begin, int64_t end, int) {
-                blur_axis<T, decltype(constant)::value>(in, ahead, ahead + in.rows, as<T>(zero), {begin, end}, to);
+        const int32_t* ahead = axes.neighbors + 2 * axis * rows;
+        parallel_for(threads, num_panels * blocks, [&](int64_t task, int) {
+            const BlurredPanel<T> panel = panel_at(task % num_panels);
+            const int64_t begin = task / num_panels * row_block;
+            const Range range{begin, std::min(begin + row_block, rows)};
+            Rows<const T> in = panel.in;
+            if (pass > 0) in.data = pass % 2 == 0 ? panel.second : panel.first;
+            T* out = pass % 2 == 0 ? panel.first : panel.second;
+            with_width<T>(in.channels, [&](auto constant) {
+                blur_axis<T, decltype(constant)::value>(in, ahead, ahead + rows, as<T>(zero), range, out);
             });
         });
-        in.data = to;
     }
 }
 
@@ -56,7 +71,8 @@ void blur(Rows<const T> lattice_values, const int32_t* axis_neighbors, int64_t a
     // the last pass writes to out
     T* first = axes % 2 == 1 ? out : as<T>(scratch);
     T* second = axes % 2 == 1 ? as<T>(scratch) : out;
-    blur_passes(lattice_values, {axis_neighbors, axes, reverse}, first, second, threads);
+    auto panel_at = [&](int64_t) { return BlurredPanel<T>{lattice_values, first, second}; };
+    blur_passes<T>(1, panel_at, {axis_neighbors, axes, reverse}, threads);
 }
 
 template <class T>
@@ -68,10 +84,10 @@ void filter_gaussian(const GaussianFilter<T>& filter, Rows<const T> values, Rows
     const Visits<T> visits = plan_visits(filter.source, shape, threads > 1, threads, filter.order);
     splat_with_mass(visits, values, Rows<T>{as<T>(splatted), rows, channels}, threads);
     const Panels<T> from = panels_in(as<T>(splatted), rows, channels), to = panels_in(as<T>(blurred), rows, channels);
-    for (int64_t p = 0; p < from.num_panels; ++p) {
-        const Rows<const T> panel{from[p].data, rows, from[p].width};
-        blur_passes(panel, {filter.axis_neighbors, filter.axes, false}, to[p].data, from[p].data, threads);
-    }
+    auto panel_at = [&](int64_t p) {
+        return BlurredPanel<T>{{from[p].data, rows, from[p].width}, to[p].data, from[p].data};
+    };
+    blur_passes<T>(from.num_panels, panel_at, {filter.axis_neighbors, filter.axes, false}, threads);
     const T* result = as<T>(filter.axes % 2 == 1 ? blurred : splatted);
     const Rows<const T> lattice_values{result, rows, channels};
     const bool same = filter.source.vertices == filter.target.vertices && filter.source.points == filter.target.points;

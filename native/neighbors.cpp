@@ -10,7 +10,7 @@
 namespace permutohedral {
 namespace {
 
-constexpr int64_t target_block = 8192;
+constexpr int64_t target_block = 2048;
 // taps walked together: their steps do not depend on each other, so the processor overlaps them
 constexpr int64_t taps_at_once = 8;
 

@@ -19,6 +19,13 @@ struct Panel {
     int64_t stride, first, width;
 };
 
+// Panels of whole cache lines, each `step` behind the one before it.
+template <class T>
+struct WholePanels {
+    T* data;
+    int64_t stride, first, count, step;
+};
+
 // All panels of a lattice.
 template <class T>
 struct Panels {
@@ -26,11 +33,18 @@ struct Panels {
     int64_t rows, channels, num_panels;
     bool by_panel;  // one panel behind the other, the last one padded; else a matrix by rows
 
-    PERMUTOHEDRAL_INLINE Panel<T> operator[](int64_t p) const {
+    Panel<T> operator[](int64_t p) const {
         const int64_t first = p * panel_channels<T>;
         if (!by_panel) return {data + first, channels, first, num_panels == 1 ? channels : panel_channels<T>};
         const int64_t width = padded_width(channels - first);
         return {data + first * rows, width, first, width};
+    }
+
+    // The panels [begin, end), none of which is narrower.
+    WholePanels<T> whole(int64_t begin, int64_t end) const {
+        const int64_t first = begin * panel_channels<T>;
+        if (!by_panel) return {data + first, channels, first, end - begin, panel_channels<T>};
+        return {data + first * rows, panel_channels<T>, first, end - begin, rows * panel_channels<T>};
     }
 
     // The least power of two that holds the channels, or a whole panel.

@@ -53,29 +53,51 @@ thread_local bool inside_task = false;
 // the job this thread helps another with
 thread_local const Job* helped_job = nullptr;
 
-struct Job {
-    int64_t count;
-    Task task;
-    void* context;
+// The tasks that one worker begins with, those next to each other: what it wrote in one stage of a call it mostly reads
+// in the next, and two processors need not share their caches. Who has none left takes from the others.
+struct alignas(thread_alignment) Share {
     std::atomic<int64_t> next{0};
-    std::atomic<bool> failed{false};
-    std::exception_ptr error = nullptr;
+    int64_t end = 0;
+};
+
+struct Job {
+    Job(int threads, int64_t count, Task task, void* context)
+        : task(task), context(context), num_shares(threads < max_shares ? threads : max_shares) {
+        for (int i = 0; i < num_shares; ++i) {
+            const Range range = block_range(count, num_shares, i);
+            shares[i].next.store(range.begin, std::memory_order_relaxed);
+            shares[i].end = range.end;
+        }
+    }
 
     void work(int worker) {
         inside_task = true;
         if (worker > 0) helped_job = this;
         try {
-            for (int64_t index; (index = next.fetch_add(1, std::memory_order_relaxed)) < count;) {
-                if (worker == 0) ask_caller();
-                task(context, index, worker);
+            for (int i = 0; i < num_shares; ++i) {
+                Share& share = shares[(worker + i) % num_shares];
+                for (int64_t index; (index = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) {
+                    if (worker == 0) ask_caller();
+                    task(context, index, worker);
+                }
             }
         } catch (...) {
             if (!failed.exchange(true)) error = std::current_exception();
-            next.store(count, std::memory_order_relaxed);
+            for (int i = 0; i < num_shares; ++i) shares[i].next.store(shares[i].end, std::memory_order_relaxed);
         }
         inside_task = false;
         helped_job = nullptr;
     }
+
+    Task task;
+    void* context;
+    std::atomic<bool> failed{false};
+    std::exception_ptr error = nullptr;
+
+private:
+    static constexpr int max_shares = 64;
+    int num_shares;
+    Share shares[max_shares];
 };
 
 class Pool {
@@ -83,10 +105,11 @@ public:
     void run(int threads, Job& job) {
         {
             std::lock_guard<std::mutex> lock(mutex_);
-            for (; num_threads_ < threads - 1; ++num_threads_) std::thread([this] { serve(); }).detach();
+            for (; num_threads_ < threads - 1; ++num_threads_) {
+                std::thread([this, worker = num_threads_ + 1] { serve(worker); }).detach();
+            }
             job_ = &job;
-            free_workers_ = threads - 1;
-            next_worker_ = 1;
+            threads_ = threads;
             generation_.fetch_add(1, std::memory_order_release);
         }
         wake_.notify_all();
@@ -105,7 +128,8 @@ public:
     std::mutex owner;
 
 private:
-    void serve() {
+    // A thread is the same worker in every job, or none if the job wants fewer.
+    void serve(int worker) {
         uint64_t seen = 0;
         for (;;) {
             for (int i = 0; i < spins; ++i) {
@@ -113,15 +137,12 @@ private:
                 PERMUTOHEDRAL_PAUSE();
             }
             Job* job = nullptr;
-            int worker = 0;
             {
                 std::unique_lock<std::mutex> lock(mutex_);
                 wake_.wait(lock, [&] { return generation_.load(std::memory_order_acquire) != seen; });
                 seen = generation_.load(std::memory_order_acquire);
-                if (job_ != nullptr && free_workers_ > 0) {
+                if (job_ != nullptr && worker < threads_) {
                     job = job_;
-                    --free_workers_;
-                    worker = next_worker_++;
                     active_.fetch_add(1, std::memory_order_relaxed);
                 }
             }
@@ -137,7 +158,7 @@ private:
     std::atomic<uint64_t> generation_{0};
     std::atomic<int> active_{0};
     Job* job_ = nullptr;
-    int num_threads_ = 0, free_workers_ = 0, next_worker_ = 1;
+    int num_threads_ = 0, threads_ = 0;
 };
 
 // never destroyed: its threads wait on it until the process ends
@@ -171,7 +192,7 @@ void run_tasks(int threads, int64_t count, Task task, void* context) {
         Pool& shared = pool();
         std::unique_lock<std::mutex> owner(shared.owner, std::try_to_lock);
         if (owner.owns_lock()) {
-            Job job{count, task, context};
+            Job job(threads, count, task, context);
             shared.run(threads, job);
             if (job.error) std::rethrow_exception(job.error);
             return;

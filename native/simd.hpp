@@ -70,6 +70,24 @@ inline void store(T* to, typename VectorOf<T, N>::type vector) {
     *reinterpret_cast<typename VectorOf<T, N>::unaligned*>(to) = vector;
 }
 
+// The first `count` numbers of a vector, at most all.
+template <class T, int N>
+inline void store_first(T* to, typename VectorOf<T, N>::type vector, int64_t count) {
+#if defined(__AVX512VL__)
+    const auto lanes_kept = (uint32_t{1} << count) - 1;
+    if constexpr (sizeof(T) == 4) {
+        if constexpr (N == 16) return _mm512_mask_storeu_ps(to, __mmask16(lanes_kept), (__m512)vector);
+        if constexpr (N == 8) return _mm256_mask_storeu_ps(to, __mmask8(lanes_kept), (__m256)vector);
+        if constexpr (N == 4) return _mm_mask_storeu_ps(to, __mmask8(lanes_kept), (__m128)vector);
+    } else {
+        if constexpr (N == 8) return _mm512_mask_storeu_pd(to, __mmask8(lanes_kept), (__m512d)vector);
+        if constexpr (N == 4) return _mm256_mask_storeu_pd(to, __mmask8(lanes_kept), (__m256d)vector);
+        if constexpr (N == 2) return _mm_mask_storeu_pd(to, __mmask8(lanes_kept), (__m128d)vector);
+    }
+#endif
+    for (int64_t i = 0; i < count; ++i) to[i] = vector[i];
+}
+
 // Past the caches, to an address aligned as the vector, where that is possible; another thread may see it only after
 // finish_streams.
 template <class T, int N>

@@ -13,24 +13,22 @@ constexpr int64_t streamed_bytes = int64_t{1} << 24;
 // blocks of one task
 constexpr int64_t blocks_at_once = 4;
 
-// sum_j b_j l_j for the channels of a panel, by pieces.
-template <class T, int C, int K, class Function>
-PERMUTOHEDRAL_INLINE void sum_corners(const VisitCorners<T, K>& corners, const Panel<const T>& panel, Function&& function) {
-    for_pieces<T, C>(panel.width, [&](int64_t c, auto width) PERMUTOHEDRAL_INLINE_LAMBDA {
-        constexpr int N = decltype(width)::value;
-        Piece<T, N> sum = {};
-        for (int64_t j = 0; j < corners.corners; ++j) {
-            sum += corners.barycentric[j] * load_piece<T, N>(panel.data + corners.vertices[j] * panel.stride + c);
-        }
-        function(c, width, sum);
-    });
+// sum_j b_j l_j for N channels from c on.
+template <class T, int N, int K>
+PERMUTOHEDRAL_INLINE Piece<T, N> sum_corners(const VisitCorners<T, K>& corners, const Panel<const T>& panel, int64_t c) {
+    Piece<T, N> sum = {};
+    for (int64_t j = 0; j < corners.corners; ++j) {
+        sum += corners.barycentric[j] * load_piece<T, N>(panel.data + corners.vertices[j] * panel.stride + c);
+    }
+    return sum;
 }
 
 template <class T>
 class Slicer {
 public:
     Slicer(const Visits<T>& visits, const Panels<const T>& panels, Rows<T> out)
-        : visits_(visits), panels_(panels), last_(panels[panels.num_panels - 1]), out_(out),
+        : visits_(visits), last_(panels[panels.num_panels - 1]),
+          whole_(panels.whole(0, panels.num_panels - 1)), out_(out),
           streams_(out.channels % panel_channels<T> == 0 && reinterpret_cast<uintptr_t>(out.data) % 64 == 0 &&
                    int64_t(sizeof(T)) * out.rows * out.channels >= streamed_bytes) {}
 
@@ -80,8 +78,9 @@ private:
 
     template <int C, int K>
     PERMUTOHEDRAL_INLINE void slice_panel(const VisitCorners<T, K>& corners, const Panel<const T>& panel, T scale, T* out) {
-        sum_corners<T, C>(corners, panel, [&](int64_t c, auto width, auto sum) PERMUTOHEDRAL_INLINE_LAMBDA {
+        for_pieces<T, C>(panel.width, [&](int64_t c, auto width) PERMUTOHEDRAL_INLINE_LAMBDA {
             constexpr int N = decltype(width)::value;
+            const Piece<T, N> sum = sum_corners<T, N>(corners, panel, c);
             if constexpr (C == panel_channels<T> && N > 1) {
                 if (streams_) return stream<T, N>(out + panel.first + c, sum * scale);
             }
@@ -92,36 +91,38 @@ private:
     // All panels but the last.
     template <int K>
     PERMUTOHEDRAL_INLINE void slice_whole(const VisitCorners<T, K>& corners, T scale, T* out) {
-        for (int64_t p = 0; p < panels_.num_panels - 1; ++p) {
-            slice_panel<panel_channels<T>>(corners, panels_[p], scale, out);
+        Panel<const T> panel{whole_.data, whole_.stride, 0, panel_channels<T>};
+        for (int64_t p = 0; p < whole_.count; ++p) {
+            slice_panel<panel_channels<T>>(corners, panel, scale, out);
+            panel.data += whole_.step;
+            panel.first += panel_channels<T>;
         }
     }
 
     // The panel with the mass; returns what to multiply the others with.
     template <int C, int K>
     PERMUTOHEDRAL_INLINE T normalize_panel(const VisitCorners<T, K>& corners, T added, T* out) {
-        T sums[panel_channels<T>];
         const Panel<const T> last{last_.data, C, last_.first, C};
-        sum_corners<T, C>(corners, last, [&](int64_t c, auto width, auto sum) PERMUTOHEDRAL_INLINE_LAMBDA {
-            store_piece<T, decltype(width)::value>(sums + c, sum);
-        });
-        const int64_t rest = out_.channels - last_.first;
-        const T scale = T(1) / (sums[rest] + added);
-        auto divide = [&](int64_t c, auto width) PERMUTOHEDRAL_INLINE_LAMBDA {
+        // of a panel of one or two channels it is known how many are not the mass
+        const int64_t rest = C <= 2 ? C - 1 : out_.channels - last_.first;
+        T* to = out + last_.first;
+        T sums[panel_channels<T>] = {};
+        for_pieces<T, C>(C, [&](int64_t c, auto width) PERMUTOHEDRAL_INLINE_LAMBDA {
             constexpr int N = decltype(width)::value;
-            store_piece<T, N>(out + last_.first + c, load_piece<T, N>(sums + c) * scale);
-        };
-        if (C > 1 && rest == C - 1) {
-            for_pieces<T, C - 1>(rest, divide);
+            store_piece<T, N>(sums + c, sum_corners<T, N>(corners, last, c));
+        });
+        const T scale = T(1) / (sums[rest] + added);
+        if constexpr (C > 2 && C <= lanes<T>) {
+            store_first<T, C>(to, load_piece<T, C>(sums) * scale, rest);
         } else {
-            for_pieces<T, 0>(rest, divide);
+            for (int64_t c = 0; c < rest; ++c) to[c] = sums[c] * scale;
         }
         return scale;
     }
 
     const Visits<T>& visits_;
-    const Panels<const T> panels_;
     const Panel<const T> last_;
+    const WholePanels<const T> whole_;
     const Rows<T> out_;
     const bool streams_;
 };

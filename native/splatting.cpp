@@ -91,7 +91,7 @@ class Splatter {
 public:
     Splatter(const Visits<T>& visits, const Values<T>& values, const Panels<T>& panels, Range chosen)
         : visits_(visits), corners_(visits.corners), values_(values), panels_(panels), chosen_(chosen),
-          last_(panels[chosen.end - 1]), mask_(values.channels % panel_channels<T>) {}
+          last_(panels[chosen.end - 1]), whole_(panels.whole(chosen.begin, chosen.end - 1)), mask_(values.channels % panel_channels<T>) {}
 
     // Every row adds its points in the order of the visits, so the result does not depend on the ranges.
     void splat(Range rows) {
@@ -178,23 +178,26 @@ private:
 
     template <int C, bool Mass, int K>
     PERMUTOHEDRAL_INLINE void splat_point(const VisitCorners<T, K>& corners, const T* value) {
-        for (int64_t p = chosen_.begin; p < chosen_.end - 1; ++p) {
-            const Panel<T> panel = panels_[p];
-            add_value<T, panel_channels<T>, false>(corners, value + panel.first, mask_, panel);
+        Panel<T> panel{whole_.data, whole_.stride, 0, panel_channels<T>};
+        const T* from = value + whole_.first;
+        for (int64_t p = 0; p < whole_.count; ++p) {
+            add_value<T, panel_channels<T>, false>(corners, from, mask_, panel);
+            from += panel_channels<T>;
+            panel.data += whole_.step;
         }
-        Panel<T> last = last_;
+        T padded[panel_channels<T>];
+        panel = last_;
         if constexpr (Mass) {
-            last.stride = C;
-            // nothing is left of the value but the mass
-            if (last_.first == values_.channels) return add_value<T, C, true>(corners, mask_.add, mask_, last);
-            // the panel is wider than what is left of the value: there must be something behind it to read
-            if (value + last_.first + C > values_.data + values_.points * values_.channels) {
-                T padded[panel_channels<T>] = {};
-                for (int64_t c = 0; c < values_.channels - last_.first; ++c) padded[c] = value[last_.first + c];
-                return add_value<T, C, true>(corners, padded, mask_, last);
+            panel.stride = C;
+            // the panel is wider than what is left of the value, if anything is: there must be something behind it to read
+            if (last_.first == values_.channels) {
+                from = mask_.add;
+            } else if (__builtin_expect(from + C > values_.data + values_.points * values_.channels, 0)) {
+                std::memcpy(padded, from, sizeof(T) * (values_.channels - last_.first));
+                from = padded;
             }
         }
-        add_value<T, C, Mass>(corners, value + last.first, mask_, last);
+        add_value<T, C, Mass>(corners, from, mask_, panel);
     }
 
     const Visits<T>& visits_;
@@ -203,6 +206,7 @@ private:
     const Panels<T> panels_;
     const Range chosen_;
     const Panel<T> last_;
+    const WholePanels<T> whole_;
     const MassMask<T> mask_;
     Touching touching_;
 };
