@@ -162,11 +162,11 @@ def filter_features(
     backend = getattr(primitives_for(values), "filter_features", None)
     if backend is None or torch.is_autocast_enabled(values.device.type):
         return None
-    with_gradient = torch.is_grad_enabled()
-    if with_gradient and (features.requires_grad or (target_features is not None and target_features.requires_grad)):
+    if torch.is_grad_enabled() and requires_grad(features, target_features):
         return None
-    filtered = backend(values, weight, bias, features, target_features, kind)
-    if filtered is None or not (with_gradient and requires_grad(values, weight, bias)):
+    with_gradient = torch.is_grad_enabled() and requires_grad(values, weight, bias)
+    filtered = backend(values, weight, bias, features, target_features, (*kind, with_gradient))
+    if filtered is None or not with_gradient:
         return None if filtered is None else cast(Tensor, filtered[0])
     output: Tensor = _FeatureFilter.apply(values, weight, bias, filtered, composed)  # type: ignore[no-untyped-call]
     return output

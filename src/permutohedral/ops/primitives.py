@@ -284,7 +284,7 @@ class FusedPrimitives(Primitives, Protocol):
         bias: Tensor | None,
         features: Tensor,
         targets: Tensor | None,
-        kind: tuple[int, bool],
+        kind: tuple[int, bool, bool],
     ) -> tuple[Tensor, tuple[Tensor, ...], LearnedPass] | None:
         """`filter_learned` from the features of the points and of the targets; no lattice is left behind.
 
@@ -293,7 +293,8 @@ class FusedPrimitives(Primitives, Protocol):
             weight, bias: as of `filter_learned`.
             features: `[points, d]` or `[batch, points, d]`, finite or not.
             targets: features of the targets, None if they are the points.
-            kind: the size of the neighborhood, and whether to divide by the density.
+            kind: the size of the neighborhood, whether to divide by the density, and whether a derivative will be
+                wanted.
 
         Returns:
             The result, with the leading axes of the targets; tensors to keep for the derivative; what computes it of

@@ -16,22 +16,23 @@ from permutohedral.neighborhood import Neighborhood
 from permutohedral.ops.primitives import FilterTables, accumulation_dtype
 from permutohedral.ops.tables import items_of_points
 from permutohedral.ops.triton.convolution import float32_precision, uses_halves, uses_matrix_units
-from permutohedral.ops.triton.elementary import sum_into
+from permutohedral.ops.triton.elementary import filled, sum_into
 from permutohedral.ops.triton.filtering import splat
 from permutohedral.ops.triton.insertion import REPORTED, Insertion, insert_points, resolve_vertices
 from permutohedral.ops.triton.lattice import LARGEST_FIXED_DIMENSION, Kind, foresee_rows, note_kind, size_of_kind
 from permutohedral.ops.triton.launch import on_device
 from permutohedral.ops.triton.learned import filter_learned_into
-from permutohedral.ops.triton.neighbors import launch_search
+from permutohedral.ops.triton.neighbors import can_pair, launch_search
 from permutohedral.ops.triton.replay import Recording, find_recording, record
 from permutohedral.ops.triton.report import abandon_reports, reports_on
 from permutohedral.ops.triton.table import roomy_capacity
 from permutohedral.ops.triton.weight_gradient import direct_partials
 
-# larger lattices keep the GPU busy for longer than the host needs, and rows without a lattice point cost time
-_MOST_ROWS = 1 << 18
+# larger lattices keep the GPU busy for longer than the host needs, and rows without a lattice point cost time; if a
+# derivative will be wanted, all that building the lattice took is kept for it, which should not be much
+_MOST_ROWS, _MOST_KEPT_ROWS = 1 << 21, 1 << 18
 # below it nobody asks how much memory is free
-_MOST_BYTES = 1 << 27
+_MOST_BYTES = 1 << 28
 # each holds tensors
 _MOST_FILTERS = 64
 
@@ -77,7 +78,7 @@ def _describe(
     bias: Tensor | None,
     features: Tensor,
     targets: Tensor | None,
-    kind: tuple[int, bool],
+    kind: tuple[int, bool, bool],
 ) -> _Filter | None:
     """None if the tensors do not fit each other, or their filter is better done step by step."""
     at = features if targets is None else targets
@@ -112,7 +113,7 @@ def _describe(
         next(_numbers), matrix, matrix and values.dtype == torch.float32, groups, kind[1],
         items[0], items[1], offsets, neighborhood.opposite(device), kinds[0],
         None if targets is None else kinds[1], weight.shape, (*at.shape[:-1], out_channels),
-        min(_MOST_ROWS, _MOST_BYTES // widest), tuple(constants.values()),
+        min(_MOST_KEPT_ROWS if kind[2] else _MOST_ROWS, _MOST_BYTES // widest), tuple(constants.values()),
     )  # fmt: skip
 
 
@@ -141,8 +142,9 @@ def _run(known: _Filter, rows: tuple[int, int], given: _Given, output: Tensor, r
     if targets is not None:
         targets = targets.view(-1, targets.shape[-1])
         target = _insert(targets, known.target_batch, rows[1], features, reports[1])
-    neighbors = output.new_empty((known.offsets.shape[0], rows[1]), dtype=torch.int32)
-    launch_search(source.table, target.rows, known.offsets, neighbors, False, target.table)
+    shape, paired = (known.offsets.shape[0], rows[1]), targets is None and can_pair(known.offsets.shape[0])
+    neighbors = filled(shape, -1, torch.int32, output.device) if paired else output.new_empty(shape, dtype=torch.int32)
+    launch_search(source.table, target.rows, known.offsets, neighbors, paired, target.table)
     corners = source.vertices, source.barycentric, target.vertices, target.barycentric
     tables = _tables(known, rows[0], corners, neighbors)
     flat, flat_output = values.view(-1, values.shape[-1]), output.view(-1, output.shape[-1])
@@ -203,7 +205,7 @@ def filter_features(
     bias: Tensor | None,
     features: Tensor,
     targets: Tensor | None,
-    kind: tuple[int, bool],
+    kind: tuple[int, bool, bool],
 ) -> tuple[Tensor, Kept, LearnedBackward] | None:
     """The learned filter from features alone: see `FusedPrimitives`."""
     key = (

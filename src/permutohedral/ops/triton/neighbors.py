@@ -149,6 +149,11 @@ def transpose_neighbors_kernel(neighbors, opposite, transposed, num_targets, num
     tl.store(transposed + tl.load(opposite + tap) * num_source + source, target, mask=source >= 0)
 
 
+def can_pair(taps: int) -> bool:
+    """Whether opposite taps are looked up as one where the targets are the sources."""
+    return taps <= _MOST_PAIRED_TAPS
+
+
 def launch_search(
     table: PackedTable,
     targets: Tensor,
@@ -179,7 +184,7 @@ def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offs
         table = table if table.numel() else wide.build_table(source_keys)
         return wide.find_neighbors(source_keys, table, target_keys, offsets)
     shape, device = (offsets.shape[0], target_keys.shape[0]), source_keys.device
-    paired = shared and shape[0] <= _MOST_PAIRED_TAPS
+    paired = shared and can_pair(shape[0])
     if paired:
         neighbors = torch.full(shape, -1, dtype=torch.int32, device=device)
     else:
