@@ -17,7 +17,8 @@ from permutohedral.ops.triton.tuning import Blocks, Shape, run_blocks
 
 # below this many channels of a group a matrix unit would mostly multiply padding
 _FEWEST_CHANNELS = 8
-# from so many on, numbers of 32 bits take longer to read or to transpose than to convert to 16 bits before
+# from so many on, numbers of 32 bits take longer to read than to convert to 16 bits before; in the backward pass, which
+# has to transpose them, from half as many on
 _MANY_CHANNELS = 64
 # fewer targets are done before their values are converted
 _WORTH_HALVING = 1 << 15
@@ -125,9 +126,10 @@ def _weight_order(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, bool]:
     return weight.contiguous(), False
 
 
-def uses_halves(dtype: torch.dtype, in_channels: int, out_channels: int) -> bool:
+def uses_halves(dtype: torch.dtype, in_channels: int, out_channels: int, backward: bool = False) -> bool:
     """Whether TF32 is computed of float16, which takes half of the memory and can be transposed by the matrix units."""
-    return min(in_channels, out_channels) >= _MANY_CHANNELS and float32_precision(dtype) == "tf32"
+    fewest = _MANY_CHANNELS // 2 if backward else _MANY_CHANNELS
+    return min(in_channels, out_channels) >= fewest and float32_precision(dtype) == "tf32"
 
 
 def convolve_halves(

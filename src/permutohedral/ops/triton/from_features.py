@@ -228,7 +228,7 @@ def filter_features(
             return None
     foreseen = size_of_kind(known.source)
     foreseen_targets = foreseen if known.target is None else size_of_kind(known.target)
-    rows = (foresee_rows(foreseen), foresee_rows(foreseen_targets))
+    rows = foresee_rows(foreseen, known.source), foresee_rows(foreseen_targets, known.target or known.source)
     if foreseen == 0 or foreseen_targets == 0 or max(rows) > known.most_rows:
         return None
     precision = float32_precision(values.dtype) if known.transposed else ""

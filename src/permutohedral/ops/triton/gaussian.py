@@ -18,8 +18,9 @@ from permutohedral.ops.triton.lattice import (
     LARGEST_FIXED_DIMENSION,
     WORTH_ORDERING,
     foresee_rows,
-    foresee_size,
-    note_size,
+    kind_of,
+    note_kind,
+    size_of_kind,
 )
 from permutohedral.ops.triton.launch import on_device, power_of_two, rows_contiguous
 from permutohedral.ops.triton.neighbors import launch_search
@@ -40,7 +41,7 @@ def _filter(
     """Fill `output` and `report`; `points` are features and batch."""
     features, batch = points
     codes = torch.empty(most_rows, dtype=torch.int64, device=features.device)
-    insertion = Insertion.empty(features, power_of_two(5 * most_rows, 64), codes)
+    insertion = Insertion.empty(features, power_of_two(6 * most_rows, 64), codes)
     insert_points(insertion, features, batch, False)
     resolve_vertices(insertion, report)
     neighbors = filled((offsets.shape[0], most_rows), -1, torch.int32, features.device)
@@ -52,12 +53,13 @@ def _filter(
 @on_device
 def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smallest_mass: float) -> Tensor | None:
     """`filter_gaussian` between the points themselves, None if it must be done step by step: see `FusedPrimitives`."""
-    foreseen = foresee_size(features, batch)
+    kind = kind_of(features, batch)
+    foreseen = size_of_kind(kind)
     if not 0 < foreseen < WORTH_ORDERING or features.shape[1] > LARGEST_FIXED_DIMENSION:
         return None
     if torch.are_deterministic_algorithms_enabled():
         return None
-    features, values, most_rows = rows_contiguous(features), rows_contiguous(values), foresee_rows(foreseen)
+    features, values, most_rows = rows_contiguous(features), rows_contiguous(values), foresee_rows(foreseen, kind)
     reports, output = reports_on(features.device), values.new_empty(values.shape)
     offsets = axis_offsets(features.shape[1], features.device)
     given = [features, values, output, reports.rows[0], offsets]
@@ -88,5 +90,5 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smalle
     # the flags, not how many points lie far apart
     if max(flags[:3]) >= 0 or last >= most_rows:
         return None
-    note_size(features, batch, last + 1)
+    note_kind(kind, last + 1)
     return output

@@ -29,6 +29,8 @@ WORTH_ORDERING = 1 << 21
 # by device and shape of the points, how many lattice points there were the time before: the next are often as many
 Kind = tuple[int, torch.Size, bool]
 _sizes: dict[Kind, int] = {}
+# those of which the last two had equally many
+_steady: set[Kind] = set()
 _MOST_SIZES = 1024
 
 
@@ -49,13 +51,14 @@ class _Points:
     @staticmethod
     def of(features: Tensor, batch: Tensor | None) -> _Points:
         features = rows_contiguous(features)
-        foreseen = foresee_size(features, batch)
+        foreseen = size_of_kind(kind_of(features, batch))
         entries = features.numel() + features.shape[0]
         capacity = roomy_capacity(foreseen) if foreseen else _first_capacity(entries)
         return _Points(features, batch, capacity, features.shape[1] > LARGEST_FIXED_DIMENSION, foreseen)
 
 
-def _kind(features: Tensor, batch: Tensor | None) -> Kind:
+def kind_of(features: Tensor, batch: Tensor | None) -> Kind:
+    """What points are told apart by."""
     return features.get_device(), features.shape, batch is None
 
 
@@ -67,22 +70,20 @@ def size_of_kind(kind: Kind) -> int:
 def note_kind(kind: Kind, num_lattice_points: int) -> None:
     if len(_sizes) >= _MOST_SIZES:
         _sizes.clear()
-    _sizes[kind] = num_lattice_points
+        _steady.clear()
+    if _sizes.get(kind) == num_lattice_points:
+        _steady.add(kind)
+    else:
+        _steady.discard(kind)
+        _sizes[kind] = num_lattice_points
 
 
-def foresee_size(features: Tensor, batch: Tensor | None) -> int:
-    """How many lattice points the last points like these had, 0 if there were none like these."""
-    return size_of_kind(_kind(features, batch))
-
-
-def note_size(features: Tensor, batch: Tensor | None, num_lattice_points: int) -> None:
-    note_kind(_kind(features, batch), num_lattice_points)
-
-
-def foresee_rows(foreseen: int) -> int:
-    """How many rows to make room for: an eighth more, and a number that lattices of about this size share."""
-    rows = foreseen + foreseen // 8 + 1
-    step = max(1 << rows.bit_length() >> 6, 1)
+def foresee_rows(foreseen: int, kind: Kind) -> int:
+    """How many rows to make room for: some more, and a number that lattices of about this size share."""
+    # a 64th more if the last two had the same size, else an eighth
+    bits = 6 if kind in _steady else 3
+    rows = foreseen + (foreseen >> bits) + 1
+    step = max(1 << rows.bit_length() >> (bits + 3), 1)
     return -(-rows // step) * step
 
 
@@ -103,7 +104,7 @@ def _launch(given: _Points, rows: int, report: Tensor) -> tuple[Tensor, ...]:
 def _insert(given: _Points, report: Tensor) -> None:
     """Insert the points into new tables, of as many rows as foreseen."""
     features, batch = given.features, given.batch
-    rows = foresee_rows(given.foreseen) if given.foreseen else 0
+    rows = foresee_rows(given.foreseen, kind_of(features, batch)) if given.foreseen else 0
     if rows >= WORTH_ORDERING or given.tight or torch.are_deterministic_algorithms_enabled():
         rows = 0
     if not rows:
@@ -156,7 +157,7 @@ def _finish(given: _Points) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     insertion, num = given.insertion, given.num_lattice_points
     if insertion is None:
         return wide.index_points(given.features, given.batch)
-    note_size(given.features, given.batch, num)
+    note_kind(kind_of(given.features, given.batch), num)
     table = insertion.table
     if insertion.keys is not None:
         return insertion.keys[:num], insertion.vertices, insertion.barycentric, table.storage

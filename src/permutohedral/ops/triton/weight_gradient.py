@@ -232,7 +232,7 @@ def convolve_weight_gradient(lattice_values: Tensor, output_gradient: Tensor, ne
     lattice_values, output_gradient = rows_contiguous(lattice_values), rows_contiguous(output_gradient)
     neighbors = neighbors.contiguous()
     per_group = out_channels // groups
-    if uses_halves(dtype, in_channels, per_group):
+    if uses_halves(dtype, in_channels, per_group, True):
         values, gradient = halve(lattice_values, output_gradient)
         return _gradient_of_halves(values, gradient, neighbors, groups)
     compute = _matrix_partials if uses_matrix_units(dtype, in_channels, per_group) else direct_partials
@@ -250,7 +250,10 @@ def convolve_gradients(
     opposite: Tensor,
 ) -> tuple[Tensor, Tensor] | None:
     """Both gradients of the convolution in one group: see `FusedPrimitives`. Of halves, which are made once."""
-    if lattice_values.numel() == 0 or neighbors.numel() == 0 or not uses_halves(weight.dtype, *weight.shape[1:]):
+    _, in_channels, out_channels = weight.shape
+    if lattice_values.numel() == 0 or neighbors.numel() == 0:
+        return None
+    if not uses_halves(weight.dtype, in_channels, out_channels, True):
         return None
     values, gradient = halve(rows_contiguous(lattice_values), rows_contiguous(output_gradient))
     to_values = convolve_halves(*gradient, weight, reverse.contiguous(), opposite)
