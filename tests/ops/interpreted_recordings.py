@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,11 +53,11 @@ class Recorder:
         self.recorded = self.repeated = 0
         record, repeat = replay.record, replay.Recording.repeat
 
-        def count_record(key: object, run: Callable[[], tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
+        def count_record(*arguments: Any, **options: Any) -> tuple[Tensor, ...]:
             self.recorded += 1
-            return record(key, run, *given)
+            return record(*arguments, **options)
 
-        def count_repeat(recording: replay.Recording, *given: Tensor) -> Tensor:
+        def count_repeat(recording: replay.Recording, *given: Tensor) -> list[Tensor]:
             self.repeated += 1
             return repeat(recording, *given)
 
@@ -107,6 +109,19 @@ def test_a_lattice_is_recorded_and_repeated(counted: Recorder) -> None:
         neighbors = kernels.find_neighbors(found[0], found[3], found[0], offsets)
         same = kernels.find_neighbors(expected[0], expected[3], found[0], offsets)
         assert torch.equal(neighbors >= 0, same >= 0)
+
+
+def test_a_repeated_lattice_is_saved(counted: Recorder, tmp_path: Path) -> None:
+    """torch does not save tensors of different dtypes that share memory."""
+    features, values = 3 * torch.randn(40, 2), torch.randn(40, 1)
+    with use_backend("triton"):
+        for _ in range(4):
+            built = ph.build_lattice(features)
+        assert counted.repeated == 1
+        torch.save(built, tmp_path / "lattice.pt")
+        loaded = torch.load(tmp_path / "lattice.pt", weights_only=False)
+        for other in (loaded, pickle.loads(pickle.dumps(built))):
+            assert_close(ph.splat(values, other), ph.splat(values, built))
 
 
 @dataclass(frozen=True)
@@ -251,12 +266,14 @@ def test_what_is_wrong_is_refused_as_ever(counted: Recorder) -> None:
 def test_only_launches_are_recorded(counted: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     record = replay.record
 
-    def record_strictly(key: object, run: Callable[[], tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
+    def record_strictly(
+        key: object, run: Callable[[], tuple[Tensor, ...]], *given: Tensor, **options: bool
+    ) -> tuple[Tensor, ...]:
         def run_strictly() -> tuple[Tensor, ...]:
             with OnlyLaunches():  # type: ignore[no-untyped-call]
                 return run()
 
-        return record(key, run_strictly, *given)
+        return record(key, run_strictly, *given, **options)
 
     for module in (from_features, gaussian, lattice):
         monkeypatch.setattr(module, "record", record_strictly)

@@ -48,6 +48,14 @@ def test_points_in_few_cells(native: ModuleType, dtype: torch.dtype, dimension: 
         assert_cells_number_like_hashing(native, features)
 
 
+def test_items_of_any_number_of_cells(native: ModuleType) -> None:
+    """The first cell of an item is not taken for the last of the item before, whatever the quotient rounds to."""
+    for cells in range(1, 130):
+        features = (torch.linspace(0, cells, 2 * cells + 2) + torch.rand(1)).repeat(3)[:, None]
+        batch = torch.arange(3, dtype=torch.int32).repeat_interleave(2 * cells + 2)
+        assert_cells_number_like_hashing(native, features, batch)
+
+
 @pytest.mark.parametrize("dimension", [2, 3, 5, 6])
 def test_points_on_vertices_and_faces(native: ModuleType, dimension: int) -> None:
     """Where rounding decides on the simplex, the vertices must not leave the cells."""

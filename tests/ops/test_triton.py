@@ -118,6 +118,36 @@ def test_what_was_compiled_for_something_else_is_not_started(
     assert [how for how, _ in kernel.calls] == ["handled", "handled"]
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_recording_starts_kernels_with_other_addresses(direct: ModuleType, apart: bool) -> None:
+    replay = importlib.import_module("permutohedral.ops.triton.replay")
+    kernel, (first, second) = FakeKernel(), torch.zeros(2, 64).unbind()
+
+    def run() -> tuple[torch.Tensor, ...]:
+        between, numbers = torch.zeros(160), torch.zeros(8, dtype=torch.int64)
+        direct.launch(kernel, (4, 2), first[4:], between, 3, BLOCK=64)
+        direct.launch(kernel, (1,), between[8:], numbers, 5, BLOCK=64)
+        return between[16:32].view(4, 4), numbers
+
+    replay.record(("a key of this test", apart), run, first, apart=apart)
+    recording = replay.find_recording(("a key of this test", apart))
+    storages = recording.repeat(second)
+    assert [storage.dtype for storage in storages] == ([torch.float32, torch.int64] if apart else [torch.int32])
+    begin = storages[0].data_ptr()
+    last = storages[1].data_ptr() if apart else begin + 1024
+    shared = (99, 7, "metadata", None, None, None)
+    assert kernel.calls[-2:] == [
+        ("direct", (4, 2, 1, *shared, second.data_ptr() + 16, begin, 3, 64)),
+        ("direct", (1, 1, 1, *shared, begin + 32, last, 5, 64)),
+    ]
+    tile, numbers = recording.results(storages)
+    assert (tile.data_ptr(), tile.shape, tile.dtype) == (begin + 64, (4, 4), torch.float32)
+    assert (numbers.data_ptr(), numbers.shape, numbers.dtype) == (last, (8,), torch.int64)
+    # what is not aligned is started as documented
+    recording.repeat(torch.zeros(65)[1:])
+    assert [how for how, _ in kernel.calls[-2:]] == ["handled", "direct"]
+
+
 def test_a_version_of_triton_that_takes_other_arguments_is_used_as_documented(direct: ModuleType) -> None:
     kernel, tensor = FakeKernel(takes_addresses=False), torch.zeros(64)
     for _ in range(3):

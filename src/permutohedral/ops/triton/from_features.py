@@ -172,7 +172,7 @@ class LearnedBackward:
     def tables(self, kept: Kept) -> tuple[FilterTables, Tensor, Tensor | None]:
         """The tables of the lattice, the lattice values and their density."""
         if self._forward is not None:
-            kept = self._forward.results(kept[0])
+            kept = self._forward.results(list(kept))
         lattice_values, neighbors, *corners = kept
         density = corners.pop() if self._known.by_density else None
         vertices, barycentric, target_vertices, target_barycentric = corners
@@ -192,7 +192,7 @@ class LearnedBackward:
         if recording is not None:
             recording.repeat(gradient, kept[0], output)
         else:
-            known, results = self._known, self._forward.results(kept[0])
+            known, results = self._known, self._forward.results(list(kept))
             record(key, lambda: _run_backward(known, results, gradient, output), gradient, kept[0], output)
         shape, strides = (filter_size, in_channels, out_channels), (in_channels * out_channels, out_channels, 1)
         return output.as_strided(shape, strides), output.as_strided((out_channels,), (1,), rows * out_channels)
@@ -250,7 +250,7 @@ def _start(
     recording = find_recording(key)
     try:
         if recording is not None:
-            kept: Kept = (recording.repeat(*tensors),)
+            kept: Kept = tuple(recording.repeat(*tensors))
         else:
             kept = record(key, lambda: _run(known, rows, given, output, reports.rows), *tensors)
         found = [reports.read(number, REPORTED.value) for number in range(1 if known.target is None else 2)]

@@ -88,17 +88,21 @@ def foresee_rows(foreseen: int, kind: Kind) -> int:
 
 
 def _launch(given: _Points, rows: int, report: Tensor) -> tuple[Tensor, ...]:
-    """Into new tables; with `rows` only so many rows can be told apart, and their keys are unpacked at once."""
+    """Into new tables, whose last are keys: with `rows`, for only so many can be told apart; without, slots of keys."""
     features = given.features
     insertion = Insertion.empty(
         features, given.capacity, features.new_empty(rows, dtype=torch.int32) if rows else None
     )  # fmt: skip
     insert_points(insertion, features, given.batch, given.tight)
     resolve_vertices(insertion, report)
-    if not rows:
-        return insertion.table.storage, insertion.rows, insertion.vertices, insertion.barycentric
-    keys = _unpack(insertion, rows, insertion.table)
-    return insertion.table.storage, insertion.rows, insertion.vertices, insertion.barycentric, keys
+    listed = _unpack(insertion, rows, insertion.table) if rows else insertion.rows
+    return insertion.table.storage, insertion.vertices, insertion.barycentric, listed
+
+
+def _key(features: Tensor, batch: Tensor | None, capacity: int, rows: int) -> tuple[object, ...]:
+    return (
+        "index", features.get_device(), capacity, rows, batch is None, features.dtype, features.shape, features.stride()
+    )  # fmt: skip
 
 
 def _insert(given: _Points, report: Tensor) -> None:
@@ -111,15 +115,16 @@ def _insert(given: _Points, report: Tensor) -> None:
         results = _launch(given, rows, report)
     else:
         tensors = [features, report] if batch is None else [features, report, batch]
-        key = ("index", features.get_device(), given.capacity, rows, batch is None, features.dtype, features.shape,
-               features.stride())  # fmt: skip
+        key = _key(features, batch, given.capacity, rows)
         recording = find_recording(key)
         if recording is None:
-            results = record(key, lambda: _launch(given, rows, report), *tensors)
+            results = record(key, lambda: _launch(given, rows, report), *tensors, apart=True)
         else:
             results = recording.results(recording.repeat(*tensors))
-    storage, numbered, vertices, barycentric, *keys = results
-    given.insertion = Insertion(PackedTable(storage), numbered, vertices, barycentric, keys[0] if keys else None)
+    storage, vertices, barycentric, listed = results
+    # with keys their slots are not kept
+    slots, keys = (listed[:0], listed) if rows else (listed, None)
+    given.insertion = Insertion(PackedTable(storage), slots, vertices, barycentric, keys)
 
 
 def _judge(given: _Points, report: list[int]) -> bool:
@@ -197,6 +202,37 @@ def _index(sets: list[_Points]) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
     return [_finish(given) for given in sets]
 
 
+def _index_as_foreseen(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+    """The short way to what `_index` does for points like the last ones; None if they are not, or not recorded."""
+    kind = kind_of(features, batch)
+    foreseen = size_of_kind(kind)
+    rows, capacity = foresee_rows(foreseen, kind), roomy_capacity(foreseen)
+    if foreseen == 0 or rows >= WORTH_ORDERING or torch.are_deterministic_algorithms_enabled():
+        return None
+    recording = find_recording(_key(features, batch, capacity, rows))
+    if recording is None:
+        return None
+    reports = reports_on(features.device)
+    try:
+        if batch is None:
+            storages = recording.repeat(features, reports.rows[0])
+        else:
+            storages = recording.repeat(features, reports.rows[0], batch)
+        # while the GPU is at work
+        table, vertices, barycentric, keys = recording.results(storages)
+        last, bad, no_room, full, _ = reports.read(0, REPORTED.value)
+    except BaseException:
+        abandon_reports()
+        raise
+    fitting = capacity_for(last + 1)
+    if max(bad, no_room, full) >= 0 or last >= rows or not fitting <= capacity <= 2 * fitting:
+        return None
+    note_kind(kind, last + 1)
+    # the fastest of the ways to shorten them
+    keys = keys.as_strided((last + 1, keys.shape[1]), keys.stride())
+    return keys, vertices, barycentric, table
+
+
 def _is_packed(features: Tensor) -> bool:
     return features.shape[0] > 0 and features.shape[1] <= LARGEST_TILE_DIMENSION
 
@@ -205,7 +241,7 @@ def _is_packed(features: Tensor) -> bool:
 def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if not _is_packed(features):
         return wide.index_points(features, batch)
-    return _index([_Points.of(features, batch)])[0]
+    return _index_as_foreseen(features, batch) or _index([_Points.of(features, batch)])[0]
 
 
 @on_device

@@ -16,16 +16,16 @@ from torch import Tensor
 
 from permutohedral.ops.triton.launch import MISALIGNED, Launch, launch, watched
 
-# where the parts of the allocation begin: as tensors of torch do
+# where the parts of an allocation begin: as tensors of torch do
 _ALIGNMENT = 512
 _MOST_RECORDINGS = 512
 
 
 class _Place(NamedTuple):
-    """Where a tensor begins."""
+    """Where a tensor begins: in which of the given tensors, or in which allocation, and how many bytes from there."""
 
-    # 0 for the allocation, else which of the given tensors, from 1 on
-    base: int
+    allocated: bool
+    number: int
     offset: int
     dtype: torch.dtype
 
@@ -40,21 +40,26 @@ class _Step(NamedTuple):
 
 
 class Recording:
-    """What was launched on the tensors `given`; every other tensor it used becomes a part of one allocation."""
+    """What was launched on the tensors `given`; every other tensor it used becomes a part of an allocation.
 
-    def __init__(self, given: tuple[Tensor, ...]) -> None:
-        self._given = given
+    There is one allocation, or with `apart` one for each dtype: tensors of one that is not cannot be saved together.
+    """
+
+    def __init__(self, given: tuple[Tensor, ...], apart: bool) -> None:
+        self._given, self._apart = given, apart
         self._storages = [tensor.untyped_storage().data_ptr() for tensor in given]
         self._launches: list[Launch] = []
-        self._parts: dict[int, int] = {}
-        self._size = 0
+        self._parts: dict[int, tuple[int, int]] = {}
+        # of each allocation, in the order in which they are needed
+        self._dtypes: list[torch.dtype] = []
+        self._sizes: list[int] = []
+        self._offsets: list[list[int]] = []
+        self._results: list[tuple[_Place, torch.Size, tuple[int, ...]]] = []
         self._steps: list[_Step] = []
-        self._places: list[_Place] = []
+        # what all starts pick their arguments from: addresses in given tensors, constants, addresses in allocations
+        self._places: list[tuple[int, int]] = []
         self._constants: list[Any] = []
         self._starts: list[tuple[Any, ...]] = []
-        # dtype, shape, strides, elements from the start of the allocation
-        self._results: list[tuple[torch.dtype, torch.Size, tuple[int, ...], int]] = []
-        self._dtypes: set[torch.dtype] = set()
 
     def note(self, launch: Launch) -> None:
         # keeps its tensors alive, so that an address stands for one of them
@@ -65,67 +70,103 @@ class Recording:
         storage, begin = tensor.untyped_storage().data_ptr(), int(tensor.storage_offset()) * tensor.element_size()
         if storage in self._storages:
             number = self._storages.index(storage)
-            return _Place(number + 1, storage + begin - self._given[number].data_ptr(), tensor.dtype)
+            return _Place(False, number, storage + begin - self._given[number].data_ptr(), tensor.dtype)
         if storage not in self._parts:
-            self._parts[storage] = self._size
-            self._size += -(-tensor.untyped_storage().nbytes() // _ALIGNMENT) * _ALIGNMENT
-        return _Place(0, self._parts[storage] + begin, tensor.dtype)
+            dtype = tensor.dtype if self._apart else torch.int32
+            if dtype not in self._dtypes:
+                self._dtypes.append(dtype)
+                self._sizes.append(0)
+            number = self._dtypes.index(dtype)
+            self._parts[storage] = number, self._sizes[number]
+            self._sizes[number] += -(-tensor.untyped_storage().nbytes() // _ALIGNMENT) * _ALIGNMENT
+        number, start = self._parts[storage]
+        return _Place(True, number, start + begin, tensor.dtype)
 
     def finish(self, results: tuple[Tensor, ...]) -> None:
         """Forget the tensors but for where the results are, and prepare to start the kernels on others."""
-        for one in results:
-            place = self._place(one)
-            self._results.append((one.dtype, one.shape, one.stride(), place.offset // one.element_size()))
-            self._dtypes.add(one.dtype)
         for each in self._launches:
             arguments = [self._place(one) if isinstance(one, Tensor) else one for one in each.arguments]
             self._steps.append(_Step(each.kernel, each.grid, arguments, each.meta))
-            self._places += [one for one in arguments if isinstance(one, _Place) and one not in self._places]
+        self._results = [(self._place(one), one.shape, one.stride()) for one in results]
         if all(each.handle is not None for each in self._launches):
-            self._starts = [self._prepare(*pair) for pair in zip(self._launches, self._steps, strict=True)]
+            self._prepare()
         self._launches, self._given = [], ()
 
-    def _prepare(self, launch: Launch, step: _Step) -> tuple[Any, ...]:
-        assert launch.handle is not None
-        run, function, metadata, constants = launch.handle
-        picked = []
-        for argument in (*step.arguments, *constants):
-            if isinstance(argument, _Place):
-                picked.append(self._places.index(argument))
-            else:
-                picked.append(len(self._places) + len(self._constants))
-                self._constants.append(argument)
-        return (*(*step.grid, 1, 1)[:3], run, function, metadata, itemgetter(*picked))
+    def _prepare(self) -> None:
+        """Note from where in one list each start picks its arguments."""
+        found = [place for step in self._steps for place in step.arguments if isinstance(place, _Place)]
+        self._places = sorted({(place.number, place.offset) for place in found if not place.allocated})
+        self._offsets = [
+            sorted({place.offset for place in found if place.allocated and place.number == number})
+            for number in range(len(self._dtypes))
+        ]
+        constants = [each.handle[3] if each.handle is not None else [] for each in self._launches]
+        arguments = [[*step.arguments, *more] for step, more in zip(self._steps, constants, strict=True)]
+        for each in arguments:
+            self._constants += [one for one in each if not isinstance(one, _Place)]
+        begins, constant, allocated = [len(self._places) + len(self._constants)], len(self._places), 0
+        for offsets in self._offsets:
+            begins.append(begins[-1] + len(offsets))
+        for launched, each in zip(self._launches, arguments, strict=True):
+            picked, needed = [], allocated
+            for one in each:
+                if not isinstance(one, _Place):
+                    picked.append(constant)
+                    constant += 1
+                elif one.allocated:
+                    picked.append(begins[one.number] + self._offsets[one.number].index(one.offset))
+                    needed = max(needed, one.number + 1)
+                else:
+                    picked.append(self._places.index((one.number, one.offset)))
+            assert launched.handle is not None
+            run, function, metadata, _ = launched.handle
+            grid = (*launched.grid, 1, 1)[:3]
+            self._starts.append((range(allocated, needed), *grid, run, function, metadata, itemgetter(*picked)))
+            allocated = needed
 
-    def repeat(self, *given: Tensor) -> Tensor:
-        """Launch all of it on other tensors of the same shapes and strides.
-
-        Returns: the allocation, uint8; the first of the tensors if none was needed.
-        """
-        storage = given[0].new_empty(self._size, dtype=torch.uint8) if self._size else given[0]
-        bases = [storage.data_ptr(), *[tensor.data_ptr() for tensor in given]]
-        bits = 0
+    def repeat(self, *given: Tensor) -> list[Tensor]:
+        """Launch all of it on other tensors of the same shapes and strides; returns the allocations."""
+        first, bases, bits = given[0], [tensor.data_ptr() for tensor in given], 0
         for base in bases:
             bits |= base
         if bits & MISALIGNED or not self._starts:
-            self._repeat_as_documented([storage, *given])
-            return storage
-        table = [bases[place[0]] + place[1] for place in self._places]
+            return self._repeat_as_documented(given)
+        table = [bases[number] + offset for number, offset in self._places]
         table += self._constants
-        stream = torch._C._cuda_getCurrentRawStream(given[0].get_device())
-        for columns, rows, layers, run, function, metadata, pick in self._starts:
+        storages: list[Tensor] = []
+        stream = torch._C._cuda_getCurrentRawStream(first.get_device())
+        for needed, columns, rows, layers, run, function, metadata, pick in self._starts:
+            for number in needed:
+                # as late as possible: the GPU is at work already
+                storage = self._allocate(first, number)
+                storages.append(storage)
+                base = storage.data_ptr()
+                table += [base + offset for offset in self._offsets[number]]
             run(columns, rows, layers, stream, function, metadata, None, None, None, *pick(table))
-        return storage
+        return storages
 
-    def results(self, storage: Tensor) -> tuple[Tensor, ...]:
-        """The results of the recorded function in the allocation of a repetition."""
-        views = {dtype: storage.view(dtype) for dtype in self._dtypes}
-        return tuple(views[dtype].as_strided(shape, stride, offset) for dtype, shape, stride, offset in self._results)
+    def _allocate(self, like: Tensor, number: int) -> Tensor:
+        dtype = self._dtypes[number]
+        return like.new_empty(self._sizes[number] // dtype.itemsize, dtype=dtype)
 
-    def _repeat_as_documented(self, tensors: list[Tensor]) -> None:
+    def results(self, storages: list[Tensor]) -> tuple[Tensor, ...]:
+        """The results of the recorded function in the allocations of a repetition."""
+        found = []
+        for place, shape, stride in self._results:
+            storage = storages[place.number]
+            storage = storage if self._apart or place.dtype == torch.int32 else storage.view(place.dtype)
+            found.append(storage.as_strided(shape, stride, place.offset // place.dtype.itemsize))
+        return tuple(found)
+
+    def _repeat_as_documented(self, given: tuple[Tensor, ...]) -> list[Tensor]:
+        storages = [self._allocate(given[0], number) for number in range(len(self._dtypes))]
         for step in self._steps:
-            arguments = [_view(tensors[one.base], one) if isinstance(one, _Place) else one for one in step.arguments]
+            arguments = [
+                _view((storages if one.allocated else given)[one.number], one) if isinstance(one, _Place) else one
+                for one in step.arguments
+            ]
             launch(step.kernel, step.grid, *arguments, **step.meta)
+        return storages
 
 
 def _view(tensor: Tensor, place: _Place) -> Tensor:
@@ -144,16 +185,18 @@ def find_recording(key: Hashable) -> Recording | None:
     return _recordings.get(key)
 
 
-def record(key: Hashable, run: Callable[[], tuple[Tensor, ...]], *given: Tensor) -> tuple[Tensor, ...]:
+def record(
+    key: Hashable, run: Callable[[], tuple[Tensor, ...]], *given: Tensor, apart: bool = False
+) -> tuple[Tensor, ...]:
     """Call `run`, and keep what it launches on the tensors `given` under `key`; its results, new tensors.
 
     The key must tell shapes, strides, dtypes and devices of these tensors. Beside launching, `run` may allocate memory
     and look at it in other ways, and nothing else. Tensors that share memory may lie otherwise the next time, so
-    nothing is kept of them.
+    nothing is kept of them. Results that leave the library are kept `apart`, dtype by dtype.
     """
     if len({tensor.untyped_storage().data_ptr() for tensor in given}) < len(given):
         return run()
-    recording = Recording(given)
+    recording = Recording(given, apart)
     watched.recorder = recording
     try:
         results = run()
