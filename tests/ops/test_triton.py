@@ -155,6 +155,21 @@ def test_a_version_of_triton_that_takes_other_arguments_is_used_as_documented(di
     assert [how for how, _ in kernel.calls] == ["handled"] * 3
 
 
+def test_recordings_of_such_a_version_are_repeated_as_documented(direct: ModuleType) -> None:
+    replay = importlib.import_module("permutohedral.ops.triton.replay")
+    kernel, tensor = FakeKernel(takes_addresses=False), torch.zeros(64)
+
+    def run() -> tuple[torch.Tensor, ...]:
+        direct.launch(kernel, (1,), tensor, None, 3, BLOCK=64)
+        return ()
+
+    replay.record("another key", run, tensor)
+    for _ in range(2):
+        replay.find_recording("another key").repeat(torch.ones(64))
+    assert [how for how, _ in kernel.calls] == ["handled"] * 3
+    assert not direct._Direct.works
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_each_tensor_runs_on_its_own_gpu() -> None:
     generator = torch.Generator().manual_seed(0)

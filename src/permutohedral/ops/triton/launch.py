@@ -144,8 +144,12 @@ def _launch(
         # without metadata and hooks for a profiler of Triton's
         run(columns, rows, layers, stream, function, metadata, None, None, None, *plain, *constants)
     except TypeError:
-        # a version whose binaries take other arguments
-        _Direct.works = False
+        start_as_documented()
         kernel[grid](*arguments, **meta)
         return None
     return known
+
+
+def start_as_documented() -> None:
+    """From now on: the binaries of this version of Triton take other arguments."""
+    _Direct.works = False

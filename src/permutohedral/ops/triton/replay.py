@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from permutohedral.ops.triton.launch import MISALIGNED, Launch, launch, watched
+from permutohedral.ops.triton.launch import MISALIGNED, Launch, launch, start_as_documented, watched
 
 # where the parts of an allocation begin: as tensors of torch do
 _ALIGNMENT = 512
@@ -133,6 +133,14 @@ class Recording:
             return self._repeat_as_documented(given)
         table = [bases[number] + offset for number, offset in self._places]
         table += self._constants
+        try:
+            return self._start(first, table)
+        except TypeError:
+            start_as_documented()
+            self._starts = []
+            return self._repeat_as_documented(given)
+
+    def _start(self, first: Tensor, table: list[Any]) -> list[Tensor]:
         storages: list[Tensor] = []
         stream = torch._C._cuda_getCurrentRawStream(first.get_device())
         for needed, columns, rows, layers, run, function, metadata, pick in self._starts:
