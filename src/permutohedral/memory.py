@@ -19,13 +19,17 @@ from permutohedral.neighborhood import Neighborhood, count_taps
 _INDEX_BYTES = 4
 # a key packed into words of 64 bits, about six bits for each coordinate
 _WORD_BYTES, _BITS_PER_COORDINATE = 8, 6
-# points are indexed in pieces of this many, each with a list of the keys it touches
+# where corners share lattice points this often, in few dimensions, the cells of the lattice are marked instead of listing
+# keys: about so many for each lattice point, but never more than so many for each corner
+_SHARED_CORNERS, _MOST_DIMENSIONS = 24, 6
+_CELLS_PER_LATTICE_POINT, _CELLS_PER_CORNER, _CELL_BYTES = 32, 4, 1.25
+# else points are indexed in pieces of this many, each with a list of the keys it touches
 _PIECE_POINTS = 65536
 _CACHED_KEYS = 16384
 # on a larger lattice, points far apart are visited in another order, with a copy of their simplices
 _UNORDERED_LATTICE_BYTES = 1 << 24
 # how a table's keys are packed, for each coordinate
-_HEADER_BYTES = 64
+_HEADER_BYTES = 80
 # a GPU's hash table: up to eight slots per lattice point, a 64-bit key and a 64-bit index in each
 _TABLE_BYTES = 128
 # memory comes in huge pages, which are not filled to the end
@@ -104,9 +108,12 @@ def forecast_memory(  # noqa: PLR0913 (what describes the request, and three opt
     row_bytes = (channels / 2 + separable) * size
     is_sorted = not ordered and lattice_points * row_bytes >= _UNORDERED_LATTICE_BYTES
     visits = corners * (_INDEX_BYTES + max(size, 4)) + num_points * _INDEX_BYTES if is_sorted else 0
-    listed = lattice_points if ordered else _count_listed_keys(num_points, corners, lattice_points)
-    collected = min(num_points, _PIECE_POINTS * torch.get_num_threads()) * (dimension + 1)
-    scratch = listed * (packed_key + _INDEX_BYTES) + (collected + lattice_points) * packed_key
+    if dimension <= _MOST_DIMENSIONS and corners >= _SHARED_CORNERS * lattice_points:
+        scratch = int(_CELL_BYTES * min(_CELLS_PER_LATTICE_POINT * lattice_points, _CELLS_PER_CORNER * corners))
+    else:
+        listed = lattice_points if ordered else _count_listed_keys(num_points, corners, lattice_points)
+        collected = min(num_points, _PIECE_POINTS * torch.get_num_threads()) * (dimension + 1)
+        scratch = listed * (packed_key + _INDEX_BYTES) + (collected + lattice_points) * packed_key
     return MemoryForecast(
         simplices=corners * (_INDEX_BYTES + max(size, 4)),
         lattice_points=lattice_points * ((dimension + 1) * _INDEX_BYTES + packed_key) + _HEADER_BYTES * (dimension + 4),
