@@ -22,8 +22,6 @@ namespace {
 constexpr int64_t trial_points = 1024;
 // fewer points, or fewer lattice points, stay in the caches
 constexpr int64_t least_sorted = 65536;
-// a grid of more cells would take longer to clear and to count than hashing
-constexpr int64_t cells_per_corner = 4, most_cells = int64_t{1} << 26;
 constexpr int64_t slab_points = 8192, max_slabs = 256, sampled_steps = 1024;
 
 // One block of points in lanes: keys of their first corners by lane, and their ranks packed by four bits each.
@@ -125,7 +123,7 @@ struct Slabs {
     Slabs(const Points<T>& points, const DigitRange& range)
         : features(points.features), d(points.d), count(std::clamp(points.points / slab_points, int64_t{2}, max_slabs)) {
         const T low = T(range.low[2]), values = T(range.high[2]) - low + 1;
-        factor = T(-2) * make_elevation<T>(d).scale[0] / T(d + 1) * T(count) / values;
+        factor = T(2) * make_elevation<T>(d).scale[0] / T(d + 1) * T(count) / values;
         offset = -low * T(count) / values;
     }
 

@@ -21,7 +21,6 @@ struct Grid {
     int64_t columns = 0, cells = 0;
     int64_t low[max_columns], values[max_columns], stride[max_columns];
     Reduction reduction;
-    Memory marks;    // uint8 [cells], until they are counted
     Memory entries;  // GridEntry [cells / 32]
 
     int64_t num_entries() const { return (cells + entry_cells - 1) / entry_cells; }

@@ -273,7 +273,7 @@ inline bool row_digits(const int32_t* row, int64_t columns_dynamic, bool lattice
     for (int64_t column = 0; column < columns; ++column) {
         digits[column] = row[column];
         if (!lattice || column < 2) continue;
-        const int64_t difference = int64_t(row[column]) - row[1];
+        const int64_t difference = int64_t(row[1]) - row[column];
         digits[column] = difference / columns;
         valid &= digits[column] * columns == difference;
     }

@@ -11,6 +11,8 @@ namespace permutohedral {
 namespace PERMUTOHEDRAL_VARIANT {
 namespace {
 
+// a grid of more cells would take longer to clear and to count than hashing
+constexpr int64_t cells_per_corner = 4, most_cells = int64_t{1} << 26;
 constexpr int64_t cell_block = 1 << 16;
 constexpr int64_t block_entries = cell_block / entry_cells;
 constexpr int64_t corner_block = 1 << 15;
@@ -65,20 +67,26 @@ void mark_points(const Points<T>& points, const KeyMap<D, 1>& map, Range range, 
     }
 }
 
-// Bytes to bits, eight at a time: the product moves each of them to a bit of the highest byte, where none meets another.
-inline uint32_t collect_marks(const uint8_t* marks) {
+// Bytes of all copies to bits, eight at a time: the product moves each of them to a bit of the highest byte, where none
+// meets another.
+inline uint32_t collect_marks(const uint8_t* marks, int64_t copies, int64_t size) {
     uint32_t bits = 0;
     for (int64_t i = 0; i < entry_cells; i += 8) {
-        uint64_t bytes;
-        std::memcpy(&bytes, marks + i, sizeof(bytes));
+        uint64_t bytes = 0;
+        for (int64_t copy = 0; copy < copies; ++copy) {
+            uint64_t more;
+            std::memcpy(&more, marks + copy * size + i, sizeof(more));
+            bytes |= more;
+        }
         bits |= uint32_t((bytes * 0x0102040810204080u) >> 56) << i;
     }
     return bits;
 }
 
 // Entries from marks; returns the number of vertices.
-int64_t count_marks(Grid& grid, int threads) {
+int64_t count_marks(Grid& grid, const Memory& marks, int threads) {
     const int64_t num_entries = grid.num_entries(), blocks = divide_up(num_entries, block_entries);
+    const int64_t size = num_entries * entry_cells, copies = int64_t(marks.size()) / size;
     grid.entries = Memory(sizeof(GridEntry) * num_entries);
     GridEntry* entries = as<GridEntry>(grid.entries);
     const Memory memory(sizeof(uint32_t) * (blocks + 1));
@@ -86,7 +94,7 @@ int64_t count_marks(Grid& grid, int threads) {
     parallel_ranges(threads, num_entries, block_entries, [&](int64_t begin, int64_t end, int) {
         uint32_t count = 0;
         for (int64_t e = begin; e < end; ++e) {
-            entries[e] = {collect_marks(as<uint8_t>(grid.marks) + e * entry_cells), count};
+            entries[e] = {collect_marks(as<uint8_t>(marks) + e * entry_cells, copies, size), count};
             count += uint32_t(__builtin_popcount(entries[e].marks));
         }
         base[begin / block_entries + 1] = count;
@@ -114,17 +122,20 @@ template <class T, int D>
 void mark_and_number(const Points<T>& points, Index& index, T* barycentric) {
     Grid& grid = index.grid;
     const KeyMap<D, 1> map(grid);
-    grid.marks = Memory(grid.num_entries() * entry_cells);
-    uint8_t* marks = as<uint8_t>(grid.marks);
-    parallel_ranges(index.threads, int64_t(grid.marks.size()), cell_block, [&](int64_t begin, int64_t end, int) {
+    // marks of its own for each worker, unless there are many: a processor waits for what another has just written
+    const int64_t size = grid.num_entries() * entry_cells, corners = points.points * (D + 1);
+    const int64_t copies = std::clamp<int64_t>(cells_per_corner * corners / size, 1, index.threads);
+    Memory memory(size * copies);
+    uint8_t* marks = as<uint8_t>(memory);
+    parallel_ranges(index.threads, size * copies, cell_block, [&](int64_t begin, int64_t end, int) {
         std::memset(marks + begin, 0, end - begin);
     });
-    parallel_ranges(index.threads, points.points, point_block, [&](int64_t begin, int64_t end, int) {
-        mark_points<T, D>(points, map, {begin, end}, marks, index.vertices, barycentric);
+    parallel_ranges(index.threads, points.points, point_block, [&](int64_t begin, int64_t end, int worker) {
+        mark_points<T, D>(points, map, {begin, end}, marks + worker % copies * size, index.vertices, barycentric);
     });
-    index.num_lattice_points = count_marks(grid, index.threads);
-    grid.marks = Memory();
-    parallel_ranges(index.threads, points.points * (D + 1), corner_block, [&](int64_t begin, int64_t end, int) {
+    index.num_lattice_points = count_marks(grid, memory, index.threads);
+    memory = Memory();
+    parallel_ranges(index.threads, corners, corner_block, [&](int64_t begin, int64_t end, int) {
         number_vertices(grid, index.vertices, {begin, end});
     });
 }

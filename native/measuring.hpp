@@ -21,7 +21,7 @@ constexpr int64_t sampled_digits = 512;
 template <class T, int D>
 inline void find_point_digits(const Vector<T>* y, int64_t d_dynamic, Vector<T>* digits) {
     const int64_t d = D > 0 ? D : d_dynamic;
-    for (int64_t i = 1; i < d; ++i) digits[i - 1] = (y[i] - y[0]) * (T(1) / T(d + 1));
+    for (int64_t i = 1; i < d; ++i) digits[i - 1] = (y[0] - y[i]) * (T(1) / T(d + 1));
     digits[d - 1] = y[0];
 }
 

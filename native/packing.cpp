@@ -124,7 +124,7 @@ void unpack_rows_of(const Packing& packing, const uint64_t* keys, int64_t count,
         int32_t* row = rows + i * columns;
         for (int64_t column = 0; column < columns; ++column) {
             const bool difference = lattice && column > 1;
-            row[column] = int32_t(difference ? digits[column] * uint32_t(columns) + digits[1] : digits[column]);
+            row[column] = int32_t(difference ? digits[1] - digits[column] * uint32_t(columns) : digits[column]);
         }
     }
 }

@@ -1,7 +1,7 @@
 // Keys packed into few 64-bit words, exactly and linearly: the key of a neighbor is one addition per word.
 //
 // A key has 1 + d columns: the batch item and d coordinates c_0 .. c_{d-1}. Each column gives one digit,
-//   lattice form: item, c_0, (c_i - c_0) / (d+1) for i >= 1, whole numbers since the coordinates are congruent
+//   lattice form: item, c_0, (c_0 - c_i) / (d+1) for i >= 1, whole numbers since the coordinates are congruent
 //                 modulo d+1: fewer bits;
 //   plain form:   the columns themselves, for rows that need not be vertices of the lattice.
 // In the lattice form a digit may take whole multiples of more significant ones (reduction.hpp): fewer bits again.
@@ -10,8 +10,8 @@
 // margin around it, gives either the right packed key or one with a digit in an empty margin, which equals no key.
 //
 // Packed keys are compared as numbers, word by word. The item is the most significant digit, so items stay apart;
-// then, in the lattice form, the digit of c_1, which depends on the first feature alone: for an image whose first
-// feature is y, the order is roughly that of its pixels.
+// then, in the lattice form, the digit of c_1, which grows with the first feature and depends on it alone: for an image
+// whose first feature is y, the order is roughly that of its pixels.
 #pragma once
 
 #include <cstdint>

@@ -76,7 +76,7 @@ bool find_digits(int64_t columns, bool lattice, const Reduction& reduction, cons
     for (int64_t column = 0; column < columns; ++column) {
         digits[column] = row[column];
         if (!lattice || column < 2) continue;
-        const int64_t difference = row[column] - row[1];
+        const int64_t difference = row[1] - row[column];
         digits[column] = difference / columns;
         if (digits[column] * columns != difference) return false;
     }

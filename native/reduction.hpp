@@ -1,6 +1,6 @@
 // The digits of a key, and how they are made smaller.
 //
-// The digits of the lattice form (packing.hpp) are, the most significant first, the item, (c_i - c_0) / (d+1) for
+// The digits of the lattice form (packing.hpp) are, the most significant first, the item, (c_0 - c_i) / (d+1) for
 // i = 1 .. d-1, and c_0. With features on axes of their own, and with features that depend on each other such as colors,
 // they range over far more values than there are lattice points. Digits to which whole multiples of more significant
 // ones are added number the same points, by fewer values.
