@@ -79,7 +79,7 @@ template <class T>
 void filter_gaussian(const GaussianFilter<T>& filter, Rows<const T> values, Rows<T> out, int threads) {
     const int64_t rows = filter.rows, channels = values.channels + 1;
     const LatticeShape shape{rows, int64_t(sizeof(T)) * channels};
-    const int64_t bytes = int64_t(sizeof(T)) * panels_size<T>(rows, channels);
+    const int64_t bytes = int64_t(sizeof(T)) * panels_in<T>(nullptr, rows, channels).size();
     const Memory splatted(bytes), blurred(bytes);
     const Visits<T> visits = plan_visits(filter.source, shape, threads > 1, threads, filter.order);
     splat_with_mass(visits, values, Rows<T>{as<T>(splatted), rows, channels}, threads);

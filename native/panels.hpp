@@ -47,6 +47,13 @@ struct Panels {
         return {data + first * rows, panel_channels<T>, first, end - begin, rows * panel_channels<T>};
     }
 
+    // Numbers of T.
+    int64_t size() const {
+        if (!by_panel) return rows * channels;
+        const int64_t rest = channels % panel_channels<T>;
+        return rows * (channels - rest + (rest > 0 ? padded_width(rest) : 0));
+    }
+
     // The least power of two that holds the channels, or a whole panel.
     static int64_t padded_width(int64_t channels) {
         int64_t width = 1;
@@ -68,13 +75,6 @@ template <class T>
 inline Panels<T> panels_of_rows(T* data, int64_t rows, int64_t channels) {
     const bool lines = channels % panel_channels<T> == 0 && reinterpret_cast<uintptr_t>(data) % 64 == 0;
     return {data, rows, channels, lines ? channels / panel_channels<T> : 1, false};
-}
-
-// Numbers of T in panels one behind the other.
-template <class T>
-inline int64_t panels_size(int64_t rows, int64_t channels) {
-    const int64_t rest = channels % panel_channels<T>;
-    return rows * (channels - rest + (rest > 0 ? Panels<T>::padded_width(rest) : 0));
 }
 
 template <class T>

@@ -10,6 +10,9 @@ namespace {
 
 constexpr int64_t sampled_points = 4096;
 constexpr int64_t sample_bins = 1024;
+// corners of a row for which a second lattice costs little
+constexpr int64_t halved_corners = 64, sampled_blocks = 16;
+constexpr int64_t added_at_once = 1 << 15;
 
 // Values to splat. With mass, the lattice has one channel more, the last, where every value is one.
 template <class T>
@@ -91,12 +94,13 @@ class Splatter {
 public:
     Splatter(const Visits<T>& visits, const Values<T>& values, const Panels<T>& panels, Range chosen)
         : visits_(visits), corners_(visits.corners), values_(values), panels_(panels), chosen_(chosen),
-          last_(panels[chosen.end - 1]), whole_(panels.whole(chosen.begin, chosen.end - 1)), mask_(values.channels % panel_channels<T>) {}
+          last_(panels[chosen.end - 1]), whole_(panels.whole(chosen.begin, chosen.end - 1)),
+          mask_(values.channels % panel_channels<T>) {}
 
-    // Every row adds its points in the order of the visits, so the result does not depend on the ranges.
-    void splat(Range rows) {
+    // Every row adds its points in the order of the visits, so the result does not depend on the range of rows.
+    void splat(Range blocks, Range rows) {
         for (int64_t p = chosen_.begin; p < chosen_.end; ++p) clear(panels_[p], rows);
-        for (int64_t b = 0; b < visits_.num_blocks; ++b) {
+        for (int64_t b = blocks.begin; b < blocks.end; ++b) {
             const Block& block = visits_.blocks[b];
             if (block.rows.begin >= rows.end || block.rows.end <= rows.begin) continue;
             check_interruption();
@@ -245,22 +249,47 @@ bool share_blocks(const Visits<T>& visits, const int64_t* bounds, int64_t parts)
     return 4 * uses > 5 * visits.num_blocks;
 }
 
+// Whether there are few rows, and points that follow each other lie in many of them, so that threads can hardly share the
+// rows. Two lattices are made then, of half of the points each, and added: on one thread, too, so that the sums are the
+// same on any number of them.
+template <class T>
+bool is_halved(const Corners<T>& corners, int64_t rows) {
+    if (corners.points < sampled_blocks * block_points) return false;
+    if (corners.points * corners.corners < halved_corners * rows) return false;
+    int64_t num_wide = 0;
+    for (int64_t s = 0; s < sampled_blocks; ++s) {
+        const int64_t begin = block_range(corners.points - block_points, sampled_blocks, s).begin;
+        const Range extent = find_extent(corners.vertices + begin * corners.corners, block_points * corners.corners);
+        num_wide += 8 * (extent.end - extent.begin) > rows;
+    }
+    return 2 * num_wide > sampled_blocks;
+}
+
 // Threads share the rows; or the panels, where most points would have corners in the rows of several threads.
 template <class T>
 void splat_in(const Visits<T>& visits, const Values<T>& values, const Panels<T>& panels, int threads) {
-    const Memory memory(sizeof(int64_t) * (threads + 1));
+    const int64_t halves = is_halved(visits.corners, panels.rows) ? 2 : 1, size = panels.size();
+    const Memory second(halves == 2 ? sizeof(T) * size : 0);
+    int64_t parts = divide_up(threads, halves), shares = 1;
+    const Memory memory(sizeof(int64_t) * (parts + 1));
     int64_t* bounds = as<int64_t>(memory);
-    balance_rows(visits.corners, panels.rows, threads, bounds);
-    int64_t parts = threads, shares = 1;
-    if (threads > 1 && panels.num_panels > 1 && share_blocks(visits, bounds, parts)) {
+    balance_rows(visits.corners, panels.rows, parts, bounds);
+    if (parts > 1 && panels.num_panels > 1 && share_blocks(visits, bounds, parts)) {
         shares = panels.num_panels;
-        parts = divide_up(threads, shares);
+        parts = divide_up(parts, shares);
         balance_rows(visits.corners, panels.rows, parts, bounds);
     }
-    parallel_for(threads, parts * shares, [&](int64_t task, int) {
-        const Range rows{bounds[task / shares], bounds[task / shares + 1]};
+    parallel_for(threads, halves * parts * shares, [&](int64_t task, int) {
+        const int64_t half = task / (parts * shares), part = task / shares % parts;
+        Panels<T> to = panels;
+        if (half == 1) to.data = as<T>(second);
         const Range chosen = block_range(panels.num_panels, shares, task % shares);
-        Splatter<T>(visits, values, panels, chosen).splat(rows);
+        const Range blocks = block_range(visits.num_blocks, halves, half);
+        Splatter<T>(visits, values, to, chosen).splat(blocks, {bounds[part], bounds[part + 1]});
+    });
+    if (halves == 1) return;
+    parallel_ranges(threads, size, added_at_once, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; ++i) panels.data[i] += as<T>(second)[i];
     });
 }
 

@@ -33,28 +33,6 @@ bool is_scattered(const Corners<T>& corners, const LatticeShape& shape) {
     return 2 * num_far > sampled_points;
 }
 
-// Lowest and highest of `count` vertices.
-Range find_extent(const int32_t* vertices, int64_t count) {
-    using V = VectorOf<int32_t, lanes<int32_t>>::type;
-    int32_t low = vertices[0], high = low;
-    V lows = V{} + low, highs = lows;
-    int64_t i = 0;
-    for (; i + lanes<int32_t> <= count; i += lanes<int32_t>) {
-        const V next = load<int32_t, lanes<int32_t>>(vertices + i);
-        lows = next < lows ? next : lows;
-        highs = next > highs ? next : highs;
-    }
-    for (; i < count; ++i) {
-        low = std::min(low, vertices[i]);
-        high = std::max(high, vertices[i]);
-    }
-    for (int l = 0; l < lanes<int32_t>; ++l) {
-        low = std::min(low, int32_t(lows[l]));
-        high = std::max(high, int32_t(highs[l]));
-    }
-    return {low, int64_t(high) + 1};
-}
-
 // Copies the corners into the order of the rows of the first ones.
 template <class T>
 void sort_visits(const Corners<T>& corners, const LatticeShape& shape, Visits<T>& visits, int threads) {
@@ -80,6 +58,27 @@ void sort_visits(const Corners<T>& corners, const LatticeShape& shape, Visits<T>
 }
 
 }  // namespace
+
+Range find_extent(const int32_t* vertices, int64_t count) {
+    using V = VectorOf<int32_t, lanes<int32_t>>::type;
+    int32_t low = vertices[0], high = low;
+    V lows = V{} + low, highs = lows;
+    int64_t i = 0;
+    for (; i + lanes<int32_t> <= count; i += lanes<int32_t>) {
+        const V next = load<int32_t, lanes<int32_t>>(vertices + i);
+        lows = next < lows ? next : lows;
+        highs = next > highs ? next : highs;
+    }
+    for (; i < count; ++i) {
+        low = std::min(low, vertices[i]);
+        high = std::max(high, vertices[i]);
+    }
+    for (int l = 0; l < lanes<int32_t>; ++l) {
+        low = std::min(low, int32_t(lows[l]));
+        high = std::max(high, int32_t(highs[l]));
+    }
+    return {low, int64_t(high) + 1};
+}
 
 template <class T>
 Visits<T> plan_visits(const Corners<T>& corners, const LatticeShape& shape, bool with_rows, int threads,

@@ -36,6 +36,9 @@ template <class T>
 Visits<T> plan_visits(const Corners<T>& corners, const LatticeShape& shape, bool with_rows, int threads,
                       const uint32_t* order = nullptr);
 
+// From the lowest of `count` vertices up to the highest.
+Range find_extent(const int32_t* vertices, int64_t count);
+
 namespace {
 
 // The corners of one visit. K is their number if known at compile time, else 0.

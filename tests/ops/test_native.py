@@ -195,6 +195,28 @@ def test_points_far_apart_on_a_large_lattice(native: ModuleType, dtype: torch.dt
     assert_close(filtered, expected[:, :-1] / expected[:, -1:])
 
 
+@pytest.mark.parametrize("channels", [1, 2, 16, 21])
+def test_many_points_on_few_lattice_points(native: ModuleType, dtype: torch.dtype, channels: int) -> None:
+    """Two lattices are added, on any number of threads."""
+    features = torch.rand(20_000, 3, dtype=dtype) * 3
+    keys, vertices, barycentric, table = native.index_points(features, None)
+    # what splatting.cpp asks for
+    assert vertices.numel() >= 64 * len(keys)
+    axes = native.find_neighbors(keys, table, keys, axis_offsets(3))
+    values = torch.randn(20_000, channels, dtype=dtype)
+    splatted, filtered = on_threads(
+        lambda: (
+            native.splat(values, vertices, barycentric, len(keys)),
+            native.filter_gaussian(values, vertices, barycentric, axes, vertices, barycentric, 1e-20),
+        )
+    )
+    expected = reference.splat(values, vertices, barycentric, len(keys))
+    assert_close(splatted, expected)
+    mass = reference.splat(torch.ones(20_000, 1, dtype=dtype), vertices, barycentric, len(keys))
+    blurred = reference.slice(reference.blur(torch.cat([expected, mass], 1), axes, False), vertices, barycentric)
+    assert_close(filtered, blurred[:, :-1] / blurred[:, -1:])
+
+
 def filter_by_steps(native: ModuleType, values: Tensor, features: Tensor, batch: Tensor | None) -> Tensor:
     keys, vertices, barycentric, table = native.index_points(features, batch)
     axes = native.find_neighbors(keys, table, keys, axis_offsets(features.shape[1]))
