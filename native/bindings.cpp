@@ -111,8 +111,8 @@ std::unique_ptr<PendingIndex> index_points(Array<const T, 2> features, std::opti
     return pending;
 }
 
-// The normalized Gaussian between points, from their features: what PendingIndex and filter_gaussian do, but the simplices
-// stay here, and may come in another order than the points.
+// The normalized Gaussian between points, from their features: what PendingIndex and filter_gaussian do, but the
+// simplices stay here, and may come in another order than the points.
 template <class T>
 struct PendingFilter {
     std::unique_ptr<Index> index;

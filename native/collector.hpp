@@ -96,15 +96,15 @@ public:
     }
 
 private:
-    // Looks all points up before it adds the missing ones: which are missing is not predictable, and a wrong guess would
-    // throw away what was begun for the next points.
+    // Looks all points up before it adds the missing ones: which are missing is not predictable, and a wrong guess
+    // would throw away what was begun for the next points.
     void add_simplices(const uint64_t* keys, const Whole<T>* packed_ranks, const Whole<T>* ranks, int64_t points,
                        int32_t* out, int64_t& count) {
         uint64_t* entries[lanes<T>];
         int64_t missing[lanes<T>], num_missing = 0;
         for (int64_t l = 0; l < points; ++l) {
-            const uint64_t place = mix(keys[l] + uint64_t(packed_ranks[l]) * 0x9e3779b97f4a7c15u) >> (64 - simplex_bits);
-            entries[l] = simplices_ + place * simplex_stride;
+            const uint64_t hash = mix(keys[l] + uint64_t(packed_ranks[l]) * 0x9e3779b97f4a7c15u);
+            entries[l] = simplices_ + (hash >> (64 - simplex_bits)) * simplex_stride;
         }
         for (int64_t l = 0; l < points; ++l) {
             std::memcpy(out + l * (D + 1), entries[l] + 2, sizeof(int32_t) * (D + 1));
@@ -124,9 +124,10 @@ private:
             entry[0] = keys[l];
             entry[1] = uint64_t(packed_ranks[l]);
             // to both at once: reading back in one piece what was written in several would wait
-            for_corners(keys + l, ranks + l, [&](int64_t j, const uint64_t* key, int64_t words) PERMUTOHEDRAL_INLINE_LAMBDA {
+            auto add = [&](int64_t j, const uint64_t* key, int64_t words) PERMUTOHEDRAL_INLINE_LAMBDA {
                 to[j] = positions[j] = find_or_append(key, words, count);
-            });
+            };
+            for_corners(keys + l, ranks + l, add);
         }
     }
 

@@ -108,7 +108,8 @@ void collect(const Points<T>& points, Index& index, T* barycentric) {
     std::vector<std::unique_ptr<KeyCollector<T, D, W>>> collectors(index.threads);
     parallel_for(index.threads, index.num_chunks, [&](int64_t chunk, int worker) {
         std::unique_ptr<KeyCollector<T, D, W>>& collector = collectors[worker];
-        if (!collector) collector = std::make_unique<KeyCollector<T, D, W>>(map, std::min(index.chunk_rows, index.rows));
+        const int64_t rows = std::min(index.chunk_rows, index.rows);
+        if (!collector) collector = std::make_unique<KeyCollector<T, D, W>>(map, rows);
         collect_chunk<T, D, W>(points, index, chunk, map, *collector, barycentric);
     });
 }
@@ -121,7 +122,9 @@ struct Slabs {
     T factor, offset;
 
     Slabs(const Points<T>& points, const DigitRange& range)
-        : features(points.features), d(points.d), count(std::clamp(points.points / slab_points, int64_t{2}, max_slabs)) {
+        : features(points.features),
+          d(points.d),
+          count(std::clamp(points.points / slab_points, int64_t{2}, max_slabs)) {
         const T low = T(range.low[2]), values = T(range.high[2]) - low + 1;
         factor = T(2) * make_elevation<T>(d).scale[0] / T(d + 1) * T(count) / values;
         offset = -low * T(count) / values;

@@ -63,10 +63,10 @@ bool plan_grid(int64_t columns, const DigitRange& range, const Reduction& reduct
     for (int64_t i = columns - 1; i >= 0; --i) {
         const int64_t column = ranked_column(i, columns);
         grid.low[column] = range.low[column];
-        grid.values[column] = range.high[column] - range.low[column] + 1;
         grid.stride[column] = cells;
-        if (grid.values[column] > most / cells) return false;
-        cells *= grid.values[column];
+        const int64_t values = range.high[column] - range.low[column] + 1;
+        if (values > most / cells) return false;
+        cells *= values;
     }
     grid.cells = cells;
     return true;

@@ -19,7 +19,7 @@ struct GridEntry {
 struct Grid {
     static constexpr int64_t words = 1;
     int64_t columns = 0, cells = 0;
-    int64_t low[max_columns], values[max_columns], stride[max_columns];
+    int64_t low[max_columns], stride[max_columns];
     Reduction reduction;
     Memory entries;  // GridEntry [cells / 32]
 

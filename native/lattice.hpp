@@ -1,11 +1,11 @@
 // Numbering of keys: which vertices occur, each once, in the order of their packed keys.
 //
 // Where the digits of the keys span few cells, these are marked and counted (grid.hpp). Else the points are cut into
-// chunks. Each chunk lists the keys it touches (nearly without repetition, thanks to small caches) and writes positions in
-// that list to `vertices`. The lists are then merged in parts, ranges of packed keys, each by one thread: repetitions are
-// found by hashing, and what is left is sorted. The ids are the ranks in that order, so neither the number of threads nor
-// the chunks nor the parts show in the result. Sorted keys need no hash table to find neighbors: the keys of all points
-// moved by one offset are sorted too, and one walk along both finds all pairs.
+// chunks. Each chunk lists the keys it touches (nearly without repetition, thanks to small caches) and writes positions
+// in that list to `vertices`. The lists are then merged in parts, ranges of packed keys, each by one thread:
+// repetitions are found by hashing, and what is left is sorted. The ids are the ranks in that order, so neither the
+// number of threads nor the chunks nor the parts show in the result. Sorted keys need no hash table to find neighbors:
+// the keys of all points moved by one offset are sorted too, and one walk along both finds all pairs.
 #pragma once
 
 #include <cstdint>

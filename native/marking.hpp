@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 
 #include "collector.hpp"
 #include "grid.hpp"
@@ -19,18 +20,23 @@ constexpr int64_t corner_block = 1 << 15;
 
 // The cells of the corners of the points in lanes.
 template <class T, int D>
-inline void find_cells(const Simplex<T, D>& simplex, const KeyMap<D, 1>& map, const int32_t* batch, int64_t count,
-                       WholeVector<T>* cells) {
-    using I = WholeVector<T>;
-    I cell = I{} + Whole<T>(map.constant[0]);
-    for (int64_t i = 0; i < D; ++i) cell += simplex.cell[i] * Whole<T>(map.cell[i]);
+inline void find_cells(const Simplex<T, D>& simplex, const KeyMap<D, 1>& map, int64_t num_cells, const int32_t* batch,
+                       int64_t count, WholeVector<T>* cells) {
+    // without sign: products may be larger than the sum
+    using Unsigned = std::make_unsigned_t<Whole<T>>;
+    using U = typename VectorOf<Unsigned, lanes<T>>::type;
+    U cell = U{} + Unsigned(map.constant[0]);
+    for (int64_t i = 0; i < D; ++i) cell += (U)simplex.cell[i] * Unsigned(map.cell[i]);
     if (batch != nullptr) {
-        for (int64_t l = 0; l < count; ++l) cell[l] += Whole<T>(batch[l]) * Whole<T>(map.item[0]);
+        for (int64_t l = 0; l < count; ++l) cell[l] += Unsigned(batch[l]) * Unsigned(map.item[0]);
     }
-    cells[0] = cell;
-    for (int64_t j = 0; j < D; ++j) {
-        for (int64_t i = 0; i <= D; ++i) cell += simplex.rank[i] == Whole<T>(D - j) ? I{} + Whole<T>(map.step[i]) : I{};
-        cells[j + 1] = cell;
+    const U last = U{} + Unsigned(num_cells - 1);
+    for (int64_t j = 0; j <= D; ++j) {
+        // who changes the features meanwhile gets a wrong lattice, but nothing is written elsewhere
+        cells[j] = (WholeVector<T>)(cell < last ? cell : last);
+        for (int64_t i = 0; i <= D && j < D; ++i) {
+            cell += simplex.rank[i] == Whole<T>(D - j) ? U{} + Unsigned(map.step[i]) : U{};
+        }
     }
 }
 
@@ -45,8 +51,8 @@ inline void store_cells(const WholeVector<T>* columns, int64_t count, int32_t* r
 
 // Cells to `vertices`, and their marks.
 template <class T, int D>
-void mark_points(const Points<T>& points, const KeyMap<D, 1>& map, Range range, uint8_t* marks, int32_t* vertices,
-                 T* barycentric) {
+void mark_points(const Points<T>& points, const Grid& grid, const KeyMap<D, 1>& map, Range range, uint8_t* marks,
+                 int32_t* vertices, T* barycentric) {
     const Elevation<T> elevation = make_elevation<T>(D);
     Vector<T> features[D], weights[D + 1];
     WholeVector<T> cells[D + 1];
@@ -56,7 +62,8 @@ void mark_points(const Points<T>& points, const KeyMap<D, 1>& map, Range range, 
         load_points<T, D>(points.features + begin * D, D, count, features);
         find_simplex<T, D>(features, D, elevation, simplex);
         find_barycentric<T, D>(simplex, D, weights);
-        find_cells<T, D>(simplex, map, points.batch == nullptr ? nullptr : points.batch + begin, count, cells);
+        const int32_t* batch = points.batch == nullptr ? nullptr : points.batch + begin;
+        find_cells<T, D>(simplex, map, grid.cells, batch, count, cells);
         store_weights<T, D>(weights, D, count, barycentric + begin * (D + 1));
         int32_t* rows = vertices + begin * (D + 1);
         store_cells<T, D>(cells, count, rows);
@@ -69,6 +76,7 @@ void mark_points(const Points<T>& points, const KeyMap<D, 1>& map, Range range, 
 
 // Bytes of all copies to bits, eight at a time: the product moves each of them to a bit of the highest byte, where none
 // meets another.
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the first of eight bytes must be the lowest");
 inline uint32_t collect_marks(const uint8_t* marks, int64_t copies, int64_t size) {
     uint32_t bits = 0;
     for (int64_t i = 0; i < entry_cells; i += 8) {
@@ -131,7 +139,8 @@ void mark_and_number(const Points<T>& points, Index& index, T* barycentric) {
         std::memset(marks + begin, 0, end - begin);
     });
     parallel_ranges(index.threads, points.points, point_block, [&](int64_t begin, int64_t end, int worker) {
-        mark_points<T, D>(points, map, {begin, end}, marks + worker % copies * size, index.vertices, barycentric);
+        uint8_t* own = marks + worker % copies * size;
+        mark_points<T, D>(points, grid, map, {begin, end}, own, index.vertices, barycentric);
     });
     index.num_lattice_points = count_marks(grid, memory, index.threads);
     memory = Memory();

@@ -32,7 +32,9 @@ struct Factors {
 
     explicit Factors(const Reduction& reduction) {
         for (int64_t rank = 0; rank < max_reduced; ++rank) {
-            for (int64_t other = 0; other < max_reduced; ++other) factor[rank][other] = T(reduction.factor[rank][other]);
+            for (int64_t other = 0; other < max_reduced; ++other) {
+                factor[rank][other] = T(reduction.factor[rank][other]);
+            }
         }
     }
 };
@@ -89,8 +91,8 @@ void measure_block(const Points<T>& points, T limit, const Factors<T>& factors, 
         for (int64_t i = 0; i <= d; ++i) inside &= (I)(y[i] < limit) & (I)(y[i] > -limit);
         find_point_digits<T, D>(y, d, digits);
         for (int64_t rank = 0; rank < d; ++rank) {
-            if (D > 0 || d <= max_reduced) {
-                for (int64_t other = 0; other < rank; ++other) digits[rank] += factors.factor[rank][other] * digits[other];
+            for (int64_t other = 0; other < rank && (D > 0 || d <= max_reduced); ++other) {
+                digits[rank] += factors.factor[rank][other] * digits[other];
             }
             measure.low[rank] = digits[rank] < measure.low[rank] ? digits[rank] : measure.low[rank];
             measure.high[rank] = digits[rank] > measure.high[rank] ? digits[rank] : measure.high[rank];
@@ -110,7 +112,7 @@ struct Digits {
 template <class T>
 void add_slack(const T* low, const T* high, int64_t d, Digits& digits) {
     const DigitReach reach = find_reach(d + 1, digits.reduction);
-    // bounds of |y_i| and of the rounding of each digit, in units of the largest |y_i|
+    // bounds of the digits, of the last one unreduced, and how many times each is rounded like one that is not reduced
     double largest[max_dimension], weight[max_dimension], differences = 0;
     for (int64_t rank = 0; rank < d; ++rank) {
         largest[rank] = std::max(std::abs(double(low[rank])), std::abs(double(high[rank])));

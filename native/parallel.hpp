@@ -15,8 +15,8 @@ using Task = void (*)(void* context, int64_t index, int worker);
 // A call from inside a task, or while another thread uses the pool, runs on the calling thread alone.
 void run_tasks(int threads, int64_t count, Task task, void* context);
 
-// What to ask between tasks whether the caller wants to stop: it throws if so, and run_tasks rethrows. It is called some
-// twenty times a second, only on the thread that called run_tasks.
+// What to ask between tasks whether the caller wants to stop: it throws if so, and run_tasks rethrows. It is called
+// some twenty times a second, only on the thread that called run_tasks.
 using Interruption = void (*)();
 void set_interruption(Interruption ask);
 

@@ -1,9 +1,9 @@
 // The digits of a key, and how they are made smaller.
 //
 // The digits of the lattice form (packing.hpp) are, the most significant first, the item, (c_0 - c_i) / (d+1) for
-// i = 1 .. d-1, and c_0. With features on axes of their own, and with features that depend on each other such as colors,
-// they range over far more values than there are lattice points. Digits to which whole multiples of more significant
-// ones are added number the same points, by fewer values.
+// i = 1 .. d-1, and c_0. With features on axes of their own, and with features that depend on each other such as
+// colors, they range over far more values than there are lattice points. Digits to which whole multiples of more
+// significant ones are added number the same points, by fewer values.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +34,8 @@ static inline int64_t ranked_column(int64_t i, int64_t columns) {
 // The factors for which a sample of points, by rank [d, count] and changed here, needs the smallest ranges.
 Reduction choose_reduction(double* sample, int64_t d, int64_t count);
 
-// The digits of a row of `columns` coordinates; false if it is no vertex of the lattice. Nothing is reduced in the plain
-// form.
+// The digits of a row of `columns` coordinates; false if it is no vertex of the lattice. In the plain form nothing is
+// reduced.
 bool find_digits(int64_t columns, bool lattice, const Reduction& reduction, const int64_t* row, int64_t* digits);
 
 // Bounds on how digits differ.

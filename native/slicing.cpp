@@ -15,7 +15,8 @@ constexpr int64_t blocks_at_once = 4;
 
 // sum_j b_j l_j for N channels from c on.
 template <class T, int N, int K>
-PERMUTOHEDRAL_INLINE Piece<T, N> sum_corners(const VisitCorners<T, K>& corners, const Panel<const T>& panel, int64_t c) {
+PERMUTOHEDRAL_INLINE Piece<T, N> sum_corners(const VisitCorners<T, K>& corners, const Panel<const T>& panel,
+                                             int64_t c) {
     Piece<T, N> sum = {};
     for (int64_t j = 0; j < corners.corners; ++j) {
         sum += corners.barycentric[j] * load_piece<T, N>(panel.data + corners.vertices[j] * panel.stride + c);
@@ -63,7 +64,8 @@ private:
 
     template <int K, class Function>
     PERMUTOHEDRAL_INLINE void for_points_with(Range blocks, Function&& function) {
-        const int64_t begin = visits_.blocks[blocks.begin].visits.begin, end = visits_.blocks[blocks.end - 1].visits.end;
+        const int64_t begin = visits_.blocks[blocks.begin].visits.begin;
+        const int64_t end = visits_.blocks[blocks.end - 1].visits.end;
         const bool fetches = visits_.order != nullptr && !streams_;
         for (int64_t i = begin; i < end; ++i) {
             if (fetches && i + visits_ahead < end) fetch(row_of(i + visits_ahead), int64_t(sizeof(T)) * out_.channels);
@@ -77,7 +79,8 @@ private:
     }
 
     template <int C, int K>
-    PERMUTOHEDRAL_INLINE void slice_panel(const VisitCorners<T, K>& corners, const Panel<const T>& panel, T scale, T* out) {
+    PERMUTOHEDRAL_INLINE void slice_panel(const VisitCorners<T, K>& corners, const Panel<const T>& panel, T scale,
+                                          T* out) {
         for_pieces<T, C>(panel.width, [&](int64_t c, auto width) PERMUTOHEDRAL_INLINE_LAMBDA {
             constexpr int N = decltype(width)::value;
             const Piece<T, N> sum = sum_corners<T, N>(corners, panel, c);

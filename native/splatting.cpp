@@ -193,10 +193,11 @@ private:
         panel = last_;
         if constexpr (Mass) {
             panel.stride = C;
-            // the panel is wider than what is left of the value, if anything is: there must be something behind it to read
+            // wider than what is left of the value, if anything is: there must be something behind it to read
             if (last_.first == values_.channels) {
                 from = mask_.add;
             } else if (__builtin_expect(from + C > values_.data + values_.points * values_.channels, 0)) {
+                std::memset(padded, 0, sizeof(padded));
                 std::memcpy(padded, from, sizeof(T) * (values_.channels - last_.first));
                 from = padded;
             }
@@ -249,9 +250,9 @@ bool share_blocks(const Visits<T>& visits, const int64_t* bounds, int64_t parts)
     return 4 * uses > 5 * visits.num_blocks;
 }
 
-// Whether there are few rows, and points that follow each other lie in many of them, so that threads can hardly share the
-// rows. Two lattices are made then, of half of the points each, and added: on one thread, too, so that the sums are the
-// same on any number of them.
+// Whether there are few rows, and points that follow each other lie in many of them, so that threads can hardly share
+// the rows. Two lattices are made then, of half of the points each, and added: on one thread, too, so that the sums are
+// the same on any number of them.
 template <class T>
 bool is_halved(const Corners<T>& corners, int64_t rows) {
     if (corners.points < sampled_blocks * block_points) return false;

@@ -46,7 +46,8 @@ void sort_visits(const Corners<T>& corners, const LatticeShape& shape, Visits<T>
     with_constant(corners.corners, [&](auto constant) {
         const int64_t size = decltype(constant)::value > 0 ? decltype(constant)::value : corners.corners;
         auto bucket_of = [&](int64_t point) { return uint64_t(corners.vertices[point * size]) * factor >> 32; };
-        Buckets<decltype(bucket_of)>(corners.points, num_buckets, bucket_of).place(threads, [&](int64_t point, int64_t place) {
+        Buckets<decltype(bucket_of)> buckets(corners.points, num_buckets, bucket_of);
+        buckets.place(threads, [&](int64_t point, int64_t place) {
             order[place] = uint32_t(point);
             std::memcpy(vertices + place * size, corners.vertices + point * size, sizeof(int32_t) * size);
             std::memcpy(weights + place * size, corners.barycentric + point * size, sizeof(T) * size);

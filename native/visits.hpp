@@ -20,8 +20,8 @@ struct LatticeShape {
     int64_t rows, row_bytes;
 };
 
-// Points in the order of their visits. Where successive points lie far apart on a lattice that exceeds the caches, those
-// that share rows are visited one after another. The order does not depend on the number of threads.
+// Points in the order of their visits. Where successive points lie far apart on a lattice that exceeds the caches,
+// those that share rows are visited one after another. The order does not depend on the number of threads.
 template <class T>
 struct Visits {
     Corners<T> corners;               // by visit

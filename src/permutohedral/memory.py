@@ -19,10 +19,10 @@ from permutohedral.neighborhood import Neighborhood, count_taps
 _INDEX_BYTES = 4
 # a key packed into words of 64 bits, about six bits for each coordinate
 _WORD_BYTES, _BITS_PER_COORDINATE = 8, 6
-# where corners share lattice points this often, in few dimensions, the cells of the lattice are marked instead of listing
-# keys: about so many for each lattice point, but never more than so many for each corner
+# where corners share lattice points this often, in few dimensions, the cells of the lattice are marked instead of
+# listing keys: about so many for each lattice point, but never more than so many for each corner
 _SHARED_CORNERS, _MOST_DIMENSIONS = 24, 6
-_CELLS_PER_LATTICE_POINT, _CELLS_PER_CORNER, _CELL_BYTES = 32, 4, 1.25
+_CELLS_PER_LATTICE_POINT, _CELLS_PER_CORNER, _CELL_BYTES = 32, 4, 0.25
 # else points are indexed in pieces of this many, each with a list of the keys it touches
 _PIECE_POINTS = 65536
 _CACHED_KEYS = 16384
@@ -109,7 +109,10 @@ def forecast_memory(  # noqa: PLR0913 (what describes the request, and three opt
     is_sorted = not ordered and lattice_points * row_bytes >= _UNORDERED_LATTICE_BYTES
     visits = corners * (_INDEX_BYTES + max(size, 4)) + num_points * _INDEX_BYTES if is_sorted else 0
     if dimension <= _MOST_DIMENSIONS and corners >= _SHARED_CORNERS * lattice_points:
-        scratch = int(_CELL_BYTES * min(_CELLS_PER_LATTICE_POINT * lattice_points, _CELLS_PER_CORNER * corners))
+        cells = min(_CELLS_PER_LATTICE_POINT * lattice_points, _CELLS_PER_CORNER * corners)
+        # a byte for each in every thread, if that is not too much
+        marks = min(cells * torch.get_num_threads(), _CELLS_PER_CORNER * corners)
+        scratch = int(_CELL_BYTES * cells) + marks
     else:
         listed = lattice_points if ordered else _count_listed_keys(num_points, corners, lattice_points)
         collected = min(num_points, _PIECE_POINTS * torch.get_num_threads()) * (dimension + 1)

@@ -48,6 +48,19 @@ def test_points_in_few_cells(native: ModuleType, dtype: torch.dtype, dimension: 
         assert_cells_number_like_hashing(native, features)
 
 
+def test_few_cells_far_from_the_origin(native: ModuleType, dtype: torch.dtype) -> None:
+    """The products that number a cell are larger than the number."""
+    for dimension in (2, 5):
+        features = (
+            torch.rand(2000, dimension, dtype=dtype) * 4 + torch.tensor([-9000.0, 7000, 0, 5000, -8000])[:dimension]
+        )
+        keys, vertices, _, _ = native.index_points(features, None)
+        assert len(torch.unique(keys, dim=0)) == len(keys)
+        if dtype == torch.float64:
+            expected_keys, expected_vertices, _, _ = reference.index_points(features, None)
+            assert torch.equal(corners_of(keys, vertices), corners_of(expected_keys, expected_vertices))
+
+
 def test_items_of_any_number_of_cells(native: ModuleType) -> None:
     """The first cell of an item is not taken for the last of the item before, whatever the quotient rounds to."""
     for cells in range(1, 130):
@@ -88,7 +101,7 @@ def test_images_in_a_batch(native: ModuleType, dtype: torch.dtype) -> None:
     y, x = torch.meshgrid(torch.arange(40), torch.arange(30), indexing="ij")
     pixels = torch.stack([y, x, (x * y) % 17], -1).reshape(-1, 3).to(dtype) / torch.tensor([4, 4, 9]).to(dtype)
     features = pixels.repeat(3, 1)
-    for items in ([0, 1, 2], [5, 3, 5], [-2, 0, 7], [0, 2**30, -(2**30)]):
+    for items in ([0, 1, 2], [5, 3, 5], [-2, 0, 7], [0, 2**30, -(2**30)], [2**31 - 1] * 3, [-(2**31)] * 3):
         batch = torch.tensor(items, dtype=torch.int32).repeat_interleave(len(pixels))
         order = torch.randperm(len(features))
         assert_cells_number_like_hashing(native, features, batch)
