@@ -177,14 +177,14 @@ class TestReport:
         assert max(map(len, text.getvalue().splitlines())) <= 80
 
     def test_the_chart_is_drawn(self, found: dict[str, Any], tmp_path: Path) -> None:
-        pytest.importorskip("matplotlib").use("Agg")
+        pytest.importorskip("matplotlib", reason="matplotlib is not installed").use("Agg")
         paths = [tmp_path / "chart.svg", tmp_path / "chart.png"]
         chart.draw(found, paths)
         assert "T1" in paths[0].read_text()
         assert paths[1].stat().st_size > 1000
 
     def test_a_chart_needs_peers(self, found: dict[str, Any], tmp_path: Path) -> None:
-        pytest.importorskip("matplotlib").use("Agg")
+        pytest.importorskip("matplotlib", reason="matplotlib is not installed").use("Agg")
         for result in found["results"]:
             result["peers"], result["recorded"] = [], []
         with pytest.raises(ph.InputError, match="no peer"):
@@ -208,7 +208,7 @@ def test_import_time_is_measured_in_another_process() -> None:
 class TestCommandLine:
     @staticmethod
     def invoke(*arguments: str) -> Any:
-        testing = pytest.importorskip("typer.testing")
+        testing = pytest.importorskip("typer.testing", reason="typer is not installed")
         from permutohedral.cli import application
 
         return testing.CliRunner().invoke(application, ["benchmark", *arguments])

@@ -87,7 +87,7 @@ class TestInputs:
         assert torch.equal(first.values, second.values)
 
     def test_the_photo_is_taken_from_the_data_folder(self, tmp_path: Path) -> None:
-        image = pytest.importorskip("PIL.Image")
+        image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
         folder = tmp_path / "bsds500" / "val"
         folder.mkdir(parents=True)
         image.fromarray(np.full((321, 481, 3), 128, np.uint8)).save(folder / inputs.PHOTO)
@@ -154,7 +154,7 @@ class TestPeers:
         assert ExactGaussian(gray).error(run_once(contender)) < 0.01
 
     def test_bilateral_grid_leaves_colors_out(self, problem: FilterProblem) -> None:
-        pytest.importorskip("scipy")
+        pytest.importorskip("scipy", reason="scipy is not installed")
         absent = peers.bilateral_grid(problem, None)
         assert isinstance(absent, Absent)
         assert "gray images only" in absent.reason

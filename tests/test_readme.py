@@ -96,7 +96,7 @@ def test_tables_show_the_measured_figures(page: Path) -> None:
 
 def test_the_mean_field_is_that_of_pydensecrf() -> None:
     densecrf = pytest.importorskip("pydensecrf.densecrf", reason="pydensecrf2, of the extra 'bench', is not installed")
-    data = pytest.importorskip("skimage.data")
+    data = pytest.importorskip("skimage.data", reason="scikit-image is not installed")
     photo = data.astronaut()[::8, ::8].copy()
     height, width, _ = photo.shape
     unary = 2 * torch.rand(3, height, width)
