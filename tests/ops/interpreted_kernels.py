@@ -6,8 +6,6 @@ to the suite on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from support import assert_close
@@ -25,14 +23,7 @@ from permutohedral.ops.triton import filtering, lattice, splatting, wide
 from permutohedral.ops.triton.bounded import index_points_bounded
 from permutohedral.ops.triton.table import PackedTable
 
-
-@pytest.fixture(autouse=True)
-def not_deterministic() -> Iterator[None]:
-    """The fast paths; the tests of the deterministic ones ask for them."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(False)
-    yield
-    torch.use_deterministic_algorithms(before)
+pytestmark = pytest.mark.usefixtures("not_deterministic")
 
 
 def assert_same_lattice(found: tuple[Tensor, ...], features: Tensor, batch: Tensor | None = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from permutohedral.ops import fused
 from permutohedral.ops import triton as kernels
 from permutohedral.ops.dispatch import use_backend
 from permutohedral.ops.triton import from_features, gaussian, lattice, replay
+
+pytestmark = pytest.mark.usefixtures("not_deterministic")
 
 # what a recorded function may ask of torch: memory, and other views of it
 HARMLESS = (
@@ -73,14 +75,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     monkeypatch.setattr(from_features, "_filters", {})
     monkeypatch.setattr(from_features, "_too_wide", set())
     return Recorder(monkeypatch)
-
-
-@pytest.fixture(autouse=True)
-def not_deterministic() -> Iterator[None]:
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(False)
-    yield
-    torch.use_deterministic_algorithms(before)
 
 
 def test_every_gaussian_after_the_first_three_is_repeated(counted: Recorder) -> None:
