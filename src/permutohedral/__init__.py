@@ -36,6 +36,7 @@ from permutohedral.errors import (
     PermutohedralError,
 )
 from permutohedral.features import (
+    bilateral_features,
     circle_features,
     color_features,
     join_features,
@@ -46,7 +47,6 @@ from permutohedral.features import (
     whole_steps_sigma,
 )
 from permutohedral.functional import (
-    bilateral_features,
     bilateral_filter,
     convolve,
     gaussian_filter,

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
+from permutohedral.ops.fused_filters import picture_features
+from permutohedral.ops.primitives import accumulation_dtype
 
 Sigma = float | Sequence[float] | Tensor
 
@@ -114,6 +116,59 @@ def join_features(*features: Tensor) -> Tensor:
         shapes = ", ".join(str(tuple(part.shape)) for part in features)
         raise InputError(f"the batch axes of the features do not broadcast: {shapes}") from error
     return torch.cat([part.expand(*batch_shape, *part.shape[-2:]) for part in features], dim=-1)
+
+
+def bilateral_features(guide: Tensor, sigma_space: float | Tensor, sigma_range: float | Tensor) -> Tensor:
+    """Position and color of every pixel in standard deviations.
+
+    Args:
+        guide: float `[..., channels, height, width]`.
+        sigma_space: standard deviation over positions, in pixels.
+        sigma_range: standard deviation over colors, in units of the guide's values.
+
+    Returns:
+        float32 or float64 `[..., height * width, 2 + channels]`: y, x, then the channels.
+
+    >>> bilateral_features(torch.rand(3, 4, 5), 2.0, 0.1).shape
+    torch.Size([20, 5])
+    """
+    check_channels_first(guide)
+    at_once = picture_features(guide, sigma_space, sigma_range)
+    if at_once is not None:
+        return at_once
+    guide = guide.to(accumulation_dtype(guide.dtype))
+    color = color_features(guide, sigma_range)
+    position = position_features(guide.shape[-2], guide.shape[-1], sigma_space, device=guide.device, dtype=guide.dtype)
+    return join_features(position, color)
+
+
+def check_channels_first(guide: Tensor) -> None:
+    """Raise for an image `[height, width, channels]`, whose rows would be taken for channels.
+
+    >>> check_channels_first(torch.rand(3, 480, 640))
+    """
+    many, few = 32, 4
+    if guide.dim() >= 3 and guide.shape[-3] > many and guide.shape[-1] <= few:
+        raise InputError(
+            f"an image must be [..., channels, height, width], got {tuple(guide.shape)}, which looks like [height, "
+            "width, channels]; bring the channels forward with image.movedim(-1, -3)"
+        )
+
+
+def check_guide(guide: Tensor, image: Tensor) -> None:
+    """Raise unless `guide` belongs to `image`, both `[..., channels, height, width]`.
+
+    >>> check_guide(torch.rand(1, 480, 640), torch.rand(2, 3, 480, 640))
+    """
+    if guide.shape[-2:] != image.shape[-2:]:
+        raise InputError(
+            f"guide and image must have one height and width, got {tuple(guide.shape)} and {tuple(image.shape)}"
+        )
+    if guide.dim() > 3 and guide.shape[:-3] != image.shape[:-3]:
+        raise InputError(
+            "a guide with batch axes must have those of the image, got "
+            f"{tuple(guide.shape[:-3])} and {tuple(image.shape[:-3])}"
+        )
 
 
 def circle_features(angles: Tensor, sigma: float = 10.0, period: float = 360.0) -> Tensor:

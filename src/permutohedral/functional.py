@@ -11,22 +11,14 @@ Shapes of values, by the lattice (`build_lattice`):
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from permutohedral.errors import InputError
-from permutohedral.features import color_features, join_features, position_features
-from permutohedral.lattice import Lattice, Simplices, build_lattice
-from permutohedral.memory import check_rows
-from permutohedral.neighborhood import blur_gain, count_taps, gaussian_weight
-from permutohedral.ops import autograd
-from permutohedral.ops.fused import can_fuse, filter_learned, filter_points
-from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.shapes import (
-    check_channels_first,
-    check_guide,
+from permutohedral.checks import (
     check_points,
     check_results,
     check_weight,
@@ -40,6 +32,13 @@ from permutohedral.shapes import (
     to_autocast,
     unfold,
 )
+from permutohedral.errors import InputError
+from permutohedral.features import bilateral_features, check_guide
+from permutohedral.lattice import Lattice, Simplices, build_lattice
+from permutohedral.memory import check_rows
+from permutohedral.neighborhood import blur_gain, count_taps, gaussian_weight
+from permutohedral.ops import operators
+from permutohedral.ops.fused_filters import can_fuse, filter_learned, filter_points
 
 Normalization = Literal["none", "homogeneous", "symmetric", "density", "coverage"]
 GaussianMethod = Literal["separable", "dense"]
@@ -98,7 +97,7 @@ def convolve(lattice_values: Tensor, weight: Tensor, lattice: Lattice) -> Tensor
         weight, groups = weight.repeat(1, 1, count(leading)), groups * count(leading)
     check_rows(lattice.target.num_lattice_points, weight.shape[2], rows)
     opposite = lattice.neighborhood.opposite(lattice.device)
-    convolved = autograd.convolve(rows, weight, lattice.neighbors, lattice.reverse_neighbors, opposite, groups)
+    convolved = operators.convolve(rows, weight, lattice.neighbors, lattice.reverse_neighbors, opposite, groups)
     return unfold(convolved, leading)
 
 
@@ -119,7 +118,7 @@ def slice(lattice_values: Tensor, lattice: Lattice) -> Tensor:
     """
     rows, leading = lattice_to_rows(lattice_values, lattice, lattice.target)
     check_rows(lattice.target.num_points, rows.shape[1], rows)
-    sliced = autograd.slice(rows, lattice.target.vertices, lattice.target.barycentric)
+    sliced = operators.slice(rows, lattice.target.vertices, lattice.target.barycentric)
     return rows_to_points(sliced, lattice, leading)
 
 
@@ -161,21 +160,24 @@ def filter_with_bias(
     values: Tensor, lattice: Lattice, weight: Tensor, bias: Tensor | None, normalization: Normalization
 ) -> Tensor:
     """`permutohedral_filter` on a lattice, and a number `bias [out_channels]` added to every channel of the result."""
-
-    def composed(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        step: _Step = lambda lattice_values, on: convolve(lattice_values, weight, on)  # noqa: E731
-        output = _filter(values, lattice, normalization, step, _dense_gaussian)
-        return output if bias is None else output + bias.to(output.dtype)
-
-    weights = lattice.source.barycentric, lattice.target.barycentric
-    fused = normalization in ("none", "density") and can_fuse(values, weight, bias, *weights)
+    barycentric = lattice.source.barycentric, lattice.target.barycentric
+    fused = normalization in ("none", "density") and can_fuse(values, weight, bias, *barycentric)
     rows, leading = points_to_rows(values, lattice) if fused else (values, ())
     if not fused or leading or rows.numel() == 0 or lattice.target.num_points == 0:
-        return composed(values, weight, bias)
+        return _filter_in_steps(values, weight, bias, lattice, normalization)
     weight, groups = check_weight(weight, rows.shape[1], rows, lattice)
     check_results(lattice, weight.shape[2], rows)
     tables = filter_tables(lattice, groups, normalization == "density")
+    composed = partial(_filter_in_steps, lattice=lattice, normalization=normalization)
     return filter_learned(values, weight, bias, tables, composed)
+
+
+def _filter_in_steps(
+    values: Tensor, weight: Tensor, bias: Tensor | None, lattice: Lattice, normalization: Normalization
+) -> Tensor:
+    """The same, composed of operators."""
+    output = _normalized(values, lattice, normalization, partial(_convolve_with, weight=weight), _DENSE)
+    return output if bias is None else output + bias.to(output.dtype)
 
 
 def gaussian_filter(
@@ -194,7 +196,7 @@ def gaussian_filter(
         features: `[points, d]` or `[batch, points, d]`, divided by the standard deviations wanted; None if a
             lattice is given.
         target_features: where results are wanted; default: at `features`.
-        normalization: as of `permutohedral_filter`; "homogeneous" keeps constants.
+        normalization: see `permutohedral_filter`; "homogeneous" keeps constants.
         method: "separable" blurs along the d+1 axes of the lattice, one after another; "dense" convolves with all
             taps of size 2 at once, more accurate where lattice points are missing, and slow beyond d = 4.
         halo: insert untouched lattice points up to this many steps away: more accurate, more memory.
@@ -223,8 +225,17 @@ def gaussian_filter(
     if at_once and (filtered := filter_points(values, features, _SMALLEST_MASS)) is not None:
         return filtered
     lattice = _lattice_for(features, target_features, lattice, size, halo, separable=not dense)
-    gaussian = _dense_gaussian if dense else _separable_gaussian
-    return _filter(values, lattice, normalization, gaussian, gaussian)
+    gaussian = _DENSE if dense else _SEPARABLE
+    if normalization != "homogeneous":
+        return _normalized(values, lattice, normalization, gaussian.blur, gaussian)
+    check_points(values, lattice)
+    smallest = max(_SMALLEST_MASS, torch.finfo(values.dtype).tiny)
+    if not dense and has_no_gradient(values, lattice):
+        return _fused_gaussian(values, lattice, smallest)
+    # the mass is one more channel
+    ones = values.new_ones(()).expand(*values.shape[:-1], 1)
+    filtered = _apply(torch.cat([values, ones], dim=-1), lattice, gaussian.blur)
+    return filtered[..., :-1] / (filtered[..., -1:] + smallest)
 
 
 def bilateral_filter(
@@ -242,8 +253,8 @@ def bilateral_filter(
         sigma_space: standard deviation over positions, in pixels.
         sigma_range: standard deviation over colors, in units of the guide's values.
         guide: `[..., guide channels, height, width]`, whose edges are kept; default: the image itself.
-        method: as of `gaussian_filter`.
-        halo: as of `gaussian_filter`.
+        method: see `gaussian_filter`.
+        halo: see `gaussian_filter`.
 
     Returns:
         The filtered image, of the shape of `image`.
@@ -253,7 +264,7 @@ def bilateral_filter(
     torch.Size([3, 32, 48])
     """
     features = bilateral_features(image if guide is None else guide, sigma_space, sigma_range)
-    values = color_features(image)
+    values = image.flatten(-2).transpose(-1, -2)
     *leading, channels, height, width = image.shape
     if guide is not None:
         check_guide(guide, image)
@@ -263,32 +274,15 @@ def bilateral_filter(
     return filtered.transpose(-1, -2).reshape(*leading, channels, height, width)
 
 
-def bilateral_features(guide: Tensor, sigma_space: float | Tensor, sigma_range: float | Tensor) -> Tensor:
-    """Position and color of every pixel in standard deviations.
-
-    Args:
-        guide: float `[..., channels, height, width]`.
-        sigma_space: standard deviation over positions, in pixels.
-        sigma_range: standard deviation over colors, in units of the guide's values.
-
-    Returns:
-        float32 or float64 `[..., height * width, 2 + channels]`: y, x, then the channels.
-
-    >>> bilateral_features(torch.rand(3, 4, 5), 2.0, 0.1).shape
-    torch.Size([20, 5])
-    """
-    check_channels_first(guide)
-    guide = guide.to(accumulation_dtype(guide.dtype))
-    color = color_features(guide, sigma_range)
-    position = position_features(guide.shape[-2], guide.shape[-1], sigma_space, device=guide.device, dtype=guide.dtype)
-    return join_features(position, color)
-
-
 # how lattice values become those at the target lattice points: by a learned filter or by a Gaussian
 _Step = Callable[[Tensor, Lattice], Tensor]
 
 
-def _dense_gaussian(lattice_values: Tensor, lattice: Lattice) -> Tensor:
+def _convolve_with(lattice_values: Tensor, lattice: Lattice, weight: Tensor) -> Tensor:
+    return convolve(lattice_values, weight, lattice)
+
+
+def _convolve_with_gaussian(lattice_values: Tensor, lattice: Lattice) -> Tensor:
     weight = gaussian_weight(lattice.dimension, lattice.neighborhood_size, lattice_values.dtype, lattice.device)
     with torch.autocast(lattice.device.type, enabled=False):
         return convolve(lattice_values, weight, lattice)
@@ -300,13 +294,27 @@ def _check_separable(lattice: Lattice) -> Tensor:
     return lattice.axis_neighbors
 
 
-def _separable_gaussian(lattice_values: Tensor, lattice: Lattice) -> Tensor:
+def _blur_separably(lattice_values: Tensor, lattice: Lattice) -> Tensor:
     rows, leading = lattice_to_rows(lattice_values, lattice, lattice.source)
-    blurred = autograd.blur(rows, _check_separable(lattice), False)
+    blurred = operators.blur(rows, _check_separable(lattice), False)
     return unfold(blurred / blur_gain(lattice.dimension), leading)
 
 
-def _filter(values: Tensor, lattice: Lattice, normalization: Normalization, step: _Step, gaussian: _Step) -> Tensor:
+@dataclass(frozen=True)
+class _Gaussian:
+    """A Gaussian on the lattice: how it blurs, and the size of the neighborhood whose taps it has."""
+
+    blur: _Step
+    size: Callable[[Lattice], int]
+
+
+_DENSE = _Gaussian(_convolve_with_gaussian, lambda lattice: lattice.neighborhood_size)
+_SEPARABLE = _Gaussian(_blur_separably, lambda lattice: 2)
+
+
+def _normalized(
+    values: Tensor, lattice: Lattice, normalization: Normalization, step: _Step, gaussian: _Gaussian
+) -> Tensor:
     """Splat, `step`, slice, normalized; `gaussian` is the filter that the normalization measures mass with.
 
     Mass and density are of the dtype of the features: the least of them are zero in float16.
@@ -315,14 +323,6 @@ def _filter(values: Tensor, lattice: Lattice, normalization: Normalization, step
         raise InputError(f"normalization must be one of {', '.join(map(repr, NORMALIZATIONS))}, got {normalization!r}")
     # before anything is computed from them
     check_points(values, lattice)
-    if normalization == "homogeneous" and step is gaussian:
-        smallest = max(_SMALLEST_MASS, torch.finfo(values.dtype).tiny)
-        if step is _separable_gaussian and has_no_gradient(values, lattice):
-            return _fused_gaussian(values, lattice, smallest)
-        # the mass is one more channel
-        ones = values.new_ones(()).expand(*values.shape[:-1], 1)
-        filtered = _apply(torch.cat([values, ones], dim=-1), lattice, step)
-        return filtered[..., :-1] / (filtered[..., -1:] + smallest)
     if normalization == "symmetric":
         values = (values * _mass(lattice.between_sources(), gaussian).rsqrt()).to(values.dtype)
     output = _apply(values, lattice, step, by_density=normalization in ("density", "coverage"))
@@ -342,7 +342,7 @@ def _fused_gaussian(values: Tensor, lattice: Lattice, smallest_mass: float) -> T
     # splatted, blurred, and between the passes of the blur
     check_rows(3 * source.num_lattice_points, rows.shape[1] + 1, rows)
     tables = source.vertices, source.barycentric, axis_neighbors, target.vertices, target.barycentric
-    filtered = autograd.filter_gaussian(rows, *tables, smallest_mass)
+    filtered = operators.filter_gaussian(rows, *tables, smallest_mass)
     return rows_to_points(filtered, lattice, leading)
 
 
@@ -355,29 +355,29 @@ def _apply(values: Tensor, lattice: Lattice, step: _Step, by_density: bool = Fal
     return slice(step(lattice_values, lattice), lattice)
 
 
-def _mass(lattice: Lattice, gaussian: _Step) -> Tensor:
+def _mass(lattice: Lattice, gaussian: _Gaussian) -> Tensor:
     """The Gaussian filter of ones, `[..., target points, 1]`."""
     ones = lattice.source.barycentric.new_ones(lattice.source.num_points, 1)
     if lattice.batch_size is not None:
         ones = ones.reshape(lattice.batch_size, lattice.points_per_item[0], 1)
-    return _apply(ones, lattice, gaussian) + _SMALLEST_MASS
+    return _apply(ones, lattice, gaussian.blur) + _SMALLEST_MASS
 
 
-def _coverage(lattice: Lattice, gaussian: _Step) -> Tensor:
+def _coverage(lattice: Lattice, gaussian: _Gaussian) -> Tensor:
     """The share of the Gaussian that lies on occupied lattice points, `[..., target points, 1]`.
 
     Never less than one tap's share, so that what a lone far sample gives is not blown up to a full signal.
     """
     density = splat_density(lattice).detach()
-    around = slice(gaussian((density > 0).to(density.dtype), lattice), lattice)
-    taps = lattice.neighborhood_size if gaussian is _dense_gaussian else 2
-    whole = float(gaussian_weight(lattice.dimension, taps, torch.float64).sum())
-    return (around / whole).clamp_min(1 / count_taps(lattice.dimension, taps))
+    around = slice(gaussian.blur((density > 0).to(density.dtype), lattice), lattice)
+    size = gaussian.size(lattice)
+    whole = float(gaussian_weight(lattice.dimension, size, torch.float64).sum())
+    return (around / whole).clamp_min(1 / count_taps(lattice.dimension, size))
 
 
 def _splat(rows: Tensor, simplices: Simplices) -> Tensor:
     check_rows(simplices.num_lattice_points, rows.shape[1], rows)
-    return autograd.splat(rows, simplices.vertices, simplices.barycentric, simplices.num_lattice_points)
+    return operators.splat(rows, simplices.vertices, simplices.barycentric, simplices.num_lattice_points)
 
 
 def _lattice_for(

@@ -15,8 +15,8 @@ from torch import Tensor
 from permutohedral.errors import InputError
 from permutohedral.memory import MemoryLimit
 from permutohedral.neighborhood import MAX_TAPS, Neighborhood, axis_offsets, count_taps, neighborhood_of
-from permutohedral.ops import autograd
-from permutohedral.ops.tables import items_of_points, row_numbers
+from permutohedral.ops import operators
+from permutohedral.ops.shared_tensors import items_of_points, row_numbers
 
 # every step of a halo takes a pass over all lattice points
 MAX_HALO = 1024
@@ -267,7 +267,7 @@ def _check_halo(halo: int, dimension: int) -> None:
     if halo > MAX_HALO or count_taps(dimension, halo) > MAX_TAPS:
         raise InputError(
             f"a halo of {halo} steps inserts up to {count_taps(dimension, halo):,} lattice points around each in "
-            f"{dimension} dimensions; at most {MAX_TAPS:,} of them and {MAX_HALO} steps are allowed, and 1 or 2 do"
+            f"{dimension} dimensions; at most {MAX_TAPS:,} and {MAX_HALO} steps are allowed, 1 or 2 are usually enough"
         )
 
 
@@ -342,9 +342,9 @@ def _index_apart(
 ) -> tuple[Simplices, Simplices]:
     """Each point set on lattice points of its own."""
     if targets is None:
-        source = Simplices(*autograd.index_points(*sources))
+        source = Simplices(*operators.index_points(*sources))
         return source, source
-    both = autograd.index_both(*sources, *targets)
+    both = operators.index_both(*sources, *targets)
     return Simplices(*both[0]), Simplices(*both[1])
 
 
@@ -355,7 +355,7 @@ def _index_jointly(
     num_sources = sources[0].shape[0]
     features = torch.cat([sources[0], targets[0]])
     batch = None if sources[1] is None or targets[1] is None else torch.cat([sources[1], targets[1]])
-    both = Simplices(*autograd.index_points(features, batch))
+    both = Simplices(*operators.index_points(features, batch))
     source = replace(both, vertices=both.vertices[:num_sources], barycentric=both.barycentric[:num_sources])
     target = replace(both, vertices=both.vertices[num_sources:], barycentric=both.barycentric[num_sources:])
     return source, target
@@ -372,7 +372,7 @@ def _grow_halo(
     for _ in range(steps):
         limit.check_halo(keys.shape[0], ring)
         # tap 0 is the centre, so the first rows are the lattice points that are already there
-        keys, inverse, table = autograd.index_keys((keys + offsets[:, None]).flatten(0, 1))
+        keys, inverse, table = operators.index_keys((keys + offsets[:, None]).flatten(0, 1))
         renumber = inverse.index_select(0, renumber)
     grown = replace(source, keys=keys, vertices=_renumber(source.vertices, renumber), table=table)
     if target is source:
@@ -393,8 +393,8 @@ def _find_neighbors(source: Simplices, target: Simplices, neighborhood: Neighbor
             return torch.from_numpy(np.arange(rows, dtype=np.int32))[None]
         return row_numbers(rows, source.keys.device)
     offsets = neighborhood.offsets(source.keys.device)
-    return autograd.find_neighbors(source.keys, source.table, target.keys, offsets)
+    return operators.find_neighbors(source.keys, source.table, target.keys, offsets)
 
 
 def _find_axis_neighbors(source: Simplices, dimension: int) -> Tensor:
-    return autograd.find_neighbors(source.keys, source.table, source.keys, axis_offsets(dimension, source.keys.device))
+    return operators.find_neighbors(source.keys, source.table, source.keys, axis_offsets(dimension, source.keys.device))

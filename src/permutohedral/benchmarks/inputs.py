@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from permutohedral.functional import bilateral_features
+from permutohedral.features import bilateral_features
 
 PHOTO = "41096.jpg"
 

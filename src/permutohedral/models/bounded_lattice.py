@@ -10,7 +10,7 @@ from torch import Tensor
 
 from permutohedral.lattice import Lattice, Simplices
 from permutohedral.neighborhood import Neighborhood
-from permutohedral.ops import autograd
+from permutohedral.ops import operators
 
 
 class _IndexPoints(torch.autograd.Function):
@@ -18,18 +18,18 @@ class _IndexPoints(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, batch: Tensor, rows: int) -> tuple[Tensor, ...]:
-        from permutohedral.ops.triton.bounded import index_points_bounded
+        from permutohedral.ops.triton.build.fixed_rows import index_points_bounded
 
-        keys, vertices, barycentric, table, last = index_points_bounded(features, batch, rows)
+        keys, vertices, barycentric, table, count = index_points_bounded(features, batch, rows)
         ctx.save_for_backward(features)
-        ctx.mark_non_differentiable(keys, vertices, table, last)
+        ctx.mark_non_differentiable(keys, vertices, table, count)
         ctx.set_materialize_grads(False)
-        return keys, vertices, barycentric, table, last
+        return keys, vertices, barycentric, table, count
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None, None]:
         gradient = gradients[2]
-        return None if gradient is None else autograd.embed_gradient(ctx.saved_tensors[0], gradient), None, None
+        return None if gradient is None else operators.embed_gradient(ctx.saved_tensors[0], gradient), None, None
 
 
 _index_points: Callable[[Tensor, Tensor, int], tuple[Tensor, ...]] = _IndexPoints.apply
@@ -47,11 +47,11 @@ def build_bounded_lattice(features: Tensor, rows: int) -> tuple[Lattice, Tensor]
     """
     items, points, dimension = features.shape
     item = torch.arange(items, dtype=torch.int32, device=features.device)[:, None].expand(items, points).reshape(-1)
-    *simplices, last = _index_points(features.reshape(items * points, dimension), item, rows)
+    *simplices, count = _index_points(features.reshape(items * points, dimension), item, rows)
     source = Simplices(*simplices)
     offsets = Neighborhood(dimension, 1).offsets(features.device)
-    neighbors = autograd.find_neighbors(source.keys, source.table, source.keys, offsets)
+    neighbors = operators.find_neighbors(source.keys, source.table, source.keys, offsets)
     # the table also knows the lattice points that found no room
     neighbors = neighbors.masked_fill_(neighbors >= rows, -1)
     lattice = Lattice(dimension, 1, source, source, neighbors, batch_size=items, points_per_item=(points, points))
-    return lattice, last + 1
+    return lattice, count

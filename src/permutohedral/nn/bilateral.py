@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError, NeighborhoodError
-from permutohedral.functional import GaussianMethod, Normalization, bilateral_features, bilateral_filter
+from permutohedral.features import bilateral_features
+from permutohedral.functional import GaussianMethod, Normalization, bilateral_filter
 from permutohedral.nn.convolution import Initialization, PermutohedralConvolution
 
 

@@ -13,7 +13,6 @@ from permutohedral.functional import NORMALIZATIONS, Normalization, filter_with_
 from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.neighborhood import Neighborhood, gaussian_weight
 from permutohedral.nn.scale import scale_features
-from permutohedral.ops.fused import filter_features
 
 Initialization = Literal["kaiming", "gaussian"]
 
@@ -141,10 +140,6 @@ class PermutohedralConvolution(nn.Module):
         """
         if values.shape[-1:] != (self.in_channels,):
             raise InputError(f"this layer takes {self.in_channels} channels, got values of shape {tuple(values.shape)}")
-        if lattice is None and batch is None and target_batch is None:
-            at_once = self._filter_at_once(values, features, target_features)
-            if at_once is not None:
-                return at_once
         if lattice is None:
             lattice = self.build_lattice(features, target_features, batch, target_batch)
         elif features is not None or target_features is not None or batch is not None or target_batch is not None:
@@ -152,20 +147,6 @@ class PermutohedralConvolution(nn.Module):
         else:
             self._check_lattice(lattice)
         return filter_with_bias(values, lattice, self.weight, self.bias, self.normalization)
-
-    def _filter_at_once(self, values: Tensor, features: Tensor | None, targets: Tensor | None) -> Tensor | None:
-        """None where the lattice is built first."""
-        if features is None or self.log_scale is not None or self.normalization not in ("density", "none"):
-            return None
-        if features.shape[-1] != self.dimension:
-            return None
-
-        def composed(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            lattice = self.build_lattice(features, targets)
-            return filter_with_bias(values, lattice, weight, bias, self.normalization)
-
-        kind = self.neighborhood.size, self.normalization == "density"
-        return filter_features(values, self.weight, self.bias, features, targets, kind, composed)
 
     def build_lattice(
         self,

@@ -24,7 +24,7 @@ Three of the functions are the partial gradients of one trilinear form over all 
     T(values, lattice_values, barycentric) = sum_{i,j} barycentric[i,j] <values[i], lattice_values[vertices[i,j]]>:
 `slice` with respect to values, `splat` to lattice_values, `barycentric_gradient` to barycentric. Likewise
 `convolve` and `convolve_weight_gradient` for the form behind the convolution. Every derivative of any
-order is therefore made of these same functions (`autograd.py`).
+order is therefore made of these same functions (`operators.py`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Primitives(Protocol):
         Returns:
             unique_keys: int32 `[lattice_points, 1 + d]`.
             inverse: int32 `[rows]`, the row of `unique_keys` that equals each row of `keys`.
-            table: as of `index_points`.
+            table: see `index_points`.
         """
         ...
 
@@ -183,7 +183,7 @@ class Primitives(Protocol):
         Args:
             values: `[points, channels]`.
             vertices, barycentric: the corners of the points, `[points, d + 1]`.
-            axis_neighbors: as of `blur`.
+            axis_neighbors: see `blur`.
             target_vertices, target_barycentric: the corners of the target points, `[target points, d + 1]`.
             smallest_mass: keeps a target that no source reaches at zero.
 
@@ -221,12 +221,25 @@ class FilterTables:
 
 
 class FusedPrimitives(Primitives, Protocol):
-    """What a backend may have besides the primitives, for when nothing is traced (`fused.py`)."""
+    """What a backend may have besides the primitives, for when nothing is traced (`learned_filter.py`)."""
 
     def index_both(
         self, features: Tensor, batch: Tensor | None, target_features: Tensor, target_batch: Tensor | None
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """`index_points` of sources and of targets, which wait for the device together."""
+        ...
+
+    def picture_features(self, guide: Tensor, sigma_space: float, sigma_range: float) -> Tensor:
+        """Position and color of every pixel in standard deviations.
+
+        Args:
+            guide: float `[..., channels, height, width]`.
+            sigma_space: standard deviation over positions, in pixels.
+            sigma_range: standard deviation over colors.
+
+        Returns:
+            `[..., height * width, 2 + channels]` in the accumulation dtype: y, x, then the channels.
+        """
         ...
 
     def filter_points(
@@ -236,8 +249,8 @@ class FusedPrimitives(Primitives, Protocol):
 
         Args:
             values: `[points, channels]`, at least one point.
-            features, batch: as of `index_points`.
-            smallest_mass: as of `filter_gaussian`.
+            features, batch: see `index_points`.
+            smallest_mass: see `filter_gaussian`.
 
         Returns:
             `[points, channels]`, None where the backend would rather build the lattice first: also for features that
@@ -275,43 +288,6 @@ class FusedPrimitives(Primitives, Protocol):
         """The gradients of `convolve` in one group with respect to lattice_values and weight, None where one after
         the other is as good; `reverse` is the table from source to target.
         """
-        ...
-
-    def filter_features(
-        self,
-        values: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        features: Tensor,
-        targets: Tensor | None,
-        kind: tuple[int, bool, bool],
-    ) -> tuple[Tensor, tuple[Tensor, ...], LearnedPass] | None:
-        """`filter_learned` from the features of the points and of the targets; no lattice is left behind.
-
-        Args:
-            values: `[points, in_channels]` or `[batch, points, in_channels]`.
-            weight, bias: as of `filter_learned`.
-            features: `[points, d]` or `[batch, points, d]`, finite or not.
-            targets: features of the targets, None if they are the points.
-            kind: the size of the neighborhood, whether to divide by the density, and whether a derivative will be
-                wanted.
-
-        Returns:
-            The result, with the leading axes of the targets; tensors to keep for the derivative; what computes it of
-            them. None where the backend would rather build the lattice first: also for what does not fit.
-        """
-        ...
-
-
-class LearnedPass(Protocol):
-    """The backward pass of one call of `filter_features`, which gave the tensors `kept`."""
-
-    def tables(self, kept: tuple[Tensor, ...]) -> tuple[FilterTables, Tensor, Tensor | None]:
-        """The tables of the lattice, the lattice values, and the density that they were divided by."""
-        ...
-
-    def weight_gradients(self, kept: tuple[Tensor, ...], gradient: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The gradients of weight and bias, None where they are computed from the tables."""
         ...
 
 

@@ -1,15 +1,17 @@
 """The primitives as Triton kernels: CUDA and ROCm GPUs, and the CPU under Triton's interpreter."""
 
-from permutohedral.ops.triton.convolution import convolve
-from permutohedral.ops.triton.embedding import embed_differential, embed_gradient
-from permutohedral.ops.triton.filtering import barycentric_gradient, blur, filter_gaussian, slice, splat
-from permutohedral.ops.triton.from_features import filter_features
-from permutohedral.ops.triton.gaussian import filter_points
-from permutohedral.ops.triton.lattice import index_both, index_points
-from permutohedral.ops.triton.learned import filter_learned
-from permutohedral.ops.triton.neighbors import find_neighbors, transpose_neighbors
-from permutohedral.ops.triton.weight_gradient import convolve_gradients, convolve_weight_gradient
-from permutohedral.ops.triton.wide import index_keys
+from permutohedral.ops.triton.build.embedding import embed_differential, embed_gradient
+from permutohedral.ops.triton.build.lattice import index_both, index_points
+from permutohedral.ops.triton.build.neighbors import find_neighbors, transpose_neighbors
+from permutohedral.ops.triton.build.picture_features import picture_features
+from permutohedral.ops.triton.build.wide_keys import index_keys
+from permutohedral.ops.triton.filter.blur import blur
+from permutohedral.ops.triton.filter.convolve import convolve
+from permutohedral.ops.triton.filter.gaussian import filter_gaussian, filter_points
+from permutohedral.ops.triton.filter.learned_filter import filter_learned
+from permutohedral.ops.triton.filter.slice import barycentric_gradient, slice
+from permutohedral.ops.triton.filter.splat import splat
+from permutohedral.ops.triton.filter.weight_gradient import convolve_gradients, convolve_weight_gradient
 
 __all__ = [
     "barycentric_gradient",
@@ -19,7 +21,6 @@ __all__ = [
     "convolve_weight_gradient",
     "embed_differential",
     "embed_gradient",
-    "filter_features",
     "filter_gaussian",
     "filter_learned",
     "filter_points",
@@ -27,6 +28,7 @@ __all__ = [
     "index_both",
     "index_keys",
     "index_points",
+    "picture_features",
     "slice",
     "splat",
     "transpose_neighbors",

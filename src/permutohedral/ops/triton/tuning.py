@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from triton.runtime.errors import OutOfResources
 
-from permutohedral.ops.triton.launch import interpreted, power_of_two, watched
+from permutohedral.ops.triton.runtime import interpreted, power_of_two
 
 Blocks = dict[str, int]
 
@@ -108,13 +108,8 @@ def _time(launch: Callable[[Blocks], None], blocks: Blocks) -> float:
 def _search(choices: list[Blocks], launch: Callable[[Blocks], None]) -> Blocks:
     """The choice that was fastest in one of several rounds."""
     fastest = [float("inf")] * len(choices)
-    # whoever records launches is not told of these
-    recorder, watched.recorder = watched.recorder, None
-    try:
-        for _ in range(_ROUNDS):
-            fastest = [min(before, _time(launch, each)) for before, each in zip(fastest, choices, strict=True)]
-    finally:
-        watched.recorder = recorder
+    for _ in range(_ROUNDS):
+        fastest = [min(before, _time(launch, each)) for before, each in zip(fastest, choices, strict=True)]
     return choices[fastest.index(min(fastest))]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from permutohedral.ops.primitives import FilterTables
-from permutohedral.ops.triton.convolution import convolve
-from permutohedral.ops.triton.filtering import normalize, slice_into
-from permutohedral.ops.triton.launch import on_device, power_of_two
-from permutohedral.ops.triton.splatting import splat_sums
+from permutohedral.ops.triton.filter.convolve import convolve
+from permutohedral.ops.triton.filter.slice import slice_into
+from permutohedral.ops.triton.filter.splat import normalize, splat_sums
+from permutohedral.ops.triton.runtime import on_device, power_of_two
 
 
 def _splat(values: Tensor, tables: FilterTables) -> tuple[Tensor, Tensor | None]:
@@ -26,20 +26,13 @@ def _splat(values: Tensor, tables: FilterTables) -> tuple[Tensor, Tensor | None]
     return normalize(sums, density, channels, values.dtype), density[:, -1]
 
 
-def filter_learned_into(
-    output: Tensor, values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables
-) -> tuple[Tensor, Tensor | None]:
-    """Fill `output [target points, out_channels]`; what its derivative needs: lattice values, and density."""
-    lattice_values, density = _splat(values, tables)
-    convolved = convolve(lattice_values, weight, tables.neighbors, tables.groups)
-    slice_into(output, convolved, tables.target_vertices, tables.target_barycentric, bias)
-    return lattice_values, density
-
-
 @on_device
 def filter_learned(
     values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The result `[target points, out_channels]`; then what its derivative needs: lattice values, and density."""
     output = values.new_empty(tables.target_vertices.shape[0], weight.shape[2])
-    return output, *filter_learned_into(output, values, weight, bias, tables)
+    lattice_values, density = _splat(values, tables)
+    convolved = convolve(lattice_values, weight, tables.neighbors, tables.groups)
+    slice_into(output, convolved, tables.target_vertices, tables.target_barycentric, bias)
+    return output, lattice_values, density

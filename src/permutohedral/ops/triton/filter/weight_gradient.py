@@ -12,9 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.ops.triton.convolution import convolve_halves, float32_precision, uses_halves, uses_matrix_units
-from permutohedral.ops.triton.halving import halve
-from permutohedral.ops.triton.launch import cdiv, launch, on_device, power_of_two, rows_contiguous
+from permutohedral.ops.triton.filter.convolve import convolve_halves, float32_precision, uses_halves, uses_matrix_units
+from permutohedral.ops.triton.filter.scaled_float16 import halve
+from permutohedral.ops.triton.runtime import cdiv, launch, on_device, power_of_two, rows_contiguous
 from permutohedral.ops.triton.tuning import Blocks, Shape, run_blocks
 
 # from so many on, numbers of 32 bits take longer to transpose than to convert to three of 16 bits
@@ -118,9 +118,9 @@ def weight_gradient_kernel(
 def direct_weight_gradient_kernel(
     lattice_values, output_gradient, neighbors, partials, num_targets, filter_size, split_size,
     STRIDE: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr,
-    OUT: tl.constexpr, WITH_SUM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    OUT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The same for one input channel and one tap; WITH_SUM one more tap, which reads ones: the sum of the gradient."""
+    """The same for one input channel and one tap."""
     tap = tl.program_id(0) // IN
     channel = tl.program_id(0) % IN
     split = tl.program_id(1)
@@ -132,16 +132,13 @@ def direct_weight_gradient_kernel(
     for start in range(begin, tl.minimum(begin + split_size, num_targets), BLOCK_M):
         target = start + tl.arange(0, BLOCK_M)
         inside = target < num_targets
-        real = inside & (tap + target * 0 < filter_size)
-        source = tl.load(neighbors + tl.cast(tap, tl.int64) * num_targets + target, mask=real, other=-1)
+        source = tl.load(neighbors + tl.cast(tap, tl.int64) * num_targets + target, mask=inside, other=-1)
         rows = lattice_values + source.to(tl.int64)[:, None] * STRIDE + (column // OUT * IN + channel)[None, :]
         value = tl.load(rows, mask=(source >= 0)[:, None] & known, other=0.0)
-        if WITH_SUM:
-            value = tl.where(tap < filter_size, value.to(dtype), 1.0)
         place = output_gradient + target.to(tl.int64)[:, None] * GRADIENT_STRIDE + column[None, :]
         gradient = tl.load(place, mask=inside[:, None] & known, other=0.0)
         total += value.to(dtype) * gradient.to(dtype)
-    row = tl.cast(split, tl.int64) * (filter_size * IN + WITH_SUM) + tap * IN + channel
+    row = tl.cast(split, tl.int64) * (filter_size * IN) + tap * IN + channel
     place = partials + row * OUT_CHANNELS + column
     tl.store(place, tl.sum(total, axis=0), mask=column < OUT_CHANNELS)
 
@@ -161,24 +158,19 @@ def _splits(targets: int, programs: int, wanted: int = 528) -> tuple[int, int]:
     return cdiv(targets, size), size
 
 
-def direct_partials(
-    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, with_sum: bool = False
-) -> Tensor:
-    """The shares of all splits, `[splits, filter_size * in_channels, out_channels]`, without the matrix units.
-
-    With the sum of the gradient there is one more row for it.
-    """
+def _direct_partials(lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int) -> Tensor:
+    """The shares of all splits, `[splits, filter_size * in_channels, out_channels]`, without the matrix units."""
     filter_size, targets = neighbors.shape
     in_channels, out_channels = lattice_values.shape[1] // groups, output_gradient.shape[1]
     block_n = min(power_of_two(out_channels), 64)
-    rows, tiles = filter_size * in_channels + with_sum, cdiv(out_channels, block_n)
+    rows, tiles = filter_size * in_channels, cdiv(out_channels, block_n)
     splits, size = _splits(targets, tiles * rows, _DIRECT_PROGRAMS)
     shape, dtype = (splits, rows, out_channels), accumulation_dtype(lattice_values.dtype)
     partials = lattice_values.new_empty(shape, dtype=dtype)
     launch(
-        direct_weight_gradient_kernel, (rows, splits, tiles), lattice_values, output_gradient, neighbors, partials,
-        targets, filter_size, size, STRIDE=lattice_values.stride(0), GRADIENT_STRIDE=output_gradient.stride(0),
-        OUT_CHANNELS=out_channels, IN=in_channels, OUT=out_channels // groups, WITH_SUM=int(with_sum),
+        direct_weight_gradient_kernel, (rows, splits, tiles), (lattice_values, output_gradient, neighbors, partials),
+        (targets, filter_size, size), STRIDE=lattice_values.stride(0), GRADIENT_STRIDE=output_gradient.stride(0),
+        OUT_CHANNELS=out_channels, IN=in_channels, OUT=out_channels // groups,
         BLOCK_M=max(min(1024 // block_n, 128), 16), BLOCK_N=block_n,
     )  # fmt: skip
     return partials
@@ -200,8 +192,8 @@ def _matrix_partials(lattice_values: Tensor, output_gradient: Tensor, neighbors:
         shape = (splits, filter_size, in_channels, out_channels)
         partials = lattice_values.new_empty(shape, dtype=torch.float32)
         launch(
-            weight_gradient_kernel, (taps, splits, tiles), lattice_values, output_gradient, neighbors, partials,
-            targets, filter_size, size, STRIDE=lattice_values.stride(0), GRADIENT_STRIDE=output_gradient.stride(0),
+            weight_gradient_kernel, (taps, splits, tiles), (lattice_values, output_gradient, neighbors, partials),
+            (targets, filter_size, size), STRIDE=lattice_values.stride(0), GRADIENT_STRIDE=output_gradient.stride(0),
             OUT_CHANNELS=out_channels, IN=in_channels, OUT=per_group, PRECISION=precision, PARTS=parts, **blocks,
         )  # fmt: skip
 
@@ -235,7 +227,7 @@ def convolve_weight_gradient(lattice_values: Tensor, output_gradient: Tensor, ne
     if uses_halves(dtype, in_channels, per_group, True):
         values, gradient = halve(lattice_values, output_gradient)
         return _gradient_of_halves(values, gradient, neighbors, groups)
-    compute = _matrix_partials if uses_matrix_units(dtype, in_channels, per_group) else direct_partials
+    compute = _matrix_partials if uses_matrix_units(dtype, in_channels, per_group) else _direct_partials
     total = _sum_splits(compute(lattice_values, output_gradient, neighbors, groups))
     return total.view(filter_size, in_channels, out_channels).to(dtype)
 

@@ -1,4 +1,4 @@
-"""Validation of values and filters, and folding of batch axes: what lies between the user's shapes and rows.
+"""Checks of values and filters, and folding of batch axes: what lies between the user's shapes and rows.
 
 The operators take rows, `[points, channels]` or `[lattice_points, channels]`. Where several items share one lattice,
 `[..., points, channels]`, they become further channels, `[points, items * channels]`.
@@ -13,8 +13,9 @@ from permutohedral.errors import InputError
 from permutohedral.lattice import Lattice, Simplices
 from permutohedral.memory import check_rows
 from permutohedral.neighborhood import count_taps
-from permutohedral.ops import autograd
+from permutohedral.ops import operators
 from permutohedral.ops.primitives import FilterTables, accumulation_dtype
+from permutohedral.ops.tracing import wants_gradient
 
 
 def count(leading: tuple[int, ...]) -> int:
@@ -36,35 +37,6 @@ def check_values(values: Tensor, lattice: Lattice, name: str) -> None:
         raise InputError(
             f"{name} are {values.dtype} but the features of the lattice {lattice.dtype}; convert one (values of 16 "
             "bits go with float32 features)"
-        )
-
-
-def check_channels_first(guide: Tensor) -> None:
-    """Raise for an image `[height, width, channels]`, whose rows would be taken for channels.
-
-    >>> check_channels_first(torch.rand(3, 480, 640))
-    """
-    many, few = 32, 4
-    if guide.dim() >= 3 and guide.shape[-3] > many and guide.shape[-1] <= few:
-        raise InputError(
-            f"an image must be [..., channels, height, width], got {tuple(guide.shape)}, which looks like [height, "
-            "width, channels]; bring the channels forward with image.movedim(-1, -3)"
-        )
-
-
-def check_guide(guide: Tensor, image: Tensor) -> None:
-    """Raise unless `guide` belongs to `image`, both `[..., channels, height, width]`.
-
-    >>> check_guide(torch.rand(1, 480, 640), torch.rand(2, 3, 480, 640))
-    """
-    if guide.shape[-2:] != image.shape[-2:]:
-        raise InputError(
-            f"guide and image must have one height and width, got {tuple(guide.shape)} and {tuple(image.shape)}"
-        )
-    if guide.dim() > 3 and guide.shape[:-3] != image.shape[:-3]:
-        raise InputError(
-            "a guide with batch axes must have those of the image, got "
-            f"{tuple(guide.shape[:-3])} and {tuple(image.shape[:-3])}"
         )
 
 
@@ -192,12 +164,11 @@ def filter_tables(lattice: Lattice, groups: int, by_density: bool) -> FilterTabl
 
 def has_no_gradient(values: Tensor, lattice: Lattice) -> bool:
     """Whether no one will ask for a derivative."""
-    inputs = (values, lattice.source.barycentric, lattice.target.barycentric)
-    return not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs))
+    return not wants_gradient(values, lattice.source.barycentric, lattice.target.barycentric)
 
 
 def splat_density(lattice: Lattice) -> Tensor:
     """The weight splatted onto each lattice point, `[lattice_points, 1]`."""
     source = lattice.source
     ones = source.barycentric.new_ones(source.num_points, 1)
-    return autograd.splat(ones, source.vertices, source.barycentric, source.num_lattice_points)
+    return operators.splat(ones, source.vertices, source.barycentric, source.num_lattice_points)

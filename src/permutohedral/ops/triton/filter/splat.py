@@ -12,13 +12,19 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.ops.triton.elementary import filled
-from permutohedral.ops.triton.launch import cdiv, launch, power_of_two, rows_contiguous
+from permutohedral.ops.triton.runtime import (
+    WIDEST_TILE,
+    cdiv,
+    launch,
+    on_device,
+    power_of_two,
+    rows_contiguous,
+    tile,
+)
 
 # fewer points than this do not fill the GPU, and do not queue for the same lattice points
 _WORTH_RUNS = 1 << 16
-# most channels of a tile, and of one in which a thread holds all channels of eight points
-WIDEST_TILE = 64
+# most channels where a thread holds all of those of eight points
 _WIDEST_RUN = 4
 # consecutive points of a thread, threads of a block
 _RUN = tl.constexpr(8)
@@ -26,10 +32,14 @@ _RUN_BLOCK = 128
 
 
 @triton.jit
-def load_share(values, point, channel, num_points, CHANNELS: tl.constexpr, STRIDE: tl.constexpr, DTYPE: tl.constexpr):
+def load_share(
+    values, point, channel, num_points, channel_stride, CHANNELS: tl.constexpr, STRIDE: tl.constexpr,
+    DTYPE: tl.constexpr,
+):  # fmt: skip
     """The values of the points `[BLOCK, BLOCK_C]`, one where there is no channel."""
     real = (point < num_points)[:, None] & (channel < CHANNELS)[None, :]
-    return tl.load(values + point[:, None] * STRIDE + channel[None, :], mask=real, other=1.0).to(DTYPE)
+    place = values + point[:, None] * STRIDE + channel.to(tl.int64)[None, :] * channel_stride
+    return tl.load(place, mask=real, other=1.0).to(DTYPE)
 
 
 @triton.jit
@@ -79,27 +89,28 @@ def add_point(
     return tl.where(is_new, vertex, last), last_total, tl.where(is_new, last, before), before_total
 
 
-@triton.jit(do_not_specialize=["num_points", "corner_quads"])
+@triton.jit(do_not_specialize=["num_points", "num_rows", "corner_quads", "channel_stride"])
 def splat_runs_kernel(
-    values, vertices, barycentric, output, num_points, corner_quads,
+    values, vertices, barycentric, output, num_points, num_rows, corner_quads, channel_stride,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, VALUE_STRIDE: tl.constexpr, CORNERS: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Add every point to the corners of its simplex; where WIDTH exceeds CHANNELS, a channel of ones with it.
+    """Add every point to those corners of its simplex that are among the first `num_rows`; where WIDTH exceeds
+    CHANNELS, a channel of ones with it.
 
     `vertices` and `barycentric` are `[corners, points]`, 4 `corner_quads` elements from one corner to the next.
     """
     first = (tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)) * _RUN
     channel = tl.arange(0, BLOCK_C)
     dtype: tl.constexpr = output.dtype.element_ty
-    value_0 = load_share(values, first, channel, num_points, CHANNELS, VALUE_STRIDE, dtype)
-    value_1 = load_share(values, first + 1, channel, num_points, CHANNELS, VALUE_STRIDE, dtype)
-    value_2 = load_share(values, first + 2, channel, num_points, CHANNELS, VALUE_STRIDE, dtype)
-    value_3 = load_share(values, first + 3, channel, num_points, CHANNELS, VALUE_STRIDE, dtype)
-    value_4 = load_share(values, first + 4, channel, num_points, CHANNELS, VALUE_STRIDE, dtype)
-    value_5 = load_share(values, first + 5, channel, num_points, CHANNELS, VALUE_STRIDE, dtype)
-    value_6 = load_share(values, first + 6, channel, num_points, CHANNELS, VALUE_STRIDE, dtype)
-    value_7 = load_share(values, first + 7, channel, num_points, CHANNELS, VALUE_STRIDE, dtype)
+    value_0 = load_share(values, first, channel, num_points, channel_stride, CHANNELS, VALUE_STRIDE, dtype)
+    value_1 = load_share(values, first + 1, channel, num_points, channel_stride, CHANNELS, VALUE_STRIDE, dtype)
+    value_2 = load_share(values, first + 2, channel, num_points, channel_stride, CHANNELS, VALUE_STRIDE, dtype)
+    value_3 = load_share(values, first + 3, channel, num_points, channel_stride, CHANNELS, VALUE_STRIDE, dtype)
+    value_4 = load_share(values, first + 4, channel, num_points, channel_stride, CHANNELS, VALUE_STRIDE, dtype)
+    value_5 = load_share(values, first + 5, channel, num_points, channel_stride, CHANNELS, VALUE_STRIDE, dtype)
+    value_6 = load_share(values, first + 6, channel, num_points, channel_stride, CHANNELS, VALUE_STRIDE, dtype)
+    value_7 = load_share(values, first + 7, channel, num_points, channel_stride, CHANNELS, VALUE_STRIDE, dtype)
     quad = first[:, None] + tl.arange(0, 4)[None, :]
     for corner in tl.static_range(CORNERS):
         begin = tl.cast(corner, tl.int64) * corner_quads * 4
@@ -114,6 +125,7 @@ def splat_runs_kernel(
         weight_b = tl.load(barycentric + begin + quad + 4, mask=(first + 4 < num_points)[:, None], other=0.0)
         for step in tl.static_range(8):
             vertex = pick(vertex_a, step) if step < 4 else pick(vertex_b, step - 4)
+            vertex = tl.where(vertex < num_rows, vertex, -1)
             weight = pick(weight_a, step) if step < 4 else pick(weight_b, step - 4)
             value = choose(step, value_0, value_1, value_2, value_3, value_4, value_5, value_6, value_7)
             last, last_total, before, before_total = add_point(
@@ -127,14 +139,15 @@ def splat_runs_kernel(
         tl.atomic_add(place, last_total, mask=(last >= 0)[:, None] & known, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["num_points", "vertex_corner_stride", "weight_corner_stride"])
+@triton.jit(do_not_specialize=["num_points", "num_rows", "vertex_corner_stride", "weight_corner_stride"])
 def splat_kernel(
-    values, vertices, barycentric, output, num_points, vertex_corner_stride, weight_corner_stride,
+    values, vertices, barycentric, output, num_points, num_rows, vertex_corner_stride, weight_corner_stride,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, VALUE_STRIDE: tl.constexpr, VERTEX_STRIDE: tl.constexpr,
     WEIGHT_STRIDE: tl.constexpr,
     CORNERS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Add every point to the corners of its simplex; where WIDTH exceeds CHANNELS, a channel of ones with it.
+    """Add every point to those corners of its simplex that are among the first `num_rows`; where WIDTH exceeds
+    CHANNELS, a channel of ones with it.
 
     A lane takes RUN consecutive points and adds those that share a corner first: atomic additions are what limits it.
     """
@@ -151,6 +164,7 @@ def splat_kernel(
             place = values + point[:, None] * VALUE_STRIDE + channel[None, :]
             value = tl.load(place, mask=inside[:, None] & (channel < CHANNELS)[None, :], other=1.0).to(dtype)
             vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * vertex_corner_stride, mask=inside, other=-1)
+            vertex = tl.where(vertex < num_rows, vertex, -1)
             place = barycentric + point * WEIGHT_STRIDE + corner * weight_corner_stride
             share = tl.load(place, mask=inside, other=0.0).to(dtype)[:, None] * value
             if step > 0:
@@ -192,11 +206,22 @@ def splat_sorted_kernel(
     tl.store(output + row.to(tl.int64) * WIDTH + channel, result, mask=channel < WIDTH)
 
 
-def tile(rows: int, channels: int, run: int = 1) -> tuple[tuple[int, int], dict[str, int]]:
-    """The grid, and the shape of the tiles: about 1024 elements, and a thread for each point of few channels."""
-    block_c = min(power_of_two(channels), WIDEST_TILE)
-    block = max(min(1024 // block_c, 128), 16)
-    return (cdiv(rows, block * run), cdiv(channels, block_c)), {"BLOCK": block, "BLOCK_C": block_c}
+@triton.jit(do_not_specialize=["num_rows"])
+def normalize_kernel(
+    sums, density, output, num_rows, HAS_DENSITY: tl.constexpr, CHANNELS: tl.constexpr, SUM_STRIDE: tl.constexpr,
+    DENSITY_STRIDE: tl.constexpr, DENSITY_COLUMN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """The sums in the dtype of the output, divided by the density of their lattice point where that is not zero."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = row < num_rows
+    real = inside[:, None] & (channel < CHANNELS)[None, :]
+    total = tl.load(sums + row[:, None] * SUM_STRIDE + channel[None, :], mask=real, other=0.0)
+    if HAS_DENSITY:
+        mass = tl.load(density + row * DENSITY_STRIDE + DENSITY_COLUMN, mask=inside, other=1.0)
+        total = total / tl.where(mass > 0, mass, 1.0)[:, None]
+    place = output + row[:, None] * CHANNELS + channel[None, :]
+    tl.store(place, total.to(output.dtype.element_ty), mask=real)
 
 
 def _splat_sorted(values: Tensor, vertices: Tensor, barycentric: Tensor, output: Tensor) -> None:
@@ -207,8 +232,9 @@ def _splat_sorted(values: Tensor, vertices: Tensor, barycentric: Tensor, output:
     starts = torch.searchsorted(sorted_vertices, rows)
     block_c = min(power_of_two(width), WIDEST_TILE)
     launch(
-        splat_sorted_kernel, (num_lattice_points, cdiv(width, block_c)), values, order, starts, barycentric, output,
-        barycentric.stride(1), CHANNELS=channels, WIDTH=width, VALUE_STRIDE=values.stride(0),
+        splat_sorted_kernel, (num_lattice_points, cdiv(width, block_c)),
+        (values, order, starts, barycentric, output), (barycentric.stride(1),),
+        CHANNELS=channels, WIDTH=width, VALUE_STRIDE=values.stride(0),
         WEIGHT_STRIDE=barycentric.stride(0), CORNERS=corners, BLOCK=max(256 // block_c, 8), BLOCK_C=block_c,
         num_warps=1,
     )  # fmt: skip
@@ -223,31 +249,54 @@ def _can_run(values: Tensor, vertices: Tensor, barycentric: Tensor, width: int) 
     )  # fmt: skip
 
 
-def splat_sums(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int, ones: int) -> Tensor:
-    """`[num_lattice_points, channels + ones]` in the accumulation dtype, the last of them from a channel of ones."""
+def splat_sums(values: Tensor, vertices: Tensor, barycentric: Tensor, num_rows: int, ones: int) -> Tensor:
+    """`[num_rows, channels + ones]` in the accumulation dtype, the last of them from a channel of ones.
+
+    Vertices of at least `num_rows` are left out.
+    """
     points, channels = values.shape
-    values, shape = rows_contiguous(values), (num_lattice_points, channels + ones)
-    dtype = accumulation_dtype(values.dtype)
-    if points == 0 or shape[0] == 0 or shape[1] == 0:
-        return torch.zeros(shape, dtype=dtype, device=values.device)
-    if torch.are_deterministic_algorithms_enabled():
+    shape, dtype = (num_rows, channels + ones), accumulation_dtype(values.dtype)
+    if torch.are_deterministic_algorithms_enabled() and points and num_rows and shape[1]:
         output = torch.empty(shape, dtype=dtype, device=values.device)
-        _splat_sorted(values, vertices, barycentric, output)
+        _splat_sorted(rows_contiguous(values), vertices, barycentric, output)
         return output
-    output = filled(shape, 0, dtype, values.device)
+    output = torch.zeros(shape, dtype=dtype, device=values.device)
+    if points == 0 or output.numel() == 0:
+        return output
     if _can_run(values, vertices, barycentric, shape[1]):
-        block_c = power_of_two(shape[1])
         launch(
-            splat_runs_kernel, (cdiv(points, _RUN_BLOCK * _RUN.value),), values, vertices, barycentric, output, points,
-            vertices.stride(1) // 4, CHANNELS=channels, WIDTH=shape[1], VALUE_STRIDE=values.stride(0),
-            CORNERS=vertices.shape[1], BLOCK=_RUN_BLOCK, BLOCK_C=block_c, num_warps=cdiv(_RUN_BLOCK, 32),
+            splat_runs_kernel, (cdiv(points, _RUN_BLOCK * _RUN.value),), (values, vertices, barycentric, output),
+            (points, num_rows, vertices.stride(1) // 4, values.stride(1)), CHANNELS=channels, WIDTH=shape[1],
+            VALUE_STRIDE=values.stride(0), CORNERS=vertices.shape[1], BLOCK=_RUN_BLOCK, BLOCK_C=power_of_two(shape[1]),
+            num_warps=cdiv(_RUN_BLOCK, 32),
         )  # fmt: skip
         return output
-    run = 4 if points >= _WORTH_RUNS else 1
+    values, run = rows_contiguous(values), 4 if points >= _WORTH_RUNS else 1
     grid, blocks = tile(points, shape[1], run)
     launch(
-        splat_kernel, grid, values, vertices, barycentric, output, points, vertices.stride(1), barycentric.stride(1),
+        splat_kernel, grid, (values, vertices, barycentric, output),
+        (points, num_rows, vertices.stride(1), barycentric.stride(1)),
         CHANNELS=channels, WIDTH=shape[1], VALUE_STRIDE=values.stride(0), VERTEX_STRIDE=vertices.stride(0),
         WEIGHT_STRIDE=barycentric.stride(0), CORNERS=vertices.shape[1], RUN=run, **blocks,
     )  # fmt: skip
     return output
+
+
+def normalize(sums: Tensor, density: Tensor | None, channels: int, dtype: torch.dtype) -> Tensor:
+    """`[lattice_points, channels]` of `dtype`: the first channels of `sums` over the last column of `density`."""
+    output = torch.empty(sums.shape[0], channels, dtype=dtype, device=sums.device)
+    columns = 1 if density is None else density.shape[1]
+    if output.numel():
+        grid, blocks = tile(sums.shape[0], channels)
+        launch(
+            normalize_kernel, grid, (sums, sums if density is None else density, output), (sums.shape[0],),
+            HAS_DENSITY=density is not None, CHANNELS=channels, SUM_STRIDE=sums.stride(0), DENSITY_STRIDE=columns,
+            DENSITY_COLUMN=columns - 1, **blocks,
+        )  # fmt: skip
+    return output
+
+
+@on_device
+def splat(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int) -> Tensor:
+    sums = splat_sums(values, vertices, barycentric, num_lattice_points, 0)
+    return sums if sums.dtype == values.dtype else normalize(sums, None, values.shape[1], values.dtype)

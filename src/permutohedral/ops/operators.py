@@ -1,4 +1,4 @@
-"""The primitives as torch operators: schemas, shapes for tracing, derivatives. Written once, above every backend.
+"""The operators as torch knows them: schemas, shapes for tracing, derivatives. Written once, above every backend.
 
 Each operator runs the backend of its tensors (`dispatch.py`). The derivatives are made of the operators
 themselves, so they can be differentiated again; `primitives.py` says why the set is closed.
@@ -7,60 +7,95 @@ themselves, so they can be differentiated again; `primitives.py` says why the se
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from permutohedral.ops.dispatch import primitives_for
-from permutohedral.ops.eager import direct, is_plain, is_watched, requires_grad
-from permutohedral.ops.fused import gradients_at_once
 from permutohedral.ops.primitives import accumulation_dtype, transpose_weight
+from permutohedral.ops.tracing import is_plain, is_traced, wants_gradient
 
-_NAMESPACE = "permutohedral"
-# what computes each operator, and its derivative: where nothing is traced they are called without the dispatcher
-_runs: dict[str, Callable[..., Any]] = {}
-_derivatives: dict[str, tuple[Callable[..., None], Callable[..., Any]]] = {}
+Result = TypeVar("Result")
 
 
-def _define(name: str, schema: str, shape: Callable[..., Any], run: Callable[..., Any] | None = None) -> None:
-    """Register the operator `permutohedral::name`; `shape` traces it without data, `run` is the primitive `name`."""
+class Operator(Generic[Result]):
+    """An operator of `torch.library`, and the shortest way to call it.
 
-    def run_backend(first: Tensor, *others: Any) -> Any:
-        return getattr(primitives_for(first), name)(first, *others)
+    torch's dispatcher costs more than a small kernel. What is traced, compiled, batched by `torch.vmap` or made of
+    tensor subclasses goes through the registered operator; everything else through a plain
+    `torch.autograd.Function` with the same derivative, or straight to the backend.
 
-    qualified = f"{_NAMESPACE}::{name}"
-    torch.library.define(qualified, schema, tags=(torch.Tag.pt2_compliant_tag,))
-    _runs[name] = _without_autocast(run or run_backend)
-    torch.library.impl(qualified, "default", _in_rows(_runs[name]))
-    torch.library.register_fake(qualified, shape)
+    Args:
+        name: of the primitive, and of the operator `permutohedral::name`.
+        schema: arguments and results, in torch's notation.
+        shape: gives empty results of the right shapes, for tracing without data.
+        run: computes it, by default the backend's primitive of that name.
+        keep: puts into a context what `differentiate` needs, None for an operator without derivatives.
+        differentiate: of the context and the gradients of the results, the gradients of the arguments.
+    """
 
+    def __init__(
+        self,
+        name: str,
+        schema: str,
+        shape: Callable[..., Any],
+        run: Callable[..., Any] | None = None,
+        keep: Callable[..., None] | None = None,
+        differentiate: Callable[..., Any] | None = None,
+    ) -> None:
+        self._name, self._run = name, run
+        qualified = f"permutohedral::{name}"
+        torch.library.define(qualified, schema, tags=(torch.Tag.pt2_compliant_tag,))
+        torch.library.impl(qualified, "default", self._run_contiguous)
+        torch.library.register_fake(qualified, shape)
+        self._function: type[torch.autograd.Function] | None = None
+        if keep is not None and differentiate is not None:
+            torch.library.register_autograd(qualified, differentiate, setup_context=keep)
+            self._function = _function(self.run, keep, differentiate)
+        self._registered = getattr(torch.ops.permutohedral, name).default
 
-def _without_autocast(run: Callable[..., Any]) -> Callable[..., Any]:
-    """`functional` decides what autocast means; inside a backend nothing may change its dtype."""
+    def __call__(self, *arguments: Any) -> Result:
+        if is_traced() or not is_plain(*arguments):
+            return cast(Result, self._registered(*arguments))
+        if self._function is None or not wants_gradient(*arguments):
+            return self.run(*arguments)
+        return cast(Result, self._function.apply(*arguments))
 
-    def run_plainly(first: Tensor, *others: Any) -> Any:
+    def run(self, first: Tensor, *others: Any) -> Result:
+        """Compute it; `functional` decides what autocast means, so inside a backend it is off."""
+        run = self._run or getattr(primitives_for(first), self._name)
         if not torch.is_autocast_enabled(first.device.type):
-            return run(first, *others)
+            return cast(Result, run(first, *others))
         with torch.autocast(first.device.type, enabled=False):
-            return run(first, *others)
+            return cast(Result, run(first, *others))
 
-    return run_plainly
-
-
-def _in_rows(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A backend may choose the strides of its results; compiled code has been promised contiguous ones."""
-
-    def run_in_rows(*arguments: Any) -> Any:
-        result = run(*arguments)
+    def _run_contiguous(self, *arguments: Any) -> Any:
+        """A backend may choose the strides of its results; compiled code has been promised contiguous ones."""
+        result: Any = self.run(*arguments)
         return result.contiguous() if isinstance(result, Tensor) else tuple(each.contiguous() for each in result)
 
-    return run_in_rows
 
+def _function(
+    run: Callable[..., Any], keep: Callable[..., None], differentiate: Callable[..., Any]
+) -> type[torch.autograd.Function]:
+    class Direct(torch.autograd.Function):
+        # without setup_context, whose arguments torch binds by name in every call
+        @staticmethod
+        def forward(ctx: Any, *arguments: Any) -> Any:
+            # the gradient of an integer output would otherwise be a tensor of zeros as large as the output
+            ctx.set_materialize_grads(False)
+            output = run(*arguments)
+            keep(ctx, arguments, output)
+            return output
 
-def _differentiate(name: str, setup: Callable[..., None], backward: Callable[..., Any]) -> None:
-    _derivatives[name] = (setup, backward)
-    torch.library.register_autograd(f"{_NAMESPACE}::{name}", backward, setup_context=setup)
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+            if all(gradient is None for gradient in gradients):
+                return (None,) * len(ctx.needs_input_grad)
+            return differentiate(ctx, *gradients)
+
+    return Direct
 
 
 def _dynamic_size() -> Any:
@@ -80,7 +115,7 @@ def _index_points_shape(features: Tensor, batch: Tensor | None) -> tuple[Tensor,
     return keys, vertices, barycentric, table
 
 
-def _index_points_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _keep_features(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.save_for_backward(inputs[0])
 
 
@@ -91,19 +126,16 @@ def _index_points_backward(
     return embed_gradient(features, barycentric_gradient), None
 
 
-_define(
+index_points: Operator[tuple[Tensor, ...]] = Operator(
     "index_points",
     "(Tensor features, Tensor? batch) -> (Tensor, Tensor, Tensor, Tensor)",
     _index_points_shape,
+    keep=_keep_features,
+    differentiate=_index_points_backward,
 )
-_differentiate("index_points", _index_points_setup, _index_points_backward)
 
 
 # embed_gradient and embed_differential: linear in their second argument, constant inside a simplex
-
-
-def _embed_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(inputs[0])
 
 
 def _embed_gradient_backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
@@ -114,18 +146,20 @@ def _embed_differential_backward(ctx: Any, gradient: Tensor) -> tuple[None, Tens
     return None, embed_gradient(ctx.saved_tensors[0], gradient)
 
 
-_define(
+embed_gradient: Operator[Tensor] = Operator(
     "embed_gradient",
     "(Tensor features, Tensor barycentric_gradient) -> Tensor",
     lambda features, gradient: features.new_empty(features.shape),
+    keep=_keep_features,
+    differentiate=_embed_gradient_backward,
 )
-_differentiate("embed_gradient", _embed_setup, _embed_gradient_backward)
-_define(
+embed_differential: Operator[Tensor] = Operator(
     "embed_differential",
     "(Tensor features, Tensor differential) -> Tensor",
     lambda features, differential: features.new_empty((features.shape[0], features.shape[1] + 1)),
+    keep=_keep_features,
+    differentiate=_embed_differential_backward,
 )
-_differentiate("embed_differential", _embed_setup, _embed_differential_backward)
 
 
 # keys and neighbors: integers, no derivatives
@@ -136,17 +170,17 @@ def _index_keys_shape(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return unique_keys, keys.new_empty((keys.shape[0],)), keys.new_empty((_dynamic_size(),), dtype=torch.int64)
 
 
-_define(
+index_keys: Operator[tuple[Tensor, ...]] = Operator(
     "index_keys",
     "(Tensor keys) -> (Tensor, Tensor, Tensor)",
     _index_keys_shape,
 )
-_define(
+find_neighbors: Operator[Tensor] = Operator(
     "find_neighbors",
     "(Tensor source_keys, Tensor table, Tensor target_keys, Tensor offsets) -> Tensor",
     lambda source, table, target, offsets: source.new_empty((offsets.shape[0], target.shape[0])),
 )
-_define(
+transpose_neighbors: Operator[Tensor] = Operator(
     "transpose_neighbors",
     "(Tensor neighbors, Tensor opposite, SymInt num_source) -> Tensor",
     lambda neighbors, opposite, num: neighbors.new_empty((neighbors.shape[0], num)),
@@ -156,7 +190,7 @@ _define(
 # splat, slice, barycentric_gradient: the partial gradients of one trilinear form
 
 
-def _splat_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _keep_splat(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     values, vertices, barycentric, _ = inputs
     ctx.save_for_backward(values, vertices, barycentric)
 
@@ -168,7 +202,7 @@ def _splat_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, Te
     return to_values, None, to_barycentric, None
 
 
-def _slice_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _keep_all(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.save_for_backward(*inputs)
 
 
@@ -186,24 +220,27 @@ def _barycentric_gradient_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor |
     return to_values, to_lattice, None
 
 
-_define(
+splat: Operator[Tensor] = Operator(
     "splat",
     "(Tensor values, Tensor vertices, Tensor barycentric, SymInt num_lattice_points) -> Tensor",
     lambda values, vertices, barycentric, num: values.new_empty((num, values.shape[1])),
+    keep=_keep_splat,
+    differentiate=_splat_backward,
 )
-_differentiate("splat", _splat_setup, _splat_backward)
-_define(
+slice: Operator[Tensor] = Operator(
     "slice",
     "(Tensor lattice_values, Tensor vertices, Tensor barycentric) -> Tensor",
     lambda values, vertices, barycentric: values.new_empty((vertices.shape[0], values.shape[1])),
+    keep=_keep_all,
+    differentiate=_slice_backward,
 )
-_differentiate("slice", _slice_setup, _slice_backward)
-_define(
+barycentric_gradient: Operator[Tensor] = Operator(
     "barycentric_gradient",
     "(Tensor values, Tensor lattice_values, Tensor vertices) -> Tensor",
     lambda values, lattice, vertices: values.new_empty(vertices.shape, dtype=accumulation_dtype(values.dtype)),
+    keep=_keep_all,
+    differentiate=_barycentric_gradient_backward,
 )
-_differentiate("barycentric_gradient", _slice_setup, _barycentric_gradient_backward)
 
 
 # convolve and its weight gradient: the partial gradients of sum_{k,v} <out[v], w_k in[neighbors[k,v]]>.
@@ -217,27 +254,59 @@ def _reverse(neighbors: Tensor, reverse_neighbors: Tensor | None, opposite: Tens
     return transpose_neighbors(neighbors, opposite, num_source)
 
 
-def _convolve_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _keep_convolve(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     *tensors, ctx.groups = inputs
     ctx.save_for_backward(*tensors)
 
 
-def _convolve_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
-    lattice_values, weight, neighbors, reverse_neighbors, opposite = ctx.saved_tensors
+def differentiate_convolution(
+    gradient: Tensor,
+    inputs: tuple[Tensor, Tensor],
+    tables: tuple[Tensor, Tensor | None, Tensor],
+    groups: int,
+    wanted: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of `convolve` with respect to lattice values and weight.
+
+    Args:
+        gradient: of the result.
+        inputs: lattice values and weight.
+        tables: neighbors, reverse neighbors if they are known, opposite taps.
+        groups: of the channels.
+        wanted: which of the two gradients; None stands for the other.
+    """
+    (lattice_values, weight), (neighbors, reverse_neighbors, opposite) = inputs, tables
     to_values = to_weight = None
-    if ctx.needs_input_grad[0]:
+    if wanted[0]:
         reverse = _reverse(neighbors, reverse_neighbors, opposite, lattice_values.shape[0])
-        if ctx.needs_input_grad[1] and ctx.groups == 1:
-            found = gradients_at_once(lattice_values, weight, gradient, neighbors, reverse, opposite)
-            if found is not None:
-                return *found, None, None, None, None
-        adjoint = transpose_weight(weight, opposite, ctx.groups)
-        to_values = convolve(gradient, adjoint, reverse, neighbors, opposite, ctx.groups)
-    if ctx.needs_input_grad[1]:
-        to_weight = convolve_weight_gradient(
-            lattice_values, gradient, neighbors, reverse_neighbors, opposite, ctx.groups
-        )
-    return to_values, to_weight, None, None, None, None
+        if wanted[1] and groups == 1:
+            to_values, to_weight = _both_gradients(lattice_values, weight, gradient, neighbors, reverse, opposite)
+        if to_values is None:
+            adjoint = transpose_weight(weight, opposite, groups)
+            to_values = convolve(gradient, adjoint, reverse, neighbors, opposite, groups)
+    if wanted[1] and to_weight is None:
+        to_weight = convolve_weight_gradient(lattice_values, gradient, neighbors, reverse_neighbors, opposite, groups)
+    return to_values, to_weight
+
+
+def _both_gradients(
+    lattice_values: Tensor, weight: Tensor, gradient: Tensor, neighbors: Tensor, reverse: Tensor, opposite: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """At once where the backend can, and nobody will differentiate them again; else Nones."""
+    tensors = lattice_values, weight, gradient, neighbors, reverse, opposite
+    if torch.is_grad_enabled() or is_traced() or not is_plain(*tensors):
+        return None, None
+    together = getattr(primitives_for(gradient), "convolve_gradients", None)
+    if together is None:
+        return None, None
+    with torch.autocast(gradient.device.type, enabled=False):
+        return together(*tensors) or (None, None)
+
+
+def _convolve_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    lattice_values, weight, *tables = ctx.saved_tensors
+    inputs, wanted = (lattice_values, weight), ctx.needs_input_grad[:2]
+    return *differentiate_convolution(gradient, inputs, tuple(tables), ctx.groups, wanted), None, None, None, None
 
 
 def _convolve_weight_gradient_backward(
@@ -261,7 +330,7 @@ def _convolve_weight_gradient_shape(
     return lattice_values.new_empty(size)
 
 
-_define(
+convolve: Operator[Tensor] = Operator(
     "convolve",
     "(Tensor lattice_values, Tensor weight, Tensor neighbors, Tensor? reverse_neighbors, Tensor opposite, "
     "int groups) -> Tensor",
@@ -271,9 +340,10 @@ _define(
     lambda values, weight, neighbors, reverse, opposite, groups: primitives_for(values).convolve(
         values, weight, neighbors, groups
     ),
+    keep=_keep_convolve,
+    differentiate=_convolve_backward,
 )
-_differentiate("convolve", _convolve_setup, _convolve_backward)
-_define(
+convolve_weight_gradient: Operator[Tensor] = Operator(
     "convolve_weight_gradient",
     "(Tensor lattice_values, Tensor output_gradient, Tensor neighbors, Tensor? reverse_neighbors, Tensor opposite, "
     "int groups) -> Tensor",
@@ -281,14 +351,15 @@ _define(
     lambda values, gradient, neighbors, reverse, opposite, groups: primitives_for(values).convolve_weight_gradient(
         values, gradient, neighbors, groups
     ),
+    keep=_keep_convolve,
+    differentiate=_convolve_weight_gradient_backward,
 )
-_differentiate("convolve_weight_gradient", _convolve_setup, _convolve_weight_gradient_backward)
 
 
 # blur: its adjoint takes the axes in reverse
 
 
-def _blur_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _keep_blur(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     _, axis_neighbors, ctx.reverse = inputs
     ctx.save_for_backward(axis_neighbors)
 
@@ -297,12 +368,13 @@ def _blur_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
     return blur(gradient, ctx.saved_tensors[0], not ctx.reverse), None, None
 
 
-_define(
+blur: Operator[Tensor] = Operator(
     "blur",
     "(Tensor lattice_values, Tensor axis_neighbors, bool reverse) -> Tensor",
     lambda values, axis_neighbors, reverse: values.new_empty(values.shape),
+    keep=_keep_blur,
+    differentiate=_blur_backward,
 )
-_differentiate("blur", _blur_setup, _blur_backward)
 
 
 # filter_gaussian: for when no derivative is wanted
@@ -313,7 +385,7 @@ def _filter_gaussian_shape(values: Tensor, *tables: Any) -> Tensor:
     return values.new_empty((target_vertices.shape[0], values.shape[1]))
 
 
-_define(
+filter_gaussian: Operator[Tensor] = Operator(
     "filter_gaussian",
     "(Tensor values, Tensor vertices, Tensor barycentric, Tensor axis_neighbors, Tensor target_vertices, "
     "Tensor target_barycentric, float smallest_mass) -> Tensor",
@@ -321,35 +393,16 @@ _define(
 )
 
 
-def _operator(name: str) -> Callable[..., Any]:
-    registered = getattr(torch.ops.permutohedral, name).default
-    return direct(registered, _runs[name], *_derivatives.get(name, (None, None)))
-
-
-index_points: Callable[..., tuple[Tensor, ...]] = _operator("index_points")
-index_keys: Callable[..., tuple[Tensor, ...]] = _operator("index_keys")
-find_neighbors: Callable[..., Tensor] = _operator("find_neighbors")
-transpose_neighbors: Callable[..., Tensor] = _operator("transpose_neighbors")
-splat: Callable[..., Tensor] = _operator("splat")
-slice: Callable[..., Tensor] = _operator("slice")
-barycentric_gradient: Callable[..., Tensor] = _operator("barycentric_gradient")
-convolve: Callable[..., Tensor] = _operator("convolve")
-convolve_weight_gradient: Callable[..., Tensor] = _operator("convolve_weight_gradient")
-blur: Callable[..., Tensor] = _operator("blur")
-embed_gradient: Callable[..., Tensor] = _operator("embed_gradient")
-embed_differential: Callable[..., Tensor] = _operator("embed_differential")
-filter_gaussian: Callable[..., Tensor] = _operator("filter_gaussian")
-
-
 def index_both(
     features: Tensor, batch: Tensor | None, target_features: Tensor, target_batch: Tensor | None
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """`index_points` of sources and of targets, in one go where the backend can and no derivative is wanted."""
+    """`index_points` of sources and of targets, together where the backend can and no derivative is wanted."""
     arguments = (features, batch, target_features, target_batch)
     together = None
-    if not is_watched() and is_plain(*arguments) and not (torch.is_grad_enabled() and requires_grad(*arguments)):
+    if not is_traced() and is_plain(*arguments) and not wants_gradient(*arguments):
         together = getattr(primitives_for(features), "index_both", None)
     if together is None:
         return index_points(features, batch), index_points(target_features, target_batch)
-    both: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = _without_autocast(together)(*arguments)
+    with torch.autocast(features.device.type, enabled=False):
+        both: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = together(*arguments)
     return both

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops import reference
-from permutohedral.ops.triton.launch import cdiv, launch, on_device, power_of_two, rows_contiguous
+from permutohedral.ops.triton.runtime import cdiv, launch, on_device, power_of_two, rows_contiguous
 
 # Above it a tile of all pairs of coordinates does not fit the registers, and plain torch embeds the points: in the
 # lattice and in the derivatives alike, so that they agree.
@@ -32,6 +32,16 @@ def elevate(vectors, point, STRIDE: tl.constexpr, D: tl.constexpr, ROWS: tl.cons
         component = tl.load(base + j)[None, :]
         elevated = tl.where(row <= j + 1, tl.fma(factor, component, elevated), elevated)
     return elevated
+
+
+@triton.jit
+def lowest_cell(features, reach: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
+    """int32 `[ROWS, 32]`, the same in every column: the coordinates of the first point divided by d+1, less `reach`."""
+    elevated = elevate(features, tl.zeros([32], tl.int32), 0, D, ROWS)
+    quotient = elevated * tl.full([1, 1], 1.0 / (D + 1), elevated.dtype)
+    # a first point without a key is found out later
+    quotient = tl.where(tl.abs(quotient) < 2**30, quotient, 0.0)
+    return quotient.to(tl.int32) - reach
 
 
 @triton.jit
@@ -136,8 +146,8 @@ def embed_gradient(features: Tensor, barycentric_gradient: Tensor) -> Tensor:
     output = features.new_empty(points, d)
     if points:
         launch(
-            embed_gradient_kernel, (cdiv(points, 64),), features, barycentric_gradient, output, points,
-            *barycentric_gradient.stride(), STRIDE=features.stride(0), D=d, ROWS=tile_rows(d), BLOCK=64, num_warps=2,
+            embed_gradient_kernel, (cdiv(points, 64),), (features, barycentric_gradient, output),
+            (points, *barycentric_gradient.stride()), STRIDE=features.stride(0), D=d, ROWS=tile_rows(d), BLOCK=64, num_warps=2,
         )  # fmt: skip
     return output
 
@@ -151,7 +161,7 @@ def embed_differential(features: Tensor, differential: Tensor) -> Tensor:
     output = features.new_empty(points, d + 1)
     if points:
         launch(
-            embed_differential_kernel, (cdiv(points, 64),), features, differential, output, points,
+            embed_differential_kernel, (cdiv(points, 64),), (features, differential, output), (points,),
             STRIDE=features.stride(0), CHANGE_STRIDE=differential.stride(0),
             D=d, ROWS=tile_rows(d), BLOCK=64, num_warps=2,
         )  # fmt: skip

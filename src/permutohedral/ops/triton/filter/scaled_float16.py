@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.triton.launch import cdiv, launch, power_of_two
+from permutohedral.ops.triton.runtime import cdiv, launch, power_of_two
 
 # programs that share the rows of a matrix
 _PROGRAMS = 1056
@@ -131,8 +131,9 @@ def halve_weight(weight: Tensor, inverse: Tensor, opposite: Tensor | None) -> tu
     column_inverse = torch.empty(columns, dtype=torch.float32, device=weight.device)
     block = min(power_of_two(filter_size * channels, 64), 1024)
     launch(
-        halve_weight_kernel, (cdiv(columns, 2),), weight, opposite, inverse, halves, column_inverse,
-        filter_size * channels, TURNED=turned, IN=in_channels, OUT=out_channels, CHANNELS=channels, COLUMNS=columns,
+        halve_weight_kernel, (cdiv(columns, 2),),
+        (weight, weight if opposite is None else opposite, inverse, halves, column_inverse),
+        (filter_size * channels,), TURNED=turned, IN=in_channels, OUT=out_channels, CHANNELS=channels, COLUMNS=columns,
         BLOCK=block, BLOCK_C=2, num_warps=4,
     )  # fmt: skip
     return halves, column_inverse
@@ -153,6 +154,6 @@ def _halve(values: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
     block_c = min(power_of_two(channels), 64)
     sizes = {"STRIDE": values.stride(0), "CHANNELS": channels, "BLOCK": _BLOCK, "BLOCK_C": block_c}
     blocks, columns = cdiv(rows, _BLOCK), cdiv(channels, block_c)
-    launch(largest_kernel, (min(blocks, _PROGRAMS), columns), values, largest, rows, **sizes, num_warps=8)
-    launch(halve_kernel, (blocks, columns), values, largest, halves, inverse, rows, **sizes, num_warps=4)
+    launch(largest_kernel, (min(blocks, _PROGRAMS), columns), (values, largest), (rows,), **sizes, num_warps=8)
+    launch(halve_kernel, (blocks, columns), (values, largest, halves, inverse), (rows,), **sizes, num_warps=4)
     return halves, inverse

@@ -7,9 +7,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from permutohedral.ops.eager import is_watched
+from permutohedral.ops.tracing import is_traced
 
-# beyond it a tensor costs more memory than making it costs time
+# larger tensors are cheaper to recompute than to cache
 _LARGEST = 1 << 21
 
 
@@ -19,7 +19,7 @@ def items_of_points(items: int, points: int, device: torch.device) -> Tensor:
     >>> items_of_points(2, 3, torch.device("cpu")).tolist()
     [0, 0, 0, 1, 1, 1]
     """
-    if is_watched() or items * points > _LARGEST:
+    if is_traced() or items * points > _LARGEST:
         return _make_items(items, points, device)
     return _known_items(items, points, device)
 
@@ -30,7 +30,7 @@ def row_numbers(rows: int, device: torch.device) -> Tensor:
     >>> row_numbers(3, torch.device("cpu")).tolist()
     [[0, 1, 2]]
     """
-    if is_watched() or rows > _LARGEST:
+    if is_traced() or rows > _LARGEST:
         return torch.arange(rows, dtype=torch.int32, device=device)[None]
     # the fastest of the ways to shorten it
     return _known_rows(max(1 << max(rows - 1, 0).bit_length(), 1024), device).as_strided((1, rows), (rows, 1))

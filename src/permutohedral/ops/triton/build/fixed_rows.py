@@ -1,6 +1,6 @@
 """A lattice whose number of rows is fixed beforehand: building it never waits for the device.
 
-That allows a whole training step to be recorded as a CUDA graph. Rows that no point touches hold nothing.
+That allows a whole training step to be captured as a CUDA graph. Rows that no point touches hold nothing.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from permutohedral.ops.triton.insertion import Insertion, insert_points, resolve_vertices, unpack_keys
-from permutohedral.ops.triton.launch import on_device, rows_contiguous
-from permutohedral.ops.triton.report import REPORT
-from permutohedral.ops.triton.table import capacity_for
+from permutohedral.ops.triton.build.insertion import insert_points, unpack_keys
+from permutohedral.ops.triton.build.packed_table import COUNT, capacity_for
+from permutohedral.ops.triton.runtime import on_device, rows_contiguous
 
 
 @on_device
@@ -28,17 +27,13 @@ def index_points_bounded(features: Tensor, batch: Tensor, rows: int) -> tuple[Te
 
     Returns:
         keys int32 `[rows, 1 + d]` (-1 where no lattice point is), vertices, barycentric, table, and int64
-        `[1]`, the number of lattice points there are minus one.
+        `[1]`, the number of lattice points there are.
     """
     points, d = features.shape
     # a table that could fill up would have to tell the host
-    capacity = capacity_for(points * (d + 1))
-    features = rows_contiguous(features)
-    insertion = Insertion.empty(features, capacity, features.new_empty(rows, dtype=torch.int32))
-    insert_points(insertion, features, batch, False)
-    report = torch.empty(REPORT.value, dtype=torch.int64, device=features.device)
-    resolve_vertices(insertion, report)
+    insertion = insert_points(rows_contiguous(features), batch, capacity_for(points * (d + 1)), False)
     # of no item where no lattice point is
     keys = torch.full((rows, d + 1), -1, dtype=torch.int32, device=features.device)
     unpack_keys(insertion, keys, insertion.table)
-    return keys, insertion.vertices, insertion.barycentric, insertion.table.storage, report[:1]
+    vertices, storage = insertion.vertices.clamp_(max=rows - 1), insertion.table.storage
+    return keys, vertices, insertion.barycentric, storage, storage[COUNT.value : COUNT.value + 1]

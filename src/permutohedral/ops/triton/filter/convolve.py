@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.triton.halving import halve, halve_weight
-from permutohedral.ops.triton.launch import cdiv, interpreted, launch, on_device, power_of_two, rows_contiguous
+from permutohedral.ops.triton.filter.scaled_float16 import halve, halve_weight
+from permutohedral.ops.triton.runtime import cdiv, interpreted, launch, on_device, power_of_two, rows_contiguous
 from permutohedral.ops.triton.tuning import Blocks, Shape, run_blocks
 
 # below this many channels of a group a matrix unit would mostly multiply padding
@@ -156,7 +156,9 @@ def _multiply(
     def run(blocks: Blocks) -> None:
         grid = (cdiv(targets, blocks["BLOCK_M"]), cdiv(per_group, blocks["BLOCK_N"]) * groups)
         launch(
-            convolve_kernel, grid, lattice_values, weight, neighbors, scales, output, targets, filter_size,
+            convolve_kernel, grid,
+            (lattice_values, weight, neighbors, lattice_values if scales is None else scales, output),
+            (targets, filter_size),
             HAS_SCALES=scales is not None, STRIDE=lattice_values.stride(0), OUT_CHANNELS=out_channels, IN=in_channels,
             OUT=per_group, PRECISION=precision, TRANSPOSED=transposed, **blocks,
         )  # fmt: skip
@@ -181,8 +183,9 @@ def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: 
     block_n = min(power_of_two(out_channels), 64)
     block_m = max(min(1024 // block_n, 128), 16)
     launch(
-        direct_convolve_kernel, (cdiv(targets, block_m), cdiv(out_channels, block_n)), lattice_values,
-        weight.contiguous(), neighbors, output, targets, filter_size, STRIDE=lattice_values.stride(0),
+        direct_convolve_kernel, (cdiv(targets, block_m), cdiv(out_channels, block_n)),
+        (lattice_values, weight.contiguous(), neighbors, output), (targets, filter_size),
+        STRIDE=lattice_values.stride(0),
         OUT_CHANNELS=out_channels, IN=in_channels, OUT=out_channels // groups,
         ONE_GROUP=groups == 1, BLOCK_M=block_m, BLOCK_N=block_n,
     )  # fmt: skip

@@ -7,20 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.triton import wide
-from permutohedral.ops.triton.launch import cdiv, has_ptx, launch, on_device, power_of_two
-from permutohedral.ops.triton.table import (
-    COUNT,
-    EXTENT,
-    FULL,
-    ITEM_EXTENT,
-    ITEM_SHIFT,
-    LOW,
-    NO_ROOM,
-    SHIFT,
-    PackedTable,
-    look_up,
-)
+from permutohedral.ops.triton.build import wide_keys
+from permutohedral.ops.triton.build.packed_table import EXTENT, ITEM_EXTENT, ITEM_SHIFT, LOW, SHIFT, PackedTable, look_up
+from permutohedral.ops.triton.runtime import HAS_PTX, cdiv, launch, on_device, power_of_two
 
 # every program looks for the opposite of its tap, so there must not be many
 _MOST_PAIRED_TAPS = 64
@@ -81,7 +70,8 @@ def look_up_tap(
         units += tl.full([], 1, tl.int64) << shift
         wanted = wanted & ((digit + step + passes).to(tl.uint32, bitcast=True) < extent)
     code += tl.where(passes > 0, units - (D + 1), 0)
-    return look_up(table, code, wanted, capacity, PTX)
+    _, row = look_up(table, code, wanted, capacity, PTX)
+    return row
 
 
 @triton.jit
@@ -100,32 +90,23 @@ def find_opposite(offsets, tap, taps, D: tl.constexpr, TAPS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["capacity", "num_targets", "taps"])
 def find_neighbors_kernel(
-    table, targets, counted, offsets, neighbors, capacity, num_targets, taps,
+    table, targets, offsets, neighbors, capacity, num_targets, taps,
     TAPS: tl.constexpr, CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One tap of a block of targets; with TAPS > 0 the targets are the sources, and `neighbors` is filled with -1.
 
     Then two opposite taps are one: if u is the neighbor of v along the first, v is the neighbor of u along the second.
-    Codes as targets are as many as the table `counted` has rows, none if these are more than `num_targets`.
     """
     # the taps of a target one after another, which find much of what they read in the cache
     tap = tl.program_id(0) % taps
     place = (tl.program_id(0) // taps) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    count = num_targets
-    if targets.dtype.element_ty == tl.int64:
-        # a table that the points do not fit has no neighbors to find, and perhaps no empty slot where a probe ends
-        last = tl.load(counted + COUNT).to(tl.int32)
-        failed = tl.maximum(tl.load(table + FULL), tl.load(table + NO_ROOM)) >= 0
-        failed |= tl.maximum(tl.load(counted + FULL), tl.load(counted + NO_ROOM)) >= 0
-        count = tl.where(failed | (last >= num_targets), 0, last + 1)
-    inside = place < count
-    target = tl.minimum(place, tl.maximum(count - 1, 0))
+    inside = place < num_targets
+    target = tl.minimum(place, num_targets - 1)
     row = neighbors + tap.to(tl.int64) * num_targets
     offset = offsets + tap * D
     if TAPS == 0:
         found = look_up_tap(table, targets, offset, target, inside, capacity, CORNER_BITS, PTX, D)
-        # a row that no target has finds nothing
-        tl.store(row + place, found, mask=place < num_targets)
+        tl.store(row + target, found, mask=inside)
     else:
         opposite, first = find_opposite(offsets, tap, taps, D, TAPS)
         # an offset may occur twice, and only its first tap is a partner
@@ -149,49 +130,38 @@ def transpose_neighbors_kernel(neighbors, opposite, transposed, num_targets, num
     tl.store(transposed + tl.load(opposite + tap) * num_source + source, target, mask=source >= 0)
 
 
-def can_pair(taps: int) -> bool:
-    """Whether opposite taps are looked up as one where the targets are the sources."""
-    return taps <= _MOST_PAIRED_TAPS
+def search_packed(table: PackedTable, targets: Tensor, offsets: Tensor, shared: bool) -> Tensor:
+    """The rows of the table's keys at each offset from the targets: int32 `[taps, targets]`, -1 where there is none.
 
-
-def launch_search(
-    table: PackedTable,
-    targets: Tensor,
-    offsets: Tensor,
-    neighbors: Tensor,
-    paired: bool,
-    counted: PackedTable | None = None,
-) -> None:
-    """Fill `neighbors [taps, targets]`; `paired` if the targets are the sources and `neighbors` holds -1 everywhere.
-
-    The targets are keys `[targets, 1 + d]`; or codes `[targets]` of the rows of the table `counted`, by default of the
-    table itself, which are made around the same features.
+    Args:
+        table: of the sources.
+        targets: int32 `[targets, 1 + d]`, keys; or int64 `[targets]`, codes of this table, packed evenly.
+        offsets: int32 `[taps, d]`.
+        shared: whether the targets are the rows of the table; opposite taps are then looked up as one.
     """
-    (taps, num_targets), d = neighbors.shape, offsets.shape[1]
-    counted = table if counted is None else counted
-    launch(
-        find_neighbors_kernel, (cdiv(num_targets, 128) * taps,), table.storage, targets, counted.storage, offsets,
-        neighbors, table.capacity, num_targets, taps, TAPS=power_of_two(taps) if paired else 0,
-        CORNER_BITS=d.bit_length(), PTX=has_ptx(), D=d, BLOCK=128, num_warps=1,
-    )  # fmt: skip
+    (taps, d), num_targets = offsets.shape, targets.shape[0]
+    paired = shared and taps <= _MOST_PAIRED_TAPS
+    if paired:
+        neighbors = torch.full((taps, num_targets), -1, dtype=torch.int32, device=targets.device)
+    else:
+        neighbors = torch.empty((taps, num_targets), dtype=torch.int32, device=targets.device)
+    if neighbors.numel():
+        launch(
+            find_neighbors_kernel, (cdiv(num_targets, 128) * taps,), (table.storage, targets, offsets, neighbors),
+            (table.capacity, num_targets, taps), TAPS=power_of_two(taps) if paired else 0,
+            CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d, BLOCK=128, num_warps=1,
+        )  # fmt: skip
+    return neighbors
 
 
 @on_device
 def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor) -> Tensor:
     shared = source_keys is target_keys
     source_keys, target_keys, offsets = source_keys.contiguous(), target_keys.contiguous(), offsets.contiguous()
-    if not PackedTable.holds(table):
-        table = table if table.numel() else wide.build_table(source_keys)
-        return wide.find_neighbors(source_keys, table, target_keys, offsets)
-    shape, device = (offsets.shape[0], target_keys.shape[0]), source_keys.device
-    paired = shared and can_pair(shape[0])
-    if paired:
-        neighbors = torch.full(shape, -1, dtype=torch.int32, device=device)
-    else:
-        neighbors = torch.empty(shape, dtype=torch.int32, device=device)
-    if neighbors.numel():
-        launch_search(PackedTable(table), target_keys, offsets, neighbors, paired)
-    return neighbors
+    if PackedTable.holds(table):
+        return search_packed(PackedTable(table), target_keys, offsets, shared)
+    table = table if table.numel() else wide_keys.build_table(source_keys)
+    return wide_keys.find_neighbors(source_keys, table, target_keys, offsets)
 
 
 @on_device
@@ -201,7 +171,7 @@ def transpose_neighbors(neighbors: Tensor, opposite: Tensor, num_source: int) ->
     transposed = neighbors.new_full((taps, num_source), -1)
     if neighbors.numel():
         launch(
-            transpose_neighbors_kernel, (cdiv(targets, 1024) * taps,), neighbors, opposite, transposed, targets,
-            num_source, BLOCK=1024,
+            transpose_neighbors_kernel, (cdiv(targets, 1024) * taps,), (neighbors, opposite, transposed),
+            (targets, num_source), BLOCK=1024,
         )  # fmt: skip
     return transposed

@@ -1,12 +1,12 @@
 """The hash table of packed keys: its layout, and the device functions that every kernel on it shares.
 
 A lattice point is an item, a corner class j and d quotients q_i, its coordinates being (d+1) q_i + j. They are packed
-into one non-negative int64, the *code*; equal codes are equal keys, so the table needs no second comparison. How many
-bits each part gets is decided on the device and written into the header, so that building waits for the host only once.
+into one positive int64, the *code*; equal codes are equal keys, so the table needs no second comparison. How many
+bits each part gets is written into the header, on the device.
 
-The table is one int64 tensor: a header of `HEADER` words, then `capacity` slots of two words each, the code (-1: empty
-slot) and the row number (-1: not known yet), so that one access to memory finds both. Open addressing with linear
-probing; the capacity is a power of two.
+The table is one int64 tensor: a header of `HEADER` words, then `capacity` slots of two words each, the code (0: empty
+slot) and the row number plus one (0: not known yet), so that one access to memory finds both. All zeros are an empty
+table. Open addressing with linear probing; the capacity is a power of two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.triton.launch import power_of_two
+from permutohedral.ops.triton.runtime import power_of_two
 
 # never the difference of two powers of two, so that the size of the whole table is no power of two
 HEADER = tl.constexpr(144)
@@ -28,19 +28,18 @@ SHIFT = tl.constexpr(32)
 EXTENT = tl.constexpr(64)
 ITEM_SHIFT = tl.constexpr(96)
 ITEM_EXTENT = tl.constexpr(97)
-# number of lattice points minus one: in a cache line of its own, since many threads add to it while others read flags
-COUNT = tl.constexpr(112)
-# flags that are not -1 once something went wrong
+# flags that are 1 once something went wrong: a feature that has no key, a key that has no code, too many keys
 BAD_FEATURE = tl.constexpr(101)
 NO_ROOM = tl.constexpr(102)
 FULL = tl.constexpr(103)
-# of `SAMPLES` pairs of consecutive points, how many lie far apart
-FAR_PAIRS = tl.constexpr(104)
-SAMPLES = tl.constexpr(256)
+# number of lattice points: in a cache line of its own, since many threads add to it while others read flags
+COUNT = tl.constexpr(112)
 # a probe that goes on for so long has met a table that is too small
 MAX_PROBES = tl.constexpr(256)
-EMPTY = tl.constexpr(-1)
-_MOST_ROOMY_KEYS = 1 << 20
+EMPTY = tl.constexpr(0)
+# what `insert` knows of a lane
+MADE = tl.constexpr(-2)
+PENDING = tl.constexpr(-3)
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class PackedTable:
 
     @staticmethod
     def empty(capacity: int, device: torch.device) -> PackedTable:
-        return PackedTable(torch.full((PackedTable.words(capacity),), -1, dtype=torch.int64, device=device))
+        return PackedTable(torch.zeros(PackedTable.words(capacity), dtype=torch.int64, device=device))
 
     @staticmethod
     def holds(storage: Tensor) -> bool:
@@ -72,11 +71,6 @@ class PackedTable:
 def capacity_for(num_keys: int) -> int:
     """Room for `num_keys` distinct keys, the table at most half full."""
     return power_of_two(2 * num_keys, 64)
-
-
-def roomy_capacity(num_keys: int) -> int:
-    """The same, at most a quarter full while that fits the cache of a large GPU: fewer probes meet another key."""
-    return capacity_for(num_keys) if num_keys > _MOST_ROOMY_KEYS else power_of_two(4 * num_keys, 64)
 
 
 @triton.jit
@@ -107,8 +101,8 @@ def home_slot(code, capacity):
 
 
 @triton.jit
-def swap_if_empty(pointers, desired, lanes, current, PTX: tl.constexpr):
-    """Put `desired` where `lanes` point at an empty slot; the content met there, `current` on the other lanes.
+def swap_if_empty(pointers, desired, lanes, current, NOTHING: tl.constexpr, PTX: tl.constexpr):
+    """Put `desired` where `lanes` point at NOTHING, an empty slot; the content met there, `current` on other lanes.
 
     Without PTX every lane swaps: lanes that need not must point at a slot that is taken, or be content to take it.
     """
@@ -117,13 +111,13 @@ def swap_if_empty(pointers, desired, lanes, current, PTX: tl.constexpr):
             "{ .reg .pred p; setp.ne.s32 p, $4, 0; mov.b64 $0, $5; "
             "@p atom.relaxed.gpu.global.cas.b64 $0, [$1], $2, $3; }",
             "=&l,l,l,l,r,l",
-            [pointers.to(tl.int64), tl.full([1, 1], EMPTY, tl.int64), desired, lanes.to(tl.int32), current],
+            [pointers.to(tl.int64), tl.full([1, 1], NOTHING, tl.int64), desired, lanes.to(tl.int32), current],
             dtype=tl.int64,
             is_pure=False,
             pack=1,
         )
     else:
-        expected = tl.full(desired.shape, EMPTY, tl.int64)
+        expected = tl.full(desired.shape, NOTHING, tl.int64)
         if is_any(lanes):
             met = tl.atomic_cas(pointers, expected, desired, sem="relaxed")
             current = tl.where(lanes, met, current)
@@ -132,10 +126,10 @@ def swap_if_empty(pointers, desired, lanes, current, PTX: tl.constexpr):
 
 @triton.jit
 def load_entry(pointers, lanes, PTX: tl.constexpr):
-    """Code and row number, int64, where `lanes` point; -1 on the other lanes."""
+    """Code and row number plus one, int64, where `lanes` point; zeros on the other lanes."""
     if PTX:
         return tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.s32 p, $3, 0; mov.b64 $0, -1; mov.b64 $1, -1; "
+            "{ .reg .pred p; setp.ne.s32 p, $3, 0; mov.b64 $0, 0; mov.b64 $1, 0; "
             "@p ld.global.v2.b64 {$0, $1}, [$2]; }",
             "=&l,=&l,l,r",
             [pointers.to(tl.int64), lanes.to(tl.int32)],
@@ -150,10 +144,10 @@ def load_entry(pointers, lanes, PTX: tl.constexpr):
 
 @triton.jit
 def load_number(pointers, lanes, PTX: tl.constexpr):
-    """A row number, int64, where `lanes` point, as other multiprocessors see it; -1 on the other lanes."""
+    """A row number plus one, int64, as other multiprocessors see it, where `lanes` point; 0 on the other lanes."""
     if PTX:
         return tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.b64 $0, -1; @p ld.relaxed.gpu.global.b64 $0, [$1]; }",
+            "{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.b64 $0, 0; @p ld.relaxed.gpu.global.b64 $0, [$1]; }",
             "=&l,l,r",
             [pointers.to(tl.int64), lanes.to(tl.int32)],
             dtype=tl.int64,
@@ -191,16 +185,21 @@ def store_lanes(pointers, values, lanes, PTX: tl.constexpr):
 
 
 # What follows the access to a slot, where most probes end: each lane goes on alone, from the content met there.
-# $0 slot; $1 what was found: a row number, -1 none yet, -2 the lane made the slot, -3 the probe must go on; $2 address
-# of the first slot, $3 code, $4 slot, $5 and $6 its content, $7 capacity - 1, $8 what was found before
+#     met, number = $5, $6
+#     repeat up to 32 times:
+#         if met is empty: met = compare-and-swap(slot, empty, code); number = 0; if it was empty: MADE, end
+#         if met is the code: number is what was found, end
+#         slot = the next one; met, number = its content
+# $0 slot; $1 what was found: a row number plus one, 0 not known yet, MADE or PENDING; $2 address of the first slot,
+# $3 code, $4 slot, $5 and $6 its content, $7 capacity - 1, $8 what was found before
 _INSERT_PTX = tl.constexpr(
     """{ .reg .pred p; .reg .b64 met, number, place; .reg .b32 probes;
     mov.b32 $0, $4; mov.b32 $1, $8; setp.ne.s32 p, $8, -3; @p bra END;
     mov.b64 met, $5; mov.b64 number, $6; mov.b32 probes, 0;
-    COMPARE: setp.eq.s64 p, met, $3; @p bra FOUND; setp.ne.s64 p, met, -1; @p bra NEXT;
+    COMPARE: setp.eq.s64 p, met, $3; @p bra FOUND; setp.ne.s64 p, met, 0; @p bra NEXT;
     mul.wide.u32 place, $0, 16; add.s64 place, place, $2;
-    atom.relaxed.gpu.global.cas.b64 met, [place], -1, $3; mov.b64 number, -1;
-    setp.ne.s64 p, met, -1; @p bra COMPARE; mov.b32 $1, -2; bra END;
+    atom.relaxed.gpu.global.cas.b64 met, [place], 0, $3; mov.b64 number, 0;
+    setp.ne.s64 p, met, 0; @p bra COMPARE; mov.b32 $1, -2; bra END;
     NEXT: add.s32 $0, $0, 1; and.b32 $0, $0, $7; add.s32 probes, probes, 1; setp.ge.s32 p, probes, 32; @p bra END;
     mul.wide.u32 place, $0, 16; add.s64 place, place, $2; ld.global.v2.b64 {met, number}, [place]; bra COMPARE;
     FOUND: cvt.u32.u64 $1, number;
@@ -218,12 +217,12 @@ def insert(table, code, wanted, capacity, PTX: tl.constexpr):
     table was too full int1.
     """
     slot = home_slot(code, capacity)
-    found = tl.where(wanted, -3, -1)
+    found = tl.where(wanted, PENDING, 0)
     probes = 0
     # in a loop even where one round does: outside of it the compiler may run a swap twice
-    while is_any(found == -3) & (probes < MAX_PROBES):
+    while is_any(found == PENDING) & (probes < MAX_PROBES):
         place = entry_of(table, slot)
-        met, number = load_entry(place, found == -3, PTX)
+        met, number = load_entry(place, found == PENDING, PTX)
         if PTX:
             slot, found = tl.inline_asm_elementwise(
                 _INSERT_PTX,
@@ -235,27 +234,27 @@ def insert(table, code, wanted, capacity, PTX: tl.constexpr):
             )
             probes += 32
         else:
-            pending = found == -3
-            met = swap_if_empty(place, code, pending & (met == EMPTY), met, PTX)
+            pending = found == PENDING
+            met = swap_if_empty(place, code, pending & (met == EMPTY), met, EMPTY, PTX)
             found = tl.where(pending & (met == code), number.to(tl.int32), found)
-            found = tl.where(pending & (met == EMPTY), -2, found)
-            slot = tl.where(found == -3, (slot + 1) & (capacity - 1), slot)
+            found = tl.where(pending & (met == EMPTY), MADE, found)
+            slot = tl.where(found == PENDING, (slot + 1) & (capacity - 1), slot)
             probes += 1
-    return slot, tl.maximum(found, -1), found == -2, found == -3
+    return slot, tl.maximum(found, 0) - 1, found == MADE, found == PENDING
 
 
 @triton.jit
 def look_up(table, code, wanted, capacity, PTX: tl.constexpr):
-    """The row number of each code of a tile `[ROWS, BLOCK]`, -1 where it is absent or not wanted.
+    """The slot and the row number of each code of a tile `[ROWS, BLOCK]`, -1 where it is absent or not wanted.
 
     A finished table is at most half full, so an empty slot ends every probe.
     """
     slot = home_slot(code, capacity)
-    pending = wanted & (code >= 0)
+    pending = wanted & (code > 0)
     row = tl.full(code.shape, -1, tl.int32)
     while is_any(pending):
         met, number = load_entry(entry_of(table, slot), pending, PTX)
-        row = tl.where(pending & (met == code), number.to(tl.int32), row)
+        row = tl.where(pending & (met == code), number.to(tl.int32) - 1, row)
         pending = pending & (met != EMPTY) & (met != code)
         slot = tl.where(pending, (slot + 1) & (capacity - 1), slot)
-    return row
+    return slot, row

@@ -14,9 +14,12 @@ from torch import Tensor
 
 from permutohedral.ops import reference
 from permutohedral.ops.primitives import key_limit, range_error
-from permutohedral.ops.triton.embedding import LARGEST_TILE_DIMENSION, find_simplex, tile_rows, weights_from
-from permutohedral.ops.triton.launch import cdiv, has_ptx, launch, on_device, rows_contiguous
-from permutohedral.ops.triton.table import EMPTY, capacity_for, mix, swap_if_empty
+from permutohedral.ops.triton.build.embedding import LARGEST_TILE_DIMENSION, find_simplex, tile_rows, weights_from
+from permutohedral.ops.triton.build.packed_table import capacity_for, mix, swap_if_empty
+from permutohedral.ops.triton.runtime import HAS_PTX, cdiv, launch, on_device, rows_contiguous
+
+# a slot that holds no row number
+_NONE = tl.constexpr(-1)
 
 
 @triton.jit(do_not_specialize=["num_points"])
@@ -70,7 +73,7 @@ def same_row(keys, base, others, other_base, compared, offsets, HAS_OFFSET: tl.c
 
 @triton.jit(do_not_specialize=["num_keys", "capacity"])
 def insert_rows_kernel(
-    keys, num_keys, table, capacity, slot_of_key, PTX: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+    keys, table, slot_of_key, num_keys, capacity, PTX: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Give every distinct key a slot, which holds the number of one of its rows."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -82,9 +85,9 @@ def insert_rows_kernel(
     pending = index >= 0
     while tl.max(pending.to(tl.int32), axis=0) > 0:
         met = tl.load(table + slot, mask=pending, other=0)
-        lanes = (pending & (met == EMPTY))[None, :]
-        met = tl.max(swap_if_empty((table + slot)[None, :], index[None, :], lanes, met[None, :], PTX), axis=0)
-        taken = pending & (met != EMPTY)
+        lanes = (pending & (met == _NONE))[None, :]
+        met = tl.max(swap_if_empty((table + slot)[None, :], index[None, :], lanes, met[None, :], _NONE, PTX), axis=0)
+        taken = pending & (met != _NONE)
         equal = same_row(keys, base, keys, met * COLUMNS, taken, keys, False, COLUMNS)
         pending = taken & ~equal
         slot = tl.where(pending, (slot + 1) & (capacity - 1), slot)
@@ -92,10 +95,10 @@ def insert_rows_kernel(
 
 
 @triton.jit(do_not_specialize=["capacity"])
-def number_slots_kernel(table, slots, capacity, count, BLOCK: tl.constexpr):
+def number_slots_kernel(table, slots, count, capacity, BLOCK: tl.constexpr):
     """List the taken slots, and count them."""
     slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    taken = (tl.load(table + slot, mask=slot < capacity, other=EMPTY) != EMPTY).to(tl.int32)
+    taken = (tl.load(table + slot, mask=slot < capacity, other=_NONE) != _NONE).to(tl.int32)
     first = tl.atomic_add(count, tl.sum(taken, axis=0), sem="relaxed")
     tl.store(slots + first + tl.cumsum(taken, axis=0) - taken, slot, mask=taken > 0)
 
@@ -124,7 +127,7 @@ def inverse_kernel(slot_of_key, table, num_keys, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["capacity", "num_targets"])
 def find_rows_kernel(
-    source_keys, table, capacity, target_keys, num_targets, offsets, neighbors,
+    source_keys, table, target_keys, offsets, neighbors, capacity, num_targets,
     COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(num_targets, BLOCK)
@@ -137,8 +140,8 @@ def find_rows_kernel(
     found = tl.full([BLOCK], -1, tl.int64)
     pending = inside
     while tl.max(pending.to(tl.int32), axis=0) > 0:
-        met = tl.load(table + slot, mask=pending, other=EMPTY)
-        taken = pending & (met != EMPTY)
+        met = tl.load(table + slot, mask=pending, other=_NONE)
+        taken = pending & (met != _NONE)
         equal = same_row(target_keys, base, source_keys, met * COLUMNS, taken, offset, True, COLUMNS)
         found = tl.where(equal, met, found)
         pending = taken & ~equal
@@ -161,7 +164,8 @@ def _embed(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor]:
         features = rows_contiguous(features)
         bad = torch.zeros(1, dtype=torch.int32, device=device)
         launch(
-            embed_keys_kernel, (cdiv(points, 32),), features, batch, keys, barycentric, bad, points,
+            embed_keys_kernel, (cdiv(points, 32),),
+            (features, features if batch is None else batch, keys, barycentric, bad), (points,),
             STRIDE=features.stride(0), HAS_BATCH=batch is not None,
             D=d, ROWS=tile_rows(d), BLOCK=32, num_warps=1,
         )  # fmt: skip
@@ -186,39 +190,20 @@ def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     slot_of_key = torch.empty(num_keys, dtype=torch.int32, device=device)
     if num_keys == 0:
         return keys, slot_of_key, table
-    launch(
-        insert_rows_kernel,
-        (cdiv(num_keys, 64),),
-        keys,
-        num_keys,
-        table,
-        capacity,
-        slot_of_key,
-        PTX=has_ptx(),
-        COLUMNS=columns,
-        BLOCK=64,
-        num_warps=2,
-    )
+    _insert_rows(keys, table, slot_of_key)
     slots = torch.empty(num_keys, dtype=torch.int32, device=device)
     count = torch.zeros(1, dtype=torch.int32, device=device)
-    launch(number_slots_kernel, (cdiv(capacity, 1024),), table, slots, capacity, count, BLOCK=1024)
+    launch(number_slots_kernel, (cdiv(capacity, 1024),), (table, slots, count), (capacity,), BLOCK=1024)
     num_unique = int(count)
     slots = slots[:num_unique]
     if torch.are_deterministic_algorithms_enabled():
         slots = _sort_slots(slots, keys, table)
     unique_keys = torch.empty(num_unique, columns, dtype=torch.int32, device=device)
     launch(
-        gather_rows_kernel,
-        (cdiv(num_unique, 256),),
-        keys,
-        table,
-        slots,
-        unique_keys,
-        num_unique,
-        COLUMNS=columns,
-        BLOCK=256,
-    )
-    launch(inverse_kernel, (cdiv(num_keys, 1024),), slot_of_key, table, num_keys, BLOCK=1024)
+        gather_rows_kernel, (cdiv(num_unique, 256),), (keys, table, slots, unique_keys), (num_unique,),
+        COLUMNS=columns, BLOCK=256,
+    )  # fmt: skip
+    launch(inverse_kernel, (cdiv(num_keys, 1024),), (slot_of_key, table), (num_keys,), BLOCK=1024)
     return unique_keys, slot_of_key, table
 
 
@@ -236,8 +221,8 @@ def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offs
     neighbors = torch.empty(offsets.shape[0], targets, dtype=torch.int32, device=source_keys.device)
     if neighbors.numel():
         launch(
-            find_rows_kernel, (cdiv(targets, 64) * offsets.shape[0],), source_keys, table, table.numel(),
-            target_keys, targets, offsets, neighbors,
+            find_rows_kernel, (cdiv(targets, 64) * offsets.shape[0],),
+            (source_keys, table, target_keys, offsets, neighbors), (table.numel(), targets),
             COLUMNS=source_keys.shape[1], BLOCK=64, num_warps=2,
         )  # fmt: skip
     return neighbors
@@ -248,9 +233,13 @@ def build_table(keys: Tensor) -> Tensor:
     capacity = capacity_for(keys.shape[0])
     table = torch.full((capacity,), -1, dtype=torch.int64, device=keys.device)
     if keys.shape[0]:
-        slot_of_key = torch.empty(keys.shape[0], dtype=torch.int32, device=keys.device)
-        launch(
-            insert_rows_kernel, (cdiv(keys.shape[0], 64),), keys, keys.shape[0], table, capacity, slot_of_key,
-            PTX=has_ptx(), COLUMNS=keys.shape[1], BLOCK=64, num_warps=2,
-        )  # fmt: skip
+        _insert_rows(keys, table, torch.empty(keys.shape[0], dtype=torch.int32, device=keys.device))
     return table
+
+
+def _insert_rows(keys: Tensor, table: Tensor, slot_of_key: Tensor) -> None:
+    num_keys, columns = keys.shape
+    launch(
+        insert_rows_kernel, (cdiv(num_keys, 64),), (keys, table, slot_of_key), (num_keys, table.numel()),
+        PTX=HAS_PTX, COLUMNS=columns, BLOCK=64, num_warps=2,
+    )  # fmt: skip

@@ -1,0 +1,151 @@
+"""Whole filters as one call of the backend, where nothing is traced: their steps without torch's bookkeeping between.
+
+A backend that has `filter_learned` or `filter_points` is used through this. With the others, and wherever
+`why_in_steps` gives a reason, the filter is composed of the operators of `operators.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from permutohedral.ops import operators
+from permutohedral.ops.dispatch import primitives_for
+from permutohedral.ops.primitives import FilterTables, FusedPrimitives, accumulation_dtype
+from permutohedral.ops.shared_tensors import items_of_points
+from permutohedral.ops.tracing import wants_gradient, why_in_steps
+
+# the same filter made of operators, which can be differentiated again: of values, weight and bias
+Composed = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+def can_fuse(values: Tensor, weight: Tensor, bias: Tensor | None, *barycentric: Tensor) -> bool:
+    """Whether `filter_learned` can be used; tensors that do not fit each other are left to the operators to refuse."""
+    if why_in_steps(values, weight, bias, *barycentric) is not None or wants_gradient(*barycentric):
+        return False
+    if not isinstance(weight, Tensor) or weight.dim() != 3 or (bias is not None and bias.dtype != values.dtype):
+        return False
+    return hasattr(primitives_for(values), "filter_learned")
+
+
+def picture_features(guide: Tensor, sigma_space: object, sigma_range: object) -> Tensor | None:
+    """Position and color of every pixel in standard deviations in one call, None where torch computes them.
+
+    Args:
+        guide: float `[..., channels, height, width]`.
+        sigma_space: in pixels; only a positive number is taken.
+        sigma_range: in units of the guide's values, likewise.
+    """
+    if why_in_steps(guide) is not None or guide.dim() < 3 or not guide.is_floating_point() or wants_gradient(guide):
+        return None
+    for sigma in (sigma_space, sigma_range):
+        if not isinstance(sigma, (int, float)) or not 0 < sigma < float("inf"):
+            return None
+    run = getattr(primitives_for(guide), "picture_features", None)
+    features: Tensor | None = None if run is None else run(guide, float(sigma_space), float(sigma_range))  # type: ignore[arg-type]
+    return features
+
+
+def filter_points(values: Tensor, features: Tensor | None, smallest_mass: float) -> Tensor | None:
+    """The normalized Gaussian between points in one call, None where the lattice is built first.
+
+    Args:
+        values: `[points, channels]` or `[batch, points, channels]`.
+        features: `[points, d]` or `[batch, points, d]`; what does not fit the values is left to the steps to refuse.
+        smallest_mass: keeps a target that no source reaches at zero, if the dtype of the values has so small a number.
+    """
+    if not isinstance(features, Tensor) or features.dim() not in (2, 3) or features.numel() == 0:
+        return None
+    if why_in_steps(values, features) is not None or values.shape[:-1] != features.shape[:-1]:
+        return None
+    if features.dtype not in (torch.float32, torch.float64) or accumulation_dtype(values.dtype) != features.dtype:
+        return None
+    if wants_gradient(values, features):
+        return None
+    primitives = primitives_for(features)
+    if not hasattr(primitives, "filter_points"):
+        return None
+    batch = None if features.dim() == 2 else items_of_points(features.shape[0], features.shape[1], features.device)
+    rows, smallest = values.reshape(-1, values.shape[-1]), max(smallest_mass, torch.finfo(values.dtype).tiny)
+    flat = features.reshape(-1, features.shape[-1])
+    filtered = cast(FusedPrimitives, primitives).filter_points(rows, flat, batch, smallest)
+    return None if filtered is None else filtered.view(values.shape)
+
+
+def filter_learned(
+    values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables, composed: Composed
+) -> Tensor:
+    """The learned filter of values `[..., points, in_channels]`, their leading axes those of the points.
+
+    Args:
+        values: at the source points.
+        weight: `[filter_size, in_channels / groups, out_channels]`.
+        bias: `[out_channels]`, or None.
+        tables: of the lattice.
+        composed: the same filter of operators, for derivatives of derivatives.
+    """
+    if wants_gradient(values, weight, bias):
+        output: Tensor = _LearnedFilter.apply(values, weight, bias, tables, composed)  # type: ignore[no-untyped-call]
+        return output
+    return _run(values, weight, bias, tables)[0]
+
+
+def _run(
+    values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    rows = values.reshape(tables.vertices.shape[0], values.shape[-1])
+    backend = cast(FusedPrimitives, primitives_for(values))
+    output, lattice_values, density = backend.filter_learned(rows, weight, bias, tables)
+    if values.dim() == 3:
+        output = output.view(values.shape[0], -1, weight.shape[2])
+    return output, lattice_values, density
+
+
+class _LearnedFilter(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables, composed: Composed
+    ) -> Tensor:
+        output, lattice_values, density = _run(values, weight, bias, tables)
+        ctx.tables, ctx.composed = tables, composed
+        ctx.save_for_backward(values, weight, bias, lattice_values, density)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        # with a graph of the gradients the operators make it, who know their own derivatives
+        differentiate = _differentiate_composed if torch.is_grad_enabled() else _differentiate
+        return *differentiate(ctx, gradient), None, None
+
+
+def _differentiate_composed(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients with respect to values, weight and bias, which can be differentiated again."""
+    inputs = ctx.saved_tensors[:3]
+    output = ctx.composed(*inputs)
+    wanted = [each for each, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
+    found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=True))
+    return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:3])
+
+
+def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    """The same, not to be differentiated again: back through slice, convolution, density and splat."""
+    values, weight, _, lattice_values, density = ctx.saved_tensors
+    tables, wanted = ctx.tables, ctx.needs_input_grad[:2]
+    gradient = gradient.reshape(-1, gradient.shape[-1])
+    to_bias = gradient.sum(dim=0) if ctx.needs_input_grad[2] else None
+    if not any(wanted):
+        return None, None, to_bias
+    at_targets = operators.splat(gradient, tables.target_vertices, tables.target_barycentric, tables.neighbors.shape[1])
+    taps = tables.neighbors, tables.reverse_neighbors, tables.opposite
+    at_sources, to_weight = operators.differentiate_convolution(
+        at_targets, (lattice_values, weight), taps, tables.groups, wanted
+    )
+    if at_sources is None:
+        return None, to_weight, to_bias
+    if density is not None:
+        at_sources = (at_sources / torch.where(density > 0, density, 1.0)[:, None]).to(at_sources.dtype)
+    to_values = operators.slice(at_sources, tables.vertices, tables.barycentric)
+    return to_values.view(values.shape), to_weight, to_bias

@@ -1,0 +1,93 @@
+"""What building a lattice tells the host: written by a kernel into the host's own memory, which the host watches.
+
+Waiting through an event or a copy costs the host several times more than the GPU needs to write these few words.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# reports that are read together: of sources and of targets
+_MOST = 2
+# no count and no flag
+_PENDING = -(2**62)
+# how often the host looks (some milliseconds) before it lets other threads run, and asks whether the GPU has failed
+_EAGER_LOOKS = 10_000
+_LOOKS_PER_QUESTION = 2000
+
+
+class Report(NamedTuple):
+    """What is known once all points are inserted; the words of the memory, in this order."""
+
+    num_lattice_points: int
+    bad_feature: int
+    no_room: int
+    full: int
+    # of some pairs of consecutive points, how many lie far apart; 0 if nobody asked
+    far_pairs: int
+
+
+class _Scratch(threading.local):
+    """Memory for the reports of one thread, by device: pinned, so that a GPU writes to it as to its own."""
+
+    def __init__(self) -> None:
+        self.words: dict[int, list[Tensor]] = {}
+
+    def on(self, device: torch.device) -> list[Tensor]:
+        index = -1 if device.index is None else device.index
+        if index not in self.words:
+            rows = [torch.empty(len(Report._fields), dtype=torch.int64) for _ in range(_MOST)]
+            self.words[index] = [row.pin_memory() if device.type == "cuda" else row for row in rows]
+        return self.words[index]
+
+
+_scratch = _Scratch()
+
+
+class HostReports:
+    """Up to two reports that kernels on the current stream of `device` are about to write.
+
+    >>> with HostReports(torch.device("cpu")) as reports:
+    ...     _ = reports.words[0].copy_(torch.tensor([7, 0, 0, 0, 0]))
+    ...     reports.read(0).num_lattice_points
+    7
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.words = _scratch.on(device)
+
+    def __enter__(self) -> HostReports:
+        for row in self.words:
+            row.numpy().fill(_PENDING)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # a kernel that nobody waits for any more must not write into the next report
+        if kind is not None and self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def read(self, number: int) -> Report:
+        """A report, as soon as the GPU has written it."""
+        view = self.words[number].numpy()
+        looks = 0
+        while True:
+            words: list[int] = view.tolist()
+            if _PENDING not in words:
+                return Report(*words)
+            looks += 1
+            if looks < _EAGER_LOOKS:
+                continue
+            time.sleep(0)
+            if looks % _LOOKS_PER_QUESTION == 0 and torch.cuda.current_stream(self._device).query():
+                # raises if a kernel has failed; else all is written by now
+                torch.cuda.synchronize(self._device)
+                words = view.tolist()
+                if _PENDING in words:
+                    raise RuntimeError("the GPU finished without reporting how many lattice points there are")
+                return Report(*words)

@@ -1,0 +1,277 @@
+"""Embed the points and put the vertices they touch into the table, all in one pass over the points.
+
+The lane that makes a slot also draws its row number; whoever else needs it waits for it at the end. Nobody who still
+has to draw a number waits, so the wait ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from permutohedral.ops.triton.build.embedding import find_simplex, lowest_cell, tile_rows, weights_from
+from permutohedral.ops.triton.build.key_packing import even_bits, pack_by_range, pack_evenly
+from permutohedral.ops.triton.build.packed_table import (
+    BAD_FEATURE,
+    COUNT,
+    EXTENT,
+    FULL,
+    ITEM_EXTENT,
+    ITEM_SHIFT,
+    LOW,
+    NO_ROOM,
+    SHIFT,
+    PackedTable,
+    entry_of,
+    insert,
+    is_any,
+    load_number,
+    store_lanes,
+)
+from permutohedral.ops.triton.runtime import HAS_PTX, cdiv, launch
+
+# a single warp needs no barrier to know that all its probes have ended
+_INSERT_BLOCK = 32
+# how often a lane asks for a number that another one draws: some milliseconds
+_MOST_WAITS = tl.constexpr(1 << 16)
+# of how many pairs of consecutive points `report_kernel` looks at the distance
+SAMPLES = tl.constexpr(256)
+# words of a report: see `HostReports`
+_REPORTED = tl.constexpr(5)
+
+
+@triton.jit
+def pack_digits(
+    header, cell, low, DIGIT_BITS: tl.constexpr, CORNER_BITS: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr
+):
+    """The code of the cells without item and corner int64 `[BLOCK]`, one step of each digit, and whether they fit."""
+    row = tl.arange(0, ROWS)[:, None]
+    coordinate = row < D
+    digit = cell - low
+    if DIGIT_BITS > 0:
+        shift = CORNER_BITS + row.to(tl.int64) * DIGIT_BITS
+        fits = (digit > 0) & (digit < (1 << DIGIT_BITS))
+    else:
+        shift = tl.load(header + SHIFT + row, mask=coordinate, other=0)
+        fits = (digit > 0) & (digit < tl.load(header + EXTENT + row, mask=coordinate, other=0))
+    room = tl.min((fits | (row >= D)).to(tl.int32), axis=0) > 0
+    code = tl.sum(tl.where(coordinate, digit.to(tl.int64) << shift, 0), axis=0)
+    return code, tl.where(coordinate, tl.full([1, 1], 1, tl.int64) << shift, 0), room
+
+
+@triton.jit
+def draw_numbers(table, codes, slot, code, created, PTX: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Number the slots that were created and write the numbers down; -1 for the other lanes."""
+    made = created.to(tl.int32)
+    total = tl.sum(made, axis=0)
+    number = tl.full([ROWS, BLOCK], -1, tl.int32)
+    if tl.sum(total, axis=0) > 0:
+        first = tl.atomic_add(table + COUNT, tl.sum(total, axis=0).to(tl.int64), sem="relaxed").to(tl.int32)
+        before = (tl.cumsum(total, axis=0) - total)[None, :] + tl.cumsum(made, axis=0) - made
+        number = tl.where(created, first + before, -1)
+        store_lanes(entry_of(table, slot) + 1, number.to(tl.int64) + 1, created, PTX)
+        store_lanes(codes + number, code, created, PTX)
+    return number
+
+
+@triton.jit(do_not_specialize=["num_points", "capacity"])
+def insert_points_kernel(
+    features, batch, table, codes, vertices, barycentric, num_points, capacity,
+    STRIDE: tl.constexpr, HAS_BATCH: tl.constexpr, DIGIT_BITS: tl.constexpr, ITEM_BITS: tl.constexpr,
+    CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Embed a block of points, insert their corners, list the code of every row number.
+
+    `vertices` and `barycentric` are `[d + 1, points]`. With DIGIT_BITS = 0 the table's header says how to pack a key;
+    else the bits are dealt out evenly, around the first point.
+    """
+    row = tl.arange(0, ROWS)[:, None]
+    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = position < num_points
+    # lanes beyond the end repeat the last point
+    point = tl.minimum(position, num_points - 1)
+    if DIGIT_BITS > 0:
+        low = lowest_cell(features, 1 << (DIGIT_BITS - 1), D, ROWS)
+        if tl.program_id(0) == 0:
+            pack_evenly(table, low, DIGIT_BITS, CORNER_BITS, ITEM_BITS, D, ROWS)
+    else:
+        low = tl.load(table + LOW + row, mask=row < D, other=0).to(tl.int32)
+    # once the attempt has failed, the blocks that follow need not try
+    flag = table + tl.zeros([1, 1], tl.int32)
+    failed = tl.maximum(tl.load(flag + FULL), tl.load(flag + NO_ROOM)) > 0
+    cell, rank, delta, valid = find_simplex(features, point, STRIDE, D, ROWS)
+    place = position[None, :] + row.to(tl.int64) * num_points
+    real = (row <= D) & inside[None, :]
+    weights = tl.maximum(weights_from(delta, rank, D, ROWS) + (row == 0).to(delta.dtype), 0.0)
+    tl.store(barycentric + place, weights, mask=real)
+
+    base, unit, room = pack_digits(table, cell, low, DIGIT_BITS, CORNER_BITS, D, ROWS)
+    if HAS_BATCH:
+        item = tl.load(batch + point).to(tl.int64)
+        if DIGIT_BITS > 0:
+            room = room & (item < (1 << ITEM_BITS))
+            base += item << (CORNER_BITS + D * DIGIT_BITS)
+        else:
+            room = room & (item < tl.load(table + ITEM_EXTENT))
+            base += item << tl.load(table + ITEM_SHIFT)
+    usable = valid & room
+    if tl.min(usable.to(tl.int32), axis=0) == 0:
+        if tl.min(valid.to(tl.int32), axis=0) == 0:
+            tl.store(table + BAD_FEATURE, 1)
+        if tl.min(room.to(tl.int32), axis=0) == 0:
+            tl.store(table + NO_ROOM, 1)
+
+    # corner j lies one cell lower along the j coordinates of largest rank; rows beyond d repeat corner 0
+    corner = tl.where(row <= D, row, 0)
+    lower = rank[None, :, :] > D - corner[:, :, None]
+    code = base[None, :] - tl.sum(tl.where(lower, unit[None, :, :], 0), axis=1) + corner
+    wanted = tl.broadcast_to(usable[None, :] & ~failed, [ROWS, BLOCK])
+    # never empty, and in nobody's way: corner d+1 does not occur
+    code = tl.where(wanted, code, D + 1)
+    if PTX:
+        wanted = wanted & (row <= D)
+    slot, number, created, lost = insert(table, code, wanted, capacity, PTX)
+    if is_any(lost):
+        tl.store(table + FULL, 1)
+    number = tl.maximum(number, draw_numbers(table, codes, slot, code, created, PTX, ROWS, BLOCK))
+    waiting = wanted & (number < 0) & ~lost
+    waits = 0
+    while is_any(waiting) & (waits < _MOST_WAITS):
+        number = tl.maximum(number, load_number(entry_of(table, slot) + 1, waiting, PTX).to(tl.int32) - 1)
+        waiting = waiting & (number < 0)
+        waits += 1
+    if is_any(waiting):
+        tl.store(table + FULL, 1)
+    tl.store(vertices + place, tl.maximum(number, 0), mask=real)
+
+
+@triton.jit(do_not_specialize=["num_points"])
+def report_kernel(
+    table, features, report, num_points, SAMPLE: tl.constexpr, STRIDE: tl.constexpr, D: tl.constexpr
+):
+    """Tell the host the count and the flags; with SAMPLE how many consecutive points lie two units apart or more."""
+    # the count, then the flags, one after another
+    word = tl.arange(0, 8)
+    told = tl.load(table + tl.where(word == 0, COUNT, BAD_FEATURE - 1 + word), mask=word < _REPORTED - 1, other=0)
+    if SAMPLE:
+        here = (tl.arange(0, SAMPLES).to(tl.int64) * num_points) // SAMPLES
+        there = tl.minimum(here + 1, num_points - 1)
+        distance = tl.zeros([SAMPLES], features.dtype.element_ty)
+        for j in tl.static_range(D):
+            distance = tl.maximum(
+                distance, tl.abs(tl.load(features + here * STRIDE + j) - tl.load(features + there * STRIDE + j))
+            )
+        told = tl.where(word == _REPORTED - 1, tl.sum((distance > 2.0).to(tl.int64), axis=0), told)
+    tl.store(report + word, told, mask=word < _REPORTED)
+
+
+@triton.jit
+def unpack_rows(
+    table, codes, keys, other, num_rows, other_capacity, MOVE: tl.constexpr, CORNER_BITS: tl.constexpr,
+    PTX: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.arange(0, ROWS)[:, None]
+    number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = number < num_rows
+    number = tl.minimum(number, num_rows - 1)
+    code = tl.load(codes + number)
+    if MOVE:
+        if tl.program_id(0) == 0:
+            # the header but for its last words, which hold nothing
+            word = tl.arange(0, 128)
+            tl.store(other + word, tl.load(table + word))
+        tile = code[None, :]
+        slot, _, created, _ = insert(other, tile, tile >= 0, other_capacity, PTX)
+        tl.store(entry_of(other, slot) + 1, number.to(tl.int64)[None, :] + 1, mask=created)
+    corner = code & ((1 << CORNER_BITS) - 1)
+    # row 0 is the item, row i + 1 coordinate i
+    coordinate = (row >= 1) & (row <= D)
+    item_shift = tl.load(table + ITEM_SHIFT)
+    shift = tl.load(table + SHIFT + row - 1, mask=coordinate, other=0)
+    following = tl.load(table + SHIFT + row, mask=coordinate & (row < D), other=0)
+    following = tl.where(row < D, following, item_shift)
+    digit = (code[None, :] >> shift) & ((tl.full([1, 1], 1, tl.int64) << (following - shift)) - 1)
+    quotient = digit + tl.load(table + LOW + row - 1, mask=coordinate, other=0)
+    value = tl.where(row == 0, (code >> item_shift)[None, :], quotient * (D + 1) + corner[None, :])
+    place = number.to(tl.int64)[None, :] * (D + 1) + row
+    tl.store(keys + place, value.to(tl.int32), mask=(row <= D) & inside[None, :])
+
+
+@triton.jit(do_not_specialize=["most_rows", "other_capacity"])
+def unpack_kernel(
+    table, codes, keys, other, most_rows, other_capacity, MOVE: tl.constexpr, CORNER_BITS: tl.constexpr,
+    PTX: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the keys of all lattice points; with MOVE also insert them into another table."""
+    num_rows = tl.minimum(tl.load(table + COUNT).to(tl.int32), most_rows)
+    if tl.program_id(0) * BLOCK < num_rows:
+        unpack_rows(
+            table, codes, keys, other, num_rows, other_capacity, MOVE, CORNER_BITS, PTX, D, ROWS, BLOCK
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Insertion:
+    """What inserting all points gives.
+
+    Attributes:
+        table: the vertices that the points touch.
+        codes: int64 `[capacity of the table]`, the code of each row number; as many are written as rows are drawn.
+        vertices: int32 `[points, d + 1]`, corner by corner in memory.
+        barycentric: `[points, d + 1]`, corner by corner in memory.
+    """
+
+    table: PackedTable
+    codes: Tensor
+    vertices: Tensor
+    barycentric: Tensor
+
+
+def insert_points(features: Tensor, batch: Tensor | None, capacity: int, by_range: bool) -> Insertion:
+    """Start inserting all points into a new table; whether they fit is told by `report`.
+
+    Args:
+        features, batch: see `index_points`; the features of a point are contiguous.
+        capacity: of the table.
+        by_range: whether the bits of a key are dealt out by the range of the data.
+    """
+    points, d = features.shape
+    table = PackedTable.empty(capacity, features.device)
+    codes = features.new_empty(capacity, dtype=torch.int64)
+    vertices = features.new_empty((d + 1, points), dtype=torch.int32)
+    barycentric = features.new_empty((d + 1, points))
+    digit_bits, item_bits = even_bits(d, batch is not None)
+    if by_range:
+        pack_by_range(table, features, batch)
+        digit_bits = 0
+    launch(
+        insert_points_kernel, (cdiv(points, _INSERT_BLOCK),),
+        (features, features if batch is None else batch, table.storage, codes, vertices, barycentric),
+        (points, capacity),
+        STRIDE=features.stride(0), HAS_BATCH=batch is not None, DIGIT_BITS=digit_bits, ITEM_BITS=item_bits,
+        CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d, ROWS=tile_rows(d), BLOCK=_INSERT_BLOCK,
+        num_warps=cdiv(_INSERT_BLOCK, 32),
+    )  # fmt: skip
+    return Insertion(table, codes, vertices.T, barycentric.T)
+
+
+def report(insertion: Insertion, features: Tensor, words: Tensor, sample: bool) -> None:
+    """Write what became of the insertion into `words`, memory of a `HostReports`; `sample` the order of the points."""
+    launch(
+        report_kernel, (1,), (insertion.table.storage, features, words), (features.shape[0],),
+        SAMPLE=sample, STRIDE=features.stride(0), D=features.shape[1], num_warps=4 if sample else 1,
+    )  # fmt: skip
+
+
+def unpack_keys(insertion: Insertion, keys: Tensor, other: PackedTable) -> None:
+    """Write the keys of as many rows as `keys` has; an `other` table than the insertion's gets them, too."""
+    table, (rows, columns) = insertion.table, keys.shape
+    launch(
+        unpack_kernel, (cdiv(rows, 32),), (table.storage, insertion.codes, keys, other.storage),
+        (rows, other.capacity), MOVE=other is not table, CORNER_BITS=(columns - 1).bit_length(), PTX=HAS_PTX,
+        D=columns - 1, ROWS=tile_rows(columns - 1), BLOCK=32, num_warps=1,
+    )  # fmt: skip

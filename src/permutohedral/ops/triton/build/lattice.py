@@ -1,0 +1,126 @@
+"""Build the lattice: embed the points, number the vertices they touch (`insertion.py`).
+
+The host reads the number of lattice points and the error flags together, once, of sources and targets alike. What does
+not fit the first table, whose size follows from the number of points, is inserted again into another.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from permutohedral.ops.primitives import key_limit, range_error
+from permutohedral.ops.triton.build import wide_keys
+from permutohedral.ops.triton.build.embedding import LARGEST_TILE_DIMENSION
+from permutohedral.ops.triton.build.host_report import HostReports, Report
+from permutohedral.ops.triton.build.insertion import SAMPLES, Insertion, insert_points, report, unpack_keys
+from permutohedral.ops.triton.build.packed_table import PackedTable, capacity_for
+from permutohedral.ops.triton.build.renumbering import renumber
+from permutohedral.ops.triton.runtime import on_device, power_of_two, rows_contiguous
+
+# above it, the bits of a key are dealt out by the range of the data
+LARGEST_EVEN_DIMENSION = 7
+# the values of a smaller lattice stay in the cache of a large GPU, whatever their order
+_WORTH_ORDERING = 1 << 21
+# slots of a table that takes little time to clear
+_CHEAP_CAPACITY = 1 << 22
+
+# keys, vertices, barycentric weights, table: see `index_points`
+Indexed = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+class _Attempt(NamedTuple):
+    """How a set of points is put into a table of packed keys."""
+
+    features: Tensor
+    batch: Tensor | None
+    capacity: int
+    by_range: bool
+
+    def start(self, words: Tensor) -> Insertion:
+        insertion = insert_points(self.features, self.batch, self.capacity, self.by_range)
+        report(insertion, self.features, words, self.features.numel() >= _WORTH_ORDERING)
+        return insertion
+
+    def next(self, told: Report) -> _Attempt | None:
+        """What to try after this attempt failed, None if nothing but a table of wide keys is left."""
+        largest = capacity_for(self.features.numel() + self.features.shape[0])
+        if told.no_room:
+            return None if self.by_range else self._replace(by_range=True)
+        return None if self.capacity >= largest else self._replace(capacity=largest)
+
+
+def first_attempt(features: Tensor, batch: Tensor | None) -> _Attempt:
+    """A table for any small lattice; a large one is rarely more than a twelfth of what the points could touch."""
+    features = rows_contiguous(features)
+    entries = features.numel() + features.shape[0]
+    capacity = power_of_two(min(2 * entries, max(_CHEAP_CAPACITY, entries // 6)), 64)
+    return _Attempt(features, batch, capacity, features.shape[1] > LARGEST_EVEN_DIMENSION)
+
+
+def check_range(features: Tensor, told: Report) -> None:
+    """Raise if a feature has no key."""
+    if told.bad_feature:
+        raise range_error(features, key_limit(features.dtype))
+
+
+def order(insertion: Insertion, told: Report) -> Insertion:
+    """The same, its lattice points in an order that helps: where nothing else is asked for, along a curve if there
+    are many of them and the points come in no spatial order, so that neighbors lie near each other in memory.
+    """
+    exact = torch.are_deterministic_algorithms_enabled()
+    scattered = told.num_lattice_points >= _WORTH_ORDERING and 2 * told.far_pairs > SAMPLES.value
+    return renumber(insertion, told.num_lattice_points, exact) if exact or scattered else insertion
+
+
+def _finish(insertion: Insertion, told: Report) -> Indexed:
+    insertion = order(insertion, told)
+    table, fitting = insertion.table, capacity_for(told.num_lattice_points)
+    if table.capacity > 2 * fitting:
+        # most of the table is empty
+        table = PackedTable.empty(fitting, table.storage.device)
+    vertices = insertion.vertices
+    keys = vertices.new_empty((told.num_lattice_points, vertices.shape[1]))
+    unpack_keys(insertion, keys, table)
+    return keys, vertices, insertion.barycentric, table.storage
+
+
+def _index(attempts: list[_Attempt]) -> list[Indexed]:
+    """All sets together, so that the host waits once."""
+    with HostReports(attempts[0].features.device) as reports:
+        insertions = [attempt.start(words) for attempt, words in zip(attempts, reports.words, strict=False)]
+        told = [reports.read(number) for number in range(len(attempts))]
+    return [_settle(*each) for each in zip(attempts, insertions, told, strict=True)]
+
+
+def _settle(attempt: _Attempt, insertion: Insertion, told: Report) -> Indexed:
+    check_range(attempt.features, told)
+    if not told.no_room and not told.full:
+        return _finish(insertion, told)
+    following = attempt.next(told)
+    return wide_keys.index_points(attempt.features, attempt.batch) if following is None else _index([following])[0]
+
+
+def is_packed(features: Tensor) -> bool:
+    """Whether a table of packed keys is tried at all."""
+    return features.shape[0] > 0 and features.shape[1] <= LARGEST_TILE_DIMENSION
+
+
+@on_device
+def index_points(features: Tensor, batch: Tensor | None) -> Indexed:
+    if not is_packed(features):
+        return wide_keys.index_points(features, batch)
+    return _index([first_attempt(features, batch)])[0]
+
+
+@on_device
+def index_both(
+    features: Tensor, batch: Tensor | None, target_features: Tensor, target_batch: Tensor | None
+) -> tuple[Indexed, Indexed]:
+    """`index_points` of sources and targets, which wait for the GPU together."""
+    if not (is_packed(features) and is_packed(target_features)):
+        return index_points(features, batch), index_points(target_features, target_batch)
+    source, target = _index([first_attempt(features, batch), first_attempt(target_features, target_batch)])
+    return source, target

@@ -1,0 +1,73 @@
+"""Number the lattice points of a table anew: in the order of their codes, or along a space-filling curve."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from permutohedral.ops.triton.build.insertion import Insertion
+from permutohedral.ops.triton.build.packed_table import SHIFT, entry_of, look_up
+from permutohedral.ops.triton.runtime import HAS_PTX, cdiv, launch
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def curve_kernel(table, codes, curve, num_rows, D: tl.constexpr, BLOCK: tl.constexpr):
+    """31 bits along a space-filling curve for each code: the digits' bits in turn."""
+    number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = number < num_rows
+    code = tl.load(codes + number, mask=inside, other=0)
+    BITS: tl.constexpr = 31 // D
+    along = tl.zeros([BLOCK], tl.int32)
+    for i in tl.static_range(D):
+        digit = (code >> tl.load(table + SHIFT + i)).to(tl.int32)
+        for bit in tl.static_range(BITS):
+            along |= ((digit >> bit) & 1) << (bit * D + i)
+    tl.store(curve + number, along, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_rows", "capacity"])
+def renumber_rows_kernel(
+    table, codes, order, new_codes, new_number, num_rows, capacity, PTX: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Give the row `order[i]` the number i."""
+    number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = number < num_rows
+    old = tl.load(order + number, mask=inside, other=0)
+    code = tl.load(codes + old, mask=inside, other=0)
+    tl.store(new_codes + number, code, mask=inside)
+    tl.store(new_number + old, number, mask=inside)
+    slot, _ = look_up(table, code[None, :], inside[None, :], capacity, PTX)
+    tl.store(entry_of(table, slot) + 1, number.to(tl.int64)[None, :] + 1, mask=inside[None, :])
+
+
+@triton.jit(do_not_specialize=["num_entries"])
+def renumber_vertices_kernel(vertices, new_number, num_entries, BLOCK: tl.constexpr):
+    entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = entry < num_entries
+    vertex = tl.load(vertices + entry, mask=inside, other=0)
+    tl.store(vertices + entry, tl.load(new_number + vertex, mask=inside, other=0), mask=inside)
+
+
+def renumber(insertion: Insertion, num: int, exact: bool) -> Insertion:
+    """The same table and vertices with `num` rows in the order of their codes, which no scheduling changes, or along
+    a curve.
+    """
+    table, vertices = insertion.table, insertion.vertices
+    device, d = vertices.device, vertices.shape[1] - 1
+    sorted_by = insertion.codes[:num]
+    grid = (cdiv(num, 256),)
+    if not exact:
+        sorted_by = torch.empty(num, dtype=torch.int32, device=device)
+        launch(curve_kernel, grid, (table.storage, insertion.codes, sorted_by), (num,), D=d, BLOCK=256)
+    order = torch.sort(sorted_by).indices
+    codes = torch.empty(num, dtype=torch.int64, device=device)
+    new_number = torch.empty(num, dtype=torch.int32, device=device)
+    launch(
+        renumber_rows_kernel, grid, (table.storage, insertion.codes, order, codes, new_number), (num, table.capacity),
+        PTX=HAS_PTX, BLOCK=256,
+    )  # fmt: skip
+    entries = vertices.numel()
+    launch(renumber_vertices_kernel, (cdiv(entries, 1024),), (vertices, new_number), (entries,), BLOCK=1024)
+    return Insertion(table, codes, vertices, insertion.barycentric)

@@ -1,0 +1,90 @@
+"""The separable Gaussian on the lattice: a pass for each axis, or for two at once.
+
+Tiles are `[BLOCK lattice points, BLOCK_C channels]`. Accumulation is in float32 for values of 16 bits, in their own
+dtype otherwise.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.ops.triton.runtime import launch, on_device, rows_contiguous, tile
+
+# blurring two axes at once reads more and starts less: below this many lattice points the starts count
+_WORTH_SINGLE_AXES = 1 << 18
+
+
+@triton.jit
+def blur_along(
+    lattice_values, axis_neighbors, row, axis, num_rows, present, channel,
+    CHANNELS: tl.constexpr, LATTICE_STRIDE: tl.constexpr,
+):  # fmt: skip
+    """l + (l(. + e) + l(. - e)) / 2 along one axis at the rows that are `present`, zero at the others."""
+    dtype: tl.constexpr = tl.float64 if lattice_values.dtype.element_ty == tl.float64 else tl.float32
+    known = (channel < CHANNELS)[None, :]
+    ahead = axis_neighbors + 2 * tl.cast(axis, tl.int64) * num_rows + row
+    above = tl.load(ahead, mask=present, other=-1)
+    below = tl.load(ahead + num_rows, mask=present, other=-1)
+    start = lattice_values + channel[None, :]
+    center = tl.load(start + row.to(tl.int64)[:, None] * LATTICE_STRIDE, mask=present[:, None] & known, other=0.0)
+    up = tl.load(start + above.to(tl.int64)[:, None] * LATTICE_STRIDE, mask=(above >= 0)[:, None] & known, other=0.0)
+    down = tl.load(start + below.to(tl.int64)[:, None] * LATTICE_STRIDE, mask=(below >= 0)[:, None] & known, other=0.0)
+    return center.to(dtype) + 0.5 * (up.to(dtype) + down.to(dtype))
+
+
+@triton.jit(do_not_specialize=["num_rows", "axis", "next_axis"])
+def blur_kernel(
+    lattice_values, axis_neighbors, output, num_rows, axis, next_axis,
+    TWO: tl.constexpr, CHANNELS: tl.constexpr, LATTICE_STRIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """One axis, or TWO at once: the second of what the first gives at a row and its two neighbors."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = row < num_rows
+    result = blur_along(
+        lattice_values, axis_neighbors, row, axis, num_rows, inside, channel, CHANNELS, LATTICE_STRIDE
+    )  # fmt: skip
+    if TWO:
+        ahead = axis_neighbors + 2 * tl.cast(next_axis, tl.int64) * num_rows + row
+        above = tl.load(ahead, mask=inside, other=-1)
+        below = tl.load(ahead + num_rows, mask=inside, other=-1)
+        up = blur_along(
+            lattice_values, axis_neighbors, above, axis, num_rows, above >= 0, channel, CHANNELS, LATTICE_STRIDE
+        )  # fmt: skip
+        down = blur_along(
+            lattice_values, axis_neighbors, below, axis, num_rows, below >= 0, channel, CHANNELS, LATTICE_STRIDE
+        )  # fmt: skip
+        result += 0.5 * (up + down)
+    place = output + row.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
+    tl.store(place, result.to(output.dtype.element_ty), mask=inside[:, None] & (channel < CHANNELS)[None, :])
+
+
+@on_device
+def blur(lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool) -> Tensor:
+    num, channels = lattice_values.shape
+    lattice_values, axis_neighbors = rows_contiguous(lattice_values), axis_neighbors.contiguous()
+    if lattice_values.numel() == 0:
+        return lattice_values.clone()
+    axes = list(range(axis_neighbors.shape[0] // 2))
+    if reverse:
+        axes.reverse()
+    at_once = 2 if num < _WORTH_SINGLE_AXES else 1
+    passes = [axes[first : first + at_once] for first in range(0, len(axes), at_once)]
+    grid, blocks = tile(num, channels)
+    between = accumulation_dtype(lattice_values.dtype)
+    last = torch.empty(num, channels, dtype=lattice_values.dtype, device=lattice_values.device)
+    # two buffers in turn, the result in the last of them
+    spare = [last if between == last.dtype else torch.empty_like(last, dtype=between)]
+    spare.append(torch.empty_like(spare[0]) if len(passes) > 1 else last)
+    for number, axis in enumerate(passes, 1):
+        output = last if number == len(passes) else spare[(len(passes) - number) % 2]
+        launch(
+            blur_kernel, grid, (lattice_values, axis_neighbors, output), (num, axis[0], axis[-1]),
+            TWO=len(axis) > 1, CHANNELS=channels, LATTICE_STRIDE=lattice_values.stride(0), **blocks,
+        )  # fmt: skip
+        lattice_values = output
+    return last

@@ -1,0 +1,114 @@
+"""Slice, and the gradient of the barycentric weights, between points and lattice.
+
+Tiles are `[BLOCK points, BLOCK_C channels]`. Accumulation is in float32 for values of 16 bits, in their own dtype
+otherwise.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.ops.triton.runtime import launch, on_device, rows_contiguous, tile
+
+
+@triton.jit(do_not_specialize=["num_points", "vertex_corner_stride", "weight_corner_stride"])
+def slice_kernel(
+    lattice_values, vertices, barycentric, bias, output, num_points, vertex_corner_stride, weight_corner_stride,
+    HAS_BIAS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ADDED_MASS: tl.constexpr,
+    LATTICE_STRIDE: tl.constexpr,
+    VERTEX_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr,
+    CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Read the corners of every point's simplex; where WIDTH exceeds CHANNELS, divide by the channel after the last."""
+    point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = point < num_points
+    real = inside[:, None] & (channel < WIDTH)[None, :]
+    dtype: tl.constexpr = tl.float64 if lattice_values.dtype.element_ty == tl.float64 else tl.float32
+    total = tl.zeros([BLOCK, BLOCK_C], dtype)
+    for corner in tl.static_range(CORNERS):
+        vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * vertex_corner_stride, mask=inside, other=0)
+        weight = tl.load(barycentric + point * WEIGHT_STRIDE + corner * weight_corner_stride, mask=inside, other=0.0)
+        place = lattice_values + vertex.to(tl.int64)[:, None] * LATTICE_STRIDE + channel[None, :]
+        total += weight.to(dtype)[:, None] * tl.load(place, mask=real, other=0.0).to(dtype)
+    if WIDTH > CHANNELS:
+        mass = tl.sum(tl.where((channel == CHANNELS)[None, :], total, 0.0), axis=1)
+        total = total / (mass + ADDED_MASS)[:, None]
+    if HAS_BIAS:
+        total += tl.load(bias + channel, mask=channel < CHANNELS, other=0.0).to(dtype)[None, :]
+    place = output + point[:, None] * CHANNELS + channel[None, :]
+    kept = inside[:, None] & (channel < CHANNELS)[None, :]
+    tl.store(place, total.to(output.dtype.element_ty), mask=kept)
+
+
+@triton.jit(do_not_specialize=["num_points", "vertex_corner_stride"])
+def barycentric_gradient_kernel(
+    values, lattice_values, vertices, output, num_points, vertex_corner_stride,
+    VERTEX_STRIDE: tl.constexpr, CHANNELS: tl.constexpr, VALUE_STRIDE: tl.constexpr, LATTICE_STRIDE: tl.constexpr,
+    CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """The scalar product of every point with one corner of its simplex."""
+    point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    corner = tl.program_id(1)
+    inside = point < num_points
+    vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * vertex_corner_stride, mask=inside, other=0)
+    dtype: tl.constexpr = output.dtype.element_ty
+    total = tl.zeros([BLOCK, BLOCK_C], dtype)
+    for first in range(0, CHANNELS, BLOCK_C):
+        channel = first + tl.arange(0, BLOCK_C)
+        real = inside[:, None] & (channel < CHANNELS)[None, :]
+        value = tl.load(values + point[:, None] * VALUE_STRIDE + channel[None, :], mask=real, other=0.0)
+        place = lattice_values + vertex.to(tl.int64)[:, None] * LATTICE_STRIDE + channel[None, :]
+        total += value.to(dtype) * tl.load(place, mask=real, other=0.0).to(dtype)
+    tl.store(output + point * CORNERS + corner, tl.sum(total, axis=1), mask=inside)
+
+
+def slice_into(
+    output: Tensor,
+    lattice_values: Tensor,
+    vertices: Tensor,
+    barycentric: Tensor,
+    bias: Tensor | None = None,
+    added_mass: float = 0.0,
+) -> None:
+    """Fill `output [points, channels]`; a further channel of lattice_values is the mass to divide by."""
+    lattice_values = rows_contiguous(lattice_values)
+    points, channels = output.shape
+    width = lattice_values.shape[1]
+    if output.numel() == 0:
+        return
+    grid, blocks = tile(points, width)
+    launch(
+        slice_kernel, grid, (lattice_values, vertices, barycentric, lattice_values if bias is None else bias, output),
+        (points, vertices.stride(1), barycentric.stride(1)),
+        HAS_BIAS=bias is not None, CHANNELS=channels, WIDTH=width, ADDED_MASS=added_mass,
+        LATTICE_STRIDE=lattice_values.stride(0), VERTEX_STRIDE=vertices.stride(0),
+        WEIGHT_STRIDE=barycentric.stride(0), CORNERS=vertices.shape[1], **blocks,
+    )  # fmt: skip
+
+
+@on_device
+def slice(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tensor:
+    output = lattice_values.new_empty(vertices.shape[0], lattice_values.shape[1])
+    slice_into(output, lattice_values, vertices, barycentric)
+    return output
+
+
+@on_device
+def barycentric_gradient(values: Tensor, lattice_values: Tensor, vertices: Tensor) -> Tensor:
+    points, corners = vertices.shape
+    values, lattice_values = rows_contiguous(values), rows_contiguous(lattice_values)
+    channels = values.shape[1]
+    output = values.new_empty(points, corners, dtype=accumulation_dtype(values.dtype))
+    if output.numel():
+        grid, blocks = tile(points, channels)
+        launch(
+            barycentric_gradient_kernel, (grid[0], corners), (values, lattice_values, vertices, output),
+            (points, vertices.stride(1)),
+            VERTEX_STRIDE=vertices.stride(0), CHANNELS=channels, VALUE_STRIDE=values.stride(0),
+            LATTICE_STRIDE=lattice_values.stride(0), CORNERS=corners, **blocks,
+        )  # fmt: skip
+    return output
