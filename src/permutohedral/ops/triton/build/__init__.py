@@ -1,0 +1,1 @@
+"""From points to a lattice: embedding, keys, hash tables, neighbors."""
