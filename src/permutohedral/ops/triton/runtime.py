@@ -70,12 +70,29 @@ class _Launcher:
     """Compiled kernels by what they were compiled for.
 
     Triton keeps the same binaries, but finding one takes it longer than a small kernel runs: it looks at every
-    argument anew. `direct` becomes False where a version of Triton starts its binaries in another way than this.
+    argument anew. So they are started as Triton's own launcher does it; `direct` becomes False where a version of
+    Triton does that in another way, and kernels are then started as documented.
     """
 
     def __init__(self) -> None:
-        self.compiled: dict[tuple[object, ...], tuple[Any, ...]] = {}
+        self.compiled: dict[tuple[object, ...], tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = {}
         self.direct = not _INTERPRETED
+
+    def add(self, key: tuple[object, ...], kernel: Any, binary: Any, constants: dict[str, Any]) -> None:
+        """Keep what starts a binary: a function of C, and its arguments before and behind ours."""
+        starter = binary.run
+        # with memory of their own such kernels need an allocation for each start
+        if starter.global_scratch_size or starter.profile_scratch_size:
+            return
+        options = starter.launch_cooperative_grid, starter.launch_pdl
+        # no scratch memory; no metadata and no hooks for a profiler of Triton's
+        before = binary.function, *options, None, None, binary.packed_metadata, None, None, None
+        # the constants are passed, too, and ignored
+        self.compiled[key] = (
+            starter.launch,
+            before,
+            tuple(constants[name] for name in kernel.arg_names if name in constants),
+        )
 
 
 _launcher = _Launcher()
@@ -97,31 +114,30 @@ def launch(
     if not _launcher.direct:
         kernel[grid](*tensors, *sizes, **constants)
         return
-    addresses = [tensor.data_ptr() for tensor in tensors]
-    bits = largest = 0
-    for address in addresses:
+    device, addresses, bits = tensors[0].get_device(), [], 0
+    key: list[object] = [id(kernel), device]
+    for tensor in tensors:
+        address = tensor.data_ptr()
         bits |= address
-    for size in sizes:
-        largest |= size
-    if bits & _MISALIGNED or largest >> 31:
+        addresses.append(address)
+        key.append(tensor.dtype)
+    if bits & _MISALIGNED or max(sizes, default=0) >> 31:
         kernel[grid](*tensors, *sizes, **constants)
         return
-    device = tensors[0].get_device()
-    key = (id(kernel), device, *[tensor.dtype for tensor in tensors], *constants.values())
-    compiled = _launcher.compiled.get(key)
+    known = (*key, *constants.values())
+    compiled = _launcher.compiled.get(known)
     if compiled is None:
         binary = kernel[grid](*tensors, *sizes, **constants)
-        # the binary's launcher takes the constants, too, and ignores them
-        passed = [constants[name] for name in kernel.arg_names if name in constants]
-        _launcher.compiled[key] = binary.run, binary.function, binary.packed_metadata, passed
+        try:
+            _launcher.add(known, kernel, binary, constants)
+        except AttributeError:
+            _launcher.direct = False
         return
-    run, function, metadata, passed = compiled
+    start, before, behind = compiled
     columns, rows, layers = (*grid, 1, 1)[:3]
     stream = torch._C._cuda_getCurrentRawStream(device)
     try:
-        # without metadata and hooks for a profiler of Triton's
-        run(columns, rows, layers, stream, function, metadata, None, None, None, *addresses, *sizes, *passed)
+        start(columns, rows, layers, stream, *before, *addresses, *sizes, *behind)
     except TypeError:
-        # this version of Triton starts its binaries in another way
         _launcher.direct = False
         kernel[grid](*tensors, *sizes, **constants)

@@ -8,7 +8,15 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.triton.build import wide_keys
-from permutohedral.ops.triton.build.packed_table import EXTENT, ITEM_EXTENT, ITEM_SHIFT, LOW, SHIFT, PackedTable, look_up
+from permutohedral.ops.triton.build.packed_table import (
+    EXTENT,
+    ITEM_EXTENT,
+    ITEM_SHIFT,
+    LOW,
+    SHIFT,
+    PackedTable,
+    look_up,
+)
 from permutohedral.ops.triton.runtime import HAS_PTX, cdiv, launch, on_device, power_of_two
 
 # every program looks for the opposite of its tap, so there must not be many

@@ -129,8 +129,7 @@ def load_entry(pointers, lanes, PTX: tl.constexpr):
     """Code and row number plus one, int64, where `lanes` point; zeros on the other lanes."""
     if PTX:
         return tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.s32 p, $3, 0; mov.b64 $0, 0; mov.b64 $1, 0; "
-            "@p ld.global.v2.b64 {$0, $1}, [$2]; }",
+            "{ .reg .pred p; setp.ne.s32 p, $3, 0; mov.b64 $0, 0; mov.b64 $1, 0; @p ld.global.v2.b64 {$0, $1}, [$2]; }",
             "=&l,=&l,l,r",
             [pointers.to(tl.int64), lanes.to(tl.int32)],
             dtype=(tl.int64, tl.int64),
