@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "kernels.hpp"
-#include "memory.hpp"
-#include "parallel.hpp"
+#include "runtime/memory.hpp"
+#include "runtime/threads.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "lattice.hpp"
+#include "index/vertex_index.hpp"
 
 namespace permutohedral {
 

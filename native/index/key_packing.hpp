@@ -16,7 +16,7 @@
 
 #include <cstdint>
 
-#include "reduction.hpp"
+#include "index/digit_reduction.hpp"
 
 namespace permutohedral {
 

@@ -1,18 +1,18 @@
 // index_points up to the merge, and the derivatives of the barycentric weights. Compiled once per instruction set.
-#include "embedding.hpp"
+#include "index/embedding.hpp"
 
 #include <algorithm>
 #include <cstring>
 #include <memory>
 #include <vector>
 
-#include "buckets.hpp"
-#include "collector.hpp"
+#include "index/bucket_sort.hpp"
+#include "index/touched_keys.hpp"
 #include "kernels.hpp"
-#include "marking.hpp"
-#include "measuring.hpp"
-#include "parallel.hpp"
-#include "variant.hpp"
+#include "index/number_by_cells.hpp"
+#include "index/digit_ranges.hpp"
+#include "runtime/threads.hpp"
+#include "runtime/kernel_table.hpp"
 
 namespace permutohedral {
 namespace PERMUTOHEDRAL_VARIANT {

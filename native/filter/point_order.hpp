@@ -2,9 +2,9 @@
 #pragma once
 
 #include "kernels.hpp"
-#include "memory.hpp"
-#include "parallel.hpp"
-#include "pieces.hpp"
+#include "runtime/memory.hpp"
+#include "runtime/threads.hpp"
+#include "filter/channel_vectors.hpp"
 
 namespace permutohedral {
 namespace PERMUTOHEDRAL_VARIANT {

@@ -1,4 +1,4 @@
-#include "reduction.hpp"
+#include "index/digit_reduction.hpp"
 
 #include <algorithm>
 #include <cstdlib>

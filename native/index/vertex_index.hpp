@@ -11,9 +11,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "grid.hpp"
-#include "memory.hpp"
-#include "packing.hpp"
+#include "index/cell_grid.hpp"
+#include "runtime/memory.hpp"
+#include "index/key_packing.hpp"
 
 namespace permutohedral {
 

@@ -2,8 +2,8 @@
 // blur, so threads may share the panels where the points do not let them share the rows.
 #pragma once
 
-#include "pieces.hpp"
-#include "visits.hpp"
+#include "filter/channel_vectors.hpp"
+#include "filter/point_order.hpp"
 
 namespace permutohedral {
 namespace PERMUTOHEDRAL_VARIANT {

@@ -5,10 +5,10 @@
 // gathered rows.
 #include <algorithm>
 
-#include "memory.hpp"
-#include "parallel.hpp"
-#include "product.hpp"
-#include "variant.hpp"
+#include "runtime/memory.hpp"
+#include "runtime/threads.hpp"
+#include "filter/register_tiles.hpp"
+#include "runtime/kernel_table.hpp"
 
 namespace permutohedral {
 namespace PERMUTOHEDRAL_VARIANT {

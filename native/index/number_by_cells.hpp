@@ -4,9 +4,9 @@
 #include <cstring>
 #include <type_traits>
 
-#include "collector.hpp"
-#include "grid.hpp"
-#include "measuring.hpp"
+#include "index/touched_keys.hpp"
+#include "index/cell_grid.hpp"
+#include "index/digit_ranges.hpp"
 
 namespace permutohedral {
 namespace PERMUTOHEDRAL_VARIANT {

@@ -1,10 +1,10 @@
-#include "visits.hpp"
+#include "filter/point_order.hpp"
 
 #include <algorithm>
 #include <cstring>
 
-#include "buckets.hpp"
-#include "pieces.hpp"
+#include "index/bucket_sort.hpp"
+#include "filter/channel_vectors.hpp"
 
 namespace permutohedral {
 namespace PERMUTOHEDRAL_VARIANT {

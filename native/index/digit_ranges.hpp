@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "embedding.hpp"
+#include "index/embedding.hpp"
 #include "kernels.hpp"
-#include "memory.hpp"
-#include "parallel.hpp"
+#include "runtime/memory.hpp"
+#include "runtime/threads.hpp"
 
 namespace permutohedral {
 namespace PERMUTOHEDRAL_VARIANT {

@@ -1,6 +1,6 @@
 // A pool of std::threads. OpenMP is not used: a process that has run libgomp hangs in its forked children,
 // which is how data loaders work.
-#include "parallel.hpp"
+#include "runtime/threads.hpp"
 
 #include <atomic>
 #include <chrono>

@@ -1,4 +1,4 @@
-#include "variant.hpp"
+#include "runtime/kernel_table.hpp"
 
 namespace permutohedral {
 namespace PERMUTOHEDRAL_VARIANT {

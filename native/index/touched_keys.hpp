@@ -1,8 +1,8 @@
 // The keys that a chunk of points touches.
 #pragma once
 
-#include "embedding.hpp"
-#include "memory.hpp"
+#include "index/embedding.hpp"
+#include "runtime/memory.hpp"
 
 namespace permutohedral {
 namespace PERMUTOHEDRAL_VARIANT {

@@ -1,6 +1,6 @@
-#include "grid.hpp"
+#include "index/cell_grid.hpp"
 
-#include "parallel.hpp"
+#include "runtime/threads.hpp"
 
 namespace permutohedral {
 namespace {

@@ -1,8 +1,8 @@
 // splat. Compiled once per instruction set.
 #include <algorithm>
 
-#include "panels.hpp"
-#include "variant.hpp"
+#include "filter/channel_panels.hpp"
+#include "runtime/kernel_table.hpp"
 
 namespace permutohedral {
 namespace PERMUTOHEDRAL_VARIANT {

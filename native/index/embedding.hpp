@@ -5,8 +5,8 @@
 #include <cmath>
 #include <limits>
 
-#include "packing.hpp"
-#include "simd.hpp"
+#include "index/key_packing.hpp"
+#include "runtime/simd.hpp"
 
 namespace permutohedral {
 namespace PERMUTOHEDRAL_VARIANT {

@@ -1,11 +1,11 @@
-#include "lattice.hpp"
+#include "index/vertex_index.hpp"
 
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <type_traits>
 
-#include "parallel.hpp"
+#include "runtime/threads.hpp"
 
 namespace permutohedral {
 namespace {

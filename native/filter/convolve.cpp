@@ -4,10 +4,10 @@
 // results (at most 64 KiB, or 32 rows) with its list of neighbors.
 #include <algorithm>
 
-#include "memory.hpp"
-#include "parallel.hpp"
-#include "product.hpp"
-#include "variant.hpp"
+#include "runtime/memory.hpp"
+#include "runtime/threads.hpp"
+#include "filter/register_tiles.hpp"
+#include "runtime/kernel_table.hpp"
 
 namespace permutohedral {
 namespace PERMUTOHEDRAL_VARIANT {

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <utility>
 
-#include "memory.hpp"
-#include "parallel.hpp"
+#include "runtime/memory.hpp"
+#include "runtime/threads.hpp"
 
 namespace permutohedral {
 namespace {

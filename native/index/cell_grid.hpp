@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "memory.hpp"
-#include "packing.hpp"
+#include "runtime/memory.hpp"
+#include "index/key_packing.hpp"
 
 namespace permutohedral {
 

@@ -1,7 +1,7 @@
 // Products of small matrices, kept in registers: R rows by N vectors of V channels.
 #pragma once
 
-#include "pieces.hpp"
+#include "filter/channel_vectors.hpp"
 
 namespace permutohedral {
 namespace PERMUTOHEDRAL_VARIANT {

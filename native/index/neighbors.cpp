@@ -4,8 +4,8 @@
 #include <map>
 #include <vector>
 
-#include "lattice.hpp"
-#include "parallel.hpp"
+#include "index/vertex_index.hpp"
+#include "runtime/threads.hpp"
 
 namespace permutohedral {
 namespace {

@@ -1,4 +1,4 @@
-#include "memory.hpp"
+#include "runtime/memory.hpp"
 
 #include <algorithm>
 #include <cstdint>

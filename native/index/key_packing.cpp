@@ -1,4 +1,4 @@
-#include "packing.hpp"
+#include "index/key_packing.hpp"
 
 #include <algorithm>
 #include <cstring>

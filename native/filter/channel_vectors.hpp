@@ -1,7 +1,7 @@
 // Rows of channels in pieces of vectors: whole ones, then halves down to single channels.
 #pragma once
 
-#include "simd.hpp"
+#include "runtime/simd.hpp"
 
 namespace permutohedral {
 namespace PERMUTOHEDRAL_VARIANT {
