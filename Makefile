@@ -22,7 +22,7 @@ help:  ## list the targets
 
 setup: $(STAMP)  ## create .venv with the package and its tools
 
-$(STAMP): pyproject.toml constraints.txt $(wildcard CMakeLists.txt native/*)
+$(STAMP): pyproject.toml constraints.txt $(wildcard CMakeLists.txt native/* native/*/*)
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("Python 3.10 or newer is needed, this is " \
 	  + sys.version.split()[0] + "; choose another with: make PYTHON=python3.12 $(MAKECMDGOALS)")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \

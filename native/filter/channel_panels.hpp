@@ -1,106 +1,102 @@
-// Lattice values in panels: the channels of one cache line, for all rows. A panel is a problem of its own to splat and
-// blur, so threads may share the panels where the points do not let them share the rows.
+// Lattice values in panels: the channels of one cache line, for all lattice points. Splat and blur treat each panel by
+// itself, so threads may divide the panels among them where they cannot divide the lattice points.
 #pragma once
 
 #include "filter/channel_vectors.hpp"
 #include "filter/point_order.hpp"
+#include "runtime/cache_sizes.hpp"
 
 namespace permutohedral {
-namespace PERMUTOHEDRAL_VARIANT {
+namespace PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
 template <class T>
-constexpr int64_t panel_channels = 64 / int64_t(sizeof(T));
+constexpr int64_t panel_channels = cache_line_bytes / int64_t(sizeof(T));
 
-// Channels [first, first + width) of every row; row v begins at data + v * stride.
+// Channels [first, first + width) of every lattice point; those of v begin at data + v * stride.
 template <class T>
 struct Panel {
     T* data;
     int64_t stride, first, width;
 };
 
-// Panels of whole cache lines, each `step` behind the one before it.
+// `count` panels of full width; each begins `step` after the one before it.
 template <class T>
-struct WholePanels {
+struct FullPanels {
     T* data;
     int64_t stride, first, count, step;
 };
 
 // All panels of a lattice.
 template <class T>
-struct Panels {
+struct ChannelPanels {
     T* data;
-    int64_t rows, channels, num_panels;
-    bool by_panel;  // one panel behind the other, the last one padded; else a matrix by rows
+    int64_t num_rows, num_channels, num_panels;
+    bool consecutive;  // each panel lies in one piece, the last one padded; else they are columns of a matrix
 
     Panel<T> operator[](int64_t p) const {
         const int64_t first = p * panel_channels<T>;
-        if (!by_panel) return {data + first, channels, first, num_panels == 1 ? channels : panel_channels<T>};
-        const int64_t width = padded_width(channels - first);
-        return {data + first * rows, width, first, width};
+        if (!consecutive)
+            return {data + first, num_channels, first, num_panels == 1 ? num_channels : panel_channels<T>};
+        const int64_t width = padded_width(num_channels - first);
+        return {data + first * num_rows, width, first, width};
     }
 
-    // The panels [begin, end), none of which is narrower.
-    WholePanels<T> whole(int64_t begin, int64_t end) const {
+    // The panels [begin, end), all of full width.
+    FullPanels<T> full(int64_t begin, int64_t end) const {
         const int64_t first = begin * panel_channels<T>;
-        if (!by_panel) return {data + first, channels, first, end - begin, panel_channels<T>};
-        return {data + first * rows, panel_channels<T>, first, end - begin, rows * panel_channels<T>};
+        if (!consecutive) return {data + first, num_channels, first, end - begin, panel_channels<T>};
+        return {data + first * num_rows, panel_channels<T>, first, end - begin, num_rows * panel_channels<T>};
     }
 
-    // Numbers of T.
+    // In elements.
     int64_t size() const {
-        if (!by_panel) return rows * channels;
-        const int64_t rest = channels % panel_channels<T>;
-        return rows * (channels - rest + (rest > 0 ? padded_width(rest) : 0));
+        if (!consecutive) return num_rows * num_channels;
+        const int64_t rest = num_channels % panel_channels<T>;
+        return num_rows * (num_channels - rest + (rest > 0 ? padded_width(rest) : 0));
     }
 
-    // The least power of two that holds the channels, or a whole panel.
-    static int64_t padded_width(int64_t channels) {
+    // The least power of two that holds the channels, at most a full panel.
+    static int64_t padded_width(int64_t num_channels) {
         int64_t width = 1;
-        while (width < channels && width < panel_channels<T>) width *= 2;
+        while (width < num_channels && width < panel_channels<T>) width *= 2;
         return width;
     }
 };
 
-// visits ahead whose values or results are fetched
-constexpr int64_t visits_ahead = 16;
+// in points, of their values or results
+constexpr int64_t prefetch_distance = 16;
 
-// Fetches `bytes` from anywhere in memory.
-PERMUTOHEDRAL_INLINE void fetch(const void* data, int64_t bytes) {
-    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(static_cast<const char*>(data) + b);
+PERMUTOHEDRAL_INLINE void prefetch_bytes(const void* data, int64_t bytes) {
+    for (int64_t b = 0; b < bytes; b += cache_line_bytes) __builtin_prefetch(static_cast<const char*>(data) + b);
 }
 
-// A matrix by rows is one panel, unless its rows consist of whole cache lines.
+// A matrix [num_rows, num_channels] is one panel, unless its num_rows consist of whole cache lines.
 template <class T>
-inline Panels<T> panels_of_rows(T* data, int64_t rows, int64_t channels) {
-    const bool lines = channels % panel_channels<T> == 0 && reinterpret_cast<uintptr_t>(data) % 64 == 0;
-    return {data, rows, channels, lines ? channels / panel_channels<T> : 1, false};
+inline ChannelPanels<T> panels_of_matrix(T* data, int64_t num_rows, int64_t num_channels) {
+    const bool has_full_lines =
+        num_channels % panel_channels<T> == 0 && reinterpret_cast<uintptr_t>(data) % cache_line_bytes == 0;
+    return {data, num_rows, num_channels, has_full_lines ? num_channels / panel_channels<T> : 1, false};
 }
 
+// Panels one after another, in memory of ChannelPanels::size elements.
 template <class T>
-inline Panels<T> panels_in(T* data, int64_t rows, int64_t channels) {
-    return {data, rows, channels, (channels + panel_channels<T> - 1) / panel_channels<T>, true};
+inline ChannelPanels<T> consecutive_panels(T* data, int64_t num_rows, int64_t num_channels) {
+    return {data, num_rows, num_channels, (num_channels + panel_channels<T> - 1) / panel_channels<T>, true};
 }
 
-// Calls function(Width<C>) with the width of a panel where it is common, else Width<0>.
+// Calls function(Constant<C>) with the width of a panel if it is full or narrow, else with Constant<0>.
 template <class T, class Function>
-inline void with_width(int64_t width, Function&& function) {
-    if (width == panel_channels<T>) return function(Width<panel_channels<T>>{});
-    with_constant(width, function);
+PERMUTOHEDRAL_INLINE void dispatch_width(int64_t width, Function&& function) {
+    dispatch<panel_channels<T>, 1, 2, 3, 4, 5, 6, 7, 8, 0>(width, function);
 }
 
-// Calls function(Width<C>) with the width of a padded panel.
+// The same for consecutive panels, whose widths are powers of two.
 template <class T, class Function>
-inline void with_padded_width(int64_t width, Function&& function) {
-    switch (width) {
-        case 1: return function(Width<1>{});
-        case 2: return function(Width<2>{});
-        case 4: return function(Width<4>{});
-        case 8: return function(Width<8>{});
-        default: return function(Width<panel_channels<T>>{});
-    }
+PERMUTOHEDRAL_INLINE void dispatch_padded_width(int64_t width, Function&& function) {
+    dispatch<1, 2, 4, 8, panel_channels<T>>(width, function);
 }
 
 }  // namespace
-}  // namespace PERMUTOHEDRAL_VARIANT
+}  // namespace PERMUTOHEDRAL_INSTRUCTION_SET
 }  // namespace permutohedral

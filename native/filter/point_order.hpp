@@ -1,83 +1,69 @@
-// The order in which splat and slice visit the points, in blocks. Compiled once per instruction set.
+// The order in which splat and slice go through the points, in blocks. Compiled once per instruction set.
 #pragma once
 
+#include "filter/channel_vectors.hpp"
 #include "kernels.hpp"
 #include "runtime/memory.hpp"
 #include "runtime/threads.hpp"
-#include "filter/channel_vectors.hpp"
 
 namespace permutohedral {
-namespace PERMUTOHEDRAL_VARIANT {
+namespace PERMUTOHEDRAL_INSTRUCTION_SET {
 
-// Visits, and the range of the rows of their corners.
-struct Block {
-    Range visits, rows;
+// Consecutive places of an order, and the range of the vertices that the points there touch.
+struct PointBlock {
+    Range places, vertices;
 };
 
 constexpr int64_t block_points = 1024;
 
 struct LatticeShape {
-    int64_t rows, row_bytes;
+    int64_t num_lattice_points, row_bytes;  // a row is the values of one lattice point
 };
 
-// Points in the order of their visits. Where successive points lie far apart on a lattice that exceeds the caches,
-// those that share rows are visited one after another. The order does not depend on the number of threads.
+// The points in the order in which they are read. Where consecutive points lie far apart on a lattice that exceeds the
+// caches, they are sorted so that those that share vertices follow each other; else they keep their order. The order
+// does not depend on the number of threads.
 template <class T>
-struct Visits {
-    Corners<T> corners;               // by visit
-    const uint32_t* order = nullptr;  // point of each visit; null if it is the visit's number
-    const Block* blocks = nullptr;
+struct PointOrder {
+    Simplices<T> simplices;              // in this order
+    const uint32_t* point_at = nullptr;  // the point at each place; null where the order is that of the points
+    const PointBlock* blocks = nullptr;
     int64_t num_blocks = 0;
     Memory memory, block_memory;
 };
 
-// Without `with_rows` the rows of a block are all rows. Corners that have an `order` already keep it.
+// Without `with_vertices` the range of a block is all vertices. Simplices that come in another order than the points
+// already, given as `point_at`, stay as they are.
 template <class T>
-Visits<T> plan_visits(const Corners<T>& corners, const LatticeShape& shape, bool with_rows, int threads,
-                      const uint32_t* order = nullptr);
+PointOrder<T> plan_order(const Simplices<T>& simplices, const LatticeShape& shape, bool with_vertices, int threads,
+                         const uint32_t* point_at = nullptr);
 
-// From the lowest of `count` vertices up to the highest.
+// From the lowest of `count` vertices to the highest.
 Range find_extent(const int32_t* vertices, int64_t count);
 
 namespace {
 
-// The corners of one visit. K is their number if known at compile time, else 0.
+// The simplex of one point. K is the number of its corners if known at compile time, else 0.
 template <class T, int K>
-struct VisitCorners {
+struct PointSimplex {
     const int32_t* vertices;
     const T* barycentric;
-    static constexpr int64_t corners = K;
-};
-template <class T>
-struct VisitCorners<T, 0> {
-    const int32_t* vertices;
-    const T* barycentric;
-    int64_t corners;
+    Extent<K> num_corners;
 };
 
 template <int K, class T>
-PERMUTOHEDRAL_INLINE VisitCorners<T, K> corners_at(const Corners<T>& corners, int64_t visit) {
-    const int64_t number = K > 0 ? K : corners.corners;
-    const int32_t* vertices = corners.vertices + visit * number;
-    const T* barycentric = corners.barycentric + visit * number;
-    if constexpr (K > 0) {
-        return {vertices, barycentric};
-    } else {
-        return {vertices, barycentric, number};
-    }
+PERMUTOHEDRAL_INLINE PointSimplex<T, K> simplex_at(const Simplices<T>& simplices, int64_t place) {
+    const Extent<K> num_corners(simplices.num_corners);
+    return {simplices.vertices + place * num_corners, simplices.barycentric + place * num_corners, num_corners};
 }
 
-// Calls function(Width<K>) with the number of corners where it is common, else Width<0>.
+// Calls function(Constant<K>) with the number of corners where it is common (images, point clouds, images in color),
+// else Constant<0>.
 template <class Function>
-PERMUTOHEDRAL_INLINE void with_corners(int64_t number, Function&& function) {
-    switch (number) {
-        case 3: return function(Width<3>{});
-        case 4: return function(Width<4>{});
-        case 6: return function(Width<6>{});
-        default: return function(Width<0>{});
-    }
+PERMUTOHEDRAL_INLINE void dispatch_corners(int64_t num_corners, Function&& function) {
+    dispatch<3, 4, 6, 0>(num_corners, function);
 }
 
 }  // namespace
-}  // namespace PERMUTOHEDRAL_VARIANT
+}  // namespace PERMUTOHEDRAL_INSTRUCTION_SET
 }  // namespace permutohedral

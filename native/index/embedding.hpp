@@ -1,5 +1,5 @@
-// The simplex around each point, one point per lane of a vector. Symbols as in reference.py: y = E f is the point in
-// the plane of R^{d+1} orthogonal to 1; the simplex is its corner congruent to 0 and a permutation.
+// The simplex around each point, one point per lane of a vector. Symbols as in ops/reference.py: y = E f is the point
+// in the plane of R^{d+1} orthogonal to 1; a simplex is given by its corner congruent to 0 and a permutation.
 #pragma once
 
 #include <cmath>
@@ -9,12 +9,12 @@
 #include "runtime/simd.hpp"
 
 namespace permutohedral {
-namespace PERMUTOHEDRAL_VARIANT {
+namespace PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
-// D is the dimension if known at compile time, else 0.
+// Throughout, D is the dimension if known at compile time, else 0.
 template <int D>
-constexpr int room = D > 0 ? D : max_dimension;
+constexpr int capacity = capacity_for<D, max_dimension>;
 
 template <class T>
 struct Elevation {
@@ -30,23 +30,22 @@ inline Elevation<T> make_elevation(int64_t d) {
 }
 
 template <class T, int D>
-struct Simplex {
-    WholeVector<T> cell[room<D> + 1];  // the corner congruent to 0, divided by d+1
-    WholeVector<T> rank[room<D> + 1];  // place of each coordinate of y - corner in descending order
-    Vector<T> delta[room<D> + 1];      // (y - corner) / (d+1)
+struct SimplexLanes {
+    IntegerVector<T> cell[capacity<D> + 1];  // the corner congruent to 0, divided by d+1
+    IntegerVector<T> rank[capacity<D> + 1];  // position of each coordinate of y - corner in descending order
+    Vector<T> delta[capacity<D> + 1];        // (y - corner) / (d+1)
 };
 
-// Points to lanes; lanes beyond `count` are zero.
+// From a matrix [count, d] to lanes; lanes beyond `count` are zero.
 template <class T, int D>
-inline void load_points(const T* rows, int64_t d_dynamic, int64_t count, Vector<T>* columns) {
+inline void load_points(const T* rows, Extent<D> d, int64_t count, Vector<T>* columns) {
 #if defined(PERMUTOHEDRAL_SHUFFLE)
-    if constexpr (D > 0 && can_exchange<T>) {
+    if constexpr (D > 0 && can_transpose<T>) {
         if (count == lanes<T>) {
             return rows_to_columns<T, lanes<T>, D>(rows, columns, std::make_integer_sequence<int, D>{});
         }
     }
 #endif
-    const int64_t d = D > 0 ? D : d_dynamic;
     for (int64_t k = 0; k < d; ++k) {
         Vector<T> column = {};
         for (int l = 0; l < count; ++l) column[l] = rows[l * d + k];
@@ -54,17 +53,17 @@ inline void load_points(const T* rows, int64_t d_dynamic, int64_t count, Vector<
     }
 }
 
-// Lanes to rows of d+1 weights.
+// From lanes to a matrix [count, d + 1].
 template <class T, int D>
-inline void store_weights(const Vector<T>* columns, int64_t d_dynamic, int64_t count, T* rows) {
+inline void store_weights(const Vector<T>* columns, Extent<D> d, int64_t count, T* rows) {
 #if defined(PERMUTOHEDRAL_SHUFFLE)
-    if constexpr (D > 0 && can_exchange<T>) {
+    if constexpr (D > 0 && can_transpose<T>) {
         if (count == lanes<T>) {
             return columns_to_rows<T, lanes<T>, D + 1>(columns, rows, std::make_integer_sequence<int, D + 1>{});
         }
     }
 #endif
-    const int64_t corners = (D > 0 ? D : d_dynamic) + 1;
+    const int64_t corners = d + 1;
     for (int64_t l = 0; l < count; ++l) {
         for (int64_t j = 0; j < corners; ++j) rows[l * corners + j] = columns[j][l];
     }
@@ -72,8 +71,7 @@ inline void store_weights(const Vector<T>* columns, int64_t d_dynamic, int64_t c
 
 // y = E f, without the matrix: its columns are constant above the diagonal.
 template <class T, int D>
-inline void elevate(const Vector<T>* features, int64_t d_dynamic, const Elevation<T>& elevation, Vector<T>* y) {
-    const int64_t d = D > 0 ? D : d_dynamic;
+inline void elevate(const Vector<T>* features, Extent<D> d, const Elevation<T>& elevation, Vector<T>* y) {
     Vector<T> sum = {};
     for (int64_t j = d; j > 0; --j) {
         const Vector<T> scaled = features[j - 1] * elevation.scale[j - 1];
@@ -83,33 +81,32 @@ inline void elevate(const Vector<T>* features, int64_t d_dynamic, const Elevatio
     y[0] = sum;
 }
 
-// Nearest whole number, for magnitudes below 2^23 (2^52): at an exponent where the spacing is one.
+// Nearest integer, for magnitudes below 2^23 (2^52): adding such a power of two leaves no bits for a fraction.
 template <class T>
-inline Vector<T> round_to_whole(Vector<T> x) {
+inline Vector<T> round_to_integer(Vector<T> x) {
     const T unit = sizeof(T) == 4 ? T(8388608.0) : T(4503599627370496.0);
-    const WholeVector<T> sign = (WholeVector<T>)x & std::numeric_limits<Whole<T>>::min();
-    const Vector<T> shift = (Vector<T>)(sign | (WholeVector<T>)(Vector<T>{} + unit));
+    const IntegerVector<T> sign = (IntegerVector<T>)x & std::numeric_limits<Integer<T>>::min();
+    const Vector<T> shift = (Vector<T>)(sign | (IntegerVector<T>)(Vector<T>{} + unit));
     return (x + shift) - shift;
 }
 
-// index_points and the gradients must agree on the simplex to the last bit, whatever D: this file is therefore
-// compiled without contraction to fused operations.
+// index_points and the derivatives must agree on the simplex to the last bit, whatever D: the files that use this are
+// therefore compiled without contraction to fused multiply-add.
 template <class T, int D>
-inline void find_simplex(const Vector<T>* features, int64_t d_dynamic, const Elevation<T>& elevation,
-                         Simplex<T, D>& simplex) {
+inline void find_simplex(const Vector<T>* features, Extent<D> d, const Elevation<T>& elevation,
+                         SimplexLanes<T, D>& simplex) {
     using V = Vector<T>;
-    using I = WholeVector<T>;
-    const int64_t d = D > 0 ? D : d_dynamic;
+    using I = IntegerVector<T>;
     const T inverse = T(1) / T(d + 1);
-    V y[room<D> + 1], rest[room<D> + 1];
+    V y[capacity<D> + 1], rest[capacity<D> + 1];
     elevate<T, D>(features, d, elevation, y);
     I excess = {};
     for (int64_t i = 0; i <= d; ++i) {
-        const V rounded = round_to_whole<T>(y[i] * inverse);
+        const V rounded = round_to_integer<T>(y[i] * inverse);
         rest[i] = y[i] - rounded * T(d + 1);
         simplex.cell[i] = __builtin_convertvector(rounded, I);
         excess += simplex.cell[i];
-        simplex.rank[i] = I{} + Whole<T>(i);
+        simplex.rank[i] = I{} + Integer<T>(i);
     }
     for (int64_t i = 0; i <= d; ++i) {
         I rank = simplex.rank[i];
@@ -120,15 +117,15 @@ inline void find_simplex(const Vector<T>* features, int64_t d_dynamic, const Ele
         }
         simplex.rank[i] = rank;
     }
-    // rounding may leave the plane: move the coordinates of extreme rank back by one cell
+    // the rounded point may lie off the plane: move the coordinates of extreme rank back by one cell
     for (int64_t i = 0; i <= d; ++i) {
         I rank = simplex.rank[i] + excess;
-        const I below = (I)(rank < 0), above = (I)(rank > Whole<T>(d));
+        const I below = (I)(rank < 0), above = (I)(rank > Integer<T>(d));
         const I step = above - below;
-        rank += step * Whole<T>(d + 1);
-        // beyond the precision of T the excess may be larger; a rank must still be usable as an index
+        rank += step * Integer<T>(d + 1);
+        // where coordinates exceed the precision of T the excess may be larger; a rank must still be a valid index
         rank = rank < 0 ? I{} : rank;
-        simplex.rank[i] = rank > Whole<T>(d) ? I{} + Whole<T>(d) : rank;
+        simplex.rank[i] = rank > Integer<T>(d) ? I{} + Integer<T>(d) : rank;
         simplex.cell[i] += step;
         simplex.delta[i] = (rest[i] - __builtin_convertvector(step, V) * T(d + 1)) * inverse;
     }
@@ -136,13 +133,12 @@ inline void find_simplex(const Vector<T>* features, int64_t d_dynamic, const Ele
 
 // b_j = delta_(d-j) - delta_(d-j+1) with delta_(r) the coordinate of rank r, and b_0 = 1 + delta_(d) - delta_(0).
 template <class T, int D>
-inline void find_barycentric(const Simplex<T, D>& simplex, int64_t d_dynamic, Vector<T>* barycentric) {
-    const int64_t d = D > 0 ? D : d_dynamic;
-    Vector<T> sorted[room<D> + 1];
+inline void find_barycentric(const SimplexLanes<T, D>& simplex, Extent<D> d, Vector<T>* barycentric) {
+    Vector<T> sorted[capacity<D> + 1];
     for (int64_t rank = 0; rank <= d; ++rank) {
         Vector<T> value = {};
         for (int64_t i = 0; i <= d; ++i) {
-            value = simplex.rank[i] == Whole<T>(rank) ? simplex.delta[i] : value;
+            value = simplex.rank[i] == Integer<T>(rank) ? simplex.delta[i] : value;
         }
         sorted[rank] = value;
     }
@@ -153,5 +149,5 @@ inline void find_barycentric(const Simplex<T, D>& simplex, int64_t d_dynamic, Ve
 }
 
 }  // namespace
-}  // namespace PERMUTOHEDRAL_VARIANT
+}  // namespace PERMUTOHEDRAL_INSTRUCTION_SET
 }  // namespace permutohedral

@@ -1,63 +1,30 @@
-// The keys that a chunk of points touches.
+// The list of packed keys that a chunk of points touches.
 #pragma once
 
 #include "index/embedding.hpp"
+#include "index/linear_keys.hpp"
 #include "runtime/memory.hpp"
 
 namespace permutohedral {
-namespace PERMUTOHEDRAL_VARIANT {
+namespace PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
-// The packed key of a corner as a linear function of the cells, and what each step to the next corner adds.
-template <int D, int W>
-struct KeyMap {
-    int64_t d, words;
-    Memory memory;
-    uint64_t* constant;  // [words]
-    uint64_t* item;      // [words], times the batch item
-    uint64_t* cell;      // [d, words], times cell i
-    uint64_t* step;      // [d + 1, words], from a corner to the next, which is lower by d+1 along coordinate i
-
-    // of a Packing, or of a Grid
-    template <class Packed>
-    explicit KeyMap(const Packed& packing)
-        : d(packing.columns - 1),
-          words(packing.words),
-          memory(sizeof(uint64_t) * words * (2 * d + 3)),
-          constant(as<uint64_t>(memory)),
-          item(constant + words),
-          cell(item + words),
-          step(cell + d * words) {
-        int64_t row[max_columns] = {1};
-        pack_origin(packing, constant);
-        pack_linear(packing, row, item);
-        row[0] = 0;
-        for (int64_t i = 0; i < d; ++i) {
-            row[i + 1] = d + 1;
-            pack_linear(packing, row, cell + i * words);
-            row[i + 1] = 0;
-        }
-        for (int64_t i = 0; i <= d; ++i) {
-            for (int64_t j = 0; j < d; ++j) row[j + 1] = i == j ? -d : 1;
-            pack_linear(packing, row, step + i * words);
-        }
-    }
-};
-
-// The keys a chunk touches. Direct-mapped caches keep most repetitions out of the list; what they let through is
-// found when the lists are merged. An unused entry is all ones, which no key is: the margins of its digits are empty.
+// Two direct-mapped caches, of whole simplices and of vertices, keep most repetitions out of the list; those they miss
+// are found when the lists are merged. An unused entry is all ones, which equals no key: the margins are empty. Which
+// keys are new is not predictable, so the lookups are written without branches.
 template <class T, int D, int W>
-class alignas(thread_alignment) KeyCollector {
+class alignas(thread_alignment) TouchedKeys {
 public:
-    // the simplex cache, where the ranks fit a lane; else repetitions are found corner by corner alone
+    // the simplex cache exists where the ranks, four bits each, fit a lane
     static constexpr bool has_simplices = D > 0 && D < 8 && W == 1;
-    static constexpr int simplex_bits = 11, vertex_bits = 14;
+    static constexpr int simplex_bits = 11, vertex_bits = vertex_cache_bits;
+    // words of an entry: key, ranks, and the positions of the corners, two to a word
     static constexpr int64_t simplex_stride = 2 + (D + 2) / 2;
 
-    KeyCollector(const KeyMap<D, W>& map, int64_t max_rows)
-        : map_(map),
-          list_memory_(sizeof(uint64_t) * (max_rows * (map.d + 1) + 1) * map.words),
-          vertex_memory_(sizeof(uint64_t) * (map.words + 1) << vertex_bits),
+    TouchedKeys(const LinearKeys<D, W>& linear, int64_t max_points)
+        : linear_(linear),
+          list_memory_(sizeof(uint64_t) * (max_points * (linear.d + 1) + 1) * linear.num_words),
+          vertex_memory_(sizeof(uint64_t) * (linear.num_words + 1) << vertex_bits),
           simplex_memory_(has_simplices ? sizeof(uint64_t) * simplex_stride << simplex_bits : 0),
           list_(as<uint64_t>(list_memory_)),
           vertices_(as<uint64_t>(vertex_memory_)),
@@ -70,15 +37,17 @@ public:
         if (has_simplices) std::memset(simplices_, 0xff, simplex_memory_.size());
     }
 
-    // Where the first points of a chunk hardly shared a corner, the caches only cost time.
-    void adapt(int64_t points) { caching_ = 8 * count_ < 7 * points * (map_.d + 1); }
+    // After the first points of a chunk: if they hardly shared a corner, the caches only cost time.
+    void adapt(int64_t points) { caching_ = 8 * count_ < 7 * points * (linear_.d + 1); }
 
     const uint64_t* keys() const { return list_; }
     int64_t count() const { return count_; }
 
-    // Positions of the corners of `points` points, given the keys of their first corners and their ranks by lane.
-    void add(const uint64_t* keys, const Whole<T>* packed_ranks, const Whole<T>* ranks, int64_t points, int32_t* out) {
-        const int64_t d = D > 0 ? D : map_.d, words = W > 0 ? W : map_.words;
+    // Writes the positions in the list of all corners of `points` points to `out [points, d + 1]`, given the keys of
+    // their first corners and their ranks, by lane.
+    void add(const uint64_t* keys, const Integer<T>* packed_ranks, const Integer<T>* ranks, int64_t points,
+             int32_t* out) {
+        const int64_t d = linear_.d, words = linear_.num_words;
         // local, so that it stays in a register whatever is written
         int64_t count = count_;
         if (!caching_) {
@@ -96,9 +65,9 @@ public:
     }
 
 private:
-    // Looks all points up before it adds the missing ones: which are missing is not predictable, and a wrong guess
-    // would throw away what was begun for the next points.
-    void add_simplices(const uint64_t* keys, const Whole<T>* packed_ranks, const Whole<T>* ranks, int64_t points,
+    // Looks all points up before it adds the missing ones: a mispredicted branch would discard the work that the
+    // processor has begun for the next points.
+    void add_simplices(const uint64_t* keys, const Integer<T>* packed_ranks, const Integer<T>* ranks, int64_t points,
                        int32_t* out, int64_t& count) {
         uint64_t* entries[lanes<T>];
         int64_t missing[lanes<T>], num_missing = 0;
@@ -116,17 +85,16 @@ private:
             uint64_t* entry = entries[l];
             int32_t* to = out + l * (D + 1);
             int32_t* positions = reinterpret_cast<int32_t*>(entry + 2);
-            // a point before it may have added it
+            // a point before it in this vector may have added it
             if (differs(entry, keys[l], uint64_t(packed_ranks[l])) == 0) {
                 for (int64_t j = 0; j <= D; ++j) to[j] = positions[j];
                 continue;
             }
             entry[0] = keys[l];
             entry[1] = uint64_t(packed_ranks[l]);
-            // to both at once: reading back in one piece what was written in several would wait
-            auto add = [&](int64_t j, const uint64_t* key, int64_t words) PERMUTOHEDRAL_INLINE_LAMBDA {
-                to[j] = positions[j] = find_or_append(key, words, count);
-            };
+            // to both at once: a copy of the entry would stall, since its loads span several recent stores
+            auto add = [&](int64_t j, const uint64_t* key, int64_t words)
+                           PERMUTOHEDRAL_INLINE_LAMBDA { to[j] = positions[j] = find_or_append(key, words, count); };
             for_corners(keys + l, ranks + l, add);
         }
     }
@@ -139,13 +107,13 @@ private:
 
     // Calls function(j, key, words) for the d+1 corners.
     template <class Function>
-    PERMUTOHEDRAL_INLINE void for_corners(const uint64_t* first, const Whole<T>* ranks, Function&& function) {
-        const int64_t d = D > 0 ? D : map_.d, words = W > 0 ? W : map_.words;
+    PERMUTOHEDRAL_INLINE void for_corners(const uint64_t* first, const Integer<T>* ranks, Function&& function) {
+        const int64_t d = linear_.d, words = linear_.num_words;
         // what to add after the corner of each rank
-        const uint64_t* steps[room<D> + 1];
-        for (int64_t i = 0; i <= d; ++i) steps[i] = map_.step;
-        for (int64_t i = 0; i <= d; ++i) steps[ranks[i * lanes<T>]] = map_.step + i * words;
-        uint64_t key[W > 0 ? W : max_columns];
+        const uint64_t* steps[capacity<D> + 1];
+        for (int64_t i = 0; i <= d; ++i) steps[i] = linear_.step;
+        for (int64_t i = 0; i <= d; ++i) steps[ranks[i * lanes<T>]] = linear_.step + i * words;
+        uint64_t key[capacity_for<W, max_columns>];
         for (int64_t w = 0; w < words; ++w) key[w] = first[w];
         for (int64_t j = 0; j <= d; ++j) {
             function(j, key, words);
@@ -153,9 +121,9 @@ private:
         }
     }
 
-    PERMUTOHEDRAL_INLINE void append_corners(const uint64_t* first, const Whole<T>* ranks, int32_t* out,
+    PERMUTOHEDRAL_INLINE void append_corners(const uint64_t* first, const Integer<T>* ranks, int32_t* out,
                                              int64_t& count) {
-        const int64_t d = D > 0 ? D : map_.d;
+        const int64_t d = linear_.d;
         for_corners(first, ranks, [&](int64_t j, const uint64_t* key, int64_t words) PERMUTOHEDRAL_INLINE_LAMBDA {
             for (int64_t w = 0; w < words; ++w) list_[(count + j) * words + w] = key[w];
             out[j] = int32_t(count + j);
@@ -163,10 +131,10 @@ private:
         count += d + 1;
     }
 
-    // The key is always written behind the list, and kept if new.
+    // The key is always written to the end of the list, and stays there if it is new.
     PERMUTOHEDRAL_INLINE int32_t find_or_append(const uint64_t* key, int64_t words, int64_t& count) {
         const uint64_t place = hash_key<W>(key, words) >> (64 - vertex_bits);
-        uint64_t* entry = vertices_ + place * ((W > 0 ? W : words) + 1);
+        uint64_t* entry = vertices_ + place * (Extent<W>(words) + 1);
         uint64_t* appended = list_ + count * words;
         uint64_t difference = 0;
         for (int64_t w = 0; w < words; ++w) {
@@ -180,7 +148,7 @@ private:
         return int32_t(position);
     }
 
-    const KeyMap<D, W>& map_;
+    const LinearKeys<D, W>& linear_;
     int64_t count_ = 0;
     bool caching_ = true;
     Memory list_memory_, vertex_memory_, simplex_memory_;
@@ -190,5 +158,5 @@ private:
 };
 
 }  // namespace
-}  // namespace PERMUTOHEDRAL_VARIANT
+}  // namespace PERMUTOHEDRAL_INSTRUCTION_SET
 }  // namespace permutohedral

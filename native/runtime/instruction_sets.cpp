@@ -1,4 +1,4 @@
-#include "kernels.hpp"
+#include "runtime/instruction_sets.hpp"
 
 #include <atomic>
 
@@ -22,7 +22,7 @@ extern const Kernels<double> float64_kernels;
 namespace {
 
 #if defined(PERMUTOHEDRAL_X86)
-// what -march=x86-64-v4 and -v3 may use
+// what the compiler may use: the flags in CMakeLists.txt
 bool has_avx2() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
            __builtin_cpu_supports("bmi2");
@@ -35,42 +35,43 @@ bool has_avx512() {
 }
 #endif
 
-bool always() { return true; }
+bool runs_everywhere() { return true; }
 
+// -1 before the first call
 std::atomic<int> chosen{-1};
 
 }  // namespace
 
-const Variant variants[] = {
+const InstructionSet instruction_sets[] = {
 #if defined(PERMUTOHEDRAL_X86)
     {"avx512", has_avx512, &avx512::float32_kernels, &avx512::float64_kernels},
     {"avx2", has_avx2, &avx2::float32_kernels, &avx2::float64_kernels},
 #endif
-    {"baseline", always, &baseline::float32_kernels, &baseline::float64_kernels},
+    {"baseline", runs_everywhere, &baseline::float32_kernels, &baseline::float64_kernels},
 };
 
-const int num_variants = int(sizeof(variants) / sizeof(variants[0]));
+const int num_instruction_sets = int(sizeof(instruction_sets) / sizeof(instruction_sets[0]));
 
-const Variant& chosen_variant() {
+const InstructionSet& chosen_instruction_set() {
     int index = chosen.load(std::memory_order_relaxed);
     if (index < 0) {
         index = 0;
-        while (!variants[index].supported()) ++index;
+        while (!instruction_sets[index].is_supported()) ++index;
         chosen.store(index, std::memory_order_relaxed);
     }
-    return variants[index];
+    return instruction_sets[index];
 }
 
-void choose_variant(int index) { chosen.store(index, std::memory_order_relaxed); }
+void choose_instruction_set(int index) { chosen.store(index, std::memory_order_relaxed); }
 
 template <>
 const Kernels<float>& kernels<float>() {
-    return *chosen_variant().float32;
+    return *chosen_instruction_set().float32;
 }
 
 template <>
 const Kernels<double>& kernels<double>() {
-    return *chosen_variant().float64;
+    return *chosen_instruction_set().float64;
 }
 
 }  // namespace permutohedral

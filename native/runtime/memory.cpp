@@ -1,3 +1,6 @@
+// Why an allocator of our own: the first write to a new page is a page fault, in which the system clears the page. For
+// buffers of a few megabytes and more that takes longer than most kernels take to fill them. The C library returns such
+// blocks to the system when they are freed, so that without this file every call would pay for its pages again.
 #include "runtime/memory.hpp"
 
 #include <algorithm>
@@ -15,9 +18,9 @@
 namespace permutohedral {
 namespace {
 
-// in front of what is given out, in a cache line of its own
+// in front of every allocation, in a cache line of its own
 struct Header {
-    size_t bytes;  // of the block with its header; 0 if it is not to be kept
+    size_t bytes;  // of the block with its header; 0 if it came from operator new
 };
 
 constexpr size_t header_bytes = 64;
@@ -31,31 +34,30 @@ void* behind_header(void* block, size_t bytes) {
 #if defined(PERMUTOHEDRAL_PAGES)
 
 constexpr size_t page = size_t{1} << 12, huge_page = size_t{1} << 21;
-// smaller blocks are kept by any allocator
-constexpr size_t least_kept = size_t{1} << 17;
 constexpr size_t default_limit = size_t{1} << 29;
-// mapped at once, since blocks that lie side by side can be joined; pages not yet written to take no memory
+// Requests below are cut out of a mapping of this size, so that neighbors can be joined when they are free. Pages that
+// nobody has written to take no memory.
 constexpr size_t least_mapped = size_t{1} << 26;
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// From the system, aligned to huge pages; null if there is none.
-char* map(size_t bytes) {
+// New pages from the system, aligned to huge pages; null if there are none.
+char* map_pages(size_t bytes) {
     void* mapped = mmap(nullptr, bytes + huge_page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) return nullptr;
     char* begin = static_cast<char*>(mapped);
     char* data = reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(begin), huge_page));
     if (data > begin) munmap(begin, size_t(data - begin));
     if (data < begin + huge_page) munmap(data + bytes, size_t(begin + huge_page - data));
-    // advice only: that it may be refused does no harm
+    // advice only: it may be refused
     (void)madvise(data, bytes, MADV_HUGEPAGE);
     return data;
 }
 
-// What is mapped and free, by address; no two ranges touch.
-class Store {
+// Ranges of mapped memory that are free, by address; adjacent ranges are joined.
+class FreeRanges {
 public:
-    // From the smallest range that holds it; null if none does.
+    // Best fit: out of the smallest range that is large enough; null if none is.
     char* take(size_t bytes) {
         auto best = free_.end();
         for (auto range = free_.begin(); range != free_.end(); ++range) {
@@ -89,7 +91,7 @@ public:
         release(limit_);
     }
 
-    // Down to `bytes`, the largest ranges first.
+    // Returns memory to the system until at most `bytes` are kept, the largest ranges first.
     void release(size_t bytes) {
         while (kept_ > bytes) {
             auto largest = free_.begin();
@@ -114,43 +116,43 @@ private:
     size_t kept_ = 0, limit_ = default_limit;
 };
 
-struct Shared {
+struct SharedRanges {
     std::mutex lock;
-    Store store;
+    FreeRanges ranges;
 };
 
 // never destroyed: tensors are freed until the process ends
-Shared& shared_store() {
-    static Shared* const shared = new Shared;
+SharedRanges& shared_ranges() {
+    static SharedRanges* const shared = new SharedRanges;
     return *shared;
 }
 
-// Calls function(store) unless another thread does. Nobody waits: a forked child may have inherited the lock in the
-// hands of a thread that it does not have.
+// Calls function(ranges) unless another thread holds the lock. Nobody waits for it: a forked child may have inherited
+// it locked by a thread that does not exist there.
 template <class Function>
-void with_store(Function&& function) {
-    Shared& shared = shared_store();
+void try_with_ranges(Function&& function) {
+    SharedRanges& shared = shared_ranges();
     const std::unique_lock<std::mutex> locked(shared.lock, std::try_to_lock);
-    if (locked.owns_lock()) function(shared.store);
+    if (locked.owns_lock()) function(shared.ranges);
 }
 
 char* take_block(size_t bytes) {
     char* block = nullptr;
-    with_store([&](Store& store) {
-        block = store.take(bytes);
+    try_with_ranges([&](FreeRanges& ranges) {
+        block = ranges.take(bytes);
         if (block != nullptr) return;
-        // what lies in pieces too small makes room, so that fragments do not add up
-        store.release(store.kept() > bytes ? store.kept() - bytes : 0);
+        // ranges that are all too small go back to the system, so that fragments do not add up
+        ranges.release(ranges.kept() > bytes ? ranges.kept() - bytes : 0);
         if (bytes >= least_mapped) return;
-        char* mapped = map(least_mapped);
+        char* mapped = map_pages(least_mapped);
         if (mapped == nullptr) return;
-        store.keep(mapped, least_mapped);
-        block = store.take(bytes);
+        ranges.keep(mapped, least_mapped);
+        block = ranges.take(bytes);
     });
-    if (block == nullptr) block = map(bytes);
+    if (block == nullptr) block = map_pages(bytes);
     if (block == nullptr) {
-        with_store([&](Store& store) { store.release(0); });
-        block = map(bytes);
+        try_with_ranges([&](FreeRanges& ranges) { ranges.release(0); });
+        block = map_pages(bytes);
     }
     if (block == nullptr) throw std::bad_alloc();
     return block;
@@ -160,11 +162,11 @@ char* take_block(size_t bytes) {
 
 }  // namespace
 
-void* take_memory(size_t bytes) {
+void* allocate_memory(size_t bytes) {
     bytes += header_bytes;
     if (bytes < header_bytes) throw std::bad_alloc();
 #if defined(PERMUTOHEDRAL_PAGES)
-    if (bytes >= least_kept) {
+    if (bytes >= least_kept_bytes) {
         bytes = round_up(bytes, page);
         return behind_header(take_block(bytes), bytes);
     }
@@ -172,13 +174,13 @@ void* take_memory(size_t bytes) {
     return behind_header(::operator new(bytes, alignment), 0);
 }
 
-void return_memory(void* data) {
+void free_memory(void* data) {
     char* block = static_cast<char*>(data) - header_bytes;
     const size_t bytes = reinterpret_cast<Header*>(block)->bytes;
     if (bytes == 0) return ::operator delete(block, alignment);
 #if defined(PERMUTOHEDRAL_PAGES)
-    with_store([&](Store& store) {
-        store.keep(block, bytes);
+    try_with_ranges([&](FreeRanges& ranges) {
+        ranges.keep(block, bytes);
         block = nullptr;
     });
     if (block != nullptr) munmap(block, bytes);
@@ -188,25 +190,26 @@ void return_memory(void* data) {
 size_t kept_memory() {
     size_t kept = 0;
 #if defined(PERMUTOHEDRAL_PAGES)
-    with_store([&](Store& store) { kept = store.kept(); });
+    try_with_ranges([&](FreeRanges& ranges) { kept = ranges.kept(); });
 #endif
     return kept;
 }
 
 void limit_kept_memory(size_t limit) {
 #if defined(PERMUTOHEDRAL_PAGES)
-    with_store([&](Store& store) { store.limit(limit); });
+    try_with_ranges([&](FreeRanges& ranges) { ranges.limit(limit); });
 #else
     (void)limit;
 #endif
 }
 
 Memory::Memory(size_t bytes) : size_(bytes) {
-    if (bytes > 0) data_ = take_memory(bytes);
+    if (bytes > 0) data_ = allocate_memory(bytes);
 }
 
 Memory::Memory(Memory&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
 
 Memory& Memory::operator=(Memory&& other) noexcept {
     std::swap(data_, other.data_);
@@ -215,10 +218,10 @@ Memory& Memory::operator=(Memory&& other) noexcept {
 }
 
 Memory::~Memory() {
-    if (data_ != nullptr) return_memory(data_);
+    if (data_ != nullptr) free_memory(data_);
 }
 
-void* Arena::take(size_t bytes) {
+void* Arena::allocate(size_t bytes) {
     constexpr size_t line = 64, block = size_t{1} << 25;
     bytes = (bytes + line - 1) / line * line;
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -1,4 +1,4 @@
-// Uninitialized memory, on huge pages where the system offers them, kept for the next call when it is freed.
+// Uninitialized memory, on huge pages where the system offers them, cached for the next call when it is freed.
 #pragma once
 
 #include <cstddef>
@@ -7,16 +7,20 @@
 
 namespace permutohedral {
 
-// New pages cost more than most kernels need to fill them, and allocators return large blocks to the system at once.
-// Therefore large blocks are kept when they are freed, up to a limit, joined, and given out again in any size.
-void* take_memory(size_t bytes);  // aligned to 64 bytes; throws std::bad_alloc
-void return_memory(void* data);
+// Large blocks are kept when they are freed, up to a limit, joined with their neighbors, and given out again in any
+// size; memory.cpp says why.
+void* allocate_memory(size_t bytes);  // aligned to 64 bytes; throws std::bad_alloc
+void free_memory(void* data);
 
+// smaller blocks are left to the system's allocator, which keeps them itself
+constexpr size_t least_kept_bytes = size_t{1} << 17;
+
+// Bytes that are free, but not returned to the system.
 size_t kept_memory();
 // Releases what is kept beyond the limit, in bytes, now and from now on.
 void limit_kept_memory(size_t limit);
 
-// Owns memory aligned to 64 bytes; throws std::bad_alloc. Not inline: see parallel.hpp on linkage.
+// Owns a block. Its functions are not inline: see threads.hpp on linkage.
 class Memory {
 public:
     Memory() = default;
@@ -38,10 +42,10 @@ static inline T* as(const Memory& memory) {
     return static_cast<T*>(memory.data());
 }
 
-// Memory for many pieces, freed together: small pieces then share huge pages, too. Any thread may take some.
+// Many allocations that are freed together, so that small ones share huge pages, too. Thread-safe.
 class Arena {
 public:
-    void* take(size_t bytes);
+    void* allocate(size_t bytes);
 
 private:
     std::mutex mutex_;

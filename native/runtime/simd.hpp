@@ -1,17 +1,19 @@
 // Vectors of the widest registers of the instruction set this file is compiled for.
-// Everything here has internal linkage: see parallel.hpp.
+// Everything here has internal linkage: see threads.hpp.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <utility>
 
+#include "runtime/dispatch.hpp"
+
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
-#ifndef PERMUTOHEDRAL_VARIANT
-#error "define PERMUTOHEDRAL_VARIANT, the namespace of this instruction set"
+#ifndef PERMUTOHEDRAL_INSTRUCTION_SET
+#error "define PERMUTOHEDRAL_INSTRUCTION_SET, the namespace of the instruction set this file is compiled for"
 #endif
 
 #if defined(__AVX512F__)
@@ -22,13 +24,8 @@
 #define PERMUTOHEDRAL_VECTOR_BYTES 16
 #endif
 
-// Inner loops are worth inlining whatever their size; and gcc drops calls of functions that only fetch, unless they are
-// inlined early.
-#define PERMUTOHEDRAL_INLINE __attribute__((always_inline)) inline
-#define PERMUTOHEDRAL_INLINE_LAMBDA __attribute__((always_inline))
-
 namespace permutohedral {
-namespace PERMUTOHEDRAL_VARIANT {
+namespace PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
 template <class T, int N>
@@ -41,24 +38,24 @@ struct VectorOf {
 template <class T>
 constexpr int lanes = PERMUTOHEDRAL_VECTOR_BYTES / int(sizeof(T));
 
-// whole numbers as wide as T, so that comparisons of T give masks of it
+// The integer as wide as T: a comparison of vectors of T gives a mask of such integers.
 template <class T>
-struct WholeOf;
+struct IntegerOf;
 template <>
-struct WholeOf<float> {
+struct IntegerOf<float> {
     using type = int32_t;
 };
 template <>
-struct WholeOf<double> {
+struct IntegerOf<double> {
     using type = int64_t;
 };
 template <class T>
-using Whole = typename WholeOf<T>::type;
+using Integer = typename IntegerOf<T>::type;
 
 template <class T>
 using Vector = typename VectorOf<T, lanes<T>>::type;
 template <class T>
-using WholeVector = typename VectorOf<Whole<T>, lanes<T>>::type;
+using IntegerVector = typename VectorOf<Integer<T>, lanes<T>>::type;
 
 template <class T, int N>
 inline typename VectorOf<T, N>::type load(const T* from) {
@@ -70,26 +67,26 @@ inline void store(T* to, typename VectorOf<T, N>::type vector) {
     *reinterpret_cast<typename VectorOf<T, N>::unaligned*>(to) = vector;
 }
 
-// The first `count` numbers of a vector, at most all.
+// Stores the first `count` lanes of a vector.
 template <class T, int N>
 inline void store_first(T* to, typename VectorOf<T, N>::type vector, int64_t count) {
 #if defined(__AVX512VL__)
-    const auto lanes_kept = (uint32_t{1} << count) - 1;
+    const auto mask = (uint32_t{1} << count) - 1;
     if constexpr (sizeof(T) == 4) {
-        if constexpr (N == 16) return _mm512_mask_storeu_ps(to, __mmask16(lanes_kept), (__m512)vector);
-        if constexpr (N == 8) return _mm256_mask_storeu_ps(to, __mmask8(lanes_kept), (__m256)vector);
-        if constexpr (N == 4) return _mm_mask_storeu_ps(to, __mmask8(lanes_kept), (__m128)vector);
+        if constexpr (N == 16) return _mm512_mask_storeu_ps(to, __mmask16(mask), (__m512)vector);
+        if constexpr (N == 8) return _mm256_mask_storeu_ps(to, __mmask8(mask), (__m256)vector);
+        if constexpr (N == 4) return _mm_mask_storeu_ps(to, __mmask8(mask), (__m128)vector);
     } else {
-        if constexpr (N == 8) return _mm512_mask_storeu_pd(to, __mmask8(lanes_kept), (__m512d)vector);
-        if constexpr (N == 4) return _mm256_mask_storeu_pd(to, __mmask8(lanes_kept), (__m256d)vector);
-        if constexpr (N == 2) return _mm_mask_storeu_pd(to, __mmask8(lanes_kept), (__m128d)vector);
+        if constexpr (N == 8) return _mm512_mask_storeu_pd(to, __mmask8(mask), (__m512d)vector);
+        if constexpr (N == 4) return _mm256_mask_storeu_pd(to, __mmask8(mask), (__m256d)vector);
+        if constexpr (N == 2) return _mm_mask_storeu_pd(to, __mmask8(mask), (__m128d)vector);
     }
 #endif
     for (int64_t i = 0; i < count; ++i) to[i] = vector[i];
 }
 
-// Past the caches, to an address aligned as the vector, where that is possible; another thread may see it only after
-// finish_streams.
+// Non-temporal store, past the caches, to an address aligned like the vector; a plain store where the instruction set
+// has none. Other threads may see it only after finish_streams.
 template <class T, int N>
 inline void stream(T* to, typename VectorOf<T, N>::type vector) {
 #if defined(__AVX512F__)
@@ -116,28 +113,28 @@ inline void finish_streams() {
 #endif
 #endif
 
-// Exchange of rows and columns in registers: N rows of K numbers lie one after another in K vectors of N lanes.
+// Transposition in registers: a matrix [N, K] that lies in memory row by row, as K vectors of N lanes, from or to K
+// vectors that hold its columns.
 #if defined(PERMUTOHEDRAL_SHUFFLE)
 
-// gcc 12 compiles some of these exchanges of 8-byte lanes wrongly
+// gcc 12 miscompiles some of these shuffles of 8-byte lanes
 template <class T>
-constexpr bool can_exchange = sizeof(T) == 4;
+constexpr bool can_transpose = sizeof(T) == 4;
 
-// Takes lanes of `next` where the wanted number lies in it, else keeps those of `done`.
+// Replaces the lanes of `done` whose number lies in `next`; Wanted::lane says which.
 template <class T, int N, class Wanted, int... Lane>
-inline typename VectorOf<T, N>::type take_lanes(typename VectorOf<T, N>::type done,
-                                                typename VectorOf<T, N>::type next, Wanted,
-                                                std::integer_sequence<int, Lane...>) {
+inline typename VectorOf<T, N>::type take_lanes(typename VectorOf<T, N>::type done, typename VectorOf<T, N>::type next,
+                                                Wanted, std::integer_sequence<int, Lane...>) {
     return __builtin_shufflevector(done, next, Wanted::lane(Lane)...);
 }
 
-// column `C` out of rows of K numbers, from vector `Part`
+// for column C of the matrix: what vector `Part` of its rows holds of it
 template <int N, int K, int C, int Part>
 struct ColumnLane {
     static constexpr int lane(int l) { return (l * K + C) / N == Part ? N + (l * K + C) % N : l; }
 };
 
-// vector `V` of rows of K numbers, from column `C`
+// for vector V of the rows: what column C holds of it
 template <int N, int K, int V, int C>
 struct RowLane {
     static constexpr int lane(int l) { return (V * N + l) % K == C ? N + (V * N + l) / K : l; }
@@ -147,8 +144,7 @@ template <class T, int N, int K, int C, int... Part>
 inline typename VectorOf<T, N>::type gather_column(const typename VectorOf<T, N>::type* rows,
                                                    std::integer_sequence<int, Part...>) {
     typename VectorOf<T, N>::type column = rows[0];
-    ((column = take_lanes<T, N>(column, rows[Part], ColumnLane<N, K, C, Part>{},
-                                std::make_integer_sequence<int, N>{})),
+    ((column = take_lanes<T, N>(column, rows[Part], ColumnLane<N, K, C, Part>{}, std::make_integer_sequence<int, N>{})),
      ...);
     return column;
 }
@@ -176,5 +172,5 @@ inline void columns_to_rows(const typename VectorOf<T, N>::type* columns, T* row
 #endif
 
 }  // namespace
-}  // namespace PERMUTOHEDRAL_VARIANT
+}  // namespace PERMUTOHEDRAL_INSTRUCTION_SET
 }  // namespace permutohedral

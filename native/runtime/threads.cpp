@@ -1,5 +1,10 @@
-// A pool of std::threads. OpenMP is not used: a process that has run libgomp hangs in its forked children,
-// which is how data loaders work.
+// A pool of std::threads, and why it is our own:
+// - OpenMP: once a process has used libgomp, its forked children hang at their first parallel region. The workers of a
+//   torch DataLoader are such children.
+// - oneTBB would be a library to ship beside torch's own copy, and decides by itself how many threads run and which of
+//   them gets which task. Here the caller says how many (torch.get_num_threads()), and a worker begins with the same
+//   share of the tasks in every stage of a call, so that it finds its data in its cache.
+// - Neither asks between tasks whether the user has pressed Ctrl-C.
 #include "runtime/threads.hpp"
 
 #include <atomic>
@@ -24,16 +29,16 @@
 namespace permutohedral {
 namespace {
 
-// how often a thread looks again before it sleeps: some ten microseconds, the gap between two stages of one call
+// polls before a thread sleeps: about ten microseconds, longer than the gap between two stages of one call
 constexpr int spins = 1000;
 
-// how often the caller is asked whether to stop: seldom enough to cost nothing, often enough to seem at once
+// between two questions whether to stop: seldom enough to cost nothing, often enough to seem immediate
 constexpr int64_t nanoseconds_between_checks = 50'000'000;
 
 std::atomic<Interruption> interruption{nullptr};
 thread_local int64_t next_check = 0;
 
-// Asks the caller, if it is time to.
+// Asks the caller whether to stop, unless that was done a moment ago.
 void ask_caller() {
     const Interruption ask = interruption.load(std::memory_order_relaxed);
     if (ask == nullptr) return;
@@ -43,26 +48,28 @@ void ask_caller() {
     ask();
 }
 
-// thrown on the other threads of a job that has failed; never leaves it
+// thrown on the other threads of a job that has failed; run_tasks does not let it out
 struct Stopped {};
 
 struct Job;
 
-// a task that asks for threads gets none
+// whether this thread runs a task: one that calls run_tasks gets no other threads
 thread_local bool inside_task = false;
-// the job this thread helps another with
+// the job of another thread's call that this thread works on
 thread_local const Job* helped_job = nullptr;
 
-// The tasks that one worker begins with, those next to each other: what it wrote in one stage of a call it mostly reads
-// in the next, and two processors need not share their caches. Who has none left takes from the others.
-struct alignas(thread_alignment) Share {
+// The tasks that one worker begins with, consecutive ones: what it wrote in one stage of a call it mostly reads in the
+// next, out of its own cache. A worker that has none left steals from the others.
+struct alignas(thread_alignment) TaskShare {
     std::atomic<int64_t> next{0};
     int64_t end = 0;
 };
 
 struct Job {
     Job(int threads, int64_t count, Task task, void* context)
-        : task(task), context(context), num_shares(threads < max_shares ? threads : max_shares) {
+        : task(task),
+          context(context),
+          num_shares(threads < max_shares ? threads : max_shares) {
         for (int i = 0; i < num_shares; ++i) {
             const Range range = block_range(count, num_shares, i);
             shares[i].next.store(range.begin, std::memory_order_relaxed);
@@ -75,7 +82,7 @@ struct Job {
         if (worker > 0) helped_job = this;
         try {
             for (int i = 0; i < num_shares; ++i) {
-                Share& share = shares[(worker + i) % num_shares];
+                TaskShare& share = shares[(worker + i) % num_shares];
                 for (int64_t index; (index = share.next.fetch_add(1, std::memory_order_relaxed)) < share.end;) {
                     if (worker == 0) ask_caller();
                     task(context, index, worker);
@@ -97,7 +104,7 @@ struct Job {
 private:
     static constexpr int max_shares = 64;
     int num_shares;
-    Share shares[max_shares];
+    TaskShare shares[max_shares];
 };
 
 class Pool {
@@ -115,7 +122,7 @@ public:
         wake_.notify_all();
         job.work(0);
         {
-            // no one joins from here on
+            // from here on no thread joins
             std::lock_guard<std::mutex> lock(mutex_);
             job_ = nullptr;
         }
@@ -124,11 +131,11 @@ public:
         done_.wait(lock, [this] { return active_.load(std::memory_order_acquire) == 0; });
     }
 
-    // held by the one thread that may run a job
+    // held by the caller whose job runs
     std::mutex owner;
 
 private:
-    // A thread is the same worker in every job, or none if the job wants fewer.
+    // The life of a thread: it has the same number in every job, and sits out those that want fewer threads.
     void serve(int worker) {
         uint64_t seen = 0;
         for (;;) {
@@ -161,10 +168,10 @@ private:
     int num_threads_ = 0, threads_ = 0;
 };
 
-// never destroyed: its threads wait on it until the process ends
+// never destroyed: its threads wait for work until the process ends
 std::atomic<Pool*> shared_pool{nullptr};
 
-// a forked child has none of the threads, and may have inherited locked mutexes: it starts anew
+// In a forked child: it has none of the threads, and may have inherited locked mutexes, so it makes a new pool.
 void forget_pool() {
     shared_pool.store(nullptr, std::memory_order_relaxed);
     inside_task = false;
