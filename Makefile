@@ -11,6 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CHECKED := src tests benchmarks tools docs/tutorials
+CPP := $(wildcard native/*.?pp native/*/*.?pp tests/native/*.?pp)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -46,10 +47,12 @@ audit: $(STAMP)  ## known flaws of the libraries this depends on
 
 format: $(STAMP)  ## rewrite files in the common format
 	$(BIN)/ruff format $(CHECKED)
+	$(BIN)/clang-format -i $(CPP)
 	$(BIN)/ruff check --fix $(CHECKED)
 
 format-check: $(STAMP)
 	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
 
 typecheck: $(STAMP)  ## mypy, strict
 	$(BIN)/mypy
