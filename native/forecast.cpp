@@ -11,13 +11,13 @@ namespace permutohedral {
 namespace {
 
 constexpr int64_t index_bytes = sizeof(int32_t), word_bytes = sizeof(uint64_t), word_bits = 64;
-// a digit of a packed key takes about so many bits
+// about what a digit of a packed key takes
 constexpr int64_t bits_per_column = 6;
 // a bound on how a table describes its packing and pads its keys, per coordinate
 constexpr int64_t header_bytes = 80;
-// how many corners share a lattice point where the vertices are usually numbered by cells, and how many cells there
-// are for each of them
-constexpr int64_t corners_by_cells = 24, cells_per_lattice_point = 32, max_dimension_by_cells = 6;
+// Where at least so many corners share a lattice point, the vertices are usually numbered by cells, and the grid has
+// about so many cells for each of them.
+constexpr int64_t shared_corners = 24, cells_per_lattice_point = 32;
 // memory comes in huge pages, which are not filled to the end
 constexpr int64_t page_bytes = int64_t{1} << 22;
 
@@ -33,7 +33,7 @@ int64_t count_listed_keys(double num_points, double num_corners, double num_latt
 }
 
 int64_t count_scratch(const MemoryRequest& request, int64_t num_corners, int64_t key_bytes) {
-    if (request.dimension <= max_dimension_by_cells && num_corners >= corners_by_cells * request.num_lattice_points) {
+    if (request.dimension <= max_grid_dimension && num_corners >= shared_corners * request.num_lattice_points) {
         const int64_t most = cells_per_corner * num_corners;
         const int64_t cells = std::min(cells_per_lattice_point * request.num_lattice_points, most);
         // one byte of marks per cell and copy

@@ -99,6 +99,7 @@ void pack_linear(const CellGrid& grid, const int64_t* key, uint64_t* addend) {
 }
 
 void write_packed_keys(const CellGrid& grid, const KeyPacking& packing, uint64_t* packed, int threads) {
+    static_assert(max_grid_dimension == 6, "a constant for each number of columns");
     dispatch<2, 3, 4, 5, 6, 7>(
         grid.num_columns, [&](auto columns) { write_keys<decltype(columns)::value>(grid, packing, packed, threads); });
 }

@@ -12,6 +12,9 @@ namespace permutohedral {
 // a grid of more cells would take longer to clear and to count than hashing takes
 constexpr int64_t cells_per_corner = 4, max_cells = int64_t{1} << 26;
 
+// in more dimensions the box of digits is never that small
+constexpr int64_t max_grid_dimension = 6;
+
 constexpr int64_t group_cells = 32;
 
 struct CellGroup {
@@ -37,7 +40,7 @@ bool plan_grid(int64_t num_columns, const DigitRange& range, const DigitReductio
 void pack_origin(const CellGrid& grid, uint64_t* cell);
 void pack_linear(const CellGrid& grid, const int64_t* key, uint64_t* addend);
 
-// The packed keys, of one word each, of the vertices in order; for 2 to 7 columns.
+// The packed keys, of one word each, of the vertices in order; for up to max_grid_dimension dimensions.
 void write_packed_keys(const CellGrid& grid, const KeyPacking& packing, uint64_t* packed, int threads);
 
 }  // namespace permutohedral

@@ -1,5 +1,4 @@
 // index_points: from points to numbered vertices. Compiled once per instruction set.
-
 #include <algorithm>
 #include <cstring>
 #include <memory>

@@ -126,6 +126,7 @@ void number_vertices(const CellGrid& grid, int32_t* vertices, Range range) {
 
 template <class T, int D>
 void number_by_cells(const Points<T>& points, VertexIndex& index, T* barycentric) {
+    static_assert(D <= max_grid_dimension, "see write_packed_keys");
     CellGrid& grid = index.grid;
     const LinearKeys<D, 1> linear(grid);
     // a copy of the marks for each worker, as far as that is cheap: against false sharing
