@@ -11,6 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CHECKED := src tests benchmarks tools docs/tutorials
+CPP := $(wildcard native/*.?pp native/*/*.?pp tests/native/*.?pp)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -22,7 +23,7 @@ help:  ## list the targets
 
 setup: $(STAMP)  ## create .venv with the package and its tools
 
-$(STAMP): pyproject.toml constraints.txt $(wildcard CMakeLists.txt native/*)
+$(STAMP): pyproject.toml constraints.txt $(wildcard CMakeLists.txt native/* native/*/*)
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("Python 3.10 or newer is needed, this is " \
 	  + sys.version.split()[0] + "; choose another with: make PYTHON=python3.12 $(MAKECMDGOALS)")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
@@ -46,10 +47,12 @@ audit: $(STAMP)  ## known flaws of the libraries this depends on
 
 format: $(STAMP)  ## rewrite files in the common format
 	$(BIN)/ruff format $(CHECKED)
+	$(BIN)/clang-format -i $(CPP)
 	$(BIN)/ruff check --fix $(CHECKED)
 
 format-check: $(STAMP)
 	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
 
 typecheck: $(STAMP)  ## mypy, strict
 	$(BIN)/mypy

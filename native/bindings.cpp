@@ -1,4 +1,5 @@
-// The Python module: borrows buffers through DLPack and releases the GIL. Shapes were validated in Python.
+// The Python module, and nothing else: borrows buffers through DLPack and releases the GIL. Shapes were checked in
+// Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -12,9 +13,14 @@
 #include <string>
 #include <vector>
 
-#include "kernels.hpp"
-#include "memory.hpp"
-#include "parallel.hpp"
+#include "filter/point_filter.hpp"
+#include "forecast.hpp"
+#include "index/neighbors.hpp"
+#include "index/vertex_index.hpp"
+#include "runtime/cache_sizes.hpp"
+#include "runtime/instruction_sets.hpp"
+#include "runtime/memory.hpp"
+#include "runtime/threads.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -22,30 +28,32 @@ using namespace nb::literals;
 namespace permutohedral {
 namespace {
 
-template <class T, int Axes>
-using Array = nb::ndarray<T, nb::ndim<Axes>, nb::c_contig, nb::device::cpu>;
+template <class T, int Dimensions>
+using Array = nb::ndarray<T, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
 
 template <class T>
-Corners<T> corners_of(const Array<const int32_t, 2>& vertices, const T* barycentric) {
+Simplices<T> simplices_of(const Array<const int32_t, 2>& vertices, const T* barycentric) {
     return {vertices.data(), barycentric, int64_t(vertices.shape(0)), int64_t(vertices.shape(1))};
 }
 
 template <class T>
-Rows<T> rows_of(const Array<T, 2>& array) {
+Matrix<T> matrix_of(const Array<T, 2>& array) {
     return {array.data(), int64_t(array.shape(0)), int64_t(array.shape(1))};
 }
 
-Neighbors neighbors_of(const Array<const int32_t, 2>& array) {
+NeighborTable table_of(const Array<const int32_t, 2>& array) {
     return {array.data(), int64_t(array.shape(0)), int64_t(array.shape(1))};
 }
 
 template <class T>
-Points<T> points_of(const Array<const T, 2>& features) {
-    return {features.data(), nullptr, int64_t(features.shape(0)), int64_t(features.shape(1))};
+Points<T> points_of(const Array<const T, 2>& features,
+                    const std::optional<Array<const int32_t, 1>>& batch = std::nullopt) {
+    const int32_t* items = batch.has_value() ? batch->data() : nullptr;
+    return {features.data(), items, int64_t(features.shape(0)), int64_t(features.shape(1))};
 }
 
-// A new tensor of uninitialized memory, as DLPack hands it over. Its deleter knows nothing of Python: tensors are freed
-// on any thread, and after the interpreter has ended.
+// A new tensor of uninitialized memory, laid out as a DLManagedTensor. Its deleter does not touch Python: tensors may be
+// freed on any thread, and after the interpreter has ended.
 struct FreshTensor {
     nb::dlpack::dltensor tensor;
     void* owner;
@@ -54,11 +62,11 @@ struct FreshTensor {
 };
 
 void free_tensor(FreshTensor* fresh) {
-    return_memory(fresh->tensor.data);
+    free_memory(fresh->tensor.data);
     delete fresh;
 }
 
-// A capsule that nobody took over still owns its tensor; one that was taken over has another name.
+// A capsule that nobody has consumed still owns its tensor; consuming it renames it.
 void free_capsule(PyObject* capsule) {
     if (PyCapsule_IsValid(capsule, "dltensor") == 0) return;
     free_tensor(static_cast<FreshTensor*>(PyCapsule_GetPointer(capsule, "dltensor")));
@@ -75,20 +83,20 @@ nb::object allocate(std::vector<int64_t> shape, bool floating, int bits) {
     fresh->tensor.ndim = int32_t(fresh->shape.size());
     fresh->tensor.dtype = {uint8_t(code), uint8_t(bits), 1};
     fresh->tensor.shape = fresh->shape.data();
-    fresh->tensor.data = take_memory(bytes);
+    fresh->tensor.data = allocate_memory(bytes);
     PyObject* capsule = PyCapsule_New(fresh.get(), "dltensor", free_capsule);
     if (capsule == nullptr) {
-        return_memory(fresh->tensor.data);
+        free_memory(fresh->tensor.data);
         throw nb::python_error();
     }
     fresh.release();
     return nb::steal(capsule);
 }
 
-// An index between its two steps: before, the number of lattice points is not known; after, it is spent.
-// It keeps `vertices` alive, which `finish` still writes to.
+// An index whose number of lattice points is known, so that Python can allocate what `finish` writes. It keeps
+// `vertices` alive, which `finish` still writes to. Used once.
 struct PendingIndex {
-    std::unique_ptr<Index> index;
+    std::unique_ptr<VertexIndex> index;
     Array<int32_t, 2> vertices;
 
     void finish(Array<int32_t, 2> keys, Array<int64_t, 1> table) {
@@ -103,71 +111,36 @@ std::unique_ptr<PendingIndex> index_points(Array<const T, 2> features, std::opti
                                            T limit, Array<int32_t, 2> vertices, Array<T, 2> barycentric, int threads) {
     auto pending = std::make_unique<PendingIndex>();
     pending->vertices = vertices;
-    Points<T> points = points_of(features);
-    if (batch.has_value()) points.batch = batch->data();
+    const Points<T> points = points_of(features, batch);
     nb::gil_scoped_release release;
-    pending->index = std::make_unique<Index>(points.points, points.d + 1, vertices.data(), threads);
+    pending->index = std::make_unique<VertexIndex>(points.num_points, points.d + 1, vertices.data(), threads);
     if (!kernels<T>().index_points(points, limit, *pending->index, barycentric.data())) return nullptr;
     return pending;
 }
 
-// The normalized Gaussian between points, from their features: what PendingIndex and filter_gaussian do, but the
-// simplices stay here, and may come in another order than the points.
 template <class T>
-struct PendingFilter {
-    std::unique_ptr<Index> index;
-    Memory vertices, barycentric;
-
-    int64_t num_lattice_points() const { return index->num_lattice_points; }
-
-    void filter(Array<const T, 2> values, Array<const int32_t, 2> offsets, T added_mass, Array<T, 2> out, int threads) {
-        nb::gil_scoped_release release;
-        const int64_t rows = index->num_lattice_points, taps = int64_t(offsets.shape(0));
-        const Memory table(sizeof(int64_t) * index->table_size()), neighbors(sizeof(int32_t) * rows * taps);
-        index->finish(nullptr, as<int64_t>(table));
-        NeighborQuery query{};
-        query.table = as<int64_t>(table);
-        query.table_size = index->table_size();
-        query.num_targets = rows;
-        query.offsets = offsets.data();
-        query.filter_size = taps;
-        query.same = true;
-        find_neighbors(query, as<int32_t>(neighbors), threads);
-        GaussianFilter<T> filter{};
-        filter.source = {as<int32_t>(vertices), as<T>(barycentric), index->rows, index->corners};
-        filter.target = filter.source;
-        filter.axis_neighbors = as<int32_t>(neighbors);
-        filter.axes = taps / 2;
-        filter.rows = rows;
-        filter.added_mass = added_mass;
-        filter.order = index->order();
-        kernels<T>().filter_gaussian(filter, rows_of(values), rows_of(out), threads);
-    }
-};
-
-template <class T>
-std::unique_ptr<PendingFilter<T>> index_for_filter(Array<const T, 2> features,
-                                                   std::optional<Array<const int32_t, 1>> batch, T limit,
-                                                   bool may_reorder, int threads) {
-    auto pending = std::make_unique<PendingFilter<T>>();
-    Points<T> points = points_of(features);
-    if (batch.has_value()) points.batch = batch->data();
+std::unique_ptr<PointFilter<T>> index_for_filter(Array<const T, 2> features,
+                                                 std::optional<Array<const int32_t, 1>> batch, T limit,
+                                                 bool may_reorder, int threads) {
+    const Points<T> points = points_of(features, batch);
     nb::gil_scoped_release release;
-    const int64_t corners = points.d + 1;
-    pending->vertices = Memory(sizeof(int32_t) * points.points * corners);
-    pending->barycentric = Memory(sizeof(T) * points.points * corners);
-    pending->index = std::make_unique<Index>(points.points, corners, as<int32_t>(pending->vertices), threads);
-    pending->index->may_reorder = may_reorder;
-    if (!kernels<T>().index_points(points, limit, *pending->index, as<T>(pending->barycentric))) return nullptr;
-    return pending;
+    return PointFilter<T>::index(points, limit, may_reorder, threads);
 }
 
-std::unique_ptr<PendingIndex> index_keys(Array<const int32_t, 2> keys, Array<int32_t, 2> inverse, int threads) {
+template <class T>
+void filter_points(PointFilter<T>& pending, Array<const T, 2> values, Array<const int32_t, 2> axis_offsets,
+                   T added_mass, Array<T, 2> out, int threads) {
+    nb::gil_scoped_release release;
+    const int64_t num_axes = int64_t(axis_offsets.shape(0)) / 2;
+    pending.filter(matrix_of(values), axis_offsets.data(), num_axes, added_mass, matrix_of(out), threads);
+}
+
+std::unique_ptr<PendingIndex> index_given_keys(Array<const int32_t, 2> keys, Array<int32_t, 2> inverse, int threads) {
     auto pending = std::make_unique<PendingIndex>();
     pending->vertices = inverse;
     nb::gil_scoped_release release;
-    pending->index = std::make_unique<Index>(int64_t(keys.shape(0)), 1, inverse.data(), threads);
-    index_rows(*pending->index, keys.data(), int64_t(keys.shape(1)));
+    pending->index = std::make_unique<VertexIndex>(int64_t(keys.shape(0)), 1, inverse.data(), threads);
+    index_keys(*pending->index, keys.data(), int64_t(keys.shape(1)));
     return pending;
 }
 
@@ -208,14 +181,14 @@ template <class T>
 void splat(Array<const T, 2> values, Array<const int32_t, 2> vertices, Array<const T, 2> barycentric, Array<T, 2> out,
            int threads) {
     nb::gil_scoped_release release;
-    kernels<T>().splat(corners_of(vertices, barycentric.data()), rows_of(values), rows_of(out), threads);
+    kernels<T>().splat(simplices_of(vertices, barycentric.data()), matrix_of(values), matrix_of(out), threads);
 }
 
 template <class T>
 void slice(Array<const T, 2> lattice_values, Array<const int32_t, 2> vertices, Array<const T, 2> barycentric,
            Array<T, 2> out, int threads) {
     nb::gil_scoped_release release;
-    kernels<T>().slice(corners_of(vertices, barycentric.data()), rows_of(lattice_values), rows_of(out), threads);
+    kernels<T>().slice(simplices_of(vertices, barycentric.data()), matrix_of(lattice_values), matrix_of(out), threads);
 }
 
 template <class T>
@@ -224,20 +197,20 @@ void filter_gaussian(Array<const T, 2> values, Array<const int32_t, 2> vertices,
                      Array<const T, 2> target_barycentric, T added_mass, Array<T, 2> out, int threads) {
     nb::gil_scoped_release release;
     GaussianFilter<T> filter{};
-    filter.source = corners_of(vertices, barycentric.data());
-    filter.target = corners_of(target_vertices, target_barycentric.data());
+    filter.source = simplices_of(vertices, barycentric.data());
+    filter.target = simplices_of(target_vertices, target_barycentric.data());
     filter.axis_neighbors = axis_neighbors.data();
-    filter.axes = int64_t(axis_neighbors.shape(0)) / 2;
-    filter.rows = int64_t(axis_neighbors.shape(1));
+    filter.num_axes = int64_t(axis_neighbors.shape(0)) / 2;
+    filter.num_lattice_points = int64_t(axis_neighbors.shape(1));
     filter.added_mass = added_mass;
-    kernels<T>().filter_gaussian(filter, rows_of(values), rows_of(out), threads);
+    kernels<T>().filter_gaussian(filter, matrix_of(values), matrix_of(out), threads);
 }
 
 template <class T>
-void barycentric_gradient(Array<const T, 2> values, Array<const T, 2> lattice_values,
-                          Array<const int32_t, 2> vertices, Array<T, 2> out, int threads) {
+void barycentric_gradient(Array<const T, 2> values, Array<const T, 2> lattice_values, Array<const int32_t, 2> vertices,
+                          Array<T, 2> out, int threads) {
     nb::gil_scoped_release release;
-    kernels<T>().barycentric_gradient(corners_of<T>(vertices, nullptr), rows_of(values), lattice_values.data(),
+    kernels<T>().barycentric_gradient(simplices_of<T>(vertices, nullptr), matrix_of(values), lattice_values.data(),
                                       out.data(), threads);
 }
 
@@ -245,7 +218,7 @@ template <class T>
 void blur(Array<const T, 2> lattice_values, Array<const int32_t, 2> axis_neighbors, bool reverse, Array<T, 2> out,
           int threads) {
     nb::gil_scoped_release release;
-    kernels<T>().blur(rows_of(lattice_values), axis_neighbors.data(), int64_t(axis_neighbors.shape(0)) / 2, reverse,
+    kernels<T>().blur(matrix_of(lattice_values), axis_neighbors.data(), int64_t(axis_neighbors.shape(0)) / 2, reverse,
                       out.data(), threads);
 }
 
@@ -253,7 +226,7 @@ template <class T>
 void convolve(Array<const T, 2> lattice_values, Array<const T, 3> weight, Array<const int32_t, 2> neighbors,
               int64_t groups, Array<T, 2> out, int threads) {
     nb::gil_scoped_release release;
-    kernels<T>().convolve(rows_of(lattice_values), weight.data(), neighbors_of(neighbors), groups, rows_of(out),
+    kernels<T>().convolve(matrix_of(lattice_values), weight.data(), table_of(neighbors), groups, matrix_of(out),
                           threads);
 }
 
@@ -261,7 +234,7 @@ template <class T>
 void convolve_weight_gradient(Array<const T, 2> lattice_values, Array<const T, 2> output_gradient,
                               Array<const int32_t, 2> neighbors, int64_t groups, Array<T, 3> out, int threads) {
     nb::gil_scoped_release release;
-    kernels<T>().convolve_weight_gradient(rows_of(lattice_values), rows_of(output_gradient), neighbors_of(neighbors),
+    kernels<T>().convolve_weight_gradient(matrix_of(lattice_values), matrix_of(output_gradient), table_of(neighbors),
                                           groups, out.data(), threads);
 }
 
@@ -270,9 +243,9 @@ template <class T>
 void bind_kernels(nb::module_ module) {
     module.def("index_points", &index_points<T>, "features"_a, "batch"_a.none(), "limit"_a, "vertices"_a,
                "barycentric"_a, "threads"_a);
-    nb::class_<PendingFilter<T>>(module, "PendingFilter")
-        .def_prop_ro("num_lattice_points", &PendingFilter<T>::num_lattice_points)
-        .def("filter", &PendingFilter<T>::filter);
+    nb::class_<PointFilter<T>>(module, "PointFilter")
+        .def_prop_ro("num_lattice_points", &PointFilter<T>::num_lattice_points)
+        .def("filter", &filter_points<T>);
     module.def("index_for_filter", &index_for_filter<T>, "features"_a, "batch"_a.none(), "limit"_a, "may_reorder"_a,
                "threads"_a);
     module.def("embed_gradient", &embed_gradient<T>);
@@ -286,29 +259,37 @@ void bind_kernels(nb::module_ module) {
     module.def("convolve_weight_gradient", &convolve_weight_gradient<T>);
 }
 
-// the thread that runs Python's signal handlers
+// Python runs signal handlers on this thread only
 unsigned long main_thread = 0;
 
-// Ctrl-C during a long call: the handler runs here, and what it raises ends the call.
+// For Ctrl-C during a long call: runs the handlers, and what they raise ends the call.
 void handle_signals() {
     if (PyThread_get_thread_ident() != main_thread) return;
     nb::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
 }
 
-std::vector<std::string> instruction_sets() {
+std::vector<std::string> supported_instruction_sets() {
     std::vector<std::string> names;
-    for (int i = 0; i < num_variants; ++i) {
-        if (variants[i].supported()) names.emplace_back(variants[i].name);
+    for (int i = 0; i < num_instruction_sets; ++i) {
+        if (instruction_sets[i].is_supported()) names.emplace_back(instruction_sets[i].name);
     }
     return names;
 }
 
 void use_instruction_set(const std::string& name) {
-    for (int i = 0; i < num_variants; ++i) {
-        if (name == variants[i].name && variants[i].supported()) return choose_variant(i);
+    for (int i = 0; i < num_instruction_sets; ++i) {
+        const InstructionSet& set = instruction_sets[i];
+        if (name == set.name && set.is_supported()) return choose_instruction_set(i);
     }
     throw std::invalid_argument("this processor does not support the instruction set " + name);
+}
+
+nb::tuple forecast(int64_t num_points, int64_t dimension, int64_t num_lattice_points, int64_t element_bytes,
+                   double row_bytes, bool ordered, int threads) {
+    const CoreMemory memory =
+        forecast_memory({num_points, dimension, num_lattice_points, element_bytes, row_bytes, ordered, threads});
+    return nb::make_tuple(memory.table, memory.scratch, memory.order);
 }
 
 }  // namespace
@@ -319,19 +300,23 @@ NB_MODULE(_native, module) {
     main_thread = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
     set_interruption(handle_signals);
     module.attr("MAX_DIMENSION") = max_dimension;
+    module.attr("CACHE_LINE_BYTES") = cache_line_bytes;
+    module.attr("LEAST_KEPT_BYTES") = least_kept_bytes;
     nb::class_<PendingIndex>(module, "PendingIndex")
         .def_prop_ro("num_lattice_points", [](const PendingIndex& self) { return self.index->num_lattice_points; })
         .def_prop_ro("table_size", [](const PendingIndex& self) { return self.index->table_size(); })
         .def("finish", &PendingIndex::finish);
     module.def("allocate", &allocate, "shape"_a, "floating"_a, "bits"_a);
+    module.def("forecast", &forecast, "num_points"_a, "dimension"_a, "num_lattice_points"_a, "element_bytes"_a,
+               "row_bytes"_a, "ordered"_a, "threads"_a);
     module.def("kept_memory", &kept_memory);
     module.def("limit_kept_memory", &limit_kept_memory, "limit"_a);
-    module.def("index_keys", &index_keys);
+    module.def("index_keys", &index_given_keys);
     module.def("find_neighbors", &find_neighbors_in);
     module.def("transpose_neighbors", &transpose_neighbors_in);
     bind_kernels<float>(module.def_submodule("float32"));
     bind_kernels<double>(module.def_submodule("float64"));
-    module.def("instruction_sets", &instruction_sets);
-    module.def("instruction_set", [] { return std::string(chosen_variant().name); });
+    module.def("instruction_sets", &supported_instruction_sets);
+    module.def("instruction_set", [] { return std::string(chosen_instruction_set().name); });
     module.def("use_instruction_set", &use_instruction_set);
 }

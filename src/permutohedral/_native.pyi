@@ -1,26 +1,105 @@
-"""The compiled core, built from `native/`; `ops/native.py` is its only caller."""
+"""The compiled core, built from `native/`; called by `ops/native.py`, and by `memory.py` for its forecast.
 
-from typing import Any
+Results are written into tensors given by the caller. Shapes are those of `ops/primitives.py`; `threads` is the largest
+number of threads to use.
+"""
+
+from typing import Protocol
 
 from torch import Tensor
 
 MAX_DIMENSION: int
-float32: Any
-float64: Any
+CACHE_LINE_BYTES: int
+# tensors of fewer bytes are left to torch
+LEAST_KEPT_BYTES: int
 
 class PendingIndex:
+    """Numbered vertices; `finish` writes their keys and the lookup table, once."""
+
     num_lattice_points: int
     table_size: int
     def finish(self, keys: Tensor, table: Tensor) -> None: ...
 
-def allocate(shape: list[int], floating: bool, bits: int) -> Any: ...
-def kept_memory() -> int: ...
+class PointFilter(Protocol):
+    """Indexed points, to be filtered once."""
+
+    num_lattice_points: int
+    def filter(self, values: Tensor, axis_offsets: Tensor, added_mass: float, out: Tensor, threads: int) -> None: ...
+
+class Kernels(Protocol):
+    """The submodule for one dtype. None instead of an index: a feature is out of range."""
+
+    def index_points(
+        self,
+        features: Tensor,
+        batch: Tensor | None,
+        limit: float,
+        vertices: Tensor,
+        barycentric: Tensor,
+        threads: int,
+    ) -> PendingIndex | None: ...
+    def index_for_filter(
+        self, features: Tensor, batch: Tensor | None, limit: float, may_reorder: bool, threads: int
+    ) -> PointFilter | None: ...
+    def embed_gradient(self, features: Tensor, gradient: Tensor, out: Tensor, threads: int) -> None: ...
+    def embed_differential(self, features: Tensor, differential: Tensor, out: Tensor, threads: int) -> None: ...
+    def splat(self, values: Tensor, vertices: Tensor, barycentric: Tensor, out: Tensor, threads: int) -> None: ...
+    def slice(
+        self, lattice_values: Tensor, vertices: Tensor, barycentric: Tensor, out: Tensor, threads: int
+    ) -> None: ...
+    def barycentric_gradient(
+        self, values: Tensor, lattice_values: Tensor, vertices: Tensor, out: Tensor, threads: int
+    ) -> None: ...
+    def blur(
+        self, lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool, out: Tensor, threads: int
+    ) -> None: ...
+    def filter_gaussian(
+        self,
+        values: Tensor,
+        vertices: Tensor,
+        barycentric: Tensor,
+        axis_neighbors: Tensor,
+        target_vertices: Tensor,
+        target_barycentric: Tensor,
+        added_mass: float,
+        out: Tensor,
+        threads: int,
+    ) -> None: ...
+    def convolve(
+        self, lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int, out: Tensor, threads: int
+    ) -> None: ...
+    def convolve_weight_gradient(
+        self, lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, out: Tensor, threads: int
+    ) -> None: ...
+
+float32: Kernels
+float64: Kernels
+
+def allocate(shape: list[int], floating: bool, bits: int) -> object:
+    """A new tensor of uninitialized memory, as a DLPack capsule."""
+
+def forecast(
+    num_points: int,
+    dimension: int,
+    num_lattice_points: int,
+    element_bytes: int,
+    row_bytes: float,
+    ordered: bool,
+    threads: int,
+) -> tuple[int, int, int]:
+    """Bytes of the lookup table, of the scratch memory while indexing, and of a sorted copy of the simplices."""
+
+def kept_memory() -> int:
+    """Bytes that are free, but not returned to the system."""
+
 def limit_kept_memory(limit: int) -> None: ...
 def index_keys(keys: Tensor, inverse: Tensor, threads: int) -> PendingIndex: ...
 def find_neighbors(
     table: Tensor, target_keys: Tensor, offsets: Tensor, same: bool, neighbors: Tensor, threads: int
 ) -> None: ...
 def transpose_neighbors(neighbors: Tensor, opposite: Tensor, transposed: Tensor, threads: int) -> None: ...
-def instruction_sets() -> list[str]: ...
+def instruction_sets() -> list[str]:
+    """Those that this processor supports, the widest first."""
+
 def instruction_set() -> str: ...
 def use_instruction_set(name: str) -> None: ...

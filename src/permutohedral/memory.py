@@ -1,14 +1,13 @@
-"""How much memory a lattice takes, told before any of it is allocated."""
+"""How much memory a lattice takes, before any of it is allocated."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -17,23 +16,8 @@ from permutohedral.errors import MemoryLimitError
 from permutohedral.neighborhood import Neighborhood, count_taps
 
 _INDEX_BYTES = 4
-# a key packed into words of 64 bits, about six bits for each coordinate
-_WORD_BYTES, _BITS_PER_COORDINATE = 8, 6
-# where corners share lattice points this often, in few dimensions, the cells of the lattice are marked instead of
-# listing keys: about so many for each lattice point, but never more than so many for each corner
-_SHARED_CORNERS, _MOST_DIMENSIONS = 24, 6
-_CELLS_PER_LATTICE_POINT, _CELLS_PER_CORNER, _CELL_BYTES = 32, 4, 0.25
-# else points are indexed in pieces of this many, each with a list of the keys it touches
-_PIECE_POINTS = 65536
-_CACHED_KEYS = 16384
-# on a larger lattice, points far apart are visited in another order, with a copy of their simplices
-_UNORDERED_LATTICE_BYTES = 1 << 24
-# how a table's keys are packed, for each coordinate
-_HEADER_BYTES = 80
 # a GPU's hash table: up to eight slots per lattice point, a 64-bit key and a 64-bit index in each
 _TABLE_BYTES = 128
-# memory comes in huge pages, which are not filled to the end
-_PAGE_BYTES = 1 << 22
 # requests below this are not worth asking the system how much it has free; asking a GPU takes longer than most kernels,
 # so one that has more may be asked for more
 _NEGLIGIBLE_BYTES = 1 << 28
@@ -82,8 +66,9 @@ def forecast_memory(  # noqa: PLR0913 (what describes the request, and three opt
 ) -> MemoryForecast:
     """Forecast the memory of `build_lattice` and one filter without gradients, without allocating anything.
 
-    The figures are those of the native backend (measured in docs/reliability.md). On a GPU the lookup table takes up
-    to 128 bytes more per lattice point; the reference backend takes several times as much.
+    The figures are those of the native backend (measured in docs/reliability.md), which is asked what it will allocate.
+    On a GPU the lookup table takes up to 128 bytes more per lattice point. Where the compiled core is not installed,
+    the scratch memory is that of the reference backend, which sorts the keys of all corners.
 
     Args:
         num_points: source and target points together.
@@ -96,47 +81,40 @@ def forecast_memory(  # noqa: PLR0913 (what describes the request, and three opt
         separable: for the separable Gaussian, which needs a `neighborhood_size` of 0 only.
         ordered: points that follow each other are near each other, as pixels are; building then takes less memory.
 
-    >>> forecast_memory(1_000_000, dimension=5, num_lattice_points=100_000, ordered=True).total // 2**20
-    75
+    >>> forecast_memory(1_000_000, dimension=5, num_lattice_points=100_000, ordered=True).simplices // 2**20
+    45
     """
     size, corners = torch.finfo(dtype).bits // 8, num_points * (dimension + 1)
+    # 16-bit values are computed in 32 bits
+    weight_size = max(size, 4)
     lattice_points = corners if num_lattice_points is None else num_lattice_points
     taps = count_taps(dimension, neighborhood_size) + (2 * (dimension + 1) if separable else 0)
-    packed_key = _WORD_BYTES * -(-(dimension + 1) * _BITS_PER_COORDINATE // 64)
     # the Gaussian has two more buffers of the size of its input, and a channel for the mass
     rows = 3 * lattice_points * (channels / 2 + 1) if separable else lattice_points * channels
-    row_bytes = (channels / 2 + separable) * size
-    is_sorted = not ordered and lattice_points * row_bytes >= _UNORDERED_LATTICE_BYTES
-    visits = corners * (_INDEX_BYTES + max(size, 4)) + num_points * _INDEX_BYTES if is_sorted else 0
-    if dimension <= _MOST_DIMENSIONS and corners >= _SHARED_CORNERS * lattice_points:
-        cells = min(_CELLS_PER_LATTICE_POINT * lattice_points, _CELLS_PER_CORNER * corners)
-        # a byte for each in every thread, if that is not too much
-        marks = min(cells * torch.get_num_threads(), _CELLS_PER_CORNER * corners)
-        scratch = int(_CELL_BYTES * cells) + marks
+    core = _compiled_core()
+    if core is None:
+        # the reference backend, measured: for each corner its key as int64, twice, and eight more words while sorting
+        table, scratch, order = 0, 8 * corners * (2 * (dimension + 1) + 8), 0
     else:
-        listed = lattice_points if ordered else _count_listed_keys(num_points, corners, lattice_points)
-        collected = min(num_points, _PIECE_POINTS * torch.get_num_threads()) * (dimension + 1)
-        scratch = listed * (packed_key + _INDEX_BYTES) + (collected + lattice_points) * packed_key
+        row_bytes = (channels / 2 + separable) * size
+        request = (num_points, dimension, lattice_points, weight_size, row_bytes, ordered)
+        table, scratch, order = core.forecast(*request, torch.get_num_threads())
     return MemoryForecast(
-        simplices=corners * (_INDEX_BYTES + max(size, 4)),
-        lattice_points=lattice_points * ((dimension + 1) * _INDEX_BYTES + packed_key) + _HEADER_BYTES * (dimension + 4),
+        simplices=corners * (_INDEX_BYTES + weight_size),
+        lattice_points=lattice_points * (dimension + 1) * _INDEX_BYTES + table,
         neighbors=lattice_points * taps * _INDEX_BYTES,
-        scratch=scratch + min(scratch, _PAGE_BYTES),
-        values=int((rows + num_points * channels / 2) * size) + visits,
+        scratch=scratch,
+        values=int((rows + num_points * channels / 2) * size) + order,
     )
 
 
-def _count_listed_keys(num_points: int, corners: int, lattice_points: int) -> int:
-    """Keys in the lists of all pieces, for points in no order: each piece lists what it touches.
-
-    Once, if its cache holds all of that; the share of repetitions that a smaller cache finds was fitted.
-    """
-    if lattice_points == 0:
-        return 0
-    pieces = max(1.0, num_points / _PIECE_POINTS)
-    distinct = pieces * lattice_points * -math.expm1(-corners / pieces / lattice_points)
-    found = min(1.0, (_CACHED_KEYS / lattice_points) ** 0.8)
-    return int(max(distinct, corners * (1 - found)))
+def _compiled_core() -> ModuleType | None:
+    """The compiled core, or None where it is not installed; `ops.native` reports one that cannot be loaded."""
+    try:
+        from permutohedral import _native
+    except ImportError:
+        return None
+    return _native
 
 
 @lru_cache(maxsize=64)
@@ -168,9 +146,9 @@ def available_memory(device: torch.device) -> int:
 
 
 def _kept_memory() -> int:
-    """What the native core keeps for its next calls, and gives up where they need it."""
-    core = sys.modules.get("permutohedral._native")
-    return core.kept_memory() if core is not None else 0
+    """Freed memory that the compiled core keeps for its next calls, and gives up where they need it."""
+    core = _compiled_core()
+    return 0 if core is None else core.kept_memory()
 
 
 # limit and use of a control group, of version 2 and of version 1

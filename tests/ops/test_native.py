@@ -173,12 +173,12 @@ def on_threads(run: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("channels", [79, 96])
 def test_points_far_apart_on_a_large_lattice(native: ModuleType, dtype: torch.dtype, channels: int) -> None:
-    """Their visits are brought into another order, the same on any number of threads."""
+    """They are brought into another order, the same on any number of threads."""
     points = 10_000
     keys, vertices, barycentric, table = native.index_points(torch.randn(points, 5, dtype=dtype) * 20, None)
     axes = native.find_neighbors(keys, table, keys, axis_offsets(5))
     values, lattice_values = torch.randn(points, channels, dtype=dtype), torch.randn(len(keys), channels, dtype=dtype)
-    # what visits.cpp asks for
+    # cached_lattice_bytes in native/runtime/cache_sizes.hpp
     assert lattice_values.numel() * 4 > 1 << 24
     splatted, sliced, filtered = on_threads(
         lambda: (
@@ -200,7 +200,7 @@ def test_many_points_on_few_lattice_points(native: ModuleType, dtype: torch.dtyp
     """Two lattices are added, on any number of threads."""
     features = torch.rand(20_000, 3, dtype=dtype) * 3
     keys, vertices, barycentric, table = native.index_points(features, None)
-    # what splatting.cpp asks for
+    # halved_corners in native/filter/splat.cpp
     assert vertices.numel() >= 64 * len(keys)
     axes = native.find_neighbors(keys, table, keys, axis_offsets(3))
     values = torch.randn(20_000, channels, dtype=dtype)

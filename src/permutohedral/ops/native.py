@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from permutohedral.errors import BackendUnavailable, InputError
 from permutohedral.neighborhood import axis_offsets, blur_gain
 from permutohedral.ops.primitives import accumulation_dtype, key_limit, range_error
 
+if TYPE_CHECKING:
+    from permutohedral._native import Kernels, PendingIndex
+
 try:
     from permutohedral import _native
 except ImportError as error:
@@ -28,19 +31,15 @@ except ImportError as error:
         'use_backend("reference")'
     ) from error
 
-# below, the system's allocator keeps what is freed
-_LEAST_KEPT_BYTES = 1 << 17
-
-# larger requests go step by step, where each is compared with the memory that is free
+# larger requests are left to the single primitives, before each of which the free memory is checked
 _LARGEST_UNCHECKED_BYTES = 1 << 28
-_LINE_BYTES = 64
 
-# how much freed memory the core keeps, in megabytes
+# environment variable: how much freed memory the core keeps, in megabytes
 KEPT_MEMORY_VARIABLE = "PERMUTOHEDRAL_KEPT_MEMORY"
 
 
 def limit_kept_memory(setting: str) -> None:
-    """Keep at most so many megabytes of freed memory for the next calls.
+    """Keep at most `setting` megabytes of freed memory for the next calls.
 
     >>> limit_kept_memory("512")
     """
@@ -53,19 +52,19 @@ if KEPT_MEMORY_VARIABLE in os.environ:
     limit_kept_memory(os.environ[KEPT_MEMORY_VARIABLE])
 
 
-def _core(dtype: torch.dtype) -> Any:
+def _core(dtype: torch.dtype) -> Kernels:
     """The kernels for values of `dtype`."""
     return _native.float64 if dtype == torch.float64 else _native.float32
 
 
 def _plain(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """As the core borrows it: contiguous, outside of autograd."""
+    """The tensor as the core can borrow it: contiguous, outside of autograd."""
     return tensor.detach().to(dtype or tensor.dtype).contiguous()
 
 
 def _empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
-    """Uninitialized. Large tensors lie in memory that the core keeps when they are freed: new pages are slow."""
-    if math.prod(shape) * dtype.itemsize < _LEAST_KEPT_BYTES:
+    """Uninitialized. Large tensors lie in memory that the core keeps when they are freed, to save page faults."""
+    if math.prod(shape) * dtype.itemsize < _native.LEAST_KEPT_BYTES:
         return torch.empty(shape, dtype=dtype)
     return from_dlpack(_native.allocate(list(shape), dtype.is_floating_point, 8 * dtype.itemsize))
 
@@ -77,14 +76,14 @@ def _threads(work: int) -> int:
 
 @contextmanager
 def _refusing_too_many() -> Iterator[None]:
-    """The core's error for more lattice points than int32 numbers, as one of the package's."""
+    """Turn the core's error for more lattice points than int32 can number into one of the package's."""
     try:
         yield
     except ValueError as error:
         raise InputError(str(error)) from error
 
 
-def _finish(pending: Any, columns: int) -> tuple[Tensor, Tensor]:
+def _finish(pending: PendingIndex, columns: int) -> tuple[Tensor, Tensor]:
     keys = _empty((pending.num_lattice_points, columns), torch.int32)
     table = _empty((pending.table_size,), torch.int64)
     pending.finish(keys, table)
@@ -131,7 +130,7 @@ def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _table_of(keys: Tensor) -> Tensor:
-    """A table of distinct keys in any order: that of the sorted keys, and the row of each, two to a word."""
+    """The lookup table of distinct keys in any order: that of the sorted keys, then where each is in `keys`."""
     _, inverse, table = index_keys(keys)
     order = _empty((keys.shape[0] + keys.shape[0] % 2,), torch.int32)
     order[inverse.long()] = torch.arange(keys.shape[0], dtype=torch.int32)
@@ -242,7 +241,7 @@ def filter_gaussian(
     out = _empty((target_vertices.shape[0], channels), dtype)
     if points == 0 or out.numel() == 0:
         return out.zero_().to(values.dtype)
-    # the mass has not been divided by the gain either: the quotient is the same
+    # the blur is not divided by its gain, and neither is the mass: their quotient is the same
     added_mass = smallest_mass * blur_gain(vertices.shape[1] - 1)
     source = _plain(vertices), _plain(barycentric, dtype)
     target = _plain(target_vertices), _plain(target_barycentric, dtype)
@@ -253,14 +252,14 @@ def filter_gaussian(
 
 
 def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smallest_mass: float) -> Tensor | None:
-    """Without tensors in between, and in an order of the points that suits the caches; see `FusedPrimitives`."""
+    """All steps at once, without tensors in between, in an order of the points that suits the caches."""
     dtype, (points, channels), d = accumulation_dtype(values.dtype), values.shape, features.shape[1]
     simplices = points * (d + 1) * (4 + dtype.itemsize)
     if channels == 0 or d > _native.MAX_DIMENSION or simplices > _LARGEST_UNCHECKED_BYTES:
         return None
     threads = _threads(points * (d + 1) * channels)
-    # a narrow value is not worth fetching from anywhere
-    may_reorder = channels * dtype.itemsize >= _LINE_BYTES
+    # in another order each value costs a cache miss, which only pays for wide ones
+    may_reorder = channels * dtype.itemsize >= _native.CACHE_LINE_BYTES
     items = None if batch is None else _plain(batch, torch.int32)
     core = _core(dtype)
     with _refusing_too_many():

@@ -1,0 +1,110 @@
+// blur, and the whole normalized Gaussian: splat, blur, slice. Compiled once per instruction set.
+#include <algorithm>
+
+#include "filter/channel_panels.hpp"
+#include "runtime/kernel_table.hpp"
+
+namespace permutohedral {
+namespace PERMUTOHEDRAL_INSTRUCTION_SET {
+namespace {
+
+constexpr int64_t blurred_per_task = 2048;
+
+// One pass: l + (l(ahead) + l(behind)) / 2; a missing neighbor reads the values `zero`.
+template <class T, int C>
+void blur_axis(Matrix<const T> in, const int32_t* ahead, const int32_t* behind, const T* zero, Range vertices, T* out) {
+    const Extent<C> channels(in.num_channels);
+    for (int64_t v = vertices.begin; v < vertices.end; ++v) {
+        const T* a = ahead[v] < 0 ? zero : in.data + ahead[v] * channels;
+        const T* b = behind[v] < 0 ? zero : in.data + behind[v] * channels;
+        for_channel_vectors<T, C>(channels, [&](int64_t c, auto width) {
+            constexpr int N = decltype(width)::value;
+            const ChannelVector<T, N> sum = load_channels<T, N>(a + c) + load_channels<T, N>(b + c);
+            store_channels<T, N>(out + v * channels + c,
+                                 load_channels<T, N>(in.data + v * channels + c) + T(0.5) * sum);
+        });
+    }
+}
+
+struct BlurAxes {
+    const int32_t* neighbors;  // [2 num_axes, num_lattice_points]
+    int64_t num_axes;
+    bool reverse;
+};
+
+// Channels that are blurred together: the passes write to `first` and `second` in turn.
+template <class T>
+struct BlurredPanel {
+    Matrix<const T> in;
+    T* first;
+    T* second;
+};
+
+// Blurs all panels; panel_at(p) is the p-th.
+template <class T, class PanelAt>
+void blur_passes(int64_t num_panels, PanelAt&& panel_at, const BlurAxes& axes, int threads) {
+    const int64_t rows = panel_at(0).in.num_rows, blocks = divide_up(rows, blurred_per_task);
+    const Memory zero(sizeof(T) * panel_at(0).in.num_channels);
+    std::memset(zero.data(), 0, zero.size());
+    for (int64_t pass = 0; pass < axes.num_axes; ++pass) {
+        const int64_t axis = axes.reverse ? axes.num_axes - 1 - pass : pass;
+        const int32_t* ahead = axes.neighbors + 2 * axis * rows;
+        parallel_for(threads, num_panels * blocks, [&](int64_t task, int) {
+            const BlurredPanel<T> panel = panel_at(task % num_panels);
+            const int64_t begin = task / num_panels * blurred_per_task;
+            const Range range{begin, std::min(begin + blurred_per_task, rows)};
+            Matrix<const T> in = panel.in;
+            if (pass > 0) in.data = pass % 2 == 0 ? panel.second : panel.first;
+            T* out = pass % 2 == 0 ? panel.first : panel.second;
+            dispatch_width<T>(in.num_channels, [&](auto constant) {
+                blur_axis<T, decltype(constant)::value>(in, ahead, ahead + rows, as<T>(zero), range, out);
+            });
+        });
+    }
+}
+
+}  // namespace
+
+template <class T>
+void blur(Matrix<const T> lattice_values, const int32_t* axis_neighbors, int64_t num_axes, bool reverse, T* out,
+          int threads) {
+    const Memory scratch(sizeof(T) * lattice_values.num_rows * lattice_values.num_channels);
+    // the last pass writes to out
+    T* first = num_axes % 2 == 1 ? out : as<T>(scratch);
+    T* second = num_axes % 2 == 1 ? as<T>(scratch) : out;
+    auto panel_at = [&](int64_t) { return BlurredPanel<T>{lattice_values, first, second}; };
+    blur_passes<T>(1, panel_at, {axis_neighbors, num_axes, reverse}, threads);
+}
+
+template <class T>
+void filter_gaussian(const GaussianFilter<T>& filter, Matrix<const T> values, Matrix<T> out, int threads) {
+    const int64_t rows = filter.num_lattice_points, channels = values.num_channels + 1;
+    const LatticeShape shape{rows, int64_t(sizeof(T)) * channels};
+    const int64_t bytes = int64_t(sizeof(T)) * consecutive_panels<T>(nullptr, rows, channels).size();
+    const Memory splatted(bytes), blurred(bytes);
+    const PointOrder<T> order = plan_order(filter.source, shape, threads > 1, threads, filter.order);
+    splat_with_mass(order, values, Matrix<T>{as<T>(splatted), rows, channels}, threads);
+    const ChannelPanels<T> from = consecutive_panels(as<T>(splatted), rows, channels),
+                           to = consecutive_panels(as<T>(blurred), rows, channels);
+    auto panel_at = [&](int64_t p) {
+        return BlurredPanel<T>{{from[p].data, rows, from[p].width}, to[p].data, from[p].data};
+    };
+    blur_passes<T>(from.num_panels, panel_at, {filter.axis_neighbors, filter.num_axes, false}, threads);
+    const T* result = as<T>(filter.num_axes % 2 == 1 ? blurred : splatted);
+    const Matrix<const T> lattice_values{result, rows, channels};
+    const bool same =
+        filter.source.vertices == filter.target.vertices && filter.source.num_points == filter.target.num_points;
+    if (same && filter.source.barycentric == filter.target.barycentric) {
+        return slice_normalized(order, lattice_values, filter.added_mass, out, threads);
+    }
+    const PointOrder<T> target_order = plan_order(filter.target, shape, false, threads);
+    slice_normalized(target_order, lattice_values, filter.added_mass, out, threads);
+}
+
+template void blur(Matrix<const float>, const int32_t*, int64_t, bool, float*, int);
+template void blur(Matrix<const double>, const int32_t*, int64_t, bool, double*, int);
+template void filter_gaussian(const GaussianFilter<float>&, Matrix<const float>, Matrix<float>, int);
+template void filter_gaussian(const GaussianFilter<double>&, Matrix<const double>, Matrix<double>, int);
+
+}  // namespace PERMUTOHEDRAL_INSTRUCTION_SET
+}  // namespace permutohedral

@@ -1,0 +1,110 @@
+// Numbering of keys that are given, instead of found from points.
+#include <algorithm>
+#include <vector>
+
+#include "index/vertex_index.hpp"
+#include "runtime/dispatch.hpp"
+#include "runtime/threads.hpp"
+
+namespace permutohedral {
+namespace {
+
+constexpr int64_t keys_per_task = 8192;
+
+// The digits of one key; see find_digits. C is the number of columns if known at compile time, else 0: dividing by a
+// constant is much faster.
+template <int C>
+inline bool key_digits(const int32_t* key, Extent<C> columns, bool lattice_form, int64_t* digits) {
+    bool valid = true;
+    for (int64_t column = 0; column < columns; ++column) {
+        digits[column] = key[column];
+        if (!lattice_form || column < 2) continue;
+        const int64_t difference = int64_t(key[1]) - key[column];
+        digits[column] = difference / columns;
+        valid &= digits[column] * columns == difference;
+    }
+    return valid;
+}
+
+// The range of the digits; false if a key is no vertex of the lattice.
+template <int C>
+bool find_range(const int32_t* keys, int64_t count, Extent<C> columns, bool lattice_form, DigitRange& range) {
+    int64_t digits[max_columns];
+    bool valid = true;
+    for (int64_t i = 0; i < count && valid; ++i) {
+        valid = key_digits<C>(keys + i * columns, columns, lattice_form, digits);
+        for (int64_t column = 0; column < columns; ++column) {
+            range.low[column] = std::min(i == 0 ? digits[column] : range.low[column], digits[column]);
+            range.high[column] = std::max(i == 0 ? digits[column] : range.high[column], digits[column]);
+        }
+    }
+    return valid;
+}
+
+// Packs a key that lies in the range of the packing.
+template <int C>
+inline void pack_inside(const KeyPacking& packing, const int32_t* key, uint64_t* packed) {
+    int64_t digits[max_columns];
+    const Extent<C> columns(packing.num_columns);
+    key_digits<C>(key, columns, packing.lattice_form != 0, digits);
+    for (int64_t w = 0; w < packing.num_words; ++w) packed[w] = 0;
+    for (int64_t column = 0; column < columns; ++column) {
+        packed[packing.word[column]] |= uint64_t(digits[column] - packing.low[column]) << packing.shift[column];
+    }
+}
+
+bool find_range_in_parallel(const int32_t* keys, const VertexIndex& index, int64_t num_columns, bool lattice_form,
+                            DigitRange& range) {
+    const int64_t blocks = divide_up(index.num_points, keys_per_task);
+    std::vector<DigitRange> ranges(blocks);
+    std::vector<uint8_t> valid(blocks);
+    parallel_for(index.threads, blocks, [&](int64_t b, int) {
+        const int64_t begin = b * keys_per_task, count = std::min(keys_per_task, index.num_points - begin);
+        dispatch<3, 4, 5, 6, 0>(num_columns, [&](auto columns) {
+            constexpr int C = decltype(columns)::value;
+            valid[b] = find_range<C>(keys + begin * num_columns, count, num_columns, lattice_form, ranges[b]);
+        });
+    });
+    range = ranges[0];
+    for (int64_t b = 1; b < blocks; ++b) {
+        for (int64_t column = 0; column < num_columns; ++column) {
+            range.low[column] = std::min(range.low[column], ranges[b].low[column]);
+            range.high[column] = std::max(range.high[column], ranges[b].high[column]);
+        }
+    }
+    return std::all_of(valid.begin(), valid.end(), [](uint8_t v) { return v != 0; });
+}
+
+}  // namespace
+
+void index_keys(VertexIndex& index, const int32_t* keys, int64_t num_columns) {
+    DigitRange range;
+    const bool lattice_form = find_range_in_parallel(keys, index, num_columns, true, range);
+    if (!lattice_form) find_range_in_parallel(keys, index, num_columns, false, range);
+    index.packing = plan_packing(num_columns, lattice_form, range, DigitReduction{});
+    const int64_t words = index.packing.num_words;
+    constexpr int64_t sample_size = 4096;
+    const int64_t stride = std::max<int64_t>(1, index.num_points / sample_size),
+                  count = divide_up(index.num_points, stride);
+    std::vector<uint64_t> sample(count * words);
+    for (int64_t i = 0; i < count; ++i) {
+        pack_inside<0>(index.packing, keys + i * stride * num_columns, sample.data() + i * words);
+    }
+    index.choose_ranges(sample.data(), count);
+    parallel_for(index.threads, index.num_chunks, [&](int64_t chunk, int) {
+        const int64_t begin = chunk * index.chunk_points;
+        const int64_t count = std::min(index.chunk_points, index.num_points - begin);
+        const Memory packed(sizeof(uint64_t) * count * words);
+        dispatch<3, 4, 5, 6, 0>(num_columns, [&](auto columns) {
+            for (int64_t i = 0; i < count; ++i) {
+                const int32_t* key = keys + (begin + i) * num_columns;
+                pack_inside<decltype(columns)::value>(index.packing, key, as<uint64_t>(packed) + i * words);
+                index.vertices[begin + i] = int32_t(i);
+            }
+        });
+        index.store_chunk(chunk, as<uint64_t>(packed), count);
+    });
+    index.merge();
+}
+
+}  // namespace permutohedral

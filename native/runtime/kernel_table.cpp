@@ -1,0 +1,30 @@
+// Compiled once per instruction set.
+#include "runtime/kernel_table.hpp"
+
+namespace permutohedral {
+namespace PERMUTOHEDRAL_INSTRUCTION_SET {
+namespace {
+
+template <class T>
+constexpr Kernels<T> all_kernels() {
+    Kernels<T> kernels{};
+    kernels.index_points = &index_points<T>;
+    kernels.embed_gradient = &embed_gradient<T>;
+    kernels.embed_differential = &embed_differential<T>;
+    kernels.splat = &splat<T>;
+    kernels.slice = &slice<T>;
+    kernels.barycentric_gradient = &barycentric_gradient<T>;
+    kernels.blur = &blur<T>;
+    kernels.filter_gaussian = &filter_gaussian<T>;
+    kernels.convolve = &convolve<T>;
+    kernels.convolve_weight_gradient = &convolve_weight_gradient<T>;
+    return kernels;
+}
+
+}  // namespace
+
+const Kernels<float> float32_kernels = all_kernels<float>();
+const Kernels<double> float64_kernels = all_kernels<double>();
+
+}  // namespace PERMUTOHEDRAL_INSTRUCTION_SET
+}  // namespace permutohedral

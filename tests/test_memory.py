@@ -1,0 +1,69 @@
+"""What `forecast_memory` answers, with the compiled core and without it; reliability/test_memory.py measures it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from permutohedral import memory
+from permutohedral.memory import MemoryForecast, forecast_memory
+
+needs_core = pytest.mark.skipif(memory._compiled_core() is None, reason="the compiled core is not installed")
+
+
+@needs_core
+@pytest.mark.parametrize(
+    ("arguments", "options", "expected"),
+    [
+        ((1000, 3), {}, (32_000, 96_560, 240_000, 188_672, 18_000)),
+        ((0, 2), {}, (0, 480, 0, 0, 0)),
+        # hashed, in order
+        ((10**6, 5, 1, 6, 10**5), {"ordered": True}, (48_000_000, 3_200_720, 25_200_000, 11_394_304, 14_400_000)),
+        # by cells
+        ((10**6, 3, 0, 32, 20_000), {"separable": True}, (32_000_000, 480_560, 720_000, 2_880_000, 68_080_000)),
+        # hashed, scattered, and sorted before they are splatted
+        (
+            (5 * 10**6, 7, 1, 2),
+            {"dtype": torch.float64},
+            (480_000_000, 1_600_000_880, 40_800_000_000, 811_647_224, 1_180_000_000),
+        ),
+        # keys of two words
+        (
+            (200_000, 12, 0, 64, 10**6),
+            {"separable": True},
+            (20_800_000, 68_001_280, 108_000_000, 97_518_440, 443_200_000),
+        ),
+    ],
+)
+def test_the_forecast_of_the_core(
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[int, ...],
+    options: dict[str, Any],
+    expected: tuple[int, int, int, int, int],
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert forecast_memory(*arguments, **options) == MemoryForecast(*expected)
+
+
+@needs_core
+def test_more_threads_take_more_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch = []
+    for threads in (1, 4):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        scratch.append(forecast_memory(10**6, 3, num_lattice_points=10_000).scratch)
+    assert scratch[0] < scratch[1]
+
+
+def test_without_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tensors are the same, but nothing is sorted or looked up beside them; the reference takes more to build."""
+    monkeypatch.setattr(memory, "_compiled_core", lambda: None)
+    forecast = forecast_memory(10_000, dimension=3, channels=4, num_lattice_points=2_000)
+    assert forecast.simplices == 10_000 * 4 * (4 + 4)
+    assert forecast.lattice_points == 2_000 * 4 * 4
+    assert forecast.neighbors == 2_000 * 15 * 4
+    assert forecast.values == (2_000 * 4 + 10_000 * 2) * 4
+    assert forecast.scratch == 10_000 * 4 * (2 * 4 + 8) * 8
+    assert forecast.total == forecast.simplices + forecast.lattice_points + forecast.scratch
+    assert memory._kept_memory() == 0
