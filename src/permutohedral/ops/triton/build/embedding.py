@@ -147,7 +147,8 @@ def embed_gradient(features: Tensor, barycentric_gradient: Tensor) -> Tensor:
     if points:
         launch(
             embed_gradient_kernel, (cdiv(points, 64),), (features, barycentric_gradient, output),
-            (points, *barycentric_gradient.stride()), STRIDE=features.stride(0), D=d, ROWS=tile_rows(d), BLOCK=64, num_warps=2,
+            (points, *barycentric_gradient.stride()),
+            STRIDE=features.stride(0), D=d, ROWS=tile_rows(d), BLOCK=64, num_warps=2,
         )  # fmt: skip
     return output
 

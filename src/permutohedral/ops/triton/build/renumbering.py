@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from permutohedral.ops.triton.build.insertion import Insertion
 from permutohedral.ops.triton.build.packed_table import SHIFT, entry_of, look_up
