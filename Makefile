@@ -42,7 +42,7 @@ lint: $(STAMP) audit  ## ruff's rules, and the audit
 	$(BIN)/ruff check $(CHECKED)
 
 audit: $(STAMP)  ## known flaws of the libraries this depends on
-	$(BIN)/python tests/reliability/audit.py
+	$(BIN)/python tools/reliability/audit.py
 
 format: $(STAMP)  ## rewrite files in the common format
 	$(BIN)/ruff format $(CHECKED)
@@ -90,21 +90,21 @@ FUZZ_SECONDS ?= 600
 
 fuzz: $(STAMP)  ## search long for calls on which backends differ or fail; FUZZ_SECONDS of it guided by coverage
 	-@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input $(PIP_OPTIONS) atheris
-	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=search $(BIN)/python tests/fuzz/run_long.py
-	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 HYPOTHESIS_PROFILE=interpreted $(BIN)/python tests/fuzz/run_long.py
-	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run_bytes.py $(FUZZ_SECONDS)
+	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=search $(BIN)/python tools/fuzz/run_long.py
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 HYPOTHESIS_PROFILE=interpreted $(BIN)/python tools/fuzz/run_long.py
+	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz/run_bytes.py $(FUZZ_SECONDS)
 
 sanitize: $(STAMP)  ## the native core's tests under address, undefined-behavior and thread sanitizers
-	$(BIN)/python tests/reliability/sanitize.py address
-	$(BIN)/python tests/reliability/sanitize.py thread
+	$(BIN)/python tools/reliability/sanitize.py address
+	$(BIN)/python tools/reliability/sanitize.py thread
 
 reliability: $(STAMP)  ## measure leaks, peaks, kills and two processes, into results/reliability; 12 GB
-	$(BIN)/python tests/reliability/measure_memory.py
-	$(BIN)/python tests/reliability/measure_large.py
-	$(BIN)/python tests/reliability/measure_kills.py
-	$(BIN)/python tests/reliability/measure_kills.py commands
-	$(BIN)/python tests/reliability/measure_scaling.py
-	$(BIN)/python tests/reliability/report.py
+	$(BIN)/python tools/reliability/measure_memory.py
+	$(BIN)/python tools/reliability/measure_large.py
+	$(BIN)/python tools/reliability/measure_kills.py
+	$(BIN)/python tools/reliability/measure_kills.py commands
+	$(BIN)/python tools/reliability/measure_scaling.py
+	$(BIN)/python tools/reliability/report.py
 
 wheel: $(STAMP)  ## build dist/*.whl
 	$(BIN)/python -m pip wheel --disable-pip-version-check $(PIP_OPTIONS) --no-deps --wheel-dir dist .
