@@ -9,8 +9,8 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
-import torch.utils.deterministic as deterministic
-from support import usable_backends
+from poison import poisoned_memory
+from support import DETERMINISTIC, usable_backends
 
 from permutohedral.ops import dispatch
 
@@ -59,14 +59,18 @@ def random() -> np.random.Generator:
 
 
 @pytest.fixture(autouse=True)
-def poison() -> Iterator[None]:
-    """Fill `torch.empty` with NaN (the largest integer for integers), so that reading what was never written shows.
+def determinism() -> Iterator[None]:
+    """Torch's default mode, or its deterministic one for the whole session; a test may change it for itself.
 
-    torch does so only in its deterministic mode; `warn_only` because CUDA has no deterministic twin for some ops.
+    `warn_only`, because on CUDA some operations of torch have no deterministic twin.
     """
-    fill, mode = deterministic.fill_uninitialized_memory, torch.get_deterministic_debug_mode()  # type: ignore[attr-defined]
-    deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(DETERMINISTIC, warn_only=True)
     yield
-    torch.set_deterministic_debug_mode(mode)
-    deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def poison() -> Iterator[None]:
+    """Reading what was never written shows."""
+    with poisoned_memory():
+        yield
