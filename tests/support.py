@@ -20,6 +20,8 @@ from permutohedral.ops import dispatch
 
 DEVICE = torch.device(os.environ.get("PERMUTOHEDRAL_TEST_DEVICE", "cpu"))
 DETERMINISTIC = os.environ.get("PERMUTOHEDRAL_TEST_DETERMINISTIC", "0") == "1"
+# whether the Triton kernels run in Triton's interpreter, on the CPU
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 # largest error allowed, relative to the largest magnitude expected; of 16 bits, one unit in the last place
 TOLERANCE = {
