@@ -57,6 +57,8 @@ typecheck: $(STAMP)  ## mypy, strict
 # one thread per worker: the workers share the cores
 pytest: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --quiet
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --quiet \
+	  tests/interpreted
 
 accuracy: $(STAMP)  ## measure the approximation, write docs/accuracy.md
 	$(BIN)/python benchmarks/accuracy.py
@@ -68,10 +70,13 @@ bench: $(STAMP)  ## time every operator beside its peers, into results/; BENCH_O
 	$(BIN)/permutohedral benchmark --json results/benchmark-cpu.json --csv results/benchmark-cpu.csv \
 	  --chart results/benchmark-cpu.svg --chart results/benchmark-cpu.png $(BENCH_OPTIONS)
 
+GPU_TESTS := tests/gpu tests/ops tests/nn \
+  $(addprefix tests/test_,compile.py filters.py functional.py gradients.py lattice.py laws.py)
+
+# torch's deterministic mode replaces kernels by others: both are tested
 test-gpu: $(STAMP)  ## the operators and layers on the GPU, and every kernel against float64
-	PERMUTOHEDRAL_TEST_DEVICE=cuda $(BIN)/python -m pytest --quiet tests/ops tests/nn \
-	  $(addprefix tests/test_,compile.py filters.py functional.py gradients.py lattice.py laws.py)
-	$(BIN)/python benchmarks/gpu_checks.py
+	PERMUTOHEDRAL_TEST_DEVICE=cuda $(BIN)/python -m pytest --quiet $(GPU_TESTS)
+	PERMUTOHEDRAL_TEST_DEVICE=cuda PERMUTOHEDRAL_TEST_DETERMINISTIC=1 $(BIN)/python -m pytest --quiet $(GPU_TESTS)
 
 tables: $(STAMP)  ## fill the tables of README.md and docs/ from results/
 	$(BIN)/python tools/tables.py
