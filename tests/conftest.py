@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 
-import hypothesis
 import numpy as np
 import pytest
 import torch
@@ -14,21 +14,28 @@ from support import DETERMINISTIC, usable_backends
 
 from permutohedral.ops import dispatch
 
-hypothesis.settings.register_profile(
-    "suite",
-    max_examples=25,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    # the fixtures set the backend and the poison, which hold for all examples of a test alike
-    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
-)
-hypothesis.settings.register_profile("long", parent=hypothesis.settings.get_profile("suite"), max_examples=1000)
-# make fuzz
-hypothesis.settings.register_profile("search", parent=hypothesis.settings.get_profile("suite"), max_examples=200)
-# the same with Triton's interpreter
-hypothesis.settings.register_profile("interpreted", parent=hypothesis.settings.get_profile("suite"), max_examples=15)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
+
+def register_profiles() -> None:
+    """How long hypothesis searches for examples."""
+    import hypothesis
+
+    suite = hypothesis.settings(
+        max_examples=25,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        # the fixtures set the backend and the poison, which hold for all examples of a test alike
+        suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
+    )
+    # "search" is that of `make fuzz`, "interpreted" the same with Triton's interpreter
+    for name, examples in (("suite", 25), ("long", 1000), ("search", 200), ("interpreted", 15)):
+        hypothesis.settings.register_profile(name, parent=suite, max_examples=examples)
+    hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
+
+
+# a GPU machine may have pytest only
+if importlib.util.find_spec("hypothesis") is not None:
+    register_profiles()
 
 
 @pytest.fixture(params=usable_backends())
