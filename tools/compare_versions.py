@@ -221,11 +221,12 @@ def compare_outputs(experiment: str, base: Path, new: Path) -> list[tuple[str, s
     return lines or [(f"reproduce {experiment}", "wrote nothing")]
 
 
-def run_tree(python: str, source: Path, *command: str) -> None:
-    """Run a part of this script with a source tree in front of everything that is installed."""
+def run_tree(python: Path, source: Path, folder: Path, *command: str) -> None:
+    """Run a part of this script in `folder`, with a source tree in front of everything that is installed."""
+    folder.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"OMP_NUM_THREADS": "2", "NO_COLOR": "1"}
-    arguments = [python, __file__, "--tree", str(source.resolve()), *command]
-    subprocess.run(arguments, env=environment, check=True, stdout=subprocess.DEVNULL)
+    arguments = [str(python), str(Path(__file__).resolve()), "--tree", str(source.resolve()), *command]
+    subprocess.run(arguments, env=environment, cwd=folder, check=True, stdout=subprocess.DEVNULL)
 
 
 def main() -> int:
@@ -235,19 +236,20 @@ def main() -> int:
     parser.add_argument("new", type=Path, help="the folder that holds the package now, such as src")
     parser.add_argument("--smoke", action="store_true", help="also the smoke run of every experiment")
     parser.add_argument("--experiments", nargs="*", default=EXPERIMENTS, help="which of them")
-    parser.add_argument("--base-python", default=sys.executable)
-    parser.add_argument("--new-python", default=sys.executable)
+    parser.add_argument("--base-python", type=Path, default=Path(sys.executable))
+    parser.add_argument("--new-python", type=Path, default=Path(sys.executable))
     given = parser.parse_args()
-    trees = {"base": (given.base_python, given.base), "new": (given.new_python, given.new)}
+    trees = {"base": (given.base_python.absolute(), given.base), "new": (given.new_python.absolute(), given.new)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for tree, (python, source) in trees.items():
-            run_tree(python, source, "compute", str(folder / f"{tree}.pt"))
-        lines = compare_results(folder / "base.pt", folder / "new.pt")
+            run_tree(python, source, folder / tree, "compute", "results.pt")
+        lines = compare_results(folder / "base" / "results.pt", folder / "new" / "results.pt")
         for experiment in given.experiments if given.smoke else ():
             for tree, (python, source) in trees.items():
                 options = [experiment, "--smoke", "--accelerator", "cpu"]
-                run_tree(python, source, "reproduce", *options, "--output", str(folder / tree / experiment))
+                # reports name the folder, which must be the same for both
+                run_tree(python, source, folder / tree, "reproduce", *options, "--output", experiment)
             lines += compare_outputs(experiment, folder / "base" / experiment, folder / "new" / experiment)
     different = [line for line in lines if line[1] != "equal"]
     width = max(len(name) for name, _ in lines)
