@@ -14,8 +14,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils import _device
 
 from permutohedral.ops import dispatch
+
+# `with torch.device(...)` knows the functions that it applies to from its first use on: it must not keep wrapped ones
+_device._device_constructors()
 
 # every way to get memory that nobody has written to
 _ALLOCATORS = [
