@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -28,7 +28,8 @@ EXPERIMENTS = ("denoising", "mnist", "rotation", "scale", "mri", "points")
 PASSING = {"seconds", "environment", "hardware", "training_seconds", "command", "commit", "version"}
 PASSING_TEXT = re.compile(r"\d+(\.\d+)? ?(s|ms|seconds|minutes|min|h)\b|\b[0-9a-f]{7,40}\b\+?|-modified")
 
-NORMALIZATIONS = ("none", "homogeneous", "symmetric", "density", "coverage")
+Normalization = Literal["none", "homogeneous", "symmetric", "density", "coverage"]
+NORMALIZATIONS: tuple[Normalization, ...] = get_args(Normalization)
 DTYPES = (torch.float32, torch.float64)
 Found = Iterator[tuple[str, list[Tensor]]]
 
@@ -60,11 +61,11 @@ def functions() -> Found:
             convolved = ph.convolve(splatted, weight, lattice)
             yield f"splat, convolve, slice d={d} {dtype}", [splatted, convolved, ph.slice(convolved, lattice)]
             for normalization in NORMALIZATIONS:
-                leaves = [each.clone().requires_grad_() for each in (values, features, weight)]
-                filtered = ph.permutohedral_filter(*leaves, targets, normalization=normalization)
+                leaves = first, at, taps_of = [each.clone().requires_grad_() for each in (values, features, weight)]
+                filtered = ph.permutohedral_filter(first, at, taps_of, targets, normalization=normalization)
                 yield f"permutohedral_filter {normalization} d={d} {dtype}", with_gradients(filtered, *leaves)
-                filtered = ph.gaussian_filter(*leaves[:2], normalization=normalization)
-                yield f"gaussian_filter {normalization} d={d} {dtype}", with_gradients(filtered, *leaves[:2])
+                filtered = ph.gaussian_filter(first, at, normalization=normalization)
+                yield f"gaussian_filter {normalization} d={d} {dtype}", with_gradients(filtered, first, at)
             yield f"gaussian_filter without gradient d={d} {dtype}", [ph.gaussian_filter(values, features)]
             if d <= 3:
                 yield f"gaussian_filter dense d={d} {dtype}", [ph.gaussian_filter(values, features, method="dense")]
