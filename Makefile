@@ -43,7 +43,7 @@ lint: $(STAMP) audit  ## ruff's rules, and the audit
 	$(BIN)/ruff check $(CHECKED)
 
 audit: $(STAMP)  ## known flaws of the libraries this depends on
-	$(BIN)/python tests/reliability/audit.py
+	$(BIN)/python tools/reliability/audit.py
 
 format: $(STAMP)  ## rewrite files in the common format
 	$(BIN)/ruff format $(CHECKED)
@@ -60,6 +60,8 @@ typecheck: $(STAMP)  ## mypy, strict
 # one thread per worker: the workers share the cores
 pytest: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --quiet
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --quiet \
+	  tests/interpreted
 
 accuracy: $(STAMP)  ## measure the approximation, write docs/accuracy.md
 	$(BIN)/python benchmarks/accuracy.py
@@ -71,10 +73,13 @@ bench: $(STAMP)  ## time every operator beside its peers, into results/; BENCH_O
 	$(BIN)/permutohedral benchmark --json results/benchmark-cpu.json --csv results/benchmark-cpu.csv \
 	  --chart results/benchmark-cpu.svg --chart results/benchmark-cpu.png $(BENCH_OPTIONS)
 
+GPU_TESTS := tests/gpu tests/ops tests/nn \
+  $(addprefix tests/test_,compile.py filters.py functional.py gradients.py lattice.py laws.py)
+
+# torch's deterministic mode replaces kernels by others: both are tested
 test-gpu: $(STAMP)  ## the operators and layers on the GPU, and every kernel against float64
-	PERMUTOHEDRAL_TEST_DEVICE=cuda $(BIN)/python -m pytest --quiet tests/ops tests/nn \
-	  $(addprefix tests/test_,compile.py filters.py functional.py gradients.py lattice.py laws.py)
-	$(BIN)/python benchmarks/gpu_checks.py
+	PERMUTOHEDRAL_TEST_DEVICE=cuda $(BIN)/python -m pytest --quiet $(GPU_TESTS)
+	PERMUTOHEDRAL_TEST_DEVICE=cuda PERMUTOHEDRAL_TEST_DETERMINISTIC=1 $(BIN)/python -m pytest --quiet $(GPU_TESTS)
 
 tables: $(STAMP)  ## fill the tables of README.md and docs/ from results/
 	$(BIN)/python tools/tables.py
@@ -93,21 +98,21 @@ FUZZ_SECONDS ?= 600
 
 fuzz: $(STAMP)  ## search long for calls on which backends differ or fail; FUZZ_SECONDS of it guided by coverage
 	-@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input $(PIP_OPTIONS) atheris
-	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=search $(BIN)/python tests/fuzz/run_long.py
-	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 HYPOTHESIS_PROFILE=interpreted $(BIN)/python tests/fuzz/run_long.py
-	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run_bytes.py $(FUZZ_SECONDS)
+	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=search $(BIN)/python tools/fuzz/run_long.py
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 HYPOTHESIS_PROFILE=interpreted $(BIN)/python tools/fuzz/run_long.py
+	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz/run_bytes.py $(FUZZ_SECONDS)
 
 sanitize: $(STAMP)  ## the native core's tests under address, undefined-behavior and thread sanitizers
-	$(BIN)/python tests/reliability/sanitize.py address
-	$(BIN)/python tests/reliability/sanitize.py thread
+	$(BIN)/python tools/reliability/sanitize.py address
+	$(BIN)/python tools/reliability/sanitize.py thread
 
 reliability: $(STAMP)  ## measure leaks, peaks, kills and two processes, into results/reliability; 12 GB
-	$(BIN)/python tests/reliability/measure_memory.py
-	$(BIN)/python tests/reliability/measure_large.py
-	$(BIN)/python tests/reliability/measure_kills.py
-	$(BIN)/python tests/reliability/measure_kills.py commands
-	$(BIN)/python tests/reliability/measure_scaling.py
-	$(BIN)/python tests/reliability/report.py
+	$(BIN)/python tools/reliability/measure_memory.py
+	$(BIN)/python tools/reliability/measure_large.py
+	$(BIN)/python tools/reliability/measure_kills.py
+	$(BIN)/python tools/reliability/measure_kills.py commands
+	$(BIN)/python tools/reliability/measure_scaling.py
+	$(BIN)/python tools/reliability/report.py
 
 wheel: $(STAMP)  ## build dist/*.whl
 	$(BIN)/python -m pip wheel --disable-pip-version-check $(PIP_OPTIONS) --no-deps --wheel-dir dist .

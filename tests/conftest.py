@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 
-import hypothesis
 import numpy as np
 import pytest
 import torch
-import torch.utils.deterministic as deterministic
-from support import usable_backends
+from poison import poisoned_memory
+from support import DETERMINISTIC, usable_backends
 
 from permutohedral.ops import dispatch
 
-hypothesis.settings.register_profile(
-    "suite",
-    max_examples=25,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    # the fixtures set the backend and the poison, which hold for all examples of a test alike
-    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
-)
-hypothesis.settings.register_profile("long", parent=hypothesis.settings.get_profile("suite"), max_examples=1000)
-# make fuzz
-hypothesis.settings.register_profile("search", parent=hypothesis.settings.get_profile("suite"), max_examples=200)
-# the same with Triton's interpreter
-hypothesis.settings.register_profile("interpreted", parent=hypothesis.settings.get_profile("suite"), max_examples=15)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
+
+def register_profiles() -> None:
+    """How long hypothesis searches for examples."""
+    import hypothesis
+
+    suite = hypothesis.settings(
+        max_examples=25,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        # the fixtures set the backend and the poison, which hold for all examples of a test alike
+        suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
+    )
+    # "search" is that of `make fuzz`, "interpreted" the same with Triton's interpreter
+    for name, examples in (("suite", 25), ("long", 1000), ("search", 200), ("interpreted", 15)):
+        hypothesis.settings.register_profile(name, parent=suite, max_examples=examples)
+    hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
+
+
+# a GPU machine may have pytest only
+if importlib.util.find_spec("hypothesis") is not None:
+    register_profiles()
 
 
 @pytest.fixture(params=usable_backends())
@@ -59,14 +66,18 @@ def random() -> np.random.Generator:
 
 
 @pytest.fixture(autouse=True)
-def poison() -> Iterator[None]:
-    """Fill `torch.empty` with NaN (the largest integer for integers), so that reading what was never written shows.
+def determinism() -> Iterator[None]:
+    """Torch's default mode, or its deterministic one for the whole session; a test may change it for itself.
 
-    torch does so only in its deterministic mode; `warn_only` because CUDA has no deterministic twin for some ops.
+    `warn_only`, because on CUDA some operations of torch have no deterministic twin.
     """
-    fill, mode = deterministic.fill_uninitialized_memory, torch.get_deterministic_debug_mode()  # type: ignore[attr-defined]
-    deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(DETERMINISTIC, warn_only=True)
     yield
-    torch.set_deterministic_debug_mode(mode)
-    deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def poison() -> Iterator[None]:
+    """Reading what was never written shows."""
+    with poisoned_memory():
+        yield

@@ -1,6 +1,7 @@
 """What every test imports: the device, the tolerances, and how results are compared.
 
 `PERMUTOHEDRAL_TEST_DEVICE` names the device (default: cpu); the same suite runs on a GPU machine with `cuda`.
+`PERMUTOHEDRAL_TEST_DETERMINISTIC=1` runs it in torch's deterministic mode.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from permutohedral.errors import PermutohedralError
 from permutohedral.ops import dispatch
 
 DEVICE = torch.device(os.environ.get("PERMUTOHEDRAL_TEST_DEVICE", "cpu"))
+DETERMINISTIC = os.environ.get("PERMUTOHEDRAL_TEST_DETERMINISTIC", "0") == "1"
+# whether the Triton kernels run in Triton's interpreter, on the CPU
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 # largest error allowed, relative to the largest magnitude expected; of 16 bits, one unit in the last place
 TOLERANCE = {

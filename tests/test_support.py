@@ -5,13 +5,35 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support import assert_close, relative_error
+from support import DETERMINISTIC, assert_close, relative_error
 
 
-def test_uninitialized_memory_is_poisoned() -> None:
-    assert torch.empty(100).isnan().all()
-    assert torch.zeros(3).new_empty(4, 5).isnan().all()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.complex64])
+def test_uninitialized_numbers_are_not_numbers(dtype: torch.dtype) -> None:
+    like = torch.zeros(4, 5, dtype=dtype)
+    assert torch.empty(100, dtype=dtype).isnan().all()
+    assert torch.empty_like(like).isnan().all()
+    assert torch.empty_strided((4, 5), (1, 4), dtype=dtype).isnan().all()
+    assert like.new_empty(3).isnan().all()
+    assert like.new_empty_strided((4, 5), (1, 4)).isnan().all()
+    assert torch.empty(7, dtype=dtype, requires_grad=True).isnan().all()
+
+
+def test_uninitialized_integers_are_the_largest() -> None:
     assert (torch.empty(7, dtype=torch.int32) == 2**31 - 1).all()
+    assert (torch.zeros(3, dtype=torch.int64).new_empty(7) == 2**63 - 1).all()
+    assert torch.empty(7, dtype=torch.bool).all()
+
+
+def test_memory_of_the_native_core_is_poisoned() -> None:
+    native = pytest.importorskip("permutohedral.ops.native", reason="the compiled core is not installed")
+    # large enough for memory that the core keeps, where old results lie about
+    assert native._empty((1 << 16,), torch.float32).isnan().all()
+    assert (native._empty((1 << 16,), torch.int32) == 2**31 - 1).all()
+
+
+def test_poison_leaves_the_kernels_alone() -> None:
+    assert torch.are_deterministic_algorithms_enabled() == DETERMINISTIC
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the tests of the operators run under: instruction sets of the compiled core, kernels that are the fast ones."""
+"""What the tests of the operators run under: the instruction sets of the compiled core."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
-import torch
 
 from permutohedral.ops import dispatch
 
@@ -34,12 +33,3 @@ def native(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     _native.use_instruction_set(request.param)
     yield backend
     _native.use_instruction_set(before)
-
-
-@pytest.fixture
-def not_deterministic() -> Iterator[None]:
-    """The fast kernels; the tests of the deterministic ones ask for them."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(False)
-    yield
-    torch.use_deterministic_algorithms(before)

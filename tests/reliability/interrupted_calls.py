@@ -23,6 +23,14 @@ TRIES = 40
 
 
 @pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, also where the shell ignores it, as for a job in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
 def threads_afterwards() -> Iterator[None]:
     before = torch.get_num_threads()
     yield

@@ -1,4 +1,4 @@
-"""Known flaws of the libraries that are installed: `python tests/reliability/audit.py`, part of `make lint`.
+"""Known flaws of the libraries that are installed: `python tools/reliability/audit.py`, part of `make lint`.
 
 Asks pip-audit where it is installed and the databases can be reached. Without them, the versions that are installed
 are compared with the list below: the oldest ones without the flaws that concern what this package does with them.

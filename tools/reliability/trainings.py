@@ -1,6 +1,6 @@
 """Trainings in processes of their own, to be killed and to go on: the experiments of the paper on small made data.
 
-As a script, `python tests/reliability/trainings.py mnist FOLDER`, it is what `torchrun` starts.
+As a script, `python tools/reliability/trainings.py mnist FOLDER`, it is what `torchrun` starts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs the fuzz tests with many examples and writes how many there were: `python tests/fuzz/run_long.py`.
+"""Runs the fuzz tests with many examples and writes how many there were: `python tools/fuzz/run_long.py`.
 
 Writes `results/reliability/fuzz-calls.json`; the exit code is that of the tests. `HYPOTHESIS_PROFILE` says how many.
 With `TRITON_INTERPRET=1` the Triton kernels take part, in the interpreter and on smaller calls, and the result is
@@ -45,7 +45,7 @@ def main() -> int:
     code = pytest.main(["-q", "--rootdir", str(ROOT), "--hypothesis-show-statistics", folder], plugins=[counter])
     profile = os.environ.get("HYPOTHESIS_PROFILE", "suite")
     result = {
-        "command": "TRITON_INTERPRET=1 " * INTERPRETED + f"HYPOTHESIS_PROFILE={profile} python tests/fuzz/run_long.py",
+        "command": "TRITON_INTERPRET=1 " * INTERPRETED + f"HYPOTHESIS_PROFILE={profile} python tools/fuzz/run_long.py",
         "calls": sum(counter.calls.values()),
         "calls_by_test": counter.calls,
         "failed": counter.failed,

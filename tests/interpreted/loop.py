@@ -1,4 +1,4 @@
-"""A loop whose end is an argument, in Triton's interpreter: some versions of it and of NumPy do not go together."""
+"""A loop whose end is an argument: some versions of Triton's interpreter and of NumPy do not go together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def count_kernel(output, end):  # type: ignore[no-untyped-def]
     tl.store(output, total)
 
 
-if __name__ == "__main__":
+def run_loop() -> None:
+    """Raises where the two do not go together."""
     output = torch.zeros(1, dtype=torch.int32)
     count_kernel[(1,)](output, 4)
     assert int(output) == 6

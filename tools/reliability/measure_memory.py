@@ -1,6 +1,6 @@
 """Measures memory: leaks over many calls, and the peak against the forecast.
 
-`python tests/reliability/measure_memory.py` writes `results/reliability/memory.json`.
+`python tools/reliability/measure_memory.py` writes `results/reliability/memory.json`.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def main() -> None:
             print(peaks[-1], file=sys.stderr)
         leak = pool.apply(measure_leak, (CALLS,))
     result = {
-        "command": "python tests/reliability/measure_memory.py",
+        "command": "python tools/reliability/measure_memory.py",
         "backend": ph.explain_backend().split(":")[0],
         "leak": leak,
         "peaks": peaks,

@@ -1,16 +1,16 @@
-"""TF32 computed of float16, in Triton's interpreter; run by `test_triton.py`."""
+"""Products in TF32 computed from scaled float16, in Triton's interpreter."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from interpreted.internals import convolution
 from torch import Tensor
 
 from permutohedral.ops import autograd, reference
 from permutohedral.ops import triton as kernels
 from permutohedral.ops.dispatch import use_backend
 from permutohedral.ops.primitives import transpose_weight
-from permutohedral.ops.triton import convolution
 
 
 @pytest.fixture(autouse=True)

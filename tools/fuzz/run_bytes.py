@@ -1,6 +1,6 @@
 """Coverage-guided fuzzing: atheris mutates bytes, hypothesis makes calls of them, every backend must agree.
 
-`python tests/fuzz/run_bytes.py [seconds]`; without atheris, bytes are drawn at random from a fixed seed. Writes
+`python tools/fuzz/run_bytes.py [seconds]`; without atheris, bytes are drawn at random from a fixed seed. Writes
 `results/reliability/fuzz-bytes.json`; the exit code tells whether something was found, and atheris keeps the input.
 """
 
@@ -77,7 +77,7 @@ def main(seconds: int) -> int:
     code = subprocess.run([sys.executable, __file__, "search", str(seconds), str(counter)], check=False).returncode
     guided = importlib.util.find_spec("atheris") is not None
     result = {
-        "command": f"python tests/fuzz/run_bytes.py {seconds}",
+        "command": f"python tools/fuzz/run_bytes.py {seconds}",
         "guided_by": "atheris" if guided else "nothing: atheris is not installed",
         "inputs": int(counter.read_text()),
         "seconds": seconds,

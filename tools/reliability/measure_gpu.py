@@ -1,6 +1,6 @@
 """Measures on a GPU what the deterministic mode costs, and peaks of memory against the forecast.
 
-`python tests/reliability/measure_gpu.py` writes `results/reliability/gpu.json`; another path may be named.
+`python tools/reliability/measure_gpu.py` writes `results/reliability/gpu.json`; another path may be named.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ REPETITIONS = 20
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
+    """Switch torch's deterministic mode on or off; off afterwards."""
     torch.use_deterministic_algorithms(wanted)
     try:
         yield
@@ -49,6 +50,7 @@ def milliseconds(run: Callable[[], Any]) -> float:
 
 
 def tensors_of(result: Any) -> list[Tensor]:
+    """The tensors that must repeat from run to run."""
     if isinstance(result, ph.Lattice):
         return [result.source.keys, result.source.vertices, result.source.barycentric]
     return [result] if isinstance(result, Tensor) else list(result)
@@ -83,6 +85,7 @@ def image_layer() -> tuple[Tensor, Tensor, torch.nn.Module]:
 
 
 def costs() -> Iterator[dict[str, object]]:
+    """What the deterministic mode costs each operation."""
     features, values = picture(1024)
     yield measure_cost(
         "bilateral filter, 1024 x 1024 colors, lattice included", lambda: ph.gaussian_filter(values, features)
@@ -133,6 +136,7 @@ def peaks() -> Iterator[dict[str, object]]:
 
 
 def describe_peak(what: str, rows: int, found: list[int], forecast: int) -> dict[str, object]:
+    """One row of the table of peaks."""
     return {
         "what": what, "lattice_points": rows, "first": found[0], "second": found[1], "forecast": forecast,
         "ratio": max(found) / forecast,
@@ -140,10 +144,11 @@ def describe_peak(what: str, rows: int, found: list[int], forecast: int) -> dict
 
 
 def main() -> None:
+    """Measure and write."""
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "results" / "reliability" / "gpu.json"
     torch.manual_seed(0)
     result = {
-        "command": "python tests/reliability/measure_gpu.py",
+        "command": "python tools/reliability/measure_gpu.py",
         "peaks": list(peaks()),
         "costs": list(costs()),
         "environment": describe(torch.device("cuda")),

@@ -1,6 +1,6 @@
 """Time of a training step on one process and on two, with the same global batch: what the communication costs.
 
-`python tests/reliability/measure_scaling.py` writes `results/reliability/scaling.json`; runs under torchrun.
+`python tools/reliability/measure_scaling.py` writes `results/reliability/scaling.json`; runs under torchrun.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def main() -> None:
     """One process, then two."""
     one, two = measure(1), measure(2)
     result = {
-        "command": "python tests/reliability/measure_scaling.py",
+        "command": "python tools/reliability/measure_scaling.py",
         "global_batch": BATCH,
         "cores": os.cpu_count(),
         "load_before": os.getloadavg()[0],

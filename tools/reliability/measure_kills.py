@@ -1,7 +1,7 @@
 """Kills trainings with SIGKILL at random moments until they have come to their end, and compares with straight ones.
 
-`python tests/reliability/measure_kills.py [kills]` kills the functions behind `reproduce`, on small made data, and
-writes `results/reliability/kills.json`. `python tests/reliability/measure_kills.py commands [kills]` kills the command
+`python tools/reliability/measure_kills.py [kills]` kills the functions behind `reproduce`, on small made data, and
+writes `results/reliability/kills.json`. `python tools/reliability/measure_kills.py commands [kills]` kills the command
 itself, with `--smoke` on the datasets (`PERMUTOHEDRAL_DATA`, else downloaded), and writes `killed-commands.json` there.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 if __name__ in ("__main__", "__mp_main__"):
-    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
+    sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "src")]
 
 from reliability import killed_commands  # noqa: E402
 from reliability.trainings import Experiment, finish, losses, prepare, start, what_is_left  # noqa: E402
@@ -49,7 +49,7 @@ def kill_often(experiment: Experiment, kills: int, folder: Path) -> dict[str, ob
 def main(kills: int) -> None:
     """Both experiments."""
     prepare()
-    results: dict[str, object] = {"command": f"python tests/reliability/measure_kills.py {kills}"}
+    results: dict[str, object] = {"command": f"python tools/reliability/measure_kills.py {kills}"}
     experiments: tuple[Experiment, ...] = ("denoising", "mnist")
     for experiment in experiments:
         with tempfile.TemporaryDirectory() as folder:
@@ -60,7 +60,7 @@ def main(kills: int) -> None:
 
 def main_of_commands(kills: int) -> None:
     """`permutohedral reproduce denoising --smoke`, and `mnist`."""
-    results: dict[str, object] = {"command": f"python tests/reliability/measure_kills.py commands {kills}"}
+    results: dict[str, object] = {"command": f"python tools/reliability/measure_kills.py commands {kills}"}
     for experiment in ("denoising", "mnist"):
         with tempfile.TemporaryDirectory() as folder:
             results[experiment] = killed_commands.kill_often([experiment], kills, Path(folder))

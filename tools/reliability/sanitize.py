@@ -1,4 +1,4 @@
-"""Builds the native core with a sanitizer and runs its tests: `python tests/reliability/sanitize.py address|thread`.
+"""Builds the native core with a sanitizer and runs its tests: `python tools/reliability/sanitize.py address|thread`.
 
 Under "address" every instruction set that the processor has takes part, under "thread" the widest. Writes
 `results/reliability/sanitizer-<name>.json`; the exit code is that of the tests.
@@ -138,7 +138,7 @@ def main(kind: str) -> int:
         "reports_elsewhere": len(reports) - len([report for report in reports if OURS in report]),
         "exit_code": run.returncode,
         "seconds": round(time.monotonic() - started),
-        "command": f"python tests/reliability/sanitize.py {kind}",
+        "command": f"python tools/reliability/sanitize.py {kind}",
     }
     path = ROOT / "results" / "reliability" / f"sanitizer-{kind}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """A result of more than 2^31 numbers: right at its beginning, its end, and around the limits of 32 bits.
 
-`python tests/reliability/measure_large.py` writes `results/reliability/large.json`; needs 12 GB of memory.
+`python tools/reliability/measure_large.py` writes `results/reliability/large.json`; needs 12 GB of memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
         wrong += int(((flat[place : place + CHANNELS] - rows[0]).abs() > 1e-4).sum())
     wrong += int(((sliced[:: POINTS // 10_000] - rows[0]).abs() > 1e-4).sum())
     result = {
-        "command": "python tests/reliability/measure_large.py",
+        "command": "python tools/reliability/measure_large.py",
         "elements": flat.numel(),
         "beyond_2_31": flat.numel() > 2**31,
         "wrong": wrong,

@@ -1,0 +1,191 @@
+"""Building lattices: every kernel in Triton's interpreter against the reference."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from interpreted.internals import PackedTable, index_points_bounded, lattice, wide
+from support import assert_close
+from torch import Tensor
+
+import permutohedral as ph
+from permutohedral.errors import FeatureRangeError
+from permutohedral.models.deep_denoising import PermutohedralBlock
+from permutohedral.neighborhood import Neighborhood, axis_offsets
+from permutohedral.ops import reference
+from permutohedral.ops import triton as kernels
+from permutohedral.ops.dispatch import use_backend
+
+
+def assert_same_lattice(found: tuple[Tensor, ...], features: Tensor, batch: Tensor | None = None) -> None:
+    """The same key at every corner, each key once, the same weights and neighbors."""
+    keys, vertices, barycentric, table = found
+    expected_keys, expected_vertices, expected_barycentric, nothing = reference.index_points(features, batch)
+    assert torch.equal(keys[vertices.long()], expected_keys[expected_vertices.long()])
+    assert len(keys) == len(expected_keys)
+    assert_close(barycentric, expected_barycentric)
+    # the first and its opposite, one whose opposite is left out, the centre
+    offsets = torch.nn.functional.pad(axis_offsets(features.shape[1])[:3], (0, 0, 0, 1))
+    expected = reference.find_neighbors(keys, nothing, keys, offsets)
+    assert torch.equal(kernels.find_neighbors(keys, table, keys, offsets), expected)
+    assert torch.equal(kernels.find_neighbors(keys, table, keys.clone(), offsets), expected)
+
+
+@pytest.mark.parametrize(("dimension", "dtype"), [(1, torch.float64), (2, torch.float32), (5, torch.float32)])
+def test_index_points(dimension: int, dtype: torch.dtype) -> None:
+    features = 3 * torch.randn(40, dimension, dtype=dtype)
+    found = kernels.index_points(features, None)
+    assert PackedTable.holds(found[3])
+    assert_same_lattice(found, features)
+
+
+def test_index_points_of_several_items() -> None:
+    features, batch = 2 * torch.randn(40, 2), torch.randint(0, 3, (40,), dtype=torch.int32)
+    assert_same_lattice(kernels.index_points(features, batch), features, batch)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_index_points_renumbers(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lattice, "WORTH_ORDERING", 1)
+    torch.use_deterministic_algorithms(exact)
+    features = 9 * torch.randn(40, 2)
+    found = kernels.index_points(features, None)
+    assert_same_lattice(found, features)
+    shuffled = torch.randperm(40)
+    again = kernels.index_points(features[shuffled], None)
+    assert_same_lattice(again, features[shuffled])
+    if exact:
+        # the order is that of the keys, whatever that of the points
+        assert torch.equal(again[0], found[0])
+
+
+def test_index_points_grows_a_full_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lattice, "_first_capacity", lambda num_entries: 64)
+    features = 5 * torch.randn(40, 2)
+    assert_same_lattice(kernels.index_points(features, None), features)
+
+
+def test_index_points_packs_by_range() -> None:
+    features = torch.randn(33, 8)
+    found = kernels.index_points(features, None)
+    assert PackedTable.holds(found[3])
+    assert_same_lattice(found, features)
+
+
+def test_index_points_wider_than_one_word() -> None:
+    features = 300 * torch.randn(33, 7, dtype=torch.float64)
+    found = kernels.index_points(features, None)
+    assert not PackedTable.holds(found[3])
+    assert_same_lattice(found, features)
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1e30])
+def test_index_points_refuses(value: float) -> None:
+    features = torch.randn(40, 2)
+    features[37, 1] = value
+    with pytest.raises(FeatureRangeError):
+        kernels.index_points(features, None)
+    with pytest.raises(FeatureRangeError):
+        wide.index_points(features, None)
+
+
+def test_index_keys() -> None:
+    keys = torch.randint(-2, 2, (70, 3), dtype=torch.int32)
+    unique_keys, inverse, table = kernels.index_keys(keys)
+    assert torch.equal(unique_keys[inverse.long()], keys)
+    assert len(unique_keys) == len(torch.unique(keys, dim=0))
+    offsets = Neighborhood(2, 1).offsets()
+    expected = reference.find_neighbors(unique_keys, table[:0], keys, offsets)
+    assert torch.equal(kernels.find_neighbors(unique_keys, table, keys, offsets), expected)
+    assert torch.equal(kernels.find_neighbors(unique_keys, table[:0], keys, offsets), expected)
+
+
+def test_transpose_neighbors() -> None:
+    neighborhood = Neighborhood(2, 1)
+    keys, _, _, table = kernels.index_points(torch.randn(20, 2), None)
+    neighbors = kernels.find_neighbors(keys, table, keys[::2], neighborhood.offsets())
+    expected = reference.transpose_neighbors(neighbors, neighborhood.opposite(), len(keys))
+    assert torch.equal(kernels.transpose_neighbors(neighbors, neighborhood.opposite(), len(keys)), expected)
+
+
+@pytest.mark.parametrize("dimension", [1, 5])
+def test_derivatives_of_the_weights(dimension: int) -> None:
+    features = 3 * torch.randn(70, dimension, dtype=torch.float64)
+    gradient = torch.randn(dimension + 1, 70, dtype=torch.float64).T
+    assert_close(kernels.embed_gradient(features, gradient), reference.embed_gradient(features, gradient))
+    change = torch.randn_like(features)
+    assert_close(kernels.embed_differential(features, change), reference.embed_differential(features, change))
+
+
+def test_index_both() -> None:
+    features, targets = 3 * torch.randn(30, 2), 5 * torch.randn(20, 2)
+    batch = torch.randint(0, 3, (30,), dtype=torch.int32)
+    for _ in range(2):
+        source, target = kernels.index_both(features, batch, targets, batch[:20])
+        assert_same_lattice(source, features, batch)
+        assert_same_lattice(target, targets, batch[:20])
+    source, target = kernels.index_both(features, None, targets[:0], None)
+    assert_same_lattice(source, features)
+    assert len(target[0]) == 0
+
+
+def test_index_both_refuses_either() -> None:
+    features, targets = torch.randn(40, 2), torch.randn(30, 2)
+    targets[3] = float("inf")
+    with pytest.raises(FeatureRangeError):
+        kernels.index_both(features, None, targets, None)
+    with pytest.raises(FeatureRangeError):
+        kernels.index_both(targets, None, features, None)
+    assert_same_lattice(kernels.index_points(features, None), features)
+
+
+def test_a_bounded_lattice_is_the_same_as_long_as_there_is_room() -> None:
+    features, batch = 2 * torch.randn(40, 2), torch.randint(0, 3, (40,), dtype=torch.int32)
+    num = len(reference.index_points(features, batch)[0])
+    keys, vertices, barycentric, table, last = index_points_bounded(features, batch, num + 9)
+    assert int(last) + 1 == num
+    assert_same_lattice((keys[:num], vertices, barycentric, table), features, batch)
+    vertices, last = (index_points_bounded(features, batch, num - 9)[part] for part in (1, 4))
+    assert int(last) + 1 == num
+    assert int(vertices.max()) == num - 10
+
+
+def test_a_block_on_a_bounded_lattice_computes_what_it_computes_on_any_other() -> None:
+    block = PermutohedralBlock(6, lattice_channels=4, sigma_space=3.0)
+    torch.nn.init.normal_(block.mix.weight)
+    hidden = torch.randn(2, 6, 5, 4)
+    found = []
+    for rows_per_point in (None, 6.0):
+        block.rows_per_point = rows_per_point
+        block.zero_grad()
+        leaf = hidden.clone().requires_grad_()
+        with use_backend("triton"):
+            output = block(leaf)
+            output.square().sum().backward()
+        found.append([output, leaf.grad, block.embed.weight.grad, block.weight.grad])
+    assert 0 < float(block.fullest) < 1
+    for expected, actual in zip(*found, strict=True):
+        assert_close(actual, expected)
+
+
+def test_lattices_do_not_depend_on_those_before() -> None:
+    """Equal points, others, far fewer lattice points, far more."""
+    features = 100 * torch.randn(25, 2)
+    features[15:] = features[0]
+    for other in (features, features, 100 * torch.randn(25, 2), 0.001 * features, 100 * features):
+        assert_same_lattice(kernels.index_points(other, None), other)
+
+
+def test_a_lattice_is_saved(tmp_path: Path) -> None:
+    """torch does not save tensors of different dtypes that share memory."""
+    features, values = 3 * torch.randn(20, 2), torch.randn(20, 1)
+    with use_backend("triton"):
+        for _ in range(2):
+            built = ph.build_lattice(features)
+        torch.save(built, tmp_path / "lattice.pt")
+        loaded = torch.load(tmp_path / "lattice.pt", weights_only=False)
+        for other in (loaded, pickle.loads(pickle.dumps(built))):
+            assert_close(ph.splat(values, other), ph.splat(values, built))

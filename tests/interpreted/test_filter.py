@@ -1,0 +1,142 @@
+"""Splat, blur, slice, convolve: every kernel in Triton's interpreter against the reference.
+
+The interpreter does not multiply matrices of bfloat16; that is left to the suite on a GPU.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from interpreted.internals import filtering, splatting
+from support import assert_close
+
+import permutohedral as ph
+from permutohedral.errors import FeatureRangeError
+from permutohedral.neighborhood import Neighborhood, blur_gain
+from permutohedral.ops import reference
+from permutohedral.ops import triton as kernels
+from permutohedral.ops.dispatch import use_backend
+
+
+@pytest.mark.parametrize(
+    ("dtype", "channels"), [(torch.float64, 3), (torch.float32, 70), (torch.float16, 4), (torch.bfloat16, 1)]
+)
+def test_filtering(dtype: torch.dtype, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splatting, "_WORTH_RUNS", 1)
+    vertices = torch.randint(0, 5, (43, 3), dtype=torch.int32).sort(dim=0).values
+    barycentric = torch.rand(3, 43, dtype=torch.float64 if dtype == torch.float64 else torch.float32).T
+    values, lattice_values = torch.randn(43, channels).to(dtype), torch.randn(5, channels).to(dtype)
+    expected = reference.splat(values, vertices, barycentric, 5)
+    assert_close(kernels.splat(values, vertices, barycentric, 5), expected, dtype)
+    torch.use_deterministic_algorithms(True)
+    assert_close(kernels.splat(values, vertices, barycentric, 5), expected, dtype)
+    torch.use_deterministic_algorithms(False)
+    expected = reference.slice(lattice_values, vertices, barycentric)
+    assert_close(kernels.slice(lattice_values, vertices, barycentric), expected)
+    expected = reference.barycentric_gradient(values, lattice_values, vertices)
+    assert_close(kernels.barycentric_gradient(values, lattice_values, vertices), expected)
+
+
+@pytest.mark.parametrize("channels", [1, 66])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_filter_gaussian(channels: int, deterministic: bool) -> None:
+    torch.use_deterministic_algorithms(deterministic)
+    vertices, target_vertices = torch.randint(0, 7, (2, 20, 3), dtype=torch.int32)
+    barycentric, target_barycentric = torch.rand(2, 20, 3)
+    values = torch.randn(20, channels)
+    axis_neighbors = torch.randint(-1, 7, (6, 7), dtype=torch.int32)
+    found = kernels.filter_gaussian(
+        values, vertices, barycentric, axis_neighbors, target_vertices, target_barycentric, 0.25
+    )
+    with_mass = torch.cat([values, torch.ones(20, 1)], dim=1)
+    blurred = reference.blur(reference.splat(with_mass, vertices, barycentric, 7), axis_neighbors, False)
+    expected = reference.slice(blurred / blur_gain(2), target_vertices, target_barycentric)
+    assert_close(found, expected[:, :-1] / (expected[:, -1:] + 0.25))
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize(("axes", "dtype"), [(1, torch.float64), (3, torch.float32), (4, torch.float16)])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_blur(reverse: bool, axes: int, dtype: torch.dtype, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filtering, "_WORTH_SINGLE_AXES", 0 if at_once == 1 else 100)
+    lattice_values = torch.randn(30, 3).to(dtype)
+    before = lattice_values.clone()
+    axis_neighbors = torch.randint(-1, 30, (2 * axes, 30), dtype=torch.int32)
+    expected = reference.blur(lattice_values, axis_neighbors, reverse)
+    assert_close(kernels.blur(lattice_values, axis_neighbors, reverse), expected)
+    assert torch.equal(lattice_values, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+@pytest.mark.parametrize(("in_channels", "out_channels", "groups"), [(3, 5, 1), (24, 20, 1), (32, 16, 2), (4, 8, 4)])
+def test_convolve(dtype: torch.dtype, in_channels: int, out_channels: int, groups: int) -> None:
+    neighbors = torch.randint(-1, 30, (3, 41), dtype=torch.int32)
+    lattice_values = torch.randn(30, in_channels).to(dtype)
+    weight = torch.randn(3, in_channels // groups, out_channels).to(dtype)
+    expected = reference.convolve(lattice_values, weight, neighbors, groups)
+    assert_close(kernels.convolve(lattice_values, weight, neighbors, groups), expected)
+    turned = weight.transpose(1, 2).contiguous().transpose(1, 2)
+    assert_close(kernels.convolve(lattice_values, turned, neighbors, groups), expected)
+    gradient = torch.randn(41, out_channels).to(dtype)
+    expected = reference.convolve_weight_gradient(lattice_values, gradient, neighbors, groups)
+    assert_close(kernels.convolve_weight_gradient(lattice_values, gradient, neighbors, groups), expected)
+
+
+def test_nothing_in_nothing_out() -> None:
+    keys, vertices, barycentric, table = kernels.index_points(torch.empty(0, 2), None)
+    assert keys.shape == vertices.shape == barycentric.shape == (0, 3)
+    assert kernels.find_neighbors(keys, table, keys, Neighborhood(2, 1).offsets()).shape == (7, 0)
+    assert kernels.splat(torch.empty(0, 4), vertices, barycentric, 0).shape == (0, 4)
+    assert kernels.slice(torch.empty(0, 4), vertices, barycentric).shape == (0, 4)
+    neighbors = torch.full((7, 2), -1, dtype=torch.int32)
+    assert torch.equal(kernels.convolve(torch.empty(0, 4), torch.ones(7, 4, 2), neighbors, 1), torch.zeros(2, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("channels", "ones"), [(3, 1), (1, 0), (2, 1)])
+def test_splat_of_consecutive_points(
+    dtype: torch.dtype, channels: int, ones: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of equal corners, corners in turn, and others; points that are no multiple of what a thread takes."""
+    monkeypatch.setattr(splatting, "_WORTH_RUNS", 1)
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    vertices = torch.randint(0, 6, (3, 2052), dtype=torch.int32)
+    vertices[0, 9:40], vertices[1, 4:30:2], vertices[1, 5:31:2] = 2, 4, 1
+    barycentric = torch.rand(3, 2052, dtype=exact)
+    values = torch.randn(2052, channels).to(dtype)
+    assert splatting._can_run(values, vertices.T, barycentric.T, channels + ones)
+    found = splatting.splat_sums(values, vertices.T, barycentric.T, 6, ones)
+    exactly = torch.cat([values.double(), torch.ones(2052, ones, dtype=torch.float64)], dim=1)
+    expected = reference.splat(exactly, vertices.T, barycentric.T.double(), 6)
+    assert_close(found, expected.to(exact))
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_gaussians_of_changing_points(batched: bool) -> None:
+    """One call after another: other points, as many lattice points, a few more, far more, far fewer and back."""
+    shape = (2, 12) if batched else (24,)
+    features = torch.randn(*shape, 2, dtype=torch.float64)
+    for scale in (1.0, 1.0, 1.05, 15.0, 0.01, 9.0):
+        features, values = features.flip(-2).contiguous(), torch.randn(*shape, 3, dtype=torch.float64)
+        with use_backend("triton"):
+            found = ph.gaussian_filter(values, scale * features)
+        with use_backend("reference"):
+            assert_close(found, ph.gaussian_filter(values, scale * features))
+
+
+def test_a_gaussian_of_values_that_are_the_features() -> None:
+    both = torch.randn(20, 2)
+    with use_backend("triton"):
+        found = [ph.gaussian_filter(both[:, :2], both) for _ in range(2)]
+    with use_backend("reference"):
+        for each in found:
+            assert_close(each, ph.gaussian_filter(both, both))
+
+
+def test_a_gaussian_refuses_features_that_are_not_finite() -> None:
+    features, values = torch.randn(20, 2), torch.randn(20, 1)
+    with use_backend("triton"):
+        ph.gaussian_filter(values, features)
+        features[3, 1] = float("nan")
+        with pytest.raises(FeatureRangeError):
+            ph.gaussian_filter(values, features)

@@ -1,0 +1,72 @@
+"""Uninitialized memory that shows: NaN, or the largest integer, wherever a test would read what was never written.
+
+torch fills such memory itself in its deterministic mode only, which also replaces the kernels under test by others;
+so its functions are wrapped here. Of the native core, what it hands out as tensors is poisoned, too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _device
+
+from permutohedral.ops import dispatch
+
+# `with torch.device(...)` knows the functions that it applies to from its first use on: it must not keep wrapped ones
+_device._device_constructors()
+
+# every way to get memory that nobody has written to
+_ALLOCATORS = [
+    (torch, "empty"),
+    (torch, "empty_like"),
+    (torch, "empty_strided"),
+    (torch, "empty_permuted"),
+    (Tensor, "new_empty"),
+    (Tensor, "new_empty_strided"),
+]
+
+
+def fill_with_poison(tensor: Tensor) -> None:
+    """NaN for real and complex numbers, True for bool, the largest number for integers."""
+    dtype = tensor.dtype
+    if dtype.is_floating_point or dtype.is_complex:
+        value: float | bool = float("nan")
+    else:
+        value = True if dtype == torch.bool else torch.iinfo(dtype).max
+    # detached: a leaf that requires its gradient must not be written to
+    tensor.detach().fill_(value)
+
+
+def _poisoning(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    session = os.getpid()
+
+    def poisoned(*arguments: Any, **options: Any) -> Tensor:
+        tensor = allocate(*arguments, **options)
+        # what is traced has no memory yet
+        traced = torch.compiler.is_compiling() or type(tensor) not in (Tensor, torch.nn.Parameter)
+        # a large fill takes torch's threads, and these do not survive a fork
+        if not traced and not tensor.is_meta and os.getpid() == session:
+            fill_with_poison(tensor)
+        return tensor
+
+    return poisoned
+
+
+@contextmanager
+def poisoned_memory() -> Iterator[None]:
+    """Inside, new memory is poisoned."""
+    with pytest.MonkeyPatch.context() as patch:
+        for place, name in _ALLOCATORS:
+            patch.setattr(place, name, _poisoning(getattr(place, name)))
+        if "native" in dispatch.available_backends():
+            from permutohedral.ops import native
+
+            # large tensors of its own, beside torch's
+            patch.setattr(native, "_empty", _poisoning(native._empty))
+        yield
