@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from permutohedral.data.bsds500 import GrayImage, add_noise, load_images
-from permutohedral.experiments.denoising import center, psnr
+from permutohedral.experiments.denoising.run import center, psnr
 from permutohedral.experiments.result import Result, describe_environment, write_result
 from permutohedral.models import pretrained
 from permutohedral.models.image_denoiser import ImageDenoiser

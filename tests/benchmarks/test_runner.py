@@ -17,7 +17,6 @@ import torch
 from benchmark_support import prefer_broken_backend, small_problem
 
 import permutohedral as ph
-from permutohedral.benchmarks import __main__ as plain_command
 from permutohedral.benchmarks import chart, command, environment, probes, report, runner, verify
 from permutohedral.benchmarks.exact import ExactGaussian
 from permutohedral.benchmarks.inputs import FilterProblem, Inputs
@@ -209,7 +208,7 @@ class TestCommandLine:
     @staticmethod
     def invoke(*arguments: str) -> Any:
         testing = pytest.importorskip("typer.testing", reason="typer is not installed")
-        from permutohedral.cli import application
+        from permutohedral.cli.application import application
 
         return testing.CliRunner().invoke(application, ["benchmark", *arguments])
 
@@ -223,16 +222,6 @@ class TestCommandLine:
         assert result.exit_code == 1
         assert "whole numbers" in result.output
         assert command.parse_threads("1,4") == (1, 4)
-
-    @pytest.mark.usefixtures("tiny")
-    def test_runs_without_the_extra_of_the_command_line(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        for name in ("typer", "rich", "rich.console"):
-            monkeypatch.setitem(sys.modules, name, None)
-        monkeypatch.setattr(sys, "argv", ["benchmarks", "--only", "T2", "--threads", "1"])
-        assert plain_command.main() == 0
-        assert "3 MB" in capsys.readouterr().out
 
     @pytest.mark.usefixtures("tiny")
     def test_files_are_written(self, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from permutohedral.benchmarks.inputs import FilterProblem, Inputs
 from permutohedral.benchmarks.registry import Recorded, select
 from permutohedral.benchmarks.timing import Absent, Contender, Timing, time_in_turn
 from permutohedral.benchmarks.workloads import PROBLEMS, WORKLOADS, problem_of
+from permutohedral.reporting.quality import relative_error
 
 CPU = torch.device("cpu")
 # two float32 filters with the same stencil; points near the face of a simplex may fall on either side
@@ -134,7 +135,7 @@ class TestPeers:
             contender = require(make(problem, None))
             # twice: the first run must leave nothing behind
             for _ in range(2):
-                assert verify.relative_error(run_once(contender), ours) < SAME_FILTER
+                assert relative_error(run_once(contender), ours) < SAME_FILTER
 
     def test_opencv_filters_the_same_image(self, problem: FilterProblem) -> None:
         error = ExactGaussian(problem).error

@@ -16,7 +16,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import permutohedral as ph
-from permutohedral.cli import application
+from permutohedral.cli.application import application
 from permutohedral.models.pretrained import shipped_models
 
 # rounding to the levels of the file: half a level

@@ -5,7 +5,7 @@ import torch
 from support import DEVICE, relative_error
 from torch import Tensor
 
-from permutohedral.experiments.captured import CapturedStep
+from permutohedral.experiments.cuda_graph import CapturedStep
 from permutohedral.models.deep_denoising import DeepDenoiser
 
 pytestmark = pytest.mark.skipif(DEVICE.type != "cuda", reason="CUDA graphs need a GPU")

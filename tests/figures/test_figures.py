@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import permutohedral as ph
-from permutohedral.cli import application
+from permutohedral.cli.application import application
 from permutohedral.errors import InputError
 from permutohedral.figures import draw_filter, draw_steps, make_scene
 from permutohedral.figures.canvas import grid_points, save

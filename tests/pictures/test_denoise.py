@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from permutohedral.cli import application
+from permutohedral.cli.application import application
 from permutohedral.errors import InputError
-from permutohedral.image_files import plan_files
-from permutohedral.wide_color import read_wide, write_wide
+from permutohedral.pictures.batch import plan_files
+from permutohedral.pictures.sixteen_bit import read_wide, write_wide
 
 RUNNER = CliRunner()
 

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from permutohedral.errors import InputError
-from permutohedral.image_files import Picture, read_picture, write_picture
-from permutohedral.wide_color import is_wide, read_wide, write_wide
+from permutohedral.pictures.files import Picture, read_picture, write_picture
+from permutohedral.pictures.sixteen_bit import is_wide, read_wide, write_wide
 
 
 def numbers(channels: int) -> np.ndarray:

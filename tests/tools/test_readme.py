@@ -13,7 +13,7 @@ import tables
 import torch
 from typer.testing import CliRunner
 
-from permutohedral.cli import application
+from permutohedral.cli.application import application
 
 ROOT = readme.ROOT
 COMMAND_LINE = ROOT / "docs" / "command_line.md"

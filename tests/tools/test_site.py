@@ -63,7 +63,7 @@ def test_the_snippets_of_pages_run(page: Path) -> None:
         ("denoising.md", "[`a`](../results/denoising/report.md)", "[`a`](results/denoising/report.md)"),
         ("contributing.md", "[a](docs/theory.md)", "[a](theory.md)"),
         ("benchmarks.md", "[a](../benchmarks/README.md)", "[a](benchmarking.md)"),
-        ("benchmarks.md", "[a](../src/permutohedral/cli.py)", "a"),
+        ("benchmarks.md", "[a](../src/permutohedral/lattice.py)", "a"),
         ("benchmarks.md", "[a](https://example.org) [b](#gpu)", "[a](https://example.org) [b](#gpu)"),
         ("benchmarks.md", "```\n[a](LICENSE)\n```", "```\n[a](LICENSE)\n```"),
     ],

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.figures.canvas import DIVERGING, GRID, INK, Array, bare, new_figure
+from permutohedral.figures.canvas import DIVERGING, GRID, INK, Array, bare
 from permutohedral.geometry import tap_positions
 from permutohedral.neighborhood import Neighborhood, count_taps, gaussian_weight
+from permutohedral.reporting.figure import new_figure
 
 # more panels than this are no figure
 _MOST_PANELS = 24

@@ -80,6 +80,6 @@ def gray_picture(path: Path | None) -> Tensor:
         from skimage import data
 
         return torch.from_numpy(data.camera())[::2, ::2].float() / 255
-    from permutohedral.image_files import read_picture
+    from permutohedral.pictures.files import read_picture
 
     return read_picture(path).pixels.mean(dim=0)

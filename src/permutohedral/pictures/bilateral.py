@@ -1,22 +1,46 @@
-"""Smooths picture files and keeps their edges: one, or a folder of them."""
+"""Smooths picture files and keeps their edges."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.errors import InputError, PermutohedralError
-from permutohedral.image_files import read_picture, write_picture
+from permutohedral.errors import InputError
+from permutohedral.pictures.batch import Outcome, Progress, Request, companion
+from permutohedral.pictures.files import read_picture, write_picture
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to do with every file.
+class Filtered(Outcome):
+    """What became of one file.
+
+    Attributes:
+        height: in pixels.
+        width: in pixels.
+        channels: without alpha.
+        seconds: that the filter took, without reading and writing.
+    """
+
+    height: int | None = None
+    width: int | None = None
+    channels: int | None = None
+    seconds: float | None = None
+
+    def describe(self) -> str:
+        """Size and time, after what every file has."""
+        if self.error is not None:
+            return super().describe()
+        return f"{super().describe()}: {self.width} x {self.height} pixels, filtered in {self.seconds:.2f} s"
+
+
+@dataclass(frozen=True)
+class Bilateral(Request):
+    """A bilateral filter, or with a guide a joint bilateral one.
 
     Attributes:
         sigma_space: bandwidth in pixels.
@@ -24,55 +48,26 @@ class Request:
         guide: the picture to take the edges from, or the folder of those of the same names; None for the input.
     """
 
+    outcome: ClassVar[type[Outcome]] = Filtered
+
     sigma_space: float
     sigma_range: float
     guide: Path | None = None
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one file.
-
-    Attributes:
-        source: the picture.
-        output: the filtered one.
-        error: why there is none, None if there is one.
-        height: in pixels.
-        width: in pixels.
-        channels: without alpha.
-        seconds: that the filter took, without reading and writing.
-    """
-
-    source: Path
-    output: Path
-    error: str | None = None
-    height: int | None = None
-    width: int | None = None
-    channels: int | None = None
-    seconds: float | None = None
-
-    def as_data(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self) | {"source": str(self.source), "output": str(self.output)}
-
-
-def filter_file(source: Path, output: Path, request: Request) -> Outcome:
-    """Filter one file; what goes wrong with it is told in the outcome."""
-    try:
+    def process(self, source: Path, output: Path, progress: Progress) -> Filtered:
+        """Filter one file."""
         picture = read_picture(source)
-        edges = picture.pixels if request.guide is None else _read_guide(request.guide, source, picture.pixels)
+        edges = picture.pixels if self.guide is None else _read_guide(self.guide, source, picture.pixels)
         started = time.perf_counter()
-        pixels = ph.bilateral_filter(picture.pixels, request.sigma_space, request.sigma_range, guide=edges)
+        pixels = ph.bilateral_filter(picture.pixels, self.sigma_space, self.sigma_range, guide=edges)
         seconds = time.perf_counter() - started
         write_picture(picture.with_pixels(pixels), output)
         channels, height, width = pixels.shape
-        return Outcome(source, output, None, height, width, channels, round(seconds, 4))
-    except PermutohedralError as error:
-        return Outcome(source, output, error=error.message)
+        return Filtered(source, output, None, height, width, channels, round(seconds, 4))
 
 
 def _read_guide(guide: Path, source: Path, pixels: Tensor) -> Tensor:
-    path = guide / source.name if guide.is_dir() else guide
+    path = companion(guide, source)
     edges = read_picture(path).pixels
     if edges.shape[1:] != pixels.shape[1:]:
         raise InputError(

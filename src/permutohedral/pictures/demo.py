@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -21,9 +20,10 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.errors import InputError
-from permutohedral.files import replacing
 from permutohedral.models.image_denoiser import ImageDenoiser
 from permutohedral.models.pretrained import shipped_models
+from permutohedral.reporting.figure import new_figure, save_figure
+from permutohedral.reporting.quality import psnr
 
 NOISE = 25 / 255
 # bandwidths in pixels and in color of the edge-aware filter, and of the features of the learned one
@@ -170,14 +170,9 @@ def _below(limit: int, generator: torch.Generator) -> int:
     return int(torch.randint(limit, (), generator=generator))
 
 
-def psnr(image: Tensor, clean: Tensor) -> float:
-    """Peak signal-to-noise ratio in dB, of pixels between 0 and 1."""
-    return float(-10 * (image.detach() - clean).square().mean().log10())
-
-
 def draw(path: Path, picture: Tensor, smooth: Tensor, result: Denoising) -> Path:
     """The figure: above the edge-aware filter, below the learned one."""
-    figure = Figure(figsize=(12, 8.9), layout="constrained")
+    figure = new_figure(12, 8.9)
     grid = figure.add_gridspec(2, 1, height_ratios=(1.47, 1))
     above, below = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
     above.suptitle("Edge-aware filter: the same Gaussian in position and color", fontsize=13)
@@ -198,23 +193,19 @@ def draw(path: Path, picture: Tensor, smooth: Tensor, result: Denoising) -> Path
     ]
     for axes, (image, title) in zip(below.subplots(1, 4), panels, strict=True):
         _show(axes, image, title)
-    return _save(figure, path)
+    save_figure(figure, path, dpi=110)
+    return path
 
 
 def draw_denoisers(path: Path, compared: list[Denoised]) -> Path:
     """The figure: what every method makes of the noisy picture."""
     columns = 4
     rows = -(-len(compared) // columns)
-    figure = Figure(figsize=(3 * columns, 3.2 * rows), layout="constrained")
+    figure = new_figure(3 * columns, 3.2 * rows)
     for number, each in enumerate(compared):
         title = each.title if each.psnr is None else f"{each.title}, {each.psnr:.2f} dB"
         _show(figure.add_subplot(rows, columns, number + 1), each.pixels, title)
-    return _save(figure, path)
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    with replacing(path) as partial:
-        figure.savefig(partial, dpi=110)
+    save_figure(figure, path, dpi=110)
     return path
 
 

@@ -1,52 +1,52 @@
-"""Denoises picture files: one, or a folder of them."""
+"""Removes the noise from picture files."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
-from permutohedral.errors import InputError, PermutohedralError
-from permutohedral.image_files import Picture, read_picture, write_picture
+from permutohedral.errors import InputError
 from permutohedral.models.image_denoiser import NO_NOISE, ImageDenoiser, estimate_noise
+from permutohedral.pictures.batch import Outcome, Progress, Request, companion
+from permutohedral.pictures.files import Picture, read_picture, write_picture
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Denoised(Outcome):
     """What became of one file.
 
     Attributes:
-        source: the noisy picture.
-        output: the denoised one.
-        error: why there is none, None if there is one.
         sigma: standard deviation of the noise, of 255.
         model: that removed it; None where there was none.
         psnr: of input and output against the reference, in dB, infinite where they are equal; None without one.
         ssim: the same, structural similarity.
     """
 
-    source: Path
-    output: Path
-    error: str | None = None
     sigma: float | None = None
     model: str | None = None
     psnr: tuple[float, float] | None = None
     ssim: tuple[float, float] | None = None
 
-    def as_data(self) -> dict[str, Any]:
-        """For JSON, which knows no infinity."""
-        psnr = self.psnr and [decibels if math.isfinite(decibels) else None for decibels in self.psnr]
-        return asdict(self) | {"source": str(self.source), "output": str(self.output), "psnr": psnr}
+    def describe(self) -> str:
+        """Noise, model and measures, around what every file has."""
+        if self.error is not None:
+            return super().describe()
+        scores = ""
+        if self.psnr is not None:
+            scores += f", PSNR {self.psnr[0]:.2f} to {self.psnr[1]:.2f} dB"
+        if self.ssim is not None:
+            scores += f", SSIM {self.ssim[0]:.4f} to {self.ssim[1]:.4f}"
+        model = "" if self.model is None else f", {self.model}"
+        return f"{self.source}: noise {self.sigma:g}{model}, {super().describe()}{scores}"
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to do with every file.
+class Denoise(Request):
+    """Removal of noise, with measures and a figure if they are asked for.
 
     Attributes:
         denoiser: that does it.
@@ -55,34 +55,32 @@ class Request:
         compare: the figure of before and after, or the folder for them; None for none.
     """
 
+    outcome: ClassVar[type[Outcome]] = Denoised
+
     denoiser: ImageDenoiser
     sigma: float | None = None
     reference: Path | None = None
     compare: Path | None = None
 
-
-def denoise_file(source: Path, output: Path, request: Request, progress: Callable[[float], None]) -> Outcome:
-    """Denoise one file; what goes wrong with it is told in the outcome."""
-    try:
+    def process(self, source: Path, output: Path, progress: Progress) -> Denoised:
+        """Denoise one file."""
         picture = read_picture(source)
-        clean = None if request.reference is None else _read_reference(request.reference, source, picture)
-        sigma = estimate_noise(picture.pixels) if request.sigma is None else request.sigma / 255
+        clean = None if self.reference is None else _read_reference(self.reference, source, picture)
+        sigma = estimate_noise(picture.pixels) if self.sigma is None else self.sigma / 255
         # in place: a large picture is a large part of the memory
-        pixels = request.denoiser(picture.pixels, sigma, progress).clamp_(0, 1)
+        pixels = self.denoiser(picture.pixels, sigma, progress).clamp_(0, 1)
         write_picture(picture.with_pixels(pixels), output)
-        model = None if sigma < NO_NOISE else request.denoiser.choose(pixels.shape[0], sigma)
-        outcome = Outcome(source, output, sigma=round(255 * sigma, 3), model=model)
+        model = None if sigma < NO_NOISE else self.denoiser.choose(pixels.shape[0], sigma)
+        outcome = Denoised(source, output, sigma=round(255 * sigma, 3), model=model)
         if clean is not None:
             outcome = _score(outcome, picture.pixels, pixels, clean)
-        if request.compare is not None:
-            _compare(request.compare, outcome, picture.pixels, pixels)
+        if self.compare is not None:
+            _compare(self.compare, outcome, picture.pixels, pixels)
         return outcome
-    except PermutohedralError as error:
-        return Outcome(source, output, error=error.message)
 
 
 def _read_reference(reference: Path, source: Path, picture: Picture) -> Tensor:
-    path = reference / source.name if reference.is_dir() else reference
+    path = companion(reference, source)
     clean = read_picture(path).pixels
     if clean.shape != picture.pixels.shape:
         raise InputError(
@@ -92,7 +90,7 @@ def _read_reference(reference: Path, source: Path, picture: Picture) -> Tensor:
     return clean
 
 
-def _score(outcome: Outcome, noisy: Tensor, denoised: Tensor, clean: Tensor) -> Outcome:
+def _score(outcome: Denoised, noisy: Tensor, denoised: Tensor, clean: Tensor) -> Denoised:
     from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
     reference = clean.numpy()
@@ -106,13 +104,13 @@ def _score(outcome: Outcome, noisy: Tensor, denoised: Tensor, clean: Tensor) -> 
     return replace(outcome, psnr=(psnr[0], psnr[1]), ssim=(ssim[0], ssim[1]))
 
 
-def _compare(path: Path, outcome: Outcome, noisy: Tensor, denoised: Tensor) -> None:
+def _compare(path: Path, outcome: Denoised, noisy: Tensor, denoised: Tensor) -> None:
     """Draw before and after side by side."""
-    from matplotlib.figure import Figure
+    from permutohedral.reporting.figure import new_figure, save_figure
 
     if path.is_dir():
         path = path / f"{outcome.source.stem}.png"
-    figure = Figure(figsize=(12, 12 * noisy.shape[1] / noisy.shape[2] / 2 + 0.5), layout="constrained", dpi=120)
+    figure = new_figure(12, 12 * noisy.shape[1] / noisy.shape[2] / 2 + 0.5)
     for number, (title, pixels) in enumerate((("before", noisy), ("after", denoised))):
         axis = figure.add_subplot(1, 2, number + 1)
         axis.imshow(pixels.permute(1, 2, 0).squeeze(2).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
@@ -120,11 +118,4 @@ def _compare(path: Path, outcome: Outcome, noisy: Tensor, denoised: Tensor) -> N
         ssim = f", SSIM {outcome.ssim[number]:.4f}" if outcome.ssim else ""
         axis.set_title(title + psnr + ssim)
         axis.set_axis_off()
-    partial = path.with_name(f".{path.stem}.partial{path.suffix}")
-    try:
-        figure.savefig(partial)
-        partial.replace(path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot write the figure {path}: {error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    save_figure(figure, path)

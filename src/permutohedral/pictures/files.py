@@ -16,8 +16,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.files import replacing
-from permutohedral.wide_color import can_write_wide, is_wide, read_wide, write_wide
+from permutohedral.pictures.sixteen_bit import can_write_wide, is_wide, read_wide, write_wide
+from permutohedral.reporting.atomic import replacing
 
 # Pillow's modes that hold what another mode holds without loss, or nearly
 _CONVERSIONS = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB", "LAB": "RGB"}
@@ -132,6 +132,12 @@ def _to_wide_picture(numbers: NDArray[np.uint16]) -> Picture:
     return Picture(pixels, levels=65535)
 
 
+def list_pictures(folder: Path) -> list[Path]:
+    """The files of a folder whose ending is that of a picture, by name."""
+    known = Image.registered_extensions()
+    return [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix.lower() in known]
+
+
 def check_output(path: Path) -> None:
     """Find out early, before any work, whether a picture can be written to `path`.
 
@@ -144,30 +150,6 @@ def check_output(path: Path) -> None:
         raise InputError(f"cannot write {path}: it is a folder")
     if _format_of(path) not in Image.SAVE:
         raise InputError(f"cannot write {path}: {path.suffix or 'no ending'} names no known format; try .png")
-
-
-def plan_files(source: Path, output: Path) -> list[tuple[Path, Path]]:
-    """Pairs of a picture and where its result goes; for a folder, all pictures in it by their ending.
-
-    Raises:
-        InputError: there is no such file or folder, or the output cannot be written.
-    """
-    if not source.exists():
-        raise InputError(f"there is no file or folder {source}")
-    if not source.is_dir():
-        check_output(output)
-        return [(source, output)]
-    known = Image.registered_extensions()
-    paths = [path for path in sorted(source.iterdir()) if path.is_file() and path.suffix.lower() in known]
-    if not paths:
-        raise InputError(f"there are no pictures in {source}")
-    if output.resolve() == source.resolve():
-        raise InputError(f"the results would replace the pictures in {source}; name another folder")
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make the folder {output}: {error.strerror}") from error
-    return [(path, output / path.name) for path in paths]
 
 
 def _format_of(path: Path) -> str | None:

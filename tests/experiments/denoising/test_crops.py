@@ -6,7 +6,7 @@ from support import DEVICE
 
 from permutohedral.data.bsds500 import GrayImage
 from permutohedral.errors import InputError
-from permutohedral.experiments.crops import CropSampler
+from permutohedral.experiments.denoising.crops import CropSampler
 
 CROP, SIGMA = 6, 0.1
 

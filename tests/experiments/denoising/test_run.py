@@ -13,24 +13,28 @@ from torch import nn
 
 from permutohedral.data.bsds500 import GrayImage, Split, add_noise
 from permutohedral.errors import InputError
-from permutohedral.experiments import denoising, reproduce
-from permutohedral.experiments.config import parse_config, read_config, shipped_configs
-from permutohedral.experiments.denoising import (
+from permutohedral.experiments.config import parse_config, read_config, read_mapping, shipped_configs
+from permutohedral.experiments.denoising import run as denoising
+from permutohedral.experiments.denoising import scales as scale_choice
+from permutohedral.experiments.denoising.quadratic import measure_quadratic_errors
+from permutohedral.experiments.denoising.report import EXPERIMENTS, PAPER_ROWS, denoising_table, write_denoising_report
+from permutohedral.experiments.denoising.run import (
     DenoisingConfig,
     build_model,
     evaluate,
     load_weights,
     loss_of,
-    psnr,
     run,
 )
-from permutohedral.experiments.quadratic import measure_quadratic_errors
-from permutohedral.experiments.reproduce import PAPER_ROWS, SmokeSettings, choose_rows, cross_validate, with_scale
+from permutohedral.experiments.denoising.scales import cross_validate, with_scale
 from permutohedral.experiments.result import read_result
+from permutohedral.experiments.rows import run_rows
 from permutohedral.experiments.training import RunOptions, TrainingSettings
 from permutohedral.models.deep_denoising import count_weights
 from permutohedral.models.denoising import CombinedDenoiser
-from permutohedral.report import denoising_table, write_denoising_report
+from permutohedral.reporting.quality import psnr
+
+DENOISING = EXPERIMENTS["denoising"]
 
 TRAINING = TrainingSettings(steps=30, batch_size=2, optimizer="adam", learning_rate=0.002, weight_decay=0.0)
 
@@ -80,10 +84,10 @@ def test_every_configuration_parses_and_keeps_its_promise(name: str) -> None:
 
 
 def test_the_smoke_settings_parse() -> None:
-    settings = read_config(SmokeSettings, shipped_configs("smoke")["denoising"])
-    for config in choose_rows((), (), smoke=True):
-        assert config.test_images == settings.test_images
-        assert config.training is None or config.training.steps <= settings.steps
+    limits = read_mapping(shipped_configs("smoke")["denoising"])
+    for config in DENOISING.choose_rows((), (), smoke=True):
+        assert config.test_images == limits["test_images"]
+        assert config.training is None or config.training.steps <= limits["training"]["steps"]
 
 
 @pytest.mark.parametrize(
@@ -242,9 +246,10 @@ def test_an_interrupted_evaluation_goes_on(options: RunOptions, monkeypatch: pyt
 def test_reproduce_writes_every_row_and_keeps_those_that_are_done(options: RunOptions) -> None:
     configs = [row(name="a", training=None), row(name="b", model="spatial")]
     told: list[str] = []
-    results = reproduce.reproduce(configs, options, told.append)
+    results = list(run_rows(DENOISING, configs, options, told.append))
     assert [read_result(options.output / f"{name}.json").name for name in "ab"] == ["a", "b"]
-    again = reproduce.reproduce([*configs[:1], replace(configs[1], seed=5)], replace(options, resume=True), told.append)
+    later = [*configs[:1], replace(configs[1], seed=5)]
+    again = list(run_rows(DENOISING, later, replace(options, resume=True), told.append))
     assert again[0].metrics == results[0].metrics
     assert sum("kept" in line for line in told) == 1
     assert again[1].seed == 5
@@ -252,14 +257,14 @@ def test_reproduce_writes_every_row_and_keeps_those_that_are_done(options: RunOp
 
 def test_an_unknown_row_is_told_with_those_that_exist() -> None:
     with pytest.raises(InputError, match=r"no row 'cnm'; there are .*cnn"):
-        choose_rows(["cnm"], (), smoke=False)
-    assert [config.name for config in choose_rows((), (), smoke=False)] == list(PAPER_ROWS)
+        DENOISING.choose_rows(["cnm"], (), smoke=False)
+    assert [config.name for config in DENOISING.choose_rows((), (), smoke=False)] == list(PAPER_ROWS)
 
 
 @pytest.mark.usefixtures("made")
 def test_cross_validation_takes_the_best_scale(options: RunOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reproduce, "SIGMA_SPACES", (1.0, 2.0))
-    monkeypatch.setattr(reproduce, "SIGMA_RANGES", (0.02, 0.3))
+    monkeypatch.setattr(scale_choice, "SIGMA_SPACES", (1.0, 2.0))
+    monkeypatch.setattr(scale_choice, "SIGMA_RANGES", (0.02, 0.3))
     scales = cross_validate(row(), options, 2, lambda line: None)
     table = scales.metrics["psnr"]
     assert len(table) == 4
@@ -273,10 +278,9 @@ def test_cross_validation_takes_the_best_scale(options: RunOptions, monkeypatch:
 
 @pytest.mark.usefixtures("made")
 def test_the_report_shows_the_paper_beside_ours(options: RunOptions) -> None:
-    results = reproduce.reproduce(
-        [row(name="a", title="A", paper=None, training=None), row(name="b", title="B")], options, print
-    )
-    path = write_denoising_report(results, options, "permutohedral reproduce denoising")
+    configs = [row(name="a", title="A", paper=None, training=None), row(name="b", title="B")]
+    results = list(run_rows(DENOISING, configs, options, print))
+    [path] = write_denoising_report(results, options, "permutohedral reproduce denoising")
     text = path.read_text()
     assert f"| B | 90 | 26.65 | {results[1].metrics['psnr']:.2f} |" in text
     assert "`permutohedral reproduce denoising`" in text
@@ -302,7 +306,7 @@ def test_on_real_images_the_lattice_beats_the_best_spatial_filter(options: RunOp
     real = replace(options, data=data_folder("bsds500"))
     scores = [
         run(replace(config, train_images=8, test_images=6, center=128), real)
-        for config in choose_rows(["cnn", "pcnn_gauss"], (), smoke=True)
+        for config in DENOISING.choose_rows(["cnn", "pcnn_gauss"], (), smoke=True)
     ]
     cnn, gauss = (result.metrics["psnr"] for result in scores if result is not None)
     assert gauss > cnn > 22

@@ -13,12 +13,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typer.testing import CliRunner
 
-from permutohedral.cli import application
+from permutohedral.cli.application import application
 from permutohedral.data.mnist import MnistSplit
 from permutohedral.errors import InputError
-from permutohedral.experiments import mnist
 from permutohedral.experiments.config import read_config, shipped_configs
-from permutohedral.experiments.invariance import (
+from permutohedral.experiments.invariance.report import (
+    EXPERIMENTS,
+    accuracy_table,
+    change_table,
+    invariance_summary,
+    write_invariance_report,
+)
+from permutohedral.experiments.invariance.run import (
     ANGLES,
     FACTORS,
     InvarianceConfig,
@@ -33,10 +39,9 @@ from permutohedral.experiments.invariance import (
     run,
     transform,
 )
-from permutohedral.experiments.invariance_rows import ROWS, choose_invariance_rows
+from permutohedral.experiments.mnist import run as mnist
 from permutohedral.experiments.result import Result, read_result
 from permutohedral.experiments.training import RunOptions, TrainingSettings
-from permutohedral.invariance_report import accuracy_table, change_table, invariance_summary, write_invariance_report
 from permutohedral.models.invariance import Stack, StackStem, Transformation, whole_circle
 from permutohedral.models.lenet import SpatialStem
 
@@ -73,9 +78,12 @@ def row(**changes: object) -> InvarianceConfig:
 
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
 def test_the_rows_differ_in_nothing_but_what_their_names_say(transformation: Transformation) -> None:
-    assert sorted(shipped_configs(transformation)) == sorted(ROWS[transformation])
-    configs = [read_config(InvarianceConfig, shipped_configs(transformation)[name]) for name in ROWS[transformation]]
-    assert [config.name for config in configs] == list(ROWS[transformation])
+    assert sorted(shipped_configs(transformation)) == sorted(EXPERIMENTS[transformation].rows)
+    configs = [
+        read_config(InvarianceConfig, shipped_configs(transformation)[name])
+        for name in EXPERIMENTS[transformation].rows
+    ]
+    assert [config.name for config in configs] == list(EXPERIMENTS[transformation].rows)
     assert [config.model for config in configs] == ["lenet", "pcnn", "stack", "copies", "lenet"]
     assert [config.augmentation > 0 for config in configs] == [False, False, False, False, True]
     for config in configs:
@@ -91,7 +99,7 @@ RESULTS = Path(__file__).resolve().parents[2] / "results"
 def test_published_results_are_of_the_configurations(transformation: Transformation) -> None:
     """Also of the variants, which were evaluated on digits held out of the training set."""
     shipped = shipped_configs(transformation)
-    variants = {path.stem: path for path in shipped[ROWS[transformation][0]].parent.glob("variants/*.yaml")}
+    variants = {path.stem: path for path in shipped[EXPERIMENTS[transformation].rows[0]].parent.glob("variants/*.yaml")}
     assert variants
     for name, path in (shipped | variants).items():
         config = read_config(InvarianceConfig, path)
@@ -268,7 +276,7 @@ def test_the_report_has_mean_and_spread_and_marks_the_best(tmp_path: Path) -> No
     assert table[3].startswith("| Plain, all rotations | 2 | 0.4550 ± 0.0071 |")
     assert table[4].startswith("| Stacked | 1 | **0.9500** (0.9893) | **0.9500** |")
     assert change_table(results).splitlines()[3] == "| Plain, all rotations | 0.010 | 0.020 |"
-    path = write_invariance_report(results, tmp_path, "make it")
+    [path] = write_invariance_report(results, RunOptions(tmp_path), "make it")
     assert "`make it`" in path.read_text()
     assert len(json.loads((tmp_path / "rotation.json").read_text())["results"]) == 3
     assert (tmp_path / "accuracy.png").stat().st_size > 1000
@@ -289,8 +297,8 @@ def test_the_command_prints_both_tables(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
 def test_the_smoke_run_shortens_every_row(transformation: Transformation) -> None:
-    for config in choose_invariance_rows(transformation, (), (), smoke=True):
+    for config in EXPERIMENTS[transformation].choose_rows((), (), smoke=True):
         assert config.training.steps <= 10
         assert config.train_images == 500
     with pytest.raises(InputError, match="there is no row 'best'"):
-        choose_invariance_rows(transformation, ["best"], (), smoke=False)
+        EXPERIMENTS[transformation].choose_rows(["best"], (), smoke=False)

@@ -12,23 +12,34 @@ from support import DEVICE
 from torch import Tensor
 from typer.testing import CliRunner
 
-from permutohedral.cli import application
+from permutohedral.cli.application import application
 from permutohedral.data.mnist import MnistSplit
 from permutohedral.errors import InputError, PermutohedralError
-from permutohedral.experiments import mnist, mnist_rows, rows
+from permutohedral.experiments import rows
 from permutohedral.experiments.config import read_config, shipped_configs
-from permutohedral.experiments.mnist import COLUMNS, Batches, DigitsTask, MnistConfig, build_model, load_weights, run
-from permutohedral.experiments.mnist_rows import (
+from permutohedral.experiments.experiment import with_seeds
+from permutohedral.experiments.mnist import run as mnist
+from permutohedral.experiments.mnist.report import (
+    EXPERIMENTS,
     OUR_ROWS,
     PAPER_ROWS,
-    choose_mnist_rows,
-    read_results,
-    reproduce_mnist,
-    with_seeds,
+    mnist_summary,
+    mnist_table,
+    write_mnist_report,
+)
+from permutohedral.experiments.mnist.run import (
+    COLUMNS,
+    Batches,
+    DigitsTask,
+    MnistConfig,
+    build_model,
+    load_weights,
+    run,
 )
 from permutohedral.experiments.result import Result, read_result, write_result
 from permutohedral.experiments.training import RunOptions, TrainingSettings
-from permutohedral.mnist_report import mnist_summary, mnist_table, write_mnist_report
+
+MNIST = EXPERIMENTS["mnist"]
 
 TRAINING = TrainingSettings(steps=8, batch_size=16, learning_rate=0.01, schedule="inverse")
 SMALL = {"channels": [4, 6], "hidden": 20}
@@ -194,14 +205,14 @@ def test_seeds_come_row_by_row() -> None:
 
 
 @pytest.mark.usefixtures("made")
-def test_rows_that_are_done_are_kept(options: RunOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_are_done_are_kept(options: RunOptions) -> None:
     configs = with_seeds([row(training=replace(TRAINING, steps=1))], 2)
     lines: list[str] = []
-    first = list(reproduce_mnist(configs, options, 1, lines.append))
+    first = list(rows.run_rows(MNIST, configs, options, lines.append))
     assert [result.seed for result in first] == [0, 1]
     assert read_result(options.output / "runs" / "row-1.json").metrics == first[1].metrics
-    monkeypatch.setattr(mnist_rows, "run", None)
-    again = list(reproduce_mnist(configs, replace(options, resume=True), 1, lines.append))
+    untrained = replace(MNIST, run=lambda config, options: pytest.fail("trained again"))
+    again = list(rows.run_rows(untrained, configs, replace(options, resume=True), lines.append))
     assert [result.metrics for result in again] == [result.metrics for result in first]
     assert lines[-1] == "Row, seed 1: kept"
 
@@ -222,9 +233,10 @@ def test_rows_side_by_side_survive_one_that_fails(options: RunOptions, monkeypat
 
     # threads see the patch, and start at once
     monkeypatch.setattr(rows, "ProcessPoolExecutor", lambda jobs, *_: ThreadPoolExecutor(jobs))
-    monkeypatch.setattr(mnist_rows, "run", fake_run)
     lines: list[str] = []
-    outcomes = reproduce_mnist([row(name="bad"), row(), row(seed=1)], options, 2, lines.append)
+    outcomes = rows.run_rows(
+        replace(MNIST, run=fake_run), [row(name="bad"), row(), row(seed=1)], options, lines.append, jobs=2
+    )
     names = [next(outcomes).name, next(outcomes).name]
     with pytest.raises(PermutohedralError, match="bad with seed 0: InputError: out of digits"):
         next(outcomes)
@@ -242,7 +254,7 @@ def test_the_report_has_mean_and_spread_beside_the_paper(tmp_path: Path) -> None
     table = mnist_table(results).splitlines()
     assert "0.9850 ± 0.0071 (0.9900)" in table[2]
     assert table[3].count("0.9950") == 4
-    path = write_mnist_report(results, tmp_path, "make it")
+    [path] = write_mnist_report(results, RunOptions(tmp_path), "make it")
     assert "`make it`" in path.read_text()
     content = json.loads((tmp_path / "mnist.json").read_text())
     assert len(content["results"]) == 3
@@ -265,16 +277,16 @@ def test_the_command_prints_the_table(tmp_path: Path) -> None:
 
 def test_results_are_read_in_the_order_of_the_table(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there are no results"):
-        read_results(tmp_path)
+        MNIST.read_results(tmp_path)
     for name, seed in (("alone", 0), ("mixed", 0), ("pcnn", 1), ("pcnn", 0), ("lenet", 0)):
         write_result(finished(name, seed, 0.5), tmp_path / "runs" / f"{name}-{seed}.json")
-    names = [(result.name, result.seed) for result in read_results(tmp_path)]
+    names = [(result.name, result.seed) for result in MNIST.read_results(tmp_path)]
     assert names == [("lenet", 0), ("pcnn", 0), ("pcnn", 1), ("mixed", 0), ("alone", 0)]
 
 
 def test_the_smoke_run_shortens_every_row() -> None:
-    for config in choose_mnist_rows((), (), smoke=True):
+    for config in MNIST.choose_rows((), (), smoke=True):
         assert config.training.steps <= 20
         assert config.train_images == 1000
     with pytest.raises(InputError, match="there is no row 'best'"):
-        choose_mnist_rows(["best"], (), smoke=False)
+        MNIST.choose_rows(["best"], (), smoke=False)

@@ -9,18 +9,29 @@ import torch
 from support import DEVICE, relative_error
 from typer.testing import CliRunner
 
-from permutohedral.cli import application
+from permutohedral.cli.application import application
 from permutohedral.data.bsds500 import GrayImage, Split
 from permutohedral.data.measurements import field_of_view
 from permutohedral.errors import InputError
-from permutohedral.experiments import mri
 from permutohedral.experiments.config import parse_config, read_config, shipped_configs
-from permutohedral.experiments.mri import Batches, MriConfig, build_model, evaluate, held_out, photographs, run, score
-from permutohedral.experiments.mri_rows import ROWS, choose_mri_rows, read_mri_results, reproduce_mri
+from permutohedral.experiments.mri import run as mri
+from permutohedral.experiments.mri.report import EXPERIMENTS, ROWS, by_domain, mri_tables, write_mri_report
+from permutohedral.experiments.mri.run import (
+    Batches,
+    MriConfig,
+    build_model,
+    evaluate,
+    held_out,
+    photographs,
+    run,
+    score,
+)
 from permutohedral.experiments.result import read_weights
+from permutohedral.experiments.rows import run_rows
 from permutohedral.experiments.training import RunOptions, TrainingSettings
 from permutohedral.models.deep_denoising import count_weights
-from permutohedral.mri_report import by_domain, mri_tables, write_mri_report
+
+MRI = EXPERIMENTS["mri"]
 
 TRAINING = TrainingSettings(steps=6, batch_size=2, optimizer="adam", learning_rate=0.01, weight_decay=0.0)
 
@@ -66,7 +77,7 @@ def test_every_configuration_parses(name: str) -> None:
 
 @pytest.mark.parametrize("domain", ["image", "spectrum"])
 def test_the_baseline_has_as_many_weights_and_as_much_training(domain: str) -> None:
-    network, ours = choose_mri_rows([f"{domain}_network", f"{domain}_permutohedral"], (), smoke=False)
+    network, ours = MRI.choose_rows([f"{domain}_network", f"{domain}_permutohedral"], (), smoke=False)
     weights = [count_weights(build_model(config)) for config in (network, ours)]
     assert abs(weights[0] / weights[1] - 1) < 0.03
     assert network.training == ours.training
@@ -159,17 +170,17 @@ def test_a_resumed_training_ends_where_an_uninterrupted_one_does(
 def test_the_report_has_a_table_for_each_factor(options: RunOptions) -> None:
     configs = [row(name=name, title=name, method=name, options={}, training=None) for name in ("nearest", "linear")]
     told: list[str] = []
-    list(reproduce_mri(configs, options, told.append))
-    results = read_mri_results(options.output)
+    list(run_rows(MRI, configs, options, told.append))
+    results = MRI.read_results(options.output)
     assert list(by_domain(results)) == ["image"]
-    [path] = write_mri_report(results, options.output, "permutohedral reproduce mri")
+    [path] = write_mri_report(results, options, "permutohedral reproduce mri")
     text = path.read_text()
     assert mri_tables(results) in text
     shown = f"{results[0].metrics['scores']['phantom, radial, 8x']['psnr']:.2f}"
     assert f"| {results[0].name} |  | {shown} / " in text
     assert [line.split("|")[1].strip() for line in text.splitlines() if "Weights" in line] == ["4x", "2x", "8x"]
     assert all((options.output / name).stat().st_size > 1000 for name in ("image_psnr.png", "image_pictures.png"))
-    list(reproduce_mri(configs, replace(options, resume=True), told.append))
+    list(run_rows(MRI, configs, replace(options, resume=True), told.append))
     assert sum("kept" in line for line in told) == 2
 
 

@@ -8,16 +8,18 @@ import torch
 from support import DEVICE, relative_error
 from typer.testing import CliRunner
 
-from permutohedral.cli import application
+from permutohedral.cli.application import application
 from permutohedral.data.solids import SOLIDS, make_clouds
 from permutohedral.errors import InputError
 from permutohedral.experiments.config import read_config, shipped_configs
-from permutohedral.experiments.points import CloudsTask, PointsConfig, build_model, run
-from permutohedral.experiments.points_rows import ROWS, choose_points_rows, read_points_results, with_seeds
+from permutohedral.experiments.experiment import with_seeds
+from permutohedral.experiments.points.report import EXPERIMENTS, ROWS, points_table, write_points_report
+from permutohedral.experiments.points.run import CloudsTask, PointsConfig, build_model, run
 from permutohedral.experiments.result import Result, read_weights
 from permutohedral.experiments.training import RunOptions, TrainingSettings
 from permutohedral.models.deep_denoising import count_weights
-from permutohedral.points_report import points_table, write_points_report
+
+POINTS = EXPERIMENTS["points"]
 
 TRAINING = TrainingSettings(steps=60, batch_size=16, optimizer="adam", learning_rate=0.01, weight_decay=0.0)
 
@@ -40,7 +42,7 @@ def test_every_shipped_row_is_in_the_table_and_parses() -> None:
 
 
 def test_the_baselines_have_no_fewer_weights() -> None:
-    configs = {config.name: config for config in choose_points_rows((), (), smoke=False)}
+    configs = {config.name: config for config in POINTS.choose_rows((), (), smoke=False)}
     weights = {name: count_weights(build_model(config)) for name, config in configs.items()}
     assert weights["pointwise_position"] >= weights["position"]
     assert weights["pointwise_normal"] >= max(weights["position_normal"], weights["position_normal_values"])
@@ -94,7 +96,7 @@ def test_the_table_gives_mean_and_spread_of_the_seeds(tmp_path: Path, options: R
         settings = {"title": config.title, "noise": 0.03, "test_clouds": 120, "train_clouds": 160}
         results.append(Result("points", "row", settings, metrics, config.seed, {"training": 2.0}, environment))
     assert "| Row | 1,234 | 3 | 0.800 ± 0.100 |" in points_table(results)
-    path = write_points_report(results, tmp_path, "permutohedral reproduce points")
+    [path] = write_points_report(results, RunOptions(tmp_path), "permutohedral reproduce points")
     assert points_table(results) in path.read_text()
     assert all((tmp_path / name).stat().st_size > 1000 for name in ("clouds.png", "confusion.png"))
 
@@ -105,7 +107,7 @@ def test_the_command_makes_the_whole_way(tmp_path: Path) -> None:
     result = CliRunner().invoke(application, arguments)
     assert result.exit_code == 0, result.output
     assert "| permutohedral, position + normal |" in result.stdout
-    assert [entry.seed for entry in read_points_results(tmp_path)] == [0, 1]
+    assert [entry.seed for entry in POINTS.read_results(tmp_path)] == [0, 1]
     again = CliRunner().invoke(application, [*arguments, "--resume"])
     assert again.stderr.count("kept") == 2
     unknown = CliRunner().invoke(application, ["reproduce", "points", "--row", "cube"])

@@ -1,4 +1,4 @@
-"""Results as tables and figures, the paper's beside ours."""
+"""The denoising table: PSNR beside the paper's, crops and filters as figures."""
 
 from __future__ import annotations
 
@@ -12,20 +12,29 @@ from torch import Tensor, nn
 
 from permutohedral.data.bsds500 import add_noise
 from permutohedral.experiments.config import parse_config
-from permutohedral.experiments.denoising import DenoisingConfig, load, load_weights, psnr
-from permutohedral.experiments.result import Result, write_text
+from permutohedral.experiments.denoising.run import DenoisingConfig, load, load_weights, run
+from permutohedral.experiments.denoising.scales import choose_scales
+from permutohedral.experiments.experiment import Experiment
+from permutohedral.experiments.result import Result, average_seeds, write_text
 from permutohedral.experiments.training import RunOptions
 from permutohedral.figures import draw_filter
-from permutohedral.figures.canvas import save
-from permutohedral.files import replacing
+from permutohedral.figures.canvas import DPI, MARGIN
 from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser
+from permutohedral.reporting.figure import new_figure, save_figure
+from permutohedral.reporting.markdown import markdown_table
+from permutohedral.reporting.provenance import short_commit
+from permutohedral.reporting.quality import psnr
+
+# the rows of the paper's table, in its order, and those that run when they are named
+PAPER_ROWS = ("noisy", "cnn", "pcnn_gauss", "pcnn_trained", "pcnn_cnn_trained")
+OUR_ROWS = ("learned_scale", "bm3d", "deep_small_spatial", "deep_small", "deep_large_spatial", "deep_large")
 
 # more crops than these are drawn in several rows
 _CROPS_PER_ROW = 6
 
 
 def denoising_table(results: Sequence[Result]) -> str:
-    """A Markdown table: mean PSNR of each row, the paper's beside ours.
+    """A Markdown table: mean PSNR of each row over images and seeds, the paper's beside ours.
 
     >>> config = {"title": "CNN", "paper": 26.27, "training": None}
     >>> print(denoising_table([Result("denoising", "cnn", config, {"weights": 25, "psnr": 26.28}, 0)]))
@@ -33,35 +42,37 @@ def denoising_table(results: Sequence[Result]) -> str:
     | --- | ---: | ---: | ---: | ---: |
     | CNN | 25 | 26.27 | 26.28 | +0.01 |
     """
-    lines = ["| Method | Weights | Paper, dB | Ours, dB | Difference |", "| --- | ---: | ---: | ---: | ---: |"]
-    for result in results:
+    rows = []
+    for result in average_seeds(results):
         paper, ours = result.config["paper"], result.metrics["psnr"]
         # rounded as shown, so that the columns add up
         beside = ("", "") if paper is None else (f"{paper:.2f}", f"{round(ours, 2) - paper:+.2f}")
         weights = f"{result.metrics['weights']:,}" if result.metrics["weights"] else ""
-        lines.append(f"| {result.config['title']} | {weights} | {beside[0]} | {ours:.2f} | {beside[1]} |")
-    return "\n".join(lines)
+        rows.append([result.config["title"], weights, beside[0], f"{ours:.2f}", beside[1]])
+    return markdown_table(["Method", "Weights", "Paper, dB", "Ours, dB", "Difference"], rows)
 
 
-def write_denoising_report(results: Sequence[Result], options: RunOptions, command: str) -> Path:
+def write_denoising_report(results: Sequence[Result], options: RunOptions, command: str) -> list[Path]:
     """Write `report.md` and its figures into the output folder, from results and the weights beside them.
 
     Args:
-        results: of at least one row.
+        results: of at least one row. What is drawn is of the first seed.
         options: of the run that made them.
         command: that makes them again.
     """
-    configs = [parse_config(DenoisingConfig, result.config) for result in results]
+    means = average_seeds(results)
+    configs = [parse_config(DenoisingConfig, result.config) for result in means]
     models = {config.title: load_weights(config, options.output) for config in configs}
-    draw_psnr(results, options.output / "psnr.png")
+    draw_psnr(means, options.output / "psnr.png")
     _draw_denoised(configs, models, options)
     filters = {title: _lattice_filter(model) for title, model in models.items()}
     drawn = {title: weight for title, weight in filters.items() if weight is not None and weight.numel() == 65}
     if drawn:
-        save(draw_filter(drawn, third="gray value"), [options.output / "filters.png"])
+        figure = draw_filter(drawn, third="gray value")
+        save_figure(figure, options.output / "filters.png", DPI, MARGIN)
     path = options.output / "report.md"
     write_text(path, denoising_report(results, command, draws_filters=bool(drawn)))
-    return path
+    return [path]
 
 
 @torch.no_grad()
@@ -97,12 +108,12 @@ def denoising_report(results: Sequence[Result], command: str, draws_filters: boo
             "# Denoising",
             "",
             f"Mean PSNR over {images} test images of BSDS500{square}; noise of standard deviation "
-            f"{config['noise']:g}/255, not clipped.",
+            f"{config['noise']:g}/255, not clipped{_seeds_words(results)}.",
             "",
             denoising_table(results),
             "",
-            *_view_lines(results),
-            *_least_squares_lines(results),
+            *_view_lines(average_seeds(results)),
+            *_least_squares_lines(average_seeds(results)),
             f"Written by `{command}` from these rows:",
             "",
             provenance_table(results),
@@ -117,26 +128,19 @@ def denoising_report(results: Sequence[Result], command: str, draws_filters: boo
 
 def provenance_table(results: Sequence[Result]) -> str:
     """A Markdown table: where each row was made, from which commit, in which time."""
-    lines = [
-        "| Method | Training steps | Training, s | Evaluation, s | Machine | Commit |",
-        "| --- | ---: | ---: | ---: | --- | --- |",
-    ]
+    titles = ["Method", "Training steps", "Training, s", "Evaluation, s", "Machine", "Commit"]
+    rows = []
     for result in results:
         steps = (result.config["training"] or {}).get("steps")
         cells = [
-            result.config["title"],
+            result.config["title"] + (f", seed {result.seed}" if result.seed else ""),
             "" if steps is None else f"{result.metrics.get('steps', steps):,}",
             *(f"{result.seconds[part]:.0f}" if part in result.seconds else "" for part in ("training", "evaluation")),
             _machine(result.environment),
-            _commit(result.environment["commit"]),
+            short_commit(result.environment["commit"]),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _commit(commit: str | None) -> str:
-    """A commit in short, with "+" if files differed from it."""
-    return "" if commit is None else f"`{commit[:9]}{'+' * commit.endswith('+')}`"
+        rows.append(cells)
+    return markdown_table(titles, rows, text_columns=(0, 4, 5))
 
 
 def _machine(environment: Mapping[str, Any]) -> str:
@@ -168,8 +172,8 @@ def _least_squares_lines(results: Sequence[Result]) -> list[str]:
 
 def draw_psnr(results: Sequence[Result], path: Path) -> None:
     """Draw the PSNR of every image as a dot, a row of them for each method, and their mean."""
-    figure, axes = new_figure(1, 1, width=9.0, height=1.0 + 0.45 * len(results))
-    axis, heights = axes[0, 0], np.random.default_rng(0)
+    figure = new_figure(9.0, 1.0 + 0.45 * len(results))
+    axis, heights = figure.subplots(), np.random.default_rng(0)
     for place, result in enumerate(results):
         scores = np.array(list(result.metrics["psnr_per_image"].values()))
         axis.plot(scores, place + heights.uniform(-0.28, 0.28, len(scores)), ".", markersize=3, alpha=0.6)
@@ -187,7 +191,8 @@ def draw_crops(crops: Mapping[str, Tensor], captions: Mapping[str, str], path: P
     """Draw gray crops `[height, width]` side by side, each with its title and a caption below it."""
     rows = -(-len(crops) // _CROPS_PER_ROW)
     columns = -(-len(crops) // rows)
-    figure, axes = new_figure(rows, columns, width=2.6 * columns, height=3.1 * rows)
+    figure = new_figure(2.6 * columns, 3.1 * rows)
+    axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat[len(crops) :]:
         axis.set_axis_off()
     for axis, (title, pixels) in zip(axes.flat, crops.items(), strict=False):
@@ -199,15 +204,23 @@ def draw_crops(crops: Mapping[str, Tensor], captions: Mapping[str, str], path: P
     save_figure(figure, path)
 
 
-def new_figure(rows: int, columns: int, width: float, height: float) -> tuple[Any, np.ndarray[Any, Any]]:
-    """A figure of `rows` by `columns` axes, `width` by `height` inches."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained", dpi=120)
-    return figure, figure.subplots(rows, columns, squeeze=False)
+def _seeds_words(results: Sequence[Result]) -> str:
+    seeds = len({result.seed for result in results})
+    return f"; mean over {seeds} seeds" if seeds > 1 else ""
 
 
-def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure: whole, or not at all."""
-    with replacing(path) as partial:
-        figure.savefig(partial)
+EXPERIMENTS = {
+    "denoising": Experiment(
+        name="denoising",
+        config=DenoisingConfig,
+        rows=PAPER_ROWS,
+        run=run,
+        headline=lambda result: f"{result.metrics['psnr']:.2f} dB",
+        tables=denoising_table,
+        write_report=write_denoising_report,
+        more_rows=OUR_ROWS,
+        seeds=1,
+        flat=True,
+        flags={"cross_validate": choose_scales},
+    )
+}

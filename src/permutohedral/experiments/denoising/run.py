@@ -19,12 +19,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from permutohedral.data.bsds500 import GrayImage, Split, add_noise, load_images
 from permutohedral.errors import InputError
-from permutohedral.experiments import quadratic
 from permutohedral.experiments.batches import StepBatches, StepNumbers, own_part
-from permutohedral.experiments.captured import CapturedStep
 from permutohedral.experiments.checkpoints import checkpoint_folder
-from permutohedral.experiments.crops import CropSampler
-from permutohedral.experiments.quadratic import QuadraticErrors
+from permutohedral.experiments.cuda_graph import CapturedStep
+from permutohedral.experiments.denoising import quadratic
+from permutohedral.experiments.denoising.crops import CropSampler
+from permutohedral.experiments.denoising.quadratic import QuadraticErrors
+from permutohedral.experiments.experiment import file_stem
 from permutohedral.experiments.result import Result, describe_environment, read_weights, write_text, write_weights
 from permutohedral.experiments.training import (
     RunOptions,
@@ -38,6 +39,7 @@ from permutohedral.experiments.training import (
 from permutohedral.models.deep_denoising import DeepDenoiser, count_weights
 from permutohedral.models.denoising import LinearDenoiser
 from permutohedral.models.pretrained import build_denoiser
+from permutohedral.reporting.quality import mean_psnr, psnr
 
 # seconds between two times that the scores of an evaluation are kept
 _KEEP_EVERY = 10.0
@@ -170,7 +172,7 @@ def run(config: DenoisingConfig, options: RunOptions) -> Result | None:
         return None
     # before the evaluation, which may be interrupted
     if model.state_dict():
-        write_weights(options.output / f"{config.name}.safetensors", model)
+        write_weights(options.output / f"{file_stem(config)}.safetensors", model)
     started = time.perf_counter()
     images = load(config, "test", config.test_images, options)
     per_image = _evaluate_resumably(model.to(options.device).eval(), images, config, options)
@@ -207,7 +209,7 @@ def load_weights(config: DenoisingConfig, folder: Path) -> nn.Module:
     """The model of a row, with the weights that `run` left in the output folder."""
     model = build_model(config).eval()
     if model.state_dict():
-        model.load_state_dict(read_weights(folder / f"{config.name}.safetensors"))
+        model.load_state_dict(read_weights(folder / f"{file_stem(config)}.safetensors"))
     return model
 
 
@@ -242,15 +244,6 @@ def _evaluate_resumably(
     return scores
 
 
-def psnr(image: Tensor, clean: Tensor) -> float:
-    """Peak signal-to-noise ratio in dB, the peak being 1.
-
-    >>> psnr(torch.full((2, 2), 0.1), torch.zeros(2, 2))
-    20.0
-    """
-    return round(float(-10 * (image.double() - clean.double()).square().mean().log10()), 6)
-
-
 def _train(model: nn.Module, config: DenoisingConfig, options: RunOptions) -> dict[str, Any]:
     images = load(config, "train", config.train_images, options)
     if config.train_on_val:
@@ -262,14 +255,14 @@ def _train(model: nn.Module, config: DenoisingConfig, options: RunOptions) -> di
         tracked = track(images, "measuring", options)
         errors = quadratic.measure_quadratic_errors(linear, tracked, config.noise / 255, config.seed, options.device)
         solution = errors.least_squares()
-        metrics["train_psnr_of_least_squares"] = _mean_psnr(errors.evaluate(solution.to(errors.matrix.device)))
+        metrics["train_psnr_of_least_squares"] = mean_psnr(errors.evaluate(solution.to(errors.matrix.device)))
         if config.start == "least_squares":
             linear.set_weights(solution.float())
     if config.samples == "images":
         assert errors is not None
         _train_on_images(model, config, options, errors)
         weights = linear.weights().detach().to(errors.matrix.device)
-        return metrics | {"train_psnr": _mean_psnr(errors.evaluate(weights))}
+        return metrics | {"train_psnr": mean_psnr(errors.evaluate(weights))}
     return metrics | _train_on_crops(model, config, options, images)
 
 
@@ -302,10 +295,6 @@ def _train_on_crops(
                 stacklevel=2,
             )
     return metrics
-
-
-def _mean_psnr(errors: Tensor) -> float:
-    return float(-10 * errors.log10().mean())
 
 
 def loss_of(errors: Tensor, kind: Loss) -> Tensor:

@@ -1,4 +1,4 @@
-"""Makes the weights that come with the package: `python -m permutohedral.experiments.ship_denoisers`.
+"""Makes the weights that come with the package: `python -m permutohedral.experiments.denoising.ship`.
 
 For each level of noise the scale is chosen on validation images, and the weights are the least-squares solution on
 training images. Takes minutes. With `--deep` the trained deep networks take their place beside them.
@@ -13,11 +13,12 @@ import torch
 
 from permutohedral.data.bsds500 import GrayImage, load_images
 from permutohedral.experiments.config import parse_config
-from permutohedral.experiments.denoising import DenoisingConfig, center, load_weights
-from permutohedral.experiments.quadratic import QuadraticErrors, measure_quadratic_errors
+from permutohedral.experiments.denoising.quadratic import QuadraticErrors, measure_quadratic_errors
+from permutohedral.experiments.denoising.run import DenoisingConfig, center, load_weights
 from permutohedral.experiments.result import read_result
 from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
 from permutohedral.models.pretrained import Entry, read_pretrained, save_pretrained
+from permutohedral.reporting.quality import mean_psnr
 
 NOISES = (5.0, 10.0, 15.0, 25.0, 35.0, 50.0, 75.0)
 # sigma_space in pixels, and sigma_range in standard deviations of the noise
@@ -31,10 +32,6 @@ _CPU = torch.device("cpu")
 
 def _measure(scale: tuple[float, float], images: list[GrayImage], noise: float) -> QuadraticErrors:
     return measure_quadratic_errors(CombinedDenoiser(*scale), images, noise / 255, 0, _CPU)
-
-
-def _mean_psnr(errors: QuadraticErrors, weights: torch.Tensor) -> float:
-    return float(-10 * errors.evaluate(weights).log10().mean())
 
 
 def _part(errors: QuadraticErrors, part: slice) -> QuadraticErrors:
@@ -51,10 +48,10 @@ def fit_noise(noise: float, train: list[GrayImage], val: list[GrayImage]) -> lis
     few = train[:: max(1, len(train) // 16)]
     for scale in scales:
         training, validation = _measure(scale, few, noise), _measure(scale, val, noise)
-        scores["pcnn_gauss"][scale] = _mean_psnr(_part(validation, on_lattice), gaussian)
+        scores["pcnn_gauss"][scale] = mean_psnr(_part(validation, on_lattice).evaluate(gaussian))
         for name, part in (("pcnn", on_lattice), ("pcnn_cnn", all_weights)):
             solution = _part(training, part).least_squares()
-            scores[name][scale] = _mean_psnr(_part(validation, part), solution)
+            scores[name][scale] = mean_psnr(_part(validation, part).evaluate(solution))
     best = {name: max(by_scale, key=by_scale.__getitem__) for name, by_scale in scores.items()}
     print(f"noise {noise:g}:", {name: (best[name], round(max(scores[name].values()), 3)) for name in best}, flush=True)
 

@@ -10,8 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from permutohedral.experiments.result import Result, write_text
-from permutohedral.report import new_figure, save_figure
+from permutohedral.experiments.experiment import Experiment
+from permutohedral.experiments.invariance.run import InvarianceConfig, run
+from permutohedral.experiments.result import Result, by_row, headline_of_accuracy, write_text
+from permutohedral.experiments.training import RunOptions
+from permutohedral.reporting.figure import new_figure, save_figure
+from permutohedral.reporting.markdown import markdown_table
+from permutohedral.reporting.provenance import name_machine
 
 _METRICS = ("accuracy", "accuracy_whole_circle", "change", "change_whole_circle")
 _AS_IT_IS = {"rotation": "0", "scale": "1"}
@@ -20,8 +25,7 @@ _AS_IT_IS = {"rotation": "0", "scale": "1"}
 def invariance_summary(results: Sequence[Result]) -> list[dict[str, Any]]:
     """A row for each name: mean over the seeds of everything measured, and the sample standard deviation."""
     rows = []
-    for name in dict.fromkeys(result.name for result in results):
-        runs = sorted((result for result in results if result.name == name), key=lambda result: result.seed)
+    for name, runs in by_row(results).items():
         row: dict[str, Any] = {
             "name": name,
             "title": runs[0].config["title"],
@@ -59,7 +63,7 @@ def accuracy_table(results: Sequence[Result]) -> str:
     lines_of = _by_title(rows, "accuracy")
     best = {column: max(round(means[column], 4) for _, means, _ in lines_of) for column in columns}
     headings = [_accuracy_heading(results[0].experiment, column) for column in columns]
-    lines = ["| " + " | ".join(["Network", "Seeds", *headings]) + " |", "| --- |" + " ---: |" * (1 + len(columns))]
+    lines = []
     for title, means, row in lines_of:
         cells = [title, str(len(row["seeds"]))]
         spread = row["accuracy_spread" if title == row["title"] else "accuracy_whole_circle_spread"]
@@ -69,8 +73,8 @@ def accuracy_table(results: Sequence[Result]) -> str:
             cell += "" if spread is None else f" ± {spread[column]:.4f}"
             of_paper = row["paper"] is not None and title == row["title"] and column == _AS_IT_IS[results[0].experiment]
             cells.append(f"{cell} ({row['paper']:.4f})" if of_paper else cell)
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return markdown_table(["Network", "Seeds", *headings], lines)
 
 
 def change_table(results: Sequence[Result]) -> str:
@@ -79,23 +83,28 @@ def change_table(results: Sequence[Result]) -> str:
     columns = list(rows[0]["change"])
     degrees = "°" if results[0].experiment == "rotation" else ""
     headings = [f"{column}{degrees or ' x'}" for column in columns]
-    lines = ["| " + " | ".join(["First layer of", *headings]) + " |", "| --- |" + " ---: |" * len(columns)]
-    for title, change, _ in _by_title(rows, "change"):
-        lines.append("| " + " | ".join([title, *(f"{change[column]:.3f}" for column in columns)]) + " |")
-    return "\n".join(lines)
+    lines = [
+        [title, *(f"{change[column]:.3f}" for column in columns)] for title, change, _ in _by_title(rows, "change")
+    ]
+    return markdown_table(["First layer of", *headings], lines)
 
 
-def write_invariance_report(results: Sequence[Result], folder: Path, command: str) -> Path:
-    """Write `report.md`, `<experiment>.json` (summary and all results) and `accuracy.png` into `folder`.
+def invariance_tables(results: Sequence[Result]) -> str:
+    """Both tables."""
+    return f"{accuracy_table(results)}\n\n{change_table(results)}"
+
+
+def write_invariance_report(results: Sequence[Result], options: RunOptions, command: str) -> list[Path]:
+    """Write `report.md`, `<experiment>.json` (summary and all results) and `accuracy.png` into the
+    output folder.
 
     Args:
         results: of at least one row and seed, all of one experiment.
-        folder: is made if there is none.
+        options: of the run that made them.
         command: that makes them again.
     """
-    experiment, environment = results[0].experiment, results[0].environment
-    hardware = environment["hardware"]
-    machine = hardware.get("gpu") or f"{hardware['processor']}, {hardware['cores']} cores"
+    folder, experiment, environment = options.output, results[0].experiment, results[0].environment
+    machine = name_machine(environment["hardware"])
     commits = " and ".join(dict.fromkeys(f"`{result.environment['commit']}`" for result in results))
     content = {"summary": invariance_summary(results), "results": [asdict(result) for result in results]}
     write_text(folder / f"{experiment}.json", json.dumps(content, indent=1, sort_keys=True) + "\n")
@@ -126,13 +135,14 @@ def write_invariance_report(results: Sequence[Result], folder: Path, command: st
     ]
     path = folder / "report.md"
     write_text(path, "\n".join(lines))
-    return path
+    return [path]
 
 
 def draw_invariance(results: Sequence[Result], path: Path) -> None:
     """Draw errors and change of the first layer over the transformation, a line for each row."""
     experiment, rows = results[0].experiment, invariance_summary(results)
-    figure, axes = new_figure(1, 2, width=11.0, height=4.4)
+    figure = new_figure(11.0, 4.4)
+    axes = figure.subplots(1, 2, squeeze=False)
     titles = [row["title"] for row in rows]
     for axis, metric in zip(axes[0], ("accuracy", "change"), strict=True):
         for title, means, row in _by_title(rows, metric):
@@ -189,3 +199,18 @@ def _explain_circle(results: Sequence[Result]) -> list[str]:
     if not any("accuracy_whole_circle" in result.metrics for result in results):
         return []
     return ["*All rotations* is the same trained network with its stack extended to the whole circle afterwards.", ""]
+
+
+EXPERIMENTS = {
+    name: Experiment(
+        name=name,
+        config=InvarianceConfig,
+        rows=("lenet", "pcnn", f"{name}_pcnn", "lenet_copies", "lenet_augmented"),
+        run=run,
+        headline=headline_of_accuracy,
+        tables=invariance_tables,
+        write_report=write_invariance_report,
+        report_on="each row",
+    )
+    for name in ("rotation", "scale")
+}

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from permutohedral.errors import InputError
 from permutohedral.experiments.batches import StepNumbers, own_part
 from permutohedral.experiments.checkpoints import checkpoint_folder
-from permutohedral.experiments.mnist import Batches, MnistConfig, load, scale
+from permutohedral.experiments.mnist.run import Batches, MnistConfig, load, scale
 from permutohedral.experiments.result import Result, describe_environment, read_weights, write_weights
 from permutohedral.experiments.training import RunOptions, Task, TrainingSettings, fit, steps_done, track
 from permutohedral.models.invariance import (

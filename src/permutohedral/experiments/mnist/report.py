@@ -10,16 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from permutohedral.experiments.mnist import COLUMNS
-from permutohedral.experiments.result import Result, write_text
-from permutohedral.report import new_figure, save_figure
+from permutohedral.experiments.experiment import Experiment
+from permutohedral.experiments.mnist.run import COLUMNS, MnistConfig, run
+from permutohedral.experiments.result import Result, by_row, headline_of_accuracy, write_text
+from permutohedral.experiments.training import RunOptions
+from permutohedral.reporting.figure import new_figure, save_figure
+from permutohedral.reporting.markdown import markdown_table
+from permutohedral.reporting.provenance import name_machine
+
+# the rows of the paper's table in its order, and ours
+PAPER_ROWS = ("lenet", "pcnn", "lenet_100", "pcnn_100", "lenet_60", "pcnn_60", "lenet_20", "pcnn_20")
+OUR_ROWS = ("original_only", "mixed", "original_only_distorted", "mixed_distorted")
 
 
 def mnist_summary(results: Sequence[Result]) -> list[dict[str, Any]]:
     """A row for each name: mean accuracy of each column over the seeds, and their sample standard deviation."""
     rows = []
-    for name in dict.fromkeys(result.name for result in results):
-        runs = sorted((result for result in results if result.name == name), key=lambda result: result.seed)
+    for name, runs in by_row(results).items():
         # a result that was read has its columns in another order
         columns = [column for column in COLUMNS if column in runs[0].metrics["accuracy"]]
         accuracy = np.array([[run.metrics["accuracy"][column] for column in columns] for run in runs])
@@ -51,25 +58,26 @@ def mnist_table(results: Sequence[Result]) -> str:
     """
     rows = mnist_summary(results)
     columns = list(rows[0]["mean"])
-    lines = ["| " + " | ".join(["Network", "Seeds", *columns]) + " |", "| --- |" + " ---: |" * (1 + len(columns))]
+    lines = []
     for row in rows:
         cells = [row["title"], str(len(row["seeds"]))]
         for column in columns:
             spread = "" if row["spread"] is None else f" ± {row['spread'][column]:.4f}"
             paper = "" if row["paper"] is None else f" ({row['paper'][column]:.4f})"
             cells.append(f"{row['mean'][column]:.4f}{spread}{paper}")
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return markdown_table(["Network", "Seeds", *columns], lines)
 
 
-def write_mnist_report(results: Sequence[Result], folder: Path, command: str) -> Path:
-    """Write `report.md`, `mnist.json` (summary and all results) and `accuracy.png` into `folder`.
+def write_mnist_report(results: Sequence[Result], options: RunOptions, command: str) -> list[Path]:
+    """Write `report.md`, `mnist.json` (summary and all results) and `accuracy.png` into the output folder.
 
     Args:
         results: of at least one row and seed.
-        folder: is made if there is none.
+        options: of the run that made them.
         command: that makes them again.
     """
+    folder = options.output
     places = dict.fromkeys(_place(result) for result in results)
     content = {"summary": mnist_summary(results), "results": [asdict(result) for result in results]}
     write_text(folder / "mnist.json", json.dumps(content, indent=1, sort_keys=True) + "\n")
@@ -90,14 +98,13 @@ def write_mnist_report(results: Sequence[Result], folder: Path, command: str) ->
     ]
     path = folder / "report.md"
     write_text(path, "\n".join(lines))
-    return path
+    return [path]
 
 
 def _place(result: Result) -> str:
     """Where a result was made."""
     environment = result.environment
-    hardware = environment["hardware"]
-    machine = hardware.get("gpu") or f"{hardware['processor']}, {hardware['cores']} cores"
+    machine = name_machine(environment["hardware"])
     return f"at commit `{environment['commit']}` on {machine} (backend {environment['backend']})"
 
 
@@ -114,7 +121,8 @@ def draw_accuracy(results: Sequence[Result], path: Path) -> None:
     }
     panels = {title: shown for title, shown in panels.items() if shown}
     lowest = min(min(row["mean"].values()) for row in rows)
-    figure, axes = new_figure(1, len(panels), width=1.0 + 3.6 * len(panels), height=4.2)
+    figure = new_figure(1.0 + 3.6 * len(panels), 4.2)
+    axes = figure.subplots(1, len(panels), squeeze=False)
     for axis, (title, shown) in zip(axes[0], panels.items(), strict=True):
         for number, row in enumerate(shown):
             _draw_row(axis, row, f"C{number}")
@@ -144,3 +152,17 @@ def _draw_best_of_paper(axis: Any, rows: Sequence[dict[str, Any]]) -> None:
     if papers:
         best = {column: max(paper[column] for paper in papers) for column in papers[0]}
         axis.plot(list(best), list(best.values()), "k--", linewidth=1, label="best of the paper")
+
+
+EXPERIMENTS = {
+    "mnist": Experiment(
+        name="mnist",
+        config=MnistConfig,
+        rows=PAPER_ROWS + OUR_ROWS,
+        run=run,
+        headline=headline_of_accuracy,
+        tables=mnist_table,
+        write_report=write_mnist_report,
+        report_on="each row",
+    )
+}

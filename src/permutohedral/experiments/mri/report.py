@@ -7,15 +7,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from permutohedral.data.measurements import field_of_view
 from permutohedral.data.trajectories import TRAJECTORIES, Trajectory, make_trajectory
-from permutohedral.experiments.mri import SHOWN_FACTOR
-from permutohedral.experiments.result import Result, write_text
-from permutohedral.report import new_figure, save_figure
+from permutohedral.experiments.experiment import Experiment
+from permutohedral.experiments.mri.run import SHOWN_FACTOR, MriConfig, run
+from permutohedral.experiments.result import Result, average_seeds, write_text
+from permutohedral.experiments.training import RunOptions
+from permutohedral.reporting.figure import new_figure, save_figure
+from permutohedral.reporting.markdown import markdown_table
+from permutohedral.reporting.provenance import name_machine
+from permutohedral.reporting.quality import mean_psnr
 
 SOURCES = {"phantom": "Shepp-Logan", "photographs": "photographs"}
 DOMAINS = {"image": "Samples of the image", "spectrum": "Samples of the spectrum"}
+
+# what is sampled first, then the spectrum; fixed methods before learned ones
+ROWS = (
+    *("image_nearest", "image_linear", "image_kaiser_bessel", "image_lattices", "image_network"),
+    *("image_permutohedral", "spectrum_nearest", "spectrum_linear", "spectrum_kaiser_bessel"),
+    *("spectrum_conjugate_gradients", "spectrum_gridding", "spectrum_network", "spectrum_permutohedral"),
+)
 
 
 def mri_table(results: Sequence[Result], factor: float) -> str:
@@ -31,14 +44,20 @@ def mri_table(results: Sequence[Result], factor: float) -> str:
     """
     columns = [column for column in _columns(results) if column[2] == factor]
     titles = [f"{SOURCES[source]}, {kind}" for source, kind, _ in columns]
-    lines = [f"| {factor:g}x | Weights | {' | '.join(titles)} | ms |", "| --- |" + " ---: |" * (len(titles) + 2)]
+    lines = []
     for result in results:
         scores = [result.metrics["scores"][_key(*column)] for column in columns]
         times = [value for name, value in result.metrics["milliseconds"].items() if name.endswith(f" {factor:g}x")]
         weights = f"{result.metrics['weights']:,}" if result.metrics["weights"] else ""
         cells = [result.config["title"], weights, *(f"{score['psnr']:.2f} / {score['ssim']:.3f}" for score in scores)]
-        lines.append("| " + " | ".join([*cells, f"{np.mean(times):.1f}"]) + " |")
-    return "\n".join(lines)
+        lines.append([*cells, f"{np.mean(times):.1f}"])
+    return markdown_table([f"{factor:g}x", "Weights", *titles, "ms"], lines)
+
+
+def print_tables(results: Sequence[Result]) -> str:
+    """The tables of all domains, each below its title."""
+    parts = by_domain(results).items()
+    return "\n\n".join(f"{DOMAINS[domain]}: PSNR in dB / SSIM\n\n{mri_tables(rows)}" for domain, rows in parts) + "\n"
 
 
 def mri_tables(results: Sequence[Result]) -> str:
@@ -48,8 +67,9 @@ def mri_tables(results: Sequence[Result]) -> str:
 
 
 def by_domain(results: Sequence[Result]) -> dict[str, list[Result]]:
-    """The results of each domain that has any."""
-    parts = {domain: [result for result in results if result.config["domain"] == domain] for domain in DOMAINS}
+    """The results of each domain that has any; a result for each row, the mean over its seeds."""
+    means = average_seeds(results)
+    parts = {domain: [result for result in means if result.config["domain"] == domain] for domain in DOMAINS}
     return {domain: part for domain, part in parts.items() if part}
 
 
@@ -64,15 +84,15 @@ def _columns(results: Sequence[Result]) -> list[tuple[str, str, float]]:
     return [column for column in every if all(_key(*column) in result.metrics["scores"] for result in results)]
 
 
-def write_mri_report(results: Sequence[Result], folder: Path, command: str) -> list[Path]:
-    """Write a page for each domain, `image.md` and `spectrum.md`, and its figures into `folder`.
+def write_mri_report(results: Sequence[Result], options: RunOptions, command: str) -> list[Path]:
+    """Write a page for each domain, `image.md` and `spectrum.md`, and its figures into the output folder.
 
     Args:
         results: of at least one row.
-        folder: that `reproduce_mri` wrote them to, with examples beside them.
+        options: of the run that made them, and left examples in the output folder.
         command: that makes them again.
     """
-    paths = []
+    paths, folder = [], options.output
     for domain, rows in by_domain(results).items():
         draw_curves(rows, folder / f"{domain}_psnr.png")
         figures = [f"![PSNR over the factor]({domain}_psnr.png)"]
@@ -85,8 +105,7 @@ def write_mri_report(results: Sequence[Result], folder: Path, command: str) -> l
 
 def _page(results: Sequence[Result], command: str, figures: Sequence[str]) -> str:
     config, environment = results[0].config, results[0].environment
-    hardware = environment["hardware"]
-    machine = hardware.get("gpu") or f"{hardware['processor']}, {hardware['cores']} cores"
+    machine = name_machine(environment["hardware"])
     lines = [
         f"# {DOMAINS[config['domain']]}",
         "",
@@ -109,7 +128,8 @@ def _page(results: Sequence[Result], command: str, figures: Sequence[str]) -> st
 def draw_curves(results: Sequence[Result], path: Path) -> None:
     """Draw PSNR over the factor of undersampling: a panel for each source and trajectory."""
     panels = list(dict.fromkeys(column[:2] for column in _columns(results)))
-    figure, axes = new_figure(1, len(panels), width=3.1 * len(panels) + 1.6, height=3.6)
+    figure = new_figure(3.1 * len(panels) + 1.6, 3.6)
+    axes = figure.subplots(1, len(panels), squeeze=False)
     for axis, (source, kind) in zip(axes[0], panels, strict=True):
         factors = [column[2] for column in _columns(results) if column[:2] == (source, kind)]
         for number, result in enumerate(results):
@@ -143,7 +163,8 @@ def draw_examples(results: Sequence[Result], folder: Path, path: Path) -> bool:
     size, domain = config["size"], config["domain"]
     inside = field_of_view(size).numpy() > 0 if domain == "spectrum" else np.ones((size, size), dtype=bool)
     columns = 2 + len(examples)
-    figure, axes = new_figure(len(lines), columns, width=1.45 * columns, height=1.8 * len(lines))
+    figure = new_figure(1.45 * columns, 1.8 * len(lines))
+    axes = figure.subplots(len(lines), columns, squeeze=False)
     for number, (row, (source, kind)) in enumerate(zip(axes, lines, strict=True)):
         truth = next(iter(examples.values()))[f"{source}, truth"]
         _draw_samples(row[0], make_trajectory(kind, domain, size, SHOWN_FACTOR), size)
@@ -151,7 +172,7 @@ def draw_examples(results: Sequence[Result], folder: Path, path: Path) -> bool:
         _show(row[1], truth, "")
         for axis, images in zip(row[2:], examples.values(), strict=True):
             made = images[f"{source}, {kind}"]
-            _show(axis, made, f"{-10 * np.log10(np.mean((made - truth)[inside] ** 2)):.2f} dB")
+            _show(axis, made, f"{mean_psnr(torch.from_numpy((made - truth)[inside]).square().mean()):.2f} dB")
         if number == 0:
             for axis, title in zip(row, ["samples", "truth", *examples], strict=True):
                 axis.set_title(title.replace(" + ", "\n+ "), fontsize=7)
@@ -178,3 +199,18 @@ def _show(axis: Any, image: Any, caption: str) -> None:
     axis.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axis.set_xlabel(caption, fontsize=7)
     axis.set(xticks=[], yticks=[])
+
+
+EXPERIMENTS = {
+    "mri": Experiment(
+        name="mri",
+        config=MriConfig,
+        rows=ROWS,
+        run=run,
+        headline=lambda result: "done",
+        tables=print_tables,
+        write_report=write_mri_report,
+        seeds=1,
+        report_on="folder",
+    )
+}

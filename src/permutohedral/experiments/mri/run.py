@@ -25,12 +25,14 @@ from permutohedral.data.trajectories import TRAJECTORIES, Domain, Trajectory, Tr
 from permutohedral.errors import InputError
 from permutohedral.experiments.batches import StepNumbers, own_part
 from permutohedral.experiments.checkpoints import checkpoint_folder
+from permutohedral.experiments.experiment import file_stem
 from permutohedral.experiments.result import Result, describe_environment, write_weights
 from permutohedral.experiments.training import RunOptions, Task, TrainingSettings, fit, steps_done
-from permutohedral.files import replacing
 from permutohedral.models.interpolation import FixedMethod, InterpolatedNetwork, build_fixed
 from permutohedral.models.kaiser_bessel import pipe_menon_areas
 from permutohedral.models.reconstruction import GriddedNetwork, ScatteredReconstruction, SpectrumReconstruction
+from permutohedral.reporting.atomic import replacing
+from permutohedral.reporting.quality import mean_psnr
 
 Method = Literal["nearest", "linear", "kaiser_bessel", "conjugate_gradients", "network", "permutohedral"]
 
@@ -238,7 +240,7 @@ def run(config: MriConfig, options: RunOptions) -> Result | None:
         if not _train(model, config.training, config, options):
             return None
         seconds["training"] = time.perf_counter() - started
-        write_weights(options.output / "weights" / f"{config.name}.safetensors", model)
+        write_weights(options.output / "weights" / f"{file_stem(config)}.safetensors", model)
     started = time.perf_counter()
     metrics = evaluate(model.to(options.device).eval(), config, options)
     seconds["evaluation"] = time.perf_counter() - started
@@ -285,7 +287,7 @@ def evaluate(model: nn.Module, config: MriConfig, options: RunOptions) -> dict[s
                     shown = min(SHOWN_IMAGE, len(images) - 1)
                     examples[f"{source}, {kind}"] = made[shown].half().numpy()
                     examples[f"{source}, truth"] = images[shown].half().numpy()
-    with replacing(options.output / "examples" / f"{config.name}.npz") as partial:
+    with replacing(options.output / "examples" / f"{file_stem(config)}.npz") as partial:
         np.savez_compressed(partial, **examples)
     return {"scores": scores, "milliseconds": times}
 
@@ -305,8 +307,7 @@ def score(made: Tensor, images: Tensor, domain: Domain) -> dict[str, float]:
     for image, truth in zip(made.numpy(), images.numpy(), strict=True):
         _, everywhere = structural_similarity(image, truth, data_range=1.0, full=True)
         similarity.append(float(everywhere[inside.numpy()].mean()))
-    psnr = float((-10 * errors.clamp_min(1e-12).log10()).mean())
-    return {"psnr": round(psnr, 4), "ssim": round(sum(similarity) / len(similarity), 5)}
+    return {"psnr": round(mean_psnr(errors.clamp_min(1e-12)), 4), "ssim": round(sum(similarity) / len(similarity), 5)}
 
 
 def _milliseconds(model: nn.Module, measured: Measurement, repeats: int = 5) -> float:

@@ -10,8 +10,15 @@ import numpy as np
 import torch
 
 from permutohedral.data.solids import SOLIDS, make_clouds
-from permutohedral.experiments.result import Result, write_text
-from permutohedral.report import new_figure, save_figure
+from permutohedral.experiments.experiment import Experiment
+from permutohedral.experiments.points.run import PointsConfig, run
+from permutohedral.experiments.result import Result, by_row, headline_of_accuracy, write_text
+from permutohedral.experiments.training import RunOptions
+from permutohedral.reporting.figure import new_figure, save_figure
+from permutohedral.reporting.markdown import markdown_table
+from permutohedral.reporting.provenance import name_machine
+
+ROWS = ("pointwise_position", "position", "pointwise_normal", "position_normal_values", "position_normal")
 
 
 def points_table(results: Sequence[Result]) -> str:
@@ -24,31 +31,25 @@ def points_table(results: Sequence[Result]) -> str:
     | --- | ---: | ---: | ---: |
     | A | 7,000 | 2 | 0.910 ± 0.014 |
     """
-    lines = ["| Network | Weights | Seeds | Accuracy |", "| --- | ---: | ---: | ---: |"]
-    for runs in _by_row(results).values():
+    lines = []
+    for runs in by_row(results).values():
         accuracy = np.array([run.metrics["accuracy"]["all"] for run in runs])
         spread = f" ± {accuracy.std(ddof=1):.3f}" if len(runs) > 1 else ""
         cells = [runs[0].config["title"], f"{runs[0].metrics['weights']:,}", str(len(runs))]
-        lines.append("| " + " | ".join([*cells, f"{accuracy.mean():.3f}{spread}"]) + " |")
-    return "\n".join(lines)
+        lines.append([*cells, f"{accuracy.mean():.3f}{spread}"])
+    return markdown_table(["Network", "Weights", "Seeds", "Accuracy"], lines)
 
 
-def _by_row(results: Sequence[Result]) -> dict[str, list[Result]]:
-    names = dict.fromkeys(result.name for result in results)
-    return {name: [result for result in results if result.name == name] for name in names}
-
-
-def write_points_report(results: Sequence[Result], folder: Path, command: str) -> Path:
-    """Write `report.md`, `clouds.png` and `confusion.png` into `folder`.
+def write_points_report(results: Sequence[Result], options: RunOptions, command: str) -> list[Path]:
+    """Write `report.md`, `clouds.png` and `confusion.png` into the output folder.
 
     Args:
         results: of at least one row and seed.
-        folder: is made if there is none.
+        options: of the run that made them.
         command: that makes them again.
     """
-    environment, config = results[0].environment, results[0].config
-    hardware = environment["hardware"]
-    machine = hardware.get("gpu") or f"{hardware['processor']}, {hardware['cores']} cores"
+    folder, environment, config = options.output, results[0].environment, results[0].config
+    machine = name_machine(environment["hardware"])
     draw_clouds(config["noise"], folder / "clouds.png")
     draw_confusion(results, folder / "confusion.png")
     lines = [
@@ -69,13 +70,14 @@ def write_points_report(results: Sequence[Result], folder: Path, command: str) -
     ]
     path = folder / "report.md"
     write_text(path, "\n".join(lines))
-    return path
+    return [path]
 
 
 def draw_clouds(noise: float, path: Path) -> None:
     """Draw two scans of each solid as the viewer sees them, brighter where nearer."""
     clouds = make_clouds(200, seed=3, noise=noise)
-    figure, axes = new_figure(2, len(SOLIDS), width=1.5 * len(SOLIDS), height=3.3)
+    figure = new_figure(1.5 * len(SOLIDS), 3.3)
+    axes = figure.subplots(2, len(SOLIDS), squeeze=False)
     for label, name in enumerate(SOLIDS):
         chosen = (clouds.labels == label).nonzero()[:2]
         for axis, number in zip(axes[:, label], chosen, strict=False):
@@ -88,8 +90,9 @@ def draw_clouds(noise: float, path: Path) -> None:
 
 def draw_confusion(results: Sequence[Result], path: Path) -> None:
     """Draw for every row which solids are taken for which, in percent, all seeds together."""
-    rows = _by_row(results)
-    figure, axes = new_figure(1, len(rows), width=2.6 * len(rows) + 0.6, height=4.0)
+    rows = by_row(results)
+    figure = new_figure(2.6 * len(rows) + 0.6, 4.0)
+    axes = figure.subplots(1, len(rows), squeeze=False)
     names = list(SOLIDS)
     for axis, runs in zip(axes[0], rows.values(), strict=True):
         counts = torch.tensor([run.metrics["confusion"] for run in runs]).sum(dim=0).double()
@@ -107,3 +110,17 @@ def draw_confusion(results: Sequence[Result], path: Path) -> None:
 
 def _readable(value: Any) -> str:
     return "white" if value > 50 else "black"
+
+
+EXPERIMENTS = {
+    "points": Experiment(
+        name="points",
+        config=PointsConfig,
+        rows=ROWS,
+        run=run,
+        headline=headline_of_accuracy,
+        tables=points_table,
+        write_report=write_points_report,
+        report_on="folder",
+    )
+}
