@@ -59,7 +59,7 @@ pytest: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --quiet
 
 accuracy: $(STAMP)  ## measure the approximation, write docs/accuracy.md
-	$(BIN)/python benchmarks/accuracy.py
+	$(BIN)/python tools/accuracy.py
 
 # the other libraries are optional: what cannot be installed is reported as absent
 bench: $(STAMP)  ## time every operator beside its peers, into results/; BENCH_OPTIONS='--data FOLDER'

@@ -1,4 +1,4 @@
-"""What the shipped denoisers do to noise of several levels: `python benchmarks/denoise_levels.py --data FOLDER`.
+"""What the shipped denoisers do to noise of several levels: `python tools/denoise_levels.py --data FOLDER`.
 
 Behind the choice of `auto` and the table in docs/denoising.md. Takes a minute on one core. The deep networks were
 trained on the val images, too: the levels can be compared, the figures are no test results.
@@ -12,10 +12,11 @@ from pathlib import Path
 import torch
 
 from permutohedral.data.bsds500 import GrayImage, add_noise, load_images
-from permutohedral.experiments.denoising.run import center, psnr
+from permutohedral.experiments.denoising.run import center
 from permutohedral.experiments.result import Result, describe_environment, write_result
 from permutohedral.models import pretrained
 from permutohedral.models.image_denoiser import ImageDenoiser
+from permutohedral.reporting.quality import psnr
 
 LEVELS = (5.0, 10.0, 15.0, 20.0, 25.0, 35.0, 50.0, 75.0)
 MODELS = ("pcnn_cnn", "deep_small", "deep_large")

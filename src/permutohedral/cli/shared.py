@@ -12,8 +12,8 @@ import typer
 from permutohedral.errors import InputError, PermutohedralError
 
 _EXTRA_OF_MODULE = {
-    **dict.fromkeys(("PIL", "skimage", "matplotlib", "safetensors", "tifffile", "scipy"), "images"),
-    **dict.fromkeys(("pytorch_lightning", "pooch", "yaml"), "experiments"),
+    **dict.fromkeys(("PIL", "skimage", "matplotlib", "safetensors", "tifffile"), "images"),
+    **dict.fromkeys(("pytorch_lightning", "pooch", "scipy", "yaml"), "experiments"),
     "rich": "cli",
 }
 
