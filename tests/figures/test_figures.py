@@ -17,10 +17,11 @@ import permutohedral as ph
 from permutohedral.cli.application import application
 from permutohedral.errors import InputError
 from permutohedral.figures import draw_filter, draw_steps, make_scene
-from permutohedral.figures.canvas import grid_points, save
+from permutohedral.figures.canvas import grid_points
 from permutohedral.figures.filters import neighborhood_of
 from permutohedral.figures.inputs import read_filters, shipped_filters
 from permutohedral.geometry import lattice_positions, step_positions, tap_positions
+from permutohedral.reporting.figure import save_figure
 
 # rounding in float64
 TOLERANCE = 1e-12
@@ -104,7 +105,7 @@ def test_figures_are_drawn_as_svg_and_png(arguments: list[object], tmp_path: Pat
 
 def test_a_figure_drawn_twice_is_the_same_file(tmp_path: Path) -> None:
     for name in ("a.svg", "b.svg"):
-        save(draw_steps(make_scene(), ["slice"]), [tmp_path / name])
+        save_figure(draw_steps(make_scene(), ["slice"]), tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 

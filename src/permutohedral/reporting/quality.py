@@ -8,6 +8,7 @@ from torch import Tensor
 def psnr(image: Tensor, clean: Tensor) -> float:
     """Peak signal-to-noise ratio in dB, the peak being 1; computed in float64.
 
+    >>> import torch
     >>> psnr(torch.full((2, 2), 0.1), torch.zeros(2, 2))
     20.0
     """
@@ -17,6 +18,7 @@ def psnr(image: Tensor, clean: Tensor) -> float:
 def mean_psnr(squared_errors: Tensor) -> float:
     """The mean PSNR in dB of images whose mean squared errors are given, the peak being 1.
 
+    >>> import torch
     >>> mean_psnr(torch.tensor([0.01, 0.0001], dtype=torch.float64))
     30.0
     """
@@ -26,6 +28,7 @@ def mean_psnr(squared_errors: Tensor) -> float:
 def relative_error(result: Tensor, truth: Tensor) -> float:
     """||result - truth|| / ||truth||, in float64.
 
+    >>> import torch
     >>> relative_error(torch.tensor([3.0, 4.5]), torch.tensor([3.0, 4.0]))
     0.1
     """
