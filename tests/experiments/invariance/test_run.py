@@ -92,7 +92,7 @@ def test_the_rows_differ_in_nothing_but_what_their_names_say(transformation: Tra
         assert (config.options["rectify"], config.options["dropout"]) == (True, 0.5)
 
 
-RESULTS = Path(__file__).resolve().parents[2] / "results"
+RESULTS = Path(__file__).resolve().parents[3] / "results"
 
 
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
