@@ -1,3 +1,5 @@
+"""The command that makes the tables anew."""
+
 from __future__ import annotations
 
 from pathlib import Path

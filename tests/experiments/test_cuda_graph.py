@@ -1,3 +1,5 @@
+"""A training step as a CUDA graph."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""The command denoise, and the plan behind it."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""Colors of 16 bits per channel."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Which commit and machine a result names."""
+
 from __future__ import annotations
 
 import os

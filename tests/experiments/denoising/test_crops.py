@@ -1,3 +1,5 @@
+"""Random crops."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""Denoising: configurations, training, evaluation, report."""
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,3 +1,5 @@
+"""Rotated and scaled digits: training, evaluation, report."""
+
 from __future__ import annotations
 
 import json

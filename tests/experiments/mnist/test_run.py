@@ -1,3 +1,5 @@
+"""Digits from scattered samples: batches, training, rows, report."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""Reconstruction: batches, training, evaluation, report."""
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,3 +1,5 @@
+"""Point clouds: training, evaluation, report."""
+
 from __future__ import annotations
 
 from dataclasses import replace
