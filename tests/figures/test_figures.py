@@ -18,7 +18,7 @@ from permutohedral.cli.application import application
 from permutohedral.errors import InputError
 from permutohedral.figures import draw_filter, draw_steps, make_scene
 from permutohedral.figures.canvas import grid_points
-from permutohedral.figures.filters import neighborhood_of
+from permutohedral.figures.filters import neighborhood_with_taps
 from permutohedral.figures.inputs import read_filters, shipped_filters
 from permutohedral.geometry import lattice_positions, step_positions, tap_positions
 from permutohedral.reporting.figure import save_figure
@@ -126,7 +126,7 @@ def test_the_shipped_filter_is_of_three_dimensions() -> None:
     assert [len(weight) for weight in filters.values()] == [65, 65]
     assert not torch.allclose(filters["Gaussian"], filters["trained"])
     # a row for each filter, a panel for each layer, and a scale for each row
-    layers = len(set(tap_positions(neighborhood_of(65))[:, 2].round(decimals=4).tolist()))
+    layers = len(set(tap_positions(neighborhood_with_taps(65))[:, 2].round(decimals=4).tolist()))
     assert len(draw_filter(filters).axes) == 2 * (layers + 1)
 
 
@@ -147,7 +147,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
 
 def test_filters_that_cannot_be_drawn_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="8 taps belongs to no neighborhood"):
-        neighborhood_of(8)
+        neighborhood_with_taps(8)
     with pytest.raises(InputError, match="25 filters do not fit"):
         draw_filter({str(number): torch.zeros(7) for number in range(25)})
     np.save(tmp_path / "flat.npy", np.zeros((7, 2)))

@@ -47,6 +47,13 @@ class Result:
     environment: Mapping[str, Any] = field(default_factory=dict)
 
 
+def make_result(
+    experiment: str, config: Any, metrics: Mapping[str, Any], seconds: Mapping[str, float], device: torch.device
+) -> Result:
+    """The result of a row, a dataclass with name and seed, that was evaluated on `device` just now."""
+    return Result(experiment, config.name, asdict(config), metrics, config.seed, seconds, describe_environment(device))
+
+
 def describe_environment(device: torch.device) -> dict[str, Any]:
     """Commit, hardware, versions and time, as plain data."""
     versions = {"permutohedral": __version__, "python": platform.python_version()}
@@ -110,6 +117,11 @@ def write_text(path: Path, text: str) -> None:
     """
     with replacing(path) as partial:
         partial.write_text(text)
+
+
+def weights_path(config: Any, folder: Path) -> Path:
+    """Where the weights of a row with its seed go in the output folder, where rows have several seeds."""
+    return folder / "weights" / f"{config.name}-{config.seed}.safetensors"
 
 
 def write_weights(path: Path, model: nn.Module) -> None:

@@ -27,10 +27,10 @@ _MOST_PANELS = 24
 _TITLE_LETTERS = 16
 
 
-def neighborhood_of(filter_size: int) -> Neighborhood:
+def neighborhood_with_taps(filter_size: int) -> Neighborhood:
     """The neighborhood in two or three dimensions that has this many taps.
 
-    >>> neighborhood_of(65)
+    >>> neighborhood_with_taps(65)
     Neighborhood(dimension=3, size=2, filter_size=65)
     """
     for dimension in (2, 3):
@@ -50,7 +50,7 @@ def draw_filter(filters: Mapping[str, Tensor], third: str = "the third feature")
         filters: `[filter_size]` by title, all of one size.
         third: what the third dimension is.
     """
-    neighborhood = neighborhood_of(len(next(iter(filters.values()))))
+    neighborhood = neighborhood_with_taps(len(next(iter(filters.values()))))
     if len(filters) > _MOST_PANELS:
         raise InputError(f"{len(filters)} filters do not fit into a figure; choose at most {_MOST_PANELS}")
     if neighborhood.dimension == 2:

@@ -6,7 +6,7 @@ import json
 import time
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -26,7 +26,7 @@ from permutohedral.experiments.denoising import quadratic
 from permutohedral.experiments.denoising.crops import CropSampler
 from permutohedral.experiments.denoising.quadratic import QuadraticErrors
 from permutohedral.experiments.experiment import file_stem
-from permutohedral.experiments.result import Result, describe_environment, read_weights, write_text, write_weights
+from permutohedral.experiments.result import Result, make_result, read_weights, write_text, write_weights
 from permutohedral.experiments.training import (
     RunOptions,
     Task,
@@ -182,15 +182,7 @@ def run(config: DenoisingConfig, options: RunOptions) -> Result | None:
     if config.views:
         of_views = evaluate(EightViews(model), track(images, "evaluating eight views", options), config, options.device)
         metrics["psnr_of_eight_views"] = sum(of_views.values()) / len(of_views)
-    return Result(
-        experiment="denoising",
-        name=config.name,
-        config=asdict(config),
-        metrics=metrics,
-        seed=config.seed,
-        seconds=seconds,
-        environment=describe_environment(options.device),
-    )
+    return make_result("denoising", config, metrics, seconds, options.device)
 
 
 def load(config: DenoisingConfig, split: Split, limit: int | None, options: RunOptions) -> list[GrayImage]:

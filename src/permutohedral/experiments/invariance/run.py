@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from permutohedral.errors import InputError
 from permutohedral.experiments.batches import StepNumbers, own_part
 from permutohedral.experiments.checkpoints import checkpoint_folder
 from permutohedral.experiments.mnist.run import Batches, MnistConfig, load, scale
-from permutohedral.experiments.result import Result, describe_environment, read_weights, write_weights
+from permutohedral.experiments.result import Result, make_result, read_weights, weights_path, write_weights
 from permutohedral.experiments.training import RunOptions, Task, TrainingSettings, fit, steps_done, track
 from permutohedral.models.invariance import (
     InvarianceModel,
@@ -152,15 +152,7 @@ def run(config: InvarianceConfig, options: RunOptions) -> Result | None:
         metrics["accuracy_whole_circle"] = evaluate(model, images, labels, config, options)
         metrics["change_whole_circle"] = measure_change(model.stem, images[:_CHANGE_IMAGES], config.transformation)
     seconds["evaluation"] = time.perf_counter() - started
-    return Result(
-        experiment=config.transformation,
-        name=config.name,
-        config=asdict(config),
-        metrics=metrics,
-        seed=config.seed,
-        seconds=seconds,
-        environment=describe_environment(options.device),
-    )
+    return make_result(config.transformation, config, metrics, seconds, options.device)
 
 
 def conditions(config: InvarianceConfig, number: int) -> dict[str, Tensor]:
@@ -275,11 +267,6 @@ def _train(model: nn.Module, config: InvarianceConfig, options: RunOptions) -> b
     numbers = StepNumbers(config.training.steps, first=steps_done(options, checkpoints))
     task = InvarianceTask(model, config, images, labels)
     return fit(task, DataLoader(numbers, batch_size=None), options, checkpoints)
-
-
-def weights_path(config: InvarianceConfig, folder: Path) -> Path:
-    """Where `run` leaves the weights of a row in the output folder."""
-    return folder / "weights" / f"{config.name}-{config.seed}.safetensors"
 
 
 def load_weights(config: InvarianceConfig, folder: Path) -> LeNet:

@@ -6,7 +6,7 @@ import hashlib
 import math
 import random
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from permutohedral.data.mnist import MnistSplit, RandomSamples, interpolate, loa
 from permutohedral.errors import InputError
 from permutohedral.experiments.batches import StepNumbers, own_part
 from permutohedral.experiments.checkpoints import checkpoint_folder
-from permutohedral.experiments.result import Result, describe_environment, read_weights, write_weights
+from permutohedral.experiments.result import Result, make_result, read_weights, weights_path, write_weights
 from permutohedral.experiments.training import RunOptions, Task, TrainingSettings, fit, steps_done
 from permutohedral.models.lenet import SIZE, LeNet, LeNetModel, build_lenet, grid_positions
 
@@ -118,14 +118,12 @@ def run(config: MnistConfig, options: RunOptions) -> Result | None:
     accuracy = evaluate(model.to(options.device).eval(), images, labels, config.seed)
     seconds["evaluation"] = time.perf_counter() - started
     write_weights(weights_path(config, options.output), model)
-    return Result(
-        experiment="mnist",
-        name=config.name,
-        config=asdict(config),
-        metrics={"accuracy": accuracy, "weights": sum(parameter.numel() for parameter in model.parameters())},
-        seed=config.seed,
-        seconds=seconds,
-        environment=describe_environment(options.device),
+    return make_result(
+        "mnist",
+        config,
+        {"accuracy": accuracy, "weights": sum(parameter.numel() for parameter in model.parameters())},
+        seconds,
+        options.device,
     )
 
 
@@ -268,11 +266,6 @@ def _train(model: nn.Module, config: MnistConfig, options: RunOptions) -> bool:
     numbers = StepNumbers(config.training.steps, first=steps_done(options, checkpoints))
     task = DigitsTask(model, config, images, labels)
     return fit(task, DataLoader(numbers, batch_size=None), options, checkpoints)
-
-
-def weights_path(config: MnistConfig, folder: Path) -> Path:
-    """Where `run` leaves the weights of a row in the output folder."""
-    return folder / "weights" / f"{config.name}-{config.seed}.safetensors"
 
 
 def load_weights(config: MnistConfig, folder: Path) -> LeNet:

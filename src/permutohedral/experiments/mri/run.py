@@ -6,7 +6,7 @@ import hashlib
 import math
 import random
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -26,7 +26,7 @@ from permutohedral.errors import InputError
 from permutohedral.experiments.batches import StepNumbers, own_part
 from permutohedral.experiments.checkpoints import checkpoint_folder
 from permutohedral.experiments.experiment import file_stem
-from permutohedral.experiments.result import Result, describe_environment, write_weights
+from permutohedral.experiments.result import Result, make_result, write_weights
 from permutohedral.experiments.training import RunOptions, Task, TrainingSettings, fit, steps_done
 from permutohedral.models.interpolation import FixedMethod, InterpolatedNetwork, build_fixed
 from permutohedral.models.kaiser_bessel import pipe_menon_areas
@@ -245,15 +245,7 @@ def run(config: MriConfig, options: RunOptions) -> Result | None:
     metrics = evaluate(model.to(options.device).eval(), config, options)
     seconds["evaluation"] = time.perf_counter() - started
     metrics["weights"] = sum(parameter.numel() for parameter in model.parameters())
-    return Result(
-        experiment="mri",
-        name=config.name,
-        config=asdict(config),
-        metrics=metrics,
-        seed=config.seed,
-        seconds=seconds,
-        environment=describe_environment(options.device),
-    )
+    return make_result("mri", config, metrics, seconds, options.device)
 
 
 def _train(model: nn.Module, settings: TrainingSettings, config: MriConfig, options: RunOptions) -> bool:

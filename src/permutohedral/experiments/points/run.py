@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +17,7 @@ from permutohedral.data.solids import SOLIDS, PointClouds, make_clouds
 from permutohedral.errors import InputError
 from permutohedral.experiments.batches import StepNumbers, own_part
 from permutohedral.experiments.checkpoints import checkpoint_folder
-from permutohedral.experiments.result import Result, describe_environment, write_weights
+from permutohedral.experiments.result import Result, make_result, weights_path, write_weights
 from permutohedral.experiments.training import RunOptions, Task, TrainingSettings, fit, steps_done
 from permutohedral.models.point_cloud import PointModel, build_classifier
 
@@ -106,21 +106,13 @@ def run(config: PointsConfig, options: RunOptions) -> Result | None:
     if not _train(model, config, options):
         return None
     seconds = {"training": time.perf_counter() - started}
-    write_weights(options.output / "weights" / f"{config.name}-{config.seed}.safetensors", model)
+    write_weights(weights_path(config, options.output), model)
     started = time.perf_counter()
     clouds = _make_once(config.test_clouds, _TEST_SEED, config.noise)
     metrics = evaluate(model.to(options.device).eval(), clouds, options.device)
     seconds["evaluation"] = time.perf_counter() - started
     metrics["weights"] = sum(parameter.numel() for parameter in model.parameters())
-    return Result(
-        experiment="points",
-        name=config.name,
-        config=asdict(config),
-        metrics=metrics,
-        seed=config.seed,
-        seconds=seconds,
-        environment=describe_environment(options.device),
-    )
+    return make_result("points", config, metrics, seconds, options.device)
 
 
 def _train(model: nn.Module, config: PointsConfig, options: RunOptions) -> bool:
