@@ -64,7 +64,7 @@ pytest: $(STAMP)
 	  tests/interpreted
 
 accuracy: $(STAMP)  ## measure the approximation, write docs/accuracy.md
-	$(BIN)/python benchmarks/accuracy.py
+	$(BIN)/python tools/accuracy.py
 
 # the other libraries are optional: what cannot be installed is reported as absent
 bench: $(STAMP)  ## time every operator beside its peers, into results/; BENCH_OPTIONS='--data FOLDER'

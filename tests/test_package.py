@@ -78,7 +78,7 @@ def test_types_are_shipped() -> None:
 
 
 def test_accuracy_page_shows_the_measured_figures() -> None:
-    specification = importlib.util.spec_from_file_location("accuracy", ROOT / "benchmarks" / "accuracy.py")
+    specification = importlib.util.spec_from_file_location("accuracy", ROOT / "tools" / "accuracy.py")
     assert specification is not None
     assert specification.loader is not None
     accuracy = importlib.util.module_from_spec(specification)

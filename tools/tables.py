@@ -1,24 +1,24 @@
 """Fills the tables of README.md and docs/ from the figures under results/: make tables.
 
-A region stands between `<!-- table: NAME -->` and `<!-- end of table -->`. NAME is a table below, or a report under
-results/, whose first table it then shows. What has not been measured yet says so.
+NAME of a region is a table below, or a report under results/, whose first table it then shows. What has not been
+measured yet says so. Regions of other names, such as those of the reliability report, are left alone.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import regions
+
+from permutohedral.experiments.experiment import load_experiment
+from permutohedral.reporting.markdown import markdown_table
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
-
-_REGION = re.compile(r"(<!-- table: (?P<name>[^ ]+) -->\n)(?P<body>.*?)(<!-- end of table -->)", flags=re.DOTALL)
-
-_PAPER_ROWS = ("noisy", "cnn", "pcnn_gauss", "pcnn_trained", "pcnn_cnn_trained")
 
 # workloads that a reader of the README can picture
 _WORKLOADS = {
@@ -44,15 +44,13 @@ def fill(text: str) -> str:
     >>> "not been measured" in fill("<!-- table: results/nothing/report.md -->\\n<!-- end of table -->")
     True
     """
-
-    def replace(match: re.Match[str]) -> str:
-        return f"{match.group(1)}{render(match['name'])}\n{match.group(4)}"
-
-    return _REGION.sub(replace, text)
+    return regions.fill(text, render)
 
 
-def render(name: str) -> str:
-    """The table of this name in Markdown."""
+def render(name: str) -> str | None:
+    """The table of this name in Markdown; None if it is not one of ours."""
+    if name not in _TABLES and not name.startswith("results/"):
+        return None
     try:
         return _first_table(ROOT / name) if name.startswith("results/") else _TABLES[name]()
     except FileNotFoundError:
@@ -69,11 +67,6 @@ def _first_table(path: Path) -> str:
     return "\n".join(lines[start:end])
 
 
-def _markdown(titles: Row, rows: Iterable[Row], text_columns: int = 1) -> str:
-    marks = ["---" if column < text_columns else "---:" for column in range(len(titles))]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (titles, marks, *rows))
-
-
 def denoising() -> str:
     """Mean PSNR of every row: the paper's rows in its order, then ours by quality."""
     found = {path.stem: json.loads(path.read_text()) for path in (RESULTS / "denoising").glob("*.json")}
@@ -81,14 +74,15 @@ def denoising() -> str:
     found = {name: result for name, result in found.items() if isinstance(result["metrics"].get("psnr"), float)}
     if not found:
         raise FileNotFoundError(RESULTS / "denoising")
-    ours = sorted(found.keys() - set(_PAPER_ROWS), key=lambda name: float(found[name]["metrics"]["psnr"]))
+    of_paper = load_experiment("denoising").rows
+    ours = sorted(found.keys() - set(of_paper), key=lambda name: float(found[name]["metrics"]["psnr"]))
     rows = []
-    for name in [*(name for name in _PAPER_ROWS if name in found), *ours]:
+    for name in [*(name for name in of_paper if name in found), *ours]:
         config, metrics = found[name]["config"], found[name]["metrics"]
         paper = "" if config.get("paper") is None else f"{config['paper']:.2f}"
         weights = f"{metrics['weights']:,}" if metrics.get("weights") else ""
         rows.append([config["title"], weights, paper, f"{metrics['psnr']:.2f}"])
-    return _markdown(["method", "weights", "paper, dB", "ours, dB"], rows)
+    return markdown_table(["method", "weights", "paper, dB", "ours, dB"], rows)
 
 
 def mnist() -> str:
@@ -102,7 +96,7 @@ def mnist() -> str:
             f"{row['mean'][column]:.4f}" + (f" ({paper[column]:.4f})" if column in paper else "") for column in columns
         ]
         rows.append([row["title"], *cells])
-    return _markdown(["network", *columns], rows)
+    return markdown_table(["network", *columns], rows)
 
 
 def _measured(result: dict[str, Any], peer: str) -> str:
@@ -132,7 +126,7 @@ def cpu() -> str:
         ours = [_time(one["ours"]["median"]), _time(two["ours"]["median"]), f"{two['ours']['error']:.4f}"]
         rows.append([words, *ours, _measured(one, "pydensecrf2"), opencv])
     titles = ["", "1 thread", "2 threads", "error", "pydensecrf2, 1 thread, same error", "OpenCV, 2 threads"]
-    return _markdown(titles, rows)
+    return markdown_table(titles, rows)
 
 
 def layers() -> str:
@@ -145,7 +139,7 @@ def layers() -> str:
             peers = "; ".join(f"{entry['name']} {_time(entry['median'])}" for entry in result["peers"])
             recorded = "; ".join(f"{entry['name']} {_time(entry['scaled'])}" for entry in result["recorded"])
             rows.append([result["summary"], _time(result["ours"]["median"]), peers, recorded])
-    return _markdown(["", "ours", "same run", "recorded elsewhere, scaled"], rows)
+    return markdown_table(["", "ours", "same run", "recorded elsewhere, scaled"], rows)
 
 
 def _gpu_results() -> list[dict[str, Any]]:
@@ -178,13 +172,13 @@ _GPU_TITLES = ["", "ours", "of it kernels", "error", "fastest other"]
 
 def gpu() -> str:
     """Times on the GPU between events, which include waiting for the host, and the kernels' part of them."""
-    return _markdown(_GPU_TITLES, _gpu_rows(result for result in _gpu_results() if result["unit"] == "ms"))
+    return markdown_table(_GPU_TITLES, _gpu_rows(result for result in _gpu_results() if result["unit"] == "ms"))
 
 
 def gpu_filters() -> str:
     """Of these, filters and lattices."""
     wanted = ("G1", "G1L", "H1", "G3-d3", "G3-d5")
-    return _markdown(_GPU_TITLES, _gpu_rows(result for result in _gpu_results() if result["workload"] in wanted))
+    return markdown_table(_GPU_TITLES, _gpu_rows(result for result in _gpu_results() if result["workload"] in wanted))
 
 
 def gpu_convolution() -> str:
@@ -199,7 +193,7 @@ def gpu_convolution() -> str:
         for result in _gpu_results()
         if result["unit"] == "ns"
     ]
-    return _markdown(["", "ours", "error", "fastest other"], rows)
+    return markdown_table(["", "ours", "error", "fastest other"], rows)
 
 
 _TABLES: dict[str, Callable[[], str]] = {

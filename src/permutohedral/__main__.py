@@ -11,7 +11,7 @@ def main() -> None:
         import typer  # noqa: F401  (only asked whether it is there)
     except ModuleNotFoundError:
         sys.exit("permutohedral: the command line needs an extra: pip install 'permutohedral[cli,images]'")
-    from permutohedral.cli import application
+    from permutohedral.cli.application import application
 
     application(prog_name="permutohedral")
 

@@ -1,3 +1,5 @@
+"""Configurations from YAML."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field

@@ -1,3 +1,5 @@
+"""Results as files."""
+
 from __future__ import annotations
 
 import json

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from permutohedral.errors import InputError
-from permutohedral.experiments.denoising import DenoisingConfig
+from permutohedral.experiments.denoising.run import DenoisingConfig
+from permutohedral.experiments.denoising.ship import DEEP_ROWS, add_deep
 from permutohedral.experiments.result import Result, read_weights, write_result, write_weights
-from permutohedral.experiments.ship_denoisers import DEEP_ROWS, add_deep
 from permutohedral.models import pretrained
 from permutohedral.models.deep_denoising import DeepDenoiser
 from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser

@@ -18,7 +18,7 @@ from permutohedral.data.download import CACHE_VARIABLE, RemoteFile, checksum, fi
 from permutohedral.errors import DataError, InputError, PermutohedralError, StorageError
 from permutohedral.experiments.checkpoints import read_checkpoint
 from permutohedral.experiments.result import read_weights, write_text, write_weights
-from permutohedral.image_files import MAX_PIXELS_VARIABLE, Picture, read_picture, write_picture
+from permutohedral.pictures.files import MAX_PIXELS_VARIABLE, Picture, read_picture, write_picture
 
 EXPERIMENT: Experiment = "denoising"
 

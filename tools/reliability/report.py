@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import regions  # noqa: E402 (found once the folder is on the path)
+
 RESULTS = ROOT / "results" / "reliability"
 
 Row = tuple[str, str, str, str]
@@ -168,21 +173,17 @@ def where_measured(result: dict[str, Any]) -> str:
     return f"Measured on an {about['gpu']} at {about['commit'][:7]} (`{result['command']}`)."
 
 
-def fill(page: str, parts: dict[str, str]) -> str:
-    """Put texts between the marks `<!-- reliability: name -->` and `<!-- end -->`."""
-    for name, text in parts.items():
-        before, mark, rest = page.partition(f"<!-- reliability: {name} -->\n")
-        if mark:
-            page = before + mark + text + "\n<!-- end -->" + rest.partition("<!-- end -->")[2]
-    return page
-
-
 def pages() -> dict[Path, str]:
     """The pages as they should be."""
-    parts = {"table": render_table(), "peaks": render_peaks(), "scaling": render_scaling()}
-    parts |= {"determinism": render_determinism(), "gpu-peaks": render_gpu_peaks()}
+    parts = {
+        "reliability": render_table(),
+        "reliability-peaks": render_peaks(),
+        "reliability-scaling": render_scaling(),
+        "reliability-determinism": render_determinism(),
+        "reliability-gpu-peaks": render_gpu_peaks(),
+    }
     names = ("reliability.md", "scaling.md", "determinism.md")
-    return {ROOT / "docs" / name: fill((ROOT / "docs" / name).read_text(), parts) for name in names}
+    return {ROOT / "docs" / name: regions.fill((ROOT / "docs" / name).read_text(), parts.get) for name in names}
 
 
 if __name__ == "__main__":

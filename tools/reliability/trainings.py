@@ -60,7 +60,10 @@ def train(
     """
     os.environ.update(environment or {})
     torch.set_num_threads(1)
-    from permutohedral.experiments import denoising, mnist, mnist_rows, reproduce
+    from permutohedral.experiments.denoising import run as denoising
+    from permutohedral.experiments.experiment import load_experiment
+    from permutohedral.experiments.mnist import run as mnist
+    from permutohedral.experiments.rows import run_rows
     from permutohedral.experiments.training import RunOptions, TrainingSettings
 
     _die_at_replacement(os.environ.get("KILL", ""))
@@ -76,12 +79,12 @@ def train(
             "dropout": float(os.environ.get("DROPOUT", "0.2")),
         }
         row = mnist.MnistConfig("row", "Row", "pcnn", settings, options=small, samples="random", share=0.2)
-        list(mnist_rows.reproduce_mnist([row], options, 1, _quietly))
+        list(run_rows(load_experiment("mnist"), [row], options, _quietly))
         return
     setattr(denoising, "load_images", made_images)  # noqa: B010
     _record_losses(denoising.QuadraticTask, output)
     images = denoising.DenoisingConfig("row", "Row", "combined", training=settings, train_images=6, test_images=2)
-    reproduce.reproduce([images], options, _quietly)
+    list(run_rows(load_experiment("denoising"), [images], options, _quietly))
 
 
 def _quietly(line: str) -> None:
@@ -134,7 +137,7 @@ def train_and_explain(experiment: Experiment, output: Path, *arguments: Any) -> 
 def start(*arguments: Any, target: Callable[..., None] = train) -> BaseProcess:
     """`train` in a process that has loaded all it needs, and has no threads yet."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "pytorch_lightning", "permutohedral.experiments.reproduce"])
+    context.set_forkserver_preload(["torch", "pytorch_lightning", "permutohedral.experiments.denoising.report"])
     process = context.Process(target=target, args=arguments, daemon=True)
     process.start()
     return process

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from permutohedral.errors import InputError
+from permutohedral.reporting.provenance import name_machine
 
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#f0e442", "#5d3a9b")
 _RECORDED_COLOR = "#9a9a9a"
@@ -15,8 +16,10 @@ _BAR = 0.8
 
 def draw(report: dict[str, Any], paths: list[Path]) -> None:
     """Bars of ratios on a logarithmic axis, one panel for each number of threads, into every path."""
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
+
+    from permutohedral.reporting.figure import save_figure
 
     panels = sorted({result["threads"] for result in report["results"]})
     groups = {threads: _bars(report, threads) for threads in panels}
@@ -27,7 +30,8 @@ def draw(report: dict[str, Any], paths: list[Path]) -> None:
     peers = list(dict.fromkeys(bar[0] for bars in groups.values() for some in bars.values() for bar in some if bar[2]))
     colors = {peer: _COLORS[index % len(_COLORS)] for index, peer in enumerate(peers)}
     height = 1.8 + 0.26 * sum(most.values()) + 0.12 * len(names)
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.9 * len(panels) + 2.4, height), sharey=True, squeeze=False)
+    figure = Figure(figsize=(4.9 * len(panels) + 2.4, height))
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)
     widest = max(bar[1] for bars in groups.values() for some in bars.values() for bar in some)
     for axis, threads in zip(axes[0], panels, strict=True):
         _draw_panel(axis, groups[threads], most, colors)
@@ -39,19 +43,11 @@ def draw(report: dict[str, Any], paths: list[Path]) -> None:
     handles = [Rectangle((0, 0), 1, 1, color=color) for color in colors.values()]
     handles.append(Rectangle((0, 0), 1, 1, facecolor="white", edgecolor=_RECORDED_COLOR, hatch="////"))
     labels = [*colors, "best recorded peer, other machine"]
-    about = report["environment"]
-    machine = about["gpu"] or f"{about['processor']}, {about['cores']} cores"
+    machine = name_machine(report["environment"])
     figure.suptitle(f"permutohedral beside its peers: right of the line we need less\n{machine}", fontsize=11)
     figure.legend(handles, labels, loc="lower center", ncols=min(3, len(labels)), fontsize=8, frameon=False)
     figure.tight_layout(rect=(0, 0.3 * (1 + (len(labels) - 1) // 3) / height, 1, 1))
-    for path in paths:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, dpi=150, bbox_inches="tight")
-        except (OSError, ValueError) as error:
-            plt.close(figure)
-            raise InputError(f"cannot write the chart {path}: {error}") from error
-    plt.close(figure)
+    save_figure(figure, paths, dpi=150, margin=0.1)
 
 
 def _label(report: dict[str, Any], name: str) -> str:

@@ -6,7 +6,6 @@ import datetime
 import os
 import platform
 import statistics
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 
 from permutohedral.benchmarks import peers
 from permutohedral.ops.dispatch import choose_backend
+from permutohedral.reporting.provenance import find_commit, find_processor
 from permutohedral.version import __version__
 
 # where the recorded figures of the peers were measured
@@ -23,8 +23,6 @@ RECORDED_ON = {
     "cpu": {"machine": "2 cores of an AMD EPYC, Zen 4", "yardstick_seconds": 0.46, "yardstick_threads": 2},
     "cuda": {"machine": "NVIDIA H200", "yardstick_seconds": 0.73e-3, "yardstick_threads": 0},
 }
-# names the commit where sources were copied without their history
-COMMIT_VARIABLE = "PERMUTOHEDRAL_COMMIT"
 _YARDSTICK_KEYS = 6_000_000
 _YARDSTICK_REPEATS = 5
 
@@ -33,10 +31,10 @@ def describe(device: torch.device) -> dict[str, Any]:
     """Hardware, versions, backend, commit and date."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit": find_commit(),
         "device": device.type,
         "backend": choose_backend(device.type).name,
-        "processor": _processor(),
+        "processor": find_processor(),
         "cores": cores(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
@@ -91,16 +89,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
 def _triton_version() -> str | None:
     try:
         import triton
@@ -113,21 +101,3 @@ def checkout() -> Path | None:
     """The source tree this package runs from, None if it was installed from a wheel."""
     root = Path(__file__).resolve().parents[3]
     return root if (root / "pyproject.toml").is_file() and (root / "src" / "permutohedral").is_dir() else None
-
-
-def _commit() -> str | None:
-    """The commit of the source tree, marked if the package's files differ from it; else what the environment says."""
-    root = checkout()
-    if root is None or not (root / ".git").exists():
-        return os.environ.get(COMMIT_VARIABLE)
-    try:
-        commit = _git(root, "rev-parse", "HEAD")
-        changed = _git(root, "status", "--porcelain", "--", "src", "native")
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return commit + ("-modified" if changed else "")
-
-
-def _git(root: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
-    return done.stdout.strip()

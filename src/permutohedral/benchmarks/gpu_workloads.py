@@ -20,6 +20,7 @@ from permutohedral.benchmarks.workloads import facts_of, prepare_mnist_build
 from permutohedral.functional import convolve, gaussian_filter
 from permutohedral.lattice import build_lattice
 from permutohedral.ops.dispatch import use_backend
+from permutohedral.reporting.quality import relative_error
 
 
 def _picture(inputs: Inputs, side: int) -> FilterProblem:
@@ -68,7 +69,7 @@ def _prepare_filter(inputs: Inputs, name: str) -> Prepared:
     def check() -> dict[str, float]:
         errors = verify.check_gaussian(problem)
         exact = gaussian_filter(problem.values.double(), problem.features.double())
-        return errors | {"float32 beside float64, all points": verify.relative_error(ours(), exact)}
+        return errors | {"float32 beside float64, all points": relative_error(ours(), exact)}
 
     return Prepared(Contender(OURS, ours, error=error), [], check, problem.origin, facts_of(problem))
 
@@ -131,9 +132,9 @@ def _prepare_convolution(inputs: Inputs, channels: int, precision_name: str, tra
         with use_backend("reference"):
             truth: Any = convolve(exact[0], exact[1], on)
             if not training:
-                return verify.relative_error(output, truth)
+                return relative_error(output, truth)
             truth = torch.autograd.grad(truth, exact, gradient.double())
-        return max(map(verify.relative_error, output, truth))
+        return max(map(relative_error, output, truth))
 
     def check() -> dict[str, float]:
         with precision(precision_name):

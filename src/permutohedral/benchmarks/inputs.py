@@ -85,10 +85,6 @@ class Inputs:
             self._kept[name] = make(self).to(self.device)
         return self._kept[name]
 
-    def forget(self) -> None:
-        """Drop every problem made so far."""
-        self._kept.clear()
-
     @property
     def photo(self) -> tuple[Tensor, str]:
         """A photo uint8 `[321, 481, 3]` and its origin."""

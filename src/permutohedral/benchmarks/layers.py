@@ -18,6 +18,7 @@ from permutohedral.benchmarks.timing import Absent, Contender
 from permutohedral.features import position_features
 from permutohedral.lattice import build_lattice
 from permutohedral.nn import PermutohedralConvolution
+from permutohedral.reporting.quality import relative_error
 
 CHANNELS, HEIGHT, WIDTH = 32, 321, 481
 
@@ -111,7 +112,7 @@ def _contender(
     def error(output: Tensor) -> float:
         with torch.no_grad():
             truth = call(copy.deepcopy(module).double(), given.double())
-        return verify.relative_error(output, truth)
+        return relative_error(output, truth)
 
     version = None if name == OURS else str(torch.__version__)
     return Contender(name, run, error=None if training else error, version=version)
@@ -137,7 +138,7 @@ def prepare_small_step(inputs: Inputs, own_thread: bool = True) -> Prepared:
         exact = copy.deepcopy(layer).double()
         output = exact(values.double(), features.double(), targets.double())
         truth = torch.autograd.grad(output, list(exact.parameters()), gradient.double())
-        return max(map(verify.relative_error, gradients, truth))
+        return max(map(relative_error, gradients, truth))
 
     check = partial(verify.check_convolution, features[0], 1, 2)
     facts: dict[str, float] = {"points": 64 * 784, "target_points": 64 * 576, "dimension": 2, "filter_size": 19}

@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 from typing import IO, Any
 
-from permutohedral.errors import InputError
+from permutohedral.reporting.atomic import replacing
 
 COLUMNS = (
     "workload", "device", "threads", "kind", "name", "version", "unit", "median", "low", "high", "repetitions",
@@ -18,23 +18,16 @@ COLUMNS = (
 
 def write_json(report: dict[str, Any], path: Path) -> None:
     """Everything that was found out."""
-    _prepare(path).write_text(json.dumps(report, indent=1) + "\n")
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def write_csv(report: dict[str, Any], path: Path) -> None:
     """One row for every contender of every workload: ours, measured, recorded, absent or refused."""
-    with _prepare(path).open("w", newline="") as file:
+    with replacing(path) as partial, partial.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows_of(report))
-
-
-def _prepare(path: Path) -> Path:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error}") from error
-    return path
 
 
 def rows_of(report: dict[str, Any]) -> list[dict[str, Any]]:

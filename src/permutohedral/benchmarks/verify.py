@@ -17,6 +17,7 @@ from permutohedral.functional import gaussian_filter, permutohedral_filter
 from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.neighborhood import Neighborhood
 from permutohedral.ops.dispatch import use_backend
+from permutohedral.reporting.quality import relative_error
 
 # relative L2: some rounding errors of the sums involved
 LIMITS = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -31,12 +32,6 @@ class OperatorDisagrees(PermutohedralError, RuntimeError):
     """An operator's results differ from the reference; its speed is not reported."""
 
     section = "benchmark"
-
-
-def relative_error(result: Tensor, truth: Tensor) -> float:
-    """||result - truth|| / ||truth||, in float64."""
-    result, truth = result.double(), truth.double()
-    return float((result - truth).norm() / truth.norm().clamp_min(1e-300))
 
 
 def check_gaussian(problem: FilterProblem, halo: int = 0) -> dict[str, float]:

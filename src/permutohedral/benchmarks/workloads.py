@@ -20,6 +20,7 @@ from permutohedral.features import position_features
 from permutohedral.functional import gaussian_filter, permutohedral_filter
 from permutohedral.lattice import build_lattice
 from permutohedral.ops.dispatch import use_backend
+from permutohedral.reporting.quality import relative_error
 
 PLAIN_TORCH = "plain torch"
 
@@ -103,7 +104,7 @@ def prepare_learned(inputs: Inputs, backward: bool) -> Prepared:
     def error(output: Tensor) -> float:
         exact = build_lattice(problem.features.double(), neighborhood_size=1)
         truth = permutohedral_filter(leaves[0].double(), None, leaves[1].double(), lattice=exact)
-        return verify.relative_error(output, truth)
+        return relative_error(output, truth)
 
     def contender(name: str, backend: str | None, note: str = "") -> Contender:
         def run() -> Any:

@@ -1,1 +1,1 @@
-"""One file per table of the paper: `run(config) -> Result`."""
+"""The paper's experiments and ours: each is a folder with `run.py` and `report.py`, and an entry in `experiment`."""

@@ -15,7 +15,7 @@ import torch
 from pytorch_lightning.plugins.io import CheckpointIO
 
 from permutohedral.errors import StorageError
-from permutohedral.files import replacing
+from permutohedral.reporting.atomic import replacing
 
 
 class WholeCheckpoints(CheckpointIO):

@@ -19,16 +19,26 @@ def read_config(kind: type[Config], path: Path) -> Config:
     Raises:
         InputError: the file cannot be read, or does not fit the dataclass; the message names the place.
     """
-    import yaml
-
-    try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"cannot read the configuration {path}: {error}") from error
+    content = _read_yaml(path)
     try:
         return parse_config(kind, content)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Read a YAML file that holds names and values, nested or not."""
+    content: dict[str, Any] = _read_yaml(path)
+    return content
+
+
+def _read_yaml(path: Path) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"cannot read the configuration {path}: {error}") from error
 
 
 def shipped_configs(experiment: str) -> dict[str, Path]:

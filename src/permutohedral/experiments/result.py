@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
@@ -17,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError, StorageError
-from permutohedral.files import replacing
 from permutohedral.ops.dispatch import choose_backend
+from permutohedral.reporting.atomic import replacing
+from permutohedral.reporting.provenance import find_commit, find_processor
 from permutohedral.version import __version__
 
-_PACKAGES = ("numpy", "pytorch-lightning", "torch", "torchmetrics", "triton")
+_PACKAGES = ("numpy", "pytorch-lightning", "torch", "triton")
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,13 @@ class Result:
     environment: Mapping[str, Any] = field(default_factory=dict)
 
 
+def make_result(
+    experiment: str, config: Any, metrics: Mapping[str, Any], seconds: Mapping[str, float], device: torch.device
+) -> Result:
+    """The result of a row, a dataclass with name and seed, that was evaluated on `device` just now."""
+    return Result(experiment, config.name, asdict(config), metrics, config.seed, seconds, describe_environment(device))
+
+
 def describe_environment(device: torch.device) -> dict[str, Any]:
     """Commit, hardware, versions and time, as plain data."""
     versions = {"permutohedral": __version__, "python": platform.python_version()}
@@ -55,12 +62,12 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    hardware: dict[str, Any] = {"processor": _processor(), "cores": os.cpu_count(), "device": str(device)}
+    hardware: dict[str, Any] = {"processor": find_processor(), "cores": os.cpu_count(), "device": str(device)}
     if device.type == "cuda":
         hardware["gpu"] = torch.cuda.get_device_name(device)
         hardware["gpus"] = torch.cuda.device_count()
     return {
-        "commit": _commit(),
+        "commit": find_commit(),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "hardware": hardware,
         "threads": torch.get_num_threads(),
@@ -69,30 +76,32 @@ def describe_environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor()
+def by_row(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """The results of each row, one for each seed, in the order of the rows and seeds."""
+    names = dict.fromkeys(result.name for result in results)
+    return {
+        name: sorted((result for result in results if result.name == name), key=lambda result: result.seed)
+        for name in names
+    }
 
 
-def _commit() -> str | None:
-    """The commit of the checkout this package lies in, with "+" if files differ from it; None without a checkout."""
-    folder = Path(__file__).parent
-    try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
-        changes = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return commit.stdout.strip() + ("+" if changes.stdout.strip() else "")
+def headline_of_accuracy(result: Result) -> str:
+    """The accuracies of a result, one for each column."""
+    return " ".join(f"{share:.4f}" for share in result.metrics["accuracy"].values())
+
+
+def average_seeds(results: Sequence[Result]) -> list[Result]:
+    """A result for each row: the first seed's, with the mean over the seeds of everything measured."""
+    return [
+        replace(runs[0], metrics=_mean([run.metrics for run in runs])) if len(runs) > 1 else runs[0]
+        for runs in by_row(results).values()
+    ]
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    if isinstance(values[0], Mapping):
+        return {name: _mean([value[name] for value in values]) for name in values[0]}
+    return values[0] if all(value == values[0] for value in values) else sum(values) / len(values)
 
 
 def write_result(result: Result, path: Path) -> None:
@@ -108,6 +117,11 @@ def write_text(path: Path, text: str) -> None:
     """
     with replacing(path) as partial:
         partial.write_text(text)
+
+
+def weights_path(config: Any, folder: Path) -> Path:
+    """Where the weights of a row with its seed go in the output folder, where rows have several seeds."""
+    return folder / "weights" / f"{config.name}-{config.seed}.safetensors"
 
 
 def write_weights(path: Path, model: nn.Module) -> None:

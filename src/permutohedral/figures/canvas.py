@@ -1,20 +1,16 @@
-"""What all figures share: colors, the lattice as a backdrop, and writing files whole."""
+"""What all figures share: colors, resolution, the lattice as a backdrop."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from permutohedral.errors import InputError
-from permutohedral.files import replacing
 from permutohedral.geometry import step_positions
 
 Array = NDArray[np.float64]
@@ -26,12 +22,10 @@ ARROW = "#9f1239"
 OCCUPIED = "#e8edf5"
 DIVERGING = "RdBu_r"
 
+# how these figures are saved: pixels per inch, and inches around what is drawn
+DPI, MARGIN = 150, 0.12
+
 _FORMATS = ("svg", "png", "pdf")
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of this size in inches."""
-    return Figure(figsize=(width, height), layout="constrained")
 
 
 def bare(axes: Axes, title: str = "") -> None:
@@ -79,12 +73,3 @@ def check_paths(paths: Sequence[Path]) -> None:
             raise InputError(f"cannot draw {path}: the ending must be one of {endings}")
         if not path.parent.is_dir():
             raise InputError(f"cannot write {path}: there is no folder {path.parent}")
-
-
-def save(figure: Figure, paths: Sequence[Path]) -> None:
-    """Write a figure in the format of each ending: whole, or not at all; the same bytes for the same figure."""
-    check_paths(paths)
-    for path in paths:
-        metadata: dict[str, Any] = {"Date": None} if path.suffix.lower() == ".svg" else {}
-        with replacing(path) as partial, matplotlib.rc_context({"svg.hashsalt": "permutohedral"}):
-            figure.savefig(partial, dpi=150, metadata=metadata, bbox_inches="tight", pad_inches=0.12)

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.figures.canvas import DIVERGING, GRID, INK, Array, bare, new_figure
+from permutohedral.figures.canvas import DIVERGING, GRID, INK, Array, bare
 from permutohedral.geometry import tap_positions
 from permutohedral.neighborhood import Neighborhood, count_taps, gaussian_weight
+from permutohedral.reporting.figure import new_figure
 
 # more panels than this are no figure
 _MOST_PANELS = 24
@@ -26,10 +27,10 @@ _MOST_PANELS = 24
 _TITLE_LETTERS = 16
 
 
-def neighborhood_of(filter_size: int) -> Neighborhood:
+def neighborhood_with_taps(filter_size: int) -> Neighborhood:
     """The neighborhood in two or three dimensions that has this many taps.
 
-    >>> neighborhood_of(65)
+    >>> neighborhood_with_taps(65)
     Neighborhood(dimension=3, size=2, filter_size=65)
     """
     for dimension in (2, 3):
@@ -49,7 +50,7 @@ def draw_filter(filters: Mapping[str, Tensor], third: str = "the third feature")
         filters: `[filter_size]` by title, all of one size.
         third: what the third dimension is.
     """
-    neighborhood = neighborhood_of(len(next(iter(filters.values()))))
+    neighborhood = neighborhood_with_taps(len(next(iter(filters.values()))))
     if len(filters) > _MOST_PANELS:
         raise InputError(f"{len(filters)} filters do not fit into a figure; choose at most {_MOST_PANELS}")
     if neighborhood.dimension == 2:

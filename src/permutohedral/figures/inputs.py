@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.figures.filters import neighborhood_of
+from permutohedral.figures.filters import neighborhood_with_taps
 from permutohedral.neighborhood import gaussian_weight
 
 # of 255, the noise of the paper
@@ -45,7 +45,7 @@ def read_filters(path: Path, name: str | None) -> dict[str, Tensor]:
     tensor = tensors[name]
     if tensor.dim() not in (1, 3) or tensor.numel() == 0:
         raise InputError(f"a filter is [taps] or [taps, inputs, outputs], but {name!r} is {list(tensor.shape)}")
-    neighborhood_of(len(tensor))
+    neighborhood_with_taps(len(tensor))
     if tensor.dim() == 1 or tensor[0].numel() == 1:
         return {"filter": tensor.flatten()}
     _, inputs, outputs = tensor.shape
@@ -56,7 +56,7 @@ def _is_filter(tensor: Tensor) -> bool:
     if tensor.dim() not in (1, 3) or len(tensor) < 2:
         return False
     try:
-        neighborhood_of(len(tensor))
+        neighborhood_with_taps(len(tensor))
     except InputError:
         return False
     return True
@@ -80,6 +80,6 @@ def gray_picture(path: Path | None) -> Tensor:
         from skimage import data
 
         return torch.from_numpy(data.camera())[::2, ::2].float() / 255
-    from permutohedral.image_files import read_picture
+    from permutohedral.pictures.files import read_picture
 
     return read_picture(path).pixels.mean(dim=0)

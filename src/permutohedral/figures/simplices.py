@@ -12,8 +12,9 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.errors import InputError
-from permutohedral.figures.canvas import ARROW, GRID, INK, POINT, draw_grid, grid_points, new_figure
+from permutohedral.figures.canvas import ARROW, GRID, INK, POINT, draw_grid, grid_points
 from permutohedral.geometry import lattice_positions
+from permutohedral.reporting.figure import new_figure
 
 
 def draw_simplices(image: Tensor, row: int | None, sigma_space: float, sigma_range: float) -> Figure:

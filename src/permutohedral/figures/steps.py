@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.figures.canvas import ARROW, DIVERGING, INK, POINT, Array, bare, draw_grid, grid_points, new_figure
+from permutohedral.figures.canvas import ARROW, DIVERGING, INK, POINT, Array, bare, draw_grid, grid_points
 from permutohedral.geometry import lattice_positions, tap_positions
+from permutohedral.reporting.figure import new_figure
 
 STEPS = ("splat", "convolve", "slice")
 

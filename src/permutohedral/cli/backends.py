@@ -1,0 +1,62 @@
+"""The command `backends`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import textwrap
+from typing import Any
+
+import typer
+
+from permutohedral.cli.shared import Json, explained
+from permutohedral.version import __version__
+
+
+def backends(as_json: Json = False) -> None:
+    """Tell which backends run here, and why.
+
+    Example: permutohedral backends --json
+    """
+    with explained():
+        report = _describe_backends()
+        if as_json:
+            typer.echo(json.dumps(report, indent=2))
+            return
+        threads = f"{report['threads']} thread{'s' * (report['threads'] != 1)}"
+        typer.echo(f"permutohedral {report['version']}, torch {report['torch']}, {threads}")
+        for device, choices in report["devices"].items():
+            typer.echo(f"\n{device}")
+            for choice in choices:
+                verdict = "chosen" if choice["chosen"] else choice["reason"] or "runs here, not chosen"
+                typer.echo(_hanging(f"  {choice['name']:<10} ", verdict))
+
+
+def _hanging(start: str, text: str) -> str:
+    """`text` beside `start`, wrapped on a terminal and in one line elsewhere."""
+    if not sys.stdout.isatty():
+        return start + text
+    columns = shutil.get_terminal_size().columns
+    return textwrap.fill(text, columns, initial_indent=start, subsequent_indent=" " * len(start))
+
+
+def _describe_backends() -> dict[str, Any]:
+    import torch
+
+    from permutohedral.ops.dispatch import all_backends, choose_backend
+
+    present = ["cpu"] + ["cuda"] * torch.cuda.is_available()
+    devices = {}
+    for device in present:
+        chosen = choose_backend(device).name
+        devices[device] = [
+            {"name": backend.name, "chosen": backend.name == chosen, "reason": backend.refusal(device)}
+            for backend in all_backends()
+        ]
+    return {
+        "version": __version__,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "devices": devices,
+    }

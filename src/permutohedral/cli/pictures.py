@@ -1,0 +1,137 @@
+"""The commands for picture files: `filter`, `denoise` and `demo`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from permutohedral.cli.shared import Json, SigmaRange, SigmaSpace, explained
+
+if TYPE_CHECKING:
+    from permutohedral.pictures.batch import Outcome
+
+
+def filter_pictures(
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="The picture to filter, or a folder of them.")],
+    output: Annotated[
+        Path, typer.Argument(metavar="OUTPUT", help="Where the result goes, or the folder for the results.")
+    ],
+    guide: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="Take the edges from this picture, or from those of the same names in this folder."
+        ),
+    ] = None,
+    sigma_space: SigmaSpace = 8.0,
+    sigma_range: SigmaRange = 0.1,
+    backend: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Force a backend; see permutohedral backends.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Smooth a picture, or a folder of them, and keep the edges.
+
+    A bilateral filter, or with --guide a joint bilateral one. The ending of OUTPUT names the format; an alpha
+    channel is kept as it is. OUTPUT is replaced if it exists, and never half-written. A picture of a folder that
+    cannot be read is reported, the others are done, and the exit code is 1.
+
+    Example: permutohedral filter photo.png smooth.png --sigma-space 16
+
+    Example: permutohedral filter depth.png sharp.png --guide photo.png
+    """
+    with explained():
+        import permutohedral as ph
+        from permutohedral.pictures.batch import plan_files, process_files
+        from permutohedral.pictures.bilateral import Bilateral
+
+        request = Bilateral(sigma_space, sigma_range, guide)
+        with ph.use_backend(backend):
+            outcomes = process_files(request, plan_files(source, output), "filtering")
+        if as_json:
+            _print_json(outcomes)
+        elif sys.stdout.isatty():
+            for outcome in outcomes:
+                if outcome.error is None:
+                    typer.echo(outcome.describe())
+    _tell_errors(outcomes)
+
+
+def denoise(
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="A noisy picture, or a folder of them.")],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Where the result goes, or the results.")],
+    sigma: Annotated[
+        float | None,
+        typer.Option(
+            min=0, metavar="NUMBER", help="Standard deviation of the noise; white is 255.", show_default="estimated"
+        ),
+    ] = None,
+    model: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="auto, deep_small, deep_large, or pcnn_cnn (fast), pcnn, pcnn_gauss, cnn."),
+    ] = "auto",
+    reference: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="The clean picture, or their folder, to measure PSNR and SSIM with."),
+    ] = None,
+    compare: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Draw before and after here (a folder for many).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Remove noise from a picture, or from all pictures in a folder.
+
+    Gray or color, of any size. OUTPUT is replaced if it exists, and never half-written. A picture that cannot
+    be read is reported, the others are done, and the exit code is 1.
+
+    Example: permutohedral denoise noisy.png clean.png --sigma 25
+    """
+    with explained():
+        from permutohedral.models.image_denoiser import ImageDenoiser
+        from permutohedral.pictures.batch import plan_files, process_files
+        from permutohedral.pictures.denoise import Denoise
+
+        request = Denoise(ImageDenoiser(model), sigma, reference, compare)
+        files = plan_files(source, output)
+        if len(files) > 1 and compare is not None:
+            compare.mkdir(parents=True, exist_ok=True)
+        outcomes = process_files(request, files, "denoising")
+        if as_json:
+            _print_json(outcomes)
+        elif sys.stdout.isatty() or reference is not None:
+            for outcome in outcomes:
+                typer.echo(outcome.describe())
+    _tell_errors(outcomes)
+
+
+def demo(
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the figure.")] = Path("out"),
+    steps: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Training steps.")] = 150,
+) -> None:
+    """Filter a picture, train a filter, try every denoiser.
+
+    Takes under a minute and downloads nothing: the pictures come with scikit-image.
+
+    Example: permutohedral demo --output out
+    """
+    with explained():
+        from permutohedral.pictures.demo import run
+
+        run(output, steps)
+
+
+def _print_json(outcomes: Sequence[Outcome]) -> None:
+    typer.echo(json.dumps([outcome.as_data() for outcome in outcomes], indent=2))
+
+
+def _tell_errors(outcomes: Sequence[Outcome]) -> None:
+    """Tell on stderr what went wrong with each file, and end with code 1 if anything did."""
+    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+    for error in errors:
+        typer.echo(f"error: {error}", err=True)
+    if errors:
+        raise typer.Exit(1)

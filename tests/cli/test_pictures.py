@@ -1,0 +1,217 @@
+"""The commands for picture files: filter and demo."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import permutohedral as ph
+from permutohedral.cli.application import application
+from permutohedral.models.pretrained import shipped_models
+
+# rounding to the levels of the file: half a level
+LEVEL = 1 / 255
+
+
+def invoke(*arguments: object) -> Any:
+    return CliRunner().invoke(application, [str(argument) for argument in arguments])
+
+
+def save(path: Path, pixels: np.ndarray[Any, Any]) -> Path:
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def random_pixels(random: np.random.Generator, *shape: int) -> np.ndarray[Any, Any]:
+    return random.integers(0, 256, shape, dtype=np.uint8)
+
+
+def as_tensor(pixels: np.ndarray[Any, Any], levels: int = 255) -> torch.Tensor:
+    pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+    return torch.from_numpy(pixels.astype(np.float32) / levels).permute(2, 0, 1)
+
+
+def read(path: Path, levels: int = 255) -> torch.Tensor:
+    with Image.open(path) as image:
+        return as_tensor(np.asarray(image), levels)
+
+
+def assert_one_line_error(result: Any, *words: str) -> None:
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    for word in words:
+        assert word in result.stderr
+
+
+def test_filter_writes_the_bilateral_filter(tmp_path: Path, random: np.random.Generator) -> None:
+    pixels = random_pixels(random, 20, 30, 3)
+    source, output = save(tmp_path / "in.png", pixels), tmp_path / "out.png"
+    result = invoke("filter", source, output, "--sigma-space", 3, "--sigma-range", 0.2)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
+    expected = ph.bilateral_filter(as_tensor(pixels), 3.0, 0.2)
+    torch.testing.assert_close(read(output), expected, rtol=0, atol=LEVEL)
+
+
+def test_filter_takes_edges_from_the_guide(tmp_path: Path, random: np.random.Generator) -> None:
+    pixels, guide = random_pixels(random, 20, 30), random_pixels(random, 20, 30, 3)
+    source, output = save(tmp_path / "in.png", pixels), tmp_path / "out.png"
+    assert invoke("filter", source, output, "--guide", save(tmp_path / "guide.png", guide)).exit_code == 0
+    expected = ph.bilateral_filter(as_tensor(pixels), 8.0, 0.1, guide=as_tensor(guide))
+    torch.testing.assert_close(read(output), expected, rtol=0, atol=LEVEL)
+
+
+def test_filter_keeps_alpha(tmp_path: Path, random: np.random.Generator) -> None:
+    pixels = random_pixels(random, 8, 9, 4)
+    output = tmp_path / "out.png"
+    assert invoke("filter", save(tmp_path / "in.png", pixels), output).exit_code == 0
+    assert torch.equal(read(output)[3], as_tensor(pixels)[3])
+    assert not torch.equal(read(output)[:3], as_tensor(pixels)[:3])
+
+
+def test_filter_keeps_sixteen_bits(tmp_path: Path, random: np.random.Generator) -> None:
+    pixels = random.integers(0, 65536, (8, 9), dtype=np.uint16)
+    output = tmp_path / "out.png"
+    assert invoke("filter", save(tmp_path / "in.png", pixels), output).exit_code == 0
+    expected = ph.bilateral_filter(as_tensor(pixels, 65535), 8.0, 0.1)
+    torch.testing.assert_close(read(output, 65535), expected, rtol=0, atol=1 / 65535)
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg", "tif", "webp"])
+def test_filter_keeps_the_color_profile(ending: str, tmp_path: Path, random: np.random.Generator) -> None:
+    from PIL import ImageCms
+
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    source, output = tmp_path / "source.png", tmp_path / f"output.{ending}"
+    Image.fromarray(random_pixels(random, 9, 8, 3)).save(source, icc_profile=profile)
+    assert invoke("filter", source, output).exit_code == 0
+    with Image.open(output) as image:
+        assert image.info["icc_profile"] == profile
+
+
+@pytest.mark.parametrize("ending", ["jpg", "webp"])
+def test_formats_that_lose_lose_little(ending: str, tmp_path: Path) -> None:
+    """Red and blue stripes of one pixel: at usual settings their colors are mixed."""
+    pixels = np.zeros((32, 32, 3), dtype=np.uint8)
+    pixels[:, ::2, 0], pixels[:, 1::2, 2] = 220, 220
+    source, output = save(tmp_path / "source.png", pixels), tmp_path / f"output.{ending}"
+    assert invoke("filter", source, output, "--sigma-range", 0.001).exit_code == 0
+    assert float((read(output) - as_tensor(pixels)).abs().mean()) < 0.02
+
+
+def test_filter_may_replace_its_input(tmp_path: Path, random: np.random.Generator) -> None:
+    pixels = random_pixels(random, 8, 9, 3)
+    path = save(tmp_path / "in.png", pixels)
+    assert invoke("filter", path, path).exit_code == 0
+    torch.testing.assert_close(read(path), ph.bilateral_filter(as_tensor(pixels), 8.0, 0.1), rtol=0, atol=LEVEL)
+
+
+def test_filter_reports_to_machines(tmp_path: Path, random: np.random.Generator) -> None:
+    source = save(tmp_path / "in.png", random_pixels(random, 8, 9, 3))
+    (report,) = json.loads(invoke("filter", source, tmp_path / "out.png", "--json").stdout)
+    assert (report["height"], report["width"], report["channels"]) == (8, 9, 3)
+    assert (report["source"], report["output"]) == (str(source), str(tmp_path / "out.png"))
+
+
+def test_filter_takes_a_folder(tmp_path: Path, random: np.random.Generator) -> None:
+    sources, guides = tmp_path / "in", tmp_path / "guides"
+    sources.mkdir()
+    guides.mkdir()
+    for name in ("a.png", "b.png"):
+        save(sources / name, random_pixels(random, 8, 9))
+        save(guides / name, random_pixels(random, 8, 9, 3))
+    (sources / "c.png").write_text("no picture")
+    (sources / "notes.txt").write_text("left alone")
+    result = invoke("filter", sources, tmp_path / "out", "--guide", guides, "--sigma-color", 0.3, "--json")
+    assert_one_line_error(result, "c.png", "not a picture")
+    report = {Path(entry["source"]).name: entry["error"] for entry in json.loads(result.stdout)}
+    assert report["a.png"] is None
+    assert report["b.png"] is None
+    assert "not a picture" in report["c.png"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.png", "b.png"]
+    expected = ph.bilateral_filter(read(sources / "b.png"), 8.0, 0.3, guide=read(guides / "b.png"))
+    torch.testing.assert_close(read(tmp_path / "out" / "b.png"), expected, rtol=0, atol=LEVEL)
+
+
+def test_unreadable_input_is_one_line(tmp_path: Path, random: np.random.Generator) -> None:
+    output = tmp_path / "out.png"
+    assert_one_line_error(invoke("filter", tmp_path / "none.png", output), "none.png", "no file or folder")
+    text = tmp_path / "text.png"
+    text.write_text("no picture")
+    assert_one_line_error(invoke("filter", text, output), "text.png", "not a picture")
+    damaged = save(tmp_path / "damaged.png", random_pixels(random, 50, 50, 3))
+    damaged.write_bytes(damaged.read_bytes()[:2000])
+    assert_one_line_error(invoke("filter", damaged, output), "damaged.png")
+    assert not output.exists()
+
+
+def test_several_frames_are_refused(tmp_path: Path, random: np.random.Generator) -> None:
+    frames = [Image.fromarray(random_pixels(random, 8, 9, 3)) for _ in range(2)]
+    frames[0].save(tmp_path / "two.gif", save_all=True, append_images=frames[1:])
+    assert_one_line_error(invoke("filter", tmp_path / "two.gif", tmp_path / "out.png"), "2 frames")
+
+
+def test_impossible_output_is_one_line(tmp_path: Path, random: np.random.Generator) -> None:
+    source = save(tmp_path / "in.png", random_pixels(random, 8, 9, 4))
+    assert_one_line_error(invoke("filter", source, tmp_path / "none" / "out.png"), "no folder")
+    assert_one_line_error(invoke("filter", source, tmp_path), "is a folder")
+    assert_one_line_error(invoke("filter", source, tmp_path / "out.unknown"), ".unknown", ".png")
+    # JPEG holds no alpha
+    assert_one_line_error(invoke("filter", source, tmp_path / "out.jpg"), "RGBA")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.png"]
+
+
+def test_guide_of_another_size_is_one_line(tmp_path: Path, random: np.random.Generator) -> None:
+    source = save(tmp_path / "in.png", random_pixels(random, 8, 9, 3))
+    guide = save(tmp_path / "guide.png", random_pixels(random, 9, 8, 3))
+    assert_one_line_error(invoke("filter", source, tmp_path / "out.png", "--guide", guide), "8 x 9", "9 x 8")
+
+
+def test_unknown_backend_is_one_line(tmp_path: Path, random: np.random.Generator) -> None:
+    source = save(tmp_path / "in.png", random_pixels(random, 8, 9, 3))
+    assert_one_line_error(invoke("filter", source, tmp_path / "out.png", "--backend", "abacus"), "abacus", "reference")
+
+
+@pytest.mark.parametrize("sigma", ["0", "-1", "nan", "inf", "wide"])
+def test_a_senseless_bandwidth_is_a_usage_error(sigma: str) -> None:
+    result = invoke("filter", "in.png", "out.png", "--sigma-space", sigma)
+    assert result.exit_code == 2
+    assert "--sigma-space" in result.stderr
+
+
+def test_output_is_never_half_written(
+    tmp_path: Path, random: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = save(tmp_path / "in.png", random_pixels(random, 8, 9, 3))
+    output = tmp_path / "out.png"
+    output.write_text("as it was")
+
+    def fail_midway(self: Image.Image, file: Any, **options: Any) -> None:
+        file.write(b"half a picture")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Image.Image, "save", fail_midway)
+    assert_one_line_error(invoke("filter", source, output), "No space left")
+    assert output.read_text() == "as it was"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.png", "out.png"]
+
+
+def test_demo_draws_its_figure(tmp_path: Path) -> None:
+    result = invoke("demo", "--output", tmp_path / "new" / "folder", "--steps", 1)
+    assert result.exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == ["demo.png", "denoised.png"]
+    assert "Trained a lattice filter" in result.stdout
+    assert all(name in result.stdout for name in shipped_models())
+
+
+def test_demo_into_a_file_is_one_line(tmp_path: Path) -> None:
+    occupied = tmp_path / "file"
+    occupied.touch()
+    assert_one_line_error(invoke("demo", "--output", occupied), "file")

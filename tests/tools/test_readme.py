@@ -1,0 +1,111 @@
+"""Everything that README.md and the other pages say to type, and where their links lead."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+import readme
+import tables
+import torch
+from typer.testing import CliRunner
+
+from permutohedral.cli.application import application
+
+ROOT = readme.ROOT
+COMMAND_LINE = ROOT / "docs" / "command_line.md"
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "docs" / "tutorials").glob("*.py")),
+]
+
+
+def test_snippets_run_one_after_another() -> None:
+    assert len(readme.blocks("python")) >= 2
+    namespace = readme.run_snippets()
+    assert namespace["smooth"].shape == namespace["image"].shape
+    assert namespace["result"].shape == (200, 4)
+    assert all(parameter.grad is not None for parameter in namespace["layer"].parameters())
+
+
+# completion asks which shell runs the tests; reproduce has tests of its own
+LEFT_OUT = ("--help", "--install-completion", "--show-completion", "reproduce")
+
+
+def typed() -> list[str]:
+    lines = dict.fromkeys([*readme.commands("permutohedral"), *readme.commands("permutohedral", COMMAND_LINE)])
+    return [line for line in lines if not set(shlex.split(line)) & set(LEFT_OUT)]
+
+
+@pytest.mark.parametrize("command", typed())
+def test_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    readme.write_pictures(tmp_path)
+    result = CliRunner().invoke(application, shlex.split(command)[1:])
+    assert result.exit_code == 0, result.output
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    mentioned = {name for page in PAGES for name in re.findall(r"`make ([a-z-]+)", page.read_text())}
+    wanted = {line.split()[1] for line in readme.commands("make")} | mentioned
+    assert {"demo", "test", "docs"} <= wanted
+    for target in wanted:
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+def test_extras_exist() -> None:
+    metadata = (ROOT / "pyproject.toml").read_text()
+    text = "".join(page.read_text() for page in PAGES)
+    extras = {name for group in re.findall(r"pip install ['\"](?:\.|permutohedral)\[([a-z,]+)\]", text) for name in
+              group.split(",")}  # fmt: skip
+    assert {"cli", "images", "gpu"} <= extras
+    for extra in extras:
+        assert re.search(rf"^{extra} = \[", metadata, flags=re.MULTILINE), extra
+
+
+def anchors(page: Path) -> set[str]:
+    """What links into a page may name: its headings, in the spelling of mkdocs and of code hosts."""
+    headings = re.findall(r"^(?:# )?#+ (.+)$", page.read_text(), flags=re.MULTILINE)
+    words = [re.sub(r"[^\w\s-]", "", heading.lower()).strip() for heading in headings]
+    return {re.sub(r"[\s]+", "-", word) for word in words}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^()\s]+)\)", text):
+        path, _, anchor = link.partition("#")
+        if "://" in link:
+            continue
+        target = page.parent / path if path else page
+        assert target.is_file(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", tables.files(), ids=lambda page: page.name)
+def test_tables_show_the_measured_figures(page: Path) -> None:
+    text = page.read_text()
+    assert text.count("<!-- table:") == text.count("<!-- end of table -->")
+    assert tables.fill(text) == text, "run: make tables"
+
+
+def test_the_mean_field_is_that_of_pydensecrf() -> None:
+    densecrf = pytest.importorskip("pydensecrf.densecrf", reason="pydensecrf2, of the extra 'bench', is not installed")
+    data = pytest.importorskip("skimage.data", reason="scikit-image is not installed")
+    photo = data.astronaut()[::8, ::8].copy()
+    height, width, _ = photo.shape
+    unary = 2 * torch.rand(3, height, width)
+    field = densecrf.DenseCRF2D(width, height, 3)
+    field.setUnaryEnergy(unary.flatten(1).numpy().copy())
+    field.addPairwiseGaussian(sxy=3, compat=3)
+    field.addPairwiseBilateral(sxy=60, srgb=10, rgbim=photo, compat=5)
+    expected = torch.from_numpy(np.array(field.inference(5))).reshape(unary.shape)
+    mean_field = readme.run_snippets(ROOT / "docs" / "migrating.md")["mean_field"]
+    actual = mean_field(unary, torch.from_numpy(photo).permute(2, 0, 1).float())
+    # both in float32, after five steps
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-5)
