@@ -17,17 +17,17 @@ ROOT = Path(permutohedral.__file__).parent
 ORDER = [
     ["errors", "version", "_native"],
     ["neighborhood"],
-    ["ops.primitives", "ops.eager"],
-    ["ops.tables"],
+    ["ops.primitives", "ops.tracing"],
+    ["ops.shared_tensors"],
     ["ops.reference", "ops.native"],
     ["ops.triton"],
     ["ops.dispatch"],
-    ["ops.fused"],
-    ["ops.autograd", "ops"],
+    ["ops.operators", "ops"],
+    ["ops.fused_filters"],
     ["features", "data"],
     ["memory"],
     ["lattice"],
-    ["shapes", "geometry"],
+    ["checks", "geometry"],
     ["functional"],
     ["nn"],
     # the package itself: its public names
@@ -49,7 +49,7 @@ ORDER = [
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 
 # what every installation has, and what needs more
-CORE = {"errors", "version", "ops", "neighborhood", "features", "memory", "lattice", "shapes", "functional", "nn", ""}
+CORE = {"errors", "version", "ops", "neighborhood", "features", "memory", "lattice", "checks", "functional", "nn", ""}
 
 
 def unit_of(module: str) -> str:

@@ -3,16 +3,18 @@
 What is changed are thresholds, so that small inputs take the paths of large ones.
 """
 
-from permutohedral.ops.triton import convolution, filtering, lattice, splatting, wide
-from permutohedral.ops.triton.bounded import index_points_bounded
-from permutohedral.ops.triton.table import PackedTable
+from permutohedral.ops.triton.build import lattice, wide_keys
+from permutohedral.ops.triton.build.fixed_rows import index_points_bounded
+from permutohedral.ops.triton.build.packed_table import PackedTable
+from permutohedral.ops.triton.filter import blur, convolve, gaussian, splat
 
 __all__ = [
     "PackedTable",
-    "convolution",
-    "filtering",
+    "blur",
+    "convolve",
+    "gaussian",
     "index_points_bounded",
     "lattice",
-    "splatting",
-    "wide",
+    "splat",
+    "wide_keys",
 ]

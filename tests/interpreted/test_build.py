@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from interpreted.internals import PackedTable, index_points_bounded, lattice, wide
+from interpreted.internals import PackedTable, index_points_bounded, lattice, wide_keys
 from support import assert_close
 from torch import Tensor
 
@@ -49,7 +49,7 @@ def test_index_points_of_several_items() -> None:
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_index_points_renumbers(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lattice, "WORTH_ORDERING", 1)
+    monkeypatch.setattr(lattice, "_WORTH_ORDERING", 1)
     torch.use_deterministic_algorithms(exact)
     features = 9 * torch.randn(40, 2)
     found = kernels.index_points(features, None)
@@ -63,8 +63,9 @@ def test_index_points_renumbers(exact: bool, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_index_points_grows_a_full_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lattice, "_first_capacity", lambda num_entries: 64)
-    features = 5 * torch.randn(40, 2)
+    monkeypatch.setattr(lattice, "_CHEAP_CAPACITY", 1)
+    features = 50 * torch.randn(40, 2)
+    assert lattice.first_attempt(features, None).capacity < len(reference.index_points(features, None)[0])
     assert_same_lattice(kernels.index_points(features, None), features)
 
 
@@ -89,7 +90,7 @@ def test_index_points_refuses(value: float) -> None:
     with pytest.raises(FeatureRangeError):
         kernels.index_points(features, None)
     with pytest.raises(FeatureRangeError):
-        wide.index_points(features, None)
+        wide_keys.index_points(features, None)
 
 
 def test_index_keys() -> None:
@@ -145,11 +146,11 @@ def test_index_both_refuses_either() -> None:
 def test_a_bounded_lattice_is_the_same_as_long_as_there_is_room() -> None:
     features, batch = 2 * torch.randn(40, 2), torch.randint(0, 3, (40,), dtype=torch.int32)
     num = len(reference.index_points(features, batch)[0])
-    keys, vertices, barycentric, table, last = index_points_bounded(features, batch, num + 9)
-    assert int(last) + 1 == num
+    keys, vertices, barycentric, table, count = index_points_bounded(features, batch, num + 9)
+    assert int(count) == num
     assert_same_lattice((keys[:num], vertices, barycentric, table), features, batch)
-    vertices, last = (index_points_bounded(features, batch, num - 9)[part] for part in (1, 4))
-    assert int(last) + 1 == num
+    vertices, count = (index_points_bounded(features, batch, num - 9)[part] for part in (1, 4))
+    assert int(count) == num
     assert int(vertices.max()) == num - 10
 
 
@@ -189,3 +190,14 @@ def test_a_lattice_is_saved(tmp_path: Path) -> None:
         loaded = torch.load(tmp_path / "lattice.pt", weights_only=False)
         for other in (loaded, pickle.loads(pickle.dumps(built))):
             assert_close(ph.splat(values, other), ph.splat(values, built))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_picture_features(dtype: torch.dtype) -> None:
+    """The same as torch computes them, to the bit, also of pictures that lie otherwise in memory."""
+    picture = torch.rand(2, 3, 5, 4).to(dtype)
+    for guide in (picture, picture[0], picture[:, :1], picture.transpose(-1, -2), picture.flip(-1)[..., ::2]):
+        with use_backend("triton"):
+            found = ph.bilateral_features(guide, 3.0, 0.7)
+        with use_backend("reference"):
+            assert torch.equal(found, ph.bilateral_features(guide, 3.0, 0.7))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from interpreted.internals import filtering, splatting
+from interpreted.internals import blur, gaussian, splat
 from support import assert_close
 
 import permutohedral as ph
@@ -22,7 +22,7 @@ from permutohedral.ops.dispatch import use_backend
     ("dtype", "channels"), [(torch.float64, 3), (torch.float32, 70), (torch.float16, 4), (torch.bfloat16, 1)]
 )
 def test_filtering(dtype: torch.dtype, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splatting, "_WORTH_RUNS", 1)
+    monkeypatch.setattr(splat, "_WORTH_RUNS", 1)
     vertices = torch.randint(0, 5, (43, 3), dtype=torch.int32).sort(dim=0).values
     barycentric = torch.rand(3, 43, dtype=torch.float64 if dtype == torch.float64 else torch.float32).T
     values, lattice_values = torch.randn(43, channels).to(dtype), torch.randn(5, channels).to(dtype)
@@ -58,7 +58,7 @@ def test_filter_gaussian(channels: int, deterministic: bool) -> None:
 @pytest.mark.parametrize(("axes", "dtype"), [(1, torch.float64), (3, torch.float32), (4, torch.float16)])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_blur(reverse: bool, axes: int, dtype: torch.dtype, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filtering, "_WORTH_SINGLE_AXES", 0 if at_once == 1 else 100)
+    monkeypatch.setattr(blur, "_WORTH_SINGLE_AXES", 0 if at_once == 1 else 100)
     lattice_values = torch.randn(30, 3).to(dtype)
     before = lattice_values.clone()
     axis_neighbors = torch.randint(-1, 30, (2 * axes, 30), dtype=torch.int32)
@@ -98,14 +98,14 @@ def test_splat_of_consecutive_points(
     dtype: torch.dtype, channels: int, ones: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Runs of equal corners, corners in turn, and others; points that are no multiple of what a thread takes."""
-    monkeypatch.setattr(splatting, "_WORTH_RUNS", 1)
+    monkeypatch.setattr(splat, "_WORTH_RUNS", 1)
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     vertices = torch.randint(0, 6, (3, 2052), dtype=torch.int32)
     vertices[0, 9:40], vertices[1, 4:30:2], vertices[1, 5:31:2] = 2, 4, 1
     barycentric = torch.rand(3, 2052, dtype=exact)
     values = torch.randn(2052, channels).to(dtype)
-    assert splatting._can_run(values, vertices.T, barycentric.T, channels + ones)
-    found = splatting.splat_sums(values, vertices.T, barycentric.T, 6, ones)
+    assert splat._can_run(values, vertices.T, barycentric.T, channels + ones)
+    found = splat.splat_sums(values, vertices.T, barycentric.T, 6, ones)
     exactly = torch.cat([values.double(), torch.ones(2052, ones, dtype=torch.float64)], dim=1)
     expected = reference.splat(exactly, vertices.T, barycentric.T.double(), 6)
     assert_close(found, expected.to(exact))
@@ -140,3 +140,34 @@ def test_a_gaussian_refuses_features_that_are_not_finite() -> None:
         features[3, 1] = float("nan")
         with pytest.raises(FeatureRangeError):
             ph.gaussian_filter(values, features)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_splat_leaves_out_what_has_no_row(runs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splat, "_WORTH_RUNS", 1 if runs else 1000)
+    vertices, barycentric = torch.randint(0, 9, (3, 16), dtype=torch.int32).T, torch.rand(3, 16).T
+    values = torch.randn(16, 2)
+    expected = reference.splat(values, vertices, barycentric, 9)[:5]
+    assert_close(splat.splat_sums(values, vertices, barycentric, 5, 0), expected)
+
+
+def test_splat_takes_pictures_as_they_lie_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splat, "_WORTH_RUNS", 1)
+    vertices, barycentric = torch.randint(0, 5, (3, 16), dtype=torch.int32).T, torch.rand(3, 16).T
+    values = torch.randn(3, 16).T
+    assert_close(kernels.splat(values, vertices, barycentric, 5), reference.splat(values, vertices, barycentric, 5))
+
+
+@pytest.mark.parametrize("rows", [1, 1000])
+@pytest.mark.parametrize("channels", [2, 65])
+def test_the_gaussian_between_points_whatever_number_of_rows_was_made_room_for(
+    rows: int, channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gaussian, "_FEWEST_ROWS", rows)
+    monkeypatch.setattr(gaussian, "_POINTS_PER_ROW", 1000)
+    features, values = 3 * torch.randn(30, 2), torch.randn(30, channels)
+    with use_backend("reference"):
+        expected = ph.gaussian_filter(values, features)
+    for _ in range(2):
+        with use_backend("triton"):
+            assert_close(ph.gaussian_filter(values, features), expected)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from interpreted.internals import convolution
+from interpreted.internals import convolve
 from torch import Tensor
 
-from permutohedral.ops import autograd, reference
+from permutohedral.ops import operators, reference
 from permutohedral.ops import triton as kernels
 from permutohedral.ops.dispatch import use_backend
 from permutohedral.ops.primitives import transpose_weight
@@ -16,9 +16,9 @@ from permutohedral.ops.primitives import transpose_weight
 @pytest.fixture(autouse=True)
 def halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """TF32 is allowed, and few channels and targets are many."""
-    monkeypatch.setattr(convolution, "_MANY_CHANNELS", 16)
-    monkeypatch.setattr(convolution, "_WORTH_HALVING", 1)
-    monkeypatch.setattr(convolution, "float32_precision", lambda dtype: "tf32" if dtype == torch.float32 else "ieee")
+    monkeypatch.setattr(convolve, "_MANY_CHANNELS", 16)
+    monkeypatch.setattr(convolve, "_WORTH_HALVING", 1)
+    monkeypatch.setattr(convolve, "float32_precision", lambda dtype: "tf32" if dtype == torch.float32 else "ieee")
 
 
 def draw(in_channels: int = 32, out_channels: int = 16) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -94,7 +94,7 @@ def test_autograd_asks_for_both_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     lattice_values, weight, gradient, neighbors = draw()
     leaves = lattice_values.requires_grad_(), weight.requires_grad_()
     with use_backend("triton"):
-        output = autograd.convolve(*leaves, neighbors, None, OPPOSITE, 1)
+        output = operators.convolve(*leaves, neighbors, None, OPPOSITE, 1)
         first = torch.autograd.grad(output, leaves, gradient, retain_graph=True)
         again = torch.autograd.grad(output, leaves, gradient, create_graph=True)
     assert asked == [6]

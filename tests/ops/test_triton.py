@@ -42,7 +42,7 @@ def test_each_tensor_runs_on_its_own_gpu() -> None:
 def report(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module of reports, soon impatient."""
     pytest.importorskip("triton", reason="Triton is not installed")
-    module = importlib.import_module("permutohedral.ops.triton.report")
+    module = importlib.import_module("permutohedral.ops.triton.build.host_report")
     monkeypatch.setattr(module, "_EAGER_LOOKS", 3)
     monkeypatch.setattr(module, "_LOOKS_PER_QUESTION", 5)
     return module
@@ -55,27 +55,26 @@ class FakeStream:
 
 def test_a_report_is_read_when_all_of_it_is_there(report: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream(finished=False))
-    reports = report.Reports(torch.device("cpu"))
-    reports.rows[1][:2] = torch.tensor([7, 8])
-    writer = threading.Timer(0.05, lambda: reports.rows[1][2].fill_(9))
-    writer.start()
-    assert reports.read(1, 3) == [7, 8, 9]
-    writer.join()
+    with report.HostReports(torch.device("cpu")) as reports:
+        reports.words[1][:4] = torch.tensor([7, 0, 0, 0])
+        writer = threading.Timer(0.05, lambda: reports.words[1][4].fill_(9))
+        writer.start()
+        assert reports.read(1) == (7, 0, 0, 0, 9)
+        writer.join()
 
 
 def test_a_gpu_that_ends_without_a_report_is_an_error(report: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream(finished=True))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    with pytest.raises(RuntimeError, match="without reporting"):
-        report.Reports(torch.device("cpu")).read(0, 5)
+    with report.HostReports(torch.device("cpu")) as reports, pytest.raises(RuntimeError, match="without reporting"):
+        reports.read(0)
 
 
-def test_reports_are_used_again_unless_they_were_abandoned(report: ModuleType) -> None:
-    device = torch.device("cpu")
-    first = report.reports_on(device)
-    first.rows[0].fill_(5)
-    assert report.reports_on(device) is first
-    # what was reported before is forgotten
-    assert int(first.rows[0].max()) == report._PENDING
-    report.abandon_reports()
-    assert report.reports_on(device) is not first
+def test_what_was_reported_before_is_forgotten(report: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream(finished=True))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    with report.HostReports(torch.device("cpu")) as reports:
+        reports.words[0].zero_()
+        reports.read(0)
+    with report.HostReports(torch.device("cpu")) as reports, pytest.raises(RuntimeError, match="without reporting"):
+        reports.read(0)

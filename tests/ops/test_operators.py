@@ -12,7 +12,7 @@ from support import DEVICE, to_tensor
 from torch import Tensor
 
 from permutohedral.neighborhood import Neighborhood, axis_offsets
-from permutohedral.ops import autograd
+from permutohedral.ops import operators
 from permutohedral.ops.dispatch import primitives_for
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -32,13 +32,13 @@ class Sample:
         neighborhood = Neighborhood(DIMENSION, 1)
         self.features, self.target_features = leaf(POINTS, DIMENSION), leaf(TARGETS, DIMENSION)
         self.batch = to_tensor(random.integers(0, 2, size=POINTS), torch.int32)
-        keys, vertices, barycentric, table = autograd.index_points(self.features.detach(), None)
+        keys, vertices, barycentric, table = operators.index_points(self.features.detach(), None)
         self.keys, self.vertices, self.table = keys, vertices, table
-        self.target_keys = autograd.index_points(self.target_features.detach(), None)[0]
+        self.target_keys = operators.index_points(self.target_features.detach(), None)[0]
         self.offsets, self.opposite = neighborhood.offsets(DEVICE), neighborhood.opposite(DEVICE)
-        self.neighbors = autograd.find_neighbors(keys, table, self.target_keys, self.offsets)
-        self.reverse = autograd.transpose_neighbors(self.neighbors, self.opposite, len(keys))
-        self.axis_neighbors = autograd.find_neighbors(keys, table, keys, axis_offsets(DIMENSION, DEVICE))
+        self.neighbors = operators.find_neighbors(keys, table, self.target_keys, self.offsets)
+        self.reverse = operators.transpose_neighbors(self.neighbors, self.opposite, len(keys))
+        self.axis_neighbors = operators.find_neighbors(keys, table, keys, axis_offsets(DIMENSION, DEVICE))
         self.barycentric = barycentric.clone().requires_grad_()
         self.values, self.lattice_values = leaf(POINTS, 4), leaf(len(keys), 4)
         self.barycentric_gradient = leaf(POINTS, DIMENSION + 1)
@@ -212,11 +212,11 @@ def test_only_the_gradients_asked_for_are_computed(monkeypatch: pytest.MonkeyPat
 
         monkeypatch.setattr(autograd, name, counted)
     fixed = sample.barycentric.detach()
-    autograd.splat(sample.values, sample.vertices, fixed, len(sample.keys)).sum().backward()
+    operators.splat(sample.values, sample.vertices, fixed, len(sample.keys)).sum().backward()
     assert calls == ["splat", "slice"]
     calls.clear()
     tables = (sample.neighbors, None, sample.opposite, GROUPS)
-    autograd.convolve(sample.lattice_values.detach(), sample.weight, *tables).sum().backward()
+    operators.convolve(sample.lattice_values.detach(), sample.weight, *tables).sum().backward()
     assert calls == ["convolve", "convolve_weight_gradient"]
 
 
@@ -226,8 +226,8 @@ def test_gradients_keep_the_dtype_of_their_inputs(half: torch.dtype) -> None:
     values = sample.values.detach().to(half).requires_grad_()
     weight = sample.weight.detach().to(half).requires_grad_()
     barycentric = sample.barycentric.detach().float().requires_grad_()
-    splatted = autograd.splat(values, sample.vertices, barycentric, len(sample.keys))
-    convolved = autograd.convolve(splatted, weight, sample.neighbors, None, sample.opposite, GROUPS)
+    splatted = operators.splat(values, sample.vertices, barycentric, len(sample.keys))
+    convolved = operators.convolve(splatted, weight, sample.neighbors, None, sample.opposite, GROUPS)
     assert (splatted.dtype, convolved.dtype) == (half, half)
     convolved.float().square().sum().backward()
     for leaf in (values, weight, barycentric):
