@@ -10,7 +10,7 @@ PURE := $(if $(CXX_FOUND),,PERMUTOHEDRAL_PURE=1)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-CHECKED := src tests benchmarks tools docs/tutorials
+CHECKED := src tests tools docs/tutorials
 CPP := $(wildcard native/*.?pp native/*/*.?pp tests/native/*.?pp)
 
 .DEFAULT_GOAL := help
@@ -129,4 +129,4 @@ test-wheel:  ## build the wheel, and run the README where it alone is installed
 
 clean:  ## remove .venv and everything generated
 	rm -rf $(VENV) build dist out site .pytest_cache .hypothesis .ruff_cache .mypy_cache
-	find src tests benchmarks tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -26,7 +26,6 @@ PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
-    "benchmarks/README.md": "benchmarking.md",
 }
 RESULTS = {".png", ".svg", ".json", ".csv", ".md"}
 

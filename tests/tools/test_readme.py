@@ -18,7 +18,7 @@ from permutohedral.cli.application import application
 ROOT = readme.ROOT
 COMMAND_LINE = ROOT / "docs" / "command_line.md"
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "docs" / "tutorials").glob("*.py")),
 ]

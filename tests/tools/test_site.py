@@ -62,7 +62,7 @@ def test_the_snippets_of_pages_run(page: Path) -> None:
         ("tutorials/first_filter.md", "[a](scattered_data.py)", "[a](scattered_data.md)"),
         ("denoising.md", "[`a`](../results/denoising/report.md)", "[`a`](results/denoising/report.md)"),
         ("contributing.md", "[a](docs/theory.md)", "[a](theory.md)"),
-        ("benchmarks.md", "[a](../benchmarks/README.md)", "[a](benchmarking.md)"),
+        ("benchmarks.md", "[a](../CONTRIBUTING.md)", "[a](contributing.md)"),
         ("benchmarks.md", "[a](../src/permutohedral/lattice.py)", "a"),
         ("benchmarks.md", "[a](https://example.org) [b](#gpu)", "[a](https://example.org) [b](#gpu)"),
         ("benchmarks.md", "```\n[a](LICENSE)\n```", "```\n[a](LICENSE)\n```"),
