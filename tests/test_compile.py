@@ -150,6 +150,28 @@ def test_other_points_and_sizes_run_through_the_same_graph() -> None:
     assert len(graphs) == 1
 
 
+@on_every_backend
+@pytest.mark.parametrize("apart", [False, True], ids=["same_points", "other_targets"])
+def test_without_fullgraph_the_graph_breaks_around_the_lattice_alone(
+    apart: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No frame of a backend is compiled, and sizes that change do not end in a warning."""
+    layer = ph.nn.PermutohedralConvolution(2, 3, dimension=2, device=DEVICE)
+
+    def function(values: Tensor, features: Tensor) -> Tensor:
+        output: Tensor = layer(2 * values, features, features[::2] if apart else None)
+        return output.relu()
+
+    compiled = torch.compile(function, backend="aot_eager")
+    torch._dynamo.utils.counters.clear()
+    for seed, points in enumerate((20, 31, 8, 50, 70)):
+        values, features = draw(points, 2), draw(points, 2, seed=seed)
+        assert_close(compiled(values, features), function(values, features))
+    (reason,) = torch._dynamo.utils.counters["graph_break"]
+    assert "build_lattice" in reason
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+
+
 def test_fake_tensors_have_the_shapes_of_real_ones() -> None:
     """Nothing is computed; what only the data tells is a symbol."""
     with FakeTensorMode(shape_env=ShapeEnv()):

@@ -25,6 +25,7 @@ RUN = {
     "mkdocstrings": ("mkdocs.yml", "mkdocstrings"),
     "pytest-xdist": ("Makefile", "--numprocesses"),
     "ruff": ("Makefile", "ruff check"),
+    "clang-format": ("Makefile", "clang-format"),
     "mypy": ("Makefile", "mypy"),
     "pyright": ("tests/test_types.py", "pyright"),
 }
@@ -76,7 +77,7 @@ def test_what_is_imported_is_declared(module: str) -> None:
 
 
 def test_what_is_declared_is_used() -> None:
-    used = imported("src", "tests", "tools", "benchmarks", "docs").keys()
+    used = imported("src", "tests", "tools", "docs").keys()
     for package in set().union(*declared().values()):
         module = MODULES.get(package, package.replace("-", "_"))
         if package in RUN:

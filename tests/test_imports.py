@@ -22,6 +22,7 @@ ORDER = [
     ["ops.reference", "ops.native"],
     ["ops.triton"],
     ["ops.dispatch"],
+    ["ops.operator"],
     ["ops.operators", "ops"],
     ["ops.fused_filters"],
     ["features", "data"],

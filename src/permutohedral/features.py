@@ -70,16 +70,7 @@ def color_features(image: Tensor, sigma: Sigma = 1.0) -> Tensor:
     >>> color_features(image, sigma=2.0)[1].tolist()
     [0.5, 2.5, 4.5]
     """
-    if image.dim() < 3:
-        raise InputError(
-            f"image must be [..., channels, height, width], got the shape {tuple(image.shape)}; "
-            "give a gray image one channel with image.unsqueeze(-3)"
-        )
-    if not image.dtype.is_floating_point:
-        raise InputError(
-            f"image must be floating, got {image.dtype}; convert it, for instance with image.float() / 255, "
-            "and state sigma in the same units"
-        )
+    check_image(image)
     return _in_units_of(image.flatten(-2).transpose(-1, -2), sigma)
 
 
@@ -140,6 +131,23 @@ def bilateral_features(guide: Tensor, sigma_space: float | Tensor, sigma_range: 
     color = color_features(guide, sigma_range)
     position = position_features(guide.shape[-2], guide.shape[-1], sigma_space, device=guide.device, dtype=guide.dtype)
     return join_features(position, color)
+
+
+def check_image(image: Tensor) -> None:
+    """Raise unless `image` is floating and `[..., channels, height, width]`.
+
+    >>> check_image(torch.rand(3, 480, 640))
+    """
+    if image.dim() < 3:
+        raise InputError(
+            f"image must be [..., channels, height, width], got the shape {tuple(image.shape)}; "
+            "give a gray image one channel with image.unsqueeze(-3)"
+        )
+    if not image.dtype.is_floating_point:
+        raise InputError(
+            f"image must be floating, got {image.dtype}; convert it, for instance with image.float() / 255, "
+            "and state sigma in the same units"
+        )
 
 
 def check_channels_first(guide: Tensor) -> None:

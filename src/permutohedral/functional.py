@@ -33,7 +33,7 @@ from permutohedral.checks import (
     unfold,
 )
 from permutohedral.errors import InputError
-from permutohedral.features import bilateral_features, check_guide
+from permutohedral.features import bilateral_features, check_guide, check_image
 from permutohedral.lattice import Lattice, Simplices, build_lattice
 from permutohedral.memory import check_rows
 from permutohedral.neighborhood import blur_gain, count_taps, gaussian_weight
@@ -264,6 +264,7 @@ def bilateral_filter(
     torch.Size([3, 32, 48])
     """
     features = bilateral_features(image if guide is None else guide, sigma_space, sigma_range)
+    check_image(image)
     values = image.flatten(-2).transpose(-1, -2)
     *leading, channels, height, width = image.shape
     if guide is not None:

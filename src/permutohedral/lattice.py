@@ -14,12 +14,10 @@ from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.memory import MemoryLimit
-from permutohedral.neighborhood import MAX_TAPS, Neighborhood, axis_offsets, count_taps, neighborhood_of
+from permutohedral.neighborhood import Neighborhood, axis_offsets, check_halo, neighborhood_of
 from permutohedral.ops import operators
 from permutohedral.ops.shared_tensors import items_of_points, row_numbers
-
-# every step of a halo takes a pass over all lattice points
-MAX_HALO = 1024
+from permutohedral.ops.tracing import is_compiled_in_parts, uncompiled
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,10 +131,9 @@ class Lattice:
 
     def statistics(self) -> LatticeStatistics:
         """Count lattice points, missing taps and bytes."""
-        tables = {self.source.keys, self.source.vertices, self.source.barycentric, self.source.table, self.neighbors}
-        tables |= {self.target.keys, self.target.vertices, self.target.barycentric, self.target.table}
-        if self.axis_neighbors is not None:
-            tables.add(self.axis_neighbors)
+        tables = {self.neighbors} if self.axis_neighbors is None else {self.neighbors, self.axis_neighbors}
+        for side in (self.source, self.target):
+            tables |= {side.keys, side.vertices, side.barycentric, side.table}
         around = self.neighbors[1:] if self.axis_neighbors is None else self.axis_neighbors
         points, lattice_points = self.source.num_points, self.num_lattice_points
         return LatticeStatistics(
@@ -229,8 +226,12 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and three option
     >>> ph.slice(ph.splat(torch.ones(1000, 4), lattice), lattice).shape
     torch.Size([1000, 4])
     """
+    if is_compiled_in_parts():
+        # one break of the graph around all of it
+        options = {"halo": halo, "separable": separable, "memory_limit": memory_limit}
+        return _build_uncompiled(features, target_features, neighborhood_size, batch, target_batch, **options)
     neighborhood = neighborhood_of(_check_features(features, target_features), neighborhood_size)
-    _check_halo(halo, neighborhood.dimension)
+    check_halo(halo, neighborhood.dimension)
     batch_size = features.shape[0] if features.dim() == 3 else None
     sources = _flatten(features, batch, "batch")
     targets = None if target_features is None else _flatten(target_features, target_batch, "target_batch")
@@ -261,14 +262,7 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and three option
     )
 
 
-def _check_halo(halo: int, dimension: int) -> None:
-    if not isinstance(halo, int) or halo < 0:
-        raise InputError(f"halo must be a whole number of at least 0, got {halo!r}")
-    if halo > MAX_HALO or count_taps(dimension, halo) > MAX_TAPS:
-        raise InputError(
-            f"a halo of {halo} steps inserts up to {count_taps(dimension, halo):,} lattice points around each in "
-            f"{dimension} dimensions; at most {MAX_TAPS:,} and {MAX_HALO} steps are allowed, 1 or 2 are usually enough"
-        )
+_build_uncompiled = uncompiled(build_lattice)
 
 
 def _check_features(features: Tensor, target_features: Tensor | None) -> int:
@@ -345,20 +339,18 @@ def _index_apart(
         source = Simplices(*operators.index_points(*sources))
         return source, source
     both = operators.index_both(*sources, *targets)
-    return Simplices(*both[0]), Simplices(*both[1])
+    return Simplices(*both[:4]), Simplices(*both[4:])
 
 
 def _index_jointly(
     sources: tuple[Tensor, Tensor | None], targets: tuple[Tensor, Tensor | None]
 ) -> tuple[Simplices, Simplices]:
     """Both point sets on one set of lattice points."""
-    num_sources = sources[0].shape[0]
-    features = torch.cat([sources[0], targets[0]])
+    num = sources[0].shape[0]
     batch = None if sources[1] is None or targets[1] is None else torch.cat([sources[1], targets[1]])
-    both = Simplices(*operators.index_points(features, batch))
-    source = replace(both, vertices=both.vertices[:num_sources], barycentric=both.barycentric[:num_sources])
-    target = replace(both, vertices=both.vertices[num_sources:], barycentric=both.barycentric[num_sources:])
-    return source, target
+    both = Simplices(*operators.index_points(torch.cat([sources[0], targets[0]]), batch))
+    source = replace(both, vertices=both.vertices[:num], barycentric=both.barycentric[:num])
+    return source, replace(both, vertices=both.vertices[num:], barycentric=both.barycentric[num:])
 
 
 def _grow_halo(

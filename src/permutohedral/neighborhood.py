@@ -16,10 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from permutohedral.errors import NeighborhoodError
+from permutohedral.errors import InputError, NeighborhoodError
 
 # A filter beyond this is a mistake rather than a model: d = 9, s = 2 has 58,025 taps.
 MAX_TAPS = 1 << 20
+# every step of a halo takes a pass over all lattice points
+MAX_HALO = 1024
 # beyond this even the number of taps takes long to compute
 _MOST_BITS = 1 << 14
 
@@ -220,3 +222,14 @@ def gaussian_weight(
     """
     Neighborhood(dimension, size)
     return _constant("gaussian", torch.float64, device, dimension, size).to(dtype, copy=True)
+
+
+def check_halo(halo: int, dimension: int) -> None:
+    """Raise unless `halo` is a number of steps that leaves a lattice of this dimension at a size one can build."""
+    if not isinstance(halo, int) or halo < 0:
+        raise InputError(f"halo must be a whole number of at least 0, got {halo!r}")
+    if halo > MAX_HALO or count_taps(dimension, halo) > MAX_TAPS:
+        raise InputError(
+            f"a halo of {halo} steps inserts up to {count_taps(dimension, halo):,} lattice points around each in "
+            f"{dimension} dimensions; at most {MAX_TAPS:,} and {MAX_HALO} steps are allowed, 1 or 2 are usually enough"
+        )

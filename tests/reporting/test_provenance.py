@@ -44,7 +44,11 @@ def copy_package(folder: Path) -> Path:
 
 def commit_in_process(package: Path, working: Path) -> str:
     """What a process that imports the package from there says, started in `working`."""
-    code = "from permutohedral.reporting.provenance import find_commit; print(find_commit())"
+    # a development installation finds the package before the path is looked at
+    code = (
+        "import sys; sys.meta_path[:] = [each for each in sys.meta_path if 'Redirecting' not in type(each).__name__]; "
+        "from permutohedral.reporting.provenance import find_commit; print(find_commit())"
+    )
     environment = {name: value for name, value in os.environ.items() if name != COMMIT_VARIABLE}
     environment["PYTHONPATH"] = os.pathsep.join([str(package.parent), *(path for path in sys.path if path)])
     done = subprocess.run(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from permutohedral.errors import BackendUnavailable, InputError
 from permutohedral.ops.primitives import Primitives
+from permutohedral.ops.tracing import why_in_steps
 
 
 @cache
@@ -197,6 +198,8 @@ class use_backend:
 def explain_backend(tensor: Tensor | None = None) -> str:
     """Which backend runs operations on `tensor` (default: a CPU tensor), and why not the others.
 
+    The last line tells whether a whole filter without gradients may be one call of the backend, or why not.
+
     >>> import torch
     >>> "reference" in explain_backend(torch.zeros(1))
     True
@@ -210,4 +213,6 @@ def explain_backend(tensor: Tensor | None = None) -> str:
         if backend is not chosen:
             reason = backend.refusal(device_type) or backend.fault()
             lines.append(f"{backend.name}: {reason or 'available, not chosen'}")
+    in_steps = None if tensor is None else why_in_steps(tensor)
+    lines.append(f"filters: {'one call of the backend' if in_steps is None else f'in steps, since {in_steps}'}")
     return "\n".join(lines)

@@ -6,96 +6,15 @@ themselves, so they can be differentiated again; `primitives.py` says why the se
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from permutohedral.ops.dispatch import primitives_for
+from permutohedral.ops.operator import Operator
 from permutohedral.ops.primitives import accumulation_dtype, transpose_weight
-from permutohedral.ops.tracing import is_plain, is_traced, wants_gradient
-
-Result = TypeVar("Result")
-
-
-class Operator(Generic[Result]):
-    """An operator of `torch.library`, and the shortest way to call it.
-
-    torch's dispatcher costs more than a small kernel. What is traced, compiled, batched by `torch.vmap` or made of
-    tensor subclasses goes through the registered operator; everything else through a plain
-    `torch.autograd.Function` with the same derivative, or straight to the backend.
-
-    Args:
-        name: of the primitive, and of the operator `permutohedral::name`.
-        schema: arguments and results, in torch's notation.
-        shape: gives empty results of the right shapes, for tracing without data.
-        run: computes it, by default the backend's primitive of that name.
-        keep: puts into a context what `differentiate` needs, None for an operator without derivatives.
-        differentiate: of the context and the gradients of the results, the gradients of the arguments.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        schema: str,
-        shape: Callable[..., Any],
-        run: Callable[..., Any] | None = None,
-        keep: Callable[..., None] | None = None,
-        differentiate: Callable[..., Any] | None = None,
-    ) -> None:
-        self._name, self._run = name, run
-        qualified = f"permutohedral::{name}"
-        torch.library.define(qualified, schema, tags=(torch.Tag.pt2_compliant_tag,))
-        torch.library.impl(qualified, "default", self._run_contiguous)
-        torch.library.register_fake(qualified, shape)
-        self._function: type[torch.autograd.Function] | None = None
-        if keep is not None and differentiate is not None:
-            torch.library.register_autograd(qualified, differentiate, setup_context=keep)
-            self._function = _function(self.run, keep, differentiate)
-        self._registered = getattr(torch.ops.permutohedral, name).default
-
-    def __call__(self, *arguments: Any) -> Result:
-        if is_traced() or not is_plain(*arguments):
-            return cast(Result, self._registered(*arguments))
-        if self._function is None or not wants_gradient(*arguments):
-            return self.run(*arguments)
-        return cast(Result, self._function.apply(*arguments))
-
-    def run(self, first: Tensor, *others: Any) -> Result:
-        """Compute it; `functional` decides what autocast means, so inside a backend it is off."""
-        run = self._run or getattr(primitives_for(first), self._name)
-        if not torch.is_autocast_enabled(first.device.type):
-            return cast(Result, run(first, *others))
-        with torch.autocast(first.device.type, enabled=False):
-            return cast(Result, run(first, *others))
-
-    def _run_contiguous(self, *arguments: Any) -> Any:
-        """A backend may choose the strides of its results; compiled code has been promised contiguous ones."""
-        result: Any = self.run(*arguments)
-        return result.contiguous() if isinstance(result, Tensor) else tuple(each.contiguous() for each in result)
-
-
-def _function(
-    run: Callable[..., Any], keep: Callable[..., None], differentiate: Callable[..., Any]
-) -> type[torch.autograd.Function]:
-    class Direct(torch.autograd.Function):
-        # without setup_context, whose arguments torch binds by name in every call
-        @staticmethod
-        def forward(ctx: Any, *arguments: Any) -> Any:
-            # the gradient of an integer output would otherwise be a tensor of zeros as large as the output
-            ctx.set_materialize_grads(False)
-            output = run(*arguments)
-            keep(ctx, arguments, output)
-            return output
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-            if all(gradient is None for gradient in gradients):
-                return (None,) * len(ctx.needs_input_grad)
-            return differentiate(ctx, *gradients)
-
-    return Direct
+from permutohedral.ops.tracing import is_plain, is_traced
 
 
 def _dynamic_size() -> Any:
@@ -132,6 +51,50 @@ index_points: Operator[tuple[Tensor, ...]] = Operator(
     _index_points_shape,
     keep=_keep_features,
     differentiate=_index_points_backward,
+)
+
+
+def _index_both(
+    features: Tensor, batch: Tensor | None, target_features: Tensor, target_batch: Tensor | None
+) -> tuple[Tensor, ...]:
+    """`index_points` of sources, then of targets; together where the backend can, so that a GPU is waited for once."""
+    backend = primitives_for(features)
+    together = getattr(backend, "index_both", None)
+    if together is None:
+        return *backend.index_points(features, batch), *backend.index_points(target_features, target_batch)
+    source, target = together(features, batch, target_features, target_batch)
+    return *source, *target
+
+
+def _index_both_shape(
+    features: Tensor, batch: Tensor | None, target_features: Tensor, target_batch: Tensor | None
+) -> tuple[Tensor, ...]:
+    return *_index_points_shape(features, batch), *_index_points_shape(target_features, target_batch)
+
+
+def _keep_both_features(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(inputs[0], inputs[2])
+
+
+def _index_both_backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None, Tensor | None, None]:
+    to_source, to_target = (
+        None if gradient is None or not needed else embed_gradient(features, gradient)
+        for features, gradient, needed in zip(
+            ctx.saved_tensors, (gradients[2], gradients[6]), (ctx.needs_input_grad[0], ctx.needs_input_grad[2]),
+            strict=True,
+        )
+    )  # fmt: skip
+    return to_source, None, to_target, None
+
+
+index_both: Operator[tuple[Tensor, ...]] = Operator(
+    "index_both",
+    "(Tensor features, Tensor? batch, Tensor target_features, Tensor? target_batch) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _index_both_shape,
+    _index_both,
+    keep=_keep_both_features,
+    differentiate=_index_both_backward,
 )
 
 
@@ -391,18 +354,3 @@ filter_gaussian: Operator[Tensor] = Operator(
     "Tensor target_barycentric, float smallest_mass) -> Tensor",
     _filter_gaussian_shape,
 )
-
-
-def index_both(
-    features: Tensor, batch: Tensor | None, target_features: Tensor, target_batch: Tensor | None
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """`index_points` of sources and of targets, together where the backend can and no derivative is wanted."""
-    arguments = (features, batch, target_features, target_batch)
-    together = None
-    if not is_traced() and is_plain(*arguments) and not wants_gradient(*arguments):
-        together = getattr(primitives_for(features), "index_both", None)
-    if together is None:
-        return index_points(features, batch), index_points(target_features, target_batch)
-    with torch.autocast(features.device.type, enabled=False):
-        both: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = together(*arguments)
-    return both

@@ -221,7 +221,7 @@ class FilterTables:
 
 
 class FusedPrimitives(Primitives, Protocol):
-    """What a backend may have besides the primitives, for when nothing is traced (`learned_filter.py`)."""
+    """What a backend may have besides the primitives, for when nothing is traced (`fused_filters.py`)."""
 
     def index_both(
         self, features: Tensor, batch: Tensor | None, target_features: Tensor, target_batch: Tensor | None
@@ -229,7 +229,7 @@ class FusedPrimitives(Primitives, Protocol):
         """`index_points` of sources and of targets, which wait for the device together."""
         ...
 
-    def picture_features(self, guide: Tensor, sigma_space: float, sigma_range: float) -> Tensor:
+    def picture_features(self, guide: Tensor, sigma_space: float, sigma_range: float) -> Tensor | None:
         """Position and color of every pixel in standard deviations.
 
         Args:
@@ -238,7 +238,8 @@ class FusedPrimitives(Primitives, Protocol):
             sigma_range: standard deviation over colors.
 
         Returns:
-            `[..., height * width, 2 + channels]` in the accumulation dtype: y, x, then the channels.
+            `[..., height * width, 2 + channels]` in the accumulation dtype: y, x, then the channels; None where torch
+            computes them.
         """
         ...
 

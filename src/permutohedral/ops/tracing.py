@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+Result = TypeVar("Result")
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -55,6 +58,32 @@ def why_in_steps(*tensors: Any) -> str | None:
     for tensor in tensors:
         if tensor is not None and tensor.device != first.device:
             return "the tensors are on different devices"
+    if first.is_meta:
+        return "the device 'meta' holds no numbers"
     if torch.is_autocast_enabled(first.device.type):
         return "autocast is enabled"
     return None
+
+
+def is_compiled_in_parts() -> bool:
+    """Whether torch.compile traces, and would break the graph at an operator whose sizes only the data tells.
+
+    It does so unless it is called with `fullgraph=True` or told to capture such operators.
+    """
+    return torch.compiler.is_compiling() and _breaks_at_unknown_sizes()
+
+
+def _breaks_at_unknown_sizes() -> bool:
+    context = torch._guards.TracingContext.try_get()
+    mode = None if context is None else context.fake_mode
+    return mode is not None and mode.shape_env is not None and not mode.shape_env.allow_dynamic_output_shape_ops
+
+
+# torch.compile calls it while it traces, instead of tracing it
+_breaks_at_unknown_sizes._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def uncompiled(function: Callable[..., Result]) -> Callable[..., Result]:
+    """The function, which torch.compile calls and does not look into; torch's compiler is not loaded for it."""
+    outside: Callable[..., Result] = torch._compile._disable_dynamo(function)
+    return outside

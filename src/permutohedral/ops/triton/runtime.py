@@ -17,6 +17,8 @@ Result = TypeVar("Result")
 WIDEST_TILE = 64
 # kernels are compiled for pointers that are multiples of 16 bytes, as those of torch's allocations are
 _MISALIGNED = 15
+# and for sizes of 32 bits
+_MOST = 1 << 31
 
 
 def on_device(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -34,15 +36,10 @@ def on_device(function: Callable[Arguments, Result]) -> Callable[Arguments, Resu
     return launcher
 
 
-def interpreted() -> bool:
-    """Whether Triton runs the kernels in its interpreter, on the CPU."""
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"
-
-
-# the environment is read once: asking for it takes as long as a tenth of a launch
-_INTERPRETED = interpreted()
+# whether Triton runs the kernels in its interpreter, on the CPU; it decides that when they are defined
+INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 # inline PTX needs a compiler, and an NVIDIA GPU
-HAS_PTX = torch.version.hip is None and not _INTERPRETED
+HAS_PTX = torch.version.hip is None and not INTERPRETED
 
 
 def cdiv(numerator: int, denominator: int) -> int:
@@ -76,7 +73,7 @@ class _Launcher:
 
     def __init__(self) -> None:
         self.compiled: dict[tuple[object, ...], tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = {}
-        self.direct = not _INTERPRETED
+        self.direct = not INTERPRETED
 
     def add(self, key: tuple[object, ...], kernel: Any, binary: Any, constants: dict[str, Any]) -> None:
         """Keep what starts a binary: a function of C, and its arguments before and behind ours."""
@@ -99,7 +96,7 @@ _launcher = _Launcher()
 
 
 def launch(
-    kernel: Any, grid: tuple[int, ...], tensors: tuple[Tensor, ...], sizes: tuple[int, ...], **constants: Any
+    kernel: Any, grid: tuple[int, ...], tensors: tuple[Tensor, ...], sizes: tuple[float, ...], **constants: Any
 ) -> None:
     """`kernel[grid](*tensors, *sizes, **constants)`.
 
@@ -121,7 +118,7 @@ def launch(
         bits |= address
         addresses.append(address)
         key.append(tensor.dtype)
-    if bits & _MISALIGNED or max(sizes, default=0) >> 31:
+    if bits & _MISALIGNED or max(sizes, default=0) >= _MOST:
         kernel[grid](*tensors, *sizes, **constants)
         return
     known = (*key, *constants.values())

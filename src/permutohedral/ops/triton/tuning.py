@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from triton.runtime.errors import OutOfResources
 
-from permutohedral.ops.triton.runtime import interpreted, power_of_two
+from permutohedral.ops.triton.runtime import INTERPRETED, power_of_two
 
 Blocks = dict[str, int]
 
@@ -74,7 +74,7 @@ def smaller(blocks: Blocks) -> Blocks | None:
 
 def _may_search(shape: Shape) -> bool:
     work = shape.targets * shape.in_channels * shape.out_channels
-    if interpreted() or work < _WORTH_SEARCHING or os.environ.get("PERMUTOHEDRAL_AUTOTUNE", "1") == "0":
+    if INTERPRETED or work < _WORTH_SEARCHING or os.environ.get("PERMUTOHEDRAL_AUTOTUNE", "1") == "0":
         return False
     return not torch.cuda.is_current_stream_capturing()
 
@@ -122,5 +122,5 @@ def run_blocks(shape: Shape, launch: Callable[[Blocks], None], device: torch.dev
         return
     blocks = _search(candidates(shape), launch) if _may_search(shape) else likely_blocks(shape)
     fitting = _fit(launch, blocks)
-    if not interpreted() and not torch.cuda.is_current_stream_capturing():
+    if not INTERPRETED and not torch.cuda.is_current_stream_capturing():
         _cache[key] = fitting

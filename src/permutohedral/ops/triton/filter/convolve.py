@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.triton.filter.scaled_float16 import halve, halve_weight
-from permutohedral.ops.triton.runtime import cdiv, interpreted, launch, on_device, power_of_two, rows_contiguous
+from permutohedral.ops.triton.runtime import INTERPRETED, cdiv, launch, on_device, power_of_two, rows_contiguous
 from permutohedral.ops.triton.tuning import Blocks, Shape, run_blocks
 
 # below this many channels of a group a matrix unit would mostly multiply padding
@@ -109,7 +109,7 @@ def float32_precision(dtype: torch.dtype) -> str:
         setting = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
     if setting == "tf32":
         return "tf32"
-    return "ieee" if interpreted() or torch.version.hip is not None else "tf32x3"
+    return "ieee" if INTERPRETED or torch.version.hip is not None else "tf32x3"
 
 
 def uses_matrix_units(dtype: torch.dtype, in_channels: int, out_channels: int) -> bool:
