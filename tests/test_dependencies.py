@@ -76,7 +76,7 @@ def test_what_is_imported_is_declared(module: str) -> None:
 
 
 def test_what_is_declared_is_used() -> None:
-    used = imported("src", "tests", "tools", "benchmarks", "docs").keys()
+    used = imported("src", "tests", "tools", "docs").keys()
     for package in set().union(*declared().values()):
         module = MODULES.get(package, package.replace("-", "_"))
         if package in RUN:
