@@ -231,7 +231,7 @@ class GriddedNetwork(nn.Module):
 
     Args:
         size: of the image.
-        areas: as of `SpectrumReconstruction`; each makes an image of its own.
+        areas: see `SpectrumReconstruction`; each makes an image of its own.
         channels: of `Refinement`.
 
     >>> GriddedNetwork(16, 1, (4, 4, 4))(torch.rand(2, 50, 2), torch.rand(50, 2), torch.ones(50, 1)).shape
