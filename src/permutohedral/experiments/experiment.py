@@ -76,7 +76,7 @@ REGISTRY = (
     Entry(
         "mri",
         "mri",
-        "Make images of samples along radial and spiral trajectories.",
+        "Make images from samples along radial and spiral trajectories.",
         "The samples are of the image, or of its spectrum.\n\n"
         "Writes a JSON file for each row, its weights, reports in Markdown and figures.",
     ),

@@ -97,7 +97,7 @@ class Stack:
 
 
 class LevelStem(nn.Module):
-    """A first layer that makes `[batch * levels, channels, 24, 24]` of images, the levels of an image together."""
+    """A first layer that makes `[batch * levels, channels, 24, 24]` from images, the levels of an image together."""
 
     stack: Stack
 
