@@ -25,6 +25,7 @@ RUN = {
     "mkdocstrings": ("mkdocs.yml", "mkdocstrings"),
     "pytest-xdist": ("Makefile", "--numprocesses"),
     "ruff": ("Makefile", "ruff check"),
+    "clang-format": ("Makefile", "clang-format"),
     "mypy": ("Makefile", "mypy"),
     "pyright": ("tests/test_types.py", "pyright"),
 }
