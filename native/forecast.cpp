@@ -11,14 +11,14 @@ namespace permutohedral {
 namespace {
 
 constexpr int64_t index_bytes = sizeof(int32_t), word_bytes = sizeof(uint64_t), word_bits = 64;
-// about what a digit of a packed key takes
+// about the width of one digit of a packed key
 constexpr int64_t bits_per_column = 6;
-// a bound on how a table describes its packing and pads its keys, per coordinate
+// upper bound, per coordinate, of what a table stores beside its keys: the packing, and padding
 constexpr int64_t header_bytes = 80;
-// Where at least so many corners share a lattice point, the vertices are usually numbered by cells, and the grid has
-// about so many cells for each of them.
+// From this many corners per lattice point on, vertices are usually numbered by cells, in a grid with about this many
+// cells per lattice point.
 constexpr int64_t shared_corners = 24, cells_per_lattice_point = 32;
-// memory comes in huge pages, which are not filled to the end
+// allocations are rounded up to huge pages
 constexpr int64_t page_bytes = int64_t{1} << 22;
 
 // The keys in the lists of all chunks, for points in no order. A chunk lists every vertex it touches once if its cache

@@ -1,5 +1,5 @@
 // The kernels: what the core computes, as a table of functions that is compiled once per instruction set.
-// All matrices lie row by row, without gaps.
+// All matrices are row-major and contiguous.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +43,8 @@ struct GaussianFilter {
     const int32_t* axis_neighbors;  // [2 num_axes, num_lattice_points]
     int64_t num_axes, num_lattice_points;
     T added_mass;  // the result is divided by mass + added_mass
-    // Where the simplices come in another order than the points: the point of each simplex. Else null. Source and
-    // target are the same then.
+    // The point of each simplex, where the simplices come in another order than the points; source and target are
+    // then the same. Else null.
     const uint32_t* order;
 };
 

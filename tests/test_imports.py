@@ -101,6 +101,15 @@ def test_every_place_is_taken() -> None:
     assert RANK.keys() - units == {"_native"}
 
 
+def test_the_architecture_draws_the_same_order() -> None:
+    page = (Path(__file__).resolve().parents[1] / "docs" / "architecture.md").read_text()
+    drawing = page.split("## Who may import whom")[1].split("```")[1]
+    # names, then a remark at some distance
+    lines = [line.strip().split("  ")[0] for line in drawing.splitlines() if line.strip() and "──" not in line]
+    drawn = [["" if name == "permutohedral" else name for name in line.split(", ")] for line in reversed(lines)]
+    assert drawn == ORDER
+
+
 def test_reporting_needs_nothing_of_the_lattice() -> None:
     for module, path in modules().items():
         if module.split(".")[0] == "reporting":

@@ -22,9 +22,7 @@ MOST_LINES_OF_A_FUNCTION = 60
 
 
 def checked_files() -> list[Path]:
-    return [
-        path for folder in ("src", "tests", "benchmarks", "tools") for path in sorted((ROOT / folder).rglob("*.py"))
-    ]
+    return [path for folder in ("src", "tests", "tools") for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 def test_files_and_functions_stay_short() -> None:

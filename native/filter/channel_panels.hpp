@@ -64,14 +64,14 @@ struct ChannelPanels {
     }
 };
 
-// in points, of their values or results
+// in points ahead, for their values or results
 constexpr int64_t prefetch_distance = 16;
 
 PERMUTOHEDRAL_INLINE void prefetch_bytes(const void* data, int64_t bytes) {
     for (int64_t b = 0; b < bytes; b += cache_line_bytes) __builtin_prefetch(static_cast<const char*>(data) + b);
 }
 
-// A matrix [num_rows, num_channels] is one panel, unless its num_rows consist of whole cache lines.
+// A matrix [num_rows, num_channels] is one panel, unless its rows consist of whole cache lines.
 template <class T>
 inline ChannelPanels<T> panels_of_matrix(T* data, int64_t num_rows, int64_t num_channels) {
     const bool has_full_lines =

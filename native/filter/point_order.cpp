@@ -12,11 +12,11 @@ namespace PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
 constexpr int64_t sampled_steps = 1024;
-// one block alone would take less time than handing it out
+// handing out a single block would take longer than planning it
 constexpr int64_t planned_blocks_per_task = 16;
-// from the vertex of one point to that of the next: a longer step likely leaves the level-one cache
+// distance from the vertex of one point to that of the next: beyond it, the level-one cache likely misses
 constexpr int64_t near_step_bytes = int64_t{1} << 16;
-// values of a bucket, which stay in a level-two cache together with those next to them
+// size of the values of a bucket: with its neighbors they stay in a level-two cache
 constexpr int64_t bucket_bytes = int64_t{1} << 18, max_buckets = 256;
 
 // Whether most steps from a point to the next lead far away, on a lattice that exceeds the caches.

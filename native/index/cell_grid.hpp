@@ -1,5 +1,5 @@
-// The box of all digits that the vertices of some points may have, cell by cell. Where it is small, vertices are
-// numbered without hashing: mark the cells that occur, and count the marks before each.
+// A grid over the box of all digits that the vertices of some points may have, one cell for each possible vertex. Where
+// it is small, vertices are numbered without hashing: mark the cells that occur, and count the marks before each.
 #pragma once
 
 #include <cstdint>

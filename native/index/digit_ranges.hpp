@@ -38,8 +38,8 @@ struct ReductionFactors {
     }
 };
 
-// Chooses the reduction by points from all over, at random: at equal distances, those of an image would make one
-// coordinate look like another.
+// Chooses the reduction by a random sample of the points: sampled at equal distances, the pixels of an image could make
+// one coordinate look like another.
 template <class T, int D>
 DigitReduction sample_reduction(const Points<T>& points) {
     const Extent<D> d(points.d);

@@ -16,7 +16,7 @@ namespace permutohedral {
 namespace PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
-// points of a chunk after which TouchedKeys decides whether its caches pay
+// points of a chunk after which TouchedKeys decides whether its caches pay off
 constexpr int64_t trial_points = 1024;
 // fewer points, or fewer lattice points, stay in the processor's caches in any order
 constexpr int64_t least_sorted = 65536;
@@ -152,7 +152,7 @@ bool are_points_scattered(const Points<T>& points, const DigitRange& range, cons
     return 2 * num_far > sampled_steps;
 }
 
-// The points slab by slab, where that is allowed and pays; their features are then in `sorted`.
+// The points slab by slab, where that is allowed and pays off; their features are then in `sorted`.
 template <class T, int D>
 Points<T> sort_points(const Points<T>& points, const DigitRange& range, VertexIndex& index, Memory& sorted) {
     const bool sortable = points.d > 1 && points.num_points >= least_sorted && points.num_points < int64_t(UINT32_MAX);

@@ -7,9 +7,9 @@ namespace permutohedral {
 namespace {
 
 constexpr int64_t word_bits = 64;
-// of a written packing: numbers in front, and numbers per column
+// layout of a serialized packing: numbers at its front, and numbers per column
 constexpr int64_t fixed_fields = 3, column_fields = 5;
-// in steps along an axis, tried in turn; a filter that reaches further has its keys packed one by one
+// in steps along an axis, tried in turn; where a filter reaches further, the keys of neighbors are packed one by one
 constexpr int64_t margins[] = {64, 16, 4};
 
 int64_t bits_for(int64_t num_values) {

@@ -92,7 +92,7 @@ private:
             }
             entry[0] = keys[l];
             entry[1] = uint64_t(packed_ranks[l]);
-            // to both at once: a copy of the entry would stall, since its loads span several recent stores
+            // written to both places: copying the entry would stall, since its loads would span several recent stores
             auto add = [&](int64_t j, const uint64_t* key, int64_t words)
                            PERMUTOHEDRAL_INLINE_LAMBDA { to[j] = positions[j] = find_or_append(key, words, count); };
             for_corners(keys + l, ranks + l, add);

@@ -35,8 +35,8 @@ void* behind_header(void* block, size_t bytes) {
 
 constexpr size_t page = size_t{1} << 12, huge_page = size_t{1} << 21;
 constexpr size_t default_limit = size_t{1} << 29;
-// Requests below are cut out of a mapping of this size, so that neighbors can be joined when they are free. Pages that
-// nobody has written to take no memory.
+// Smaller requests are cut out of a mapping of this size, so that free neighbors can be joined. Pages that nobody has
+// written to take no memory.
 constexpr size_t least_mapped = size_t{1} << 26;
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }

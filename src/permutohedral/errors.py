@@ -29,7 +29,7 @@ class PermutohedralError(Exception):
         return str(self.args[0]) if self.args else ""
 
     def __str__(self) -> str:
-        # an error may be told within another
+        # the message may already contain another error's link
         return self.message if PAGE in self.message else f"{self.message} (see {PAGE}#{self.section})"
 
 
@@ -76,6 +76,6 @@ class StorageError(PermutohedralError, OSError):
 
 
 class TrainingError(PermutohedralError, RuntimeError):
-    """A training cannot go on, for one of its processes ended; the last checkpoint is still there."""
+    """A training cannot go on, because one of its processes ended; the last checkpoint is still there."""
 
     section = "training"

@@ -18,21 +18,21 @@ from permutohedral.neighborhood import Neighborhood, count_taps
 _INDEX_BYTES = 4
 # a GPU's hash table: up to eight slots per lattice point, a 64-bit key and a 64-bit index in each
 _TABLE_BYTES = 128
-# requests below this are not worth asking the system how much it has free; asking a GPU takes longer than most kernels,
-# so one that has more may be asked for more
+# Smaller requests are not compared with the free memory. Asking a GPU for that takes longer than most kernels run, so a
+# GPU grants a share of its whole memory if that is more.
 _NEGLIGIBLE_BYTES = 1 << 28
 _NEGLIGIBLE_SHARE = 1 / 32
 
 
 @dataclass(frozen=True)
 class MemoryForecast:
-    """Bytes that a lattice and one filter on it will take, beside the features and values given.
+    """Bytes that a lattice and one filter on it will take, besides the features and values themselves.
 
     Attributes:
         simplices: vertices and barycentric weights of all points.
         lattice_points: keys and lookup table.
         neighbors: the table of taps.
-        scratch: what building the lattice takes before the table of taps is made, and then gives back.
+        scratch: temporary memory while the lattice is built, freed before the table of taps is made.
         values: splatted, blurred or convolved values, and the result; for points far apart, an ordered copy of the
             simplices.
         total: the peak; the scratch memory is free again when neighbors and values are allocated.
@@ -207,11 +207,11 @@ class MemoryLimit:
             )
 
     def _is_small(self, needed: int) -> bool:
-        """Whether it need not even be put into words."""
+        """Whether the request is granted unchecked: then its description need not be formatted."""
         return self.limit is None and _is_negligible(needed, self.device)
 
     def check_simplices(self, num_points: int, dimension: int, element_size: int) -> None:
-        """Of source and target points together."""
+        """Raise unless the simplices of source and target points together fit."""
         if torch.compiler.is_compiling():
             return
         needed = num_points * (dimension + 1) * (_INDEX_BYTES + element_size)

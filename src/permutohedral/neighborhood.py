@@ -183,7 +183,7 @@ def neighborhood_of(dimension: int, size: int) -> Neighborhood:
     >>> neighborhood_of(2, 1).filter_size
     7
     """
-    # what is no number is left to be refused
+    # not an int: let the constructor raise
     if type(size) is not int or torch.compiler.is_compiling():
         return Neighborhood(dimension, size)
     return _known(dimension, size)
@@ -198,9 +198,9 @@ def axis_offsets(dimension: int, device: torch.device | str = "cpu") -> Tensor:
 
 
 def blur_gain(dimension: int) -> float:
-    """What the d+1 blur passes give back at the centre of a unit impulse: a = 1 + 2^{-d}.
+    """The value that the d+1 blur passes of a unit impulse have at its centre: a = 1 + 2^{-d}.
 
-    Apart from staying, the impulse returns by stepping ahead along all d+1 axes, or behind, since sum_j e_j = 0.
+    The impulse either stays, or returns after a step ahead, or back, along all d+1 axes, since sum_j e_j = 0.
     """
     return 1.0 + 2.0**-dimension
 

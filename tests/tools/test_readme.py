@@ -87,6 +87,27 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+PACKAGE = ROOT / "src" / "permutohedral"
+
+
+def test_the_architecture_names_files_that_exist() -> None:
+    named = set(re.findall(r"`([\w*./]+(?:/|\.py|\.[ch]pp))`", ARCHITECTURE.read_text()))
+    # below its folder a file may be named without it
+    patterns = [(ROOT, "{}"), (PACKAGE, "**/{}"), (ROOT / "tools", "**/{}")]
+    assert len(named) > 50
+    assert {name for name in named if not any(any(top.glob(how.format(name))) for top, how in patterns)} == set()
+
+
+def test_the_architecture_names_every_folder() -> None:
+    folders = [path for parent in (PACKAGE, ROOT / "native", ROOT / "tests") for path in parent.iterdir()]
+    # tests/nn is the mirror of nn
+    own = [path for path in folders if path.parent.name != "tests" or not ((PACKAGE / path.name).is_dir())]
+    names = {path.name for path in own if path.is_dir()} - {"__pycache__", "tools"}
+    named = set(re.findall(r"`(?:[\w/]+/)?(\w+)/(?:\w+\.py)?`", ARCHITECTURE.read_text()))
+    assert names - named == set()
+
+
 @pytest.mark.parametrize("page", tables.files(), ids=lambda page: page.name)
 def test_tables_show_the_measured_figures(page: Path) -> None:
     text = page.read_text()

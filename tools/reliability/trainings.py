@@ -55,7 +55,7 @@ def train(
     Args:
         experiment: which one.
         output: the folder for everything; `losses-<rank>` in it gets a line for every step.
-        resume: as of the command.
+        resume: see `RunOptions`.
         environment: variables, among them `KILL`, such as "before 3": die at the third replacement of a file.
     """
     os.environ.update(environment or {})

@@ -121,7 +121,7 @@ def _contender(
 def prepare_small_step(inputs: Inputs, own_thread: bool = True) -> Prepared:
     """Forward and backward through a layer of 1 to 20 channels on 64 images of 784 points, the lattice included.
 
-    torch computes the gradients of a GPU in a thread of its own; without `own_thread` it is told not to.
+    torch runs the backward pass of a GPU in a thread of its own; without `own_thread`, in the calling thread.
     """
     generator = torch.Generator().manual_seed(0)
     features = (28 * torch.rand(64, 784, 2, generator=generator)).to(inputs.device)

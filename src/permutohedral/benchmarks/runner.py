@@ -58,7 +58,7 @@ def run(options: Options, say: Say = lambda message: None) -> dict[str, Any]:
 
     Args:
         options: what to run.
-        say: told what happens next, in words.
+        say: called with a line about what happens next.
 
     Returns:
         The report, ready for JSON: `environment`, `yardstick`, `options` and a list `results`.

@@ -115,7 +115,7 @@ def _reproduce(experiment: Experiment[Any], configs: list[Any], options: RunOpti
         if experiment.report_on == "each row":
             # so an interrupted run leaves a report
             experiment.write_report(known, options, command_line())
-    # the helping processes of a training on several devices have no results
+    # only the first process of a training on several devices has results
     if known:
         whole = experiment.report_on == "folder"
         _report(experiment, experiment.read_results(options.output) if whole else known, options)
@@ -145,5 +145,5 @@ def tell(line: str) -> None:
 
 
 def command_line() -> str:
-    """The command that makes anew what is reported."""
+    """The command that reproduces what is reported."""
     return shlex.join(["permutohedral", *(word for word in sys.argv[1:] if word not in ("--resume", "--report-only"))])

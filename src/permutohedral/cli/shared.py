@@ -20,7 +20,7 @@ _EXTRA_OF_MODULE = {
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turn what a user can mend into one line on stderr and exit code 1."""
+    """Turn errors that the user can fix into one line on stderr and exit code 1."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -29,7 +29,7 @@ def explained() -> Iterator[None]:
             raise
         _fail(f"this needs the module {error.name}: pip install 'permutohedral[{extra}]'")
     except PermutohedralError as error:
-        # what is wrong with a file or an option needs no page to explain it
+        # errors of files and options need no link to a page
         _fail(error.message if type(error) is InputError else str(error))
 
 

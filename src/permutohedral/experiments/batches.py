@@ -38,7 +38,7 @@ class StepBatches(Sampler[list[int]]):
         self.batch_size = batch_size if items is None else min(batch_size, items)
 
     def __len__(self) -> int:
-        # of the whole training: lightning counts the steps that a resumed one has behind it
+        # of the whole training: lightning counts the steps that a resumed one has already taken
         return self.steps
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -70,7 +70,7 @@ class StepNumbers(Dataset[int]):
         self.steps, self.first = steps, first
 
     def __len__(self) -> int:
-        # as of StepBatches
+        # see StepBatches
         return self.steps
 
     def __getitem__(self, index: int) -> int:
@@ -93,7 +93,7 @@ def own_part(batch: Row) -> Row:
 
 
 def check_divides(processes: int, batch_size: int) -> None:
-    """Raise unless every process gets equally many items, without which the mean of their gradients is not that of all.
+    """Raise unless every process gets the same number of items, so that the mean of their gradients is that of all.
 
     Raises:
         InputError: it does not.
@@ -121,5 +121,5 @@ def launched_by_torchrun() -> bool:
 
 
 def is_first_process() -> bool:
-    """Whether this process evaluates and writes; those that a training on several devices starts only help."""
+    """Whether this process evaluates and writes; the other processes of a training on several devices only train."""
     return all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"))

@@ -21,12 +21,12 @@ from permutohedral.reporting.atomic import replacing
 class WholeCheckpoints(CheckpointIO):
     """How lightning reads and writes checkpoints here.
 
-    Its own way goes through a temporary folder that may lie on another disk, from where a file cannot be moved in one
-    piece, and loads whatever objects a file names.
+    By default it writes to a temporary folder, which may lie on another disk, from where a file cannot be moved
+    atomically; and it loads any object that a file names.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        # by way of memory, since torch does not tell why a file cannot be written
+        # serialized in memory first, since torch does not say why a file cannot be written
         content = io.BytesIO()
         torch.save(checkpoint, content)
         with replacing(Path(path)) as partial:
@@ -40,7 +40,7 @@ class WholeCheckpoints(CheckpointIO):
 
 
 def checkpoint_folder(config: Any, output: Path, name: str) -> Path:
-    """The folder for what an interrupted run of this very configuration leaves behind; a training may be made longer.
+    """The folder for the checkpoints of this configuration with any number of steps: a training can be extended.
 
     Args:
         config: a dataclass with `training`, settings with `steps` or None.

@@ -1,4 +1,4 @@
-"""A training step recorded as a CUDA graph: one launch instead of hundreds, where the host would be the slower part."""
+"""A training step captured as a CUDA graph: one launch instead of hundreds, where the host would be the bottleneck."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-# steps before the recording, in which kernels are compiled and chosen
+# steps before the capture, in which kernels are compiled and tuned
 _WARMUP = 3
 
 
 class CapturedStep:
-    """Loss and gradients of a model, recorded once and replayed for every batch of the same shape.
+    """Loss and gradients of a model, captured once and replayed for every batch of the same shape.
 
     The gradients are written into the `grad` of the parameters, which must be left in place.
 
     Args:
-        model: whose step to record; it must not wait for the device.
+        model: whose step to capture; it must not wait for the device.
         loss: of the model's output and the clean images.
         batch: noisy and clean images, for their shapes.
         autocast: dtype to compute in, None for that of the weights.
@@ -33,7 +33,7 @@ class CapturedStep:
         self.noisy, self.clean = (images.clone() for images in batch)
 
         def compute() -> Tensor:
-            # casts that autocast remembers would be missing in the replay
+            # casts that autocast has cached would be missing in the replay
             with torch.autocast("cuda", autocast, enabled=autocast is not None, cache_enabled=False):
                 output = model(self.noisy)
             return loss(output, self.clean)
@@ -51,7 +51,7 @@ class CapturedStep:
             self.loss.backward()
 
     def __call__(self, noisy: Tensor, clean: Tensor) -> Tensor:
-        """The loss of a batch; its gradients are in place then."""
+        """The loss of a batch; its gradients are then in the `grad` of the parameters."""
         self.noisy.copy_(noisy)
         self.clean.copy_(clean)
         self.graph.replay()

@@ -76,7 +76,7 @@ REGISTRY = (
     Entry(
         "mri",
         "mri",
-        "Make images of samples along radial and spiral trajectories.",
+        "Make images from samples along radial and spiral trajectories.",
         "The samples are of the image, or of its spectrum.\n\n"
         "Writes a JSON file for each row, its weights, reports in Markdown and figures.",
     ),
@@ -97,23 +97,24 @@ def load_experiment(name: str) -> Experiment[Any]:
 
 @dataclass(frozen=True)
 class Experiment(Generic[Config]):
-    """An experiment: the rows of its table, what makes one, and what is told of them.
+    """An experiment: the rows of its table, how one is made, and how they are reported.
 
     Attributes:
         name: as in the registry; its rows are in `configs/<name>`, what a smoke run lowers them to in
             `configs/smoke/<name>.yaml`.
         config: dataclass of a row.
-        rows: that run by default, in the order of the table.
-        run: trains and evaluates one row; None in the helping processes of a training on several devices.
-        headline: the figures of a result, for the line that tells that it is done.
+        rows: those that run by default, in the order of the table.
+        run: trains and evaluates one row; returns None in all but the first process of a training on several devices.
+        headline: the main figures of a result, for the line that reports that it is done.
         tables: the results as text.
-        write_report: writes pages and figures for results of this run into its output folder, with the command that
-            makes them again; the pages.
-        more_rows: that run when they are named; their order after `rows`.
+        write_report: writes pages and figures of results into the output folder, with the command that reproduces
+            them; returns the pages.
+        more_rows: those that run only when they are named; in the table after `rows`.
         seeds: how often each row is trained by default.
-        report_on: results of this "run" when it ends; the same, and after "each row"; or all in the output "folder".
-        flat: results lie in the output folder itself, not in `runs`, and only later seeds are part of their names.
-        flags: what the options of its own do to the rows before they run.
+        report_on: what a report covers: the results of this "run"; the same, rewritten after "each row"; or all results
+            in the output "folder".
+        flat: results lie in the output folder itself, not in `runs`, and seed 0 is not part of their names.
+        flags: by name of an option that only this experiment has, what it does to the rows before they run.
     """
 
     name: str

@@ -26,7 +26,7 @@ def run_rows(
     """Run every configuration, write its result, and yield it.
 
     Args:
-        experiment: that they are rows of.
+        experiment: whose rows they are.
         configs: rows with their seeds, the most important first.
         options: where and on what.
         tell: called with a line about every row that ends.
@@ -67,7 +67,7 @@ def _read_if_done(config: Config, path: Path) -> Result | None:
         return None
     result = read_result(path)
     try:
-        # settings that are younger than the result had their default then
+        # settings added since the result was written had their default then
         same = parse_config(type(config), result.config) == config
     except InputError:
         return None

@@ -89,7 +89,7 @@ class RunOptions:
         output: folder for results and checkpoints.
         data: folder of the datasets; default: `PERMUTOHEDRAL_DATA`, else downloaded.
         accelerator: "auto", "cpu" or "gpu".
-        devices: how many of this machine to train on, with DDP if more than one; `torchrun` knows better.
+        devices: how many of this machine to train on, with DDP if more than one; `torchrun` overrides it.
         resume: go on from the last checkpoint of a row, and keep rows that are done.
         progress: show bars.
     """
@@ -169,7 +169,7 @@ class Task(lightning.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip the norm; lightning refuses to where the optimizer could also unscale gradients, scaled or not."""
+        """Clip the norm. Lightning refuses to for optimizers that can unscale gradients, even if none are scaled."""
         if gradient_clip_val:
             torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
 

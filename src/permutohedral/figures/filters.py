@@ -21,9 +21,9 @@ from permutohedral.geometry import tap_positions
 from permutohedral.neighborhood import Neighborhood, count_taps, gaussian_weight
 from permutohedral.reporting.figure import new_figure
 
-# more panels than this are no figure
+# more panels would be illegible
 _MOST_PANELS = 24
-# of a title beside a row of slices
+# longest line of a title beside a row of slices
 _TITLE_LETTERS = 16
 
 

@@ -50,7 +50,7 @@ def make_scene(num_points: int = 14, seed: int = 1, neighborhood_size: int = 2) 
     torch.Size([14, 1])
     """
     generator = torch.Generator().manual_seed(seed)
-    # of several draws each time the point farthest from the others, so that none hides another
+    # each point is the best of several candidates, the farthest from those before it, so that none hides another
     chosen = [torch.zeros(2, dtype=torch.float64)]
     for _ in range(num_points):
         drawn = torch.rand(12, 2, generator=generator, dtype=torch.float64) * 4.6 - 2.3

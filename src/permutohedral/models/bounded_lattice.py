@@ -1,4 +1,4 @@
-"""A lattice for steps that are recorded as a CUDA graph: the number of its rows is fixed, so no one waits for it."""
+"""A lattice for steps captured as a CUDA graph: its number of rows is fixed, so the host never waits for it."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _index_points: Callable[[Tensor, Tensor, int], tuple[Tensor, ...]] = _IndexPoint
 
 
 def build_bounded_lattice(features: Tensor, rows: int) -> tuple[Lattice, Tensor]:
-    """As `build_lattice` of neighborhood size 1, with `rows` rows for the lattice points, on a GPU.
+    """Like `build_lattice` with a neighborhood size of 1, with room for `rows` lattice points, on a GPU.
 
     Args:
         features: float32 `[batch, points, d]`.
-        rows: how many lattice points of all items together there is room for; those beyond share the last row.
+        rows: room for the lattice points of all items together; those beyond share the last row.
 
     Returns:
-        The lattice, and int64 `[1]`, the number of lattice points there are.
+        The lattice, and int64 `[1]`, the true number of lattice points.
     """
     items, points, dimension = features.shape
     item = torch.arange(items, dtype=torch.int32, device=features.device)[:, None].expand(items, points).reshape(-1)
@@ -51,7 +51,7 @@ def build_bounded_lattice(features: Tensor, rows: int) -> tuple[Lattice, Tensor]
     source = Simplices(*simplices)
     offsets = Neighborhood(dimension, 1).offsets(features.device)
     neighbors = operators.find_neighbors(source.keys, source.table, source.keys, offsets)
-    # the table also knows the lattice points that found no room
+    # the table also holds the lattice points beyond the last row
     neighbors = neighbors.masked_fill_(neighbors >= rows, -1)
     lattice = Lattice(dimension, 1, source, source, neighbors, batch_size=items, points_per_item=(points, points))
     return lattice, count

@@ -214,8 +214,8 @@ class DeepDenoiser(nn.Module):
         blocks: spatial blocks of each grid, see `Level`.
         permutohedral_blocks: permutohedral blocks of each grid; without them it is the plain spatial network.
         repeats: how often the whole is applied, with the same weights.
-        lattice_channels: as of `PermutohedralBlock`.
-        embedding_dimension: as of `PermutohedralBlock`.
+        lattice_channels: see `PermutohedralBlock`.
+        embedding_dimension: see `PermutohedralBlock`.
         sigma_space: pixels per unit of the features.
 
     >>> DeepDenoiser(channels=[8, 12], blocks=[1, 1], permutohedral_blocks=[1, 0])(torch.rand(1, 1, 7, 5)).shape
@@ -256,15 +256,16 @@ class DeepDenoiser(nn.Module):
         return 2 + self.repeats * self.body.reach
 
     def bound_lattices(self, rows_per_point: float | None) -> None:
-        """Train with lattices of at most so many lattice points per grid point, whose size the host need not know.
+        """Train with lattices that have room for `rows_per_point` lattice points per grid point.
 
-        A step can then be recorded as a CUDA graph. None, the default: with any number of lattice points.
+        The host then never waits for their number, so a step can be captured as a CUDA graph. None, the default: with
+        any number of lattice points.
         """
         for block in self._permutohedral_blocks():
             block.rows_per_point = rows_per_point
 
     def lattice_fullness(self) -> float:
-        """Lattice points over the room for them in the fullest of all bounded lattices: above 1, some were mixed up."""
+        """Lattice points over the room for them in the fullest of all bounded lattices: above 1, some shared a row."""
         return max([0.0, *(float(block.fullest) for block in self._permutohedral_blocks())])
 
     def _permutohedral_blocks(self) -> list[PermutohedralBlock]:

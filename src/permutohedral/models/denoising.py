@@ -42,7 +42,7 @@ class SpatialDenoiser(nn.Module):
 
     Args:
         size: width of the filter, odd; 5 has 25 weights.
-        padding_mode: what lies outside of the image, as of `torch.nn.Conv2d`.
+        padding_mode: what lies outside of the image, see `torch.nn.Conv2d`.
 
     >>> SpatialDenoiser()(torch.rand(1, 1, 8, 9)).shape
     torch.Size([1, 1, 8, 9])
@@ -154,12 +154,12 @@ class CombinedDenoiser(nn.Module):
     """The sum of a permutohedral and a spatial convolution: the paper's "PCNN + CNN". Starts as "PCNN Gauss".
 
     Args:
-        sigma_space: as of `PermutohedralDenoiser`.
-        sigma_range: as of `PermutohedralDenoiser`.
-        neighborhood_size: as of `PermutohedralDenoiser`.
-        learn_scale: as of `PermutohedralDenoiser`.
-        size: as of `SpatialDenoiser`.
-        padding_mode: as of `SpatialDenoiser`.
+        sigma_space: see `PermutohedralDenoiser`.
+        sigma_range: see `PermutohedralDenoiser`.
+        neighborhood_size: see `PermutohedralDenoiser`.
+        learn_scale: see `PermutohedralDenoiser`.
+        size: see `SpatialDenoiser`.
+        padding_mode: see `SpatialDenoiser`.
 
     >>> sum(parameter.numel() for parameter in CombinedDenoiser().parameters())
     90

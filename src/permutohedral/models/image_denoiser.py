@@ -77,7 +77,7 @@ class ImageDenoiser:
         choose_model(self.model)
 
     def choose(self, channels: int, sigma: float) -> str:
-        """The name of the model for a picture of so many channels with such noise; see `choose_model`."""
+        """The name of the model for a picture with this number of channels and this noise; see `choose_model`."""
         # the contrasts of the gray plane of a color picture are larger by this root, and its noise is not
         return choose_model(self.model, 255 * sigma / math.sqrt(channels))
 
@@ -90,7 +90,7 @@ class ImageDenoiser:
         Args:
             pixels: float32 `[1 or 3, height, width]`, white being 1.
             sigma: standard deviation of the noise in the same units; default: estimated.
-            progress: told the share that is done after every tile.
+            progress: called with the share that is done after every tile.
 
         Returns:
             float32, of the shape of `pixels`; not clipped.

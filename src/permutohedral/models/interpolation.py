@@ -45,7 +45,7 @@ class Interpolation(nn.Module):
         self.places = centered_grid(size) + ((size // 2 - (size - 1) / 2) if domain == "image" else 0.0)
 
     def forward(self, values: Tensor, positions: Tensor, areas: Tensor | None = None) -> Tensor:
-        """Make images of `values [batch, points, 1 or 2]`."""
+        """Make images from `values [batch, points, 1 or 2]`."""
         corners, weights = self.plan(positions)
         grid = (values[:, corners] * weights.to(values)[..., None]).sum(dim=2)
         grid = grid.reshape(len(values), self.size, self.size, -1)
@@ -93,7 +93,7 @@ class InterpolatedNetwork(nn.Module):
         self.finish = Refinement(2, channels)
 
     def forward(self, values: Tensor, positions: Tensor, areas: Tensor | None = None) -> Tensor:
-        """Make images of `values [batch, points, 1]`; the network also sees how far the nearest sample is."""
+        """Make images from `values [batch, points, 1]`; the network also sees how far the nearest sample is."""
         image = self.interpolation(values, positions)
         distance = torch.cdist(self.interpolation.places, positions.float()).amin(dim=1).reshape(image.shape[1:])
         refined: Tensor = self.finish(torch.stack([image, (distance / 4).to(image).expand_as(image)], dim=1))
@@ -118,7 +118,7 @@ class KernelInterpolation(nn.Module):
         self.gridding = KaiserBesselGridding(size, width=4)
 
     def forward(self, values: Tensor, positions: Tensor, areas: Tensor | None = None) -> Tensor:
-        """Make images of `values [batch, points, 1]`."""
+        """Make images from `values [batch, points, 1]`."""
         image = values.new_zeros(len(values), self.size**2, dtype=torch.float64)
         empty = torch.ones(self.size**2, dtype=torch.bool)
         enough = float(self.gridding.kernel(torch.zeros(1, dtype=torch.float64))) ** 2
@@ -159,7 +159,7 @@ class Gridding(nn.Module):
         self.gridding = KaiserBesselGridding(size, width)
 
     def forward(self, values: Tensor, positions: Tensor, areas: Tensor) -> Tensor:
-        """Make images of `values [batch, points, 2]`."""
+        """Make images from `values [batch, points, 2]`."""
         samples = torch.view_as_complex(values.contiguous())
         image = self.gridding(samples, positions, areas[:, 0]).real.to(values)
         return image * field_of_view(self.gridding.size).to(values)
@@ -183,7 +183,7 @@ class ConjugateGradients(nn.Module):
         self.size, self.iterations = size, iterations
 
     def forward(self, values: Tensor, positions: Tensor, areas: Tensor | None = None) -> Tensor:
-        """Make images of `values [batch, points, 2]`."""
+        """Make images from `values [batch, points, 2]`."""
         along_y, along_x = spectrum_matrices(self.size, positions)
         field = field_of_view(self.size).double()
 

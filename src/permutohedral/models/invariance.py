@@ -97,7 +97,7 @@ class Stack:
 
 
 class LevelStem(nn.Module):
-    """A first layer that makes `[batch * levels, channels, 24, 24]` of images, the levels of an image together."""
+    """A first layer that makes `[batch * levels, channels, 24, 24]` from images, the levels of an image together."""
 
     stack: Stack
 
@@ -137,7 +137,7 @@ class CopiesStem(LevelStem):
         self.grid: Tensor
 
     def forward(self, values: Tensor, positions: Tensor | None = None) -> Tensor:
-        """`[batch * levels, channels, 24, 24]`, as of `StackStem`."""
+        """`[batch * levels, channels, 24, 24]`, see `StackStem`."""
         _refuse(positions)
         images = values.reshape(1, -1, SIZE, SIZE).expand(self.num_levels, -1, -1, -1)
         levels = functional.grid_sample(images, self.grid, align_corners=False)

@@ -38,7 +38,7 @@ class KaiserBesselGridding:
         self.beta = math.pi * math.sqrt((width / ratio * (ratio - 0.5)) ** 2 - 0.8)
 
     def __call__(self, samples: Tensor, positions: Tensor, areas: Tensor) -> Tensor:
-        """Make images of samples.
+        """Make images from samples.
 
         Args:
             samples: complex `[batch, points]`.

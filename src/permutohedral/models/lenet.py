@@ -1,8 +1,8 @@
 """Classifiers of digits that are known at scattered points: Caffe's LeNet behind an interpolation, PCNN, and ours.
 
 All take `values [batch, points, 1]` at `positions [batch, points, 2]`, (y, x) in pixels, or without positions at the
-28 x 28 pixels in row order, and return `[batch, 10]`. They differ in what makes `[batch, channels, 24, 24]` of the
-points; the rest of the network is the same.
+28 x 28 pixels in row order, and return `[batch, 10]`. They differ in how they make `[batch, channels, 24, 24]` from
+the points; the rest of the network is the same.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class LeNet(nn.Module):
     """Caffe's LeNet: a first convolution of 20 filters, pooling, one of 50, pooling, 500 units, 10.
 
     Args:
-        stem: makes `[batch, channels[0], 24, 24]` of the points.
+        stem: makes `[batch, channels[0], 24, 24]` from the points.
         channels: filters of the two convolutions.
         hidden: units of the layer before the last.
         rectify: ReLU after the convolutions too, not only after the hidden units.

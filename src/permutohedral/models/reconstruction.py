@@ -1,4 +1,4 @@
-"""Networks that make an image of samples along a trajectory: filters on lattices read them, a spatial network finishes.
+"""Networks that make an image from samples on a trajectory: filters on lattices read them, a spatial network refines.
 
 All take `values [batch, points, channels]` of a batch measured at the same `positions [points, 2]`, (y, x) from the
 center, with `areas [points, weights]`, what each sample stands for, and return `[batch, size, size]`.
@@ -129,7 +129,7 @@ class ScatteredReconstruction(nn.Module):
         self.finish = _finish(inputs, channels)
 
     def forward(self, values: Tensor, positions: Tensor, areas: Tensor | None = None) -> Tensor:
-        """Make images of `values [batch, points, 1]`; the areas play no part."""
+        """Make images from `values [batch, points, 1]`; the areas play no part."""
         lattices = [self._build(positions.to(self.pixels), scale) for scale in self.scales]
         known = torch.cat([values, torch.ones_like(values)], dim=2)
         filled, masses = self._fill(known, lattices)
@@ -207,7 +207,7 @@ class SpectrumReconstruction(nn.Module):
         self.finish = _finish(2 * spectra, channels)
 
     def forward(self, values: Tensor, positions: Tensor, areas: Tensor) -> Tensor:
-        """Make images of `values [batch, points, 2]` with `areas [points, areas]`."""
+        """Make images from `values [batch, points, 2]` with `areas [points, areas]`."""
         image: Tensor = self.finish(self.transform(values, positions, areas))
         return image * self.field
 
@@ -231,7 +231,7 @@ class GriddedNetwork(nn.Module):
 
     Args:
         size: of the image.
-        areas: as of `SpectrumReconstruction`; each makes an image of its own.
+        areas: see `SpectrumReconstruction`; each makes an image of its own.
         channels: of `Refinement`.
 
     >>> GriddedNetwork(16, 1, (4, 4, 4))(torch.rand(2, 50, 2), torch.rand(50, 2), torch.ones(50, 1)).shape
@@ -246,7 +246,7 @@ class GriddedNetwork(nn.Module):
         self.finish = Refinement(2 * areas, channels)
 
     def forward(self, values: Tensor, positions: Tensor, areas: Tensor) -> Tensor:
-        """Make images of `values [batch, points, 2]`."""
+        """Make images from `values [batch, points, 2]`."""
         samples = torch.view_as_complex(values.contiguous())
         images = torch.stack([self.gridding(samples, positions, weight) for weight in areas.unbind(1)], dim=1)
         parts = torch.view_as_real(images).permute(0, 1, 4, 2, 3).flatten(1, 2).to(values)

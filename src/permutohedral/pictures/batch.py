@@ -1,4 +1,4 @@
-"""The same for one picture file or for a folder of them: what is asked for, and what became of each file."""
+"""Requests for one picture file or for a folder of them, and the outcome for each file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from permutohedral.errors import InputError, PermutohedralError
 from permutohedral.pictures.files import check_output, list_pictures
 
-# told which share of a picture is done
+# called with the share of a picture that is done
 Progress = Callable[[float], None]
 
 
@@ -31,11 +31,11 @@ class Outcome:
     error: str | None = None
 
     def describe(self) -> str:
-        """For a reader, in a line."""
+        """One line of text."""
         return f"{self.source}: failed" if self.error is not None else f"wrote {self.output}"
 
     def as_data(self) -> dict[str, Any]:
-        """For JSON, which knows neither paths nor infinity."""
+        """As JSON, which has neither paths nor infinity."""
         return {name: _plain(value) for name, value in asdict(self).items()}
 
 
@@ -57,7 +57,7 @@ class Request(ABC):
         """Make `output` of `source`; `progress` may be called meanwhile."""
 
     def attempt(self, source: Path, output: Path, progress: Progress) -> Outcome:
-        """`process`; what goes wrong is told in the outcome."""
+        """`process`; an error becomes part of the outcome."""
         try:
             return self.process(source, output, progress)
         except PermutohedralError as error:
@@ -100,7 +100,7 @@ def process_files(request: Request, files: Sequence[tuple[Path, Path]], title: s
     console = Console(stderr=True)
     outcomes = []
     with ProgressBar(console=console, transient=True, disable=not console.is_terminal) as progress:
-        # of a single file the share that is done may never be told
+        # a request may never report the share of a single file that is done
         bar = progress.add_task(title, total=len(files) if len(files) > 1 else None)
         for number, (source, output) in enumerate(files):
             progress.update(bar, description=source.name)

@@ -24,7 +24,7 @@ _CONVERSIONS = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB
 # larger pictures are refused before they are decoded: 134 million pixels take 1.6 GB as colors of float32
 MAX_PIXELS = 1 << 27
 MAX_PIXELS_VARIABLE = "PERMUTOHEDRAL_MAX_PIXELS"
-# of formats that by default lose more than they must
+# for formats whose defaults lose more than they must
 _SAVE_OPTIONS: dict[str | None, dict[str, Any]] = {
     "JPEG": {"quality": 95, "subsampling": 0},
     "WEBP": {"lossless": True},
@@ -72,7 +72,7 @@ def read_picture(path: Path) -> Picture:
         raise InputError(f"{path} is not a picture in a format that Pillow reads") from error
     except InputError:
         raise
-    # a damaged file makes the decoders of some formats fail in any way
+    # decoders of some formats raise any kind of exception for a damaged file
     except Exception as error:
         raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error or type(error)}") from error
 
@@ -80,7 +80,7 @@ def read_picture(path: Path) -> Picture:
 @contextmanager
 def _open(path: Path) -> Iterator[Image.Image]:
     """The picture, not decoded yet, unless it claims too many pixels."""
-    # our limit takes the place of Pillow's, which first warns, and on the way out of the library
+    # our limit replaces Pillow's, which only warns up to twice its own limit
     before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
     try:
         image = Image.open(path)

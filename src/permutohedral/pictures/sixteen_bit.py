@@ -1,4 +1,4 @@
-"""Color pictures of 16 bits per channel, which Pillow opens with the upper 8 bits of each alone, and cannot write."""
+"""Color pictures of 16 bits per channel: Pillow reads the upper 8 bits of each channel only, and writes none."""
 
 from __future__ import annotations
 

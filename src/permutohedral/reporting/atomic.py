@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all, and messages for what a disk may do."""
+"""Atomic writing: files are replaced whole or not at all. And messages for errors of the disk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def replacing(path: Path) -> Iterator[Path]:
     ...     (Path(folder) / "new" / "note.txt").read_text()
     'whole'
     """
-    # the ending stays, since some writers choose the format by it
+    # the suffix stays, since some writers choose the format by it
     partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def cannot_write(path: Path, error: OSError) -> StorageError:
 
 
 def _flush(partial: Path) -> None:
-    """Onto the disk, so that a machine that stops never leaves an empty file under the final name."""
+    """Flush to the disk, so that a crash of the machine never leaves an empty file under the final name."""
     with open(partial, "rb") as file:
         os.fsync(file.fileno())
 

@@ -21,7 +21,7 @@ def find_commit(package: Path = _PACKAGE) -> str:
     """The commit of the sources that run, with "+" if they differ from it.
 
     `PERMUTOHEDRAL_COMMIT` overrides it. Without a checkout, where the package is installed, it is "v" and the
-    version. Neither the working directory matters nor a repository that only happens to contain the installation.
+    version. The working directory does not matter, nor does a repository that only happens to contain the installation.
 
     Args:
         package: folder of the package.
@@ -47,7 +47,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def short_commit(commit: str | None) -> str:
-    """A commit for a table, in short but with its mark; nothing for a result that has none.
+    """A commit for a table: shortened, its "+" kept; empty for None.
 
     >>> short_commit("0123456789abcdef0123456789abcdef01234567+")
     '`012345678+`'

@@ -1,4 +1,4 @@
-"""Random crops of images, cut and made noisy on the device that trains: a GPU would wait for a data loader."""
+"""Random crops of images, cut and made noisy on the training device: a data loader would be the bottleneck."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ from permutohedral.models.denoising import LinearDenoiser
 from permutohedral.models.pretrained import build_denoiser
 from permutohedral.reporting.quality import mean_psnr, psnr
 
-# seconds between two times that the scores of an evaluation are kept
+# seconds after which the scores of an evaluation are saved again
 _KEEP_EVERY = 10.0
 
 Loss = Literal["euclidean", "logarithmic"]
@@ -62,9 +62,9 @@ class DenoisingConfig:
         samples: what a training step sees: "images", whole, each with its own noise, through their quadratic
             errors (only models that are linear in their weights); or "crops", with fresh noise.
         crop: height and width of a crop.
-        captured_rows: on a GPU, record the step on crops as a CUDA graph, which spares the host hundreds of launches;
-            the lattices then have at most so many lattice points per pixel. None: not recorded.
-        time_limit: seconds after which training on crops ends, whatever the steps; the result tells how many it took.
+        captured_rows: on a GPU, capture the step on crops as a CUDA graph, which saves the host hundreds of launches;
+            the lattices then have room for this many lattice points per pixel. None: no graph.
+        time_limit: seconds after which training on crops ends, whatever the steps; the result records how many it took.
         loss: "euclidean", the mean squared error; or "logarithmic", the mean over items of its logarithm, which is
             the PSNR that is reported.
         start: "initial" weights of the model, or the "least_squares" solution.
@@ -158,7 +158,7 @@ def run(config: DenoisingConfig, options: RunOptions) -> Result | None:
     """Train and evaluate one row.
 
     Returns:
-        The result; None in the helping processes of a training on several devices.
+        The result; None in all but the first process of a training on several devices.
     """
     lightning.seed_everything(config.seed, workers=True, verbose=False)
     model = build_model(config).to(options.device)
@@ -269,7 +269,7 @@ def _train_on_images(model: nn.Module, config: DenoisingConfig, options: RunOpti
 def _train_on_crops(
     model: nn.Module, config: DenoisingConfig, options: RunOptions, images: Sequence[GrayImage]
 ) -> dict[str, Any]:
-    """Train, and tell how many steps it took."""
+    """Train; returns how many steps it took."""
     settings, folder = cast(TrainingSettings, config.training), checkpoint_folder(config, options.output, config.name)
     # torch's types do not know this argument of Module.to
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -318,7 +318,7 @@ class CropTask(Task):
         self._captured: CapturedStep | None = None
 
     def on_fit_start(self) -> None:
-        """Bring the images to the device; all batches have one shape, so cuDNN may look for its fastest way."""
+        """Bring the images to the device; all batches have one shape, so cuDNN may search for its fastest algorithm."""
         config = self.config
         self.crops = CropSampler(self.images, config.crop, config.noise / 255, config.seed, self.device)
         self._benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
@@ -350,11 +350,11 @@ class CropTask(Task):
         return self.config.captured_rows is not None and self.device.type == "cuda" and alone
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
-        """Leave the gradients of a recorded step in place."""
+        """Leave the gradients of a captured step in place."""
         if self._captured is None:
             super().optimizer_zero_grad(epoch, batch_idx, optimizer)
 
     def backward(self, loss: Tensor, *arguments: Any, **options: Any) -> None:
-        """A recorded step has its gradients already."""
+        """A captured step has its gradients already."""
         if self._captured is None:
             super().backward(loss, *arguments, **options)

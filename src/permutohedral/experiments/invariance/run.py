@@ -56,8 +56,8 @@ class InvarianceConfig:
         options: arguments of the model.
         window: of a stack: how many levels on either side of the digit as it is count as right in training;
             None: all.
-        augmentation: transform the training digits at random: up to so many degrees, or by factors whose logarithms
-            are up to this; 0: not at all.
+        augmentation: transform the training digits at random: by up to this many degrees, or by factors whose
+            logarithms are up to this; 0: not at all.
         paper: accuracy that the paper's source reports for digits as they are.
         split: what to evaluate on: "test", or "validation", the last 10,000 training digits, which are then left out of
             the training: to choose settings.
@@ -130,7 +130,7 @@ def run(config: InvarianceConfig, options: RunOptions) -> Result | None:
     """Train and evaluate one row.
 
     Returns:
-        The result; None in the helping processes of a training on several devices.
+        The result; None in all but the first process of a training on several devices.
     """
     lightning.seed_everything(config.seed, workers=True, verbose=False)
     model = build_model(config).to(options.device)
@@ -171,7 +171,7 @@ def evaluate(
     """Share of the digits that are recognized, for each column of the table.
 
     Args:
-        model: as of `build_model`.
+        model: from `build_model`.
         images: uint8 `[images, 28, 28]`.
         labels: `[images]`.
         config: of the row.
@@ -244,7 +244,7 @@ class InvarianceTask(Task):
 
 
 def level_loss(scores: Tensor, labels: Tensor, window: int | None) -> Tensor:
-    """How unlikely it is that a digit has its label, and stands within `window` levels of where it stands.
+    """The mean negative logarithm of the probability of each label at any level within `window` of the middle.
 
     Args:
         scores: `[batch, levels, classes]`; the softmax over both is the probability of a class at a level.

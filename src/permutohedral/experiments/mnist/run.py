@@ -105,7 +105,7 @@ def run(config: MnistConfig, options: RunOptions) -> Result | None:
     """Train and evaluate one row.
 
     Returns:
-        The result; None in the helping processes of a training on several devices.
+        The result; None in all but the first process of a training on several devices.
     """
     lightning.seed_everything(config.seed, workers=True, verbose=False)
     model = build_model(config).to(options.device)
@@ -132,7 +132,7 @@ def evaluate(model: nn.Module, images: Tensor, labels: Tensor, seed: int) -> dic
     """Share of the digits that are recognized, for each column of the table.
 
     Args:
-        model: as of `build_lenet`.
+        model: from `build_lenet`.
         images: uint8 `[images, 28, 28]`.
         labels: `[images]`.
         seed: of the positions.

@@ -185,7 +185,7 @@ def _read_examples(folder: Path, name: str) -> dict[str, Any]:
     if not path.is_file():
         return {}
     with np.load(path) as content:
-        # half the digits are kept on the disk
+        # stored with half the precision
         return {name: image.astype(np.float32) for name, image in content.items()}
 
 

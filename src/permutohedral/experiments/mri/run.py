@@ -230,7 +230,7 @@ def run(config: MriConfig, options: RunOptions) -> Result | None:
     """Train and evaluate one row.
 
     Returns:
-        The result; None in the helping processes of a training on several devices.
+        The result; None in all but the first process of a training on several devices.
     """
     lightning.seed_everything(config.seed, workers=True, verbose=False)
     model = build_model(config)
@@ -303,9 +303,9 @@ def score(made: Tensor, images: Tensor, domain: Domain) -> dict[str, float]:
 
 
 def _milliseconds(model: nn.Module, measured: Measurement, repeats: int = 5) -> float:
-    """The least of a few times for one image, lattice or triangulation and all.
+    """The shortest of a few times for one image, including its lattice or triangulation.
 
-    Without a GPU it is the time of the processor, which other work on the machine lengthens little.
+    Without a GPU it is CPU time, which other load on the machine affects little.
     """
     clock = time.perf_counter if measured.values.is_cuda else time.process_time
     times = []

@@ -98,7 +98,7 @@ def run(config: PointsConfig, options: RunOptions) -> Result | None:
     """Train and evaluate one row.
 
     Returns:
-        The result; None in the helping processes of a training on several devices.
+        The result; None in all but the first process of a training on several devices.
     """
     lightning.seed_everything(config.seed, workers=True, verbose=False)
     model = build_model(config)
