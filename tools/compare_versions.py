@@ -25,7 +25,7 @@ from torch import Tensor
 
 EXPERIMENTS = ("denoising", "mnist", "rotation", "scale", "mri", "points")
 # what differs between two runs of the same sources
-PASSING = {"seconds", "environment", "hardware", "training_seconds", "command", "commit", "version"}
+PASSING = {"seconds", "milliseconds", "environment", "hardware", "training_seconds", "command", "commit", "version"}
 PASSING_TEXT = re.compile(r"\d+(\.\d+)? ?(s|ms|seconds|minutes|min|h)\b|\b[0-9a-f]{7,40}\b\+?|-modified")
 
 Normalization = Literal["none", "homogeneous", "symmetric", "density", "coverage"]
