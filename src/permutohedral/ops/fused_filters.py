@@ -68,9 +68,11 @@ def filter_points(values: Tensor, features: Tensor | None, smallest_mass: float)
     primitives = primitives_for(features)
     if not hasattr(primitives, "filter_points"):
         return None
-    batch = None if features.dim() == 2 else items_of_points(features.shape[0], features.shape[1], features.device)
-    rows, smallest = values.reshape(-1, values.shape[-1]), max(smallest_mass, torch.finfo(values.dtype).tiny)
-    flat = features.reshape(-1, features.shape[-1])
+    smallest = max(smallest_mass, torch.finfo(values.dtype).tiny)
+    if features.dim() == 2:
+        return cast(FusedPrimitives, primitives).filter_points(values, features, None, smallest)
+    batch = items_of_points(features.shape[0], features.shape[1], features.device)
+    rows, flat = values.reshape(-1, values.shape[-1]), features.reshape(-1, features.shape[-1])
     filtered = cast(FusedPrimitives, primitives).filter_points(rows, flat, batch, smallest)
     return None if filtered is None else filtered.view(values.shape)
 

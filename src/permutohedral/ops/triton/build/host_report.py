@@ -10,7 +10,6 @@ import time
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 # reports that are read together: of sources and of targets
 _MOST = 2
@@ -32,18 +31,25 @@ class Report(NamedTuple):
     far_pairs: int
 
 
+class _Memory:
+    """Memory for the reports of a device: pinned, so that a GPU writes to it as to its own; and views of NumPy."""
+
+    def __init__(self, device: torch.device) -> None:
+        rows = [torch.empty(len(Report._fields), dtype=torch.int64) for _ in range(_MOST)]
+        self.words = [row.pin_memory() if device.type == "cuda" else row for row in rows]
+        self.views = [row.numpy() for row in self.words]
+
+
 class _Scratch(threading.local):
-    """Memory for the reports of one thread, by device: pinned, so that a GPU writes to it as to its own."""
+    """What a thread uses again and again, by device."""
 
     def __init__(self) -> None:
-        self.words: dict[int, list[Tensor]] = {}
+        self.memory: dict[int | None, _Memory] = {}
 
-    def on(self, device: torch.device) -> list[Tensor]:
-        index = -1 if device.index is None else device.index
-        if index not in self.words:
-            rows = [torch.empty(len(Report._fields), dtype=torch.int64) for _ in range(_MOST)]
-            self.words[index] = [row.pin_memory() if device.type == "cuda" else row for row in rows]
-        return self.words[index]
+    def on(self, device: torch.device) -> _Memory:
+        if device.index not in self.memory:
+            self.memory[device.index] = _Memory(device)
+        return self.memory[device.index]
 
 
 _scratch = _Scratch()
@@ -59,12 +65,12 @@ class HostReports:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.words = _scratch.on(device)
+        memory = _scratch.on(device)
+        self._device, self.words, self._views = device, memory.words, memory.views
 
     def __enter__(self) -> HostReports:
-        for row in self.words:
-            row.numpy().fill(_PENDING)
+        for view in self._views:
+            view.fill(_PENDING)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -74,7 +80,7 @@ class HostReports:
 
     def read(self, number: int) -> Report:
         """A report, as soon as the GPU has written it."""
-        view = self.words[number].numpy()
+        view = self._views[number]
         looks = 0
         while True:
             words: list[int] = view.tolist()

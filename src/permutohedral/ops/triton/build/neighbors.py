@@ -138,16 +138,17 @@ def transpose_neighbors_kernel(neighbors, opposite, transposed, num_targets, num
     tl.store(transposed + tl.load(opposite + tap) * num_source + source, target, mask=source >= 0)
 
 
-def search_packed(table: PackedTable, targets: Tensor, offsets: Tensor, shared: bool) -> Tensor:
+def search_packed(table: PackedTable, targets: Tensor, num_targets: int, offsets: Tensor, shared: bool) -> Tensor:
     """The rows of the table's keys at each offset from the targets: int32 `[taps, targets]`, -1 where there is none.
 
     Args:
         table: of the sources.
         targets: int32 `[targets, 1 + d]`, keys; or int64 `[targets]`, codes of this table, packed evenly.
+        num_targets: how many of them there are, if more rows follow.
         offsets: int32 `[taps, d]`.
         shared: whether the targets are the rows of the table; opposite taps are then looked up as one.
     """
-    (taps, d), num_targets = offsets.shape, targets.shape[0]
+    taps, d = offsets.shape
     paired = shared and taps <= _MOST_PAIRED_TAPS
     if paired:
         neighbors = torch.full((taps, num_targets), -1, dtype=torch.int32, device=targets.device)
@@ -167,7 +168,7 @@ def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offs
     shared = source_keys is target_keys
     source_keys, target_keys, offsets = source_keys.contiguous(), target_keys.contiguous(), offsets.contiguous()
     if PackedTable.holds(table):
-        return search_packed(PackedTable(table), target_keys, offsets, shared)
+        return search_packed(PackedTable(table), target_keys, target_keys.shape[0], offsets, shared)
     table = table if table.numel() else wide_keys.build_table(source_keys)
     return wide_keys.find_neighbors(source_keys, table, target_keys, offsets)
 

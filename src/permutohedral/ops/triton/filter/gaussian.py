@@ -82,7 +82,7 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smalle
     num = told.num_lattice_points
     sums = splatted[:num] if ordered is insertion and num <= rows else None
     offsets = axis_offsets(dimension, features.device)
-    neighbors = search_packed(insertion.table, ordered.codes[:num], offsets, True)
+    neighbors = search_packed(insertion.table, ordered.codes, num, offsets, True)
     corners = ordered.vertices, ordered.barycentric
     output = values.new_empty(values.shape)
     _filter(output, values, (*corners, neighbors, *corners), smallest_mass, sums)
