@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from gpu.exactness import DTYPES, L2_TOLERANCE, assert_near, exact, l2_error
@@ -136,7 +138,17 @@ def test_the_deterministic_mode_repeats_to_the_bit() -> None:
         assert torch.equal(first, second)
 
 
-def test_tf32_of_channels_of_different_magnitudes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def tf32() -> Iterator[None]:
+    """Products of float32 may be rounded to TF32."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.usefixtures("tf32")
+def test_tf32_of_channels_of_different_magnitudes() -> None:
     """With gradients: no channel loses more than the others."""
     values, gradient = torch.randn(40_000, 64, device="cuda"), torch.randn(40_000, 96, device="cuda")
     range_in, range_out = (torch.exp2(torch.linspace(*ends, device="cuda")) for ends in ((-30, 30, 64), (20, -40, 96)))
@@ -144,7 +156,6 @@ def test_tf32_of_channels_of_different_magnitudes(monkeypatch: pytest.MonkeyPatc
     values, gradient = values * range_in, gradient * range_out
     neighbors, reverse = (torch.randint(-1, 40_000, (7, 40_000), dtype=torch.int32, device="cuda") for _ in range(2))
     opposite = torch.tensor([0, 2, 1, 4, 3, 6, 5], device="cuda")
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
     convolved = kernels.convolve(values, weight, neighbors, 1)
     both = kernels.convolve_gradients(values, weight, gradient, neighbors, reverse, opposite)
     assert both is not None

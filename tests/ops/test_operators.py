@@ -49,6 +49,7 @@ class Sample:
         return {
             "index_points": (self.features, None),
             "index_points_in_batches": (self.features, self.batch),
+            "index_both": (self.features, None, self.target_features, None),
             "index_keys": (self.keys.repeat(2, 1),),
             "find_neighbors": (self.keys, self.table, self.target_keys, self.offsets),
             "transpose_neighbors": (self.neighbors, self.opposite, len(self.keys)),
@@ -80,6 +81,7 @@ WITHOUT_DERIVATIVE = ["filter_gaussian"]
 FLOATING = [
     "index_points",
     "index_points_in_batches",
+    "index_both",
     "splat",
     "slice",
     "barycentric_gradient",
