@@ -121,6 +121,8 @@ def differentiable(name: str, way: Callable[[str], Any]) -> tuple[Callable[..., 
         for place, each in zip(places, floating, strict=True):
             complete[place] = each
         result = run(*complete)
+        if name == "index_both":
+            return torch.cat([result[2], result[6]])
         return result[2] if name.startswith("index_points") else result
 
     return function, tuple(arguments[place] for place in places)
@@ -130,15 +132,15 @@ def differentiable(name: str, way: Callable[[str], Any]) -> tuple[Callable[..., 
 def test_opcheck(name: str) -> None:
     """Schema, fake tensors, autograd registration, and the traced operator with static and dynamic shapes."""
     arguments = Sample().arguments(name)
-    if not name.startswith("index_points"):
+    if not name.startswith(("index_points", "index_both")):
         torch.library.opcheck(operator(name), arguments)
         return
     # opcheck adds all outputs up in the dtype of the first, which fails for integers before floats, so it traces
     # this operator without gradients; test_traced_gradient does the rest
-    features, batch = arguments
     utilities = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(operator(name), (features, batch), test_utils=utilities)
-    torch.library.opcheck(operator(name), (features.detach(), batch))
+    torch.library.opcheck(operator(name), arguments, test_utils=utilities)
+    fixed = tuple(each.detach() if isinstance(each, Tensor) else each for each in arguments)
+    torch.library.opcheck(operator(name), fixed)
 
 
 @pytest.mark.parametrize("name", ["index_points", "slice", "convolve"])
