@@ -9,7 +9,7 @@ from torch import Tensor
 
 from permutohedral.ops.triton.runtime import cdiv, launch, on_device
 
-_BLOCK = 512
+_BLOCK = 1024
 
 
 @triton.jit(do_not_specialize=[
@@ -20,21 +20,22 @@ def picture_features_kernel(
     guide, features, num_points, width, pixels, image_stride, channel_stride, row_stride, column_stride, sigma_space,
     sigma_range, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """float32 `features [points, 2 + CHANNELS]`: y and x over one sigma, then the channels over the other."""
-    point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    """float32 `features [points, 2 + CHANNELS]`: y and x over one sigma, then the channels over the other.
+
+    A thread computes one number, so that neighbors store what lies side by side.
+    """
+    entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    point, column = entry // (2 + CHANNELS), (entry % (2 + CHANNELS)).to(tl.int32)
     inside = point < num_points
-    image, pixel = point // pixels, point % pixels
+    image, pixel = point // pixels, (point % pixels).to(tl.int32)
     y, x = pixel // width, pixel % width
-    place = features + point * (2 + CHANNELS)
-    space = tl.zeros([BLOCK], tl.float32) + sigma_space
+    place = image * image_stride + y.to(tl.int64) * row_stride + x.to(tl.int64) * column_stride
+    place += (column - 2).to(tl.int64) * channel_stride
+    color = tl.load(guide + place, mask=inside & (column >= 2), other=0.0).to(tl.float32)
+    number = tl.where(column == 0, y.to(tl.float32), tl.where(column == 1, x.to(tl.float32), color))
+    sigma = tl.where(column < 2, sigma_space, sigma_range).to(tl.float32)
     # rounded to nearest, as torch divides on the CPU; Triton's own division is not
-    tl.store(place, tl.div_rn(y.to(tl.float32), space), mask=inside)
-    tl.store(place + 1, tl.div_rn(x.to(tl.float32), space), mask=inside)
-    read = guide + image * image_stride + y * row_stride + x * column_stride
-    spread = tl.zeros([BLOCK], tl.float32) + sigma_range
-    for channel in tl.static_range(CHANNELS):
-        color = tl.load(read + tl.cast(channel, tl.int64) * channel_stride, mask=inside, other=0.0)
-        tl.store(place + 2 + channel, tl.div_rn(color.to(tl.float32), spread), mask=inside)
+    tl.store(features + entry, tl.div_rn(number, sigma), mask=inside)
 
 
 @on_device
@@ -50,7 +51,7 @@ def picture_features(guide: Tensor, sigma_space: float, sigma_range: float) -> T
         images = guide.reshape(-1, channels, height, width)
         points = images.shape[0] * pixels
         launch(
-            picture_features_kernel, (cdiv(points, _BLOCK),), (images, features),
+            picture_features_kernel, (cdiv(features.numel(), _BLOCK),), (images, features),
             (points, width, pixels, *images.stride(), sigma_space, sigma_range), CHANNELS=channels, BLOCK=_BLOCK,
         )  # fmt: skip
     return features
