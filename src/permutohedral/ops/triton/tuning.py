@@ -1,6 +1,7 @@
 """Which block shape the convolution uses: what is likely best, refined by a short search on the device.
 
-The search runs once per process, device and shape; `PERMUTOHEDRAL_AUTOTUNE=0` leaves it out.
+The search runs once per process, device and shape; `PERMUTOHEDRAL_AUTOTUNE=0` and torch's deterministic mode leave it
+out.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Shape:
     targets: int
 
     def key(self, device: torch.device) -> tuple[object, ...]:
-        size = self.targets.bit_length()
-        return device, self.kernel, self.precision, self.dtype, self.in_channels, self.out_channels, size
+        size, exact = self.targets.bit_length(), torch.are_deterministic_algorithms_enabled()
+        return device, exact, self.kernel, self.precision, self.dtype, self.in_channels, self.out_channels, size
 
 
 def likely_blocks(shape: Shape) -> Blocks:
@@ -76,7 +77,8 @@ def _may_search(shape: Shape) -> bool:
     work = shape.targets * shape.in_channels * shape.out_channels
     if INTERPRETED or work < _WORTH_SEARCHING or os.environ.get("PERMUTOHEDRAL_AUTOTUNE", "1") == "0":
         return False
-    return not torch.cuda.is_current_stream_capturing()
+    # what was fastest in one process need not be so in another, and other blocks add in another order
+    return not (torch.cuda.is_current_stream_capturing() or torch.are_deterministic_algorithms_enabled())
 
 
 def _fit(launch: Callable[[Blocks], None], blocks: Blocks) -> Blocks:
