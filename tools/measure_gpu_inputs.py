@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 import permutohedral as ph
+from permutohedral.reporting.provenance import find_commit
 
 SIDE, SIGMA_SPACE, SIGMA_RANGE = 1024, 16.0, 0.1
 WARMUP = 10
@@ -159,6 +160,7 @@ import time, torch
 torch.zeros(1, device="cuda").sum().item(); torch.cuda.synchronize()
 start = time.perf_counter()
 import permutohedral as ph
+from permutohedral.reporting.provenance import find_commit
 ph.bilateral_filter(torch.rand(3, 512, 512, device="cuda"), 16.0, 0.1); torch.cuda.synchronize()
 print(time.perf_counter() - start)
 """
@@ -188,7 +190,12 @@ def main() -> None:
     start = first_call()
     print(f"{start['median']:7.2f} s  first call of a process, import included")
     if options.json is not None:
-        result = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "milliseconds": found}
+        result: dict[str, Any] = {
+            "gpu": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "commit": find_commit(),
+        }
+        result["milliseconds"] = found
         options.json.write_text(json.dumps({**result, "first_call_seconds": start}, indent=1) + "\n")
 
 

@@ -196,6 +196,15 @@ def gpu_convolution() -> str:
     return markdown_table(["", "ours", "error", "fastest other"], rows)
 
 
+def gpu_inputs() -> str:
+    """Wall times on the GPU of calls whose inputs change from one to the next."""
+    measured = json.loads((RESULTS / "gpu-inputs-h200.json").read_text())["milliseconds"]
+    rows = [
+        [name, *(f"{figures[part]:.2f}" for part in ("median", "p90", "max"))] for name, figures in measured.items()
+    ]
+    return markdown_table(["", "median, ms", "90th percentile", "largest"], rows)
+
+
 _TABLES: dict[str, Callable[[], str]] = {
     "denoising": denoising,
     "mnist": mnist,
@@ -204,6 +213,7 @@ _TABLES: dict[str, Callable[[], str]] = {
     "gpu": gpu,
     "gpu-filters": gpu_filters,
     "gpu-convolution": gpu_convolution,
+    "gpu-inputs": gpu_inputs,
 }
 
 
