@@ -56,13 +56,15 @@ def filter_pictures(  # noqa: PLR0913 (one parameter for each option)
     """
     with explained():
         import permutohedral as ph
-        from permutohedral.pictures.batch import plan_files, process_files
+        from permutohedral.pictures.batch import check_companions, plan_files, process_files
         from permutohedral.pictures.bilateral import Bilateral
 
         request = Bilateral(sigma_space, sigma_range, guide)
         with ph.use_backend(backend):
             _check_stdout(output, as_json)
-            outcomes = process_files(request, plan_files(sources, output, recursive), "filtering")
+            files = plan_files(sources, output, recursive)
+            check_companions(guide, files)
+            outcomes = process_files(request, files, "filtering")
         if as_json:
             _print_json(outcomes)
         elif sys.stdout.isatty():
@@ -110,7 +112,7 @@ def denoise(  # noqa: PLR0913 (one parameter for each option)
         request = Denoise(ImageDenoiser(model), sigma, reference, compare)
         _check_stdout(output, as_json)
         files = plan_files(sources, output, recursive)
-        request.check_compare(len(files))
+        request.check(files)
         outcomes = process_files(request, files, "denoising")
         if as_json:
             _print_json(outcomes)

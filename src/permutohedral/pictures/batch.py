@@ -75,6 +75,21 @@ def companion(place: Path, source: Path) -> Path:
     return place / source.name if place.is_dir() else place
 
 
+def check_companions(place: Path | None, files: Sequence[tuple[Path, Path]]) -> None:
+    """Find out before any work whether names tell which file in the folder `place` belongs to which picture.
+
+    Raises:
+        InputError: two pictures, from different folders or of different formats, have the same name but its ending.
+    """
+    known: dict[str, Path] = {}
+    for source, _ in files if place is not None and len(files) > 1 else ():
+        other = known.setdefault(source.stem, source)
+        if other != source:
+            raise InputError(
+                f"{other} and {source} have the same name, and so would their files in {place}; rename one"
+            )
+
+
 def plan_files(sources: Path | Sequence[Path], output: Path, recursive: bool = False) -> list[tuple[Path, Path]]:
     """Pairs of a picture and where its result goes.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.models.image_denoiser import NO_NOISE, ImageDenoiser, estimate_noise
-from permutohedral.pictures.batch import Outcome, Progress, Request, companion, make_folder
+from permutohedral.pictures.batch import Outcome, Progress, Request, check_companions, companion, make_folder
 from permutohedral.pictures.files import Picture, check_output, read_picture, write_picture
 from permutohedral.pictures.transparency import fill_hidden
 
@@ -64,17 +65,19 @@ class Denoise(Request):
     reference: Path | None = None
     compare: Path | None = None
 
-    def check_compare(self, count: int) -> None:
-        """Find out before any work whether the figures can be drawn, for so many pictures.
+    def check(self, files: Sequence[tuple[Path, Path]]) -> None:
+        """Find out before any work whether the references are found and the figures can be drawn.
 
         Raises:
             InputError: there is no such folder, or the ending names no format.
         """
+        check_companions(self.reference, files)
+        check_companions(self.compare, files)
         if self.compare is None:
             return
         from permutohedral.reporting.figure import check_ending
 
-        if count > 1:
+        if len(files) > 1:
             make_folder(self.compare)
         elif not self.compare.parent.is_dir():
             raise InputError(f"cannot write the figure {self.compare}: there is no folder {self.compare.parent}")

@@ -24,8 +24,8 @@ _XMP_TEXT = "XML:com.adobe.xmp"
 _XMP_ORIENTATION = re.compile(rb"(tiff:Orientation(?:=['\"]|>))\d")
 # a profile of other inks or axes says nothing about gray or RGB
 _MODES_OF_PROFILES = ("L", "LA", "P", "PA", "RGB", "RGBA", "I;16", "I;16L", "I;16B", "I;16N", "I")
-# decoders put it where the file does not say
-_NO_RESOLUTION = (72.0, 72.0)
+# decoders put these where the file does not say
+_NO_RESOLUTION = ((1.0, 1.0), (72.0, 72.0))
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _resolution(image: Image.Image) -> tuple[float, float] | None:
         x, y = (float(number) for number in image.info["dpi"])
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return None
-    return None if (x, y) == _NO_RESOLUTION or not (0 < x < 1e6 and 0 < y < 1e6) else (x, y)
+    return None if (x, y) in _NO_RESOLUTION or not (0 < x < 1e6 and 0 < y < 1e6) else (x, y)
 
 
 def _texts(image: Image.Image) -> dict[str, str]:

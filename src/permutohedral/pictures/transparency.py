@@ -50,9 +50,8 @@ def _fill(colors: Tensor, seen: Tensor) -> Tensor:
     height, width = colors.shape[2:]
     if max(height, width) == 1 or bool((seen > 0).all()):
         return colors
-    mean = {"kernel_size": 2, "ceil_mode": True}
-    mass = avg_pool2d(seen, **mean)
-    half = avg_pool2d(colors * seen, **mean) / mass.clamp_min(torch.finfo(mass.dtype).tiny)
+    mass = avg_pool2d(seen, 2, ceil_mode=True)
+    half = avg_pool2d(colors * seen, 2, ceil_mode=True) / mass.clamp_min(torch.finfo(mass.dtype).tiny)
     coarse = _fill(half, (mass > 0).to(seen))
     finer = interpolate(coarse, scale_factor=2, mode="bilinear", align_corners=False)[..., :height, :width]
     return torch.where(seen > 0, colors, finer)
