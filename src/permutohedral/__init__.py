@@ -41,8 +41,10 @@ else:
         if name.startswith("__") and name != "__all__":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         public = vars(importlib.import_module("permutohedral.public"))
-        # while the public names are being loaded, not all are there
-        globals().update({each: public[each] for each in ("__all__", *public.get("__all__", ())) if each in public})
+        # while the public names are being loaded, not all are there; one that a user has replaced stays
+        for each in ("__all__", *public.get("__all__", ())):
+            if each in public:
+                globals().setdefault(each, public[each])
         if name not in globals():
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return globals()[name]

@@ -86,7 +86,7 @@ def two_halves(hidden: tuple[int, int, int]) -> np.ndarray[Any, Any]:
     return pixels
 
 
-@pytest.mark.parametrize("command", [["filter", "--sigma-range", "0.5"], ["denoise", "--sigma", "20"]], ids=lambda c: c[0])
+@pytest.mark.parametrize("command", [["filter", "--sigma-range", "0.5"], ["denoise", "--sigma", "20"]], ids=" ".join)
 def test_colors_nobody_sees_change_nothing(command: list[str], tmp_path: Path) -> None:
     results = []
     for number, hidden in enumerate([(0, 0, 0), (255, 255, 255), (255, 0, 0)]):

@@ -85,9 +85,7 @@ def check_companions(place: Path | None, files: Sequence[tuple[Path, Path]]) -> 
     for source, _ in files if place is not None and len(files) > 1 else ():
         other = known.setdefault(source.stem, source)
         if other != source:
-            raise InputError(
-                f"{other} and {source} have the same name, and so would their files in {place}; rename one"
-            )
+            raise InputError(f"the names of {other} and {source} do not tell their files in {place} apart; rename one")
 
 
 def plan_files(sources: Path | Sequence[Path], output: Path, recursive: bool = False) -> list[tuple[Path, Path]]:

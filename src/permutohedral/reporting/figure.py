@@ -46,7 +46,7 @@ def save_figure(figure: Figure, paths: Path | Sequence[Path], dpi: int = 120, ma
     """
     options: dict[str, Any] = {} if margin is None else {"bbox_inches": "tight", "pad_inches": margin}
     for path in [paths] if isinstance(paths, Path) else paths:
-        metadata = {"Date": None} if path.suffix.lower() == ".svg" else {}
+        metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
         try:
             # in memory first: some encoders take a short write to a full disk for success
             content = io.BytesIO()
