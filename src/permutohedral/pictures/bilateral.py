@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-import permutohedral as ph
 from permutohedral.errors import InputError
 from permutohedral.pictures.batch import Outcome, Progress, Request, companion
 from permutohedral.pictures.files import check_output, read_picture, write_picture
+from permutohedral.pictures.tiles import filter_in_tiles
 from permutohedral.pictures.transparency import filter_by_alpha, hide_colors
 
 
@@ -65,7 +65,7 @@ class Bilateral(Request):
         pixels = filter_by_alpha(
             picture.pixels,
             picture.alpha,
-            lambda values: ph.bilateral_filter(values, self.sigma_space, self.sigma_range, guide=edges),
+            lambda values: filter_in_tiles(values, edges, self.sigma_space, self.sigma_range, progress),
         )
         seconds = time.perf_counter() - started
         lost = tuple(write_picture(picture.with_pixels(pixels), output))

@@ -147,7 +147,8 @@ def _to_picture(image: Image.Image, path: Path, transparent: NDArray[Any] | None
 
 def _from_numbers(numbers: NDArray[Any], levels: int, transparent: NDArray[Any] | None) -> Picture:
     """From `[height, width, channels]`, with alpha if there are 2 or 4 channels or a transparent color."""
-    pixels = torch.from_numpy(numbers.astype(np.float32) / levels).permute(2, 0, 1)
+    # in place: a large picture is a large part of the memory
+    pixels = torch.from_numpy(numbers.astype(np.float32)).div_(levels).permute(2, 0, 1)
     if numbers.shape[2] in (2, 4):
         return Picture(pixels[:-1], alpha=pixels[-1:], levels=levels)
     if transparent is None:
