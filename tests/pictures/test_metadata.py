@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ def pixels(channels: int = 3, height: int = 9, width: int = 12) -> np.ndarray[An
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
+@cache
 def profile() -> bytes:
+    """One for all tests: it carries the time when it was made."""
     return ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
 
