@@ -31,7 +31,8 @@ ORDER = [
     ["checks", "geometry"],
     ["functional"],
     ["nn"],
-    # the package itself: its public names
+    ["public"],
+    # the package itself: hands on the public names
     [""],
     # files, figures and measures; needs the errors and the version alone
     ["reporting"],
@@ -50,7 +51,10 @@ ORDER = [
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 
 # what every installation has, and what needs more
-CORE = {"errors", "version", "ops", "neighborhood", "features", "memory", "lattice", "checks", "functional", "nn", ""}
+CORE = {
+    *("errors", "version", "ops", "neighborhood", "features", "memory", "lattice", "checks", "functional", "nn"),
+    *("public", ""),
+}
 
 
 def unit_of(module: str) -> str:
@@ -151,7 +155,7 @@ def loaded_by(*statements: str) -> set[str]:
 def test_importing_the_package_loads_nothing_else() -> None:
     """Beyond torch and NumPy, and what these load themselves, nothing but the core, and no backend yet."""
     before = loaded_by("import torch, numpy")
-    after = loaded_by("import permutohedral")
+    after = loaded_by("import permutohedral", "[getattr(permutohedral, name) for name in permutohedral.__all__]")
     ours = {name for name in after if name.split(".")[0] == "permutohedral"}
     others = {name.split(".")[0] for name in after - before - ours}
     assert others <= sys.stdlib_module_names | {"torch", "numpy"}
@@ -159,6 +163,24 @@ def test_importing_the_package_loads_nothing_else() -> None:
     assert not {"permutohedral._native", "permutohedral.ops.native", "permutohedral.ops.triton"} & ours
     # these take longer to load than everything else together
     assert not {"torch._dynamo", "torch._inductor", "triton"} & (after - before)
+
+
+def test_the_command_line_answers_without_torch() -> None:
+    """Help, version and completion would take seconds."""
+    loaded = loaded_by("import permutohedral.__main__, permutohedral.cli.application")
+    assert not {"torch", "numpy", "PIL", "rich", "matplotlib"} & loaded
+    assert loaded_by("from permutohedral import bilateral_filter") >= {"torch"}
+
+
+def test_the_names_are_there_before_they_are_loaded() -> None:
+    for statement in (
+        "import permutohedral as ph; ph.nn.GaussianFilter; ph.functional.splat",
+        "from permutohedral import *; bilateral_filter; nn",
+        "import permutohedral as ph; assert set(ph.__all__) <= set(dir(ph))",
+        "import permutohedral as ph; ph.splat = 1; ph.slice; assert ph.splat == 1",
+        "import permutohedral as ph; assert not hasattr(ph, 'absent'); assert not hasattr(ph, '__absent__')",
+    ):
+        loaded_by(statement)
 
 
 def test_the_public_names_are_those_listed() -> None:

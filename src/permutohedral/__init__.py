@@ -25,75 +25,29 @@ torch.Size([3, 64, 64])
 torch.Size([1000, 16])
 """
 
-from permutohedral import nn
-from permutohedral.errors import (
-    BackendUnavailable,
-    DataError,
-    FeatureRangeError,
-    InputError,
-    MemoryLimitError,
-    NeighborhoodError,
-    PermutohedralError,
-)
-from permutohedral.features import (
-    bilateral_features,
-    circle_features,
-    color_features,
-    join_features,
-    lattice_step,
-    log_scale_features,
-    position_features,
-    rotation_features,
-    whole_steps_sigma,
-)
-from permutohedral.functional import (
-    bilateral_filter,
-    convolve,
-    gaussian_filter,
-    permutohedral_filter,
-    slice,
-    splat,
-)
-from permutohedral.lattice import Lattice, LatticeStatistics, Simplices, build_lattice
-from permutohedral.memory import MemoryForecast, forecast_memory
-from permutohedral.neighborhood import Neighborhood, gaussian_weight
-from permutohedral.ops.dispatch import available_backends, explain_backend, use_backend
-from permutohedral.version import __version__
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "BackendUnavailable",
-    "DataError",
-    "FeatureRangeError",
-    "InputError",
-    "Lattice",
-    "LatticeStatistics",
-    "MemoryForecast",
-    "MemoryLimitError",
-    "Neighborhood",
-    "NeighborhoodError",
-    "PermutohedralError",
-    "Simplices",
-    "__version__",
-    "available_backends",
-    "bilateral_features",
-    "bilateral_filter",
-    "build_lattice",
-    "circle_features",
-    "color_features",
-    "convolve",
-    "explain_backend",
-    "forecast_memory",
-    "gaussian_filter",
-    "gaussian_weight",
-    "join_features",
-    "lattice_step",
-    "log_scale_features",
-    "nn",
-    "permutohedral_filter",
-    "position_features",
-    "rotation_features",
-    "slice",
-    "splat",
-    "use_backend",
-    "whole_steps_sigma",
-]
+from permutohedral.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from permutohedral.public import *  # noqa: F403 (`__all__` names them)
+    from permutohedral.public import __all__ as __all__
+else:
+    # the names, and torch with them, are loaded when the first is used: the command line lies in this package, too, and
+    # answers --version, --help and the Tab key before torch could be loaded
+
+    def __getattr__(name: str) -> Any:
+        if name.startswith("__") and name != "__all__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        public = vars(importlib.import_module("permutohedral.public"))
+        # while the public names are being loaded, not all are there; one that a user has replaced stays
+        for each in ("__all__", *public.get("__all__", ())):
+            if each in public:
+                globals().setdefault(each, public[each])
+        if name not in globals():
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *importlib.import_module("permutohedral.public").__all__})

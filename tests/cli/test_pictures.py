@@ -161,7 +161,7 @@ def test_several_frames_are_refused(tmp_path: Path, random: np.random.Generator)
 def test_impossible_output_is_one_line(tmp_path: Path, random: np.random.Generator) -> None:
     source = save(tmp_path / "in.png", random_pixels(random, 8, 9, 4))
     assert_one_line_error(invoke("filter", source, tmp_path / "none" / "out.png"), "no folder")
-    assert_one_line_error(invoke("filter", source, tmp_path), "is a folder")
+    assert_one_line_error(invoke("filter", source, tmp_path), "would replace the picture")
     assert_one_line_error(invoke("filter", source, tmp_path / "out.unknown"), ".unknown", ".png")
     # JPEG holds no alpha
     assert_one_line_error(invoke("filter", source, tmp_path / "out.jpg"), "RGBA")

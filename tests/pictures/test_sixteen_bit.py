@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+import torch
+from PIL import Image, ImageOps
 
 from permutohedral.errors import InputError
 from permutohedral.pictures.files import Picture, read_picture, write_picture
@@ -73,3 +74,94 @@ def test_a_format_without_sixteen_bits_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="16 bits per channel"):
         write_picture(picture, tmp_path / "wide.jpg")
     assert not (tmp_path / "wide.jpg").exists()
+
+
+@pytest.mark.parametrize("ending", ["webp", "avif", "gif", "bmp", "jpg"])
+def test_gray_of_sixteen_bits_is_refused_where_it_would_turn_white_or_black(ending: str, tmp_path: Path) -> None:
+    picture = Picture(torch.rand(1, 23, 31), levels=65535)
+    with pytest.raises(InputError, match=r"16 bits per channel fits into \.png"):
+        write_picture(picture, tmp_path / f"gray.{ending}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("ending", ["png", "tif", "jp2", "pgm"])
+def test_gray_of_sixteen_bits_stays(ending: str, tmp_path: Path) -> None:
+    pixels = torch.from_numpy(numbers(1)[..., 0].astype(np.float32))[None] / 65535
+    write_picture(Picture(pixels, levels=65535), tmp_path / f"gray.{ending}")
+    copy = read_picture(tmp_path / f"gray.{ending}")
+    assert copy.levels == 65535
+    torch.testing.assert_close(copy.pixels, pixels)
+
+
+@pytest.mark.parametrize("ending", ["png", "tif"])
+def test_gray_with_alpha_stays(ending: str, tmp_path: Path) -> None:
+    path, copy = tmp_path / f"wide.{ending}", tmp_path / f"copy.{ending}"
+    with open(path, "wb") as file:
+        write_wide(numbers(2), file, {"png": "PNG", "tif": "TIFF"}[ending])
+    picture = read_picture(path)
+    assert picture.levels == 65535
+    assert picture.pixels.shape == (1, 23, 31)
+    assert picture.alpha is not None
+    write_picture(picture, copy)
+    assert np.array_equal(read_wide(copy), numbers(2))
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("compression", [None, "zlib"])
+@pytest.mark.parametrize("channels", [2, 3, 4])
+def test_planes_keep_all_bits(order: str, compression: str | None, channels: int, tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile", reason="tifffile is not installed")
+    tifffile.imwrite(
+        tmp_path / "planes.tif",
+        np.moveaxis(numbers(channels), -1, 0),
+        photometric="rgb" if channels > 2 else "minisblack",
+        planarconfig="separate",
+        extrasamples=["unassalpha"] if channels in (2, 4) else None,
+        byteorder=order,
+        compression=compression,
+    )
+    picture = read_picture(tmp_path / "planes.tif")
+    assert picture.levels == 65535
+    write_picture(picture, tmp_path / "copy.png")
+    assert np.array_equal(read_wide(tmp_path / "copy.png"), numbers(channels))
+
+
+def test_colors_multiplied_by_alpha_are_divided_once(tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile", reason="tifffile is not installed")
+    plain = numbers(4)
+    plain[..., 3] = np.maximum(plain[..., 3], 5000)
+    multiplied = plain.copy()
+    multiplied[..., :3] = (plain[..., :3] / 65535 * plain[..., 3:]).round()
+    tifffile.imwrite(tmp_path / "a.tif", multiplied, photometric="rgb", extrasamples=["assocalpha"])
+    found = read_picture(tmp_path / "a.tif").pixels.permute(1, 2, 0).numpy() * 65535
+    # half a level before the division by an alpha of at least 5000 levels
+    assert np.abs(found - plain[..., :3]).max() <= 0.5 * 65535 / 5000 + 1
+
+
+def test_inks_of_sixteen_bits_are_refused(tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile", reason="tifffile is not installed")
+    tifffile.imwrite(tmp_path / "inks.tif", numbers(4), photometric="separated")
+    with pytest.raises(InputError, match="convert it to gray or RGB"):
+        read_picture(tmp_path / "inks.tif")
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("planar", ["contig", "separate"])
+def test_either_kind_is_turned_alike(orientation: int, planar: str, tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile", reason="tifffile is not installed")
+    pixels = numbers(3) if planar == "contig" else np.moveaxis(numbers(3), -1, 0)
+    tag = [(274, "H", 1, orientation, True)]
+    tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="rgb", planarconfig=planar, extratags=tag)
+    upright = Image.fromarray((numbers(3) // 256).astype(np.uint8))
+    upright.getexif()[274] = orientation
+    expected = np.asarray(ImageOps.exif_transpose(upright))
+    found = read_picture(tmp_path / "a.tif").pixels.permute(1, 2, 0).numpy() * 65535 // 256
+    assert np.array_equal(found, expected)
+
+
+def test_other_software_reads_the_tiff(tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile", reason="tifffile is not installed")
+    for channels in (2, 3, 4):
+        with open(tmp_path / "wide.tif", "wb") as file:
+            write_wide(numbers(channels), file, "TIFF")
+        assert np.array_equal(tifffile.imread(tmp_path / "wide.tif"), numbers(channels))

@@ -97,7 +97,7 @@ def test_a_file_that_grows_too_large(kind: str, tmp_path: Path) -> None:
     layer = torch.nn.Linear(100, 1000)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
-    writers: dict[str, Callable[[], None]] = {
+    writers: dict[str, Callable[[], object]] = {
         "text": lambda: write_text(path, "x" * 100_000),
         "weights": lambda: write_weights(path, layer),
         "checkpoint": lambda: WholeCheckpoints().save_checkpoint({"global_step": 1, **layer.state_dict()}, path),

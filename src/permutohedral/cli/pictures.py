@@ -10,17 +10,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from permutohedral.cli.shared import Json, SigmaRange, SigmaSpace, explained
+from permutohedral.cli.shared import STREAM, Json, SigmaRange, SigmaSpace, explained
+from permutohedral.errors import InputError
 
 if TYPE_CHECKING:
     from permutohedral.pictures.batch import Outcome
 
 
-def filter_pictures(
-    source: Annotated[Path, typer.Argument(metavar="INPUT", help="The picture to filter, or a folder of them.")],
-    output: Annotated[
-        Path, typer.Argument(metavar="OUTPUT", help="Where the result goes, or the folder for the results.")
-    ],
+Sources = Annotated[
+    list[Path], typer.Argument(metavar="INPUT...", help="Pictures, folders of them, or - for one on stdin.")
+]
+Output = Annotated[
+    Path, typer.Argument(metavar="OUTPUT", help="Where the result goes, - for stdout, or a folder for several.")
+]
+Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Also take the folders in a folder.")]
+
+
+def filter_pictures(  # noqa: PLR0913 (one parameter for each option)
+    sources: Sources,
+    output: Output,
     guide: Annotated[
         Path | None,
         typer.Option(
@@ -32,13 +40,15 @@ def filter_pictures(
     backend: Annotated[
         str | None, typer.Option(metavar="NAME", help="Force a backend; see permutohedral backends.")
     ] = None,
+    recursive: Recursive = False,
     as_json: Json = False,
 ) -> None:
-    """Smooth a picture, or a folder of them, and keep the edges.
+    """Smooth pictures, and keep their edges.
 
-    A bilateral filter, or with --guide a joint bilateral one. The ending of OUTPUT names the format; an alpha
-    channel is kept as it is. OUTPUT is replaced if it exists, and never half-written. A picture of a folder that
-    cannot be read is reported, the others are done, and the exit code is 1.
+    A bilateral filter, or with --guide a joint bilateral one. The ending of OUTPUT names the format; on stdout it is
+    that of the input. An alpha channel is kept as it is, and weights the colors. OUTPUT is replaced if it exists,
+    and never half-written. One of several pictures that cannot be read is reported, the others are done, and the
+    exit code is 1.
 
     Example: permutohedral filter photo.png smooth.png --sigma-space 16
 
@@ -46,12 +56,15 @@ def filter_pictures(
     """
     with explained():
         import permutohedral as ph
-        from permutohedral.pictures.batch import plan_files, process_files
+        from permutohedral.pictures.batch import check_companions, plan_files, process_files
         from permutohedral.pictures.bilateral import Bilateral
 
         request = Bilateral(sigma_space, sigma_range, guide)
         with ph.use_backend(backend):
-            outcomes = process_files(request, plan_files(source, output), "filtering")
+            _check_stdout(output, as_json)
+            files = plan_files(sources, output, recursive)
+            check_companions(guide, files)
+            outcomes = process_files(request, files, "filtering")
         if as_json:
             _print_json(outcomes)
         elif sys.stdout.isatty():
@@ -61,9 +74,9 @@ def filter_pictures(
     _tell_errors(outcomes)
 
 
-def denoise(
-    source: Annotated[Path, typer.Argument(metavar="INPUT", help="A noisy picture, or a folder of them.")],
-    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Where the result goes, or the results.")],
+def denoise(  # noqa: PLR0913 (one parameter for each option)
+    sources: Sources,
+    output: Output,
     sigma: Annotated[
         float | None,
         typer.Option(
@@ -81,9 +94,10 @@ def denoise(
     compare: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Draw before and after here (a folder for many).")
     ] = None,
+    recursive: Recursive = False,
     as_json: Json = False,
 ) -> None:
-    """Remove noise from a picture, or from all pictures in a folder.
+    """Remove noise from pictures.
 
     Gray or color, of any size. OUTPUT is replaced if it exists, and never half-written. A picture that cannot
     be read is reported, the others are done, and the exit code is 1.
@@ -96,15 +110,15 @@ def denoise(
         from permutohedral.pictures.denoise import Denoise
 
         request = Denoise(ImageDenoiser(model), sigma, reference, compare)
-        files = plan_files(source, output)
-        if len(files) > 1 and compare is not None:
-            compare.mkdir(parents=True, exist_ok=True)
+        _check_stdout(output, as_json)
+        files = plan_files(sources, output, recursive)
+        request.check(files)
         outcomes = process_files(request, files, "denoising")
         if as_json:
             _print_json(outcomes)
         elif sys.stdout.isatty() or reference is not None:
             for outcome in outcomes:
-                typer.echo(outcome.describe())
+                typer.echo(outcome.describe(), err=output == STREAM)
     _tell_errors(outcomes)
 
 
@@ -124,12 +138,23 @@ def demo(
         run(output, steps)
 
 
+def _check_stdout(output: Path, as_json: bool) -> None:
+    """A picture on stdout leaves no room for anything else, and is of no use on a terminal."""
+    if output == STREAM and as_json:
+        raise InputError("a picture and JSON cannot both go to stdout; name a file for the picture")
+    if output == STREAM and sys.stdout.isatty():
+        raise InputError("the picture would go to the terminal; send stdout to a file or a program, or name a file")
+
+
 def _print_json(outcomes: Sequence[Outcome]) -> None:
     typer.echo(json.dumps([outcome.as_data() for outcome in outcomes], indent=2))
 
 
 def _tell_errors(outcomes: Sequence[Outcome]) -> None:
-    """Tell on stderr what went wrong with each file, and end with code 1 if anything did."""
+    """Tell on stderr what each result lacks and what went wrong, and end with code 1 if anything did."""
+    for outcome in outcomes:
+        if (note := outcome.note()) is not None:
+            typer.echo(f"note: {note}", err=True)
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]
     for error in errors:
         typer.echo(f"error: {error}", err=True)

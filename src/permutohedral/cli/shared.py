@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,6 +17,10 @@ _EXTRA_OF_MODULE = {
     **dict.fromkeys(("pytorch_lightning", "pooch", "scipy", "yaml"), "experiments"),
     "rich": "cli",
 }
+
+
+# stdin as an input, stdout as an output; pictures.files has the same, and loads torch
+STREAM = Path("-")
 
 
 @contextmanager

@@ -9,10 +9,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-import permutohedral as ph
 from permutohedral.errors import InputError
 from permutohedral.pictures.batch import Outcome, Progress, Request, companion
-from permutohedral.pictures.files import read_picture, write_picture
+from permutohedral.pictures.files import check_output, read_picture, write_picture
+from permutohedral.pictures.tiles import filter_in_tiles
+from permutohedral.pictures.transparency import filter_by_alpha, hide_colors
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,19 @@ class Bilateral(Request):
     def process(self, source: Path, output: Path, progress: Progress) -> Filtered:
         """Filter one file."""
         picture = read_picture(source)
-        edges = picture.pixels if self.guide is None else _read_guide(self.guide, source, picture.pixels)
+        check_output(output, picture)
+        visible = hide_colors(picture.pixels, picture.alpha)
+        edges = visible if self.guide is None else _read_guide(self.guide, source, visible)
         started = time.perf_counter()
-        pixels = ph.bilateral_filter(picture.pixels, self.sigma_space, self.sigma_range, guide=edges)
+        pixels = filter_by_alpha(
+            picture.pixels,
+            picture.alpha,
+            lambda values: filter_in_tiles(values, edges, self.sigma_space, self.sigma_range, progress),
+        )
         seconds = time.perf_counter() - started
-        write_picture(picture.with_pixels(pixels), output)
+        lost = tuple(write_picture(picture.with_pixels(pixels), output))
         channels, height, width = pixels.shape
-        return Filtered(source, output, None, height, width, channels, round(seconds, 4))
+        return Filtered(source, output, None, lost, height, width, channels, round(seconds, 4))
 
 
 def _read_guide(guide: Path, source: Path, pixels: Tensor) -> Tensor:

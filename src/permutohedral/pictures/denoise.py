@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.models.image_denoiser import NO_NOISE, ImageDenoiser, estimate_noise
-from permutohedral.pictures.batch import Outcome, Progress, Request, companion
-from permutohedral.pictures.files import Picture, read_picture, write_picture
+from permutohedral.pictures.batch import Outcome, Progress, Request, check_companions, companion, make_folder
+from permutohedral.pictures.files import Picture, check_output, read_picture, write_picture
+from permutohedral.pictures.transparency import fill_hidden
 
 
 @dataclass(frozen=True)
@@ -62,16 +65,39 @@ class Denoise(Request):
     reference: Path | None = None
     compare: Path | None = None
 
+    def check(self, files: Sequence[tuple[Path, Path]]) -> None:
+        """Find out before any work whether the references are found and the figures can be drawn.
+
+        Raises:
+            InputError: there is no such folder, or the ending names no format.
+        """
+        check_companions(self.reference, files)
+        check_companions(self.compare, files)
+        if self.compare is None:
+            return
+        from permutohedral.reporting.figure import check_ending
+
+        if len(files) > 1:
+            make_folder(self.compare)
+        elif not self.compare.parent.is_dir():
+            raise InputError(f"cannot write the figure {self.compare}: there is no folder {self.compare.parent}")
+        elif not self.compare.is_dir():
+            check_ending(self.compare)
+
     def process(self, source: Path, output: Path, progress: Progress) -> Denoised:
         """Denoise one file."""
         picture = read_picture(source)
+        check_output(output, picture)
         clean = None if self.reference is None else _read_reference(self.reference, source, picture)
-        sigma = estimate_noise(picture.pixels) if self.sigma is None else self.sigma / 255
+        noisy = fill_hidden(picture.pixels, picture.alpha)
+        sigma = estimate_noise(noisy) if self.sigma is None else self.sigma / 255
         # in place: a large picture is a large part of the memory
-        pixels = self.denoiser(picture.pixels, sigma, progress).clamp_(0, 1)
-        write_picture(picture.with_pixels(pixels), output)
+        pixels = self.denoiser(noisy, sigma, progress).clamp_(0, 1)
+        if picture.alpha is not None:
+            pixels = torch.where(picture.alpha > 0, pixels, picture.pixels)
+        lost = tuple(write_picture(picture.with_pixels(pixels), output))
         model = None if sigma < NO_NOISE else self.denoiser.choose(pixels.shape[0], sigma)
-        outcome = Denoised(source, output, sigma=round(255 * sigma, 3), model=model)
+        outcome = Denoised(source, output, lost=lost, sigma=round(255 * sigma, 3), model=model)
         if clean is not None:
             outcome = _score(outcome, picture.pixels, pixels, clean)
         if self.compare is not None:

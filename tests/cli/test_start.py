@@ -1,0 +1,111 @@
+"""The first seconds of the command: answers without torch, and Ctrl-C at any moment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+COMMAND = "from permutohedral.__main__ import main; main()"
+# sends Ctrl-C to this process when the module named by the first argument is imported
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+module = sys.argv.pop(1)
+sys.meta_path.insert(0, Interrupt())
+from permutohedral.__main__ import main
+main()
+"""
+
+
+def run(*arguments: str, code: str = COMMAND, **variables: str) -> tuple[int, str, str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["typer", "permutohedral.cli.application", "torch", "torch._C", "torch.nn", "numpy", "PIL", "rich.progress"],
+)
+def test_ctrl_c_while_modules_are_loaded(module: str, tmp_path: Path) -> None:
+    source, output = tmp_path / "a.png", tmp_path / "b.png"
+    Image.new("RGB", (8, 9)).save(source)
+    assert run(module, "filter", str(source), str(output), code=INTERRUPTED_IMPORT) == (130, "", "")
+    assert not output.exists()
+
+
+def test_ctrl_c_while_a_picture_is_filtered(tmp_path: Path) -> None:
+    source, output = tmp_path / "a.png", tmp_path / "b.png"
+    Image.new("RGB", (8, 9)).save(source)
+    code = (
+        "import os, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "import permutohedral as ph; ph.bilateral_filter = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT); "
+        "from permutohedral.__main__ import main; main()"
+    )
+    returncode, stdout, stderr = run("filter", str(source), str(output), code=code)
+    assert (returncode, stdout) == (130, "")
+    assert "Traceback" not in stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png"]
+
+
+def test_ctrl_c_stays_ignored_in_a_background_job() -> None:
+    code = (
+        "import os, signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+        "from permutohedral.__main__ import main; os.kill(os.getpid(), signal.SIGINT); main()"
+    )
+    returncode, stdout, _ = run("--version", code=code)
+    assert returncode == 0
+    assert stdout.startswith("permutohedral ")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["--help"], ["filter", "--help"], ["reproduce", "mnist", "--help"]], ids=" ".join
+)
+def test_answers_come_at_once(arguments: list[str]) -> None:
+    assert fastest(arguments) < 0.3
+
+
+def test_completion_comes_at_once() -> None:
+    words = {"_PERMUTOHEDRAL_COMPLETE": "complete_bash", "COMP_WORDS": "permutohedral fi", "COMP_CWORD": "1"}
+    assert run(**words)[1].split() == ["filter", "figure"]
+    assert fastest([], **words) < 0.3
+
+
+def fastest(arguments: list[str], **variables: str) -> float:
+    """Seconds of processor time: other processes may make each run longer."""
+    seconds = []
+    for _ in range(5):
+        before, started = os.times(), time.perf_counter()
+        run(*arguments, **variables)
+        after = os.times()
+        used = after.children_user + after.children_system - before.children_user - before.children_system
+        seconds.append(min(used, time.perf_counter() - started))
+    return min(seconds)
+
+
+def test_the_signal_of_a_finished_command_does_no_harm() -> None:
+    code = (
+        "import atexit, os, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT)); "
+        "from permutohedral.__main__ import main; main()"
+    )
+    returncode, stdout, stderr = run("--version", code=code)
+    assert returncode in (-signal.SIGINT, 130)
+    assert stdout.startswith("permutohedral ")
+    assert "Traceback" not in stderr
