@@ -16,8 +16,8 @@ ROOT = Path(permutohedral.__file__).parent
 # its own or that of a folder it lies in
 ORDER = [
     ["errors", "version", "_native"],
-    ["neighborhood"],
-    ["ops.primitives", "ops.tracing"],
+    ["neighborhood", "tensors"],
+    ["ops.primitives", "ops.tracing", "ops.batching"],
     ["ops.shared_tensors"],
     ["ops.reference", "ops.native"],
     ["ops.triton"],
@@ -50,7 +50,20 @@ ORDER = [
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 
 # what every installation has, and what needs more
-CORE = {"errors", "version", "ops", "neighborhood", "features", "memory", "lattice", "checks", "functional", "nn", ""}
+CORE = {
+    "errors",
+    "version",
+    "ops",
+    "neighborhood",
+    "tensors",
+    "features",
+    "memory",
+    "lattice",
+    "checks",
+    "functional",
+    "nn",
+    "",
+}
 
 
 def unit_of(module: str) -> str:

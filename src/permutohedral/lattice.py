@@ -17,7 +17,8 @@ from permutohedral.memory import MemoryLimit
 from permutohedral.neighborhood import Neighborhood, axis_offsets, check_halo, neighborhood_of
 from permutohedral.ops import operators
 from permutohedral.ops.shared_tensors import items_of_points, row_numbers
-from permutohedral.ops.tracing import is_compiled_in_parts, uncompiled
+from permutohedral.ops.tracing import is_batched, is_compiled_in_parts, uncompiled
+from permutohedral.tensors import check_tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +39,10 @@ class Simplices:
     vertices: Tensor
     barycentric: Tensor
     table: Tensor
+
+    def __getstate__(self) -> dict[str, Tensor]:
+        # the table means something only to the backend that made it: who loads it may have another
+        return {**self.__dict__, "table": self.table.new_empty(0)}
 
     @property
     def num_points(self) -> int:
@@ -189,6 +194,10 @@ class Lattice:
         )
 
 
+# they hold tensors and numbers: torch.load(weights_only=True) may make them
+torch.serialization.add_safe_globals([Lattice, Simplices])
+
+
 def build_lattice(  # noqa: PLR0913 (what describes the points, and three options by name)
     features: Tensor,
     target_features: Tensor | None = None,
@@ -270,8 +279,7 @@ def _check_features(features: Tensor, target_features: Tensor | None) -> int:
     for name, given in (("features", features), ("target_features", target_features)):
         if given is None:
             continue
-        if not isinstance(given, Tensor):
-            raise InputError(f"{name} must be a torch.Tensor, got {type(given).__name__}; use torch.as_tensor")
+        check_tensor(name, given)
         if given.dim() not in (2, 3):
             raise InputError(
                 f"{name} must be [points, dimension] or [batch, points, dimension], got shape {tuple(given.shape)}"
@@ -316,6 +324,7 @@ def _flatten(features: Tensor, batch: Tensor | None, batch_name: str) -> tuple[T
         return features.reshape(items * points, features.shape[2]), items_of_points(items, points, features.device)
     if batch is None:
         return features, None
+    check_tensor(batch_name, batch)
     if batch.shape != features.shape[:1]:
         raise InputError(
             f"{batch_name} must name the item of each of the {features.shape[0]} points, got shape {tuple(batch.shape)}"
@@ -324,7 +333,7 @@ def _flatten(features: Tensor, batch: Tensor | None, batch_name: str) -> tuple[T
         raise InputError(f"{batch_name} must be an integer vector, got {batch.dtype}")
     if batch.device != features.device:
         raise InputError(f"{batch_name} is on {batch.device} but its features on {features.device}; move one")
-    if not torch.compiler.is_compiling() and batch.numel():
+    if not torch.compiler.is_compiling() and not is_batched(batch) and batch.numel():
         low, high = torch.aminmax(batch)
         if int(low) < 0 or int(high) >= 2**31:
             raise InputError(f"{batch_name} must hold items from 0 to 2**31 - 1, got {int(low)} to {int(high)}")

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 Result = TypeVar("Result")
 
@@ -28,11 +29,25 @@ def is_traced() -> bool:
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._are_functorch_transforms_active()
+        or torch.jit.is_tracing()
     )
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Whether `torch.vmap` batches the tensor: its numbers cannot be read."""
+    return bool(torch._C._functorch.is_batchedtensor(tensor))
+
+
+def is_transformed() -> bool:
+    """Whether `torch.func` transforms what runs, or tangents are pushed forward through it."""
+    return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
 
 
 def wants_gradient(*arguments: Any) -> bool:
     """Whether a derivative with respect to one of the arguments may be asked for."""
+    if is_transformed():
+        # a tensor of an inner transformation does not tell which derivatives the outer ones take
+        return True
     if not torch.is_grad_enabled():
         return False
     # a loop is twice as fast as any() of a generator
@@ -50,6 +65,8 @@ def why_in_steps(*tensors: Any) -> str | None:
     """
     if is_traced():
         return "torch traces or transforms the call"
+    if is_transformed():
+        return "tangents are pushed forward through the call"
     if not is_plain(*tensors):
         return "a tensor is of a subclass of torch.Tensor"
     first = tensors[0]
