@@ -50,20 +50,8 @@ ORDER = [
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 
 # what every installation has, and what needs more
-CORE = {
-    "errors",
-    "version",
-    "ops",
-    "neighborhood",
-    "tensors",
-    "features",
-    "memory",
-    "lattice",
-    "checks",
-    "functional",
-    "nn",
-    "",
-}
+CORE = {"errors", "version", "ops", "neighborhood", "tensors", "features", "memory", "lattice", "checks", "functional"}
+CORE |= {"nn", ""}
 
 
 def unit_of(module: str) -> str:

@@ -29,9 +29,11 @@ def count(leading: tuple[int, ...]) -> int:
 
 def check_values(values: Tensor, lattice: Lattice, name: str) -> None:
     """Raise unless `values` fit the dtype and device of the lattice."""
+    if not isinstance(values, Tensor) or not values.is_floating_point():
+        kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
+        how = "with .float()" if isinstance(values, Tensor) else "with torch.as_tensor"
+        raise InputError(f"{name} must be a floating tensor, got {kind}; convert {how}")
     check_tensor(name, values)
-    if not values.is_floating_point():
-        raise InputError(f"{name} must be a floating tensor, got {values.dtype}; convert with .float()")
     if values.device != lattice.device:
         raise InputError(f"{name} are on {values.device} but the lattice is on {lattice.device}; move one")
     if accumulation_dtype(values.dtype) != lattice.dtype:

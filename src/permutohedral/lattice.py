@@ -41,7 +41,7 @@ class Simplices:
     table: Tensor
 
     def __getstate__(self) -> dict[str, Tensor]:
-        # the table means something only to the backend that made it: who loads it may have another
+        # a lookup table means something only to the backend that made it
         return {**self.__dict__, "table": self.table.new_empty(0)}
 
     @property
@@ -131,7 +131,7 @@ class Lattice:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the features the lattice was built from."""
+        """That of the features."""
         return self.source.barycentric.dtype
 
     def statistics(self) -> LatticeStatistics:
@@ -236,7 +236,6 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and three option
     torch.Size([1000, 4])
     """
     if is_compiled_in_parts():
-        # one break of the graph around all of it
         options = {"halo": halo, "separable": separable, "memory_limit": memory_limit}
         return _build_uncompiled(features, target_features, neighborhood_size, batch, target_batch, **options)
     neighborhood = neighborhood_of(_check_features(features, target_features), neighborhood_size)
@@ -251,7 +250,6 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and three option
     limit = MemoryLimit(memory_limit, features.device)
     points = sources[0].shape[0] + (0 if targets is None else targets[0].shape[0])
     limit.check_simplices(points, neighborhood.dimension, features.element_size())
-
     if targets is not None and (halo or separable):
         source, target = _index_jointly(sources, targets)
     else:
@@ -271,6 +269,7 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and three option
     )
 
 
+# one break of the graph around all of it
 _build_uncompiled = uncompiled(build_lattice)
 
 
@@ -382,7 +381,6 @@ def _grow_halo(
 
 
 def _renumber(vertices: Tensor, numbers: Tensor) -> Tensor:
-    # index_select takes int32, where indexing would copy the vertices to int64 first
     return numbers.index_select(0, vertices.flatten()).view(vertices.shape)
 
 

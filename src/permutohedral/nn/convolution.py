@@ -114,10 +114,9 @@ class PermutohedralConvolution(nn.Module):
     def _gaussian_weight(self) -> Tensor:
         taps = gaussian_weight(self.dimension, self.neighborhood_size, self.weight.dtype)
         inputs, outputs = self.weight.shape[1], self.out_channels // self.groups
-        options = {"dtype": taps.dtype, "device": taps.device}
-        mixing = (
-            torch.eye(inputs, **options) if inputs == outputs else torch.full((inputs, outputs), 1 / inputs, **options)
-        )
+        mixing = taps.new_full((inputs, outputs), 1 / inputs)
+        if inputs == outputs:
+            mixing = torch.eye(inputs, dtype=taps.dtype, device=taps.device)
         return taps[:, None, None] * mixing.repeat(1, self.groups)
 
     def forward(

@@ -121,8 +121,8 @@ class Operator(Generic[Result]):
 def _refuse_torchscript() -> None:
     if torch.jit.is_tracing():
         raise InputError(
-            "torch.jit.trace and torch.onnx.export(dynamo=False) would record the lattice of the example as a constant; "
-            "use torch.compile, or torch.export"
+            "torch.jit.trace, and torch.onnx.export with dynamo=False, would record the lattice of the example as a "
+            "constant; use torch.compile or torch.export"
         )
 
 
