@@ -16,7 +16,7 @@ from permutohedral.neighborhood import count_taps
 from permutohedral.ops import operators
 from permutohedral.ops.primitives import FilterTables, accumulation_dtype
 from permutohedral.ops.tracing import wants_gradient
-from permutohedral.tensors import check_tensor
+from permutohedral.tensors import check_tensor, refuse_torchscript
 
 
 def count(leading: tuple[int, ...]) -> int:
@@ -29,6 +29,7 @@ def count(leading: tuple[int, ...]) -> int:
 
 def check_values(values: Tensor, lattice: Lattice, name: str) -> None:
     """Raise unless `values` fit the dtype and device of the lattice."""
+    refuse_torchscript()
     if not isinstance(values, Tensor) or not values.is_floating_point():
         kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
         how = "with .float()" if isinstance(values, Tensor) else "with torch.as_tensor"

@@ -18,7 +18,7 @@ from permutohedral.neighborhood import Neighborhood, axis_offsets, check_halo, n
 from permutohedral.ops import operators
 from permutohedral.ops.shared_tensors import items_of_points, row_numbers
 from permutohedral.ops.tracing import is_batched, is_compiled_in_parts, uncompiled
-from permutohedral.tensors import check_tensor
+from permutohedral.tensors import check_tensor, refuse_torchscript
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +159,6 @@ class Lattice:
         device = torch.device(device)
 
         def move(simplices: Simplices, keys: Tensor) -> Simplices:
-            # a lookup table means something only to the backend that made it
             table = simplices.table if device.type == self.device.type else simplices.table[:0]
             return Simplices(keys, simplices.vertices.to(device), simplices.barycentric.to(device), table.to(device))
 
@@ -275,6 +274,7 @@ _build_uncompiled = uncompiled(build_lattice)
 
 def _check_features(features: Tensor, target_features: Tensor | None) -> int:
     """Validate ranks, dtypes and devices; returns the dimension."""
+    refuse_torchscript()
     for name, given in (("features", features), ("target_features", target_features)):
         if given is None:
             continue
@@ -371,7 +371,7 @@ def _grow_halo(
     renumber = torch.arange(keys.shape[0], dtype=torch.int32, device=keys.device)
     for _ in range(steps):
         limit.check_halo(keys.shape[0], ring)
-        # tap 0 is the centre, so the first rows are the lattice points that are already there
+        # tap 0 is the centre: the first rows are there already
         keys, inverse, table = operators.index_keys((keys + offsets[:, None]).flatten(0, 1))
         renumber = inverse.index_select(0, renumber)
     grown = replace(source, keys=keys, vertices=_renumber(source.vertices, renumber), table=table)

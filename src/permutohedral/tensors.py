@@ -19,6 +19,18 @@ def check_tensor(name: str, given: object) -> None:
         raise InputError(f"{name} must be dense, got a tensor of the layout {given.layout}; use .to_dense()")
 
 
+def refuse_torchscript() -> None:
+    """Raise inside of `torch.jit.trace`.
+
+    >>> refuse_torchscript()
+    """
+    if torch.jit.is_tracing():
+        raise InputError(
+            "torch.jit.trace, and torch.onnx.export with dynamo=False, would record the lattice of the example as a "
+            "constant; use torch.compile or torch.export"
+        )
+
+
 def check_count(name: str, number: object, least: int = 0) -> None:
     """Raise unless `number` is a whole number of at least `least`.
 

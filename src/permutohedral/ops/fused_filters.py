@@ -61,6 +61,8 @@ def filter_points(values: Tensor, features: Tensor | None, smallest_mass: float)
         return None
     if why_in_steps(values, features) is not None or values.shape[:-1] != features.shape[:-1]:
         return None
+    if values.shape[-1] == 0:
+        return None
     if features.dtype not in (torch.float32, torch.float64) or accumulation_dtype(values.dtype) != features.dtype:
         return None
     if wants_gradient(values, features):

@@ -8,8 +8,8 @@ from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from permutohedral.errors import InputError
 from permutohedral.ops.batching import Arguments, Axes, Rule, one_after_another
 from permutohedral.ops.dispatch import forced_backend, on_backend, primitives_for
 from permutohedral.ops.tracing import is_plain, is_traced, is_transformed, wants_gradient
@@ -40,12 +40,15 @@ def linear_in(*places: int) -> PushForward:
     """The tangent of an operator that is linear in each of these arguments, and constant in the others."""
 
     def push_forward(operator: Callable[..., Any], arguments: Arguments, tangents: Tangents) -> Tensor | None:
-        total: Tensor | None = None
-        for place in places:
-            if tangents[place] is not None:
-                part: Tensor = operator(*arguments[:place], tangents[place], *arguments[place + 1 :])
-                total = part if total is None else total + part
-        return total
+        moving = [place for place in places if tangents[place] is not None]
+        if not moving:
+            # torch takes no None for the tangent of a result that has numbers
+            place = places[0]
+            return torch.zeros_like(
+                operator(*arguments[:place], torch.zeros_like(arguments[place]), *arguments[place + 1 :])
+            )
+        parts = [operator(*arguments[:place], tangents[place], *arguments[place + 1 :]) for place in moving]
+        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
     return push_forward
 
@@ -92,7 +95,6 @@ class Operator(Generic[Result]):
         if is_transformed() and not torch.compiler.is_compiling():
             return cast(Result, self._transformed.apply(*arguments))  # type: ignore[no-untyped-call]
         if is_traced() or not is_plain(*arguments):
-            _refuse_torchscript()
             return cast(Result, self._registered(*arguments))
         if self._function is None or not wants_gradient(*arguments):
             return self.run(*arguments)
@@ -116,14 +118,6 @@ class Operator(Generic[Result]):
         if is_traced() or not is_plain(*arguments):
             return self._registered(*arguments)
         return self.run(*arguments)
-
-
-def _refuse_torchscript() -> None:
-    if torch.jit.is_tracing():
-        raise InputError(
-            "torch.jit.trace, and torch.onnx.export with dynamo=False, would record the lattice of the example as a "
-            "constant; use torch.compile or torch.export"
-        )
 
 
 def _direct_function(run: Callable[..., Any], derivative: Derivative) -> type[torch.autograd.Function]:
@@ -190,9 +184,11 @@ def _transformed_function(
                 return None if ctx.num_outputs == 1 else (None,) * ctx.num_outputs
             if derivative is None:
                 raise NotImplementedError("this operator has no derivative")
-            tensors = iter(ctx.saved_tensors)
-            arguments = tuple(next(tensors) if other is None else other[0] for other in ctx.others)
-            return derivative.push_forward(operator, arguments, tangents)
+            # torch calls this with tangents switched off, which loses those of transformations around this one
+            with forward_ad._set_fwd_grad_enabled(True):
+                tensors = iter([forward_ad.unpack_dual(each).primal for each in ctx.saved_tensors])
+                arguments = tuple(next(tensors) if other is None else other[0] for other in ctx.others)
+                return derivative.push_forward(operator, arguments, tangents)
 
         @staticmethod
         def vmap(info: Any, axes: Axes, *arguments: Any) -> tuple[Any, Any]:

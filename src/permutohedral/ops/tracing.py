@@ -75,6 +75,8 @@ def why_in_steps(*tensors: Any) -> str | None:
     for tensor in tensors:
         if tensor is not None and tensor.device != first.device:
             return "the tensors are on different devices"
+        if tensor is not None and tensor.layout is not torch.strided:
+            return "a tensor is not dense"
     if first.is_meta:
         return "the device 'meta' holds no numbers"
     if torch.is_autocast_enabled(first.device.type):
