@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -81,7 +81,7 @@ def assert_slope(actual: Tensor, expected: Tensor) -> None:
 def test_tangents_equal_finite_differences(function: Callable[..., Tensor]) -> None:
     inputs = inputs_of()
     along = tuple(draw(*each.shape, seed=7) for each in inputs)
-    result, tangent = jvp(function, inputs, along)
+    result, tangent = cast(tuple[Tensor, Tensor], jvp(function, inputs, along))
     assert_close(result, function(*inputs))
     assert_slope(tangent, slope(function, inputs, along))
 
@@ -91,7 +91,7 @@ def test_dual_tensors(function: Callable[..., Tensor]) -> None:
     inputs = inputs_of()
     along = tuple(draw(*each.shape, seed=7) for each in inputs)
     with forward_ad.dual_level():
-        duals = [forward_ad.make_dual(*pair) for pair in zip(inputs, along, strict=True)]
+        duals = [forward_ad.make_dual(one, other) for one, other in zip(inputs, along, strict=True)]
         result, tangent = forward_ad.unpack_dual(function(*duals))
     assert tangent is not None
     assert_close(result, function(*inputs))
@@ -139,7 +139,7 @@ def test_gradients(function: Callable[..., Tensor]) -> None:
     leaves = [each.clone().requires_grad_() for each in inputs]
     expected = torch.autograd.grad(function(*leaves).square().sum(), leaves)
     actual = grad(lambda *given: function(*given).square().sum(), argnums=(0, 1, 2))(*inputs)
-    result, pull_back = vjp(function, *inputs)
+    result, pull_back = cast(tuple[Tensor, Any], vjp(function, *inputs))
     for one, other, wanted in zip(actual, pull_back(2 * result), expected, strict=True):
         assert_close(one, wanted)
         assert_close(other, wanted)
@@ -268,3 +268,40 @@ def test_what_is_cached_inside_a_transformation_serves_outside() -> None:
     ph.gaussian_filter(values, features)
     ph.permutohedral_filter(values, features, weight, neighborhood_size=2).sum().backward()
     assert weight.grad is not None
+
+
+@pytest.mark.parametrize("function", [learned, gaussian, on_a_lattice])
+def test_compiled_transformations(function: Callable[..., Tensor]) -> None:
+    """The compiler leaves out what it cannot transform; it never leaves out a tangent."""
+    inputs = inputs_of()
+
+    def tangent(*given: Tensor) -> Tensor:
+        return cast(Tensor, jvp(function, given, given)[1])
+
+    def gradient(*given: Tensor) -> Tensor:
+        return cast(Tensor, grad(lambda *given: function(*given).square().sum(), argnums=1)(*given))
+
+    def of_duals(*given: Tensor) -> Tensor:
+        with forward_ad.dual_level():
+            dual = forward_ad.unpack_dual(function(*(forward_ad.make_dual(each, each) for each in given)))
+            assert dual.tangent is not None
+            return cast(Tensor, dual.tangent)
+
+    for derivative in (tangent, gradient, of_duals):
+        torch.compiler.reset()
+        assert_close(torch.compile(derivative, backend="aot_eager")(*inputs), derivative(*inputs))
+
+
+def test_a_compiled_tangent_on_a_lattice() -> None:
+    """Nothing breaks the graph before the first operator."""
+    values, features, weight = inputs_of()
+    lattice = ph.build_lattice(features)
+
+    def tangent(values: Tensor) -> Tensor:
+        def function(values: Tensor) -> Tensor:
+            return ph.permutohedral_filter(values, None, weight, lattice=lattice)
+
+        return cast(Tensor, jvp(function, (values,), (values,))[1])
+
+    torch.compiler.reset()
+    assert_close(torch.compile(tangent, backend="aot_eager")(values), tangent(values))

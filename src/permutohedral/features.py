@@ -112,7 +112,7 @@ def join_features(*features: Tensor) -> Tensor:
     return torch.cat([part.expand(*batch_shape, *part.shape[-2:]) for part in features], dim=-1)
 
 
-def bilateral_features(guide: Tensor, sigma_space: float | Tensor, sigma_range: float | Tensor) -> Tensor:
+def bilateral_features(guide: Tensor, sigma_space: Sigma, sigma_range: Sigma) -> Tensor:
     """Position and color of every pixel in standard deviations.
 
     Args:

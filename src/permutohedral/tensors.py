@@ -24,7 +24,7 @@ def refuse_torchscript() -> None:
 
     >>> refuse_torchscript()
     """
-    if torch.jit.is_tracing():
+    if torch._C._get_tracing_state() is not None:
         raise InputError(
             "torch.jit.trace, and torch.onnx.export with dynamo=False, would record the lattice of the example as a "
             "constant; use torch.compile or torch.export"

@@ -37,7 +37,8 @@ def padded(keys: tuple[int, ...], tables: tuple[int, ...]) -> Rule:
     """
 
     def rule(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[Any, Any]:
-        found, where = [], []
+        found: list[Tensor] = []
+        where: list[int | None] = []
         for place, parts in enumerate(zip(*_run_each(run, items, axes, arguments), strict=True)):
             if place in tables:
                 found.append(parts[0][:0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
@@ -12,7 +13,7 @@ from torch.autograd import forward_ad
 
 from permutohedral.ops.batching import Arguments, Axes, Rule, one_after_another
 from permutohedral.ops.dispatch import forced_backend, on_backend, primitives_for
-from permutohedral.ops.tracing import is_plain, is_traced, is_transformed, wants_gradient
+from permutohedral.ops.tracing import is_plain, is_traced, is_transformed, uncompiled, wants_gradient
 
 Result = TypeVar("Result")
 
@@ -39,15 +40,15 @@ class Derivative:
 def linear_in(*places: int) -> PushForward:
     """The tangent of an operator that is linear in each of these arguments, and constant in the others."""
 
-    def push_forward(operator: Callable[..., Any], arguments: Arguments, tangents: Tangents) -> Tensor | None:
-        moving = [place for place in places if tangents[place] is not None]
-        if not moving:
+    def push_forward(operator: Callable[..., Any], arguments: Arguments, tangents: Tangents) -> Tensor:
+        def with_tangent(place: int, tangent: Tensor | None) -> Tensor:
+            result: Tensor = operator(*arguments[:place], tangent, *arguments[place + 1 :])
+            return result
+
+        parts = [with_tangent(place, tangents[place]) for place in places if tangents[place] is not None]
+        if not parts:
             # torch takes no None for the tangent of a result that has numbers
-            place = places[0]
-            return torch.zeros_like(
-                operator(*arguments[:place], torch.zeros_like(arguments[place]), *arguments[place + 1 :])
-            )
-        parts = [operator(*arguments[:place], tangents[place], *arguments[place + 1 :]) for place in moving]
+            return with_tangent(places[0], torch.zeros_like(arguments[places[0]]))
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
     return push_forward
@@ -89,11 +90,16 @@ class Operator(Generic[Result]):
             torch.library.register_autograd(qualified, derivative.pull_back, setup_context=derivative.keep)
             self._function = _direct_function(self.run, derivative)
         self._transformed = _transformed_function(self, self._run_below, derivative, batch)
+        # of a lambda: torch marks the function, and a method cannot be marked
+        self._transform_uncompiled = uncompiled(lambda *arguments: self._transform(*arguments))  # noqa: PLW0108
         self._registered = getattr(torch.ops.permutohedral, name).default
 
     def __call__(self, *arguments: Any) -> Result:
-        if is_transformed() and not torch.compiler.is_compiling():
-            return cast(Result, self._transformed.apply(*arguments))  # type: ignore[no-untyped-call]
+        if is_transformed():
+            # the registered operator knows nothing of tangents, so torch.compile must not take it instead
+            if torch.compiler.is_compiling() or "torch._dynamo" in sys.modules:
+                return self._transform_uncompiled(*arguments)
+            return self._transform(*arguments)
         if is_traced() or not is_plain(*arguments):
             return cast(Result, self._registered(*arguments))
         if self._function is None or not wants_gradient(*arguments):
@@ -112,6 +118,9 @@ class Operator(Generic[Result]):
         """A backend may choose the strides of its results; compiled code has been promised contiguous ones."""
         result: Any = self.run(*arguments)
         return result.contiguous() if isinstance(result, Tensor) else tuple(each.contiguous() for each in result)
+
+    def _transform(self, *arguments: Any) -> Result:
+        return cast(Result, self._transformed.apply(*arguments))
 
     def _run_below(self, *arguments: Any) -> Any:
         """Compute it below all transformations."""

@@ -29,7 +29,7 @@ def is_traced() -> bool:
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._are_functorch_transforms_active()
-        or torch.jit.is_tracing()
+        or torch._C._get_tracing_state() is not None
     )
 
 
@@ -41,6 +41,10 @@ def is_batched(tensor: Tensor) -> bool:
 def is_transformed() -> bool:
     """Whether `torch.func` transforms what runs, or tangents are pushed forward through it."""
     return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
+
+
+# torch.compile calls it while it traces, instead of tracing it
+is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def wants_gradient(*arguments: Any) -> bool:
