@@ -132,7 +132,8 @@ def test_sigma_as_an_array() -> None:
     expected = ph.position_features(3, 4, [2.0, 4.0])
     assert_close(ph.position_features(3, 4, np.array([2.0, 4.0])), expected)
     image = torch.rand(1, 5, 6, device=DEVICE)
-    for two in (np.float32(2), np.float64(2), np.array(2.0), np.array([2.0])):
+    twos: list[Any] = [np.float32(2), np.float64(2), np.array(2.0), np.array([2.0])]
+    for two in twos:
         assert_close(ph.bilateral_filter(image, two, 1.0), ph.bilateral_filter(image, 2.0, 1.0))
 
 

@@ -251,7 +251,7 @@ def bilateral_filter(
     Args:
         image: float `[..., channels, height, width]`.
         sigma_space: standard deviation over positions, in pixels; one number, or one for y and one for x.
-        sigma_range: standard deviation over colors, in units of the guide's values; one number, or one for each channel.
+        sigma_range: standard deviation over colors, in units of the guide's values; one, or one for each channel.
         guide: `[..., guide channels, height, width]`, whose edges are kept; default: the image itself.
         method: see `gaussian_filter`.
         halo: see `gaussian_filter`.

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 from permutohedral.ops.batching import Arguments, Axes, Rule, one_after_another
 from permutohedral.ops.dispatch import forced_backend, on_backend, primitives_for
-from permutohedral.ops.tracing import is_plain, is_traced, is_transformed, uncompiled, wants_gradient
+from permutohedral.ops.tracing import is_plain, is_traced, is_transformed, requires_gradient, uncompiled
 
 Result = TypeVar("Result")
 
@@ -95,16 +95,21 @@ class Operator(Generic[Result]):
         self._registered = getattr(torch.ops.permutohedral, name).default
 
     def __call__(self, *arguments: Any) -> Result:
-        if is_transformed():
-            # the registered operator knows nothing of tangents, so torch.compile must not take it instead
-            if torch.compiler.is_compiling() or "torch._dynamo" in sys.modules:
-                return self._transform_uncompiled(*arguments)
-            return self._transform(*arguments)
-        if is_traced() or not is_plain(*arguments):
+        if is_traced():
+            return self._trace(*arguments)
+        if not is_plain(*arguments):
             return cast(Result, self._registered(*arguments))
-        if self._function is None or not wants_gradient(*arguments):
+        if self._function is None or not requires_gradient(*arguments):
             return self.run(*arguments)
         return cast(Result, self._function.apply(*arguments))
+
+    def _trace(self, *arguments: Any) -> Result:
+        if not is_transformed():
+            return cast(Result, self._registered(*arguments))
+        # the registered operator knows nothing of tangents, so torch.compile must not take it instead
+        if torch.compiler.is_compiling() or "torch._dynamo" in sys.modules:
+            return self._transform_uncompiled(*arguments)
+        return self._transform(*arguments)
 
     def run(self, first: Tensor, *others: Any) -> Result:
         """Compute it; `functional` decides what autocast means, so inside a backend it is off."""
@@ -123,8 +128,8 @@ class Operator(Generic[Result]):
         return cast(Result, self._transformed.apply(*arguments))
 
     def _run_below(self, *arguments: Any) -> Any:
-        """Compute it below all transformations."""
-        if is_traced() or not is_plain(*arguments):
+        """Compute it below all transformations, which torch may trace."""
+        if torch._C._len_torch_dispatch_stack() or not is_plain(*arguments):
             return self._registered(*arguments)
         return self.run(*arguments)
 

@@ -23,7 +23,7 @@ from permutohedral.ops.batching import (
 from permutohedral.ops.dispatch import primitives_for
 from permutohedral.ops.operator import Derivative, Operator, Tangents, linear_in
 from permutohedral.ops.primitives import accumulation_dtype, transpose_weight
-from permutohedral.ops.tracing import is_plain, is_traced, is_transformed
+from permutohedral.ops.tracing import is_plain, is_traced
 
 
 def _dynamic_size() -> Any:
@@ -277,7 +277,7 @@ def _both_gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     """At once where the backend can, and nobody will differentiate them again; else Nones."""
     tensors = lattice_values, weight, gradient, neighbors, reverse, opposite
-    if torch.is_grad_enabled() or is_traced() or is_transformed() or not is_plain(*tensors):
+    if torch.is_grad_enabled() or is_traced() or not is_plain(*tensors):
         return None, None
     together = getattr(primitives_for(gradient), "convolve_gradients", None)
     if together is None:

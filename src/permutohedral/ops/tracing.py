@@ -24,22 +24,18 @@ def is_plain(*arguments: Any) -> bool:
 
 
 def is_traced() -> bool:
-    """Whether torch traces what runs, or transforms it."""
+    """Whether torch traces what runs, or transforms it, or pushes tangents forward through it."""
     return bool(
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
         or torch._C._get_tracing_state() is not None
     )
 
 
-def is_batched(tensor: Tensor) -> bool:
-    """Whether `torch.vmap` batches the tensor: its numbers cannot be read."""
-    return bool(torch._C._functorch.is_batchedtensor(tensor))
-
-
 def is_transformed() -> bool:
-    """Whether `torch.func` transforms what runs, or tangents are pushed forward through it."""
+    """Whether `torch.func` transforms what runs, or tangents are pushed forward through it: a part of `is_traced`."""
     return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
 
 
@@ -47,11 +43,19 @@ def is_transformed() -> bool:
 is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def is_batched(tensor: Tensor) -> bool:
+    """Whether `torch.vmap` batches the tensor: its numbers cannot be read."""
+    return bool(torch._C._functorch.is_batchedtensor(tensor))
+
+
 def wants_gradient(*arguments: Any) -> bool:
     """Whether a derivative with respect to one of the arguments may be asked for."""
-    if is_transformed():
-        # a tensor of an inner transformation does not tell which derivatives the outer ones take
-        return True
+    # a tensor of an inner transformation does not tell which derivatives the outer ones take
+    return is_transformed() or requires_gradient(*arguments)
+
+
+def requires_gradient(*arguments: Any) -> bool:
+    """Whether autograd records what is computed from the arguments, where nothing is transformed."""
     if not torch.is_grad_enabled():
         return False
     # a loop is twice as fast as any() of a generator
@@ -69,8 +73,6 @@ def why_in_steps(*tensors: Any) -> str | None:
     """
     if is_traced():
         return "torch traces or transforms the call"
-    if is_transformed():
-        return "tangents are pushed forward through the call"
     if not is_plain(*tensors):
         return "a tensor is of a subclass of torch.Tensor"
     first = tensors[0]
