@@ -40,10 +40,6 @@ class Simplices:
     barycentric: Tensor
     table: Tensor
 
-    def __getstate__(self) -> dict[str, Tensor]:
-        # a lookup table means something only to the backend that made it
-        return {**self.__dict__, "table": self.table.new_empty(0)}
-
     @property
     def num_points(self) -> int:
         return self.vertices.shape[0]
@@ -131,7 +127,7 @@ class Lattice:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the features."""
+        """The dtype of the features the lattice was built from."""
         return self.source.barycentric.dtype
 
     def statistics(self) -> LatticeStatistics:
@@ -159,6 +155,7 @@ class Lattice:
         device = torch.device(device)
 
         def move(simplices: Simplices, keys: Tensor) -> Simplices:
+            # a lookup table means something only to the backend that made it
             table = simplices.table if device.type == self.device.type else simplices.table[:0]
             return Simplices(keys, simplices.vertices.to(device), simplices.barycentric.to(device), table.to(device))
 
@@ -371,7 +368,7 @@ def _grow_halo(
     renumber = torch.arange(keys.shape[0], dtype=torch.int32, device=keys.device)
     for _ in range(steps):
         limit.check_halo(keys.shape[0], ring)
-        # tap 0 is the centre: the first rows are there already
+        # tap 0 is the centre, so the first rows are the lattice points that are already there
         keys, inverse, table = operators.index_keys((keys + offsets[:, None]).flatten(0, 1))
         renumber = inverse.index_select(0, renumber)
     grown = replace(source, keys=keys, vertices=_renumber(source.vertices, renumber), table=table)
@@ -381,6 +378,7 @@ def _grow_halo(
 
 
 def _renumber(vertices: Tensor, numbers: Tensor) -> Tensor:
+    # index_select takes int32, where indexing would copy the vertices to int64 first
     return numbers.index_select(0, vertices.flatten()).view(vertices.shape)
 
 
