@@ -222,3 +222,17 @@ def test_torchscript_records_no_lattice(function: Callable[..., Tensor]) -> None
     example = torch.rand(9, 3, device=DEVICE), torch.rand(9, 2, device=DEVICE)
     with pytest.raises(InputError, match=r"torch.jit.trace.*constant; use torch.compile or torch.export"):
         torch.jit.trace(function, example)
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "in_a_model"])
+@pytest.mark.filterwarnings("ignore")
+def test_torchscript_compiles_no_layer(inside: bool) -> None:
+    layers = [
+        ph.nn.GaussianFilter(2),
+        ph.nn.PermutohedralConvolution(1, 1, 2),
+        ph.nn.BilateralFilter(1.0, 1.0),
+        ph.nn.BilateralConvolution2d(1, 1),
+    ]
+    for layer in layers:
+        with pytest.raises(InputError, match=rf"script cannot compile {type(layer).__name__}.*use torch.compile"):
+            torch.jit.script(torch.nn.Sequential(layer) if inside else layer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 from torch import Tensor
 
@@ -29,6 +31,14 @@ def refuse_torchscript() -> None:
             "torch.jit.trace, and torch.onnx.export with dynamo=False, would record the lattice of the example as a "
             "constant; use torch.compile or torch.export"
         )
+
+
+def refuse_scripting(layer: object) -> NoReturn:
+    """What `torch.jit.script` calls as the method `__prepare_scriptable__` of a layer."""
+    raise InputError(
+        f"torch.jit.script cannot compile {type(layer).__name__}, whose lattice depends on the data; use torch.compile "
+        "or torch.export"
+    )
 
 
 def check_count(name: str, number: object, least: int = 0) -> None:

@@ -11,7 +11,7 @@ from permutohedral.errors import InputError, NeighborhoodError
 from permutohedral.features import bilateral_features
 from permutohedral.functional import GaussianMethod, Normalization, bilateral_filter
 from permutohedral.nn.convolution import Initialization, PermutohedralConvolution
-from permutohedral.tensors import check_tensor
+from permutohedral.tensors import check_tensor, refuse_scripting
 
 
 class BilateralFilter(nn.Module):
@@ -30,6 +30,8 @@ class BilateralFilter(nn.Module):
     >>> BilateralFilter(sigma_space=4.0, sigma_range=0.1)(torch.rand(2, 3, 16, 16)).shape
     torch.Size([2, 3, 16, 16])
     """
+
+    __prepare_scriptable__ = refuse_scripting
 
     def __init__(
         self,
@@ -90,6 +92,8 @@ class BilateralConvolution2d(nn.Module):
     >>> layer(torch.rand(2, 3, 16, 16)).shape
     torch.Size([2, 16, 16, 16])
     """
+
+    __prepare_scriptable__ = refuse_scripting
 
     def __init__(  # noqa: PLR0913 (one argument per property, as torch.nn.Conv2d)
         self,

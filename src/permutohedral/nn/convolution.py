@@ -13,7 +13,7 @@ from permutohedral.functional import NORMALIZATIONS, Normalization, filter_with_
 from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.neighborhood import Neighborhood, gaussian_weight
 from permutohedral.nn.scale import scale_features
-from permutohedral.tensors import check_tensor
+from permutohedral.tensors import check_tensor, refuse_scripting
 
 Initialization = Literal["kaiming", "gaussian"]
 
@@ -48,6 +48,8 @@ class PermutohedralConvolution(nn.Module):
     >>> layer(torch.rand(100, 3), torch.rand(100, 2) * 10).shape
     torch.Size([100, 8])
     """
+
+    __prepare_scriptable__ = refuse_scripting
 
     def __init__(  # noqa: PLR0913 (one argument per property, as torch.nn.Conv2d)
         self,
