@@ -122,6 +122,81 @@ def test_another_thread_uses_the_forced_backend(backend: str) -> None:
     assert seen[0].startswith(f"{backend}: forced")
 
 
+def chosen_backend() -> str:
+    return ph.explain_backend(torch.zeros(1, device=DEVICE)).split(":")[0]
+
+
+def test_interleaved_blocks_of_two_threads() -> None:
+    """The first opens before the second and closes before it: each sees its own, and nothing is left."""
+    by_default, seen = chosen_backend(), {}
+    opened, closed = threading.Event(), threading.Event()
+
+    def second() -> None:
+        with ph.use_backend(by_default):
+            opened.set()
+            assert closed.wait(timeout=60)
+            seen["inside"] = ph.explain_backend(torch.zeros(1, device=DEVICE)).splitlines()[0]
+        seen["after"] = ph.explain_backend(torch.zeros(1, device=DEVICE)).splitlines()[0]
+
+    thread = threading.Thread(target=second)
+    with ph.use_backend("reference"):
+        thread.start()
+        assert opened.wait(timeout=60)
+        assert chosen_backend() == "reference"
+    closed.set()
+    thread.join()
+    assert seen["inside"] == f"{by_default}: forced by use_backend"
+    assert "chosen for device" in seen["after"]
+    assert "chosen for device" in ph.explain_backend(torch.zeros(1, device=DEVICE))
+
+
+def test_a_call_without_a_block_holds_for_the_process() -> None:
+    seen: list[str] = []
+    ph.use_backend("reference")
+    try:
+        thread = threading.Thread(target=lambda: seen.append(chosen_backend()))
+        thread.start()
+        thread.join()
+        with ph.use_backend(None):
+            assert "chosen for device" in ph.explain_backend(torch.zeros(1, device=DEVICE))
+        assert [*seen, chosen_backend()] == ["reference", "reference"]
+    finally:
+        ph.use_backend(None)
+    assert "chosen for device" in ph.explain_backend(torch.zeros(1, device=DEVICE))
+
+
+def test_calls_without_a_block_take_no_memory() -> None:
+    for _ in range(1000):
+        ph.use_backend(None)
+    assert len(dispatch._requests) < 100
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["after_the_block", "in_another_thread"])
+def test_the_backward_pass_uses_the_backend_of_the_forward_pass(
+    elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from permutohedral.ops import reference
+
+    calls: list[str] = []
+    genuine = reference.slice
+    values, features = draw(5, 2).requires_grad_(), draw(5, 2, seed=1)
+    with ph.use_backend("reference"):
+        result = ph.splat(values, ph.build_lattice(features)).sum()
+
+    def counted(*given: Any) -> Tensor:
+        calls.append("slice")
+        return genuine(*given)
+
+    monkeypatch.setattr(reference, "slice", counted)
+    if elsewhere:
+        thread = threading.Thread(target=result.backward)
+        thread.start()
+        thread.join()
+    else:
+        result.backward()
+    assert calls == ["slice"]
+
+
 def results_of(values: Tensor, features: Tensor, targets: Tensor, weight: Tensor) -> list[Tensor]:
     return [
         ph.permutohedral_filter(values, features, weight, targets),

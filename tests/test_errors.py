@@ -65,6 +65,7 @@ FEATURES: dict[str, ErrorCase] = {
     "sixteen_bits": (lambda: ph.build_lattice(zeros(5, 2, dtype=torch.float16)), InputError, r"float16.*\.float\(\)"),
     "complex": (lambda: ph.build_lattice(zeros(5, 2, dtype=torch.complex64)), InputError, "float32 or float64"),
     "numpy": (lambda: ph.build_lattice(np.zeros((5, 2))), InputError, "ndarray.*torch.as_tensor"),  # type: ignore[arg-type]
+    "sparse": (lambda: ph.build_lattice(zeros(5, 2).to_sparse()), InputError, r"dense.*sparse_coo.*to_dense\(\)"),
     "none": (lambda: ph.permutohedral_filter(zeros(5, 1), None, zeros(7, 1, 1)), InputError, "give features"),
     "targets_of_another_dimension": (
         lambda: ph.build_lattice(zeros(5, 2), zeros(5, 3)),
@@ -86,6 +87,7 @@ FEATURES: dict[str, ErrorCase] = {
 }
 
 BATCHES: dict[str, ErrorCase] = {
+    "list": (lambda: lattice_of(2, 2, batch=[0, 1]), InputError, "batch must be a torch.Tensor, got list.*as_tensor"),
     "too_short": (lambda: lattice_of(5, 2, batch=items(0, 1)), InputError, r"each of the 5 points.*\(2,\)"),
     "floating": (lambda: lattice_of(2, 2, batch=zeros(2)), InputError, "integer vector.*float32"),
     "boolean": (lambda: lattice_of(2, 2, batch=items(0, 1, dtype=torch.bool)), InputError, "integer.*bool"),

@@ -16,8 +16,8 @@ ROOT = Path(permutohedral.__file__).parent
 # its own or that of a folder it lies in
 ORDER = [
     ["errors", "version", "_native"],
-    ["neighborhood"],
-    ["ops.primitives", "ops.tracing"],
+    ["neighborhood", "tensors"],
+    ["ops.primitives", "ops.tracing", "ops.batching"],
     ["ops.shared_tensors"],
     ["ops.reference", "ops.native"],
     ["ops.triton"],
@@ -52,8 +52,8 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 
 # what every installation has, and what needs more
 CORE = {
-    *("errors", "version", "ops", "neighborhood", "features", "memory", "lattice", "checks", "functional", "nn"),
-    *("public", ""),
+    *("errors", "version", "ops", "neighborhood", "tensors", "features", "memory", "lattice", "checks", "functional"),
+    *("nn", "public", ""),
 }
 
 

@@ -16,6 +16,7 @@ from permutohedral.neighborhood import count_taps
 from permutohedral.ops import operators
 from permutohedral.ops.primitives import FilterTables, accumulation_dtype
 from permutohedral.ops.tracing import wants_gradient
+from permutohedral.tensors import check_tensor, refuse_torchscript
 
 
 def count(leading: tuple[int, ...]) -> int:
@@ -28,9 +29,12 @@ def count(leading: tuple[int, ...]) -> int:
 
 def check_values(values: Tensor, lattice: Lattice, name: str) -> None:
     """Raise unless `values` fit the dtype and device of the lattice."""
+    refuse_torchscript()
     if not isinstance(values, Tensor) or not values.is_floating_point():
         kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
-        raise InputError(f"{name} must be a floating tensor, got {kind}; convert with .float()")
+        how = "with .float()" if isinstance(values, Tensor) else "with torch.as_tensor"
+        raise InputError(f"{name} must be a floating tensor, got {kind}; convert {how}")
+    check_tensor(name, values)
     if values.device != lattice.device:
         raise InputError(f"{name} are on {values.device} but the lattice is on {lattice.device}; move one")
     if accumulation_dtype(values.dtype) != lattice.dtype:
@@ -105,6 +109,7 @@ def unfold(rows: Tensor, leading: tuple[int, ...]) -> Tensor:
 
 def check_weight(weight: Tensor, channels: int, rows: Tensor, lattice: Lattice) -> tuple[Tensor, int]:
     """The filter as `[filter_size, in_channels / groups, out_channels]`, and the number of groups."""
+    check_tensor("weight", weight)
     filter_size = lattice.neighbors.shape[0]
     if weight.dim() not in (1, 3):
         raise InputError(

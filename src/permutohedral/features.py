@@ -11,14 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.ops.fused_filters import picture_features
 from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.ops.tracing import is_traced
+from permutohedral.tensors import check_count, check_tensor
 
-Sigma = float | Sequence[float] | Tensor
+Sigma = float | Sequence[float] | np.ndarray | Tensor
 
 
 def position_features(
@@ -44,9 +47,8 @@ def position_features(
     >>> position_features(2, 3, sigma=2.0).tolist()
     [[0.0, 0.0], [0.0, 0.5], [0.0, 1.0], [0.5, 0.0], [0.5, 0.5], [0.5, 1.0]]
     """
-    for name, extent in (("height", height), ("width", width)):
-        if isinstance(extent, bool) or not isinstance(extent, int) or extent < 0:
-            raise InputError(f"{name} must be a whole number of at least 0, got {extent!r}")
+    check_count("height", height)
+    check_count("width", width)
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if not dtype.is_floating_point:
         raise InputError(f"position features need a floating dtype such as torch.float32, got {dtype}")
@@ -92,6 +94,7 @@ def join_features(*features: Tensor) -> Tensor:
         raise InputError("join_features needs at least one tensor [..., points, dimension]")
     first = features[0]
     for part in features:
+        check_tensor("features", part)
         if part.dim() < 2:
             raise InputError(f"features must be [..., points, dimension], got the shape {tuple(part.shape)}")
         if part.shape[-2] != first.shape[-2]:
@@ -109,7 +112,7 @@ def join_features(*features: Tensor) -> Tensor:
     return torch.cat([part.expand(*batch_shape, *part.shape[-2:]) for part in features], dim=-1)
 
 
-def bilateral_features(guide: Tensor, sigma_space: float | Tensor, sigma_range: float | Tensor) -> Tensor:
+def bilateral_features(guide: Tensor, sigma_space: Sigma, sigma_range: Sigma) -> Tensor:
     """Position and color of every pixel in standard deviations.
 
     Args:
@@ -123,6 +126,7 @@ def bilateral_features(guide: Tensor, sigma_space: float | Tensor, sigma_range: 
     >>> bilateral_features(torch.rand(3, 4, 5), 2.0, 0.1).shape
     torch.Size([20, 5])
     """
+    check_tensor("image", guide)
     check_channels_first(guide)
     at_once = picture_features(guide, sigma_space, sigma_range)
     if at_once is not None:
@@ -138,6 +142,7 @@ def check_image(image: Tensor) -> None:
 
     >>> check_image(torch.rand(3, 480, 640))
     """
+    check_tensor("image", image)
     if image.dim() < 3:
         raise InputError(
             f"image must be [..., channels, height, width], got the shape {tuple(image.shape)}; "
@@ -168,6 +173,7 @@ def check_guide(guide: Tensor, image: Tensor) -> None:
 
     >>> check_guide(torch.rand(1, 480, 640), torch.rand(2, 3, 480, 640))
     """
+    check_tensor("guide", guide)
     if guide.shape[-2:] != image.shape[-2:]:
         raise InputError(
             f"guide and image must have one height and width, got {tuple(guide.shape)} and {tuple(image.shape)}"
@@ -199,6 +205,7 @@ def circle_features(angles: Tensor, sigma: float = 10.0, period: float = 360.0) 
     >>> round(float((features[0] - features[1]).norm()), 4)
     0.1
     """
+    check_tensor("angles", angles)
     if angles.dim() != 1 or not angles.dtype.is_floating_point:
         raise InputError(f"angles must be floating [points], got {angles.dtype} of shape {tuple(angles.shape)}")
     turn = angles * (2 * math.pi / _check_positive("period", period))
@@ -293,6 +300,7 @@ def _stack(height: int, width: int, matrices: Tensor, sigma_space: float, last: 
 
 
 def _check_levels(name: str, levels: Tensor) -> Tensor:
+    check_tensor(name, levels)
     if levels.dim() != 1 or not levels.dtype.is_floating_point:
         raise InputError(f"{name} must be floating [levels], got {levels.dtype} of shape {tuple(levels.shape)}")
     return levels
@@ -310,9 +318,8 @@ def _in_units_of(features: Tensor, sigma: Sigma) -> Tensor:
     if isinstance(sigma, Tensor):
         if sigma.dim() > 1 or sigma.numel() not in (1, dimension):
             raise InputError(f"sigma must be one number or one for each of {dimension}, got {tuple(sigma.shape)}")
-        # the values stay unread: a learned sigma must not stop compilation or wait for a GPU
-        return features / sigma.to(features.dtype)
-    numbers = [float(number) for number in sigma] if isinstance(sigma, Sequence) else [float(sigma)]
+        return features / _positive_tensor(sigma).to(features.dtype)
+    numbers = _numbers_of(sigma)
     if len(numbers) not in (1, dimension):
         raise InputError(f"sigma must be one number or one for each of {dimension}, got {len(numbers)}")
     if not all(math.isfinite(number) and number > 0 for number in numbers):
@@ -320,3 +327,24 @@ def _in_units_of(features: Tensor, sigma: Sigma) -> Tensor:
     if len(numbers) == 1:
         return features / numbers[0]
     return features / torch.tensor(numbers, dtype=features.dtype, device=features.device)
+
+
+def _positive_tensor(sigma: Tensor) -> Tensor:
+    """The tensor, once it is known to be positive and finite."""
+    fits = (sigma > 0) & (sigma < torch.inf)
+    if is_traced() or sigma.device.type != "cpu":
+        # it stays unread: a learned sigma must not stop compilation or wait for a GPU; no lattice takes NaN
+        return torch.where(fits, sigma, torch.nan)
+    if not bool(fits.all()):
+        raise InputError(f"sigma must be positive and finite, got {sigma.tolist()}")
+    return sigma
+
+
+def _numbers_of(sigma: float | Sequence[float] | np.ndarray) -> list[float]:
+    try:
+        given = np.asarray(sigma, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"sigma must be one number or one for each dimension, got {sigma!r}") from error
+    if given.ndim > 1:
+        raise InputError(f"sigma must be one number or one for each dimension, got an array of shape {given.shape}")
+    return [float(number) for number in given.reshape(-1)]

@@ -33,7 +33,7 @@ from permutohedral.checks import (
     unfold,
 )
 from permutohedral.errors import InputError
-from permutohedral.features import bilateral_features, check_guide, check_image
+from permutohedral.features import Sigma, bilateral_features, check_guide, check_image
 from permutohedral.lattice import Lattice, Simplices, build_lattice
 from permutohedral.memory import check_rows
 from permutohedral.neighborhood import blur_gain, count_taps, gaussian_weight
@@ -240,8 +240,8 @@ def gaussian_filter(
 
 def bilateral_filter(
     image: Tensor,
-    sigma_space: float | Tensor,
-    sigma_range: float | Tensor,
+    sigma_space: Sigma,
+    sigma_range: Sigma,
     guide: Tensor | None = None,
     method: GaussianMethod = "separable",
     halo: int = 0,
@@ -250,8 +250,8 @@ def bilateral_filter(
 
     Args:
         image: float `[..., channels, height, width]`.
-        sigma_space: standard deviation over positions, in pixels.
-        sigma_range: standard deviation over colors, in units of the guide's values.
+        sigma_space: standard deviation over positions, in pixels; one number, or one for y and one for x.
+        sigma_range: standard deviation over colors, in units of the guide's values; one, or one for each channel.
         guide: `[..., guide channels, height, width]`, whose edges are kept; default: the image itself.
         method: see `gaussian_filter`.
         halo: see `gaussian_filter`.

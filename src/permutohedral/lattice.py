@@ -17,7 +17,8 @@ from permutohedral.memory import MemoryLimit
 from permutohedral.neighborhood import Neighborhood, axis_offsets, check_halo, neighborhood_of
 from permutohedral.ops import operators
 from permutohedral.ops.shared_tensors import items_of_points, row_numbers
-from permutohedral.ops.tracing import is_compiled_in_parts, uncompiled
+from permutohedral.ops.tracing import is_batched, is_compiled_in_parts, uncompiled
+from permutohedral.tensors import check_tensor, refuse_torchscript
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,6 +190,10 @@ class Lattice:
         )
 
 
+# they hold tensors and numbers: torch.load(weights_only=True) may make them
+torch.serialization.add_safe_globals([Lattice, Simplices])
+
+
 def build_lattice(  # noqa: PLR0913 (what describes the points, and three options by name)
     features: Tensor,
     target_features: Tensor | None = None,
@@ -227,7 +232,6 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and three option
     torch.Size([1000, 4])
     """
     if is_compiled_in_parts():
-        # one break of the graph around all of it
         options = {"halo": halo, "separable": separable, "memory_limit": memory_limit}
         return _build_uncompiled(features, target_features, neighborhood_size, batch, target_batch, **options)
     neighborhood = neighborhood_of(_check_features(features, target_features), neighborhood_size)
@@ -242,7 +246,6 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and three option
     limit = MemoryLimit(memory_limit, features.device)
     points = sources[0].shape[0] + (0 if targets is None else targets[0].shape[0])
     limit.check_simplices(points, neighborhood.dimension, features.element_size())
-
     if targets is not None and (halo or separable):
         source, target = _index_jointly(sources, targets)
     else:
@@ -262,16 +265,17 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and three option
     )
 
 
+# one break of the graph around all of it
 _build_uncompiled = uncompiled(build_lattice)
 
 
 def _check_features(features: Tensor, target_features: Tensor | None) -> int:
     """Validate ranks, dtypes and devices; returns the dimension."""
+    refuse_torchscript()
     for name, given in (("features", features), ("target_features", target_features)):
         if given is None:
             continue
-        if not isinstance(given, Tensor):
-            raise InputError(f"{name} must be a torch.Tensor, got {type(given).__name__}; use torch.as_tensor")
+        check_tensor(name, given)
         if given.dim() not in (2, 3):
             raise InputError(
                 f"{name} must be [points, dimension] or [batch, points, dimension], got shape {tuple(given.shape)}"
@@ -316,6 +320,7 @@ def _flatten(features: Tensor, batch: Tensor | None, batch_name: str) -> tuple[T
         return features.reshape(items * points, features.shape[2]), items_of_points(items, points, features.device)
     if batch is None:
         return features, None
+    check_tensor(batch_name, batch)
     if batch.shape != features.shape[:1]:
         raise InputError(
             f"{batch_name} must name the item of each of the {features.shape[0]} points, got shape {tuple(batch.shape)}"
@@ -324,7 +329,7 @@ def _flatten(features: Tensor, batch: Tensor | None, batch_name: str) -> tuple[T
         raise InputError(f"{batch_name} must be an integer vector, got {batch.dtype}")
     if batch.device != features.device:
         raise InputError(f"{batch_name} is on {batch.device} but its features on {features.device}; move one")
-    if not torch.compiler.is_compiling() and batch.numel():
+    if not torch.compiler.is_compiling() and not is_batched(batch) and batch.numel():
         low, high = torch.aminmax(batch)
         if int(low) < 0 or int(high) >= 2**31:
             raise InputError(f"{batch_name} must hold items from 0 to 2**31 - 1, got {int(low)} to {int(high)}")

@@ -12,8 +12,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from permutohedral.errors import MemoryLimitError
+from permutohedral.errors import InputError, MemoryLimitError
 from permutohedral.neighborhood import Neighborhood, count_taps
+from permutohedral.tensors import check_count
 
 _INDEX_BYTES = 4
 # a GPU's hash table: up to eight slots per lattice point, a 64-bit key and a 64-bit index in each
@@ -84,6 +85,14 @@ def forecast_memory(  # noqa: PLR0913 (what describes the request, and three opt
     >>> forecast_memory(1_000_000, dimension=5, num_lattice_points=100_000, ordered=True).simplices // 2**20
     45
     """
+    check_count("num_points", num_points)
+    check_count("dimension", dimension, least=1)
+    check_count("neighborhood_size", neighborhood_size)
+    check_count("channels", channels)
+    if num_lattice_points is not None:
+        check_count("num_lattice_points", num_lattice_points)
+    if not dtype.is_floating_point:
+        raise InputError(f"dtype must be floating, got {dtype}")
     size, corners = torch.finfo(dtype).bits // 8, num_points * (dimension + 1)
     # 16-bit values are computed in 32 bits
     weight_size = max(size, 4)

@@ -70,14 +70,14 @@ def _opposite_on(dimension: int, size: int, device: torch.device) -> Tensor:
     taps = _taps(dimension, size)
     opposite = taps.amax(dim=1, keepdim=True) - taps
     # lexicographic order is the order of the digits read as one number in base s+1
-    powers = (size + 1) ** torch.arange(dimension, -1, -1)
+    powers = (size + 1) ** torch.arange(dimension, -1, -1, device=taps.device)
     return torch.searchsorted((taps * powers).sum(dim=1), (opposite * powers).sum(dim=1)).to(device)
 
 
 @lru_cache(maxsize=128)
 def _axis_offsets_on(dimension: int, device: torch.device) -> Tensor:
     d = dimension
-    ahead = (d + 1) * torch.eye(d + 1, dtype=torch.int32)[:, :d] - 1
+    ahead = (d + 1) * torch.eye(d + 1, dtype=torch.int32, device="cpu")[:, :d] - 1
     return torch.stack([ahead, -ahead], dim=1).flatten(0, 1).to(torch.int32).to(device)
 
 
@@ -112,6 +112,10 @@ def _constant(name: str, dtype: torch.dtype, device: torch.device | str, *argume
     """A cached tensor; torch.compile writes its elements into the graph instead of tracing how they are made."""
     if torch.compiler.is_compiling():
         return torch.tensor(_constant_list(name, *arguments), dtype=dtype, device=device)
+    if torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled():
+        # what is cached must outlive the transformation, and serve where gradients are wanted
+        with torch.inference_mode(False), torch._C._DisableFuncTorch():
+            return _BUILDERS[name](*arguments, torch.device(device))
     return _BUILDERS[name](*arguments, torch.device(device))
 
 

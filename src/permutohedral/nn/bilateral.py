@@ -11,6 +11,7 @@ from permutohedral.errors import InputError, NeighborhoodError
 from permutohedral.features import bilateral_features
 from permutohedral.functional import GaussianMethod, Normalization, bilateral_filter
 from permutohedral.nn.convolution import Initialization, PermutohedralConvolution
+from permutohedral.tensors import check_tensor, refuse_scripting
 
 
 class BilateralFilter(nn.Module):
@@ -29,6 +30,8 @@ class BilateralFilter(nn.Module):
     >>> BilateralFilter(sigma_space=4.0, sigma_range=0.1)(torch.rand(2, 3, 16, 16)).shape
     torch.Size([2, 3, 16, 16])
     """
+
+    __prepare_scriptable__ = refuse_scripting
 
     def __init__(
         self,
@@ -90,6 +93,8 @@ class BilateralConvolution2d(nn.Module):
     torch.Size([2, 16, 16, 16])
     """
 
+    __prepare_scriptable__ = refuse_scripting
+
     def __init__(  # noqa: PLR0913 (one argument per property, as torch.nn.Conv2d)
         self,
         in_channels: int,
@@ -130,6 +135,7 @@ class BilateralConvolution2d(nn.Module):
 
     def forward(self, image: Tensor, guide: Tensor | None = None) -> Tensor:
         """Convolve `image` over position and `guide`."""
+        check_tensor("image", image)
         if image.dim() not in (3, 4):
             raise InputError(
                 f"image must be [batch, channels, height, width] or [channels, height, width], got {tuple(image.shape)}"
@@ -137,6 +143,7 @@ class BilateralConvolution2d(nn.Module):
         if guide is None and self.guide_channels is not None:
             raise InputError(f"this layer was made with guide_channels={self.guide_channels}: pass a guide")
         guide = image if guide is None else guide
+        check_tensor("guide", guide)
         if guide.shape[:-3] != image.shape[:-3] or guide.shape[-2:] != image.shape[-2:]:
             raise InputError(
                 "guide and image must have one batch, height and width, got "

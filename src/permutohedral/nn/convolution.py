@@ -13,6 +13,7 @@ from permutohedral.functional import NORMALIZATIONS, Normalization, filter_with_
 from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.neighborhood import Neighborhood, gaussian_weight
 from permutohedral.nn.scale import scale_features
+from permutohedral.tensors import check_tensor, refuse_scripting
 
 Initialization = Literal["kaiming", "gaussian"]
 
@@ -47,6 +48,8 @@ class PermutohedralConvolution(nn.Module):
     >>> layer(torch.rand(100, 3), torch.rand(100, 2) * 10).shape
     torch.Size([100, 8])
     """
+
+    __prepare_scriptable__ = refuse_scripting
 
     def __init__(  # noqa: PLR0913 (one argument per property, as torch.nn.Conv2d)
         self,
@@ -113,8 +116,10 @@ class PermutohedralConvolution(nn.Module):
     def _gaussian_weight(self) -> Tensor:
         taps = gaussian_weight(self.dimension, self.neighborhood_size, self.weight.dtype)
         inputs, outputs = self.weight.shape[1], self.out_channels // self.groups
-        mixing = torch.eye(inputs) if inputs == outputs else torch.full((inputs, outputs), 1 / inputs)
-        return taps[:, None, None] * mixing.repeat(1, self.groups).to(taps.dtype)
+        mixing = taps.new_full((inputs, outputs), 1 / inputs)
+        if inputs == outputs:
+            mixing = torch.eye(inputs, dtype=taps.dtype, device=taps.device)
+        return taps[:, None, None] * mixing.repeat(1, self.groups)
 
     def forward(
         self,
@@ -138,6 +143,7 @@ class PermutohedralConvolution(nn.Module):
         Returns:
             `[target points, out_channels]` or `[batch, target points, out_channels]`.
         """
+        check_tensor("values", values)
         if values.shape[-1:] != (self.in_channels,):
             raise InputError(f"this layer takes {self.in_channels} channels, got values of shape {tuple(values.shape)}")
         if lattice is None:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from permutohedral.functional import GaussianMethod, Normalization, gaussian_filter
 from permutohedral.nn.scale import scale_features
+from permutohedral.tensors import refuse_scripting
 
 
 class GaussianFilter(nn.Module):
@@ -25,6 +26,8 @@ class GaussianFilter(nn.Module):
     >>> GaussianFilter(dimension=2)(torch.rand(100, 3), torch.rand(100, 2) * 10).shape
     torch.Size([100, 3])
     """
+
+    __prepare_scriptable__ = refuse_scripting
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from permutohedral.errors import InputError
+from permutohedral.tensors import check_tensor
 
 
 def scale_features(features: Tensor, dimension: int, scale: Tensor | None) -> Tensor:
@@ -14,6 +15,7 @@ def scale_features(features: Tensor, dimension: int, scale: Tensor | None) -> Te
     >>> scale_features(torch.ones(1, 2), 2, torch.tensor([2.0, 3.0])).tolist()
     [[2.0, 3.0]]
     """
+    check_tensor("features", features)
     if features.shape[-1] != dimension:
         raise InputError(f"this layer takes features of {dimension} dimensions, got shape {tuple(features.shape)}")
     return features if scale is None else features * scale.to(features.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -110,9 +111,26 @@ _BACKENDS = [
     Backend("reference", "permutohedral.ops.reference", _reference_available, _reference_runs_on),
 ]
 
-# One value for the process, not one per thread: autograd runs the backward pass of CUDA tensors in threads
-# of its own, which must use the backend of the forward pass.
-_forced: Backend | None = None
+# What was asked for and still holds, in that order; replaced, never changed, so that it can be read without the lock.
+_requests: tuple[use_backend, ...] = ()
+_lock = threading.Lock()
+# calls that open no block are forgotten beyond the latest ones, each of which hides those before it
+_MOST_CALLS = 64
+
+
+def forced_backend() -> Backend | None:
+    """The backend asked for, None where it is chosen by device.
+
+    A thread inside a block of its own follows the latest request of its own; any other thread, such as those in which
+    autograd runs backward passes, the latest of all.
+    """
+    requests = _requests
+    if not requests:
+        return None
+    thread = threading.get_ident()
+    if len(requests) > 1 and any(each.in_block and each.thread == thread for each in requests):
+        requests = tuple(each for each in requests if each.thread == thread)
+    return requests[-1].backend
 
 
 def _by_name(name: str) -> Backend:
@@ -125,11 +143,12 @@ def _by_name(name: str) -> Backend:
 
 def choose_backend(device_type: str) -> Backend:
     """The forced backend, else the first that runs on tensors of `device_type`."""
-    if _forced is not None:
-        reason = _forced.refusal(device_type)
+    forced = forced_backend()
+    if forced is not None:
+        reason = forced.refusal(device_type)
         if reason is not None:
-            raise BackendUnavailable(f"backend {_forced.name!r} was asked for, but {reason}")
-        return _forced
+            raise BackendUnavailable(f"backend {forced.name!r} was asked for, but {reason}")
+        return forced
     by_default = (backend for backend in _BACKENDS if device_type not in backend.forced_only)
     return next(backend for backend in by_default if backend.refusal(device_type) is None)
 
@@ -143,9 +162,10 @@ def primitives_for(tensor: Tensor) -> Primitives:
     global _on_gpu
     if not tensor.is_cuda:
         return choose_backend(tensor.device.type).load()
-    if _on_gpu is None or _on_gpu[0] is not _BACKENDS or _on_gpu[1] is not _forced:
-        _on_gpu = (_BACKENDS, _forced, choose_backend("cuda").load())
-    return _on_gpu[2]
+    forced, known = forced_backend(), _on_gpu
+    if known is None or known[0] is not _BACKENDS or known[1] is not forced:
+        known = _on_gpu = (_BACKENDS, forced, choose_backend("cuda").load())
+    return known[2]
 
 
 def all_backends() -> tuple[Backend, ...]:
@@ -165,6 +185,9 @@ def available_backends() -> list[str]:
 class use_backend:
     """Force a backend for the whole process, or inside a `with` block.
 
+    The block holds for the thread that opens it, and for threads without a block of their own. A backward pass
+    runs on the backend of its forward pass, wherever it is started.
+
     Args:
         name: "native", "triton" or "reference"; None chooses by device again.
 
@@ -178,21 +201,35 @@ class use_backend:
     """
 
     def __init__(self, name: str | None) -> None:
-        global _forced
-        backend = None if name is None else _by_name(name)
-        reason = backend and backend.why_unavailable()
-        if backend is not None and reason is not None:
-            raise BackendUnavailable(f"backend {backend.name!r} cannot be used: {reason}")
-        self._previous, _forced = _forced, backend
+        self.backend = None if name is None else _by_name(name)
+        reason = self.backend and self.backend.why_unavailable()
+        if self.backend is not None and reason is not None:
+            raise BackendUnavailable(f"backend {self.backend.name!r} cannot be used: {reason}")
+        self._ask(in_block=False)
+
+    def _ask(self, in_block: bool) -> None:
+        global _requests
+        self.in_block, self.thread = in_block, threading.get_ident()
+        with _lock:
+            calls = [each for each in _requests if not each.in_block and each is not self]
+            forgotten = calls[:-_MOST_CALLS]
+            _requests = (*(each for each in _requests if each is not self and each not in forgotten), self)
 
     def __enter__(self) -> use_backend:
+        self._ask(in_block=True)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        global _forced
-        _forced = self._previous
+        global _requests
+        with _lock:
+            _requests = tuple(each for each in _requests if each is not self)
+
+
+def on_backend(backend: Backend | None) -> use_backend:
+    """A block on the backend that `forced_backend` told elsewhere."""
+    return use_backend(None if backend is None else backend.name)
 
 
 def explain_backend(tensor: Tensor | None = None) -> str:
@@ -206,7 +243,7 @@ def explain_backend(tensor: Tensor | None = None) -> str:
     """
     device_type = "cpu" if tensor is None else tensor.device.type
     chosen = choose_backend(device_type)
-    how = "forced by use_backend" if _forced is not None else f"chosen for device {device_type!r}"
+    how = "forced by use_backend" if forced_backend() is not None else f"chosen for device {device_type!r}"
     fault = chosen.fault()
     lines = [f"{chosen.name}: {how}" + ("" if fault is None else f", and fails: {fault}")]
     for backend in _BACKENDS:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from permutohedral.ops import operators
-from permutohedral.ops.dispatch import primitives_for
+from permutohedral.ops.dispatch import forced_backend, on_backend, primitives_for
 from permutohedral.ops.primitives import FilterTables, FusedPrimitives, accumulation_dtype
 from permutohedral.ops.shared_tensors import items_of_points
 from permutohedral.ops.tracing import wants_gradient, why_in_steps
@@ -60,6 +60,8 @@ def filter_points(values: Tensor, features: Tensor | None, smallest_mass: float)
     if not isinstance(features, Tensor) or features.dim() not in (2, 3) or features.numel() == 0:
         return None
     if why_in_steps(values, features) is not None or values.shape[:-1] != features.shape[:-1]:
+        return None
+    if values.shape[-1] == 0:
         return None
     if features.dtype not in (torch.float32, torch.float64) or accumulation_dtype(values.dtype) != features.dtype:
         return None
@@ -112,7 +114,7 @@ class _LearnedFilter(torch.autograd.Function):
         ctx: Any, values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables, composed: Composed
     ) -> Tensor:
         output, lattice_values, density = _run(values, weight, bias, tables)
-        ctx.tables, ctx.composed = tables, composed
+        ctx.tables, ctx.composed, ctx.backend = tables, composed, forced_backend()
         ctx.save_for_backward(values, weight, bias, lattice_values, density)
         return output
 
@@ -120,7 +122,10 @@ class _LearnedFilter(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         # with a graph of the gradients the operators make it, who know their own derivatives
         differentiate = _differentiate_composed if torch.is_grad_enabled() else _differentiate
-        return *differentiate(ctx, gradient), None, None
+        if ctx.backend is forced_backend():
+            return *differentiate(ctx, gradient), None, None
+        with on_backend(ctx.backend):
+            return *differentiate(ctx, gradient), None, None
 
 
 def _differentiate_composed(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

@@ -31,6 +31,9 @@ except ImportError as error:
         'use_backend("reference")'
     ) from error
 
+# named in every call: torch.set_default_device may have set another
+_CPU = torch.device("cpu")
+
 # larger requests are left to the single primitives, before each of which the free memory is checked
 _LARGEST_UNCHECKED_BYTES = 1 << 28
 
@@ -65,7 +68,7 @@ def _plain(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 def _empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
     """Uninitialized. Large tensors lie in memory that the core keeps when they are freed, to save page faults."""
     if math.prod(shape) * dtype.itemsize < _native.LEAST_KEPT_BYTES:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device=_CPU)
     return from_dlpack(_native.allocate(list(shape), dtype.is_floating_point, 8 * dtype.itemsize))
 
 
@@ -105,7 +108,7 @@ def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor
     vertices = _empty((points, d + 1), torch.int32)
     barycentric = _empty((points, d + 1), features.dtype)
     if points == 0:
-        return vertices.new_empty((0, d + 1)), vertices, barycentric, torch.empty(0, dtype=torch.int64)
+        return vertices.new_empty((0, d + 1)), vertices, barycentric, torch.empty(0, dtype=torch.int64, device=_CPU)
     limit = key_limit(features.dtype)
     items = None if batch is None else _plain(batch, torch.int32)
     threads = _threads(points * (d + 1))
@@ -122,7 +125,7 @@ def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     _check_dimension(columns - 1)
     inverse = _empty((rows,), torch.int32)
     if rows == 0:
-        return keys.clone(), inverse, torch.empty(0, dtype=torch.int64)
+        return keys.clone(), inverse, torch.empty(0, dtype=torch.int64, device=_CPU)
     with _refusing_too_many():
         pending = _native.index_keys(_plain(keys), inverse[:, None], _threads(rows))
     unique_keys, table = _finish(pending, columns)
@@ -133,7 +136,7 @@ def _table_of(keys: Tensor) -> Tensor:
     """The lookup table of distinct keys in any order: that of the sorted keys, then where each is in `keys`."""
     _, inverse, table = index_keys(keys)
     order = _empty((keys.shape[0] + keys.shape[0] % 2,), torch.int32)
-    order[inverse.long()] = torch.arange(keys.shape[0], dtype=torch.int32)
+    order[inverse.long()] = torch.arange(keys.shape[0], dtype=torch.int32, device=_CPU)
     return torch.cat([table, order.view(torch.int64)])
 
 

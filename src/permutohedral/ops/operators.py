@@ -11,8 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from permutohedral.ops.batching import (
+    Arguments,
+    as_channels,
+    as_groups,
+    as_lattice_points,
+    as_points,
+    one_after_another,
+    padded,
+)
 from permutohedral.ops.dispatch import primitives_for
-from permutohedral.ops.operator import Operator
+from permutohedral.ops.operator import Derivative, Operator, Tangents, linear_in
 from permutohedral.ops.primitives import accumulation_dtype, transpose_weight
 from permutohedral.ops.tracing import is_plain, is_traced
 
@@ -45,12 +54,17 @@ def _index_points_backward(
     return embed_gradient(features, barycentric_gradient), None
 
 
+def _push_index_points(operator: object, arguments: Arguments, tangents: Tangents) -> tuple[Tensor | None, ...]:
+    tangent = None if tangents[0] is None else embed_differential(arguments[0], tangents[0])
+    return None, None, tangent, None
+
+
 index_points: Operator[tuple[Tensor, ...]] = Operator(
     "index_points",
     "(Tensor features, Tensor? batch) -> (Tensor, Tensor, Tensor, Tensor)",
     _index_points_shape,
-    keep=_keep_features,
-    differentiate=_index_points_backward,
+    derivative=Derivative(_keep_features, _index_points_backward, _push_index_points),
+    batch=padded(keys=(0,), tables=(3,)),
 )
 
 
@@ -87,14 +101,19 @@ def _index_both_backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | 
     return to_source, None, to_target, None
 
 
+def _push_index_both(operator: object, arguments: Arguments, tangents: Tangents) -> tuple[Tensor | None, ...]:
+    of_source = _push_index_points(operator, arguments[:2], tangents[:2])
+    return *of_source, *_push_index_points(operator, arguments[2:], tangents[2:])
+
+
 index_both: Operator[tuple[Tensor, ...]] = Operator(
     "index_both",
     "(Tensor features, Tensor? batch, Tensor target_features, Tensor? target_batch) -> "
     "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _index_both_shape,
     _index_both,
-    keep=_keep_both_features,
-    differentiate=_index_both_backward,
+    derivative=Derivative(_keep_both_features, _index_both_backward, _push_index_both),
+    batch=padded(keys=(0, 4), tables=(3, 7)),
 )
 
 
@@ -113,15 +132,15 @@ embed_gradient: Operator[Tensor] = Operator(
     "embed_gradient",
     "(Tensor features, Tensor barycentric_gradient) -> Tensor",
     lambda features, gradient: features.new_empty(features.shape),
-    keep=_keep_features,
-    differentiate=_embed_gradient_backward,
+    derivative=Derivative(_keep_features, _embed_gradient_backward, linear_in(1)),
+    batch=as_points,
 )
 embed_differential: Operator[Tensor] = Operator(
     "embed_differential",
     "(Tensor features, Tensor differential) -> Tensor",
     lambda features, differential: features.new_empty((features.shape[0], features.shape[1] + 1)),
-    keep=_keep_features,
-    differentiate=_embed_differential_backward,
+    derivative=Derivative(_keep_features, _embed_differential_backward, linear_in(1)),
+    batch=as_points,
 )
 
 
@@ -137,6 +156,7 @@ index_keys: Operator[tuple[Tensor, ...]] = Operator(
     "index_keys",
     "(Tensor keys) -> (Tensor, Tensor, Tensor)",
     _index_keys_shape,
+    batch=padded(keys=(0,), tables=(2,)),
 )
 find_neighbors: Operator[Tensor] = Operator(
     "find_neighbors",
@@ -187,22 +207,22 @@ splat: Operator[Tensor] = Operator(
     "splat",
     "(Tensor values, Tensor vertices, Tensor barycentric, SymInt num_lattice_points) -> Tensor",
     lambda values, vertices, barycentric, num: values.new_empty((num, values.shape[1])),
-    keep=_keep_splat,
-    differentiate=_splat_backward,
+    derivative=Derivative(_keep_splat, _splat_backward, linear_in(0, 2)),
+    batch=as_channels(as_lattice_points(lattice_values=None, vertices=1)),
 )
 slice: Operator[Tensor] = Operator(
     "slice",
     "(Tensor lattice_values, Tensor vertices, Tensor barycentric) -> Tensor",
     lambda values, vertices, barycentric: values.new_empty((vertices.shape[0], values.shape[1])),
-    keep=_keep_all,
-    differentiate=_slice_backward,
+    derivative=Derivative(_keep_all, _slice_backward, linear_in(0, 2)),
+    batch=as_channels(as_lattice_points(lattice_values=0, vertices=1)),
 )
 barycentric_gradient: Operator[Tensor] = Operator(
     "barycentric_gradient",
     "(Tensor values, Tensor lattice_values, Tensor vertices) -> Tensor",
     lambda values, lattice, vertices: values.new_empty(vertices.shape, dtype=accumulation_dtype(values.dtype)),
-    keep=_keep_all,
-    differentiate=_barycentric_gradient_backward,
+    derivative=Derivative(_keep_all, _barycentric_gradient_backward, linear_in(0, 1)),
+    batch=as_lattice_points(lattice_values=1, vertices=2),
 )
 
 
@@ -303,8 +323,8 @@ convolve: Operator[Tensor] = Operator(
     lambda values, weight, neighbors, reverse, opposite, groups: primitives_for(values).convolve(
         values, weight, neighbors, groups
     ),
-    keep=_keep_convolve,
-    differentiate=_convolve_backward,
+    derivative=Derivative(_keep_convolve, _convolve_backward, linear_in(0, 1)),
+    batch=as_groups,
 )
 convolve_weight_gradient: Operator[Tensor] = Operator(
     "convolve_weight_gradient",
@@ -314,8 +334,8 @@ convolve_weight_gradient: Operator[Tensor] = Operator(
     lambda values, gradient, neighbors, reverse, opposite, groups: primitives_for(values).convolve_weight_gradient(
         values, gradient, neighbors, groups
     ),
-    keep=_keep_convolve,
-    differentiate=_convolve_weight_gradient_backward,
+    derivative=Derivative(_keep_convolve, _convolve_weight_gradient_backward, linear_in(0, 1)),
+    batch=as_groups,
 )
 
 
@@ -335,8 +355,8 @@ blur: Operator[Tensor] = Operator(
     "blur",
     "(Tensor lattice_values, Tensor axis_neighbors, bool reverse) -> Tensor",
     lambda values, axis_neighbors, reverse: values.new_empty(values.shape),
-    keep=_keep_blur,
-    differentiate=_blur_backward,
+    derivative=Derivative(_keep_blur, _blur_backward, linear_in(0)),
+    batch=as_channels(one_after_another),
 )
 
 

@@ -25,7 +25,7 @@ def elevation_matrix(dimension: int, dtype: torch.dtype, device: torch.device) -
     Column j = 1..d is alpha / sqrt(j (j+1)) times (1, ..., 1, -j, 0, ..., 0).
     """
     d = dimension
-    matrix = torch.zeros(d + 1, d, dtype=torch.float64)
+    matrix = torch.zeros(d + 1, d, dtype=torch.float64, device="cpu")
     alpha = (2.0 / 3.0) ** 0.5 * (d + 1)
     for j in range(1, d + 1):
         matrix[:j, j - 1] = alpha / (j * (j + 1)) ** 0.5

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 Result = TypeVar("Result")
 
@@ -23,16 +24,38 @@ def is_plain(*arguments: Any) -> bool:
 
 
 def is_traced() -> bool:
-    """Whether torch traces what runs, or transforms it."""
+    """Whether torch traces what runs, or transforms it, or pushes tangents forward through it."""
     return bool(
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
     )
+
+
+def is_transformed() -> bool:
+    """Whether `torch.func` transforms what runs, or tangents are pushed forward through it: a part of `is_traced`."""
+    return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
+
+
+# torch.compile calls it while it traces, instead of tracing it
+is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Whether `torch.vmap` batches the tensor: its numbers cannot be read."""
+    return bool(torch._C._functorch.is_batchedtensor(tensor))
 
 
 def wants_gradient(*arguments: Any) -> bool:
     """Whether a derivative with respect to one of the arguments may be asked for."""
+    # a tensor of an inner transformation does not tell which derivatives the outer ones take
+    return is_transformed() or requires_gradient(*arguments)
+
+
+def requires_gradient(*arguments: Any) -> bool:
+    """Whether autograd records what is computed from the arguments, where nothing is transformed."""
     if not torch.is_grad_enabled():
         return False
     # a loop is twice as fast as any() of a generator
@@ -58,6 +81,8 @@ def why_in_steps(*tensors: Any) -> str | None:
     for tensor in tensors:
         if tensor is not None and tensor.device != first.device:
             return "the tensors are on different devices"
+        if tensor is not None and tensor.layout is not torch.strided:
+            return "a tensor is not dense"
     if first.is_meta:
         return "the device 'meta' holds no numbers"
     if torch.is_autocast_enabled(first.device.type):

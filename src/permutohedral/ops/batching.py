@@ -1,0 +1,131 @@
+"""How `torch.vmap` runs an operator: all items in one call where they can share it, else one after another.
+
+A rule takes the operator, the number of items, the axis of the items in each argument (None where all share it) and the
+arguments. It returns the results and the axes of the items in them. It may call the operator on tensors that an outer
+`torch.vmap` batches again, so it reads no numbers, only shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Run = Callable[..., Any]
+Axes = tuple[int | None, ...]
+Arguments = tuple[Any, ...]
+Rule = Callable[[Run, int, Axes, Arguments], tuple[Any, Any]]
+
+
+def one_after_another(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[Any, Any]:
+    """For results of the same shapes, whatever the data."""
+    results = _run_each(run, items, axes, arguments)
+    if isinstance(results[0], Tensor):
+        return torch.stack(results), 0
+    stacked = tuple(torch.stack(parts) for parts in zip(*results, strict=True))
+    return stacked, (0,) * len(stacked)
+
+
+def padded(keys: tuple[int, ...], tables: tuple[int, ...]) -> Rule:
+    """For operators that number lattice points, of which each item has its own number: all get as many as the largest.
+
+    Args:
+        keys: which results are keys.
+        tables: which results are lookup tables; they become empty, which every backend takes.
+    """
+
+    def rule(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[Any, Any]:
+        found: list[Tensor] = []
+        where: list[int | None] = []
+        for place, parts in enumerate(zip(*_run_each(run, items, axes, arguments), strict=True)):
+            if place in tables:
+                found.append(parts[0][:0])
+                where.append(None)
+            else:
+                found.append(torch.stack(_pad_keys(parts) if place in keys else parts))
+                where.append(0)
+        return tuple(found), tuple(where)
+
+    return rule
+
+
+def as_channels(otherwise: Rule) -> Rule:
+    """Where the items share all but the values, the first argument: side by side as channels."""
+
+    def rule(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[Any, Any]:
+        if any(axis is not None for axis in axes[1:]):
+            return otherwise(run, items, axes, arguments)
+        return _part(run(_side_by_side(arguments[0], axes[0], items), *arguments[1:]), items)
+
+    return rule
+
+
+def as_groups(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[Any, Any]:
+    """For convolutions: where the items share the tables, they are groups of channels; the number of groups is last."""
+    if any(axis is not None for axis in axes[2:]):
+        return one_after_another(run, items, axes, arguments)
+    *tensors, groups = arguments
+    wide = (_side_by_side(tensor, axis, items) for tensor, axis in zip(tensors[:2], axes[:2], strict=True))
+    return _part(run(*wide, *tensors[2:], groups * items), items)
+
+
+def as_points(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[Any, Any]:
+    """For operators that treat each row by itself: the rows of all items."""
+    rows = (_items_first(tensor, axis, items).flatten(0, 1) for tensor, axis in zip(arguments, axes, strict=True))
+    return run(*rows).unflatten(0, (items, -1)), 0
+
+
+def as_lattice_points(lattice_values: int | None, vertices: int) -> Rule:
+    """Each item on lattice points of its own.
+
+    Args:
+        lattice_values: which argument holds them; None if the last argument is their number.
+        vertices: which argument numbers them.
+    """
+
+    def rule(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[Any, Any]:
+        complete = [
+            _items_first(each, axis, items) if isinstance(each, Tensor) else each
+            for each, axis in zip(arguments, axes, strict=True)
+        ]
+        lattice_points = complete[-1] if lattice_values is None else complete[lattice_values].shape[1]
+        first = torch.arange(items, dtype=torch.int32, device=complete[vertices].device) * lattice_points
+        complete[vertices] = complete[vertices] + first[:, None, None]
+        rows = [each.flatten(0, 1) if isinstance(each, Tensor) else each * items for each in complete]
+        result = run(*rows)
+        return result.unflatten(0, (items, result.shape[0] // items)), 0
+
+    return rule
+
+
+def _run_each(run: Run, items: int, axes: Axes, arguments: Arguments) -> list[Any]:
+    places = list(zip(arguments, axes, strict=True))
+    return [run(*(each if axis is None else each.select(axis, item) for each, axis in places)) for item in range(items)]
+
+
+def _pad_keys(keys: tuple[Tensor, ...]) -> list[Tensor]:
+    """Keys `[lattice_points, 1 + d]` of one length; each row added belongs to an item of its own, without neighbors."""
+    longest = max(each.shape[0] for each in keys)
+    return [torch.cat([each, _unused_keys(each, longest - each.shape[0])]) for each in keys]
+
+
+def _unused_keys(keys: Tensor, number: int) -> Tensor:
+    last = torch.cat([keys[:, 0], keys.new_zeros(1)]).amax()
+    items = last + 1 + torch.arange(number, dtype=keys.dtype, device=keys.device)
+    return torch.nn.functional.pad(items[:, None], (0, keys.shape[1] - 1))
+
+
+def _items_first(tensor: Tensor, axis: int | None, items: int) -> Tensor:
+    return tensor.expand(items, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
+
+
+def _side_by_side(tensor: Tensor, axis: int | None, items: int) -> Tensor:
+    """`[..., channels]` of every item as `[..., items * channels]`."""
+    return _items_first(tensor, axis, items).movedim(0, -2).flatten(-2)
+
+
+def _part(result: Tensor, items: int) -> tuple[Tensor, int]:
+    """`[..., items * channels]` as `[..., items, channels]`, and the axis of the items."""
+    return result.unflatten(-1, (items, result.shape[-1] // items)), result.dim() - 1

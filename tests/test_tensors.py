@@ -1,0 +1,238 @@
+"""What is given instead of a dense tensor on the right device: refused with advice, or taken for what it is."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import DEVICE, ErrorCase, assert_close, assert_raises
+from torch import Tensor
+
+import permutohedral as ph
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+InputError = ph.InputError
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.zeros(shape, device=DEVICE, dtype=dtype)
+
+
+def array(*shape: int) -> Any:
+    return np.zeros(shape, dtype=np.float32)
+
+
+def sigma_of(*numbers: float) -> Tensor:
+    return torch.tensor(numbers, device=DEVICE)
+
+
+NOT_TENSORS: dict[str, ErrorCase] = {
+    "picture": (lambda: ph.bilateral_filter(array(3, 8, 8), 1.0, 0.1), InputError, "image.*ndarray.*torch.as_tensor"),
+    "guide": (
+        lambda: ph.bilateral_filter(zeros(3, 8, 8), 1.0, 0.1, guide=array(1, 8, 8)),
+        InputError,
+        "ndarray.*torch.as_tensor",
+    ),
+    "image_beside_a_guide": (
+        lambda: ph.bilateral_filter(array(3, 8, 8), 1.0, 0.1, guide=zeros(1, 8, 8)),
+        InputError,
+        "image.*ndarray.*torch.as_tensor",
+    ),
+    "colors": (lambda: ph.color_features(array(3, 8, 8)), InputError, "image.*ndarray.*torch.as_tensor"),
+    "features_to_join": (lambda: ph.join_features(zeros(3, 1), array(3, 1)), InputError, "features.*ndarray"),
+    "angles": (lambda: ph.circle_features([0.0, 90.0]), InputError, "angles.*list.*torch.as_tensor"),  # type: ignore[arg-type]
+    "levels": (lambda: ph.rotation_features(2, 2, [0.0]), InputError, "angles.*list.*torch.as_tensor"),  # type: ignore[arg-type]
+    "values": (lambda: ph.gaussian_filter(array(5, 1), zeros(5, 2)), InputError, "values.*ndarray.*torch.as_tensor"),
+    "features": (lambda: ph.gaussian_filter(zeros(5, 1), array(5, 2)), InputError, "features.*ndarray.*as_tensor"),
+    "weight": (
+        lambda: ph.permutohedral_filter(zeros(5, 1), zeros(5, 2), array(7, 1, 1)),
+        InputError,
+        "weight.*ndarray.*torch.as_tensor",
+    ),
+    "values_of_a_layer": (
+        lambda: ph.nn.PermutohedralConvolution(1, 1, 2, device=DEVICE)([[0.0]], zeros(1, 2)),
+        InputError,
+        "values.*list.*torch.as_tensor",
+    ),
+    "features_of_a_layer": (
+        lambda: ph.nn.GaussianFilter(2)(zeros(1, 1), [[0.0, 0.0]]),
+        InputError,
+        "features.*list.*torch.as_tensor",
+    ),
+    "image_of_a_layer": (
+        lambda: ph.nn.BilateralConvolution2d(1, 1)(array(1, 4, 4)),
+        InputError,
+        "image.*ndarray.*torch.as_tensor",
+    ),
+}
+
+SPARSE: dict[str, ErrorCase] = {
+    "features": (lambda: ph.gaussian_filter(zeros(5, 1), zeros(5, 2).to_sparse()), InputError, "features.*to_dense"),
+    "values": (lambda: ph.gaussian_filter(zeros(5, 1).to_sparse(), zeros(5, 2)), InputError, "values.*to_dense"),
+    "picture": (lambda: ph.bilateral_filter(zeros(1, 4, 4).to_sparse(), 1.0, 1.0), InputError, "image.*to_dense"),
+    "weight": (
+        lambda: ph.permutohedral_filter(zeros(5, 1), zeros(5, 2), zeros(7, 1, 1).to_sparse()),
+        InputError,
+        "weight.*to_dense",
+    ),
+}
+
+SIGMAS: dict[str, ErrorCase] = {
+    "text": (lambda: ph.position_features(2, 2, "wide"), InputError, "sigma must be one number.*'wide'"),  # type: ignore[arg-type]
+    "none": (lambda: ph.bilateral_filter(zeros(1, 4, 4), None, 1.0), InputError, "sigma must be.*None"),  # type: ignore[arg-type]
+    "matrix": (lambda: ph.position_features(2, 2, np.ones((2, 2))), InputError, r"sigma.*shape \(2, 2\)"),
+    "too_many": (lambda: ph.position_features(2, 2, np.ones(3)), InputError, "one for each of 2, got 3"),
+    "negative_array": (lambda: ph.position_features(2, 2, -np.ones(2)), InputError, "positive and finite"),
+    # on a GPU it stays unread, and no lattice takes what it makes
+    "negative_tensor": (
+        lambda: ph.bilateral_filter(zeros(1, 4, 4), sigma_of(-2.0), 1.0),
+        InputError,
+        "positive and finite|must be finite",
+    ),
+    "one_negative": (
+        lambda: ph.gaussian_filter(zeros(6, 1), ph.position_features(2, 3, sigma_of(1.0, -1.0), device=DEVICE)),
+        InputError,
+        "positive and finite|must be finite",
+    ),
+    "zero_tensor": (
+        lambda: ph.bilateral_filter(zeros(1, 4, 4), 1.0, sigma_of(0.0)),
+        InputError,
+        "positive and finite|must be finite",
+    ),
+}
+
+FORECASTS: dict[str, ErrorCase] = {
+    "points": (lambda: ph.forecast_memory(-5, 3), InputError, "num_points.*at least 0, got -5"),
+    "fraction": (lambda: ph.forecast_memory(1.5, 3), InputError, "num_points.*whole number.*1.5"),  # type: ignore[arg-type]
+    "dimension": (lambda: ph.forecast_memory(5, 0), InputError, "dimension.*at least 1, got 0"),
+    "size": (lambda: ph.forecast_memory(5, 3, -1), InputError, "neighborhood_size.*got -1"),
+    "channels": (lambda: ph.forecast_memory(5, 3, channels=-1), InputError, "channels.*got -1"),
+    "lattice_points": (lambda: ph.forecast_memory(5, 3, num_lattice_points=-1), InputError, "num_lattice_points"),
+    "dtype": (lambda: ph.forecast_memory(5, 3, dtype=torch.int32), InputError, "floating, got torch.int32"),
+}
+
+CASES = {
+    f"{group}-{name}": case
+    for group, cases in (("no_tensor", NOT_TENSORS), ("sparse", SPARSE), ("sigma", SIGMAS), ("forecast", FORECASTS))
+    for name, case in cases.items()
+}
+
+
+@pytest.mark.parametrize("case", [*CASES.values()], ids=[*CASES])
+def test_refused_with_advice(case: ErrorCase) -> None:
+    assert_raises(*case)
+
+
+def test_sigma_as_an_array() -> None:
+    expected = ph.position_features(3, 4, [2.0, 4.0])
+    assert_close(ph.position_features(3, 4, np.array([2.0, 4.0])), expected)
+    image = torch.rand(1, 5, 6, device=DEVICE)
+    twos: list[Any] = [np.float32(2), np.float64(2), np.array(2.0), np.array([2.0])]
+    for two in twos:
+        assert_close(ph.bilateral_filter(image, two, 1.0), ph.bilateral_filter(image, 2.0, 1.0))
+
+
+@pytest.fixture
+def another_default() -> Iterator[None]:
+    """A device that nothing can be computed on."""
+    torch.set_default_device("meta")
+    yield
+    torch.set_default_device(None)
+
+
+@pytest.mark.usefixtures("another_default")
+@pytest.mark.parametrize("dimension", [2, 3, 5])
+def test_the_default_device_does_not_matter(dimension: int) -> None:
+    """Sizes that no other test uses: what is cached is made here."""
+    random = torch.Generator(device="cpu").manual_seed(0)
+    values, features = (
+        torch.rand(2000, columns, generator=random, device="cpu").to(DEVICE).requires_grad_()
+        for columns in (3, dimension)
+    )
+    weight = torch.ones(ph.Neighborhood(dimension, 2).filter_size, 3, 2, device=DEVICE, requires_grad=True)
+    results = [
+        ph.gaussian_filter(values.detach(), 20 * features.detach()),
+        ph.gaussian_filter(values, features, 2 * features, halo=1),
+        ph.gaussian_filter(values, features, method="dense"),
+        ph.permutohedral_filter(values, features, weight, 2 * features, 2, "symmetric"),
+    ]
+    for result in results:
+        assert result.device == DEVICE
+        if result.requires_grad:
+            result.sum().backward()
+    image = values.detach().T[:1].reshape(1, 40, 50)
+    assert ph.bilateral_filter(image, 2.0, 0.2).device == DEVICE
+    assert ph.build_lattice(zeros(0, dimension)).device == DEVICE
+    layer = ph.nn.PermutohedralConvolution(3, 3, dimension, init="gaussian", device=DEVICE)
+    assert layer(values, features).device == DEVICE
+
+
+@pytest.mark.parametrize("points", [0, 1, 50])
+@pytest.mark.parametrize("gradient", [False, True])
+def test_values_without_channels(points: int, gradient: bool) -> None:
+    values = zeros(points, 0).requires_grad_(gradient)
+    features = torch.rand(points, 2, device=DEVICE).requires_grad_(gradient)
+    lattice = ph.build_lattice(features)
+    results = [
+        ph.gaussian_filter(values, features),
+        ph.gaussian_filter(values, features, method="dense", halo=1),
+        ph.gaussian_filter(values[None].expand(3, -1, -1), features[None].expand(3, -1, -1)),
+        ph.permutohedral_filter(values, features, zeros(7)),
+        ph.slice(ph.convolve(ph.splat(values, lattice), zeros(7), lattice), lattice),
+        ph.splat(values[None].expand(3, -1, -1), lattice),
+    ]
+    for result in results:
+        assert result.shape[-1] == 0
+    assert results[2].shape == (3, points, 0)
+    assert ph.bilateral_filter(zeros(0, 4, 5), 1.0, 1.0, guide=zeros(1, 4, 5)).shape == (0, 4, 5)
+
+
+@pytest.mark.parametrize("options", [{}, {"separable": True, "halo": 1}])
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_saved_lattice_loads_safely(options: dict[str, Any], apart: bool) -> None:
+    features, values = torch.rand(50, 2, device=DEVICE), torch.rand(50, 3, device=DEVICE)
+    lattice = ph.build_lattice(features, features[:7] if apart else None, **options)
+    file = io.BytesIO()
+    torch.save(lattice, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    assert loaded.is_shared == lattice.is_shared
+    weight = torch.rand(7, 3, 2, device=DEVICE)
+    for normalization in ("none", "symmetric"):
+        expected = ph.permutohedral_filter(values, None, weight, normalization=normalization, lattice=lattice)
+        actual = ph.permutohedral_filter(values, None, weight, normalization=normalization, lattice=loaded)
+        assert_close(actual, expected)
+
+
+TRACED: dict[str, Callable[..., Tensor]] = {
+    "gaussian": ph.gaussian_filter,
+    "learned": lambda values, features: ph.permutohedral_filter(values, features, torch.ones(7, device=DEVICE)),
+    "layer": ph.nn.GaussianFilter(2),
+}
+
+
+@pytest.mark.parametrize("function", TRACED.values(), ids=TRACED)
+@pytest.mark.filterwarnings("ignore")
+def test_torchscript_records_no_lattice(function: Callable[..., Tensor]) -> None:
+    example = torch.rand(9, 3, device=DEVICE), torch.rand(9, 2, device=DEVICE)
+    with pytest.raises(InputError, match=r"torch.jit.trace.*constant; use torch.compile or torch.export"):
+        torch.jit.trace(function, example)
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "in_a_model"])
+@pytest.mark.filterwarnings("ignore")
+def test_torchscript_compiles_no_layer(inside: bool) -> None:
+    layers = [
+        ph.nn.GaussianFilter(2),
+        ph.nn.PermutohedralConvolution(1, 1, 2),
+        ph.nn.BilateralFilter(1.0, 1.0),
+        ph.nn.BilateralConvolution2d(1, 1),
+    ]
+    for layer in layers:
+        with pytest.raises(InputError, match=rf"script cannot compile {type(layer).__name__}.*use torch.compile"):
+            torch.jit.script(torch.nn.Sequential(layer) if inside else layer)
