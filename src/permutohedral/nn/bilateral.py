@@ -20,8 +20,8 @@ class BilateralFilter(nn.Module):
     Args:
         sigma_space: standard deviation over positions, in pixels.
         sigma_range: standard deviation over colors, in units of the guide's values.
-        method: as of `gaussian_filter`.
-        halo: as of `gaussian_filter`.
+        method: see `gaussian_filter`.
+        halo: see `gaussian_filter`.
         learn_sigma: train both standard deviations.
 
     Shape:
@@ -76,13 +76,13 @@ class BilateralConvolution2d(nn.Module):
         guide_channels: channels of the guide; default: the image is its own guide. The features have
             2 + guide_channels dimensions, so keep the guide small.
         neighborhood_size: s of the filter.
-        groups: as of `torch.nn.Conv2d`.
-        bias: as of `torch.nn.Conv2d`.
+        groups: see `torch.nn.Conv2d`.
+        bias: see `torch.nn.Conv2d`.
         sigma_space: pixels per lattice step.
         sigma_range: guide values per lattice step.
-        init: as of `PermutohedralConvolution`.
-        normalization: as of `PermutohedralConvolution`.
-        learn_scale: as of `PermutohedralConvolution`.
+        init: see `PermutohedralConvolution`.
+        normalization: see `PermutohedralConvolution`.
+        learn_scale: see `PermutohedralConvolution`.
 
     Shape:
         image `[batch, in_channels, height, width]` (or without batch), guide likewise with guide_channels; the result

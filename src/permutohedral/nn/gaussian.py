@@ -15,13 +15,13 @@ class GaussianFilter(nn.Module):
 
     Args:
         dimension: d of the features.
-        normalization: as of `gaussian_filter`.
-        method: "separable" or "dense", as of `gaussian_filter`.
-        halo: as of `gaussian_filter`.
+        normalization: see `gaussian_filter`.
+        method: "separable" or "dense"; see `gaussian_filter`.
+        halo: see `gaussian_filter`.
         learn_scale: train one factor per feature dimension, `scale [dimension]`: the inverse bandwidths.
 
     Shape:
-        values `[..., points, channels]` and features as of `gaussian_filter`.
+        values `[..., points, channels]` and features: see `gaussian_filter`.
 
     >>> GaussianFilter(dimension=2)(torch.rand(100, 3), torch.rand(100, 2) * 10).shape
     torch.Size([100, 3])

@@ -1,4 +1,4 @@
-"""The learned filter in one go: splat, divide by the density, convolve, slice, add the bias."""
+"""The learned filter in one call: splat, divide by the density, convolve, slice, add the bias."""
 
 from __future__ import annotations
 

@@ -90,7 +90,8 @@ def halve_weight_kernel(
     TURNED: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, CHANNELS: tl.constexpr, COLUMNS: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Take over the inverse of every channel that is summed over, then give every column a power of two of its own.
+    """Fold the scales of the channels that are summed over into the weight, then scale every column by its own power
+    of two.
 
     `weight [filter_size, IN, OUT]`; the columns are its last axis, or with TURNED the one before, of the tap `taps`.
     """
@@ -113,7 +114,7 @@ def halve_weight_kernel(
 
 
 def halve_weight(weight: Tensor, inverse: Tensor, opposite: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The filter for halves whose channels were multiplied with the inverse of `inverse`.
+    """The filter in float16 for values in float16 whose channels were divided by `inverse`.
 
     Args:
         weight: `[filter_size, in_channels, out_channels]`, contiguous.
