@@ -11,13 +11,15 @@ from support import DEVICE, ascending, assert_close, to_numpy, to_tensor, vertic
 from torch import Tensor
 
 import permutohedral as ph
+from permutohedral.neighborhood import count_taps
 
 pytestmark = pytest.mark.usefixtures("backend")
 
 Array = NDArray[np.float64]
 
 # every tap of d = 6, s = 3 is tried: 14,197
-SIZES = [(d, s) for d in range(1, 7) for s in range(4)]
+# the oracle takes seconds for more taps than these
+SIZES = [(d, s) for d in range(1, 7) for s in range(4) if count_taps(d, s) < 10_000]
 
 
 def draw(dtype: torch.dtype, *shape: int, seed: int = 0) -> Tensor:

@@ -87,16 +87,19 @@ def test_ragged_batches() -> None:
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 @pytest.mark.parametrize("halo", [0, 1])
 def test_gaussian_filter(method: Any, normalization: Any, halo: int) -> None:
-    targets = leaf(3, 2, seed=2)
-
     def function(values: Tensor, features: Tensor) -> Tensor:
         return ph.gaussian_filter(values, features, None, normalization, method, halo)
 
-    def elsewhere(values: Tensor, features: Tensor, targets: Tensor) -> Tensor:
+    check_twice(function, leaf(5, 2), leaf(5, 2, seed=1))
+
+
+@pytest.mark.parametrize("method", ["separable", "dense"])
+@pytest.mark.parametrize("halo", [0, 1])
+def test_gaussian_filter_at_other_points(method: Any, halo: int) -> None:
+    def function(values: Tensor, features: Tensor, targets: Tensor) -> Tensor:
         return ph.gaussian_filter(values, features, targets, "none", method, halo)
 
-    check_twice(function, leaf(5, 2), leaf(5, 2, seed=1))
-    check_twice(elsewhere, leaf(5, 2), leaf(5, 2, seed=1), targets)
+    check_twice(function, leaf(5, 2), leaf(5, 2, seed=1), leaf(3, 2, seed=2))
 
 
 def test_bilateral_filter_learns_its_bandwidths() -> None:
