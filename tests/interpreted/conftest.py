@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parent
 
 
 def reason_to_skip() -> str | None:
-    """Why the kernels cannot be interpreted in this session."""
+    """Why the kernels cannot be interpreted in this process."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if not INTERPRETED:
