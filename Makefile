@@ -57,11 +57,15 @@ format-check: $(STAMP)
 typecheck: $(STAMP)  ## mypy, strict
 	$(BIN)/mypy
 
-# one thread per worker: the workers share the cores
+# One thread per worker: the workers share the cores. A worker more than cores: some tests wait for processes of their own.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() + 1, 5))')
+PYTEST := OMP_NUM_THREADS=1 RECORDED_LAUNCHES=build/launches $(BIN)/python -m pytest --quiet --numprocesses=$(WORKERS)
+
+# the kernels that the interpreter launches are compiled by the second session
 pytest: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --quiet
-	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --quiet \
-	  tests/interpreted
+	@rm -rf build/launches
+	TRITON_INTERPRET=1 $(PYTEST) tests/interpreted
+	$(PYTEST)
 
 accuracy: $(STAMP)  ## measure the approximation, write docs/accuracy.md
 	$(BIN)/python tools/accuracy.py

@@ -174,10 +174,10 @@ def test_the_command_line_answers_without_torch() -> None:
 
 def test_the_names_are_there_before_they_are_loaded() -> None:
     for statement in (
-        "import permutohedral as ph; assert set(ph.__all__) <= set(dir(ph)); ph.nn.GaussianFilter; ph.functional.splat",
+        "import permutohedral as ph; assert set(ph.__all__) <= set(dir(ph)); "
+        "assert not hasattr(ph, 'absent'); assert not hasattr(ph, '__absent__'); "
+        "ph.splat = 1; ph.slice; assert ph.splat == 1; ph.nn.GaussianFilter; ph.functional.splat",
         "from permutohedral import *; bilateral_filter; nn",
-        "import permutohedral as ph; assert not hasattr(ph, 'absent'); assert not hasattr(ph, '__absent__'); "
-        "ph.splat = 1; ph.slice; assert ph.splat == 1",
     ):
         loaded_by(statement)
 
