@@ -29,6 +29,8 @@ ORDER = [
     ["memory"],
     ["lattice"],
     ["checks", "geometry"],
+    ["steps"],
+    ["normalization"],
     ["functional"],
     ["nn"],
     ["public"],
@@ -52,8 +54,8 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 
 # what every installation has, and what needs more
 CORE = {
-    *("errors", "version", "ops", "neighborhood", "tensors", "features", "memory", "lattice", "checks", "functional"),
-    *("nn", "public", ""),
+    *("errors", "version", "ops", "neighborhood", "tensors", "features", "memory", "lattice", "checks"),
+    *("steps", "normalization", "functional", "nn", "public", ""),
 }
 
 
@@ -174,7 +176,7 @@ def test_the_command_line_answers_without_torch() -> None:
 
 def test_the_names_are_there_before_they_are_loaded() -> None:
     for statement in (
-        "import permutohedral as ph; assert set(ph.__all__) <= set(dir(ph)); ph.nn.GaussianFilter; ph.functional.splat",
+        "import permutohedral as ph; assert set(ph.__all__) <= set(dir(ph)); ph.nn.GaussianFilter; ph.steps.splat",
         "from permutohedral import *; bilateral_filter; nn",
         "import permutohedral as ph; assert not hasattr(ph, 'absent'); assert not hasattr(ph, '__absent__'); "
         "ph.splat = 1; ph.slice; assert ph.splat == 1",

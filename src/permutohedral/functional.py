@@ -1,17 +1,7 @@
-"""Splat, convolve, slice, and the filters made of them: validated, batched, differentiable.
-
-Shapes of values, by the lattice (`build_lattice`):
-    one set of points         values `[points, channels]`, on the lattice `[lattice_points, channels]`
-    a lattice for each item   values `[batch, points, channels]`, on the lattice `[lattice_points, channels]`,
-                              the lattice points of all items together
-    one lattice for many      values `[..., points, channels]` over features `[points, d]`, on the lattice
-                              `[..., lattice_points, channels]`
-"""
+"""The filters: validated, batched, differentiable. Shapes of values are those of `steps.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -22,104 +12,29 @@ from permutohedral.checks import (
     check_points,
     check_results,
     check_weight,
-    count,
     filter_tables,
     has_no_gradient,
-    lattice_to_rows,
     points_to_rows,
     rows_to_points,
-    splat_density,
-    to_autocast,
-    unfold,
 )
 from permutohedral.errors import InputError
 from permutohedral.features import Sigma, bilateral_features, check_guide, check_image
-from permutohedral.lattice import Lattice, Simplices, build_lattice
+from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.memory import check_rows
-from permutohedral.neighborhood import blur_gain, count_taps, gaussian_weight
+from permutohedral.normalization import (
+    DENSE,
+    SEPARABLE,
+    SMALLEST_MASS,
+    Normalization,
+    apply_step,
+    check_separable,
+    convolve_with,
+    filter_normalized,
+)
 from permutohedral.ops import operators
 from permutohedral.ops.fused_filters import can_fuse, filter_learned, filter_points
 
-Normalization = Literal["none", "homogeneous", "symmetric", "density", "coverage"]
 GaussianMethod = Literal["separable", "dense"]
-
-NORMALIZATIONS: tuple[Normalization, ...] = ("none", "homogeneous", "symmetric", "density", "coverage")
-
-# keeps a target that no source reaches at zero instead of 0 / 0
-_SMALLEST_MASS = 1e-20
-
-
-def splat(values: Tensor, lattice: Lattice) -> Tensor:
-    """Sum the values of the source points into the lattice: l_j = sum_{i in C(j)} b_{i,j} v_i.
-
-    Args:
-        values: float `[points, channels]`, `[batch, points, channels]` or `[..., points, channels]`.
-        lattice: from `build_lattice`.
-
-    Returns:
-        `[lattice_points, channels]`, or `[..., lattice_points, channels]` where many share one lattice.
-
-    >>> import permutohedral as ph
-    >>> lattice = ph.build_lattice(torch.rand(100, 2))
-    >>> float(ph.splat(torch.ones(100, 1), lattice).sum().round())
-    100.0
-    """
-    rows, leading = points_to_rows(values, lattice)
-    return unfold(_splat(rows, lattice.source), leading)
-
-
-def convolve(lattice_values: Tensor, weight: Tensor, lattice: Lattice) -> Tensor:
-    """Correlate lattice values with a filter: l'_v = sum_k w_k l_{v + offset_k}.
-
-    A neighbor that no source point touches reads as zero. The number of groups follows from the shapes.
-
-    Args:
-        lattice_values: `[lattice_points, in_channels]` or `[..., lattice_points, in_channels]`, from `splat`.
-        weight: `[filter_size, in_channels / groups, out_channels]`, of the same dtype; or `[filter_size]`, one
-            filter for every channel.
-        lattice: from `build_lattice`, of the neighborhood size of the filter.
-
-    Returns:
-        `[target lattice_points, out_channels]`, with the leading axes of `lattice_values`.
-
-    >>> import permutohedral as ph
-    >>> lattice = ph.build_lattice(torch.rand(100, 2) * 9, neighborhood_size=1)
-    >>> weight = torch.randn(7, 4, 8)
-    >>> ph.convolve(ph.splat(torch.rand(100, 4), lattice), weight, lattice).shape[1]
-    8
-    """
-    rows, leading = lattice_to_rows(lattice_values, lattice, lattice.source)
-    rows, weight = to_autocast(rows, weight)
-    channels = rows.shape[1] // max(count(leading), 1)
-    weight, groups = check_weight(weight, channels, rows, lattice)
-    # items that share a lattice are folded into channels, so they are groups of their own
-    if count(leading) > 1:
-        weight, groups = weight.repeat(1, 1, count(leading)), groups * count(leading)
-    check_rows(lattice.target.num_lattice_points, weight.shape[2], rows)
-    opposite = lattice.neighborhood.opposite(lattice.device)
-    convolved = operators.convolve(rows, weight, lattice.neighbors, lattice.reverse_neighbors, opposite, groups)
-    return unfold(convolved, leading)
-
-
-def slice(lattice_values: Tensor, lattice: Lattice) -> Tensor:
-    """Interpolate lattice values at the target points: v'_k = sum_{j in C(k)} b_{k,j} l'_j. The adjoint of `splat`.
-
-    Args:
-        lattice_values: `[target lattice_points, channels]`, or `[..., target lattice_points, channels]`.
-        lattice: from `build_lattice`.
-
-    Returns:
-        `[target points, channels]`, `[batch, target points, channels]` or `[..., target points, channels]`.
-
-    >>> import permutohedral as ph
-    >>> lattice = ph.build_lattice(torch.rand(100, 2), target_features=torch.rand(50, 2), neighborhood_size=0)
-    >>> ph.slice(ph.convolve(ph.splat(torch.rand(100, 3), lattice), torch.ones(1), lattice), lattice).shape
-    torch.Size([50, 3])
-    """
-    rows, leading = lattice_to_rows(lattice_values, lattice, lattice.target)
-    check_rows(lattice.target.num_points, rows.shape[1], rows)
-    sliced = operators.slice(rows, lattice.target.vertices, lattice.target.barycentric)
-    return rows_to_points(sliced, lattice, leading)
 
 
 def permutohedral_filter(
@@ -176,7 +91,7 @@ def _filter_in_steps(
     values: Tensor, weight: Tensor, bias: Tensor | None, lattice: Lattice, normalization: Normalization
 ) -> Tensor:
     """The same, composed of operators."""
-    output = _normalized(values, lattice, normalization, partial(_convolve_with, weight=weight), _DENSE)
+    output = filter_normalized(values, lattice, normalization, partial(convolve_with, weight=weight), DENSE)
     return output if bias is None else output + bias.to(output.dtype)
 
 
@@ -222,19 +137,19 @@ def gaussian_filter(
             f"{lattice.neighborhood_size}, which cuts the Gaussian off"
         )
     at_once = normalization == "homogeneous" and lattice is None and target_features is None and not (dense or halo)
-    if at_once and (filtered := filter_points(values, features, _SMALLEST_MASS)) is not None:
+    if at_once and (filtered := filter_points(values, features, SMALLEST_MASS)) is not None:
         return filtered
     lattice = _lattice_for(features, target_features, lattice, size, halo, separable=not dense)
-    gaussian = _DENSE if dense else _SEPARABLE
+    gaussian = DENSE if dense else SEPARABLE
     if normalization != "homogeneous":
-        return _normalized(values, lattice, normalization, gaussian.blur, gaussian)
+        return filter_normalized(values, lattice, normalization, gaussian.blur, gaussian)
     check_points(values, lattice)
-    smallest = max(_SMALLEST_MASS, torch.finfo(values.dtype).tiny)
+    smallest = max(SMALLEST_MASS, torch.finfo(values.dtype).tiny)
     if not dense and has_no_gradient(values, lattice):
         return _fused_gaussian(values, lattice, smallest)
     # the mass is one more channel
     ones = values.new_ones(()).expand(*values.shape[:-1], 1)
-    filtered = _apply(torch.cat([values, ones], dim=-1), lattice, gaussian.blur)
+    filtered = apply_step(torch.cat([values, ones], dim=-1), lattice, gaussian.blur)
     return filtered[..., :-1] / (filtered[..., -1:] + smallest)
 
 
@@ -275,69 +190,8 @@ def bilateral_filter(
     return filtered.transpose(-1, -2).reshape(*leading, channels, height, width)
 
 
-# how lattice values become those at the target lattice points: by a learned filter or by a Gaussian
-_Step = Callable[[Tensor, Lattice], Tensor]
-
-
-def _convolve_with(lattice_values: Tensor, lattice: Lattice, weight: Tensor) -> Tensor:
-    return convolve(lattice_values, weight, lattice)
-
-
-def _convolve_with_gaussian(lattice_values: Tensor, lattice: Lattice) -> Tensor:
-    weight = gaussian_weight(lattice.dimension, lattice.neighborhood_size, lattice_values.dtype, lattice.device)
-    with torch.autocast(lattice.device.type, enabled=False):
-        return convolve(lattice_values, weight, lattice)
-
-
-def _check_separable(lattice: Lattice) -> Tensor:
-    if lattice.axis_neighbors is None:
-        raise InputError("the separable method needs a lattice built with separable=True")
-    return lattice.axis_neighbors
-
-
-def _blur_separably(lattice_values: Tensor, lattice: Lattice) -> Tensor:
-    rows, leading = lattice_to_rows(lattice_values, lattice, lattice.source)
-    blurred = operators.blur(rows, _check_separable(lattice), False)
-    return unfold(blurred / blur_gain(lattice.dimension), leading)
-
-
-@dataclass(frozen=True)
-class _Gaussian:
-    """A Gaussian on the lattice: how it blurs, and the size of the neighborhood whose taps it has."""
-
-    blur: _Step
-    size: Callable[[Lattice], int]
-
-
-_DENSE = _Gaussian(_convolve_with_gaussian, lambda lattice: lattice.neighborhood_size)
-_SEPARABLE = _Gaussian(_blur_separably, lambda lattice: 2)
-
-
-def _normalized(
-    values: Tensor, lattice: Lattice, normalization: Normalization, step: _Step, gaussian: _Gaussian
-) -> Tensor:
-    """Splat, `step`, slice, normalized; `gaussian` is the filter that the normalization measures mass with.
-
-    Mass and density are of the dtype of the features: the least of them are zero in float16.
-    """
-    if normalization not in NORMALIZATIONS:
-        raise InputError(f"normalization must be one of {', '.join(map(repr, NORMALIZATIONS))}, got {normalization!r}")
-    # before anything is computed from them
-    check_points(values, lattice)
-    if normalization == "symmetric":
-        values = (values * _mass(lattice.between_sources(), gaussian).rsqrt()).to(values.dtype)
-    output = _apply(values, lattice, step, by_density=normalization in ("density", "coverage"))
-    if normalization == "coverage":
-        output = (output / _coverage(lattice, gaussian)).to(output.dtype)
-    if normalization == "homogeneous":
-        output = (output / _mass(lattice, gaussian)).to(output.dtype)
-    if normalization == "symmetric":
-        output = (output * _mass(lattice.between_targets(), gaussian).rsqrt()).to(output.dtype)
-    return output
-
-
 def _fused_gaussian(values: Tensor, lattice: Lattice, smallest_mass: float) -> Tensor:
-    axis_neighbors = _check_separable(lattice)
+    axis_neighbors = check_separable(lattice)
     rows, leading = points_to_rows(values, lattice)
     source, target = lattice.source, lattice.target
     # splatted, blurred, and between the passes of the blur
@@ -345,40 +199,6 @@ def _fused_gaussian(values: Tensor, lattice: Lattice, smallest_mass: float) -> T
     tables = source.vertices, source.barycentric, axis_neighbors, target.vertices, target.barycentric
     filtered = operators.filter_gaussian(rows, *tables, smallest_mass)
     return rows_to_points(filtered, lattice, leading)
-
-
-def _apply(values: Tensor, lattice: Lattice, step: _Step, by_density: bool = False) -> Tensor:
-    lattice_values = splat(values, lattice)
-    if by_density:
-        density = splat_density(lattice)
-        # a halo point, or a vertex that its points touch with weight zero, holds nothing to divide
-        lattice_values = (lattice_values / torch.where(density > 0, density, 1.0)).to(values.dtype)
-    return slice(step(lattice_values, lattice), lattice)
-
-
-def _mass(lattice: Lattice, gaussian: _Gaussian) -> Tensor:
-    """The Gaussian filter of ones, `[..., target points, 1]`."""
-    ones = lattice.source.barycentric.new_ones(lattice.source.num_points, 1)
-    if lattice.batch_size is not None:
-        ones = ones.reshape(lattice.batch_size, lattice.points_per_item[0], 1)
-    return _apply(ones, lattice, gaussian.blur) + _SMALLEST_MASS
-
-
-def _coverage(lattice: Lattice, gaussian: _Gaussian) -> Tensor:
-    """The share of the Gaussian that lies on occupied lattice points, `[..., target points, 1]`.
-
-    Never less than one tap's share, so that what a lone far sample gives is not blown up to a full signal.
-    """
-    density = splat_density(lattice).detach()
-    around = slice(gaussian.blur((density > 0).to(density.dtype), lattice), lattice)
-    size = gaussian.size(lattice)
-    whole = float(gaussian_weight(lattice.dimension, size, torch.float64).sum())
-    return (around / whole).clamp_min(1 / count_taps(lattice.dimension, size))
-
-
-def _splat(rows: Tensor, simplices: Simplices) -> Tensor:
-    check_rows(simplices.num_lattice_points, rows.shape[1], rows)
-    return operators.splat(rows, simplices.vertices, simplices.barycentric, simplices.num_lattice_points)
 
 
 def _lattice_for(
