@@ -31,6 +31,7 @@ ORDER = [
     ["checks", "geometry"],
     ["steps"],
     ["normalization"],
+    ["weighting"],
     ["functional"],
     ["nn"],
     ["public"],
@@ -55,7 +56,7 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 # what every installation has, and what needs more
 CORE = {
     *("errors", "version", "ops", "neighborhood", "tensors", "features", "memory", "lattice", "checks"),
-    *("steps", "normalization", "functional", "nn", "public", ""),
+    *("steps", "normalization", "weighting", "functional", "nn", "public", ""),
 }
 
 

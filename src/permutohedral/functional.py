@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from permutohedral.normalization import (
 )
 from permutohedral.ops import operators
 from permutohedral.ops.fused_filters import can_fuse, filter_learned, filter_points
+from permutohedral.weighting import check_weights, filter_weighted, hide_lost, refuse_nan
 
 GaussianMethod = Literal["separable", "dense"]
 
@@ -67,6 +68,7 @@ def permutohedral_filter(
     >>> ph.permutohedral_filter(values, features, torch.randn(7, 3, 5)).shape
     torch.Size([100, 5])
     """
+    refuse_nan(values)
     lattice = _lattice_for(features, target_features, lattice, neighborhood_size=neighborhood_size)
     return filter_with_bias(values, lattice, weight, None, normalization)
 
@@ -95,6 +97,7 @@ def _filter_in_steps(
     return output if bias is None else output + bias.to(output.dtype)
 
 
+@overload
 def gaussian_filter(
     values: Tensor,
     features: Tensor | None,
@@ -103,7 +106,42 @@ def gaussian_filter(
     method: GaussianMethod = "separable",
     halo: int = 0,
     lattice: Lattice | None = None,
-) -> Tensor:
+    *,
+    weights: Tensor | None = None,
+    fill_value: float = 0.0,
+    return_mass: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def gaussian_filter(
+    values: Tensor,
+    features: Tensor | None,
+    target_features: Tensor | None = None,
+    normalization: Normalization = "homogeneous",
+    method: GaussianMethod = "separable",
+    halo: int = 0,
+    lattice: Lattice | None = None,
+    *,
+    weights: Tensor | None = None,
+    fill_value: float = 0.0,
+    return_mass: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+
+
+def gaussian_filter(  # noqa: PLR0913 (what is filtered and how, and three options by name)
+    values: Tensor,
+    features: Tensor | None,
+    target_features: Tensor | None = None,
+    normalization: Normalization = "homogeneous",
+    method: GaussianMethod = "separable",
+    halo: int = 0,
+    lattice: Lattice | None = None,
+    *,
+    weights: Tensor | None = None,
+    fill_value: float = 0.0,
+    return_mass: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Filter with the Gaussian of one feature unit: fast in high dimensions, approximate (see docs/accuracy.md).
 
     Args:
@@ -116,15 +154,40 @@ def gaussian_filter(
             taps of size 2 at once, more accurate where lattice points are missing, and slow beyond d = 4.
         halo: insert untouched lattice points up to this many steps away: more accurate, more memory.
         lattice: built before with `separable=True` (or `neighborhood_size=2` for "dense"), instead of features.
+        weights: how much each point counts, `[points]` or with the batch axes of `values`: not negative, or a bool
+            mask. Values of weight zero may be anything, NaN included. With "homogeneous" and "none" only.
+        fill_value: the result at targets that no weight comes near.
+        return_mass: also return the weights themselves filtered with "none": how much there is near each target.
 
     Returns:
-        `[target points, channels]`, with the batch axes of `values`; zero at targets that no source comes near.
+        `[target points, channels]`, with the batch axes of `values`; with `return_mass`, the mass `[target points]` as
+        well, with the same batch axes.
+
+    Raises:
+        InputError: among other reasons, a value that counts is NaN or infinite, on the CPU, where one can look.
 
     >>> import permutohedral as ph
     >>> features = torch.rand(100, 2) * 5
     >>> bool(torch.allclose(ph.gaussian_filter(torch.ones(100, 1), features), torch.ones(100, 1)))
     True
     """
+    run = partial(
+        _filter_gaussian, features=features, target_features=target_features, method=method, halo=halo, lattice=lattice
+    )
+    filtered, mass = filter_weighted(run, values, weights, normalization, fill_value, return_mass)
+    return filtered if mass is None else (filtered, mass)
+
+
+def _filter_gaussian(
+    values: Tensor,
+    normalization: Normalization,
+    features: Tensor | None,
+    target_features: Tensor | None,
+    method: GaussianMethod,
+    halo: int,
+    lattice: Lattice | None,
+) -> Tensor:
+    """`gaussian_filter` of values that all count the same."""
     if method not in ("separable", "dense"):
         raise InputError(f"method must be 'separable' or 'dense', got {method!r}")
     dense = method == "dense"
@@ -153,6 +216,7 @@ def gaussian_filter(
     return filtered[..., :-1] / (filtered[..., -1:] + smallest)
 
 
+@overload
 def bilateral_filter(
     image: Tensor,
     sigma_space: Sigma,
@@ -160,7 +224,40 @@ def bilateral_filter(
     guide: Tensor | None = None,
     method: GaussianMethod = "separable",
     halo: int = 0,
-) -> Tensor:
+    *,
+    weights: Tensor | None = None,
+    fill_value: float = 0.0,
+    return_mass: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def bilateral_filter(
+    image: Tensor,
+    sigma_space: Sigma,
+    sigma_range: Sigma,
+    guide: Tensor | None = None,
+    method: GaussianMethod = "separable",
+    halo: int = 0,
+    *,
+    weights: Tensor | None = None,
+    fill_value: float = 0.0,
+    return_mass: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+
+
+def bilateral_filter(  # noqa: PLR0913 (what is filtered and how, and three options by name)
+    image: Tensor,
+    sigma_space: Sigma,
+    sigma_range: Sigma,
+    guide: Tensor | None = None,
+    method: GaussianMethod = "separable",
+    halo: int = 0,
+    *,
+    weights: Tensor | None = None,
+    fill_value: float = 0.0,
+    return_mass: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Smooth an image and keep its edges: the Gaussian filter over position and color.
 
     Args:
@@ -170,24 +267,41 @@ def bilateral_filter(
         guide: `[..., guide channels, height, width]`, whose edges are kept; default: the image itself.
         method: see `gaussian_filter`.
         halo: see `gaussian_filter`.
+        weights: how much each pixel counts, `[..., height, width]`; see `gaussian_filter`. A pixel of weight zero that
+            is its own guide and not finite is near no other, and gets `fill_value`.
+        fill_value: see `gaussian_filter`.
+        return_mass: see `gaussian_filter`.
 
     Returns:
-        The filtered image, of the shape of `image`.
+        The filtered image, of the shape of `image`; with `return_mass`, the mass `[..., height, width]` as well.
 
     >>> import permutohedral as ph
     >>> ph.bilateral_filter(torch.rand(3, 32, 48), sigma_space=4.0, sigma_range=0.1).shape
     torch.Size([3, 32, 48])
     """
-    features = bilateral_features(image if guide is None else guide, sigma_space, sigma_range)
     check_image(image)
-    values = image.flatten(-2).transpose(-1, -2)
     *leading, channels, height, width = image.shape
+    lost = None
+    if weights is not None:
+        weights = check_weights(weights, (*leading, height, width), image)
+        if guide is None:
+            image, lost = hide_lost(image, weights)
+    features = bilateral_features(image if guide is None else guide, sigma_space, sigma_range)
     if guide is not None:
         check_guide(guide, image)
+    values, weights = image.flatten(-2).mT, None if weights is None else weights.flatten(-2)
     if features.dim() > 3:
         features, values = features.flatten(0, -3), values.flatten(0, -3)
-    filtered = gaussian_filter(values, features, method=method, halo=halo)
-    return filtered.transpose(-1, -2).reshape(*leading, channels, height, width)
+        weights = None if weights is None else weights.flatten(0, -2)
+    run = partial(_filter_gaussian, features=features, target_features=None, method=method, halo=halo, lattice=None)
+    filtered, mass = filter_weighted(run, values, weights, "homogeneous", fill_value, return_mass)
+    filtered = filtered.mT.reshape(*leading, channels, height, width)
+    if lost is not None:
+        filtered = torch.where(lost.unsqueeze(-3), fill_value, filtered)
+    if mass is None:
+        return filtered
+    mass = mass.reshape(*leading, height, width)
+    return filtered, mass if lost is None else torch.where(lost, 0.0, mass)
 
 
 def _fused_gaussian(values: Tensor, lattice: Lattice, smallest_mass: float) -> Tensor:
