@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import permutohedral as ph
-from permutohedral.functional import NORMALIZATIONS
+from permutohedral.normalization import NORMALIZATIONS
 
 on_every_backend = pytest.mark.usefixtures("backend")
 

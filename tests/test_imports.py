@@ -29,6 +29,9 @@ ORDER = [
     ["memory"],
     ["lattice"],
     ["checks", "geometry"],
+    ["steps"],
+    ["normalization"],
+    ["weighting"],
     ["functional"],
     ["nn"],
     ["public"],
@@ -52,8 +55,8 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 
 # what every installation has, and what needs more
 CORE = {
-    *("errors", "version", "ops", "neighborhood", "tensors", "features", "memory", "lattice", "checks", "functional"),
-    *("nn", "public", ""),
+    *("errors", "version", "ops", "neighborhood", "tensors", "features", "memory", "lattice", "checks"),
+    *("steps", "normalization", "weighting", "functional", "nn", "public", ""),
 }
 
 
@@ -176,7 +179,7 @@ def test_the_names_are_there_before_they_are_loaded() -> None:
     for statement in (
         "import permutohedral as ph; assert set(ph.__all__) <= set(dir(ph)); "
         "assert not hasattr(ph, 'absent'); assert not hasattr(ph, '__absent__'); "
-        "ph.splat = 1; ph.slice; assert ph.splat == 1; ph.nn.GaussianFilter; ph.functional.splat",
+        "ph.splat = 1; ph.slice; assert ph.splat == 1; ph.nn.GaussianFilter; ph.steps.splat",
         "from permutohedral import *; bilateral_filter; nn",
     ):
         loaded_by(statement)

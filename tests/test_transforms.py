@@ -14,7 +14,7 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
 import permutohedral as ph
-from permutohedral.functional import NORMALIZATIONS
+from permutohedral.normalization import NORMALIZATIONS
 
 pytestmark = pytest.mark.usefixtures("backend")
 

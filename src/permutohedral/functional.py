@@ -1,19 +1,9 @@
-"""Splat, convolve, slice, and the filters made of them: validated, batched, differentiable.
-
-Shapes of values, by the lattice (`build_lattice`):
-    one set of points         values `[points, channels]`, on the lattice `[lattice_points, channels]`
-    a lattice for each item   values `[batch, points, channels]`, on the lattice `[lattice_points, channels]`,
-                              the lattice points of all items together
-    one lattice for many      values `[..., points, channels]` over features `[points, d]`, on the lattice
-                              `[..., lattice_points, channels]`
-"""
+"""The filters: validated, batched, differentiable. Shapes of values are those of `steps.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -22,104 +12,30 @@ from permutohedral.checks import (
     check_points,
     check_results,
     check_weight,
-    count,
     filter_tables,
     has_no_gradient,
-    lattice_to_rows,
     points_to_rows,
     rows_to_points,
-    splat_density,
-    to_autocast,
-    unfold,
 )
 from permutohedral.errors import InputError
 from permutohedral.features import Sigma, bilateral_features, check_guide, check_image
-from permutohedral.lattice import Lattice, Simplices, build_lattice
+from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.memory import check_rows
-from permutohedral.neighborhood import blur_gain, count_taps, gaussian_weight
+from permutohedral.normalization import (
+    DENSE,
+    SEPARABLE,
+    SMALLEST_MASS,
+    Normalization,
+    apply_step,
+    check_separable,
+    convolve_with,
+    filter_normalized,
+)
 from permutohedral.ops import operators
 from permutohedral.ops.fused_filters import can_fuse, filter_learned, filter_points
+from permutohedral.weighting import check_weights, filter_weighted, hide_lost, refuse_nan
 
-Normalization = Literal["none", "homogeneous", "symmetric", "density", "coverage"]
 GaussianMethod = Literal["separable", "dense"]
-
-NORMALIZATIONS: tuple[Normalization, ...] = ("none", "homogeneous", "symmetric", "density", "coverage")
-
-# keeps a target that no source reaches at zero instead of 0 / 0
-_SMALLEST_MASS = 1e-20
-
-
-def splat(values: Tensor, lattice: Lattice) -> Tensor:
-    """Sum the values of the source points into the lattice: l_j = sum_{i in C(j)} b_{i,j} v_i.
-
-    Args:
-        values: float `[points, channels]`, `[batch, points, channels]` or `[..., points, channels]`.
-        lattice: from `build_lattice`.
-
-    Returns:
-        `[lattice_points, channels]`, or `[..., lattice_points, channels]` where many share one lattice.
-
-    >>> import permutohedral as ph
-    >>> lattice = ph.build_lattice(torch.rand(100, 2))
-    >>> float(ph.splat(torch.ones(100, 1), lattice).sum().round())
-    100.0
-    """
-    rows, leading = points_to_rows(values, lattice)
-    return unfold(_splat(rows, lattice.source), leading)
-
-
-def convolve(lattice_values: Tensor, weight: Tensor, lattice: Lattice) -> Tensor:
-    """Correlate lattice values with a filter: l'_v = sum_k w_k l_{v + offset_k}.
-
-    A neighbor that no source point touches reads as zero. The number of groups follows from the shapes.
-
-    Args:
-        lattice_values: `[lattice_points, in_channels]` or `[..., lattice_points, in_channels]`, from `splat`.
-        weight: `[filter_size, in_channels / groups, out_channels]`, of the same dtype; or `[filter_size]`, one
-            filter for every channel.
-        lattice: from `build_lattice`, of the neighborhood size of the filter.
-
-    Returns:
-        `[target lattice_points, out_channels]`, with the leading axes of `lattice_values`.
-
-    >>> import permutohedral as ph
-    >>> lattice = ph.build_lattice(torch.rand(100, 2) * 9, neighborhood_size=1)
-    >>> weight = torch.randn(7, 4, 8)
-    >>> ph.convolve(ph.splat(torch.rand(100, 4), lattice), weight, lattice).shape[1]
-    8
-    """
-    rows, leading = lattice_to_rows(lattice_values, lattice, lattice.source)
-    rows, weight = to_autocast(rows, weight)
-    channels = rows.shape[1] // max(count(leading), 1)
-    weight, groups = check_weight(weight, channels, rows, lattice)
-    # items that share a lattice are folded into channels, so they are groups of their own
-    if count(leading) > 1:
-        weight, groups = weight.repeat(1, 1, count(leading)), groups * count(leading)
-    check_rows(lattice.target.num_lattice_points, weight.shape[2], rows)
-    opposite = lattice.neighborhood.opposite(lattice.device)
-    convolved = operators.convolve(rows, weight, lattice.neighbors, lattice.reverse_neighbors, opposite, groups)
-    return unfold(convolved, leading)
-
-
-def slice(lattice_values: Tensor, lattice: Lattice) -> Tensor:
-    """Interpolate lattice values at the target points: v'_k = sum_{j in C(k)} b_{k,j} l'_j. The adjoint of `splat`.
-
-    Args:
-        lattice_values: `[target lattice_points, channels]`, or `[..., target lattice_points, channels]`.
-        lattice: from `build_lattice`.
-
-    Returns:
-        `[target points, channels]`, `[batch, target points, channels]` or `[..., target points, channels]`.
-
-    >>> import permutohedral as ph
-    >>> lattice = ph.build_lattice(torch.rand(100, 2), target_features=torch.rand(50, 2), neighborhood_size=0)
-    >>> ph.slice(ph.convolve(ph.splat(torch.rand(100, 3), lattice), torch.ones(1), lattice), lattice).shape
-    torch.Size([50, 3])
-    """
-    rows, leading = lattice_to_rows(lattice_values, lattice, lattice.target)
-    check_rows(lattice.target.num_points, rows.shape[1], rows)
-    sliced = operators.slice(rows, lattice.target.vertices, lattice.target.barycentric)
-    return rows_to_points(sliced, lattice, leading)
 
 
 def permutohedral_filter(
@@ -152,6 +68,7 @@ def permutohedral_filter(
     >>> ph.permutohedral_filter(values, features, torch.randn(7, 3, 5)).shape
     torch.Size([100, 5])
     """
+    refuse_nan(values)
     lattice = _lattice_for(features, target_features, lattice, neighborhood_size=neighborhood_size)
     return filter_with_bias(values, lattice, weight, None, normalization)
 
@@ -176,10 +93,11 @@ def _filter_in_steps(
     values: Tensor, weight: Tensor, bias: Tensor | None, lattice: Lattice, normalization: Normalization
 ) -> Tensor:
     """The same, composed of operators."""
-    output = _normalized(values, lattice, normalization, partial(_convolve_with, weight=weight), _DENSE)
+    output = filter_normalized(values, lattice, normalization, partial(convolve_with, weight=weight), DENSE)
     return output if bias is None else output + bias.to(output.dtype)
 
 
+@overload
 def gaussian_filter(
     values: Tensor,
     features: Tensor | None,
@@ -188,7 +106,42 @@ def gaussian_filter(
     method: GaussianMethod = "separable",
     halo: int = 0,
     lattice: Lattice | None = None,
-) -> Tensor:
+    *,
+    weights: Tensor | None = None,
+    fill_value: float = 0.0,
+    return_mass: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def gaussian_filter(
+    values: Tensor,
+    features: Tensor | None,
+    target_features: Tensor | None = None,
+    normalization: Normalization = "homogeneous",
+    method: GaussianMethod = "separable",
+    halo: int = 0,
+    lattice: Lattice | None = None,
+    *,
+    weights: Tensor | None = None,
+    fill_value: float = 0.0,
+    return_mass: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+
+
+def gaussian_filter(  # noqa: PLR0913 (what is filtered and how, and three options by name)
+    values: Tensor,
+    features: Tensor | None,
+    target_features: Tensor | None = None,
+    normalization: Normalization = "homogeneous",
+    method: GaussianMethod = "separable",
+    halo: int = 0,
+    lattice: Lattice | None = None,
+    *,
+    weights: Tensor | None = None,
+    fill_value: float = 0.0,
+    return_mass: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Filter with the Gaussian of one feature unit: fast in high dimensions, approximate (see docs/accuracy.md).
 
     Args:
@@ -201,15 +154,40 @@ def gaussian_filter(
             taps of size 2 at once, more accurate where lattice points are missing, and slow beyond d = 4.
         halo: insert untouched lattice points up to this many steps away: more accurate, more memory.
         lattice: built before with `separable=True` (or `neighborhood_size=2` for "dense"), instead of features.
+        weights: how much each point counts, `[points]` or with the batch axes of `values`: not negative, or a bool
+            mask. Values of weight zero may be anything, NaN included. With "homogeneous" and "none" only.
+        fill_value: the result at targets that no weight comes near.
+        return_mass: also return the weights themselves filtered with "none": how much there is near each target.
 
     Returns:
-        `[target points, channels]`, with the batch axes of `values`; zero at targets that no source comes near.
+        `[target points, channels]`, with the batch axes of `values`; with `return_mass`, the mass `[target points]` as
+        well, with the same batch axes.
+
+    Raises:
+        InputError: among other reasons, a value that counts is NaN or infinite, on the CPU, where one can look.
 
     >>> import permutohedral as ph
     >>> features = torch.rand(100, 2) * 5
     >>> bool(torch.allclose(ph.gaussian_filter(torch.ones(100, 1), features), torch.ones(100, 1)))
     True
     """
+    run = partial(
+        _filter_gaussian, features=features, target_features=target_features, method=method, halo=halo, lattice=lattice
+    )
+    filtered, mass = filter_weighted(run, values, weights, normalization, fill_value, return_mass)
+    return filtered if mass is None else (filtered, mass)
+
+
+def _filter_gaussian(
+    values: Tensor,
+    normalization: Normalization,
+    features: Tensor | None,
+    target_features: Tensor | None,
+    method: GaussianMethod,
+    halo: int,
+    lattice: Lattice | None,
+) -> Tensor:
+    """`gaussian_filter` of values that all count the same."""
     if method not in ("separable", "dense"):
         raise InputError(f"method must be 'separable' or 'dense', got {method!r}")
     dense = method == "dense"
@@ -222,22 +200,23 @@ def gaussian_filter(
             f"{lattice.neighborhood_size}, which cuts the Gaussian off"
         )
     at_once = normalization == "homogeneous" and lattice is None and target_features is None and not (dense or halo)
-    if at_once and (filtered := filter_points(values, features, _SMALLEST_MASS)) is not None:
+    if at_once and (filtered := filter_points(values, features, SMALLEST_MASS)) is not None:
         return filtered
     lattice = _lattice_for(features, target_features, lattice, size, halo, separable=not dense)
-    gaussian = _DENSE if dense else _SEPARABLE
+    gaussian = DENSE if dense else SEPARABLE
     if normalization != "homogeneous":
-        return _normalized(values, lattice, normalization, gaussian.blur, gaussian)
+        return filter_normalized(values, lattice, normalization, gaussian.blur, gaussian)
     check_points(values, lattice)
-    smallest = max(_SMALLEST_MASS, torch.finfo(values.dtype).tiny)
+    smallest = max(SMALLEST_MASS, torch.finfo(values.dtype).tiny)
     if not dense and has_no_gradient(values, lattice):
         return _fused_gaussian(values, lattice, smallest)
     # the mass is one more channel
     ones = values.new_ones(()).expand(*values.shape[:-1], 1)
-    filtered = _apply(torch.cat([values, ones], dim=-1), lattice, gaussian.blur)
+    filtered = apply_step(torch.cat([values, ones], dim=-1), lattice, gaussian.blur)
     return filtered[..., :-1] / (filtered[..., -1:] + smallest)
 
 
+@overload
 def bilateral_filter(
     image: Tensor,
     sigma_space: Sigma,
@@ -245,7 +224,40 @@ def bilateral_filter(
     guide: Tensor | None = None,
     method: GaussianMethod = "separable",
     halo: int = 0,
-) -> Tensor:
+    *,
+    weights: Tensor | None = None,
+    fill_value: float = 0.0,
+    return_mass: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def bilateral_filter(
+    image: Tensor,
+    sigma_space: Sigma,
+    sigma_range: Sigma,
+    guide: Tensor | None = None,
+    method: GaussianMethod = "separable",
+    halo: int = 0,
+    *,
+    weights: Tensor | None = None,
+    fill_value: float = 0.0,
+    return_mass: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+
+
+def bilateral_filter(  # noqa: PLR0913 (what is filtered and how, and three options by name)
+    image: Tensor,
+    sigma_space: Sigma,
+    sigma_range: Sigma,
+    guide: Tensor | None = None,
+    method: GaussianMethod = "separable",
+    halo: int = 0,
+    *,
+    weights: Tensor | None = None,
+    fill_value: float = 0.0,
+    return_mass: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Smooth an image and keep its edges: the Gaussian filter over position and color.
 
     Args:
@@ -255,89 +267,45 @@ def bilateral_filter(
         guide: `[..., guide channels, height, width]`, whose edges are kept; default: the image itself.
         method: see `gaussian_filter`.
         halo: see `gaussian_filter`.
+        weights: how much each pixel counts, `[..., height, width]`; see `gaussian_filter`. A pixel of weight zero that
+            is its own guide and not finite is near no other, and gets `fill_value`.
+        fill_value: see `gaussian_filter`.
+        return_mass: see `gaussian_filter`.
 
     Returns:
-        The filtered image, of the shape of `image`.
+        The filtered image, of the shape of `image`; with `return_mass`, the mass `[..., height, width]` as well.
 
     >>> import permutohedral as ph
     >>> ph.bilateral_filter(torch.rand(3, 32, 48), sigma_space=4.0, sigma_range=0.1).shape
     torch.Size([3, 32, 48])
     """
-    features = bilateral_features(image if guide is None else guide, sigma_space, sigma_range)
     check_image(image)
-    values = image.flatten(-2).transpose(-1, -2)
     *leading, channels, height, width = image.shape
+    lost = None
+    if weights is not None:
+        weights = check_weights(weights, (*leading, height, width), image)
+        if guide is None:
+            image, lost = hide_lost(image, weights)
+    features = bilateral_features(image if guide is None else guide, sigma_space, sigma_range)
     if guide is not None:
         check_guide(guide, image)
+    values, weights = image.flatten(-2).mT, None if weights is None else weights.flatten(-2)
     if features.dim() > 3:
         features, values = features.flatten(0, -3), values.flatten(0, -3)
-    filtered = gaussian_filter(values, features, method=method, halo=halo)
-    return filtered.transpose(-1, -2).reshape(*leading, channels, height, width)
-
-
-# how lattice values become those at the target lattice points: by a learned filter or by a Gaussian
-_Step = Callable[[Tensor, Lattice], Tensor]
-
-
-def _convolve_with(lattice_values: Tensor, lattice: Lattice, weight: Tensor) -> Tensor:
-    return convolve(lattice_values, weight, lattice)
-
-
-def _convolve_with_gaussian(lattice_values: Tensor, lattice: Lattice) -> Tensor:
-    weight = gaussian_weight(lattice.dimension, lattice.neighborhood_size, lattice_values.dtype, lattice.device)
-    with torch.autocast(lattice.device.type, enabled=False):
-        return convolve(lattice_values, weight, lattice)
-
-
-def _check_separable(lattice: Lattice) -> Tensor:
-    if lattice.axis_neighbors is None:
-        raise InputError("the separable method needs a lattice built with separable=True")
-    return lattice.axis_neighbors
-
-
-def _blur_separably(lattice_values: Tensor, lattice: Lattice) -> Tensor:
-    rows, leading = lattice_to_rows(lattice_values, lattice, lattice.source)
-    blurred = operators.blur(rows, _check_separable(lattice), False)
-    return unfold(blurred / blur_gain(lattice.dimension), leading)
-
-
-@dataclass(frozen=True)
-class _Gaussian:
-    """A Gaussian on the lattice: how it blurs, and the size of the neighborhood whose taps it has."""
-
-    blur: _Step
-    size: Callable[[Lattice], int]
-
-
-_DENSE = _Gaussian(_convolve_with_gaussian, lambda lattice: lattice.neighborhood_size)
-_SEPARABLE = _Gaussian(_blur_separably, lambda lattice: 2)
-
-
-def _normalized(
-    values: Tensor, lattice: Lattice, normalization: Normalization, step: _Step, gaussian: _Gaussian
-) -> Tensor:
-    """Splat, `step`, slice, normalized; `gaussian` is the filter that the normalization measures mass with.
-
-    Mass and density are of the dtype of the features: the least of them are zero in float16.
-    """
-    if normalization not in NORMALIZATIONS:
-        raise InputError(f"normalization must be one of {', '.join(map(repr, NORMALIZATIONS))}, got {normalization!r}")
-    # before anything is computed from them
-    check_points(values, lattice)
-    if normalization == "symmetric":
-        values = (values * _mass(lattice.between_sources(), gaussian).rsqrt()).to(values.dtype)
-    output = _apply(values, lattice, step, by_density=normalization in ("density", "coverage"))
-    if normalization == "coverage":
-        output = (output / _coverage(lattice, gaussian)).to(output.dtype)
-    if normalization == "homogeneous":
-        output = (output / _mass(lattice, gaussian)).to(output.dtype)
-    if normalization == "symmetric":
-        output = (output * _mass(lattice.between_targets(), gaussian).rsqrt()).to(output.dtype)
-    return output
+        weights = None if weights is None else weights.flatten(0, -2)
+    run = partial(_filter_gaussian, features=features, target_features=None, method=method, halo=halo, lattice=None)
+    filtered, mass = filter_weighted(run, values, weights, "homogeneous", fill_value, return_mass)
+    filtered = filtered.mT.reshape(*leading, channels, height, width)
+    if lost is not None:
+        filtered = torch.where(lost.unsqueeze(-3), fill_value, filtered)
+    if mass is None:
+        return filtered
+    mass = mass.reshape(*leading, height, width)
+    return filtered, mass if lost is None else torch.where(lost, 0.0, mass)
 
 
 def _fused_gaussian(values: Tensor, lattice: Lattice, smallest_mass: float) -> Tensor:
-    axis_neighbors = _check_separable(lattice)
+    axis_neighbors = check_separable(lattice)
     rows, leading = points_to_rows(values, lattice)
     source, target = lattice.source, lattice.target
     # splatted, blurred, and between the passes of the blur
@@ -345,40 +313,6 @@ def _fused_gaussian(values: Tensor, lattice: Lattice, smallest_mass: float) -> T
     tables = source.vertices, source.barycentric, axis_neighbors, target.vertices, target.barycentric
     filtered = operators.filter_gaussian(rows, *tables, smallest_mass)
     return rows_to_points(filtered, lattice, leading)
-
-
-def _apply(values: Tensor, lattice: Lattice, step: _Step, by_density: bool = False) -> Tensor:
-    lattice_values = splat(values, lattice)
-    if by_density:
-        density = splat_density(lattice)
-        # a halo point, or a vertex that its points touch with weight zero, holds nothing to divide
-        lattice_values = (lattice_values / torch.where(density > 0, density, 1.0)).to(values.dtype)
-    return slice(step(lattice_values, lattice), lattice)
-
-
-def _mass(lattice: Lattice, gaussian: _Gaussian) -> Tensor:
-    """The Gaussian filter of ones, `[..., target points, 1]`."""
-    ones = lattice.source.barycentric.new_ones(lattice.source.num_points, 1)
-    if lattice.batch_size is not None:
-        ones = ones.reshape(lattice.batch_size, lattice.points_per_item[0], 1)
-    return _apply(ones, lattice, gaussian.blur) + _SMALLEST_MASS
-
-
-def _coverage(lattice: Lattice, gaussian: _Gaussian) -> Tensor:
-    """The share of the Gaussian that lies on occupied lattice points, `[..., target points, 1]`.
-
-    Never less than one tap's share, so that what a lone far sample gives is not blown up to a full signal.
-    """
-    density = splat_density(lattice).detach()
-    around = slice(gaussian.blur((density > 0).to(density.dtype), lattice), lattice)
-    size = gaussian.size(lattice)
-    whole = float(gaussian_weight(lattice.dimension, size, torch.float64).sum())
-    return (around / whole).clamp_min(1 / count_taps(lattice.dimension, size))
-
-
-def _splat(rows: Tensor, simplices: Simplices) -> Tensor:
-    check_rows(simplices.num_lattice_points, rows.shape[1], rows)
-    return operators.splat(rows, simplices.vertices, simplices.barycentric, simplices.num_lattice_points)
 
 
 def _lattice_for(

@@ -23,16 +23,14 @@ from permutohedral.features import (
 )
 from permutohedral.functional import (
     bilateral_filter,
-    convolve,
     gaussian_filter,
     permutohedral_filter,
-    slice,
-    splat,
 )
 from permutohedral.lattice import Lattice, LatticeStatistics, Simplices, build_lattice
 from permutohedral.memory import MemoryForecast, forecast_memory
 from permutohedral.neighborhood import Neighborhood, gaussian_weight
 from permutohedral.ops.dispatch import available_backends, explain_backend, use_backend
+from permutohedral.steps import convolve, slice, splat
 from permutohedral.version import __version__
 
 __all__ = [

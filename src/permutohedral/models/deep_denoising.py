@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from permutohedral.errors import InputError
 from permutohedral.features import join_features
-from permutohedral.functional import convolve, slice, splat
 from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.models.bounded_lattice import build_bounded_lattice
 from permutohedral.neighborhood import gaussian_weight
+from permutohedral.steps import convolve, slice, splat
 
 Origin = tuple[float, float]
 

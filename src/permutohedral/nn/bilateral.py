@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from permutohedral.errors import InputError, NeighborhoodError
 from permutohedral.features import bilateral_features
-from permutohedral.functional import GaussianMethod, Normalization, bilateral_filter
+from permutohedral.functional import GaussianMethod, bilateral_filter
 from permutohedral.nn.convolution import Initialization, PermutohedralConvolution
+from permutohedral.normalization import Normalization
 from permutohedral.tensors import check_tensor, refuse_scripting
 
 
@@ -57,9 +58,10 @@ class BilateralFilter(nn.Module):
         """Standard deviation over colors."""
         return self.log_sigma[1].exp()
 
-    def forward(self, image: Tensor, guide: Tensor | None = None) -> Tensor:
-        """Filter `image`, keeping the edges of `guide`, by default its own."""
-        return bilateral_filter(image, self.sigma_space, self.sigma_range, guide, self.method, self.halo)
+    def forward(self, image: Tensor, guide: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
+        """Filter `image`, keeping the edges of `guide`, by default its own; `weights` as in `bilateral_filter`."""
+        sigmas = self.sigma_space, self.sigma_range
+        return bilateral_filter(image, *sigmas, guide, self.method, self.halo, weights=weights)
 
     def extra_repr(self) -> str:
         sigma_space, sigma_range = self.log_sigma.detach().exp().tolist()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from permutohedral.functional import GaussianMethod, Normalization, gaussian_filter
+from permutohedral.functional import GaussianMethod, gaussian_filter
 from permutohedral.nn.scale import scale_features
+from permutohedral.normalization import Normalization
 from permutohedral.tensors import refuse_scripting
 
 
@@ -49,12 +50,19 @@ class GaussianFilter(nn.Module):
         """The factor of each feature dimension, `[dimension]`, or None without `learn_scale`."""
         return None if self.log_scale is None else self.log_scale.exp()
 
-    def forward(self, values: Tensor, features: Tensor, target_features: Tensor | None = None) -> Tensor:
-        """Filter `values [..., points, channels]` at `features [..., points, d]`."""
+    def forward(
+        self,
+        values: Tensor,
+        features: Tensor,
+        target_features: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> Tensor:
+        """Filter `values [..., points, channels]` at `features [..., points, d]`; `weights` as in `gaussian_filter`."""
         features = scale_features(features, self.dimension, self.scale)
         if target_features is not None:
             target_features = scale_features(target_features, self.dimension, self.scale)
-        return gaussian_filter(values, features, target_features, self.normalization, self.method, self.halo)
+        points = values, features, target_features
+        return gaussian_filter(*points, self.normalization, self.method, self.halo, weights=weights)
 
     def extra_repr(self) -> str:
         parts = [f"dimension={self.dimension}", f"normalization={self.normalization!r}", f"method={self.method!r}"]

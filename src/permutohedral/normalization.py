@@ -1,0 +1,119 @@
+"""What a filter is divided by, and the Gaussian on the lattice that measures it.
+
+Formulas are in docs/theory.md. `filter_normalized` runs the steps of a filter with any of the normalizations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from permutohedral.checks import check_points, lattice_to_rows, splat_density, unfold
+from permutohedral.errors import InputError
+from permutohedral.lattice import Lattice
+from permutohedral.neighborhood import blur_gain, count_taps, gaussian_weight
+from permutohedral.ops import operators
+from permutohedral.steps import convolve, slice, splat
+
+Normalization = Literal["none", "homogeneous", "symmetric", "density", "coverage"]
+
+NORMALIZATIONS: tuple[Normalization, ...] = ("none", "homogeneous", "symmetric", "density", "coverage")
+
+# keeps a target that no source reaches at zero instead of 0 / 0
+SMALLEST_MASS = 1e-20
+
+# how lattice values become those at the target lattice points: by a learned filter or by a Gaussian
+Step = Callable[[Tensor, Lattice], Tensor]
+
+
+def convolve_with(lattice_values: Tensor, lattice: Lattice, weight: Tensor) -> Tensor:
+    """`convolve`, as a step once its weight is given."""
+    return convolve(lattice_values, weight, lattice)
+
+
+def _convolve_with_gaussian(lattice_values: Tensor, lattice: Lattice) -> Tensor:
+    weight = gaussian_weight(lattice.dimension, lattice.neighborhood_size, lattice_values.dtype, lattice.device)
+    with torch.autocast(lattice.device.type, enabled=False):
+        return convolve(lattice_values, weight, lattice)
+
+
+def check_separable(lattice: Lattice) -> Tensor:
+    """The neighbors along the axes; raises unless the lattice has them."""
+    if lattice.axis_neighbors is None:
+        raise InputError("the separable method needs a lattice built with separable=True")
+    return lattice.axis_neighbors
+
+
+def _blur_separably(lattice_values: Tensor, lattice: Lattice) -> Tensor:
+    rows, leading = lattice_to_rows(lattice_values, lattice, lattice.source)
+    blurred = operators.blur(rows, check_separable(lattice), False)
+    return unfold(blurred / blur_gain(lattice.dimension), leading)
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """A Gaussian on the lattice: how it blurs, and the size of the neighborhood whose taps it has."""
+
+    blur: Step
+    size: Callable[[Lattice], int]
+
+
+DENSE = Gaussian(_convolve_with_gaussian, lambda lattice: lattice.neighborhood_size)
+SEPARABLE = Gaussian(_blur_separably, lambda lattice: 2)
+
+
+def filter_normalized(
+    values: Tensor, lattice: Lattice, normalization: Normalization, step: Step, gaussian: Gaussian
+) -> Tensor:
+    """Splat, `step`, slice, normalized; `gaussian` is the filter that the normalization measures mass with.
+
+    Mass and density are of the dtype of the features: the least of them are zero in float16.
+    """
+    if normalization not in NORMALIZATIONS:
+        raise InputError(f"normalization must be one of {', '.join(map(repr, NORMALIZATIONS))}, got {normalization!r}")
+    # before anything is computed from them
+    check_points(values, lattice)
+    if normalization == "symmetric":
+        values = (values * _mass(lattice.between_sources(), gaussian).rsqrt()).to(values.dtype)
+    output = apply_step(values, lattice, step, by_density=normalization in ("density", "coverage"))
+    if normalization == "coverage":
+        output = (output / _coverage(lattice, gaussian)).to(output.dtype)
+    if normalization == "homogeneous":
+        output = (output / _mass(lattice, gaussian)).to(output.dtype)
+    if normalization == "symmetric":
+        output = (output * _mass(lattice.between_targets(), gaussian).rsqrt()).to(output.dtype)
+    return output
+
+
+def apply_step(values: Tensor, lattice: Lattice, step: Step, by_density: bool = False) -> Tensor:
+    """Splat, `step`, slice; divided by the density between the first two if asked for."""
+    lattice_values = splat(values, lattice)
+    if by_density:
+        density = splat_density(lattice)
+        # a halo point, or a vertex that its points touch with weight zero, holds nothing to divide
+        lattice_values = (lattice_values / torch.where(density > 0, density, 1.0)).to(values.dtype)
+    return slice(step(lattice_values, lattice), lattice)
+
+
+def _mass(lattice: Lattice, gaussian: Gaussian) -> Tensor:
+    """The Gaussian filter of ones, `[..., target points, 1]`."""
+    ones = lattice.source.barycentric.new_ones(lattice.source.num_points, 1)
+    if lattice.batch_size is not None:
+        ones = ones.reshape(lattice.batch_size, lattice.points_per_item[0], 1)
+    return apply_step(ones, lattice, gaussian.blur) + SMALLEST_MASS
+
+
+def _coverage(lattice: Lattice, gaussian: Gaussian) -> Tensor:
+    """The share of the Gaussian that lies on occupied lattice points, `[..., target points, 1]`.
+
+    Never less than one tap's share, so that what a lone far sample gives is not blown up to a full signal.
+    """
+    density = splat_density(lattice).detach()
+    around = slice(gaussian.blur((density > 0).to(density.dtype), lattice), lattice)
+    size = gaussian.size(lattice)
+    whole = float(gaussian_weight(lattice.dimension, size, torch.float64).sum())
+    return (around / whole).clamp_min(1 / count_taps(lattice.dimension, size))

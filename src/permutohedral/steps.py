@@ -1,0 +1,107 @@
+"""Splat, convolve, slice: the steps of every filter, validated, batched, differentiable.
+
+Shapes of values, by the lattice (`build_lattice`):
+    one set of points         values `[points, channels]`, on the lattice `[lattice_points, channels]`
+    a lattice for each item   values `[batch, points, channels]`, on the lattice `[lattice_points, channels]`,
+                              the lattice points of all items together
+    one lattice for many      values `[..., points, channels]` over features `[points, d]`, on the lattice
+                              `[..., lattice_points, channels]`
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from permutohedral.checks import (
+    check_weight,
+    count,
+    lattice_to_rows,
+    points_to_rows,
+    rows_to_points,
+    to_autocast,
+    unfold,
+)
+from permutohedral.lattice import Lattice, Simplices
+from permutohedral.memory import check_rows
+from permutohedral.ops import operators
+
+
+def splat(values: Tensor, lattice: Lattice) -> Tensor:
+    """Sum the values of the source points into the lattice: l_j = sum_{i in C(j)} b_{i,j} v_i.
+
+    Args:
+        values: float `[points, channels]`, `[batch, points, channels]` or `[..., points, channels]`.
+        lattice: from `build_lattice`.
+
+    Returns:
+        `[lattice_points, channels]`, or `[..., lattice_points, channels]` where many share one lattice.
+
+    >>> import torch
+    >>> import permutohedral as ph
+    >>> lattice = ph.build_lattice(torch.rand(100, 2))
+    >>> float(ph.splat(torch.ones(100, 1), lattice).sum().round())
+    100.0
+    """
+    rows, leading = points_to_rows(values, lattice)
+    return unfold(_splat(rows, lattice.source), leading)
+
+
+def convolve(lattice_values: Tensor, weight: Tensor, lattice: Lattice) -> Tensor:
+    """Correlate lattice values with a filter: l'_v = sum_k w_k l_{v + offset_k}.
+
+    A neighbor that no source point touches reads as zero. The number of groups follows from the shapes.
+
+    Args:
+        lattice_values: `[lattice_points, in_channels]` or `[..., lattice_points, in_channels]`, from `splat`.
+        weight: `[filter_size, in_channels / groups, out_channels]`, of the same dtype; or `[filter_size]`, one
+            filter for every channel.
+        lattice: from `build_lattice`, of the neighborhood size of the filter.
+
+    Returns:
+        `[target lattice_points, out_channels]`, with the leading axes of `lattice_values`.
+
+    >>> import torch
+    >>> import permutohedral as ph
+    >>> lattice = ph.build_lattice(torch.rand(100, 2) * 9, neighborhood_size=1)
+    >>> weight = torch.randn(7, 4, 8)
+    >>> ph.convolve(ph.splat(torch.rand(100, 4), lattice), weight, lattice).shape[1]
+    8
+    """
+    rows, leading = lattice_to_rows(lattice_values, lattice, lattice.source)
+    rows, weight = to_autocast(rows, weight)
+    channels = rows.shape[1] // max(count(leading), 1)
+    weight, groups = check_weight(weight, channels, rows, lattice)
+    # items that share a lattice are folded into channels, so they are groups of their own
+    if count(leading) > 1:
+        weight, groups = weight.repeat(1, 1, count(leading)), groups * count(leading)
+    check_rows(lattice.target.num_lattice_points, weight.shape[2], rows)
+    opposite = lattice.neighborhood.opposite(lattice.device)
+    convolved = operators.convolve(rows, weight, lattice.neighbors, lattice.reverse_neighbors, opposite, groups)
+    return unfold(convolved, leading)
+
+
+def slice(lattice_values: Tensor, lattice: Lattice) -> Tensor:
+    """Interpolate lattice values at the target points: v'_k = sum_{j in C(k)} b_{k,j} l'_j. The adjoint of `splat`.
+
+    Args:
+        lattice_values: `[target lattice_points, channels]`, or `[..., target lattice_points, channels]`.
+        lattice: from `build_lattice`.
+
+    Returns:
+        `[target points, channels]`, `[batch, target points, channels]` or `[..., target points, channels]`.
+
+    >>> import torch
+    >>> import permutohedral as ph
+    >>> lattice = ph.build_lattice(torch.rand(100, 2), target_features=torch.rand(50, 2), neighborhood_size=0)
+    >>> ph.slice(ph.convolve(ph.splat(torch.rand(100, 3), lattice), torch.ones(1), lattice), lattice).shape
+    torch.Size([50, 3])
+    """
+    rows, leading = lattice_to_rows(lattice_values, lattice, lattice.target)
+    check_rows(lattice.target.num_points, rows.shape[1], rows)
+    sliced = operators.slice(rows, lattice.target.vertices, lattice.target.barycentric)
+    return rows_to_points(sliced, lattice, leading)
+
+
+def _splat(rows: Tensor, simplices: Simplices) -> Tensor:
+    check_rows(simplices.num_lattice_points, rows.shape[1], rows)
+    return operators.splat(rows, simplices.vertices, simplices.barycentric, simplices.num_lattice_points)

@@ -1,0 +1,147 @@
+"""Points that count more, less or not at all, and values that are no numbers.
+
+A weight multiplies what a point gives to the filter. It is one more channel beside the weighted values, so that the
+quotient of the two filtered is the weighted mean, and its denominator the mass near each target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from permutohedral.errors import InputError
+from permutohedral.normalization import Normalization
+from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.ops.tracing import is_traced
+from permutohedral.tensors import check_tensor
+
+# a filter between given points, of values and a normalization
+Filter = Callable[[Tensor, Normalization], Tensor]
+
+
+def filter_weighted(
+    run: Filter,
+    values: Tensor,
+    weights: Tensor | None,
+    normalization: Normalization,
+    fill_value: float,
+    with_mass: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """The filter of values that count as much as their weights say, and the mass near each target if it is wanted.
+
+    Args:
+        run: the filter, to which all values are the same.
+        values: `[..., points, channels]`.
+        weights: see `weigh`.
+        normalization: "homogeneous" or "none"; any other without weights, fill value and mass.
+        fill_value: the result where the mass is zero.
+        with_mass: whether it is wanted.
+
+    Returns:
+        `[..., target points, channels]` and `[..., target points]` or None.
+    """
+    if weights is None and fill_value == 0 and not with_mass:
+        refuse_nan(values)
+        return run(values, normalization), None
+    if normalization not in ("homogeneous", "none"):
+        raise InputError(
+            f"weights, fill_value and return_mass go with 'homogeneous' and 'none', not with {normalization!r}"
+        )
+    weighted = weigh(values, weights)
+    refuse_nan(weighted)
+    # numerator and denominator may be divided by the same, and the filter that does so is the fastest
+    sums = run(weighted, "none" if with_mass else normalization)
+    filtered, mass = sums[..., :-1], sums[..., -1:]
+    reached = mass > torch.finfo(mass.dtype).tiny
+    if normalization == "homogeneous":
+        filtered = filtered / torch.where(reached, mass, 1.0)
+    filtered = torch.where(reached, filtered, fill_value).to(values.dtype)
+    return filtered, mass[..., 0] if with_mass else None
+
+
+def weigh(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Values times weights, and the weights as one more channel.
+
+    Args:
+        values: float `[..., points, channels]`; anything at points of weight zero, NaN included.
+        weights: bool or float, not negative, `[points]` or with the batch axes of the values; None for ones.
+
+    Returns:
+        `[..., points, channels + 1]`, of at least 32 bits.
+
+    >>> weigh(torch.tensor([[4.0], [torch.nan]]), torch.tensor([0.5, 0.0])).tolist()
+    [[2.0, 0.5], [0.0, 0.0]]
+    """
+    check_tensor("values", values)
+    wide = values.to(accumulation_dtype(values.dtype))
+    if weights is None:
+        return torch.cat([wide, wide.new_ones(()).expand(*wide.shape[:-1], 1)], dim=-1)
+    weights = check_weights(weights, values.shape[:-1], values)[..., None]
+    unknown = (weights == 0) & ~wide.isfinite().all(dim=-1, keepdim=True)
+    # a value nobody knows has no derivative, neither has its weight
+    weights, known = torch.where(unknown, 0.0, weights), torch.where(unknown, 0.0, wide)
+    return torch.cat([known * weights, weights], dim=-1)
+
+
+def hide_lost(image: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """`image [..., channels, height, width]`, zero where its weight is zero and it is not finite, and where that is."""
+    lost = (weights == 0) & ~image.isfinite().all(dim=-3)
+    return torch.where(lost.unsqueeze(-3), 0.0, image), lost
+
+
+def check_weights(weights: Tensor, shape: Sequence[int], values: Tensor) -> Tensor:
+    """The weights as floats of at least 32 bits, expanded to `shape`, that of the points or pixels of `values`.
+
+    Raises:
+        InputError: they do not fit, or are negative or not finite.
+
+    >>> check_weights(torch.tensor([True, False]), (3, 2), torch.zeros(3, 2, 1)).shape
+    torch.Size([3, 2])
+    """
+    check_tensor("weights", weights)
+    if weights.dtype != torch.bool and not weights.is_floating_point():
+        raise InputError(
+            f"weights must be bool or floating, got {weights.dtype}; convert them with .bool() or .float()"
+        )
+    if weights.device != values.device:
+        raise InputError(f"weights are on {weights.device} but the values on {values.device}; move one")
+    fits = len(shape) >= weights.dim() > 0 and weights.shape[-1] == shape[-1]
+    if not fits or any(a not in (1, b) for a, b in zip(reversed(weights.shape), reversed(shape), strict=False)):
+        raise InputError(
+            f"weights must be {list(shape)}, one for each point, or without the batch axes, got {list(weights.shape)}"
+        )
+    weights = weights.to(accumulation_dtype(values.dtype))
+    fit = (weights >= 0) & (weights < torch.inf)
+    if not _is_readable(weights):
+        # they stay unread, and what is wrong shows in the result
+        weights = torch.where(fit, weights, torch.nan)
+    elif not bool(fit.all()):
+        raise InputError("weights must be finite and not negative; clamp them, for instance with weights.clamp(0, 1)")
+    return weights.expand(*shape)
+
+
+def refuse_nan(values: Tensor) -> None:
+    """Raise if NaN or infinity is among `values`, which one pass of a filter would spread over all that is near.
+
+    What is no tensor of floats is left to others to refuse, and so is what cannot be read: on a GPU one would have to
+    wait, and while torch traces there are no numbers.
+
+    >>> refuse_nan(torch.ones(3))
+    """
+    if not isinstance(values, Tensor) or not values.is_floating_point() or not _is_readable(values):
+        return
+    # the sum tells at a fraction of the cost, unless it overflows
+    if bool(values.sum(dtype=accumulation_dtype(values.dtype)).isfinite()):
+        return
+    bad = int((~values.isfinite()).sum())
+    if bad:
+        raise InputError(
+            f"values must be finite, but {bad} of {values.numel()} are NaN or infinite; repair them, or give weights "
+            "that are zero there"
+        )
+
+
+def _is_readable(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.layout is torch.strided and not is_traced()
