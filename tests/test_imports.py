@@ -28,8 +28,8 @@ ORDER = [
     ["features", "data"],
     ["memory"],
     ["lattice"],
-    ["checks", "geometry"],
-    ["steps"],
+    ["checks", "geometry", "pyramid"],
+    ["steps", "levels"],
     ["normalization"],
     ["weighting"],
     ["functional"],
@@ -56,7 +56,7 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 # what every installation has, and what needs more
 CORE = {
     *("errors", "version", "ops", "neighborhood", "tensors", "features", "memory", "lattice", "checks"),
-    *("steps", "normalization", "weighting", "functional", "nn", "public", ""),
+    *("pyramid", "steps", "levels", "normalization", "weighting", "functional", "nn", "public", ""),
 }
 
 

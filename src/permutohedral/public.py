@@ -27,9 +27,11 @@ from permutohedral.functional import (
     permutohedral_filter,
 )
 from permutohedral.lattice import Lattice, LatticeStatistics, Simplices, build_lattice
+from permutohedral.levels import coarsen, convolve_down, convolve_up, pool, refine
 from permutohedral.memory import MemoryForecast, forecast_memory
 from permutohedral.neighborhood import Neighborhood, gaussian_weight
 from permutohedral.ops.dispatch import available_backends, explain_backend, use_backend
+from permutohedral.pyramid import LatticePyramid, LevelTables, build_pyramid
 from permutohedral.steps import convolve, slice, splat
 from permutohedral.version import __version__
 
@@ -39,7 +41,9 @@ __all__ = [
     "FeatureRangeError",
     "InputError",
     "Lattice",
+    "LatticePyramid",
     "LatticeStatistics",
+    "LevelTables",
     "MemoryForecast",
     "MemoryLimitError",
     "Neighborhood",
@@ -51,9 +55,13 @@ __all__ = [
     "bilateral_features",
     "bilateral_filter",
     "build_lattice",
+    "build_pyramid",
     "circle_features",
+    "coarsen",
     "color_features",
     "convolve",
+    "convolve_down",
+    "convolve_up",
     "explain_backend",
     "forecast_memory",
     "gaussian_filter",
@@ -63,7 +71,9 @@ __all__ = [
     "log_scale_features",
     "nn",
     "permutohedral_filter",
+    "pool",
     "position_features",
+    "refine",
     "rotation_features",
     "slice",
     "splat",

@@ -167,9 +167,11 @@ def _coarsen_lattice(fine: Lattice, limit: MemoryLimit) -> tuple[Lattice, LevelT
 def _coarsen_simplices(fine: Simplices, keys: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
     """The corners of the coarse simplices and their weights: those of the fine corners, halved between the parents."""
     points, corners = fine.vertices.shape
-    rows = parents.index_select(0, fine.vertices.flatten()).view(points, 2 * corners)
     # corner j is the vertex whose coordinates are congruent to j modulo d+1
-    place = keys[:, 1].remainder(corners).index_select(0, rows.flatten()).view(points, 2 * corners).long()
-    halves = (fine.barycentric / 2).repeat_interleave(2, dim=1)
-    barycentric = torch.zeros_like(fine.barycentric).scatter_add(1, place, halves)
-    return torch.zeros_like(fine.vertices).scatter(1, place, rows), barycentric
+    place = keys[:, 1].remainder(corners).index_select(0, parents.flatten()).view(parents.shape).long()
+    # of each fine lattice point, which coarse corners it has a part in: their rows, -1 for the others, and its share
+    rows = torch.full((len(parents), corners), -1, dtype=parents.dtype, device=parents.device)
+    rows = rows.scatter(1, place, parents)
+    share = fine.barycentric.new_zeros(rows.shape).scatter_add(1, place, fine.barycentric.new_full(place.shape, 0.5))
+    vertices = rows.index_select(0, fine.vertices.flatten()).view(points, corners, corners).amax(dim=1)
+    return vertices, operators.slice(share, fine.vertices, fine.barycentric)

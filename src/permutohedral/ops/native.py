@@ -18,7 +18,7 @@ from torch.utils.dlpack import from_dlpack
 
 from permutohedral.errors import BackendUnavailable, InputError
 from permutohedral.neighborhood import axis_offsets, blur_gain
-from permutohedral.ops.primitives import accumulation_dtype, key_limit, range_error
+from permutohedral.ops.primitives import accumulation_dtype, key_limit, parent_keys, range_error
 
 if TYPE_CHECKING:
     from permutohedral._native import Kernels, PendingIndex
@@ -130,6 +130,11 @@ def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         pending = _native.index_keys(_plain(keys), inverse[:, None], _threads(rows))
     unique_keys, table = _finish(pending, columns)
     return unique_keys, inverse, table
+
+
+def coarsen_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    coarse_keys, inverse, table = index_keys(parent_keys(keys).flatten(0, 1))
+    return coarse_keys, inverse.view(-1, 2), table
 
 
 def _table_of(keys: Tensor) -> Tensor:

@@ -75,6 +75,20 @@ class Primitives(Protocol):
         """
         ...
 
+    def coarsen_keys(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Number the lattice points of the lattice of twice the step (`pyramid.py`).
+
+        Args:
+            keys: int32 `[lattice_points, 1 + d]`, distinct rows.
+
+        Returns:
+            coarse_keys: int32 `[coarse lattice points, 1 + d]`, in coordinates of the coarse lattice, each once.
+            parents: int32 `[lattice_points, 2]`, rows of `coarse_keys`: the ends of the coarse edge whose midpoint each
+                lattice point is; twice the same row where it is a coarse lattice point itself.
+            table: see `index_points`.
+        """
+        ...
+
     def find_neighbors(self, source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor) -> Tensor:
         """Look up, for every target lattice point and tap, the source lattice point there: exactly.
 
@@ -304,6 +318,25 @@ def key_limit(dtype: torch.dtype) -> int:
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which values of `dtype` are summed."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def parent_keys(keys: Tensor) -> Tensor:
+    """The keys of both parents of every vertex: `[lattice_points, 1 + d]` to `[lattice_points, 2, 1 + d]`.
+
+    With x = sum_j n_j e_j, n_j - n_0 = (x_j - x_0) / (d+1); where that is odd, j belongs to S, and the parents are
+    (x + e_S) / 2 and (x - e_S) / 2.
+
+    >>> parent_keys(torch.tensor([[0, 2, -4], [0, 1, 1]], dtype=torch.int32)).tolist()
+    [[[0, 1, -2], [0, 1, -2]], [[0, 1, 1], [0, 0, 0]]]
+    """
+    first, corners = keys[:, 1:], keys.shape[1]
+    last = -first.sum(dim=1, keepdim=True, dtype=keys.dtype)
+    # x_j - x_0 is a multiple of d+1, so that the quotient is exact
+    odd = (torch.cat([first, last], dim=1) - first[:, :1]).div(corners, rounding_mode="trunc") & 1
+    step = corners * odd[:, :-1] - odd.sum(dim=1, keepdim=True, dtype=keys.dtype)
+    items = keys[:, :1]
+    ends = [torch.cat([items, (first + sign * step) >> 1], dim=1) for sign in (-1, 1)]
+    return torch.stack(ends, dim=1)
 
 
 def transpose_weight(weight: Tensor, opposite: Tensor, groups: int) -> Tensor:

@@ -4,7 +4,7 @@ from permutohedral.ops.triton.build.embedding import embed_differential, embed_g
 from permutohedral.ops.triton.build.lattice import index_both, index_points
 from permutohedral.ops.triton.build.neighbors import find_neighbors, transpose_neighbors
 from permutohedral.ops.triton.build.picture_features import picture_features
-from permutohedral.ops.triton.build.wide_keys import index_keys
+from permutohedral.ops.triton.build.wide_keys import coarsen_keys, index_keys
 from permutohedral.ops.triton.filter.blur import blur
 from permutohedral.ops.triton.filter.convolve import convolve
 from permutohedral.ops.triton.filter.gaussian import filter_gaussian, filter_points
@@ -16,6 +16,7 @@ from permutohedral.ops.triton.filter.weight_gradient import convolve_gradients, 
 __all__ = [
     "barycentric_gradient",
     "blur",
+    "coarsen_keys",
     "convolve",
     "convolve_gradients",
     "convolve_weight_gradient",
