@@ -83,6 +83,9 @@ def denoise(  # noqa: PLR0913 (one parameter for each option)
             min=0, metavar="NUMBER", help="Standard deviation of the noise; white is 255.", show_default="estimated"
         ),
     ] = None,
+    strength: Annotated[
+        float, typer.Option(min=0, metavar="NUMBER", help="Remove that many times the noise: 0.5 leaves more texture.")
+    ] = 1.0,
     model: Annotated[
         str,
         typer.Option(metavar="NAME", help="auto, deep_small, deep_large, or pcnn_cnn (fast), pcnn, pcnn_gauss, cnn."),
@@ -109,7 +112,7 @@ def denoise(  # noqa: PLR0913 (one parameter for each option)
         from permutohedral.pictures.batch import plan_files, process_files
         from permutohedral.pictures.denoise import Denoise
 
-        request = Denoise(ImageDenoiser(model), sigma, reference, compare)
+        request = Denoise(ImageDenoiser(model), sigma, reference, compare, strength)
         _check_stdout(output, as_json)
         files = plan_files(sources, output, recursive)
         request.check(files)
