@@ -23,7 +23,7 @@ ORDER = [
     ["ops.triton"],
     ["ops.dispatch"],
     ["ops.operator"],
-    ["ops.operators", "ops"],
+    ["ops.operators", "ops.exact_sums", "ops"],
     ["ops.fused_filters"],
     ["features", "data"],
     ["memory"],
@@ -31,7 +31,7 @@ ORDER = [
     ["checks", "geometry"],
     ["steps"],
     ["normalization"],
-    ["weighting"],
+    ["weighting", "exact"],
     ["functional"],
     ["nn"],
     ["public"],
@@ -56,7 +56,7 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 # what every installation has, and what needs more
 CORE = {
     *("errors", "version", "ops", "neighborhood", "tensors", "features", "memory", "lattice", "checks"),
-    *("steps", "normalization", "weighting", "functional", "nn", "public", ""),
+    *("steps", "normalization", "weighting", "exact", "functional", "nn", "public", ""),
 }
 
 
