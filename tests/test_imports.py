@@ -32,6 +32,7 @@ ORDER = [
     ["steps"],
     ["normalization"],
     ["weighting", "exact"],
+    ["estimate", "choice"],
     ["functional"],
     ["nn"],
     ["public"],
@@ -56,7 +57,7 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 # what every installation has, and what needs more
 CORE = {
     *("errors", "version", "ops", "neighborhood", "tensors", "features", "memory", "lattice", "checks"),
-    *("steps", "normalization", "weighting", "exact", "functional", "nn", "public", ""),
+    *("steps", "normalization", "weighting", "exact", "estimate", "choice", "functional", "nn", "public", ""),
 }
 
 

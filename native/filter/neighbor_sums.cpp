@@ -97,19 +97,22 @@ struct CellOrder {
 template <class T>
 struct Columns {
     Memory memory;
+    // not asked of the memory again: that is a call, and registers are lost in it
+    T* data;
     int64_t stride;
 
     Columns(const T* rows, int64_t num_columns, const std::vector<int64_t>& order, T factor, int threads)
-        : stride(int64_t(order.size()) + lanes<T>) {
-        memory = Memory(sizeof(T) * num_columns * stride);
+        : memory(sizeof(T) * num_columns * (order.size() + lanes<T>)),
+          data(as<T>(memory)),
+          stride(int64_t(order.size()) + lanes<T>) {
         parallel_for(threads, num_columns, [&](int64_t column, int) {
-            T* to = as<T>(memory) + column * stride;
+            T* to = data + column * stride;
             for (size_t i = 0; i < order.size(); ++i) to[i] = factor * rows[order[i] * num_columns + column];
             std::fill(to + order.size(), to + stride, T(0));
         });
     }
 
-    const T* at(int64_t column, int64_t row) const { return as<T>(memory) + column * stride + row; }
+    const T* at(int64_t column, int64_t row) const { return data + column * stride + row; }
 };
 
 template <class T>
@@ -119,14 +122,16 @@ struct NeighborSum {
     T largest_square;  // in the units of the exponent
 };
 
-// Adds the sources of a range, at most `sources_at_once`, to the sums of some targets: one vector for each channel.
-template <class T>
-void add_sources(const NeighborSum<T>& sum, Range range, const T (*targets)[targets_at_once], Vector<T>* sums) {
-    alignas(64) T weights[targets_at_once][sources_at_once + lanes<T>];
+// The weights of the sources of a range, at most `sources_at_once`, at some targets; zeros after them. D is the dimension
+// if known at compile time, else 0.
+template <class T, int D>
+void compute_weights(const NeighborSum<T>& sum, Range range, const T (*targets)[targets_at_once],
+                     T (*weights)[sources_at_once + lanes<T>]) {
+    const Extent<D> d(sum.d);
     const int64_t count = range.end - range.begin;
     for (int64_t i = 0; i < count; i += lanes<T>) {
         Vector<T> squares[targets_at_once] = {}, powers[targets_at_once];
-        for (int64_t axis = 0; axis < sum.d; ++axis) {
+        for (int64_t axis = 0; axis < d; ++axis) {
             const Vector<T> feature = load<T, lanes<T>>(sum.features.at(axis, range.begin + i));
             for (int t = 0; t < targets_at_once; ++t) {
                 const Vector<T> difference = feature - targets[axis][t];
@@ -140,11 +145,18 @@ void add_sources(const NeighborSum<T>& sum, Range range, const T (*targets)[targ
             store<T, lanes<T>>(weights[t] + i, (Vector<T>)((IntegerVector<T>)powers[t] & (IntegerVector<T>)near));
         }
     }
-    // sources of the next range, and what follows the last, have no weight
     for (int t = 0; t < targets_at_once; ++t) std::fill_n(weights[t] + count, lanes<T>, T(0));
+}
+
+// Adds the sources of a range to the sums of some targets: one vector for each channel and target.
+template <class T>
+void add_sources(const NeighborSum<T>& sum, Range range, const T (*targets)[targets_at_once], Vector<T>* sums) {
+    alignas(64) T weights[targets_at_once][sources_at_once + lanes<T>];
+    dispatch<1, 2, 3, 4, 5, 6, 0>(
+        sum.d, [&](auto dimension) { compute_weights<T, decltype(dimension)::value>(sum, range, targets, weights); });
     for (int64_t c = 0; c < sum.num_channels; ++c) {
         Vector<T> part[targets_at_once] = {};
-        for (int64_t i = 0; i < count; i += lanes<T>) {
+        for (int64_t i = 0; i < range.end - range.begin; i += lanes<T>) {
             const Vector<T> value = load<T, lanes<T>>(sum.values.at(c, range.begin + i));
             for (int t = 0; t < targets_at_once; ++t) part[t] += load<T, lanes<T>>(weights[t] + i) * value;
         }

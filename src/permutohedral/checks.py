@@ -18,7 +18,7 @@ from permutohedral.ops.primitives import FilterTables, accumulation_dtype
 from permutohedral.ops.tracing import wants_gradient
 from permutohedral.tensors import check_tensor, refuse_torchscript
 
-METHODS = ("separable", "dense", "exact")
+METHODS = ("separable", "dense", "exact", "auto")
 # of the neighborhood that holds the whole Gaussian
 DENSE_SIZE = 2
 

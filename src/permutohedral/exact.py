@@ -26,6 +26,8 @@ POINTS_REACH = 8.0
 # pixels farther away than this hold 3.7e-6 of the mass of the Gaussian, less than one step of 16 bits
 WINDOW_REACH = 5.0
 
+EXACT_NORMALIZATIONS: tuple[Normalization, ...] = ("homogeneous", "none", "symmetric")
+
 
 def sum_points(
     values: Tensor, normalization: Normalization, features: Tensor, target_features: Tensor | None = None
@@ -46,7 +48,7 @@ def sum_points(
     """
     check_features(features, target_features)
     _check_values(values, features)
-    _check_normalization(normalization, ("homogeneous", "none", "symmetric"))
+    _check_normalization(normalization, EXACT_NORMALIZATIONS)
     targets = features if target_features is None else target_features
     for given in (features, targets):
         check_finite(given)
@@ -72,28 +74,41 @@ class Window:
         sigma: over y and x, in pixels.
         reach: how far it extends, in standard deviations.
 
-    >>> Window(torch.zeros(1, 3, 100, 100), (1.0, 1.0), 2.0).num_pixels
-    13
+    >>> window_of(torch.rand(3, 4, 5), 2.0, 0.1).sigma
+    (2.0, 2.0)
     """
 
     guide: Tensor
     sigma: tuple[float, float]
     reach: float
 
-    @property
-    def num_pixels(self) -> int:
-        """In the window of a pixel far from the borders, as far as the picture is as large."""
-        extents = window_extents(*self.sigma, self.reach, *self.guide.shape[-2:])
-        return sum((1 if y == 0 else 2) * (2 * extent + 1) for y, extent in enumerate(extents))
+
+def window_size(sigma: Sequence[float], reach: float, height: int, width: int) -> int:
+    """Pixels in the window of a pixel far from the borders, as far as the picture is as large.
+
+    >>> window_size((1.0, 1.0), 2.0, 100, 100)
+    13
+    """
+    extents = window_extents(sigma[0], sigma[1], reach, height, width)
+    return sum((1 if y == 0 else 2) * (2 * extent + 1) for y, extent in enumerate(extents))
+
+
+def has_no_window(sigma_space: Sigma) -> bool:
+    """Whether a derivative with respect to `sigma_space` may be wanted: a window has none.
+
+    >>> has_no_window(4.0)
+    False
+    """
+    return isinstance(sigma_space, Tensor) and (is_traced() or wants_gradient(sigma_space))
 
 
 def window_of(guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, reach: float = WINDOW_REACH) -> Window | None:
-    """The window of a bilateral filter, None if a derivative with respect to `sigma_space` is wanted: it has none.
+    """The window of a bilateral filter, None if it `has_no_window`.
 
     >>> window_of(torch.rand(3, 4, 5), 2.0, 0.1).sigma
     (2.0, 2.0)
     """
-    if isinstance(sigma_space, Tensor) and (is_traced() or wants_gradient(sigma_space)):
+    if has_no_window(sigma_space):
         return None
     check_tensor("image", guide)
     check_channels_first(guide)

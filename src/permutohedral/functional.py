@@ -19,8 +19,9 @@ from permutohedral.checks import (
     points_to_rows,
     rows_to_points,
 )
+from permutohedral.choice import AUTO_REACH, choose_for_pixels, choose_for_points
 from permutohedral.errors import InputError
-from permutohedral.exact import sum_pixels, sum_points, window_of
+from permutohedral.exact import EXACT_NORMALIZATIONS, WINDOW_REACH, sum_pixels, sum_points, window_of
 from permutohedral.features import Sigma, bilateral_features, check_guide, check_image
 from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.memory import check_rows
@@ -38,7 +39,7 @@ from permutohedral.ops import operators
 from permutohedral.ops.fused_filters import can_fuse, filter_learned, filter_points
 from permutohedral.weighting import Filter, check_weights, filter_weighted, hide_lost, refuse_nan
 
-GaussianMethod = Literal["separable", "dense", "exact"]
+GaussianMethod = Literal["separable", "dense", "exact", "auto"]
 
 
 def permutohedral_filter(
@@ -156,6 +157,7 @@ def gaussian_filter(  # noqa: PLR0913 (what is filtered and how, and three optio
         method: "separable" blurs along the d+1 axes of the lattice, one after another; "dense" convolves with all
             taps of size 2 at once, more accurate where lattice points are missing, and slow beyond d = 4; "exact"
             sums over the sources near each target, without a lattice: for few points, and small windows of images.
+            "auto" is exact where that takes no longer, else separable; `explain_gaussian` tells.
         halo: insert untouched lattice points up to this many steps away: more accurate, more memory.
         lattice: built before with `separable=True` (or `neighborhood_size=2` for "dense"), instead of features.
         weights: how much each point counts, `[points]` or with the batch axes of `values`: not negative, or a bool
@@ -193,6 +195,10 @@ def _filter_gaussian(
 ) -> Tensor:
     """`gaussian_filter` of values that all count the same."""
     check_method(method, halo, lattice)
+    if method == "auto":
+        exact = lattice is None and normalization in EXACT_NORMALIZATIONS
+        exact = exact and choose_for_points(values, features, target_features).method == "exact"
+        method = "exact" if exact else "separable"
     if method == "exact":
         if features is None:
             raise InputError("give features [points, d], or a lattice built from them and another method")
@@ -287,7 +293,7 @@ def bilateral_filter(  # noqa: PLR0913 (what is filtered and how, and three opti
         if guide is None:
             image, lost = hide_lost(image, weights)
     edges = image if guide is None else guide
-    run = _filter_of_pixels(edges, sigma_space, sigma_range, method, halo)
+    run = _filter_of_pixels(image, edges, sigma_space, sigma_range, method, halo)
     if guide is not None:
         check_guide(guide, image)
     values, weights = image.flatten(-2).mT, None if weights is None else weights.flatten(-2)
@@ -305,11 +311,14 @@ def bilateral_filter(  # noqa: PLR0913 (what is filtered and how, and three opti
 
 
 def _filter_of_pixels(
-    guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, method: GaussianMethod, halo: int
+    image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, method: GaussianMethod, halo: int
 ) -> Filter:
     """The filter between the pixels of the guide; several axes of items become one."""
     check_method(method, halo, None)
-    if method == "exact" and (window := window_of(guide, sigma_space, sigma_range)) is not None:
+    reach = WINDOW_REACH
+    if method == "auto":
+        method, reach = choose_for_pixels(image, guide, sigma_space, sigma_range).method, AUTO_REACH
+    if method == "exact" and (window := window_of(guide, sigma_space, sigma_range, reach)) is not None:
         return partial(sum_pixels, window=window)
     features = bilateral_features(guide, sigma_space, sigma_range)
     features = features.flatten(0, -3) if features.dim() > 3 else features
