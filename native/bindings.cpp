@@ -238,6 +238,30 @@ void convolve_weight_gradient(Array<const T, 2> lattice_values, Array<const T, 2
                                           groups, out.data(), threads);
 }
 
+template <class T>
+void sum_window(Array<const T, 4> values, Array<const T, 4> guide, double sigma_y, double sigma_x, double reach,
+                Array<T, 4> out, int threads) {
+    nb::gil_scoped_release release;
+    WindowShape shape{};
+    shape.num_items = int64_t(values.shape(0));
+    shape.num_channels = int64_t(values.shape(1));
+    shape.num_guides = int64_t(guide.shape(1));
+    shape.height = int64_t(values.shape(2));
+    shape.width = int64_t(values.shape(3));
+    shape.sigma_y = sigma_y;
+    shape.sigma_x = sigma_x;
+    shape.reach = reach;
+    kernels<T>().sum_window(shape, values.data(), guide.data(), out.data(), threads);
+}
+
+template <class T>
+void sum_neighbors(Array<const T, 2> values, Array<const T, 2> features, Array<const T, 2> target_features,
+                   double reach, Array<T, 2> out, int threads) {
+    nb::gil_scoped_release release;
+    kernels<T>().sum_neighbors(points_of(features), matrix_of(values), points_of(target_features), reach,
+                               matrix_of(out), threads);
+}
+
 // The kernels of one dtype, as a submodule.
 template <class T>
 void bind_kernels(nb::module_ module) {
@@ -257,6 +281,8 @@ void bind_kernels(nb::module_ module) {
     module.def("filter_gaussian", &filter_gaussian<T>);
     module.def("convolve", &convolve<T>);
     module.def("convolve_weight_gradient", &convolve_weight_gradient<T>);
+    module.def("sum_window", &sum_window<T>);
+    module.def("sum_neighbors", &sum_neighbors<T>);
 }
 
 // Python runs signal handlers on this thread only

@@ -48,6 +48,13 @@ struct GaussianFilter {
     const uint32_t* order;
 };
 
+// A window around every pixel of pictures, for sums by the definition of the Gaussian.
+struct WindowShape {
+    int64_t num_items, num_channels, num_guides, height, width;
+    double sigma_y, sigma_x;
+    double reach;  // pixels farther away than this many standard deviations are left out
+};
+
 template <class T>
 struct Kernels {
     // Numbers the vertices, so that VertexIndex::finish can follow; false if a coordinate does not fit below `limit`.
@@ -67,6 +74,11 @@ struct Kernels {
                      Matrix<T> out, int threads);
     void (*convolve_weight_gradient)(Matrix<const T> lattice_values, Matrix<const T> output_gradient,
                                      const NeighborTable& neighbors, int64_t groups, T* out, int threads);
+    // values and out [num_items, num_channels, height, width], guide [num_items, num_guides, height, width]
+    void (*sum_window)(const WindowShape& shape, const T* values, const T* guide, T* out, int threads);
+    // values [sources.num_points, num_channels], out [targets.num_points, num_channels]
+    void (*sum_neighbors)(const Points<T>& sources, Matrix<const T> values, const Points<T>& targets, double reach,
+                          Matrix<T> out, int threads);
 };
 
 }  // namespace permutohedral

@@ -284,7 +284,7 @@ FILTERS: dict[str, ErrorCase] = {
     "method": (
         lambda: ph.gaussian_filter(zeros(5, 1), zeros(5, 2), method="fast"),  # type: ignore[call-overload]
         InputError,
-        "'separable' or 'dense', got 'fast'",
+        "'separable', 'dense', 'exact', 'auto', got 'fast'",
     ),
     "both_features_and_lattice": (
         lambda: ph.permutohedral_filter(zeros(5, 1), zeros(5, 2), zeros(7), lattice=lattice_of(5, 2)),

@@ -23,7 +23,7 @@ ORDER = [
     ["ops.triton"],
     ["ops.dispatch"],
     ["ops.operator"],
-    ["ops.operators", "ops"],
+    ["ops.operators", "ops.exact_sums", "ops"],
     ["ops.fused_filters"],
     ["features", "data"],
     ["memory"],
@@ -31,7 +31,8 @@ ORDER = [
     ["checks", "geometry", "pyramid"],
     ["steps", "levels"],
     ["normalization"],
-    ["weighting"],
+    ["weighting", "exact"],
+    ["estimate", "choice"],
     ["functional"],
     ["nn"],
     ["public"],
@@ -56,7 +57,8 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 # what every installation has, and what needs more
 CORE = {
     *("errors", "version", "ops", "neighborhood", "tensors", "features", "memory", "lattice", "checks"),
-    *("pyramid", "steps", "levels", "normalization", "weighting", "functional", "nn", "public", ""),
+    *("pyramid", "steps", "levels", "normalization", "weighting", "exact", "estimate", "choice", "functional"),
+    *("nn", "public", ""),
 }
 
 

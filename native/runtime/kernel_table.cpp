@@ -18,6 +18,8 @@ constexpr Kernels<T> all_kernels() {
     kernels.filter_gaussian = &filter_gaussian<T>;
     kernels.convolve = &convolve<T>;
     kernels.convolve_weight_gradient = &convolve_weight_gradient<T>;
+    kernels.sum_window = &sum_window<T>;
+    kernels.sum_neighbors = &sum_neighbors<T>;
     return kernels;
 }
 

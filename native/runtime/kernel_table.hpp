@@ -37,6 +37,11 @@ void convolve(Matrix<const T> lattice_values, const T* weight, const NeighborTab
 template <class T>
 void convolve_weight_gradient(Matrix<const T> lattice_values, Matrix<const T> output_gradient,
                               const NeighborTable& neighbors, int64_t groups, T* out, int threads);
+template <class T>
+void sum_window(const WindowShape& shape, const T* values, const T* guide, T* out, int threads);
+template <class T>
+void sum_neighbors(const Points<T>& sources, Matrix<const T> values, const Points<T>& targets, double reach,
+                   Matrix<T> out, int threads);
 
 // Both ends of filter_gaussian, on consecutive panels (channel_panels.hpp); the last channel of the lattice is the
 // mass.

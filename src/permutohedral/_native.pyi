@@ -71,6 +71,19 @@ class Kernels(Protocol):
     def convolve_weight_gradient(
         self, lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, out: Tensor, threads: int
     ) -> None: ...
+    def sum_window(
+        self,
+        values: Tensor,
+        guide: Tensor,
+        sigma_y: float,
+        sigma_x: float,
+        reach: float,
+        out: Tensor,
+        threads: int,
+    ) -> None: ...
+    def sum_neighbors(
+        self, values: Tensor, features: Tensor, target_features: Tensor, reach: float, out: Tensor, threads: int
+    ) -> None: ...
 
 float32: Kernels
 float64: Kernels

@@ -18,6 +18,10 @@ from permutohedral.ops.primitives import FilterTables, accumulation_dtype
 from permutohedral.ops.tracing import wants_gradient
 from permutohedral.tensors import check_tensor, refuse_torchscript
 
+METHODS = ("separable", "dense", "exact", "auto")
+# of the neighborhood that holds the whole Gaussian
+DENSE_SIZE = 2
+
 
 def count(leading: tuple[int, ...]) -> int:
     """Number of items that share one lattice."""
@@ -41,6 +45,21 @@ def check_values(values: Tensor, lattice: Lattice, name: str) -> None:
         raise InputError(
             f"{name} are {values.dtype} but the features of the lattice {lattice.dtype}; convert one (values of 16 "
             "bits go with float32 features)"
+        )
+
+
+def check_method(method: str, halo: int, lattice: Lattice | None) -> None:
+    """Raise unless `method` is one of `gaussian_filter`'s, and halo and lattice fit it."""
+    if method not in METHODS:
+        raise InputError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}")
+    if lattice is not None and halo:
+        raise InputError("a given lattice has its halo already: pass halo to build_lattice instead")
+    if method == "exact" and (lattice is not None or halo):
+        raise InputError("the exact method has no lattice, and so no halo: give it features alone")
+    if lattice is not None and method == "dense" and lattice.neighborhood_size < DENSE_SIZE:
+        raise InputError(
+            "the dense method needs a lattice built with neighborhood_size=2, got one of "
+            f"{lattice.neighborhood_size}, which cuts the Gaussian off"
         )
 
 

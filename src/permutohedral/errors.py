@@ -79,3 +79,7 @@ class TrainingError(PermutohedralError, RuntimeError):
     """A training cannot go on, because one of its processes ended; the last checkpoint is still there."""
 
     section = "training"
+
+
+class AccuracyWarning(UserWarning):
+    """An approximation is farther from the exact result than was asked for."""

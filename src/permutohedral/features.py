@@ -55,7 +55,7 @@ def position_features(
     y = torch.arange(height, device=device, dtype=dtype)
     x = torch.arange(width, device=device, dtype=dtype)
     positions = torch.stack(torch.meshgrid(y, x, indexing="ij"), dim=-1).reshape(height * width, 2)
-    return _in_units_of(positions, sigma)
+    return in_units_of(positions, sigma)
 
 
 def color_features(image: Tensor, sigma: Sigma = 1.0) -> Tensor:
@@ -73,7 +73,7 @@ def color_features(image: Tensor, sigma: Sigma = 1.0) -> Tensor:
     [0.5, 2.5, 4.5]
     """
     check_image(image)
-    return _in_units_of(image.flatten(-2).transpose(-1, -2), sigma)
+    return in_units_of(image.flatten(-2).transpose(-1, -2), sigma)
 
 
 def join_features(*features: Tensor) -> Tensor:
@@ -312,21 +312,35 @@ def _check_positive(name: str, number: float) -> float:
     return number
 
 
-def _in_units_of(features: Tensor, sigma: Sigma) -> Tensor:
-    """`features [..., dimension]` divided by `sigma`, which is one number or `[dimension]`."""
+def in_units_of(features: Tensor, sigma: Sigma) -> Tensor:
+    """`features [..., dimension]` divided by `sigma`, which is one number or `[dimension]`.
+
+    >>> in_units_of(torch.tensor([4.0, 6.0]), 2.0).tolist()
+    [2.0, 3.0]
+    """
     dimension = features.shape[-1]
     if isinstance(sigma, Tensor):
         if sigma.dim() > 1 or sigma.numel() not in (1, dimension):
             raise InputError(f"sigma must be one number or one for each of {dimension}, got {tuple(sigma.shape)}")
         return features / _positive_tensor(sigma).to(features.dtype)
-    numbers = _numbers_of(sigma)
+    numbers = numbers_of(sigma, dimension)
+    if all(number == numbers[0] for number in numbers):
+        return features / numbers[0]
+    return features / torch.tensor(numbers, dtype=features.dtype, device=features.device)
+
+
+def numbers_of(sigma: Sigma, dimension: int) -> list[float]:
+    """`sigma` as a positive number for each of `dimension` axes; a tensor is read.
+
+    >>> numbers_of(2.0, 3)
+    [2.0, 2.0, 2.0]
+    """
+    numbers = _read_numbers(sigma)
     if len(numbers) not in (1, dimension):
         raise InputError(f"sigma must be one number or one for each of {dimension}, got {len(numbers)}")
     if not all(math.isfinite(number) and number > 0 for number in numbers):
         raise InputError(f"sigma must be positive and finite, got {sigma}")
-    if len(numbers) == 1:
-        return features / numbers[0]
-    return features / torch.tensor(numbers, dtype=features.dtype, device=features.device)
+    return numbers * dimension if len(numbers) == 1 else numbers
 
 
 def _positive_tensor(sigma: Tensor) -> Tensor:
@@ -340,9 +354,9 @@ def _positive_tensor(sigma: Tensor) -> Tensor:
     return sigma
 
 
-def _numbers_of(sigma: float | Sequence[float] | np.ndarray) -> list[float]:
+def _read_numbers(sigma: Sigma) -> list[float]:
     try:
-        given = np.asarray(sigma, dtype=np.float64)
+        given = np.asarray(sigma.tolist() if isinstance(sigma, Tensor) else sigma, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InputError(f"sigma must be one number or one for each dimension, got {sigma!r}") from error
     if given.ndim > 1:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from permutohedral.checks import (
+    DENSE_SIZE,
+    check_method,
     check_points,
     check_results,
     check_weight,
@@ -17,7 +19,9 @@ from permutohedral.checks import (
     points_to_rows,
     rows_to_points,
 )
+from permutohedral.choice import AUTO_REACH, choose_for_pixels, choose_for_points
 from permutohedral.errors import InputError
+from permutohedral.exact import EXACT_NORMALIZATIONS, WINDOW_REACH, sum_pixels, sum_points, window_of
 from permutohedral.features import Sigma, bilateral_features, check_guide, check_image
 from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.memory import check_rows
@@ -33,9 +37,9 @@ from permutohedral.normalization import (
 )
 from permutohedral.ops import operators
 from permutohedral.ops.fused_filters import can_fuse, filter_learned, filter_points
-from permutohedral.weighting import check_weights, filter_weighted, hide_lost, refuse_nan
+from permutohedral.weighting import Filter, check_weights, filter_weighted, hide_lost, refuse_nan
 
-GaussianMethod = Literal["separable", "dense"]
+GaussianMethod = Literal["separable", "dense", "exact", "auto"]
 
 
 def permutohedral_filter(
@@ -142,7 +146,7 @@ def gaussian_filter(  # noqa: PLR0913 (what is filtered and how, and three optio
     fill_value: float = 0.0,
     return_mass: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Filter with the Gaussian of one feature unit: fast in high dimensions, approximate (see docs/accuracy.md).
+    """Filter with the Gaussian of one feature unit: fast in high dimensions, approximate (docs/accuracy.md) or exact.
 
     Args:
         values: `[points, channels]`, or with batch axes as in `splat`.
@@ -151,7 +155,9 @@ def gaussian_filter(  # noqa: PLR0913 (what is filtered and how, and three optio
         target_features: where results are wanted; default: at `features`.
         normalization: see `permutohedral_filter`; "homogeneous" keeps constants.
         method: "separable" blurs along the d+1 axes of the lattice, one after another; "dense" convolves with all
-            taps of size 2 at once, more accurate where lattice points are missing, and slow beyond d = 4.
+            taps of size 2 at once, more accurate where lattice points are missing, and slow beyond d = 4; "exact"
+            sums over the sources near each target, without a lattice: for few points, and small windows of images.
+            "auto" is exact where that takes no longer, else separable; `explain_gaussian` tells.
         halo: insert untouched lattice points up to this many steps away: more accurate, more memory.
         lattice: built before with `separable=True` (or `neighborhood_size=2` for "dense"), instead of features.
         weights: how much each point counts, `[points]` or with the batch axes of `values`: not negative, or a bool
@@ -188,20 +194,20 @@ def _filter_gaussian(
     lattice: Lattice | None,
 ) -> Tensor:
     """`gaussian_filter` of values that all count the same."""
-    if method not in ("separable", "dense"):
-        raise InputError(f"method must be 'separable' or 'dense', got {method!r}")
+    check_method(method, halo, lattice)
+    if method == "auto":
+        exact = lattice is None and normalization in EXACT_NORMALIZATIONS
+        exact = exact and choose_for_points(values, features, target_features).method == "exact"
+        method = "exact" if exact else "separable"
+    if method == "exact":
+        if features is None:
+            raise InputError("give features [points, d], or a lattice built from them and another method")
+        return sum_points(values, normalization, features, target_features)
     dense = method == "dense"
-    size = 2 if dense else 0
-    if lattice is not None and halo:
-        raise InputError("a given lattice has its halo already: pass halo to build_lattice instead")
-    if lattice is not None and lattice.neighborhood_size < size:
-        raise InputError(
-            "the dense method needs a lattice built with neighborhood_size=2, got one of "
-            f"{lattice.neighborhood_size}, which cuts the Gaussian off"
-        )
     at_once = normalization == "homogeneous" and lattice is None and target_features is None and not (dense or halo)
     if at_once and (filtered := filter_points(values, features, SMALLEST_MASS)) is not None:
         return filtered
+    size = DENSE_SIZE if dense else 0
     lattice = _lattice_for(features, target_features, lattice, size, halo, separable=not dense)
     gaussian = DENSE if dense else SEPARABLE
     if normalization != "homogeneous":
@@ -286,14 +292,14 @@ def bilateral_filter(  # noqa: PLR0913 (what is filtered and how, and three opti
         weights = check_weights(weights, (*leading, height, width), image)
         if guide is None:
             image, lost = hide_lost(image, weights)
-    features = bilateral_features(image if guide is None else guide, sigma_space, sigma_range)
+    edges = image if guide is None else guide
+    run = _filter_of_pixels(image, edges, sigma_space, sigma_range, method, halo)
     if guide is not None:
         check_guide(guide, image)
     values, weights = image.flatten(-2).mT, None if weights is None else weights.flatten(-2)
-    if features.dim() > 3:
-        features, values = features.flatten(0, -3), values.flatten(0, -3)
+    if edges.dim() > 4:
+        values = values.flatten(0, -3)
         weights = None if weights is None else weights.flatten(0, -2)
-    run = partial(_filter_gaussian, features=features, target_features=None, method=method, halo=halo, lattice=None)
     filtered, mass = filter_weighted(run, values, weights, "homogeneous", fill_value, return_mass)
     filtered = filtered.mT.reshape(*leading, channels, height, width)
     if lost is not None:
@@ -302,6 +308,21 @@ def bilateral_filter(  # noqa: PLR0913 (what is filtered and how, and three opti
         return filtered
     mass = mass.reshape(*leading, height, width)
     return filtered, mass if lost is None else torch.where(lost, 0.0, mass)
+
+
+def _filter_of_pixels(
+    image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, method: GaussianMethod, halo: int
+) -> Filter:
+    """The filter between the pixels of the guide; several axes of items become one."""
+    check_method(method, halo, None)
+    reach = WINDOW_REACH
+    if method == "auto":
+        method, reach = choose_for_pixels(image, guide, sigma_space, sigma_range).method, AUTO_REACH
+    if method == "exact" and (window := window_of(guide, sigma_space, sigma_range, reach)) is not None:
+        return partial(sum_pixels, window=window)
+    features = bilateral_features(guide, sigma_space, sigma_range)
+    features = features.flatten(0, -3) if features.dim() > 3 else features
+    return partial(_filter_gaussian, features=features, target_features=None, method=method, halo=halo, lattice=None)
 
 
 def _fused_gaussian(values: Tensor, lattice: Lattice, smallest_mass: float) -> Tensor:

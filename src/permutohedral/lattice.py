@@ -18,7 +18,7 @@ from permutohedral.neighborhood import Neighborhood, axis_offsets, check_halo, n
 from permutohedral.ops import operators
 from permutohedral.ops.shared_tensors import items_of_points, row_numbers
 from permutohedral.ops.tracing import is_batched, is_compiled_in_parts, uncompiled
-from permutohedral.tensors import check_tensor, refuse_torchscript
+from permutohedral.tensors import check_features, check_tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,7 +234,7 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and three option
     if is_compiled_in_parts():
         options = {"halo": halo, "separable": separable, "memory_limit": memory_limit}
         return _build_uncompiled(features, target_features, neighborhood_size, batch, target_batch, **options)
-    neighborhood = neighborhood_of(_check_features(features, target_features), neighborhood_size)
+    neighborhood = neighborhood_of(check_features(features, target_features), neighborhood_size)
     check_halo(halo, neighborhood.dimension)
     batch_size = features.shape[0] if features.dim() == 3 else None
     sources = _flatten(features, batch, "batch")
@@ -267,48 +267,6 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and three option
 
 # one break of the graph around all of it
 _build_uncompiled = uncompiled(build_lattice)
-
-
-def _check_features(features: Tensor, target_features: Tensor | None) -> int:
-    """Validate ranks, dtypes and devices; returns the dimension."""
-    refuse_torchscript()
-    for name, given in (("features", features), ("target_features", target_features)):
-        if given is None:
-            continue
-        check_tensor(name, given)
-        if given.dim() not in (2, 3):
-            raise InputError(
-                f"{name} must be [points, dimension] or [batch, points, dimension], got shape {tuple(given.shape)}"
-            )
-        if given.shape[-1] < 1:
-            raise InputError(f"{name} must have at least one dimension, got shape {tuple(given.shape)}")
-        if given.dtype not in (torch.float32, torch.float64):
-            raise InputError(f"{name} must be float32 or float64, got {given.dtype}; convert with .float()")
-    if target_features is not None:
-        _check_alike(features, target_features)
-    if features.is_meta:
-        raise InputError("features are on the device 'meta', which holds no numbers to build a lattice from")
-    return features.shape[-1]
-
-
-def _check_alike(features: Tensor, target_features: Tensor) -> None:
-    if features.shape[-1] != target_features.shape[-1]:
-        raise InputError(
-            f"features and target_features must have the same dimension, got {features.shape[-1]} and "
-            f"{target_features.shape[-1]}"
-        )
-    if features.dim() != target_features.dim() or (
-        features.dim() == 3 and features.shape[0] != target_features.shape[0]
-    ):
-        raise InputError(
-            "features and target_features must both be flat or both be batches of one size, got shapes "
-            f"{tuple(features.shape)} and {tuple(target_features.shape)}"
-        )
-    if features.dtype != target_features.dtype or features.device != target_features.device:
-        raise InputError(
-            "features and target_features must share dtype and device, got "
-            f"{features.dtype} on {features.device} and {target_features.dtype} on {target_features.device}"
-        )
 
 
 def _flatten(features: Tensor, batch: Tensor | None, batch_name: str) -> tuple[Tensor, Tensor | None]:

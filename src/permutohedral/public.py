@@ -1,7 +1,9 @@
 """The public names, which `permutohedral` hands on when the first of them is used."""
 
 from permutohedral import nn
+from permutohedral.choice import explain_bilateral, explain_gaussian
 from permutohedral.errors import (
+    AccuracyWarning,
     BackendUnavailable,
     DataError,
     FeatureRangeError,
@@ -10,6 +12,7 @@ from permutohedral.errors import (
     NeighborhoodError,
     PermutohedralError,
 )
+from permutohedral.estimate import ErrorEstimate, estimate_bilateral_error, estimate_error
 from permutohedral.features import (
     bilateral_features,
     circle_features,
@@ -36,8 +39,10 @@ from permutohedral.steps import convolve, slice, splat
 from permutohedral.version import __version__
 
 __all__ = [
+    "AccuracyWarning",
     "BackendUnavailable",
     "DataError",
+    "ErrorEstimate",
     "FeatureRangeError",
     "InputError",
     "Lattice",
@@ -62,7 +67,11 @@ __all__ = [
     "convolve",
     "convolve_down",
     "convolve_up",
+    "estimate_bilateral_error",
+    "estimate_error",
     "explain_backend",
+    "explain_bilateral",
+    "explain_gaussian",
     "forecast_memory",
     "gaussian_filter",
     "gaussian_weight",

@@ -21,6 +21,52 @@ def check_tensor(name: str, given: object) -> None:
         raise InputError(f"{name} must be dense, got a tensor of the layout {given.layout}; use .to_dense()")
 
 
+def check_features(features: Tensor, target_features: Tensor | None) -> int:
+    """Validate ranks, dtypes and devices of points; returns the dimension.
+
+    >>> check_features(torch.rand(10, 2), None)
+    2
+    """
+    refuse_torchscript()
+    for name, given in (("features", features), ("target_features", target_features)):
+        if given is None:
+            continue
+        check_tensor(name, given)
+        if given.dim() not in (2, 3):
+            raise InputError(
+                f"{name} must be [points, dimension] or [batch, points, dimension], got shape {tuple(given.shape)}"
+            )
+        if given.shape[-1] < 1:
+            raise InputError(f"{name} must have at least one dimension, got shape {tuple(given.shape)}")
+        if given.dtype not in (torch.float32, torch.float64):
+            raise InputError(f"{name} must be float32 or float64, got {given.dtype}; convert with .float()")
+    if target_features is not None:
+        _check_alike(features, target_features)
+    if features.is_meta:
+        raise InputError("features are on the device 'meta', which holds no numbers to build a lattice from")
+    return features.shape[-1]
+
+
+def _check_alike(features: Tensor, target_features: Tensor) -> None:
+    if features.shape[-1] != target_features.shape[-1]:
+        raise InputError(
+            f"features and target_features must have the same dimension, got {features.shape[-1]} and "
+            f"{target_features.shape[-1]}"
+        )
+    if features.dim() != target_features.dim() or (
+        features.dim() == 3 and features.shape[0] != target_features.shape[0]
+    ):
+        raise InputError(
+            "features and target_features must both be flat or both be batches of one size, got shapes "
+            f"{tuple(features.shape)} and {tuple(target_features.shape)}"
+        )
+    if features.dtype != target_features.dtype or features.device != target_features.device:
+        raise InputError(
+            "features and target_features must share dtype and device, got "
+            f"{features.dtype} on {features.device} and {target_features.dtype} on {target_features.device}"
+        )
+
+
 def refuse_torchscript() -> None:
     """Raise inside of `torch.jit.trace`.
 

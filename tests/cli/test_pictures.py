@@ -60,6 +60,41 @@ def test_filter_writes_the_bilateral_filter(tmp_path: Path, random: np.random.Ge
     torch.testing.assert_close(read(output), expected, rtol=0, atol=LEVEL)
 
 
+@pytest.mark.parametrize(("method", "halo"), [("dense", 0), ("separable", 1), ("exact", 0), ("auto", 0)])
+def test_filter_by_a_method(method: Any, halo: int, tmp_path: Path, random: np.random.Generator) -> None:
+    pixels = random_pixels(random, 20, 30, 1)[..., 0]
+    source, output = save(tmp_path / "in.png", pixels), tmp_path / "out.png"
+    options = ("--sigma-space", 2, "--sigma-range", 0.2, "--method", method, "--halo", halo, "--json")
+    (report,) = json.loads(invoke("filter", source, output, *options).stdout)
+    expected = ph.bilateral_filter(as_tensor(pixels), 2.0, 0.2, None, method, halo)
+    torch.testing.assert_close(read(output), expected, rtol=0, atol=LEVEL)
+    assert report["method"].startswith("exact: about" if method == "auto" else method)
+    assert report["relative_error"] is None
+
+
+def test_filter_checks_itself(tmp_path: Path, random: np.random.Generator) -> None:
+    """Noise through a filter narrow in color: the lattice is too coarse, and says so if asked."""
+    source, output = save(tmp_path / "in.png", random_pixels(random, 40, 50, 3)), tmp_path / "out.png"
+    options = ("--sigma-space", 4, "--sigma-range", 0.2, "--check", "--json")
+    rough = invoke("filter", source, output, *options)
+    (report,) = json.loads(rough.stdout)
+    assert report["relative_error"] > 0.01
+    assert report["worst_error"] > 0
+    assert rough.stderr.startswith(f"note: {output} is far from the exact filter")
+    assert rough.exit_code == 0
+    exact = invoke("filter", source, output, *options, "--method", "exact")
+    (report,) = json.loads(exact.stdout)
+    assert report["relative_error"] < 1e-3
+    assert exact.stderr == ""
+
+
+def test_filter_refuses_a_halo_without_a_lattice(tmp_path: Path, random: np.random.Generator) -> None:
+    source = save(tmp_path / "in.png", random_pixels(random, 8, 9, 3))
+    result = invoke("filter", source, tmp_path / "out.png", "--method", "exact", "--halo", 1)
+    assert_one_line_error(result, "no halo")
+    assert not (tmp_path / "out.png").exists()
+
+
 def test_filter_takes_edges_from_the_guide(tmp_path: Path, random: np.random.Generator) -> None:
     pixels, guide = random_pixels(random, 20, 30), random_pixels(random, 20, 30, 3)
     source, output = save(tmp_path / "in.png", pixels), tmp_path / "out.png"

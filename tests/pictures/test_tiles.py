@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,6 +51,17 @@ def test_tiles_take_the_edges_of_another_picture() -> None:
     values, guide = PHOTOGRAPH[:1], PHOTOGRAPH.flip(2)
     whole = ph.bilateral_filter(values, 3.0, 0.1, guide=guide)
     torch.testing.assert_close(tiles.filter_in_tiles(values, guide, 3.0, 0.1, tile=150), whole, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("method", "halo", "sigmas"),
+    [("exact", 0, (2.0, 0.1)), ("auto", 0, (2.0, 0.1)), ("auto", 0, (6.0, 0.5)), ("separable", 1, (6.0, 0.5))],
+)
+def test_tiles_of_every_method(method: Any, halo: int, sigmas: tuple[float, float]) -> None:
+    picture = PHOTOGRAPH[:, :170, :260]
+    whole = ph.bilateral_filter(picture, *sigmas, None, method, halo)
+    parts = tiles.filter_in_tiles(picture, picture, *sigmas, method=method, halo=halo, tile=100)
+    torch.testing.assert_close(parts, whole, rtol=0, atol=1e-6)
 
 
 def test_the_margins_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:

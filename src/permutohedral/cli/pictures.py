@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +24,17 @@ Sources = Annotated[
 Output = Annotated[
     Path, typer.Argument(metavar="OUTPUT", help="Where the result goes, - for stdout, or a folder for several.")
 ]
+
+
+class Method(str, Enum):
+    """What `permutohedral.bilateral_filter` takes."""
+
+    separable = "separable"
+    dense = "dense"
+    exact = "exact"
+    auto = "auto"
+
+
 Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Also take the folders in a folder.")]
 
 
@@ -37,6 +49,14 @@ def filter_pictures(  # noqa: PLR0913 (one parameter for each option)
     ] = None,
     sigma_space: SigmaSpace = 8.0,
     sigma_range: SigmaRange = 0.1,
+    method: Annotated[
+        Method,
+        typer.Option(help="separable: fast; dense, exact: closer to the definition; auto: exact where as fast."),
+    ] = Method.separable,
+    halo: Annotated[
+        int, typer.Option(min=0, metavar="STEPS", help="More lattice points, for accuracy; takes longer.")
+    ] = 0,
+    check: Annotated[bool, typer.Option("--check", help="Estimate the error, and tell if it is large.")] = False,
     backend: Annotated[
         str | None, typer.Option(metavar="NAME", help="Force a backend; see permutohedral backends.")
     ] = None,
@@ -53,13 +73,15 @@ def filter_pictures(  # noqa: PLR0913 (one parameter for each option)
     Example: permutohedral filter photo.png smooth.png --sigma-space 16
 
     Example: permutohedral filter depth.png sharp.png --guide photo.png
+
+    Example: permutohedral filter noisy.png smooth.png --sigma-space 2 --method auto --check
     """
     with explained():
         import permutohedral as ph
         from permutohedral.pictures.batch import check_companions, plan_files, process_files
         from permutohedral.pictures.bilateral import Bilateral
 
-        request = Bilateral(sigma_space, sigma_range, guide)
+        request = Bilateral(sigma_space, sigma_range, guide, method.value, halo, check)
         with ph.use_backend(backend):
             _check_stdout(output, as_json)
             files = plan_files(sources, output, recursive)

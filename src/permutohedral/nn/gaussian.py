@@ -17,7 +17,7 @@ class GaussianFilter(nn.Module):
     Args:
         dimension: d of the features.
         normalization: see `gaussian_filter`.
-        method: "separable" or "dense"; see `gaussian_filter`.
+        method: see `gaussian_filter`.
         halo: see `gaussian_filter`.
         learn_scale: train one factor per feature dimension, `scale [dimension]`: the inverse bandwidths.
 

@@ -296,3 +296,22 @@ def embed_differential(features: Tensor, differential: Tensor) -> Tensor:
         operands = _plain(features), _plain(differential, features.dtype)
         _core(features.dtype).embed_differential(*operands, out, _threads(features.numel()))
     return out
+
+
+def sum_neighbors(values: Tensor, features: Tensor, target_features: Tensor, reach: float) -> Tensor:
+    (points, channels), targets = values.shape, target_features.shape[0]
+    out = _empty((targets, channels), values.dtype)
+    if points == 0 or out.numel() == 0:
+        return out.zero_()
+    operands = _plain(values), _plain(features), _plain(target_features)
+    _core(values.dtype).sum_neighbors(*operands, reach, out, _threads(points * targets))
+    return out
+
+
+def sum_window(values: Tensor, guide: Tensor, sigma_y: float, sigma_x: float, reach: float) -> Tensor:
+    out = _empty(values.shape, values.dtype)
+    if out.numel() > 0:
+        operands = _plain(values), _plain(guide)
+        taps = int(reach * sigma_y) * int(reach * sigma_x) + 1
+        _core(values.dtype).sum_window(*operands, sigma_y, sigma_x, reach, out, _threads(values.numel() * taps))
+    return out

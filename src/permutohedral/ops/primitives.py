@@ -29,6 +29,7 @@ order is therefore made of these same functions (`operators.py`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -206,6 +207,35 @@ class Primitives(Protocol):
         """
         ...
 
+    def sum_neighbors(self, values: Tensor, features: Tensor, target_features: Tensor, reach: float) -> Tensor:
+        """v'_k = sum_i exp(-|t_k - f_i|^2 / 2) v_i, by this definition and without a lattice.
+
+        Args:
+            values: float32 or float64 `[points, channels]`, of the dtype of the features.
+            features: `[points, d]`, f.
+            target_features: `[target points, d]`, t.
+            reach: sources farther away than this are left out.
+
+        Returns:
+            `[target points, channels]`.
+        """
+        ...
+
+    def sum_window(self, values: Tensor, guide: Tensor, sigma_y: float, sigma_x: float, reach: float) -> Tensor:
+        """The same over the pixels of pictures: f is (y / sigma_y, x / sigma_x) and the channels of the guide.
+
+        Args:
+            values: float32 or float64 `[items, channels, height, width]`, of the dtype of the guide.
+            guide: `[items, guide channels, height, width]`, in standard deviations.
+            sigma_y, sigma_x: standard deviations over positions, in pixels.
+            reach: pixels whose positions are farther away than this, in standard deviations, are left out; those
+                of any color within it are not.
+
+        Returns:
+            Like values.
+        """
+        ...
+
 
 @dataclass(frozen=True)
 class FilterTables:
@@ -337,6 +367,17 @@ def parent_keys(keys: Tensor) -> Tensor:
     items = keys[:, :1]
     ends = [torch.cat([items, (first + sign * step) >> 1], dim=1) for sign in (-1, 1)]
     return torch.stack(ends, dim=1)
+
+
+def window_extents(sigma_y: float, sigma_x: float, reach: float, height: int, width: int) -> list[int]:
+    """How far the window of `sum_window` extends along x at each distance in y, from 0 on; never beyond the picture.
+
+    >>> window_extents(1.0, 1.0, 2.5, height=10, width=10)
+    [2, 2, 1]
+    """
+    rows = range(min(int(reach * sigma_y), height - 1) + 1)
+    left = (math.sqrt(max(0.0, reach * reach - (y / sigma_y) * (y / sigma_y))) for y in rows)
+    return [min(int(extent * sigma_x), width - 1) for extent in left]
 
 
 def transpose_weight(weight: Tensor, opposite: Tensor, groups: int) -> Tensor:

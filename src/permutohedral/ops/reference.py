@@ -6,6 +6,7 @@ R^{d+1} orthogonal to 1, E an isometry times sqrt(2/3) (d+1).
 
 from __future__ import annotations
 
+import builtins
 from dataclasses import dataclass
 
 import torch
@@ -13,10 +14,12 @@ from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.neighborhood import blur_gain
-from permutohedral.ops.primitives import accumulation_dtype, key_limit, parent_keys, range_error
+from permutohedral.ops.primitives import accumulation_dtype, key_limit, parent_keys, range_error, window_extents
 
 # below this, sums of two packed codes cannot leave int64
 _CODE_LIMIT = 2**62
+# pairs of points, times d, that are computed at once
+_PAIRS_AT_ONCE = 2**22
 
 
 def elevation_matrix(dimension: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -260,3 +263,31 @@ def filter_gaussian(
     blurred = blur(splatted, axis_neighbors, False) / blur_gain(vertices.shape[1] - 1)
     filtered = slice(blurred, target_vertices, target_barycentric)
     return (filtered[:, :-1] / (filtered[:, -1:] + smallest_mass)).to(values.dtype)
+
+
+def sum_neighbors(values: Tensor, features: Tensor, target_features: Tensor, reach: float) -> Tensor:
+    sums = [values.new_zeros(0, values.shape[1])]
+    for targets in target_features.split(max(1, _PAIRS_AT_ONCE // max(1, features.numel()))):
+        squares = (targets[:, None, :] - features).square().sum(dim=2)
+        sums.append(torch.where(squares <= reach * reach, (-0.5 * squares).exp(), 0.0) @ values)
+    return torch.cat(sums)
+
+
+def sum_window(values: Tensor, guide: Tensor, sigma_y: float, sigma_x: float, reach: float) -> Tensor:
+    height, width = values.shape[2:]
+    sums = torch.zeros_like(values)
+    extents = window_extents(sigma_y, sigma_x, reach, height, width)
+    for dy in range(1 - len(extents), len(extents)):
+        for dx in range(-extents[abs(dy)], extents[abs(dy)] + 1):
+            to_y, from_y = _overlap(dy, height)
+            to_x, from_x = _overlap(dx, width)
+            squares = (guide[..., from_y, from_x] - guide[..., to_y, to_x]).square().sum(dim=1, keepdim=True)
+            squares += (dy / sigma_y) ** 2 + (dx / sigma_x) ** 2
+            sums[..., to_y, to_x] += (-0.5 * squares).exp() * values[..., from_y, from_x]
+    return sums
+
+
+def _overlap(offset: int, extent: int) -> tuple[builtins.slice, builtins.slice]:
+    """The pixels along an axis that have one at `offset`, and those there."""
+    first, last = max(0, -offset), min(extent, extent - offset)
+    return builtins.slice(first, last), builtins.slice(first + offset, last + offset)

@@ -9,6 +9,10 @@ import torch
 from torch import Tensor
 
 import permutohedral as ph
+from permutohedral.checks import check_method
+from permutohedral.choice import AUTO_REACH, choose_for_pixels
+from permutohedral.exact import WINDOW_REACH, sum_pixels, window_of
+from permutohedral.functional import GaussianMethod
 
 # extent of a tile with its margins; to filter its pixels takes about 500 MB
 _TILE = 2048
@@ -26,12 +30,15 @@ def reach(dimension: int) -> float:
     return 2 * math.sqrt(1.5 * (dimension + 1))
 
 
-def filter_in_tiles(
+def filter_in_tiles(  # noqa: PLR0913 (the filter, and three options by name)
     values: Tensor,
     guide: Tensor,
     sigma_space: float,
     sigma_range: float,
     progress: Callable[[float], None] | None = None,
+    *,
+    method: GaussianMethod = "separable",
+    halo: int = 0,
     tile: int = _TILE,
 ) -> Tensor:
     """`ph.bilateral_filter`, tile by tile. Each tile has margins as wide as the filter reaches.
@@ -42,6 +49,8 @@ def filter_in_tiles(
         sigma_space: bandwidth in pixels.
         sigma_range: bandwidth in color.
         progress: called with the share that is done.
+        method: see `ph.gaussian_filter`; what "auto" takes is the same for all tiles.
+        halo: see `ph.gaussian_filter`.
         tile: extent of a tile in pixels, margins included; larger where the margins would be most of it. A picture
             of no more pixels is filtered at once.
 
@@ -55,15 +64,16 @@ def filter_in_tiles(
     """
     height, width = values.shape[1:]
     if height * width <= tile * tile:
-        return ph.bilateral_filter(values, sigma_space, sigma_range, guide=guide)
+        return ph.bilateral_filter(values, sigma_space, sigma_range, guide, method, halo)
+    filter_part, far = _filter_of_parts(values, guide, sigma_space, sigma_range, method, halo)
     # one more for the rounding of positions
-    margin = math.ceil(sigma_space * reach(2 + guide.shape[0])) + 1
+    margin = math.ceil(sigma_space * far) + 1
     inner = max(tile - 2 * margin, 6 * margin)
     result = torch.empty_like(values)
     places = [(rows, columns) for rows in _intervals(height, inner) for columns in _intervals(width, inner)]
     for number, (rows, columns) in enumerate(places):
         y, x = _widen(rows, margin, height), _widen(columns, margin, width)
-        filtered = _filter_part(values[:, y, x], guide[:, y, x], (y.start, x.start), sigma_space, sigma_range)
+        filtered = filter_part(values[:, y, x], guide[:, y, x], (y.start, x.start))
         kept = filtered[:, rows.start - y.start : rows.stop - y.start, columns.start - x.start : columns.stop - x.start]
         result[:, rows, columns] = kept
         if progress is not None:
@@ -80,13 +90,31 @@ def _widen(interval: slice, margin: int, extent: int) -> slice:
     return slice(max(interval.start - margin, 0), min(interval.stop + margin, extent))
 
 
-def _filter_part(
-    values: Tensor, guide: Tensor, origin: tuple[int, int], sigma_space: float, sigma_range: float
-) -> Tensor:
-    """Filter a part whose first pixel is at `origin` of the picture: the lattice lies as it does under the whole."""
-    channels, height, width = values.shape
-    y, x = (torch.arange(start, start + extent) for start, extent in zip(origin, (height, width), strict=True))
-    positions = torch.stack(torch.meshgrid(y, x, indexing="ij"), dim=-1).reshape(-1, 2).to(guide.dtype) / sigma_space
-    features = ph.join_features(positions, ph.color_features(guide, sigma_range))
-    filtered: Tensor = ph.gaussian_filter(values.flatten(1).mT, features)
-    return filtered.mT.reshape(channels, height, width)
+# of values and guide of a part, and where in the picture its first pixel is
+_PartFilter = Callable[[Tensor, Tensor, tuple[int, int]], Tensor]
+
+
+def _filter_of_parts(
+    values: Tensor, guide: Tensor, sigma_space: float, sigma_range: float, method: GaussianMethod, halo: int
+) -> tuple[_PartFilter, float]:
+    """The filter of a part, and how far it reaches, in standard deviations."""
+    check_method(method, halo, None)
+    window_reach = WINDOW_REACH
+    if method == "auto":
+        method, window_reach = choose_for_pixels(values, guide, sigma_space, sigma_range).method, AUTO_REACH
+
+    def filter_window(part: Tensor, edges: Tensor, origin: tuple[int, int]) -> Tensor:
+        window = window_of(edges, sigma_space, sigma_range, window_reach)
+        assert window is not None, "sigma is a number"
+        return sum_pixels(part.flatten(1).mT, "homogeneous", window).mT.reshape(part.shape)
+
+    def filter_lattice(part: Tensor, edges: Tensor, origin: tuple[int, int]) -> Tensor:
+        """The lattice lies as it does under the whole."""
+        _, height, width = part.shape
+        y, x = (torch.arange(start, start + extent) for start, extent in zip(origin, (height, width), strict=True))
+        places = torch.stack(torch.meshgrid(y, x, indexing="ij"), dim=-1).reshape(-1, 2)
+        features = ph.join_features(places.to(edges.dtype) / sigma_space, ph.color_features(edges, sigma_range))
+        filtered: Tensor = ph.gaussian_filter(part.flatten(1).mT, features, method=method, halo=halo)
+        return filtered.mT.reshape(part.shape)
+
+    return (filter_window, window_reach) if method == "exact" else (filter_lattice, reach(2 + guide.shape[0]))

@@ -1,5 +1,6 @@
 """The primitives as Triton kernels: CUDA and ROCm GPUs, and the CPU under Triton's interpreter."""
 
+from permutohedral.ops.reference import sum_neighbors, sum_window
 from permutohedral.ops.triton.build.embedding import embed_differential, embed_gradient
 from permutohedral.ops.triton.build.lattice import index_both, index_points
 from permutohedral.ops.triton.build.neighbors import find_neighbors, transpose_neighbors
@@ -32,5 +33,7 @@ __all__ = [
     "picture_features",
     "slice",
     "splat",
+    "sum_neighbors",
+    "sum_window",
     "transpose_neighbors",
 ]

@@ -1,0 +1,66 @@
+// Powers of two of vectors, for the Gaussian: a polynomial, and the exponent put in as bits.
+#pragma once
+
+#include "runtime/simd.hpp"
+
+namespace permutohedral {
+namespace PERMUTOHEDRAL_INSTRUCTION_SET {
+namespace {
+
+template <class T>
+struct ExponentialOf;
+
+// minimax on [-1/2, 1/2], relative error 7.5e-8
+template <>
+struct ExponentialOf<float> {
+    static constexpr float coefficients[] = {1.3276472e-3f, 9.6755415e-3f, 5.5507133e-2f,
+                                             2.4022120e-1f, 6.9314697e-1f, 1.0000001f};
+    static constexpr int mantissa_bits = 23;
+    static constexpr float least = -126;
+};
+
+// Taylor, relative error 2e-16: log(2)^k / k!
+template <>
+struct ExponentialOf<double> {
+    static constexpr double coefficients[] = {2.5678435993488206e-11,
+                                              4.4455382718708120e-10,
+                                              7.0549116208011230e-09,
+                                              1.0178086009239699e-07,
+                                              1.3215486790144310e-06,
+                                              1.5252733804059841e-05,
+                                              1.5403530393381609e-04,
+                                              1.3333558146428443e-03,
+                                              9.6181291076284771e-03,
+                                              5.5504108664821580e-02,
+                                              2.4022650695910072e-01,
+                                              6.9314718055994531e-01,
+                                              1.0};
+    static constexpr int mantissa_bits = 52;
+    static constexpr double least = -1022;
+};
+
+// Replaces each of `U` vectors of numbers that are not positive by two to that power. Several at once, step by step: the
+// steps of one wait for each other.
+template <class T, int U>
+PERMUTOHEDRAL_INLINE void exp2_in_place(Vector<T>* numbers) {
+    using Exponential = ExponentialOf<T>;
+    // adding and subtracting it rounds to a whole number, which the lowest bits of the sum hold
+    constexpr T rounder = T(1.5) * T(int64_t{1} << Exponential::mantissa_bits);
+    const Vector<T> least = Vector<T>{} + Exponential::least;
+    Vector<T> rounded[U], powers[U];
+    for (int u = 0; u < U; ++u) numbers[u] = numbers[u] < least ? least : numbers[u];
+    for (int u = 0; u < U; ++u) rounded[u] = numbers[u] + rounder;
+    for (int u = 0; u < U; ++u) numbers[u] -= rounded[u] - rounder;
+    for (int u = 0; u < U; ++u) powers[u] = Vector<T>{} + Exponential::coefficients[0];
+    for (int k = 1; k < int(sizeof(Exponential::coefficients) / sizeof(T)); ++k) {
+        for (int u = 0; u < U; ++u) powers[u] = powers[u] * numbers[u] + Exponential::coefficients[k];
+    }
+    for (int u = 0; u < U; ++u) {
+        const auto exponent = (IntegerVector<T>)rounded[u] << Exponential::mantissa_bits;
+        numbers[u] = (Vector<T>)((IntegerVector<T>)powers[u] + exponent);
+    }
+}
+
+}  // namespace
+}  // namespace PERMUTOHEDRAL_INSTRUCTION_SET
+}  // namespace permutohedral

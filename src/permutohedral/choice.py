@@ -1,0 +1,153 @@
+"""Which method `method="auto"` takes: the exact one where that takes at most a third longer than the lattice.
+
+The choice follows from the input alone, whatever the backend, so that results do not depend on the machine. Times are
+estimated, in nanoseconds of one core with vectors of 32 bytes, by the constants below. A halo is no choice:
+it takes more than a third of the time of the lattice (docs/accuracy.md).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from permutohedral.exact import has_no_window, window_size
+from permutohedral.features import Sigma, bilateral_features, check_image, numbers_of
+from permutohedral.ops import operators
+from permutohedral.ops.tracing import is_traced
+from permutohedral.tensors import check_features, check_tensor
+
+# a window that reaches this far, in standard deviations, leaves out 1.1 % of the mass of the Gaussian, and changes
+# results by a tenth of what the lattice does
+AUTO_REACH = 3.0
+# how much longer the exact method may take: a third, less what the estimates may be wrong
+_SLOWER = 1.2
+
+# of the lattice: for each corner of a point, and for each axis at each lattice point
+_CORNER, _LATTICE_POINT = 14.0, 24.0
+# of the exact method: for each pair, and each of its features and channels; for each pixel besides
+_PAIR, _PAIR_CHANNEL, _PIXEL = 0.36, 0.05, 40.0
+
+# squares of a picture in which lattice points are counted
+_SIDE, _SQUARES_ALONG = 48, 2
+# lattice points of a cloud for each point, which are not counted
+_OF_A_CLOUD = 1.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the automatic method takes.
+
+    Attributes:
+        method: "exact" or "separable".
+        reason: why, with the estimated times of one core.
+
+    >>> print(Choice("exact", "few points"))
+    exact: few points
+    """
+
+    method: Literal["exact", "separable"]
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.method}: {self.reason}"
+
+
+def explain_gaussian(values: Tensor, features: Tensor, target_features: Tensor | None = None) -> str:
+    """Which method `gaussian_filter` takes with `method="auto"`, and why.
+
+    >>> explain_gaussian(torch.rand(100, 3), torch.rand(100, 5)).split(":")[0]
+    'exact'
+    """
+    check_tensor("values", values)
+    check_features(features, target_features)
+    return str(choose_for_points(values, features, target_features))
+
+
+def explain_bilateral(image: Tensor, sigma_space: Sigma, sigma_range: Sigma, guide: Tensor | None = None) -> str:
+    """Which method `bilateral_filter` takes with `method="auto"`, and why.
+
+    >>> explain_bilateral(torch.rand(3, 40, 50), sigma_space=1.0, sigma_range=0.1).split(":")[0]
+    'exact'
+    """
+    check_image(image)
+    return str(choose_for_pixels(image, image if guide is None else guide, sigma_space, sigma_range))
+
+
+def choose_for_points(values: Tensor, features: Tensor | None, target_features: Tensor | None) -> Choice:
+    """All pairs against a lattice of which nothing but the number of its points is known.
+
+    >>> few, many = torch.rand(200, 5), torch.rand(20000, 5)
+    >>> choose_for_points(few, few, None).method, choose_for_points(many, many, None).method
+    ('exact', 'separable')
+    """
+    if not isinstance(features, Tensor) or features.dim() < 2 or not isinstance(values, Tensor):
+        # left to the lattice to refuse
+        return Choice("separable", "there are no features")
+    sources, dimension = features.shape[-2:]
+    targets = sources if target_features is None else target_features.shape[-2]
+    pairs = sources * targets * _pair_time(dimension, values.shape[-1])
+    lattice = (sources + targets) / 2 * _lattice_time(dimension, _OF_A_CLOUD)
+    times = f"about {_in_words(pairs)} for all pairs, {_in_words(lattice)} for the lattice"
+    return Choice("exact" if pairs <= _SLOWER * lattice else "separable", times)
+
+
+def choose_for_pixels(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: Sigma) -> Choice:
+    """A window of `AUTO_REACH` against the lattice, whose points are counted in parts of the picture if need be.
+
+    >>> image = torch.rand(3, 60, 60)
+    >>> choose_for_pixels(image, image, 1.0, 0.1).method
+    'exact'
+    """
+    check_image(guide)
+    if has_no_window(sigma_space):
+        return Choice("separable", "a window has no derivative with respect to sigma_space")
+    *items, guides, height, width = guide.shape
+    pixels, dimension = math.prod(items) * height * width, 2 + guides
+    # images that share their guide are channels
+    channels = image.shape[:-2].numel() // max(math.prod(items), 1)
+    window = window_size(numbers_of(sigma_space, 2), AUTO_REACH, height, width)
+    exact = pixels * (_PIXEL + window * _pair_time(guides, channels))
+    fewest, most = (pixels * _lattice_time(dimension, density) for density in (0.0, dimension + 1.0))
+    if exact <= _SLOWER * fewest:
+        return Choice("exact", f"about {_in_words(exact)}, less than for any lattice")
+    if exact > _SLOWER * most or is_traced():
+        return Choice("separable", f"a window of {window:,} pixels takes longer than the lattice")
+    lattice = pixels * _lattice_time(dimension, _lattice_points_per_pixel(guide, sigma_space, sigma_range))
+    times = f"about {_in_words(exact)} for a window of {window:,} pixels, {_in_words(lattice)} for the lattice"
+    return Choice("exact" if exact <= _SLOWER * lattice else "separable", times)
+
+
+def _pair_time(dimension: int, channels: int) -> float:
+    return _PAIR + _PAIR_CHANNEL * (dimension + channels)
+
+
+def _lattice_time(dimension: int, density: float) -> float:
+    """For each point, with `density` lattice points to a point."""
+    return (dimension + 1) * (_CORNER + _LATTICE_POINT * density)
+
+
+def _lattice_points_per_pixel(guide: Tensor, sigma_space: Sigma, sigma_range: Sigma) -> float:
+    """Counted in a few squares of the first item."""
+    with torch.no_grad():
+        first = guide.reshape(-1, *guide.shape[-3:])[0]
+        squares = [first[:, rows, columns] for rows in _places(first.shape[1]) for columns in _places(first.shape[2])]
+        features = torch.cat([bilateral_features(square, sigma_space, sigma_range) for square in squares])
+        items = torch.arange(len(squares), dtype=torch.int32, device=guide.device)
+        keys = operators.index_points(features, items.repeat_interleave(features.shape[0] // len(squares)))[0]
+    return keys.shape[0] / features.shape[0]
+
+
+def _places(extent: int) -> list[slice]:
+    """The squares along an axis, in the middle of equal parts of it; the whole axis if it is short."""
+    if extent <= _SIDE * _SQUARES_ALONG:
+        return [slice(0, extent)]
+    middles = [(2 * part + 1) * extent // (2 * _SQUARES_ALONG) for part in range(_SQUARES_ALONG)]
+    return [slice(middle - _SIDE // 2, middle + _SIDE // 2) for middle in middles]
+
+
+def _in_words(nanoseconds: float) -> str:
+    return f"{nanoseconds / 1e6:.2g} ms"

@@ -1,0 +1,198 @@
+"""How far a filtered signal is from the exact one, estimated at some of its points."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from permutohedral.errors import AccuracyWarning, InputError
+from permutohedral.exact import sum_points
+from permutohedral.features import Sigma, bilateral_features, check_guide, check_image, numbers_of
+from permutohedral.tensors import check_count, check_tensor
+
+# pixels of a picture are sampled in squares of this side, which share their surroundings
+_SIDE = 3
+# and look this far, in standard deviations: 3.4e-4 of the mass of the Gaussian lies beyond
+_REACH = 4.0
+
+
+@dataclass(frozen=True)
+class ErrorEstimate:
+    """Of the error of a filter at sampled targets.
+
+    Attributes:
+        relative: the error over the exact result, both as the square root of the sum of squares over all samples.
+        of_change: the error over what the exact filter changes, None where the targets are other points.
+        worst: the largest error of a channel at a sample, in units of the values.
+        num_samples: at how many targets.
+
+    >>> ErrorEstimate(0.01, 0.1, 0.02, 128).describe()
+    'relative error 1.0 %, 10.0 % of what the filter changes, at most 0.02 at 128 samples'
+    """
+
+    relative: float
+    of_change: float | None
+    worst: float
+    num_samples: int
+
+    def describe(self) -> str:
+        """In a line."""
+        change = "" if self.of_change is None else f" {100 * self.of_change:.1f} % of what the filter changes,"
+        at_samples = f"at most {self.worst:.2g} at {self.num_samples} samples"
+        return f"relative error {100 * self.relative:.1f} %,{change} {at_samples}"
+
+
+def estimate_error(
+    filtered: Tensor,
+    values: Tensor,
+    features: Tensor,
+    target_features: Tensor | None = None,
+    *,
+    samples: int = 128,
+    warn_above: float | None = None,
+) -> ErrorEstimate:
+    """Compare the result of `gaussian_filter`, homogeneously normalized, with exact sums at randomly drawn targets.
+
+    The cost is that of `samples` times the number of points pairs, or less where the points extend far: a fraction of
+    the filter's if lattice points are many.
+
+    Args:
+        filtered: `[target points, channels]`, what was computed.
+        values: `[points, channels]`.
+        features: `[points, d]`, in standard deviations.
+        target_features: `[target points, d]`; None for the points themselves.
+        samples: how many targets are drawn, always the same ones.
+        warn_above: warn with an `AccuracyWarning` if the relative error is larger.
+
+    >>> import permutohedral as ph
+    >>> values, features = torch.rand(500, 2), 3 * torch.rand(500, 2)
+    >>> filtered = ph.gaussian_filter(values, features)
+    >>> ph.estimate_error(filtered, values, features).relative < 0.1
+    True
+    """
+    check_count("samples", samples, least=1)
+    targets = features if target_features is None else target_features
+    for name, given in (("filtered", filtered), ("features", features), ("target_features", targets)):
+        check_tensor(name, given)
+        if given.dim() != 2:
+            raise InputError(f"{name} must have two axes, got {tuple(given.shape)}; estimate the items one by one")
+    if filtered.shape != (targets.shape[0], values.shape[-1]):
+        raise InputError(f"filtered must be {[targets.shape[0], values.shape[-1]]}, got {list(filtered.shape)}")
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randperm(targets.shape[0], generator=generator)[:samples].to(features.device)
+    with torch.no_grad():
+        exact = sum_points(values, "homogeneous", features, targets[drawn])
+        before = values[drawn] if target_features is None else None
+        return _compare(filtered[drawn], exact, before, warn_above)
+
+
+def estimate_bilateral_error(
+    filtered: Tensor,
+    image: Tensor,
+    sigma_space: Sigma,
+    sigma_range: Sigma,
+    guide: Tensor | None = None,
+    *,
+    samples: int = 256,
+    warn_above: float | None = None,
+) -> ErrorEstimate:
+    """Compare the result of `bilateral_filter` with exact sums at randomly drawn pixels.
+
+    Args:
+        filtered: `[channels, height, width]`, what was computed.
+        image: `[channels, height, width]`.
+        sigma_space: see `bilateral_filter`.
+        sigma_range: see `bilateral_filter`.
+        guide: `[guide channels, height, width]`; default: the image itself.
+        samples: about how many pixels are drawn, always the same ones.
+        warn_above: warn with an `AccuracyWarning` if the relative error is larger.
+
+    >>> import permutohedral as ph
+    >>> image = torch.rand(3, 40, 50)
+    >>> filtered = ph.bilateral_filter(image, 2.0, 0.5, method="exact")
+    >>> ph.estimate_bilateral_error(filtered, image, 2.0, 0.5).relative < 1e-4
+    True
+    """
+    check_count("samples", samples, least=1)
+    check_image(image)
+    edges = image if guide is None else guide
+    check_guide(edges, image)
+    if image.dim() != 3 or filtered.shape != image.shape:
+        raise InputError(
+            f"image and filtered must be [channels, height, width], got {tuple(image.shape)} and "
+            f"{tuple(filtered.shape)}; estimate the items of a batch one by one"
+        )
+    sigmas = numbers_of(sigma_space, 2)
+    squares = list(_squares(image.shape[1:], sigmas, samples))
+    if sum(_area(around) for _, around in squares) > _area((slice(0, image.shape[1]), slice(0, image.shape[2]))):
+        # one by one they would look at more than there is
+        features = bilateral_features(edges, sigma_space, sigma_range)
+        pixels = filtered.flatten(1).mT, image.flatten(1).mT
+        return estimate_error(*pixels, features, samples=samples, warn_above=warn_above)
+    found = []
+    with torch.no_grad():
+        for (rows, columns), (y, x) in squares:
+            features = bilateral_features(edges[:, y, x], sigma_space, sigma_range).unflatten(0, (-1, x.stop - x.start))
+            targets = features[_within(rows, y), _within(columns, x)].flatten(0, 1)
+            colors = image[:, y, x].flatten(1).mT
+            exact = sum_points(colors, "homogeneous", features.flatten(0, 1), targets)
+            found.append((filtered[:, rows, columns].flatten(1).mT, exact, image[:, rows, columns].flatten(1).mT))
+        approximate, exact, before = (torch.cat(parts) for parts in zip(*found, strict=True))
+        return _compare(approximate, exact, before, warn_above)
+
+
+# rows and columns of a picture
+_Part = tuple[slice, slice]
+
+
+def _squares(size: Sequence[int], sigmas: Sequence[float], samples: int) -> Iterator[tuple[_Part, _Part]]:
+    """Small squares in a picture of `size`, and what is around each."""
+    generator = torch.Generator().manual_seed(0)
+    margins = [math.ceil(_REACH * sigma) for sigma in sigmas]
+    for _ in range(math.ceil(samples / _SIDE**2)):
+        rows, columns = (_interval(extent, generator) for extent in size)
+        yield (rows, columns), (_widen(rows, margins[0], size[0]), _widen(columns, margins[1], size[1]))
+
+
+def _area(part: _Part) -> int:
+    return math.prod(interval.stop - interval.start for interval in part)
+
+
+def _interval(extent: int, generator: torch.Generator) -> slice:
+    """A few consecutive pixels along an axis."""
+    start = int(torch.randint(max(extent - _SIDE, 0) + 1, (), generator=generator))
+    return slice(start, min(start + _SIDE, extent))
+
+
+def _widen(interval: slice, margin: int, extent: int) -> slice:
+    return slice(max(interval.start - margin, 0), min(interval.stop + margin, extent))
+
+
+def _within(part: slice, whole: slice) -> slice:
+    """A part of what begins at `whole`."""
+    return slice(part.start - whole.start, part.stop - whole.start)
+
+
+def _compare(approximate: Tensor, exact: Tensor, before: Tensor | None, warn_above: float | None) -> ErrorEstimate:
+    difference, exact = approximate.double() - exact.double(), exact.double()
+
+    def over(denominator: Tensor) -> float:
+        error, scale = float(difference.norm()), float(denominator.norm())
+        return error / scale if scale > 0 else (0.0 if error == 0 else math.inf)
+
+    worst = float(difference.abs().amax()) if difference.numel() else 0.0
+    of_change = None if before is None else over(exact - before.double())
+    estimate = ErrorEstimate(over(exact), of_change, worst, approximate.shape[0])
+    if warn_above is not None and not estimate.relative <= warn_above:
+        warnings.warn(
+            f"the filter is far from exact: {estimate.describe()}; method='exact' or a halo are closer "
+            "(see docs/accuracy.md)",
+            AccuracyWarning,
+            stacklevel=3,
+        )
+    return estimate

@@ -1,0 +1,201 @@
+"""The Gaussian filter by its definition: sums over the sources near each target, without a lattice.
+
+The time grows with the number of pairs, so it pays for few points and small windows, and shows what the lattice
+approximates (`estimate.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from permutohedral.errors import FeatureRangeError, InputError
+from permutohedral.features import Sigma, check_channels_first, check_image, in_units_of, numbers_of
+from permutohedral.normalization import SMALLEST_MASS, Normalization
+from permutohedral.ops.exact_sums import sum_neighbors, sum_window
+from permutohedral.ops.primitives import accumulation_dtype, window_extents
+from permutohedral.ops.tracing import is_traced, wants_gradient
+from permutohedral.tensors import check_features, check_tensor
+
+# sources farther away than this, in standard deviations, have weights below 1.3e-14 and are left out
+POINTS_REACH = 8.0
+# pixels farther away than this hold 3.7e-6 of the mass of the Gaussian, less than one step of 16 bits
+WINDOW_REACH = 5.0
+
+EXACT_NORMALIZATIONS: tuple[Normalization, ...] = ("homogeneous", "none", "symmetric")
+
+
+def sum_points(
+    values: Tensor, normalization: Normalization, features: Tensor, target_features: Tensor | None = None
+) -> Tensor:
+    """The Gaussian filter between points.
+
+    Args:
+        values: `[..., points, channels]` for features `[points, d]`, else `[batch, points, channels]`.
+        normalization: "homogeneous", "none" or "symmetric".
+        features: `[points, d]` or `[batch, points, d]`, in standard deviations.
+        target_features: where results are wanted; None for the points themselves.
+
+    Returns:
+        `[..., target points, channels]`.
+
+    >>> sum_points(torch.ones(5, 1), "homogeneous", torch.rand(5, 2)).flatten().tolist()
+    [1.0, 1.0, 1.0, 1.0, 1.0]
+    """
+    check_features(features, target_features)
+    _check_values(values, features)
+    _check_normalization(normalization, EXACT_NORMALIZATIONS)
+    targets = features if target_features is None else target_features
+    for given in (features, targets):
+        check_finite(given)
+    smallest = max(SMALLEST_MASS, torch.finfo(values.dtype).tiny)
+    wide = values.to(features.dtype)
+    if features.dim() == 3:
+        items = [_sum(*item, normalization, smallest) for item in zip(wide, features, targets, strict=True)]
+        filtered = torch.stack(items) if items else wide.new_zeros(0, targets.shape[1], values.shape[2])
+        return filtered.to(values.dtype)
+    # items that share their features are channels
+    *leading, points, channels = values.shape
+    rows = wide.movedim(-2, 0).reshape(points, math.prod(leading) * channels)
+    filtered = _sum(rows, features, targets, normalization, smallest)
+    return filtered.reshape(targets.shape[0], *leading, channels).movedim(0, -2).to(values.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """What the pixels of pictures look at.
+
+    Attributes:
+        guide: `[items, guide channels, height, width]`, in standard deviations.
+        sigma: over y and x, in pixels.
+        reach: how far it extends, in standard deviations.
+
+    >>> window_of(torch.rand(3, 4, 5), 2.0, 0.1).sigma
+    (2.0, 2.0)
+    """
+
+    guide: Tensor
+    sigma: tuple[float, float]
+    reach: float
+
+
+def window_size(sigma: Sequence[float], reach: float, height: int, width: int) -> int:
+    """Pixels in the window of a pixel far from the borders, as far as the picture is as large.
+
+    >>> window_size((1.0, 1.0), 2.0, 100, 100)
+    13
+    """
+    extents = window_extents(sigma[0], sigma[1], reach, height, width)
+    return sum((1 if y == 0 else 2) * (2 * extent + 1) for y, extent in enumerate(extents))
+
+
+def has_no_window(sigma_space: Sigma) -> bool:
+    """Whether a derivative with respect to `sigma_space` may be wanted: a window has none.
+
+    >>> has_no_window(4.0)
+    False
+    """
+    return isinstance(sigma_space, Tensor) and (is_traced() or wants_gradient(sigma_space))
+
+
+def window_of(guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, reach: float = WINDOW_REACH) -> Window | None:
+    """The window of a bilateral filter, None if it `has_no_window`.
+
+    >>> window_of(torch.rand(3, 4, 5), 2.0, 0.1).sigma
+    (2.0, 2.0)
+    """
+    if has_no_window(sigma_space):
+        return None
+    check_tensor("image", guide)
+    check_channels_first(guide)
+    check_image(guide)
+    sigma_y, sigma_x = numbers_of(sigma_space, 2)
+    wide = guide.to(accumulation_dtype(guide.dtype))
+    units = in_units_of(wide.movedim(-3, -1), sigma_range).movedim(-1, -3)
+    check_finite(units)
+    return Window(units.reshape(-1, *units.shape[-3:]), (sigma_y, sigma_x), reach)
+
+
+def sum_pixels(values: Tensor, normalization: Normalization, window: Window) -> Tensor:
+    """The bilateral filter: every pixel looks at those in its window.
+
+    Args:
+        values: `[..., points, channels]`, the pixels in scan order; for a guide of several items, as many items.
+        normalization: "homogeneous" or "none".
+        window: what the pixels look at.
+
+    Returns:
+        Like values.
+
+    >>> window = window_of(torch.rand(3, 4, 5), 2.0, 0.1)
+    >>> bool(torch.allclose(sum_pixels(torch.ones(20, 1), "homogeneous", window), torch.ones(20, 1)))
+    True
+    """
+    _check_normalization(normalization, ("homogeneous", "none"))
+    if values.numel() == 0:
+        return torch.zeros_like(values)
+    items, _, height, width = window.guide.shape
+    *leading, _, channels = values.shape
+    # pictures that share their guide are channels
+    pixels = values.to(window.guide.dtype).mT.reshape(items, math.prod(leading) * channels // items, height, width)
+    if normalization == "homogeneous":
+        pixels = torch.cat([pixels, pixels.new_ones(()).expand(items, 1, height, width)], dim=1)
+    sums = sum_window(pixels, window.guide, *window.sigma, window.reach)
+    if normalization == "homogeneous":
+        sums = sums[:, :-1] / (sums[:, -1:] + max(SMALLEST_MASS, torch.finfo(values.dtype).tiny))
+    return sums.reshape(*leading, channels, height * width).mT.to(values.dtype)
+
+
+def check_finite(features: Tensor) -> None:
+    """Raise if a feature is NaN or infinite, which the lattice does not take either.
+
+    >>> check_finite(torch.zeros(3))
+    """
+    if is_traced() or bool(torch.isfinite(features).all()):
+        return
+    bad = int((~torch.isfinite(features)).sum())
+    raise FeatureRangeError(
+        f"features must be finite, but {bad} of {features.numel()} numbers are NaN or infinite; remove or repair them"
+    )
+
+
+def _check_values(values: Tensor, features: Tensor) -> None:
+    check_tensor("values", values)
+    expected = tuple(features.shape[:-1])
+    fits = values.dim() == 3 if features.dim() == 3 else values.dim() >= 2
+    if not fits or tuple(values.shape[-1 - len(expected) : -1]) != expected:
+        wanted = ", ".join(map(str, expected)) if features.dim() == 3 else f"..., {expected[0]}"
+        raise InputError(f"values must be [{wanted}, channels] for these features, got {tuple(values.shape)}")
+    if not values.is_floating_point() or accumulation_dtype(values.dtype) != features.dtype:
+        raise InputError(
+            f"values are {values.dtype} but the features {features.dtype}; convert one (values of 16 bits go with "
+            "float32 features)"
+        )
+    if values.device != features.device:
+        raise InputError(f"values are on {values.device} but the features on {features.device}; move one")
+
+
+def _check_normalization(normalization: Normalization, known: Sequence[Normalization]) -> None:
+    if normalization not in known:
+        raise InputError(
+            f"the exact method has the normalizations {', '.join(map(repr, known))}, got {normalization!r}; those that "
+            "divide by what lies on lattice points need method='separable'"
+        )
+
+
+def _sum(rows: Tensor, features: Tensor, targets: Tensor, normalization: Normalization, smallest: float) -> Tensor:
+    """`[points, channels]` to `[target points, channels]`."""
+    if normalization == "none":
+        return sum_neighbors(rows, features, targets, POINTS_REACH)
+    ones = rows.new_ones(rows.shape[0], 1)
+    if normalization == "homogeneous":
+        sums = sum_neighbors(torch.cat([rows, ones], dim=1), features, targets, POINTS_REACH)
+        return sums[:, :-1] / (sums[:, -1:] + smallest)
+    mass = sum_neighbors(ones, features, features, POINTS_REACH)
+    ones = rows.new_ones(targets.shape[0], 1)
+    target_mass = mass if targets is features else sum_neighbors(ones, targets, targets, POINTS_REACH)
+    return sum_neighbors(rows * mass.rsqrt(), features, targets, POINTS_REACH) * target_mass.rsqrt()

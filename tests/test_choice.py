@@ -1,0 +1,103 @@
+"""What the automatic method takes, and that it gives what the chosen method gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import assert_close, relative_error
+from torch import Tensor
+
+import permutohedral as ph
+from permutohedral import choice
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+
+def picture(channels: int = 3, height: int = 80, width: int = 100, noise: float = 0.0) -> Tensor:
+    """A smooth picture, and noise if wanted."""
+    y, x = torch.meshgrid(torch.linspace(0, 3, height), torch.linspace(0, 4, width), indexing="ij")
+    smooth = torch.stack([(x * (c + 1)).sin() * y.cos() / 2 + 0.5 for c in range(channels)])
+    return smooth + noise * torch.randn(smooth.shape, generator=torch.Generator().manual_seed(0))
+
+
+def chosen(explanation: str) -> str:
+    return explanation.partition(":")[0]
+
+
+def test_small_windows_are_exact_to_a_thousandth() -> None:
+    image = picture(noise=0.1)
+    assert chosen(ph.explain_bilateral(image, 1.0, 0.1)) == "exact"
+    actual = ph.bilateral_filter(image, 1.0, 0.1, method="auto")
+    assert relative_error(actual, ph.bilateral_filter(image, 1.0, 0.1, method="exact")) < 2e-3
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_large_windows_take_the_lattice(channels: int) -> None:
+    image = picture(channels)
+    assert chosen(ph.explain_bilateral(image, 12.0, 0.5)) == "separable"
+    actual = ph.bilateral_filter(image, 12.0, 0.5, method="auto")
+    assert torch.equal(actual, ph.bilateral_filter(image, 12.0, 0.5))
+    with_halo = ph.bilateral_filter(image, 12.0, 0.5, method="auto", halo=1)
+    assert torch.equal(with_halo, ph.bilateral_filter(image, 12.0, 0.5, halo=1))
+
+
+def test_noise_makes_lattices_slow() -> None:
+    """The same window: where every pixel has lattice points of its own it takes less time than they do."""
+    assert chosen(ph.explain_bilateral(picture(), 4.0, 0.1)) == "separable"
+    assert chosen(ph.explain_bilateral(picture(noise=0.1), 4.0, 0.1)) == "exact"
+
+
+def test_lattice_points_are_counted() -> None:
+    """In squares that are the whole of a small picture."""
+    image = picture(noise=0.05)
+    features = ph.bilateral_features(image, 3.0, 0.2)
+    expected = ph.build_lattice(features, neighborhood_size=0).num_lattice_points / features.shape[0]
+    small = choice._lattice_points_per_pixel(image, 3.0, 0.2)
+    assert small == pytest.approx(expected, rel=0.1)
+    large = picture(height=230, width=410, noise=0.05)
+    assert choice._lattice_points_per_pixel(large, 3.0, 0.2) == pytest.approx(expected, rel=0.2)
+
+
+def test_batches_and_guides() -> None:
+    images = torch.stack([picture(), picture().flip(2)])
+    actual = ph.bilateral_filter(images, 1.0, 0.1, images[0, :1], method="auto")
+    assert_close(actual[1], ph.bilateral_filter(images[1], 1.0, 0.1, images[0, :1], method="auto"))
+    assert ph.bilateral_filter(images[:0], 1.0, 0.1, method="auto").shape == (0, 3, 80, 100)
+    # many images that share their guide are many channels for each pair
+    shared = images[:1].expand(300, -1, -1, -1)
+    assert chosen(ph.explain_bilateral(images[0], 2.0, 0.5)) == "exact"
+    assert chosen(ph.explain_bilateral(shared, 2.0, 0.5, images[0])) == "separable"
+
+
+def test_few_points_are_exact() -> None:
+    features, values = 3 * torch.rand(100, 4), torch.rand(100, 2)
+    assert chosen(ph.explain_gaussian(values, features)) == "exact"
+    for normalization in ("homogeneous", "none", "symmetric"):
+        actual = ph.gaussian_filter(values, features, features[:5], normalization, method="auto")
+        assert torch.equal(actual, ph.gaussian_filter(values, features, features[:5], normalization, "exact"))
+
+
+def test_many_points_take_the_lattice() -> None:
+    features, values = 3 * torch.rand(3000, 4), torch.rand(3000, 2)
+    assert chosen(ph.explain_gaussian(values, features)) == "separable"
+    assert torch.equal(ph.gaussian_filter(values, features, method="auto"), ph.gaussian_filter(values, features))
+
+
+def test_what_only_a_lattice_has_takes_it() -> None:
+    features, values = 3 * torch.rand(100, 4), torch.rand(100, 2)
+    lattice = ph.build_lattice(features, separable=True)
+    actual = ph.gaussian_filter(values, None, method="auto", lattice=lattice)
+    assert torch.equal(actual, ph.gaussian_filter(values, None, lattice=lattice))
+    density = ph.gaussian_filter(values, features, None, "density", "auto")
+    assert torch.equal(density, ph.gaussian_filter(values, features, None, "density"))
+    sigma = torch.tensor([1.0], requires_grad=True)
+    assert chosen(ph.explain_bilateral(picture(), sigma, 0.1)) == "separable"
+    assert torch.equal(
+        ph.bilateral_filter(picture(), sigma, 0.1, method="auto"), ph.bilateral_filter(picture(), sigma, 0.1)
+    )
+
+
+def test_a_layer_takes_it() -> None:
+    image = picture()[None]
+    layer = ph.nn.BilateralFilter(1.0, 0.1, method="auto")
+    assert_close(layer(image), ph.bilateral_filter(image, 1.0, 0.1, method="auto"))

@@ -1,0 +1,110 @@
+"""Estimated errors are those of the sampled points."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from support import assert_raises, to_numpy, to_tensor
+from torch import Tensor
+
+import permutohedral as ph
+from permutohedral.errors import InputError
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+
+def signal(random: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Values, features, and the exact filter of the values."""
+    values, features = random.normal(size=(90, 2)), random.normal(size=(90, 3))
+    ones = np.ones((90, 1))
+    exact = oracle.exact_gaussian(values, features, features) / oracle.exact_gaussian(ones, features, features)
+    return to_tensor(values), to_tensor(features), to_tensor(exact)
+
+
+def test_all_points(random: np.random.Generator) -> None:
+    values, features, exact = signal(random)
+    wrong = exact + 0.1 * to_tensor(random.normal(size=(90, 2)))
+    estimate = ph.estimate_error(wrong, values, features, samples=1000)
+    assert estimate.num_samples == 90
+    difference = to_numpy(wrong - exact)
+    assert estimate.relative == pytest.approx(np.linalg.norm(difference) / np.linalg.norm(to_numpy(exact)))
+    assert estimate.of_change == pytest.approx(np.linalg.norm(difference) / np.linalg.norm(to_numpy(exact - values)))
+    assert estimate.worst == pytest.approx(np.abs(difference).max())
+
+
+def test_some_points_tell_of_all(random: np.random.Generator) -> None:
+    values, features, exact = signal(random)
+    wrong = exact + 0.1 * to_tensor(random.normal(size=(90, 2)))
+    whole = ph.estimate_error(wrong, values, features, samples=90)
+    some = ph.estimate_error(wrong, values, features, samples=30)
+    assert some.num_samples == 30
+    assert some.relative == pytest.approx(whole.relative, rel=0.3)
+    assert some == ph.estimate_error(wrong, values, features, samples=30)
+
+
+def test_other_targets(random: np.random.Generator) -> None:
+    values, features, _ = signal(random)
+    targets = features[:7] + 0.2
+    estimate = ph.estimate_error(
+        ph.gaussian_filter(values, features, targets, method="exact"), values, features, targets
+    )
+    assert (estimate.num_samples, estimate.of_change) == (7, None)
+    assert estimate.relative < 1e-10
+
+
+@pytest.mark.parametrize("sigma", [0.6, (0.5, 1.0), 20.0], ids=str)
+@pytest.mark.parametrize("guided", [False, True])
+def test_pictures(sigma: float | tuple[float, float], guided: bool, random: np.random.Generator) -> None:
+    """Small squares, each with what is around it, or the whole picture where the windows are large."""
+    image = to_tensor(random.random(size=(3, 40, 50)), torch.float32)
+    guide = to_tensor(random.random(size=(1, 40, 50)), torch.float32) if guided else None
+    exact = ph.bilateral_filter(image, sigma, 0.3, guide, method="exact")
+    right = ph.estimate_bilateral_error(exact, image, sigma, 0.3, guide, samples=64)
+    # what lies beyond four standard deviations, the reach of the estimate
+    assert right.relative < 3e-4
+    assert right.num_samples >= 64
+    wrong = ph.estimate_bilateral_error(exact + 0.05, image, sigma, 0.3, guide, samples=64)
+    assert wrong.worst == pytest.approx(0.05, abs=1e-3)
+    assert wrong.relative == pytest.approx(0.05 / float(exact.square().mean().sqrt()), rel=0.1)
+
+
+def test_a_picture_smaller_than_a_square() -> None:
+    image = torch.rand(1, 2, 1)
+    exact = ph.bilateral_filter(image, 1.0, 0.3, method="exact")
+    assert ph.estimate_bilateral_error(exact, image, 1.0, 0.3).relative < 1e-6
+
+
+def test_large_errors_warn(random: np.random.Generator) -> None:
+    values, features, exact = signal(random)
+    with pytest.warns(ph.AccuracyWarning, match="relative error"):
+        ph.estimate_error(1.1 * exact, values, features, warn_above=0.05)
+    image = torch.rand(1, 9, 9)
+    with pytest.warns(ph.AccuracyWarning, match="method='exact'"):
+        ph.estimate_bilateral_error(image + 1, image, 1.0, 0.5, warn_above=0.05)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ph.estimate_error(1.1 * exact, values, features, warn_above=0.2)
+        ph.estimate_error(1.1 * exact, values, features)
+
+
+def test_nothing_to_compare_with_is_no_error() -> None:
+    zeros, features = torch.zeros(5, 1), torch.rand(5, 2)
+    assert ph.estimate_error(zeros, zeros, features).relative == 0
+    assert ph.estimate_error(zeros + 1, zeros, features).relative == float("inf")
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    values, features, image = torch.rand(5, 1), torch.rand(5, 2), torch.rand(3, 6, 7)
+    for call, message in (
+        (lambda: ph.estimate_error(values[:3], values, features), r"filtered must be \[5, 1\]"),
+        (lambda: ph.estimate_error(values[None], values[None], features[None]), "one by one"),
+        (lambda: ph.estimate_error(values, values, features, samples=0), "samples"),
+        (lambda: ph.estimate_bilateral_error(image[None], image[None], 1.0, 0.1), "one by one"),
+        (lambda: ph.estimate_bilateral_error(image[:1], image, 1.0, 0.1), "filtered"),
+        (lambda: ph.estimate_bilateral_error(image, image, 1.0, 0.1, image[:, 1:]), "one height and width"),
+    ):
+        assert_raises(call, InputError, message)

@@ -1,0 +1,249 @@
+"""The exact method: sums over neighbors and over windows, against the sums over all pairs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from numpy.typing import NDArray
+from support import DEVICE, assert_close, assert_raises, relative_error, to_numpy, to_tensor
+from torch import Tensor
+
+import permutohedral as ph
+from permutohedral.errors import FeatureRangeError, InputError
+from permutohedral.exact import WINDOW_REACH
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+Array = NDArray[np.float64]
+
+
+def expected_at(values: Tensor, features: Tensor, targets: Tensor, normalization: str) -> Array:
+    """By the definition; nothing is left out."""
+    source, target, signal = to_numpy(features), to_numpy(targets), to_numpy(values)
+
+    def mass(at: Array, of: Array) -> Array:
+        return oracle.exact_gaussian(np.ones((len(of), 1)), of, at)
+
+    if normalization == "symmetric":
+        signal = signal / np.sqrt(mass(source, source))
+    sums = oracle.exact_gaussian(signal, source, target)
+    if normalization == "homogeneous":
+        return sums / mass(target, source)
+    return sums / np.sqrt(mass(target, target)) if normalization == "symmetric" else sums
+
+
+def expected_picture(image: Tensor, guide: Tensor, sigma: tuple[float, float], sigma_range: float) -> Array:
+    """The bilateral filter of one image: every pixel, and every other within the reach of the window."""
+    pixels, edges = to_numpy(image), to_numpy(guide) / sigma_range
+    height, width = pixels.shape[1:]
+    y, x = np.mgrid[:height, :width]
+    result = np.empty_like(pixels)
+    for i in range(height):
+        for j in range(width):
+            positions = ((y - i) / sigma[0]) ** 2 + ((x - j) / sigma[1]) ** 2
+            squares = positions + np.square(edges - edges[:, i, j, None, None]).sum(axis=0)
+            weights = np.where(positions <= WINDOW_REACH**2, np.exp(-squares / 2), 0.0)
+            result[:, i, j] = (weights * pixels).sum(axis=(1, 2)) / weights.sum()
+    return result
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["same_points", "different_points"])
+@pytest.mark.parametrize("normalization", ["homogeneous", "none", "symmetric"])
+@pytest.mark.parametrize(("dimension", "channels"), [(1, 1), (2, 9), (3, 2), (5, 3), (12, 1)])
+def test_points(dimension: int, channels: int, normalization: Any, apart: bool, dtype: torch.dtype) -> None:
+    random = np.random.default_rng(dimension)
+    features = to_tensor(3 * random.normal(size=(61, dimension)) / math.sqrt(dimension), dtype)
+    targets = features[:23] + 0.3 if apart else features
+    values = to_tensor(random.normal(size=(61, channels)), dtype)
+    actual = ph.gaussian_filter(values, features, targets if apart else None, normalization, method="exact")
+    assert_close(actual, expected_at(values, features, targets, normalization))
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 4])
+def test_points_far_apart(dimension: int, dtype: torch.dtype) -> None:
+    """More cells than one, along the axes where the points extend, and many sources in some of them."""
+    random = np.random.default_rng(dimension)
+    clusters = np.array([[0.0], [3.0], [17.0], [90.0], [1e4]]) * np.eye(1, dimension, min(2, dimension - 1))
+    features = to_tensor(np.concatenate([center + random.normal(size=(150, dimension)) for center in clusters]), dtype)
+    values = to_tensor(random.normal(size=(len(features), 2)), dtype)
+    targets = torch.cat([features[::7], features[::7] + 5, features[:3] - 1e3])
+    squares = np.square(to_numpy(targets)[:, None] - to_numpy(features)).sum(axis=2)
+    kernel = np.where(squares <= 64, np.exp(-squares / 2), 0.0)
+    # the least weights within reach are not that much larger than what keeps the quotient finite
+    expected = kernel @ to_numpy(values) / (kernel.sum(axis=1, keepdims=True) + 1e-20)
+    actual = ph.gaussian_filter(values, features, targets, method="exact")
+    # rounding of the features themselves counts, far from the origin
+    near = to_numpy(targets).max(axis=1) < 1e3
+    assert_close(actual[torch.from_numpy(near).to(DEVICE)], expected[near])
+    assert (actual[-3:] == 0).all()
+
+
+@pytest.mark.parametrize("batched", ["own_features", "shared_features", "none"])
+def test_batches_of_points(batched: str) -> None:
+    random = np.random.default_rng(0)
+    features, values = to_tensor(random.normal(size=(3, 20, 2))), to_tensor(random.normal(size=(3, 20, 2)))
+    targets = features[:, :7] + 0.1
+    if batched == "none":
+        features, values, targets = features[:0], values[:0], targets[:0]
+    if batched == "shared_features":
+        actual = ph.gaussian_filter(values, features[0], targets[0], method="exact")
+        features, targets = features[:1].expand_as(features), targets[:1].expand_as(targets)
+    else:
+        actual = ph.gaussian_filter(values, features, targets, method="exact")
+    assert actual.shape == (len(values), 7, 2)
+    for item in range(len(values)):
+        assert_close(actual[item], expected_at(values[item], features[item], targets[item], "homogeneous"))
+
+
+@pytest.mark.parametrize(
+    ("size", "channels", "guides", "sigma"),
+    [
+        ((9, 21), 3, 3, (2.0, 2.0)),
+        ((7, 5), 1, 1, (0.7, 1.9)),
+        ((12, 18), 7, 2, (1.3, 0.15)),
+        ((3, 33), 5, 3, (9.0, 9.0)),
+        ((1, 1), 2, 1, (1.0, 1.0)),
+    ],
+    ids=["color", "gray", "many_channels", "wider_than_the_image", "one_pixel"],
+)
+def test_pictures(
+    size: tuple[int, int], channels: int, guides: int, sigma: tuple[float, float], dtype: torch.dtype
+) -> None:
+    random = np.random.default_rng(1)
+    image = to_tensor(random.random(size=(channels, *size)), dtype)
+    guide = to_tensor(random.random(size=(guides, *size)), dtype)
+    actual = ph.bilateral_filter(image, sigma, 0.3, guide, method="exact")
+    assert_close(actual, expected_picture(image, guide, sigma, 0.3))
+
+
+def test_batches_of_pictures() -> None:
+    random = np.random.default_rng(2)
+    images = to_tensor(random.random(size=(2, 3, 2, 6, 10)))
+    actual = ph.bilateral_filter(images, 1.5, 0.2, method="exact")
+    shared = ph.bilateral_filter(images, 1.5, 0.2, images[0, 1, :1], method="exact")
+    for i, j in ((0, 0), (1, 2)):
+        assert_close(actual[i, j], expected_picture(images[i, j], images[i, j], (1.5, 1.5), 0.2))
+        assert_close(shared[i, j], expected_picture(images[i, j], images[0, 1, :1], (1.5, 1.5), 0.2))
+    assert ph.bilateral_filter(images[:, :0], 1.5, 0.2, method="exact").shape == (2, 0, 2, 6, 10)
+
+
+def test_a_window_is_the_sum_over_points() -> None:
+    """To what lies beyond the window."""
+    image = to_tensor(np.random.default_rng(3).random(size=(3, 14, 17)))
+    features = ph.bilateral_features(image, 1.2, 0.4)
+    points = ph.gaussian_filter(image.flatten(1).mT, features, method="exact").mT.reshape(image.shape)
+    assert relative_error(ph.bilateral_filter(image, 1.2, 0.4, method="exact"), points) < 1e-5
+
+
+def test_weights_and_mass() -> None:
+    random = np.random.default_rng(4)
+    image = to_tensor(random.random(size=(2, 8, 9)))
+    known = to_tensor(random.random(size=(8, 9))) > 0.3
+    guide = to_tensor(random.random(size=(1, 8, 9)))
+    holes = torch.where(known, image, torch.nan)
+    actual, mass = ph.bilateral_filter(holes, 1.5, 0.2, guide, "exact", weights=known, return_mass=True)
+    both = torch.cat([torch.where(known, image, 0.0), known[None].to(image.dtype)])
+    expected = expected_picture(both, guide, (1.5, 1.5), 0.2)
+    assert_close(actual, expected[:-1] / expected[-1:])
+    assert mass.shape == (8, 9)
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
+def test_values_of_sixteen_bits_are_rounded_once(half: torch.dtype) -> None:
+    image = to_tensor(np.random.default_rng(5).random(size=(3, 9, 11)), half)
+    actual = ph.bilateral_filter(image, 1.5, 0.2, method="exact")
+    assert actual.dtype == half
+    assert_close(actual, ph.bilateral_filter(image.float(), 1.5, 0.2, method="exact"))
+    features = ph.bilateral_features(image, 1.5, 0.2)
+    points = ph.gaussian_filter(image.flatten(1).mT, features, method="exact")
+    assert_close(points, ph.gaussian_filter(image.flatten(1).mT.float(), features, method="exact"))
+
+
+def test_gradients_of_points() -> None:
+    random = np.random.default_rng(6)
+    values, features, targets = (
+        to_tensor(random.normal(size=size)).requires_grad_() for size in ((6, 2), (6, 3), (4, 3))
+    )
+    for normalization in ("homogeneous", "symmetric"):
+
+        def run(v: Tensor, f: Tensor, t: Tensor, normalization: Any = normalization) -> Tensor:
+            return ph.gaussian_filter(v, f, t, normalization, method="exact")
+
+        assert torch.autograd.gradcheck(run, (values, features, targets))
+    assert torch.autograd.gradgradcheck(
+        lambda v, f: ph.gaussian_filter(v, f, method="exact"), (values, features), atol=1e-4
+    )
+
+
+def test_gradients_of_pictures() -> None:
+    random = np.random.default_rng(7)
+    image, guide = (to_tensor(random.random(size=size)).requires_grad_() for size in ((2, 2, 3), (1, 2, 3)))
+    sigma_range = to_tensor([0.5]).requires_grad_()
+
+    def run(image: Tensor, guide: Tensor, sigma_range: Tensor) -> Tensor:
+        return ph.bilateral_filter(image, 1.5, sigma_range, guide, method="exact")
+
+    assert torch.autograd.gradcheck(run, (image, guide, sigma_range))
+    assert torch.autograd.gradgradcheck(run, (image, guide, sigma_range), atol=1e-4)
+
+
+def test_gradients_of_bandwidths_in_pixels() -> None:
+    image = to_tensor(np.random.default_rng(8).random(size=(2, 4, 5)))
+    sigma = to_tensor([1.5]).requires_grad_()
+    assert torch.autograd.gradcheck(lambda sigma: ph.bilateral_filter(image, sigma, 0.5, method="exact"), (sigma,))
+
+
+def test_tangents() -> None:
+    """Forward mode gives what backward mode gives."""
+    random = np.random.default_rng(9)
+    values, features = to_tensor(random.normal(size=(6, 2))), to_tensor(random.normal(size=(6, 3)))
+    image = to_tensor(random.random(size=(2, 3, 4)))
+
+    def points(v: Tensor, f: Tensor) -> Tensor:
+        return ph.gaussian_filter(v, f, f + 0.1, method="exact")
+
+    def picture(image: Tensor) -> Tensor:
+        return ph.bilateral_filter(image, 1.5, 0.5, method="exact")
+
+    for forward, backward in zip(
+        torch.func.jacfwd(points, (0, 1))(values, features), torch.func.jacrev(points, (0, 1))(values, features),
+        strict=True,
+    ):  # fmt: skip
+        assert_close(forward, backward)
+    assert_close(torch.func.jacfwd(picture)(image), torch.func.jacrev(picture)(image))
+
+
+def test_torch_compiles_it() -> None:
+    image = to_tensor(np.random.default_rng(10).random(size=(2, 5, 6)), torch.float32)
+
+    def run(image: Tensor) -> Tensor:
+        return ph.bilateral_filter(image, 1.5, 0.5, method="exact")
+
+    compiled = torch.compile(run, backend="eager", fullgraph=True)
+    assert_close(compiled(image), run(image))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    features, values = torch.rand(5, 2, device=DEVICE), torch.rand(5, 1, device=DEVICE)
+    lattice = ph.build_lattice(features, separable=True)
+    image = torch.rand(3, 4, 5, device=DEVICE)
+    nowhere = torch.full_like(features, torch.nan)
+    for call, error, message in (
+        (lambda: ph.gaussian_filter(values, features, method="exact", halo=1), InputError, "no halo"),
+        (lambda: ph.gaussian_filter(values, None, method="exact", lattice=lattice), InputError, "no lattice"),
+        (lambda: ph.gaussian_filter(values, None, method="exact"), InputError, "give features"),
+        (lambda: ph.gaussian_filter(values, features, None, "density", "exact"), InputError, "method='separable'"),
+        (lambda: ph.gaussian_filter(values[:3], features, method="exact"), InputError, r"must be \[..., 5, channels"),
+        (lambda: ph.gaussian_filter(values.double(), features, method="exact"), InputError, "convert one"),
+        (lambda: ph.gaussian_filter(values, nowhere, method="exact"), FeatureRangeError, "10 of 10 numbers"),
+        (lambda: ph.bilateral_filter(image, 1.0, 0.1, halo=1, method="exact"), InputError, "no halo"),
+        (lambda: ph.bilateral_filter(image, -1.0, 0.1, method="exact"), InputError, "positive"),
+        (lambda: ph.bilateral_filter(image, 1.0, 0.1, image + torch.nan, "exact"), FeatureRangeError, "finite"),
+        (lambda: ph.bilateral_filter(image[0], 1.0, 0.1, method="exact"), InputError, "channels, height, width"),
+    ):
+        assert_raises(call, error, message)
