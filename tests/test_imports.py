@@ -30,6 +30,7 @@ ORDER = [
     ["lattice"],
     ["checks", "geometry"],
     ["functional"],
+    ["crf"],
     ["nn"],
     ["public"],
     # the package itself: hands on the public names
@@ -53,7 +54,7 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 # what every installation has, and what needs more
 CORE = {
     *("errors", "version", "ops", "neighborhood", "tensors", "features", "memory", "lattice", "checks", "functional"),
-    *("nn", "public", ""),
+    *("crf", "nn", "public", ""),
 }
 
 

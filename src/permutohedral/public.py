@@ -1,6 +1,6 @@
 """The public names, which `permutohedral` hands on when the first of them is used."""
 
-from permutohedral import nn
+from permutohedral import crf, nn
 from permutohedral.errors import (
     BackendUnavailable,
     DataError,
@@ -56,6 +56,7 @@ __all__ = [
     "circle_features",
     "color_features",
     "convolve",
+    "crf",
     "explain_backend",
     "forecast_memory",
     "gaussian_filter",
