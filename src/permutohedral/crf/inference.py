@@ -21,7 +21,7 @@ from permutohedral.ops.tracing import is_traced, wants_gradient, why_in_steps
 from permutohedral.tensors import check_count, check_tensor
 
 
-def mean_field(
+def mean_field(  # noqa: PLR0913 (a field, how to solve it, and what is known before)
     energies: Tensor,
     kernels: Sequence[Kernel],
     steps: int = 5,
@@ -29,6 +29,8 @@ def mean_field(
     tolerance: float | None = None,
     lattices: Sequence[Lattice] | None = None,
     start: Tensor | None = None,
+    *,
+    logarithms: bool = False,
 ) -> Tensor:
     """The marginals of a dense conditional random field, by mean field.
 
@@ -47,6 +49,7 @@ def mean_field(
         tolerance: an item is done when no marginal changes by more than this.
         lattices: `kernel.build_lattice()` for each kernel, to share them among calls.
         start: marginals to start from, of the shape of energies.
+        logarithms: return log Q, which losses take.
 
     Returns:
         Marginals like energies; computed in the dtype of the features.
@@ -68,7 +71,7 @@ def mean_field(
         if tolerance is None and not isinstance(strength, Tensor) and strength == 0:
             marginals = _at_once(energies, start, pairwise, layout, steps)
             if marginals is not None:
-                return marginals
+                return _logarithm(marginals) if logarithms else marginals
         rows = layout.to_rows(energies).to(dtype)
         field = _Field(rows, pairwise, strength)
         logs = torch.log_softmax(-rows, dim=1) if start is None else _logarithm(layout.to_rows(start).to(dtype))
@@ -77,7 +80,7 @@ def mean_field(
                 logs = field.step(logs)
         else:
             logs = _until_still(field, logs, steps, tolerance, items_of_rows(layout, kernels, rows.device))
-        return layout.from_rows(logs.exp()).to(energies.dtype)
+        return layout.from_rows(logs if logarithms else logs.exp()).to(energies.dtype)
 
 
 def free_energy(
