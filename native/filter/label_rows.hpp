@@ -52,14 +52,14 @@ PERMUTOHEDRAL_INLINE void for_tiles(int64_t stride, Function&& function) {
     }
 }
 
-template <class T, int N, int V, int S, int K>
+template <class T, int N, int V, int S, int K, bool Fresh>
 void add_slices(const PairwiseKernel<T>& kernel, const T* table, Extent<S> stride, int64_t point, int64_t count,
                 T* rows) {
     for (int64_t i = 0; i < count; ++i, ++point, rows += stride) {
         const PointSimplex<T, K> simplex = simplex_at<K>(kernel.simplices, point);
         const T scale = kernel.target_scale == nullptr ? kernel.factor : kernel.factor * kernel.target_scale[point];
         ChannelVector<T, N> sums[V];
-        for (int v = 0; v < V; ++v) sums[v] = load_channels<T, N>(rows + v * N);
+        for (int v = 0; v < V; ++v) sums[v] = Fresh ? ChannelVector<T, N>{} : load_channels<T, N>(rows + v * N);
         for (int64_t j = 0; j < simplex.num_corners; ++j) {
             const T* from = table + simplex.vertices[j] * stride;
             const T weight = scale * simplex.barycentric[j];
@@ -69,14 +69,16 @@ void add_slices(const PairwiseKernel<T>& kernel, const T* table, Extent<S> strid
     }
 }
 
-// Adds K Q to the rows of points from `point` on, interpolated from `table`.
+// Adds K Q, interpolated from `table`, to the rows of points from `point` on; or writes it to fresh ones.
 template <class T>
-void add_slices(const PairwiseKernel<T>& kernel, const T* table, int64_t stride, int64_t point, int64_t count,
-                T* rows) {
+void add_slices(const PairwiseKernel<T>& kernel, const T* table, int64_t stride, int64_t point, int64_t count, T* rows,
+                bool fresh) {
     for_tiles<T>(stride, [&](int64_t c, auto lanes_of, auto vectors, auto whole) {
+        constexpr int N = decltype(lanes_of)::value, V = decltype(vectors)::value, S = decltype(whole)::value;
         dispatch_corners(kernel.simplices.num_corners, [&](auto corners) {
-            add_slices<T, decltype(lanes_of)::value, decltype(vectors)::value, decltype(whole)::value,
-                       decltype(corners)::value>(kernel, table + c, stride, point, count, rows + c);
+            constexpr int K = decltype(corners)::value;
+            auto* add = fresh ? add_slices<T, N, V, S, K, true> : add_slices<T, N, V, S, K, false>;
+            add(kernel, table + c, stride, point, count, rows + c);
         });
     });
 }

@@ -160,11 +160,12 @@ private:
             for (int64_t label = 0; label < field_.labels; ++label) {
                 prefetch_bytes(field_.energies + plane_of(chunk, label), int64_t(sizeof(T)) * chunk.count);
             }
-            std::memset(chunk.rows, 0, sizeof(T) * chunk.count * stride_);
+            if (first) std::memset(chunk.rows, 0, sizeof(T) * chunk.count * stride_);
         }
         if (first) return;
         for (int64_t k = 0; k < field_.num_kernels; ++k) {
-            add_slices(field_.kernels[k], tables_[k].blurred, stride_, point_of(chunk), chunk.count, chunk.rows);
+            const bool fresh = k == 0 && !mirrored_;
+            add_slices(field_.kernels[k], tables_[k].blurred, stride_, point_of(chunk), chunk.count, chunk.rows, fresh);
         }
     }
 
