@@ -34,6 +34,7 @@ ORDER = [
     ["weighting", "exact"],
     ["estimate", "choice"],
     ["functional"],
+    ["crf"],
     ["nn"],
     ["public"],
     # the package itself: hands on the public names
@@ -58,7 +59,7 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 CORE = {
     *("errors", "version", "ops", "neighborhood", "tensors", "features", "memory", "lattice", "checks"),
     *("pyramid", "steps", "levels", "normalization", "weighting", "exact", "estimate", "choice", "functional"),
-    *("nn", "public", ""),
+    *("crf", "nn", "public", ""),
 }
 
 
@@ -198,7 +199,7 @@ def test_the_public_names_are_those_listed() -> None:
         *("forecast_memory", "Lattice"),
     }
     assert documented <= set(permutohedral.__all__)
-    layers = {"PermutohedralConvolution", "GaussianFilter", "BilateralFilter", "BilateralConvolution2d"}
+    layers = {"PermutohedralConvolution", "GaussianFilter", "BilateralFilter", "BilateralConvolution2d", "DenseCRF"}
     assert layers <= set(permutohedral.nn.__all__)
 
 

@@ -1,6 +1,6 @@
 """The public names, which `permutohedral` hands on when the first of them is used."""
 
-from permutohedral import nn
+from permutohedral import crf, nn
 from permutohedral.choice import explain_bilateral, explain_gaussian
 from permutohedral.errors import (
     AccuracyWarning,
@@ -67,6 +67,7 @@ __all__ = [
     "convolve",
     "convolve_down",
     "convolve_up",
+    "crf",
     "estimate_bilateral_error",
     "estimate_error",
     "explain_backend",

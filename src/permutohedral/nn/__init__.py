@@ -2,6 +2,7 @@
 
 from permutohedral.nn.bilateral import BilateralConvolution2d, BilateralFilter
 from permutohedral.nn.convolution import PermutohedralConvolution
+from permutohedral.nn.crf import DenseCRF
 from permutohedral.nn.gaussian import GaussianFilter
 from permutohedral.nn.levels import Coarsen, LatticeConvolution, LatticeGroupNorm, LatticePool, Refine
 from permutohedral.nn.points import DeformSlice, PointSplat
@@ -11,6 +12,7 @@ __all__ = [
     "BilateralFilter",
     "Coarsen",
     "DeformSlice",
+    "DenseCRF",
     "GaussianFilter",
     "LatticeConvolution",
     "LatticeGroupNorm",
