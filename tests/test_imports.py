@@ -32,6 +32,9 @@ ORDER = [
     ["functional"],
     ["crf"],
     ["nn"],
+    # other libraries' names over ours
+    ["pydensecrf"],
+    ["simplecrf"],
     ["public"],
     # the package itself: hands on the public names
     [""],
@@ -54,7 +57,7 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 # what every installation has, and what needs more
 CORE = {
     *("errors", "version", "ops", "neighborhood", "tensors", "features", "memory", "lattice", "checks", "functional"),
-    *("crf", "nn", "public", ""),
+    *("crf", "nn", "pydensecrf", "simplecrf", "public", ""),
 }
 
 
