@@ -197,7 +197,7 @@ def test_the_public_names_are_those_listed() -> None:
         *("forecast_memory", "Lattice"),
     }
     assert documented <= set(permutohedral.__all__)
-    layers = {"PermutohedralConvolution", "GaussianFilter", "BilateralFilter", "BilateralConvolution2d"}
+    layers = {"PermutohedralConvolution", "GaussianFilter", "BilateralFilter", "BilateralConvolution2d", "DenseCRF"}
     assert layers <= set(permutohedral.nn.__all__)
 
 

@@ -14,12 +14,14 @@ from permutohedral.crf.layout import Layout, items_of_rows, layout_of
 from permutohedral.crf.pairwise import Pairwise, prepare
 from permutohedral.errors import InputError
 from permutohedral.lattice import Lattice
+from permutohedral.memory import check_rows
+from permutohedral.ops import fused_filters
 from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.ops.tracing import is_traced
+from permutohedral.ops.tracing import is_traced, wants_gradient, why_in_steps
 from permutohedral.tensors import check_count, check_tensor
 
 
-def mean_field(
+def mean_field(  # noqa: PLR0913 (a field, how to solve it, and what is known before)
     energies: Tensor,
     kernels: Sequence[Kernel],
     steps: int = 5,
@@ -27,6 +29,8 @@ def mean_field(
     tolerance: float | None = None,
     lattices: Sequence[Lattice] | None = None,
     start: Tensor | None = None,
+    *,
+    logarithms: bool = False,
 ) -> Tensor:
     """The marginals of a dense conditional random field, by mean field.
 
@@ -45,6 +49,7 @@ def mean_field(
         tolerance: an item is done when no marginal changes by more than this.
         lattices: `kernel.build_lattice()` for each kernel, to share them among calls.
         start: marginals to start from, of the shape of energies.
+        logarithms: return log Q, which losses take.
 
     Returns:
         Marginals like energies; computed in the dtype of the features.
@@ -62,16 +67,20 @@ def mean_field(
         raise InputError(f"tolerance must not be negative, got {tolerance}")
     with torch.autocast(energies.device.type, enabled=False):
         pairwise = _prepare(kernels, lattices, layout)
-        dtype = _dtype(pairwise, energies)
+        dtype, strength = _dtype(pairwise, energies), find_damping(damping, pairwise, layout.labels)
+        if tolerance is None and not isinstance(strength, Tensor) and strength == 0:
+            marginals = _at_once(energies, start, pairwise, layout, steps)
+            if marginals is not None:
+                return _logarithm(marginals) if logarithms else marginals
         rows = layout.to_rows(energies).to(dtype)
-        field = _Field(rows, pairwise, find_damping(damping, pairwise, layout.labels))
+        field = _Field(rows, pairwise, strength)
         logs = torch.log_softmax(-rows, dim=1) if start is None else _logarithm(layout.to_rows(start).to(dtype))
         if tolerance is None:
             for _ in range(steps):
                 logs = field.step(logs)
         else:
             logs = _until_still(field, logs, steps, tolerance, items_of_rows(layout, kernels, rows.device))
-        return layout.from_rows(logs.exp()).to(energies.dtype)
+        return layout.from_rows(logs if logarithms else logs.exp()).to(energies.dtype)
 
 
 def free_energy(
@@ -141,6 +150,21 @@ def _prepare(kernels: Sequence[Kernel], lattices: Sequence[Lattice] | None, layo
     if len({pair.lattice.dtype for pair in pairwise}) > 1:
         raise InputError("the features of all kernels must be of one dtype; convert some with .float() or .double()")
     return pairwise
+
+
+def _at_once(
+    energies: Tensor, start: Tensor | None, pairwise: Sequence[Pairwise], layout: Layout, steps: int
+) -> Tensor | None:
+    """All steps in one call of the backend, None where it cannot be."""
+    tensors = [energies, start, *(pair.compatibility for pair in pairwise)]
+    if why_in_steps(*tensors[:1]) is not None or wants_gradient(*tensors):
+        return None
+    # two tables for each kernel
+    check_rows(2 * sum(pair.lattice.num_lattice_points for pair in pairwise), layout.labels, energies)
+    planes = layout.to_planes(energies)
+    begin = None if start is None else layout.to_planes(start)
+    marginals = fused_filters.mean_field(planes, begin, [pair.tables() for pair in pairwise], steps)
+    return None if marginals is None else layout.from_planes(marginals).to(energies.dtype)
 
 
 def _dtype(pairwise: Sequence[Pairwise], energies: Tensor) -> torch.dtype:

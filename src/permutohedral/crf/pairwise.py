@@ -14,6 +14,7 @@ from permutohedral.functional import slice, splat
 from permutohedral.lattice import Lattice
 from permutohedral.neighborhood import blur_gain
 from permutohedral.ops import operators
+from permutohedral.ops.primitives import PairwiseTables
 
 # keeps a point without any mass at zero instead of 0 / 0
 _SMALLEST_MASS = 1e-20
@@ -44,6 +45,20 @@ class Pairwise:
         if self.target_scale is not None:
             filtered = filtered * self.target_scale
         return _apply(self.compatibility, filtered)
+
+    def tables(self) -> PairwiseTables:
+        """What a backend needs to add -K Q mu to logits; a constant for all labels of a point is left out."""
+        source, gain = self.lattice.source, blur_gain(self.lattice.dimension)
+        compatibility = self.compatibility
+        if isinstance(compatibility, Tensor) and compatibility.dim() > 0:
+            costs: Tensor | None = torch.diag(compatibility) if compatibility.dim() == 1 else compatibility
+            factor = -1 / gain
+        else:
+            # w (1 - I) is -w I but for such a constant
+            costs, factor = None, float(compatibility) / gain
+        before = None if self.source_scale is None else self.source_scale.squeeze(1)
+        after = None if self.target_scale is None else self.target_scale.squeeze(1)
+        return PairwiseTables(source.vertices, source.barycentric, self.axis_neighbors, before, after, costs, factor)
 
     def bound(self) -> Tensor:
         """A diagonal `[rows, 1]` that bounds K filtered both ways: its rows' sums, which are not negative."""

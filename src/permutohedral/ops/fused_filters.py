@@ -6,7 +6,7 @@ A backend that has `filter_learned` or `filter_points` is used through this. Wit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from permutohedral.ops import operators
 from permutohedral.ops.dispatch import forced_backend, on_backend, primitives_for
-from permutohedral.ops.primitives import FilterTables, FusedPrimitives, accumulation_dtype
+from permutohedral.ops.primitives import FilterTables, FusedPrimitives, PairwiseTables, accumulation_dtype
 from permutohedral.ops.shared_tensors import items_of_points
 from permutohedral.ops.tracing import wants_gradient, why_in_steps
 
@@ -95,6 +95,20 @@ def filter_learned(
         output: Tensor = _LearnedFilter.apply(values, weight, bias, tables, composed)  # type: ignore[no-untyped-call]
         return output
     return _run(values, weight, bias, tables)[0]
+
+
+def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor | None:
+    """The mean field in one call, None where it is composed of operators: see `FusedPrimitives.mean_field`."""
+    if not kernels:
+        return None
+    tensors = [energies, start]
+    for kernel in kernels:
+        tensors += [kernel.barycentric, kernel.source_scale, kernel.target_scale, kernel.costs]
+    if why_in_steps(*tensors) is not None or wants_gradient(*tensors):
+        return None
+    run = getattr(primitives_for(energies), "mean_field", None)
+    marginals: Tensor | None = None if run is None else run(energies, start, kernels, steps)
+    return marginals
 
 
 def _run(

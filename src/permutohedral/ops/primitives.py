@@ -29,6 +29,7 @@ order is therefore made of these same functions (`operators.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -220,6 +221,29 @@ class FilterTables:
     by_density: bool
 
 
+@dataclass(frozen=True)
+class PairwiseTables:
+    """A kernel of a mean field over `points`: what it adds to the logits of marginals Q.
+
+    That is factor * target_scale * slice(blur(splat(source_scale * Q)) @ costs).
+
+    Attributes:
+        vertices, barycentric: the corners of the points, `[points, d + 1]`.
+        axis_neighbors: see `blur`.
+        source_scale, target_scale: `[points]`, None for ones.
+        costs: `[labels, labels]`, None for the identity.
+        factor: a number.
+    """
+
+    vertices: Tensor
+    barycentric: Tensor
+    axis_neighbors: Tensor
+    source_scale: Tensor | None
+    target_scale: Tensor | None
+    costs: Tensor | None
+    factor: float
+
+
 class FusedPrimitives(Primitives, Protocol):
     """What a backend may have besides the primitives, for when nothing is traced (`fused_filters.py`)."""
 
@@ -274,6 +298,22 @@ class FusedPrimitives(Primitives, Protocol):
             output: `[target points, out_channels]`.
             lattice_values: `[lattice_points, in_channels]`, what was convolved.
             density: `[lattice_points]` in the accumulation dtype, None unless `by_density`.
+        """
+        ...
+
+    def mean_field(
+        self, energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int
+    ) -> Tensor:
+        """Marginals: softmax(-energies + what all kernels add), `steps` times.
+
+        Args:
+            energies: `[items, labels, points]`, of any floating dtype.
+            start: the first marginals, like energies; None for softmax(-energies).
+            kernels: over `items * points` points, those of the items one after another.
+            steps: how often the marginals are replaced.
+
+        Returns:
+            `[items, labels, points]`, computed in the dtype of the barycentric weights and returned in it.
         """
         ...
 
