@@ -36,6 +36,9 @@ ORDER = [
     ["functional"],
     ["crf"],
     ["nn"],
+    # other libraries' names over ours
+    ["pydensecrf"],
+    ["simplecrf"],
     ["public"],
     # the package itself: hands on the public names
     [""],
@@ -59,7 +62,7 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 CORE = {
     *("errors", "version", "ops", "neighborhood", "tensors", "features", "memory", "lattice", "checks"),
     *("pyramid", "steps", "levels", "normalization", "weighting", "exact", "estimate", "choice", "functional"),
-    *("crf", "nn", "public", ""),
+    *("crf", "nn", "pydensecrf", "simplecrf", "public", ""),
 }
 
 
