@@ -109,7 +109,7 @@ class Lattice:
 
     @property
     def neighborhood(self) -> Neighborhood:
-        return Neighborhood(self.dimension, self.neighborhood_size)
+        return neighborhood_of(self.dimension, self.neighborhood_size)
 
     @property
     def is_shared(self) -> bool:

@@ -29,8 +29,7 @@ order is therefore made of these same functions (`operators.py`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -193,8 +192,7 @@ class Primitives(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class FilterTables:
+class FilterTables(NamedTuple):
     """The tables of a lattice that a filter on it reads, and how it reads them.
 
     Attributes:
@@ -218,6 +216,11 @@ class FilterTables:
     num_lattice_points: int
     groups: int
     by_density: bool
+
+
+# what the derivative of a learned filter needs: the lattice values `[lattice_points, in_channels]` that were convolved,
+# and the density `[lattice_points]` they were divided by, in the accumulation dtype, None unless `by_density`
+KeptOfFilter = tuple[Tensor, Tensor | None]
 
 
 class FusedPrimitives(Primitives, Protocol):
@@ -261,19 +264,30 @@ class FusedPrimitives(Primitives, Protocol):
 
     def filter_learned(
         self, values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, KeptOfFilter]:
         """Splat, divide by the density, convolve, slice, add the bias.
 
         Args:
-            values: `[points, in_channels]`.
+            values: `[points, in_channels]`, at least one point and one channel.
             weight: `[filter_size, in_channels / groups, out_channels]`, of the dtype of values.
             bias: `[out_channels]`, of the same dtype, or None.
             tables: of the lattice.
 
         Returns:
-            output: `[target points, out_channels]`.
-            lattice_values: `[lattice_points, in_channels]`, what was convolved.
-            density: `[lattice_points]` in the accumulation dtype, None unless `by_density`.
+            The result `[target points, out_channels]`, and what its derivative needs.
+        """
+        ...
+
+    def differentiate_learned(
+        self, gradient: Tensor, weight: Tensor, kept: KeptOfFilter, tables: FilterTables, wanted: tuple[bool, ...]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The gradients of `filter_learned` with respect to values, weight and bias, None where they are not wanted.
+
+        Args:
+            gradient: with respect to the result.
+            weight, tables: of `filter_learned`.
+            kept: what it returned.
+            wanted: which of the three gradients; at least one.
         """
         ...
 

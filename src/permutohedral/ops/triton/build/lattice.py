@@ -26,6 +26,8 @@ LARGEST_EVEN_DIMENSION = 7
 _WORTH_ORDERING = 1 << 21
 # slots of a table that takes little time to clear
 _CHEAP_CAPACITY = 1 << 22
+# slots of a table that is kept as it is, however empty: 16 MB
+_SMALL_CAPACITY = 1 << 20
 
 # keys, vertices, barycentric weights, table: see `index_points`
 Indexed = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -78,11 +80,11 @@ def order(insertion: Insertion, told: Report) -> Insertion:
 def _finish(insertion: Insertion, told: Report) -> Indexed:
     insertion = order(insertion, told)
     table, fitting = insertion.table, capacity_for(told.num_lattice_points)
-    if table.capacity > 2 * fitting:
-        # most of the table is empty
+    if table.capacity > max(2 * fitting, _SMALL_CAPACITY):
+        # most of the table is empty, and that takes much memory
         table = PackedTable.empty(fitting, table.storage.device)
     vertices = insertion.vertices
-    keys = vertices.new_empty((told.num_lattice_points, vertices.shape[1]))
+    keys = torch.empty(told.num_lattice_points, vertices.shape[1], dtype=torch.int32, device=vertices.device)
     unpack_keys(insertion, keys, table)
     return keys, vertices, insertion.barycentric, table.storage
 

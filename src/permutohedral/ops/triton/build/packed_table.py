@@ -11,7 +11,7 @@ table. Open addressing with linear probing; the capacity is a power of two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -42,8 +42,7 @@ MADE = tl.constexpr(-2)
 PENDING = tl.constexpr(-3)
 
 
-@dataclass(frozen=True)
-class PackedTable:
+class PackedTable(NamedTuple):
     """A table of packed keys."""
 
     storage: Tensor  # int64 [HEADER + 2 capacity]
@@ -77,6 +76,16 @@ def capacity_for(num_keys: int) -> int:
 def entry_of(table, slot):
     """Pointer to the code in a slot; the row number is the word after it."""
     return table + HEADER + 2 * slot.to(tl.int64)
+
+
+@triton.jit
+def count_rows(table, most, COUNTED: tl.constexpr):
+    """How many rows there are: `most`; or, COUNTED, as many as the table holds, none if these are more."""
+    if COUNTED:
+        count = tl.load(table + COUNT).to(tl.int32)
+        return tl.where(count <= most, count, 0)
+    else:
+        return most
 
 
 @triton.jit
