@@ -12,7 +12,7 @@ from support import assert_close
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.errors import FeatureRangeError
+from permutohedral.errors import FeatureRangeError, InputError
 from permutohedral.models.deep_denoising import PermutohedralBlock
 from permutohedral.neighborhood import Neighborhood, axis_offsets
 from permutohedral.ops import reference
@@ -99,6 +99,15 @@ def test_index_points_refuses(value: float) -> None:
         kernels.index_points(features, None)
     with pytest.raises(FeatureRangeError):
         wide_keys.index_points(features, None)
+
+
+@pytest.mark.parametrize("dimension", [2, 8, 20])
+def test_index_points_refuses_negative_items(dimension: int) -> None:
+    """Of evenly packed keys, of those packed by range, and of wide ones."""
+    features, batch = torch.randn(40, dimension), torch.zeros(40, dtype=torch.int32)
+    batch[11] = -3
+    with pytest.raises(InputError, match="got -3 to 0"):
+        kernels.index_points(features, batch)
 
 
 def test_index_keys() -> None:

@@ -34,7 +34,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from permutohedral.errors import FeatureRangeError
+from permutohedral.errors import FeatureRangeError, InputError
 
 
 class Primitives(Protocol):
@@ -58,6 +58,7 @@ class Primitives(Protocol):
         Raises:
             FeatureRangeError: a feature is NaN or infinite, or a lattice coordinate exceeds
                 `key_limit(features.dtype)` in magnitude. Never wraps.
+            InputError: an item is negative; asked of what runs on GPUs alone, since others are checked before.
         """
         ...
 
@@ -325,6 +326,18 @@ def transpose_weight(weight: Tensor, opposite: Tensor, groups: int) -> Tensor:
     filter_size, inputs, out_channels = weight.shape
     grouped = weight[opposite].reshape(filter_size, inputs, groups, out_channels // groups)
     return grouped.permute(0, 3, 2, 1).flatten(2)
+
+
+def check_items(batch: Tensor, name: str = "batch") -> None:
+    """Raise unless every item of `batch [points]` has a key; on a GPU the host waits for that.
+
+    >>> check_items(torch.tensor([0, 2, 2]))
+    """
+    if batch.numel() == 0:
+        return
+    low, high = torch.stack(torch.aminmax(batch)).tolist()
+    if low < 0 or high >= 2**31:
+        raise InputError(f"{name} must hold items from 0 to 2**31 - 1, got {low} to {high}")
 
 
 def range_error(features: Tensor, limit: int) -> FeatureRangeError:

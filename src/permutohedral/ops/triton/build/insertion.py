@@ -115,6 +115,7 @@ def insert_points_kernel(
     base, unit, room = pack_digits(table, cell, low, DIGIT_BITS, CORNER_BITS, D, ROWS)
     if HAS_BATCH:
         item = tl.load(batch + point).to(tl.int64)
+        valid = valid & (item >= 0)
         if DIGIT_BITS > 0:
             room = room & (item < (1 << ITEM_BITS))
             base += item << (CORNER_BITS + D * DIGIT_BITS)

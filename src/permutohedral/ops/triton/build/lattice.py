@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from permutohedral.ops.primitives import key_limit, range_error
+from permutohedral.ops.primitives import check_items, key_limit, range_error
 from permutohedral.ops.triton.build import wide_keys
 from permutohedral.ops.triton.build.embedding import LARGEST_TILE_DIMENSION
 from permutohedral.ops.triton.build.host_report import HostReports, Report
@@ -62,9 +62,11 @@ def first_attempt(features: Tensor, batch: Tensor | None) -> _Attempt:
     return _Attempt(features, batch, capacity, features.shape[1] > LARGEST_EVEN_DIMENSION)
 
 
-def check_range(features: Tensor, told: Report) -> None:
-    """Raise if a feature has no key."""
+def check_range(features: Tensor, batch: Tensor | None, told: Report) -> None:
+    """Raise if a feature or an item has no key."""
     if told.bad_feature:
+        if batch is not None:
+            check_items(batch)
         raise range_error(features, key_limit(features.dtype))
 
 
@@ -98,7 +100,7 @@ def _index(attempts: list[_Attempt]) -> list[Indexed]:
 
 
 def _settle(attempt: _Attempt, insertion: Insertion, told: Report) -> Indexed:
-    check_range(attempt.features, told)
+    check_range(attempt.features, attempt.batch, told)
     if not told.no_room and not told.full:
         return _finish(insertion, told)
     following = attempt.next(told)

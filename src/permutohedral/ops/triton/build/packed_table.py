@@ -28,7 +28,7 @@ SHIFT = tl.constexpr(32)
 EXTENT = tl.constexpr(64)
 ITEM_SHIFT = tl.constexpr(96)
 ITEM_EXTENT = tl.constexpr(97)
-# flags that are 1 once something went wrong: a feature that has no key, a key that has no code, too many keys
+# flags that are 1 once something went wrong: a feature or item that has no key, a key that has no code, too many keys
 BAD_FEATURE = tl.constexpr(101)
 NO_ROOM = tl.constexpr(102)
 FULL = tl.constexpr(103)

@@ -23,6 +23,8 @@ _CHANNELS_AT_ONCE = WIDEST_TILE - 1
 # rows of lattice values that are made before their number is known: enough for most lattices
 _FEWEST_ROWS = 1 << 16
 _POINTS_PER_ROW = 4
+# more points than this take longer than the host does, and neighbors are found faster once their number is known
+_MOST_POINTS = 1 << 21
 
 # vertices and weights of the sources, neighbors along the axes, vertices and weights of the targets
 GaussianTables = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -70,15 +72,19 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smalle
     if dimension > LARGEST_EVEN_DIMENSION or torch.are_deterministic_algorithms_enabled():
         return None
     attempt, offsets = first_attempt(features, batch), axis_offsets(dimension, features.device)
-    rows = min(points * (dimension + 1), max(_FEWEST_ROWS, points // _POINTS_PER_ROW))
+    rows = 0 if points > _MOST_POINTS else min(points * (dimension + 1), max(_FEWEST_ROWS, points // _POINTS_PER_ROW))
     with HostReports(features.device) as reports:
         insertion = attempt.start(reports.words[0])
-        # all that follows is queued before the host looks: most lattices have no more rows
-        corners, output = (insertion.vertices, insertion.barycentric), values.new_empty(values.shape)
-        neighbors = search_counted(insertion.table, insertion.codes, rows, offsets)
-        _filter(output, values, (*corners, neighbors, *corners), smallest_mass, insertion.table.storage)
+        # pictures have their channels one after another, and get them back so
+        planar = values.stride() == (1, points)
+        output = torch.empty_like(values) if planar else values.new_empty(values.shape)
+        if rows:
+            # all that follows is queued before the host looks: most lattices have no more rows
+            corners = insertion.vertices, insertion.barycentric
+            neighbors = search_counted(insertion.table, insertion.codes, rows, offsets)
+            _filter(output, values, (*corners, neighbors, *corners), smallest_mass, insertion.table.storage)
         told = reports.read(0)
-    check_range(features, told)
+    check_range(features, batch, told)
     if told.no_room or told.full:
         return None
     ordered, num = order(insertion, told), told.num_lattice_points

@@ -19,7 +19,7 @@ from permutohedral.ops.triton.runtime import Bound, cdiv, launch, on_device, row
 @triton.jit(do_not_specialize=["num_points", "num_rows", "vertex_corner_stride", "weight_corner_stride"])
 def slice_kernel(
     lattice_values, vertices, barycentric, bias, output, num_points, num_rows, vertex_corner_stride,
-    weight_corner_stride,
+    weight_corner_stride, PLANAR: tl.constexpr,
     HAS_BIAS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ADDED_MASS: tl.constexpr,
     LATTICE_STRIDE: tl.constexpr,
     VERTEX_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr,
@@ -27,7 +27,7 @@ def slice_kernel(
 ):  # fmt: skip
     """Read the corners of every point's simplex; where WIDTH exceeds CHANNELS, divide by the channel after the last.
 
-    Vertices of at least `num_rows` are left out.
+    Vertices of at least `num_rows` are left out. A PLANAR output has one channel after another in memory.
     """
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -46,7 +46,10 @@ def slice_kernel(
         total = total / (mass + ADDED_MASS)[:, None]
     if HAS_BIAS:
         total += tl.load(bias + channel, mask=channel < CHANNELS, other=0.0).to(dtype)[None, :]
-    place = output + point[:, None] * CHANNELS + channel[None, :]
+    if PLANAR:
+        place = output + point[:, None] + channel.to(tl.int64)[None, :] * num_points
+    else:
+        place = output + point[:, None] * CHANNELS + channel[None, :]
     kept = inside[:, None] & (channel < CHANNELS)[None, :]
     tl.store(place, total.to(output.dtype.element_ty), mask=kept)
 
@@ -75,11 +78,11 @@ def barycentric_gradient_kernel(
 
 @cache
 def _bind_slice(
-    channels: int, width: int, has_bias: bool, added_mass: float, lattice_stride: int, vertex_stride: int,
-    weight_stride: int, corners: int,
+    planar: bool, channels: int, width: int, has_bias: bool, added_mass: float, lattice_stride: int,
+    vertex_stride: int, weight_stride: int, corners: int,
 ) -> Bound:  # fmt: skip
     return Bound(
-        slice_kernel, HAS_BIAS=has_bias, CHANNELS=channels, WIDTH=width, ADDED_MASS=added_mass,
+        slice_kernel, PLANAR=planar, HAS_BIAS=has_bias, CHANNELS=channels, WIDTH=width, ADDED_MASS=added_mass,
         LATTICE_STRIDE=lattice_stride, VERTEX_STRIDE=vertex_stride, WEIGHT_STRIDE=weight_stride, CORNERS=corners,
         **tile(width),
     )  # fmt: skip
@@ -93,7 +96,9 @@ def slice_into(
     bias: Tensor | None = None,
     added_mass: float = 0.0,
 ) -> None:
-    """Fill `output [points, channels]`; a further channel of lattice_values is the mass to divide by."""
+    """Fill `output [points, channels]`, contiguous or its transpose contiguous; a further channel of lattice_values is
+    the mass to divide by.
+    """
     points, channels = output.shape
     if points == 0 or channels == 0:
         return
@@ -101,8 +106,8 @@ def slice_into(
     (rows, width), (vertex_stride, vertex_corners) = lattice_values.shape, vertices.stride()
     weight_stride, weight_corners = barycentric.stride()
     bound = _bind_slice(
-        channels, width, bias is not None, added_mass, lattice_values.stride(0), vertex_stride, weight_stride,
-        vertices.shape[1],
+        not output.is_contiguous(), channels, width, bias is not None, added_mass, lattice_values.stride(0),
+        vertex_stride, weight_stride, vertices.shape[1],
     )  # fmt: skip
     tensors = lattice_values, vertices, barycentric, lattice_values if bias is None else bias, output
     bound.over(points, width, tensors, (points, rows, vertex_corners, weight_corners))
