@@ -10,11 +10,11 @@ from torch import Tensor
 from permutohedral.crf.kernels import Kernel
 from permutohedral.crf.layout import Layout
 from permutohedral.errors import InputError
-from permutohedral.functional import slice, splat
 from permutohedral.lattice import Lattice
 from permutohedral.neighborhood import blur_gain
 from permutohedral.ops import operators
 from permutohedral.ops.primitives import PairwiseTables
+from permutohedral.steps import slice, splat
 
 # keeps a point without any mass at zero instead of 0 / 0
 _SMALLEST_MASS = 1e-20

@@ -31,13 +31,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from permutohedral.errors import FeatureRangeError
+from permutohedral.errors import FeatureRangeError, InputError
 
 
 class Primitives(Protocol):
@@ -61,6 +60,7 @@ class Primitives(Protocol):
         Raises:
             FeatureRangeError: a feature is NaN or infinite, or a lattice coordinate exceeds
                 `key_limit(features.dtype)` in magnitude. Never wraps.
+            InputError: an item is negative; asked of what runs on GPUs alone, since others are checked before.
         """
         ...
 
@@ -238,8 +238,7 @@ class Primitives(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class FilterTables:
+class FilterTables(NamedTuple):
     """The tables of a lattice that a filter on it reads, and how it reads them.
 
     Attributes:
@@ -265,8 +264,7 @@ class FilterTables:
     by_density: bool
 
 
-@dataclass(frozen=True)
-class PairwiseTables:
+class PairwiseTables(NamedTuple):
     """A kernel of a mean field over `points`: what it adds to the logits of marginals Q.
 
     That is factor * target_scale * slice(blur(splat(source_scale * Q)) @ costs).
@@ -286,6 +284,11 @@ class PairwiseTables:
     target_scale: Tensor | None
     costs: Tensor | None
     factor: float
+
+
+# what the derivative of a learned filter needs: the lattice values `[lattice_points, in_channels]` that were convolved,
+# and the density `[lattice_points]` they were divided by, in the accumulation dtype, None unless `by_density`
+KeptOfFilter = tuple[Tensor, Tensor | None]
 
 
 class FusedPrimitives(Primitives, Protocol):
@@ -329,19 +332,30 @@ class FusedPrimitives(Primitives, Protocol):
 
     def filter_learned(
         self, values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, KeptOfFilter]:
         """Splat, divide by the density, convolve, slice, add the bias.
 
         Args:
-            values: `[points, in_channels]`.
+            values: `[points, in_channels]`, at least one point and one channel.
             weight: `[filter_size, in_channels / groups, out_channels]`, of the dtype of values.
             bias: `[out_channels]`, of the same dtype, or None.
             tables: of the lattice.
 
         Returns:
-            output: `[target points, out_channels]`.
-            lattice_values: `[lattice_points, in_channels]`, what was convolved.
-            density: `[lattice_points]` in the accumulation dtype, None unless `by_density`.
+            The result `[target points, out_channels]`, and what its derivative needs.
+        """
+        ...
+
+    def differentiate_learned(
+        self, gradient: Tensor, weight: Tensor, kept: KeptOfFilter, tables: FilterTables, wanted: tuple[bool, ...]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The gradients of `filter_learned` with respect to values, weight and bias, None where they are not wanted.
+
+        Args:
+            gradient: with respect to the result.
+            weight, tables: of `filter_learned`.
+            kept: what it returned.
+            wanted: which of the three gradients; at least one.
         """
         ...
 
@@ -425,6 +439,18 @@ def transpose_weight(weight: Tensor, opposite: Tensor, groups: int) -> Tensor:
     filter_size, inputs, out_channels = weight.shape
     grouped = weight[opposite].reshape(filter_size, inputs, groups, out_channels // groups)
     return grouped.permute(0, 3, 2, 1).flatten(2)
+
+
+def check_items(batch: Tensor, name: str = "batch") -> None:
+    """Raise unless every item of `batch [points]` has a key; on a GPU the host waits for that.
+
+    >>> check_items(torch.tensor([0, 2, 2]))
+    """
+    if batch.numel() == 0:
+        return
+    low, high = torch.stack(torch.aminmax(batch)).tolist()
+    if low < 0 or high >= 2**31:
+        raise InputError(f"{name} must hold items from 0 to 2**31 - 1, got {low} to {high}")
 
 
 def range_error(features: Tensor, limit: int) -> FeatureRangeError:

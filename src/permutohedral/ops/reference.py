@@ -14,7 +14,14 @@ from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.neighborhood import blur_gain
-from permutohedral.ops.primitives import accumulation_dtype, key_limit, parent_keys, range_error, window_extents
+from permutohedral.ops.primitives import (
+    accumulation_dtype,
+    check_items,
+    key_limit,
+    parent_keys,
+    range_error,
+    window_extents,
+)
 
 # below this, sums of two packed codes cannot leave int64
 _CODE_LIMIT = 2**62
@@ -104,6 +111,9 @@ def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor
     points, d = features.shape
     keys, barycentric = embed(features)
     item = torch.zeros(points, dtype=torch.int32, device=features.device) if batch is None else batch
+    if batch is not None and batch.is_cuda:
+        # those on the CPU have been checked
+        check_items(batch)
     keys = torch.cat([item[:, None, None].expand(-1, d + 1, 1), keys], dim=2)
     unique_keys, inverse, table = index_keys(keys.reshape(-1, d + 1))
     return unique_keys, inverse.view(points, d + 1), barycentric, table

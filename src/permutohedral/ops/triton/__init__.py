@@ -9,7 +9,7 @@ from permutohedral.ops.triton.build.wide_keys import coarsen_keys, index_keys
 from permutohedral.ops.triton.filter.blur import blur
 from permutohedral.ops.triton.filter.convolve import convolve
 from permutohedral.ops.triton.filter.gaussian import filter_gaussian, filter_points
-from permutohedral.ops.triton.filter.learned_filter import filter_learned
+from permutohedral.ops.triton.filter.learned_filter import differentiate_learned, filter_learned
 from permutohedral.ops.triton.filter.slice import barycentric_gradient, slice
 from permutohedral.ops.triton.filter.splat import splat
 from permutohedral.ops.triton.filter.weight_gradient import convolve_gradients, convolve_weight_gradient
@@ -21,6 +21,7 @@ __all__ = [
     "convolve",
     "convolve_gradients",
     "convolve_weight_gradient",
+    "differentiate_learned",
     "embed_differential",
     "embed_gradient",
     "filter_gaussian",
