@@ -71,6 +71,10 @@ class Kernels(Protocol):
     def convolve_weight_gradient(
         self, lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, out: Tensor, threads: int
     ) -> None: ...
+    def picture_features(
+        self, pictures: Tensor, sigma_space: float, sigma_range: float, features: Tensor, threads: int
+    ) -> None: ...
+    def interleave(self, planes: Tensor, rows: Tensor, threads: int) -> None: ...
 
 float32: Kernels
 float64: Kernels
