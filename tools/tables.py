@@ -209,7 +209,7 @@ def noise_levels() -> str:
     """The estimate of the noise before and now, and what denoising gains with it."""
     metrics = json.loads((ROOT / "results" / "denoising" / "noise_levels.json").read_text())["metrics"]
     rows = []
-    for noise, found in metrics["estimates"].items():
+    for noise, found in sorted(metrics["estimates"].items(), key=lambda row: float(row[0])):
         estimates = [
             f"{found[name]['median']:.2f} ({found[name]['p5']:.2f} to {found[name]['p95']:.2f})"
             for name in ("median", "patches")
