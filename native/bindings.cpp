@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "filter/pixels.hpp"
 #include "filter/point_filter.hpp"
 #include "forecast.hpp"
 #include "index/neighbors.hpp"
@@ -304,6 +305,21 @@ void sum_neighbors(Array<const T, 2> values, Array<const T, 2> features, Array<c
                                matrix_of(out), threads);
 }
 
+template <class T>
+void features_of_pictures(Array<const T, 4> pictures, double sigma_space, double sigma_range, Array<T, 2> features,
+                          int threads) {
+    nb::gil_scoped_release release;
+    const Pictures<T> given{pictures.data(), int64_t(pictures.shape(0)), int64_t(pictures.shape(1)),
+                            int64_t(pictures.shape(2)), int64_t(pictures.shape(3))};
+    picture_features(given, T(sigma_space), T(sigma_range), features.data(), threads);
+}
+
+template <class T>
+void interleave_planes(Array<const T, 2> planes, Array<T, 2> rows, int threads) {
+    nb::gil_scoped_release release;
+    interleave(planes.data(), int64_t(planes.shape(0)), int64_t(planes.shape(1)), rows.data(), threads);
+}
+
 // The kernels of one dtype, as a submodule.
 template <class T>
 void bind_kernels(nb::module_ module) {
@@ -338,6 +354,8 @@ void bind_kernels(nb::module_ module) {
     module.def("convolve_weight_gradient", &convolve_weight_gradient<T>);
     module.def("sum_window", &sum_window<T>);
     module.def("sum_neighbors", &sum_neighbors<T>);
+    module.def("picture_features", &features_of_pictures<T>);
+    module.def("interleave", &interleave_planes<T>);
 }
 
 // Python runs signal handlers on this thread only

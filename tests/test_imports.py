@@ -16,7 +16,7 @@ ROOT = Path(permutohedral.__file__).parent
 # its own or that of a folder it lies in
 ORDER = [
     ["errors", "version", "_native"],
-    ["neighborhood", "tensors"],
+    ["neighborhood", "simplices", "tensors"],
     ["ops.primitives", "ops.tracing", "ops.batching"],
     ["ops.shared_tensors"],
     ["ops.reference", "ops.native"],
@@ -60,7 +60,7 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 
 # what every installation has, and what needs more
 CORE = {
-    *("errors", "version", "ops", "neighborhood", "tensors", "features", "memory", "lattice", "checks"),
+    *("errors", "version", "ops", "neighborhood", "simplices", "tensors", "features", "memory", "lattice", "checks"),
     *("pyramid", "steps", "levels", "normalization", "weighting", "exact", "estimate", "choice", "functional"),
     *("crf", "nn", "pydensecrf", "simplecrf", "public", ""),
 }

@@ -8,6 +8,8 @@ import importlib.util
 import inspect
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +66,26 @@ def test_version_is_stated_once() -> None:
     citation = (ROOT / "CITATION.cff").read_text()
     assert re.findall(r"^version: (.*)$", citation, flags=re.MULTILINE) == [ph.__version__]
     assert ph.__version__ not in (ROOT / "pyproject.toml").read_text()
+    newest = re.search(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert newest is not None
+    assert newest[1] in (ph.__version__, "Unreleased")
     try:
         installed = importlib.metadata.version("permutohedral")
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("the package runs from its sources and is not installed")
     assert installed == ph.__version__
+
+
+def test_a_missing_compiler_is_named_with_the_way_around_it(tmp_path: Path) -> None:
+    cmake = shutil.which("cmake")
+    if cmake is None:
+        pytest.skip("CMake is not installed")
+    command = [cmake, "-S", str(ROOT), "-B", str(tmp_path), "-DCMAKE_MAKE_PROGRAM=/bin/true", "-G", "Unix Makefiles"]
+    (tmp_path / "empty").mkdir()
+    environment = {"PATH": str(tmp_path / "empty"), "CXX": str(tmp_path / "absent")}
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert run.returncode != 0
+    assert "PERMUTOHEDRAL_PURE=1" in run.stderr
 
 
 def test_types_are_shipped() -> None:

@@ -1,7 +1,7 @@
 """How well the noise of photographs is estimated, and what that does to them: `python tools/noise_levels.py`.
 
 Behind the tables in docs/denoising.md: the 200 test images of BSDS500 as they are and with noise of six levels, rounded
-to 8 bits. "median" is the estimate of versions before 0.2, from the median response to a filter blind to smooth areas.
+to 8 bits. "median" is the estimate that there was before, from the median response to a filter blind to smooth areas.
 Takes some ten minutes on one core.
 """
 

@@ -205,8 +205,25 @@ def gpu_inputs() -> str:
     return markdown_table(["", "median, ms", "90th percentile", "largest"], rows)
 
 
+def noise_levels() -> str:
+    """The estimate of the noise before and now, and what denoising gains with it."""
+    metrics = json.loads((ROOT / "results" / "denoising" / "noise_levels.json").read_text())["metrics"]
+    rows = []
+    for noise, found in sorted(metrics["estimates"].items(), key=lambda row: float(row[0])):
+        estimates = [
+            f"{found[name]['median']:.2f} ({found[name]['p5']:.2f} to {found[name]['p95']:.2f})"
+            for name in ("median", "patches")
+        ]
+        gained = metrics["gains"].get(noise, {})
+        gains = [f"{gained[name]:+.2f}" if gained else "" for name in ("known", "median", "patches")]
+        rows.append([noise, *estimates, *gains])
+    header = ["Noise, of 255", "estimate before: median (5 % to 95 %)", "now", "gain if known, dB", "before", "now"]
+    return markdown_table(header, rows)
+
+
 _TABLES: dict[str, Callable[[], str]] = {
     "denoising": denoising,
+    "noise-levels": noise_levels,
     "mnist": mnist,
     "cpu": cpu,
     "layers": layers,

@@ -106,6 +106,10 @@ class Kernels(Protocol):
     def sum_neighbors(
         self, values: Tensor, features: Tensor, target_features: Tensor, reach: float, out: Tensor, threads: int
     ) -> None: ...
+    def picture_features(
+        self, pictures: Tensor, sigma_space: float, sigma_range: float, features: Tensor, threads: int
+    ) -> None: ...
+    def interleave(self, planes: Tensor, rows: Tensor, threads: int) -> None: ...
 
 float32: Kernels
 float64: Kernels

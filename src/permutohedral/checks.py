@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.lattice import Lattice, Simplices
+from permutohedral.lattice import Lattice
 from permutohedral.memory import check_rows
 from permutohedral.neighborhood import count_taps
 from permutohedral.ops import operators
 from permutohedral.ops.primitives import FilterTables, accumulation_dtype
 from permutohedral.ops.tracing import wants_gradient
+from permutohedral.simplices import Simplices
 from permutohedral.tensors import check_tensor, refuse_torchscript
 
 METHODS = ("separable", "dense", "exact", "auto")

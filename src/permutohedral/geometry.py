@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from permutohedral.lattice import Simplices
 from permutohedral.neighborhood import Neighborhood
 from permutohedral.ops.reference import elevation_matrix
+from permutohedral.simplices import Simplices
 
 
 def tap_positions(neighborhood: Neighborhood) -> Tensor:

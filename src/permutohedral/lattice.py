@@ -19,35 +19,8 @@ from permutohedral.ops import operators
 from permutohedral.ops.primitives import check_items
 from permutohedral.ops.shared_tensors import items_of_points, row_numbers
 from permutohedral.ops.tracing import is_batched, is_compiled_in_parts, uncompiled
+from permutohedral.simplices import Simplices
 from permutohedral.tensors import check_features, check_tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Simplices:
-    """The simplex around each point of a set.
-
-    Attributes:
-        keys: int32 `[lattice_points, 1 + d]`, batch item and first d coordinates of each lattice point.
-        vertices: int32 `[points, d + 1]`, rows of `keys`: the corners of each point's simplex.
-        barycentric: `[points, d + 1]`, the weights b_{i,j} of the corners.
-        table: what the backend keeps to look keys up; opaque.
-
-    >>> build_lattice(torch.rand(10, 2)).source.vertices.shape
-    torch.Size([10, 3])
-    """
-
-    keys: Tensor
-    vertices: Tensor
-    barycentric: Tensor
-    table: Tensor
-
-    @property
-    def num_points(self) -> int:
-        return self.vertices.shape[0]
-
-    @property
-    def num_lattice_points(self) -> int:
-        return self.keys.shape[0]
 
 
 @dataclass(frozen=True)

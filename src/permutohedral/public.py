@@ -29,12 +29,13 @@ from permutohedral.functional import (
     gaussian_filter,
     permutohedral_filter,
 )
-from permutohedral.lattice import Lattice, LatticeStatistics, Simplices, build_lattice
+from permutohedral.lattice import Lattice, LatticeStatistics, build_lattice
 from permutohedral.levels import coarsen, convolve_down, convolve_up, pool, refine
 from permutohedral.memory import MemoryForecast, forecast_memory
 from permutohedral.neighborhood import Neighborhood, gaussian_weight
 from permutohedral.ops.dispatch import available_backends, explain_backend, use_backend
 from permutohedral.pyramid import LatticePyramid, LevelTables, build_pyramid
+from permutohedral.simplices import Simplices
 from permutohedral.steps import convolve, slice, splat
 from permutohedral.version import __version__
 

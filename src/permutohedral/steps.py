@@ -21,9 +21,10 @@ from permutohedral.checks import (
     to_autocast,
     unfold,
 )
-from permutohedral.lattice import Lattice, Simplices
+from permutohedral.lattice import Lattice
 from permutohedral.memory import check_rows
 from permutohedral.ops import operators
+from permutohedral.simplices import Simplices
 
 
 def splat(values: Tensor, lattice: Lattice) -> Tensor:

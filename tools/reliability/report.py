@@ -140,6 +140,20 @@ def render_scaling() -> str:
     )
 
 
+def render_busy() -> str:
+    """One thread against two, beside processes that keep the cores busy."""
+    result = read("busy")
+    if result is None:
+        return ""
+    lines = ["| call | busy processes | one thread, ms | two threads, ms | two / one |"]
+    lines.append("| --- | ---: | ---: | ---: | ---: |")
+    for row in result["rows"]:
+        times = f"{row['ms']['1']:.0f} | {row['ms']['2']:.0f} | {row['ratio']:.2f}"
+        lines.append(f"| `{row['call']}` | {row['busy']} | {times} |")
+    where = f"Medians of {result['rounds']} calls, in turn, on {result['cores']} cores that had a load of "
+    return "\n".join(lines) + f"\n\n{where}{result['load_before']:.1f} before (`{result['command']}`)."
+
+
 def render_determinism() -> str:
     """What the deterministic mode costs on a GPU."""
     result = read("gpu")
@@ -179,6 +193,7 @@ def pages() -> dict[Path, str]:
         "reliability": render_table(),
         "reliability-peaks": render_peaks(),
         "reliability-scaling": render_scaling(),
+        "reliability-busy": render_busy(),
         "reliability-determinism": render_determinism(),
         "reliability-gpu-peaks": render_gpu_peaks(),
     }

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from permutohedral.lattice import Lattice, Simplices
+from permutohedral.lattice import Lattice
 from permutohedral.neighborhood import Neighborhood
 from permutohedral.ops import operators
+from permutohedral.simplices import Simplices
 
 
 class _IndexPoints(torch.autograd.Function):

@@ -62,7 +62,13 @@ def _core(dtype: torch.dtype) -> Kernels:
 
 def _plain(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """The tensor as the core can borrow it: contiguous, outside of autograd."""
-    return tensor.detach().to(dtype or tensor.dtype).contiguous()
+    plain = tensor.detach().to(dtype or tensor.dtype)
+    if plain.dim() != 2 or plain.is_contiguous() or not plain.mT.is_contiguous() or not plain.is_floating_point():
+        return plain.contiguous()
+    # the planes of a picture, seen as points
+    rows = _empty(plain.shape, plain.dtype)
+    _core(plain.dtype).interleave(plain.mT, rows, _threads(plain.numel()))
+    return rows
 
 
 def _empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
@@ -299,6 +305,17 @@ def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[Pairwis
     ]  # fmt: skip
     core.mean_field(_plain(energies, dtype), given(start), borrowed, steps, out, _threads(energies.numel()))
     return out
+
+
+def picture_features(guide: Tensor, sigma_space: float, sigma_range: float) -> Tensor:
+    dtype, (*leading, channels, height, width) = accumulation_dtype(guide.dtype), guide.shape
+    count = math.prod(leading)
+    features = _empty((count * height * width, 2 + channels), dtype)
+    if features.numel() > 0:
+        pictures = _plain(guide, dtype).view(count, channels, height, width)
+        threads = _threads(features.numel())
+        _core(dtype).picture_features(pictures, sigma_space, sigma_range, features, threads)
+    return features.view(*leading, height * width, 2 + channels)
 
 
 def embed_gradient(features: Tensor, barycentric_gradient: Tensor) -> Tensor:
