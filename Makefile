@@ -74,7 +74,7 @@ bench: $(STAMP)  ## time every operator beside its peers, into results/; BENCH_O
 	  --chart results/benchmark-cpu.svg --chart results/benchmark-cpu.png $(BENCH_OPTIONS)
 
 GPU_TESTS := tests/gpu tests/ops tests/nn \
-  $(addprefix tests/test_,compile.py filters.py functional.py gradients.py lattice.py laws.py)
+  $(addprefix tests/test_,compile.py exact.py filters.py functional.py gradients.py lattice.py laws.py)
 
 # torch's deterministic mode replaces kernels by others: both are tested
 test-gpu: $(STAMP)  ## the operators and layers on the GPU, and every kernel against float64
