@@ -57,11 +57,15 @@ format-check: $(STAMP)
 typecheck: $(STAMP)  ## mypy, strict
 	$(BIN)/mypy
 
-# one thread per worker: the workers share the cores
+# One thread per worker: the workers share the cores. A worker more than cores: some tests wait for processes of their own.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() + 1, 5))')
+PYTEST := OMP_NUM_THREADS=1 RECORDED_LAUNCHES=build/launches $(BIN)/python -m pytest --quiet --numprocesses=$(WORKERS)
+
+# the kernels that the interpreter launches are compiled by the second session
 pytest: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --quiet
-	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --quiet \
-	  tests/interpreted
+	@rm -rf build/launches
+	TRITON_INTERPRET=1 $(PYTEST) tests/interpreted
+	$(PYTEST)
 
 accuracy: $(STAMP)  ## measure the approximation, write docs/accuracy.md
 	$(BIN)/python tools/accuracy.py
@@ -73,8 +77,9 @@ bench: $(STAMP)  ## time every operator beside its peers, into results/; BENCH_O
 	$(BIN)/permutohedral benchmark --json results/benchmark-cpu.json --csv results/benchmark-cpu.csv \
 	  --chart results/benchmark-cpu.svg --chart results/benchmark-cpu.png $(BENCH_OPTIONS)
 
-GPU_TESTS := tests/gpu tests/ops tests/nn \
-  $(addprefix tests/test_,compile.py exact.py filters.py functional.py gradients.py lattice.py laws.py)
+GPU_TESTS := tests/gpu tests/ops tests/nn tests/crf \
+  $(addprefix tests/test_,compile.py exact.py filters.py functional.py gradients.py lattice.py \
+    laws.py pyramid.py transforms.py weighting.py)
 
 # torch's deterministic mode replaces kernels by others: both are tested
 test-gpu: $(STAMP)  ## the operators and layers on the GPU, and every kernel against float64
@@ -89,6 +94,8 @@ figures: $(STAMP)  ## draw the figures under docs/images from the lattice
 	$(BIN)/permutohedral figure neighborhood docs/images/neighborhood.svg
 	$(BIN)/permutohedral figure filter docs/images/filter.svg
 	$(BIN)/permutohedral figure simplices docs/images/simplices.png
+	$(BIN)/permutohedral figure levels docs/images/levels.svg
+	$(BIN)/python tools/segmentation_figure.py
 
 # strict: a link that leads nowhere, or a name without documentation, ends it
 docs: $(STAMP)  ## run the tutorials and build the documentation into site/

@@ -206,6 +206,48 @@ void filter_gaussian(Array<const T, 2> values, Array<const int32_t, 2> vertices,
     kernels<T>().filter_gaussian(filter, matrix_of(values), matrix_of(out), threads);
 }
 
+// A kernel of a mean field, with the arrays that it borrows.
+template <class T>
+struct BorrowedKernel {
+    Array<const int32_t, 2> vertices;
+    Array<const T, 2> barycentric;
+    Array<const int32_t, 2> axis_neighbors;
+    std::optional<Array<const T, 1>> source_scale, target_scale;
+    std::optional<Array<const T, 2>> costs;
+    T factor;
+
+    PairwiseKernel<T> borrow() const {
+        PairwiseKernel<T> kernel{};
+        kernel.simplices = simplices_of(vertices, barycentric.data());
+        kernel.axis_neighbors = axis_neighbors.data();
+        kernel.num_axes = int64_t(axis_neighbors.shape(0)) / 2;
+        kernel.num_lattice_points = int64_t(axis_neighbors.shape(1));
+        kernel.source_scale = source_scale.has_value() ? source_scale->data() : nullptr;
+        kernel.target_scale = target_scale.has_value() ? target_scale->data() : nullptr;
+        kernel.costs = costs.has_value() ? costs->data() : nullptr;
+        kernel.factor = factor;
+        return kernel;
+    }
+};
+
+template <class T>
+void mean_field(Array<const T, 3> energies, std::optional<Array<const T, 3>> start,
+                const std::vector<BorrowedKernel<T>*>& borrowed, int64_t steps, Array<T, 3> out, int threads) {
+    std::vector<PairwiseKernel<T>> pairwise;
+    for (const BorrowedKernel<T>* each : borrowed) pairwise.push_back(each->borrow());
+    MeanField<T> field{};
+    field.energies = energies.data();
+    field.start = start.has_value() ? start->data() : nullptr;
+    field.num_items = int64_t(energies.shape(0));
+    field.labels = int64_t(energies.shape(1));
+    field.num_points = int64_t(energies.shape(2));
+    field.kernels = pairwise.data();
+    field.num_kernels = int64_t(pairwise.size());
+    field.steps = steps;
+    nb::gil_scoped_release release;
+    kernels<T>().mean_field(field, out.data(), threads);
+}
+
 template <class T>
 void barycentric_gradient(Array<const T, 2> values, Array<const T, 2> lattice_values, Array<const int32_t, 2> vertices,
                           Array<T, 2> out, int threads) {
@@ -279,6 +321,19 @@ void bind_kernels(nb::module_ module) {
     module.def("barycentric_gradient", &barycentric_gradient<T>);
     module.def("blur", &blur<T>);
     module.def("filter_gaussian", &filter_gaussian<T>);
+    nb::class_<BorrowedKernel<T>>(module, "PairwiseKernel")
+        .def(
+            "__init__",
+            [](BorrowedKernel<T>* self, Array<const int32_t, 2> vertices, Array<const T, 2> barycentric,
+               Array<const int32_t, 2> axis_neighbors, std::optional<Array<const T, 1>> source_scale,
+               std::optional<Array<const T, 1>> target_scale, std::optional<Array<const T, 2>> costs, T factor) {
+                new (self)
+                    BorrowedKernel<T>{vertices, barycentric, axis_neighbors, source_scale, target_scale, costs, factor};
+            },
+            "vertices"_a, "barycentric"_a, "axis_neighbors"_a, "source_scale"_a.none(), "target_scale"_a.none(),
+            "costs"_a.none(), "factor"_a);
+    module.def("mean_field", &mean_field<T>, "energies"_a, "start"_a.none(), "kernels"_a, "steps"_a, "out"_a,
+               "threads"_a);
     module.def("convolve", &convolve<T>);
     module.def("convolve_weight_gradient", &convolve_weight_gradient<T>);
     module.def("sum_window", &sum_window<T>);

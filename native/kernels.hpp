@@ -55,6 +55,29 @@ struct WindowShape {
     double reach;  // pixels farther away than this many standard deviations are left out
 };
 
+// A Gaussian between points, and what it says about their labels: values are splatted times source_scale, blurred,
+// multiplied by the matrix of costs, and sliced times target_scale and factor.
+template <class T>
+struct PairwiseKernel {
+    Simplices<T> simplices;
+    const int32_t* axis_neighbors;  // [2 num_axes, num_lattice_points]
+    int64_t num_axes, num_lattice_points;
+    const T* source_scale;  // [num_points], or null for ones
+    const T* target_scale;
+    const T* costs;  // [labels, labels], or null for the identity
+    T factor;
+};
+
+// A dense conditional random field: softmax(-energies + what all kernels say), `steps` times.
+template <class T>
+struct MeanField {
+    const T* energies;  // [num_items, labels, num_points]
+    const T* start;     // the first marginals, of the same shape; null for softmax(-energies)
+    int64_t num_items, labels, num_points;
+    const PairwiseKernel<T>* kernels;  // over num_items * num_points points
+    int64_t num_kernels, steps;
+};
+
 template <class T>
 struct Kernels {
     // Numbers the vertices, so that VertexIndex::finish can follow; false if a coordinate does not fit below `limit`.
@@ -69,6 +92,8 @@ struct Kernels {
     void (*blur)(Matrix<const T> lattice_values, const int32_t* axis_neighbors, int64_t num_axes, bool reverse, T* out,
                  int threads);
     void (*filter_gaussian)(const GaussianFilter<T>& filter, Matrix<const T> values, Matrix<T> out, int threads);
+    // out [num_items, labels, num_points]
+    void (*mean_field)(const MeanField<T>& field, T* out, int threads);
     // weight [filter_size, in_channels / groups, out_channels]
     void (*convolve)(Matrix<const T> lattice_values, const T* weight, const NeighborTable& neighbors, int64_t groups,
                      Matrix<T> out, int threads);

@@ -179,10 +179,12 @@ def with_halo(vertices: IntArray, radius: int) -> IntArray:
 
 
 def on_vertices(simplices: Simplices, vertices: IntArray) -> Simplices:
-    """The same weights, written on a larger set of vertices."""
+    """The same weights, written on a larger set of vertices; one that rounding alone touches may be missing there."""
     column = {tuple(vertex): number for number, vertex in enumerate(vertices.tolist())}
     weights = np.zeros((len(simplices.weights), len(vertices)))
-    weights[:, [column[tuple(vertex)] for vertex in simplices.vertices.tolist()]] = simplices.weights
+    for vertex, weight in zip(simplices.vertices.tolist(), simplices.weights.T, strict=True):
+        if tuple(vertex) in column or weight.max() > 1e-13:
+            weights[:, column[tuple(vertex)]] = weight
     return Simplices(vertices, weights)
 
 

@@ -37,6 +37,10 @@ def usable_backends() -> list[str]:
     return [backend.name for backend in dispatch._BACKENDS if backend.refusal(DEVICE.type) is None]
 
 
+# for what the compiler sees, which is the same on every backend
+on_default_backend = pytest.mark.parametrize("backend", usable_backends()[:1], indirect=True)
+
+
 def relative_error(actual: Tensor, expected: ArrayLike | Tensor) -> float:
     """max |actual - expected| / max |expected|, in float64; infinite where the shapes differ or NaN appears."""
     left = actual.detach().cpu().double()

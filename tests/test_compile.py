@@ -47,7 +47,6 @@ def compare(function: Callable[..., Tensor], *inputs: Tensor, compiler: str = "a
         assert_close(mine, theirs)
 
 
-@on_every_backend
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 def test_the_filter(normalization: Any) -> None:
     def function(values: Tensor, features: Tensor, weight: Tensor) -> Tensor:
@@ -64,7 +63,6 @@ def test_the_filter_between_different_points() -> None:
     compare(function, draw(20, 2), draw(20, 2, seed=1), draw(9, 2, seed=2), draw(7, 2, 3))
 
 
-@on_every_backend
 @pytest.mark.parametrize("shared", [False, True], ids=["own_lattices", "shared_lattice"])
 def test_batches(shared: bool) -> None:
     def function(values: Tensor, features: Tensor, weight: Tensor) -> Tensor:
@@ -74,7 +72,6 @@ def test_batches(shared: bool) -> None:
     compare(function, draw(3, 12, 2), features, draw(7, 2, 3))
 
 
-@on_every_backend
 def test_ragged_batches() -> None:
     batch = torch.arange(20, device=DEVICE) % 3
 
@@ -85,7 +82,6 @@ def test_ragged_batches() -> None:
     compare(function, draw(20, 2), draw(20, 2, seed=1), draw(7, 2, 3))
 
 
-@on_every_backend
 @pytest.mark.parametrize("method", ["separable", "dense"])
 @pytest.mark.parametrize("halo", [0, 1])
 def test_the_gaussian_filter(method: Any, halo: int) -> None:
@@ -95,12 +91,10 @@ def test_the_gaussian_filter(method: Any, halo: int) -> None:
     compare(function, draw(20, 2), draw(20, 2, seed=1))
 
 
-@on_every_backend
 def test_the_bilateral_filter() -> None:
     compare(lambda image: ph.bilateral_filter(image, 2.0, 0.5), draw(2, 3, 4, 5))
 
 
-@on_every_backend
 def test_a_lattice_built_outside() -> None:
     lattice = ph.build_lattice(draw(20, 2, seed=1))
 
@@ -117,7 +111,6 @@ def test_the_layer(learn_scale: bool) -> None:
     compare(layer, draw(20, 2), draw(20, 2, seed=1))
 
 
-@on_every_backend
 def test_image_layers() -> None:
     torch.manual_seed(1)
     network = torch.nn.Sequential(
@@ -133,7 +126,6 @@ def test_with_the_default_compiler() -> None:
     compare(layer, draw(20, 2), draw(20, 2, seed=1), compiler="inductor")
 
 
-@on_every_backend
 def test_other_points_and_sizes_run_through_the_same_graph() -> None:
     """The number of lattice points is data: it may change without compiling again."""
     graphs = []
@@ -150,7 +142,6 @@ def test_other_points_and_sizes_run_through_the_same_graph() -> None:
     assert len(graphs) == 1
 
 
-@on_every_backend
 @pytest.mark.parametrize("apart", [False, True], ids=["same_points", "other_targets"])
 def test_without_fullgraph_the_graph_breaks_around_the_lattice_alone(
     apart: bool, caplog: pytest.LogCaptureFixture
@@ -188,7 +179,6 @@ def test_fake_tensors_have_the_shapes_of_real_ones() -> None:
         assert torch.ops.permutohedral.slice(convolved, vertices, barycentric).shape == (20, 5)
 
 
-@on_every_backend
 def test_export() -> None:
     layer = ph.nn.PermutohedralConvolution(2, 3, dimension=2, device=DEVICE).eval()
     values, features = draw(20, 2), draw(20, 2, seed=1)
@@ -197,8 +187,8 @@ def test_export() -> None:
     assert_close(program.module()(*others), layer(*others))
 
 
-@on_every_backend
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@on_every_backend
 def test_autocast_convolves_in_sixteen_bits_and_keeps_the_lattice_in_float32(half: torch.dtype) -> None:
     layer = ph.nn.PermutohedralConvolution(4, 3, dimension=2, device=DEVICE)
     values, features = draw(200, 4), 3 * draw(200, 2, seed=1)
@@ -216,7 +206,6 @@ def test_autocast_convolves_in_sixteen_bits_and_keeps_the_lattice_in_float32(hal
     assert layer.weight.grad.isfinite().all()
 
 
-@on_every_backend
 def test_autocast_and_compile_together() -> None:
     layer = ph.nn.PermutohedralConvolution(4, 3, dimension=2, device=DEVICE)
     values, features = draw(40, 4), draw(40, 2, seed=1)

@@ -28,13 +28,17 @@ ORDER = [
     ["features", "data"],
     ["memory"],
     ["lattice"],
-    ["checks", "geometry"],
-    ["steps"],
+    ["checks", "geometry", "pyramid"],
+    ["steps", "levels"],
     ["normalization"],
     ["weighting", "exact"],
     ["estimate", "choice"],
     ["functional"],
+    ["crf"],
     ["nn"],
+    # other libraries' names over ours
+    ["pydensecrf"],
+    ["simplecrf"],
     ["public"],
     # the package itself: hands on the public names
     [""],
@@ -57,7 +61,8 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 # what every installation has, and what needs more
 CORE = {
     *("errors", "version", "ops", "neighborhood", "tensors", "features", "memory", "lattice", "checks"),
-    *("steps", "normalization", "weighting", "exact", "estimate", "choice", "functional", "nn", "public", ""),
+    *("pyramid", "steps", "levels", "normalization", "weighting", "exact", "estimate", "choice", "functional"),
+    *("crf", "nn", "pydensecrf", "simplecrf", "public", ""),
 }
 
 
@@ -178,10 +183,10 @@ def test_the_command_line_answers_without_torch() -> None:
 
 def test_the_names_are_there_before_they_are_loaded() -> None:
     for statement in (
-        "import permutohedral as ph; assert set(ph.__all__) <= set(dir(ph)); ph.nn.GaussianFilter; ph.steps.splat",
+        "import permutohedral as ph; assert set(ph.__all__) <= set(dir(ph)); "
+        "assert not hasattr(ph, 'absent'); assert not hasattr(ph, '__absent__'); "
+        "ph.splat = 1; ph.slice; assert ph.splat == 1; ph.nn.GaussianFilter; ph.steps.splat",
         "from permutohedral import *; bilateral_filter; nn",
-        "import permutohedral as ph; assert not hasattr(ph, 'absent'); assert not hasattr(ph, '__absent__'); "
-        "ph.splat = 1; ph.slice; assert ph.splat == 1",
     ):
         loaded_by(statement)
 
@@ -197,7 +202,7 @@ def test_the_public_names_are_those_listed() -> None:
         *("forecast_memory", "Lattice"),
     }
     assert documented <= set(permutohedral.__all__)
-    layers = {"PermutohedralConvolution", "GaussianFilter", "BilateralFilter", "BilateralConvolution2d"}
+    layers = {"PermutohedralConvolution", "GaussianFilter", "BilateralFilter", "BilateralConvolution2d", "DenseCRF"}
     assert layers <= set(permutohedral.nn.__all__)
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from support import DEVICE, assert_close, to_tensor
+from support import DEVICE, assert_close, on_default_backend, to_tensor
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
@@ -101,7 +101,7 @@ def test_dual_tensors(function: Callable[..., Tensor]) -> None:
 @pytest.mark.parametrize("function", FILTERS)
 def test_forward_and_backward_agree(function: Callable[..., Tensor]) -> None:
     inputs = tuple(each.requires_grad_() for each in inputs_of(4))
-    assert gradcheck(function, inputs, check_forward_ad=True)
+    assert gradcheck(function, inputs, check_forward_ad=True, fast_mode=True)
     assert gradgradcheck(function, inputs, check_fwd_over_rev=True, fast_mode=True)
 
 
@@ -270,7 +270,8 @@ def test_what_is_cached_inside_a_transformation_serves_outside() -> None:
     assert weight.grad is not None
 
 
-@pytest.mark.parametrize("function", [learned, gaussian, on_a_lattice])
+@on_default_backend
+@pytest.mark.parametrize("function", [learned, on_a_lattice])
 def test_compiled_transformations(function: Callable[..., Tensor]) -> None:
     """The compiler leaves out what it cannot transform; it never leaves out a tangent."""
     inputs = inputs_of()
@@ -292,6 +293,7 @@ def test_compiled_transformations(function: Callable[..., Tensor]) -> None:
         assert_close(torch.compile(derivative, backend="aot_eager")(*inputs), derivative(*inputs))
 
 
+@on_default_backend
 def test_a_compiled_tangent_on_a_lattice() -> None:
     """Nothing breaks the graph before the first operator."""
     values, features, weight = inputs_of()

@@ -37,10 +37,16 @@ def write_pictures(folder: Path) -> None:
     import numpy as np
     from PIL import Image
 
-    (folder / "photos").mkdir()
+    for name in ("photos", "network"):
+        (folder / name).mkdir()
     pixels = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
     for name in ("photo.png", "depth.png", "noisy.png", "photos/photo.png"):
         Image.fromarray(pixels).save(folder / name)
+    labels = np.repeat(np.repeat(np.array([[60, 200], [0, 200]], np.uint8), 12, axis=0), 16, axis=1)
+    Image.fromarray(labels).save(folder / "labels.png")
+    trimap = np.repeat(np.array([0, 128, 128, 255], np.uint8), 8)[None].repeat(24, axis=0)
+    Image.fromarray(trimap).save(folder / "trimap.png")
+    np.save(folder / "network" / "photo.npy", np.full((3, 24, 32), 1 / 3))
 
 
 def main() -> None:

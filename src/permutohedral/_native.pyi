@@ -26,6 +26,9 @@ class PointFilter(Protocol):
     num_lattice_points: int
     def filter(self, values: Tensor, axis_offsets: Tensor, added_mass: float, out: Tensor, threads: int) -> None: ...
 
+class BorrowedKernel(Protocol):
+    """Tables of one kernel of a mean field."""
+
 class Kernels(Protocol):
     """The submodule for one dtype. None instead of an index: a feature is out of range."""
 
@@ -62,6 +65,25 @@ class Kernels(Protocol):
         target_vertices: Tensor,
         target_barycentric: Tensor,
         added_mass: float,
+        out: Tensor,
+        threads: int,
+    ) -> None: ...
+    def PairwiseKernel(
+        self,
+        vertices: Tensor,
+        barycentric: Tensor,
+        axis_neighbors: Tensor,
+        source_scale: Tensor | None,
+        target_scale: Tensor | None,
+        costs: Tensor | None,
+        factor: float,
+    ) -> BorrowedKernel: ...
+    def mean_field(
+        self,
+        energies: Tensor,
+        start: Tensor | None,
+        kernels: list[BorrowedKernel],
+        steps: int,
         out: Tensor,
         threads: int,
     ) -> None: ...

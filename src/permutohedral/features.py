@@ -49,12 +49,35 @@ def position_features(
     """
     check_count("height", height)
     check_count("width", width)
+    return grid_features((height, width), sigma, device=device, dtype=dtype)
+
+
+def grid_features(
+    space: Sequence[int],
+    sigma: Sigma = 1.0,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Positions of the samples of a grid of any dimension, in the order of its axes.
+
+    Args:
+        space: extents of the grid.
+        sigma: samples per feature unit; one number, or one for each axis. A tensor may require gradients.
+        device: where the features live; torch's default if None.
+        dtype: floating dtype of the features; torch's default if None.
+
+    Returns:
+        `[samples, axes]`, the last axis fastest.
+
+    >>> grid_features((1, 2, 2), sigma=2.0).tolist()
+    [[0.0, 0.0, 0.0], [0.0, 0.0, 0.5], [0.0, 0.5, 0.0], [0.0, 0.5, 0.5]]
+    """
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if not dtype.is_floating_point:
         raise InputError(f"position features need a floating dtype such as torch.float32, got {dtype}")
-    y = torch.arange(height, device=device, dtype=dtype)
-    x = torch.arange(width, device=device, dtype=dtype)
-    positions = torch.stack(torch.meshgrid(y, x, indexing="ij"), dim=-1).reshape(height * width, 2)
+    axes = [torch.arange(extent, device=device, dtype=dtype) for extent in space]
+    positions = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).reshape(-1, len(axes))
     return in_units_of(positions, sigma)
 
 
@@ -315,8 +338,8 @@ def _check_positive(name: str, number: float) -> float:
 def in_units_of(features: Tensor, sigma: Sigma) -> Tensor:
     """`features [..., dimension]` divided by `sigma`, which is one number or `[dimension]`.
 
-    >>> in_units_of(torch.tensor([4.0, 6.0]), 2.0).tolist()
-    [2.0, 3.0]
+    >>> in_units_of(torch.tensor([[2.0, 3.0]]), (2.0, 1.0)).tolist()
+    [[1.0, 3.0]]
     """
     dimension = features.shape[-1]
     if isinstance(sigma, Tensor):

@@ -16,6 +16,7 @@ from permutohedral.errors import InputError
 from permutohedral.memory import MemoryLimit
 from permutohedral.neighborhood import Neighborhood, axis_offsets, check_halo, neighborhood_of
 from permutohedral.ops import operators
+from permutohedral.ops.primitives import check_items
 from permutohedral.ops.shared_tensors import items_of_points, row_numbers
 from permutohedral.ops.tracing import is_batched, is_compiled_in_parts, uncompiled
 from permutohedral.tensors import check_features, check_tensor
@@ -109,7 +110,7 @@ class Lattice:
 
     @property
     def neighborhood(self) -> Neighborhood:
-        return Neighborhood(self.dimension, self.neighborhood_size)
+        return neighborhood_of(self.dimension, self.neighborhood_size)
 
     @property
     def is_shared(self) -> bool:
@@ -287,10 +288,10 @@ def _flatten(features: Tensor, batch: Tensor | None, batch_name: str) -> tuple[T
         raise InputError(f"{batch_name} must be an integer vector, got {batch.dtype}")
     if batch.device != features.device:
         raise InputError(f"{batch_name} is on {batch.device} but its features on {features.device}; move one")
-    if not torch.compiler.is_compiling() and not is_batched(batch) and batch.numel():
-        low, high = torch.aminmax(batch)
-        if int(low) < 0 or int(high) >= 2**31:
-            raise InputError(f"{batch_name} must hold items from 0 to 2**31 - 1, got {int(low)} to {int(high)}")
+    # on a GPU the backend finds out, which has to wait anyway; what is converted is checked before
+    found_later = batch.is_cuda and batch.dtype == torch.int32
+    if not found_later and not torch.compiler.is_compiling() and not is_batched(batch):
+        check_items(batch, batch_name)
     return features, batch.to(torch.int32)
 
 

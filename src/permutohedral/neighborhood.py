@@ -230,6 +230,8 @@ def gaussian_weight(
 
 def check_halo(halo: int, dimension: int) -> None:
     """Raise unless `halo` is a number of steps that leaves a lattice of this dimension at a size one can build."""
+    if type(halo) is int and halo == 0:
+        return
     if not isinstance(halo, int) or halo < 0:
         raise InputError(f"halo must be a whole number of at least 0, got {halo!r}")
     if halo > MAX_HALO or count_taps(dimension, halo) > MAX_TAPS:

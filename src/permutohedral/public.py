@@ -1,6 +1,6 @@
 """The public names, which `permutohedral` hands on when the first of them is used."""
 
-from permutohedral import nn
+from permutohedral import crf, nn
 from permutohedral.choice import explain_bilateral, explain_gaussian
 from permutohedral.errors import (
     AccuracyWarning,
@@ -30,9 +30,11 @@ from permutohedral.functional import (
     permutohedral_filter,
 )
 from permutohedral.lattice import Lattice, LatticeStatistics, Simplices, build_lattice
+from permutohedral.levels import coarsen, convolve_down, convolve_up, pool, refine
 from permutohedral.memory import MemoryForecast, forecast_memory
 from permutohedral.neighborhood import Neighborhood, gaussian_weight
 from permutohedral.ops.dispatch import available_backends, explain_backend, use_backend
+from permutohedral.pyramid import LatticePyramid, LevelTables, build_pyramid
 from permutohedral.steps import convolve, slice, splat
 from permutohedral.version import __version__
 
@@ -44,7 +46,9 @@ __all__ = [
     "FeatureRangeError",
     "InputError",
     "Lattice",
+    "LatticePyramid",
     "LatticeStatistics",
+    "LevelTables",
     "MemoryForecast",
     "MemoryLimitError",
     "Neighborhood",
@@ -56,9 +60,14 @@ __all__ = [
     "bilateral_features",
     "bilateral_filter",
     "build_lattice",
+    "build_pyramid",
     "circle_features",
+    "coarsen",
     "color_features",
     "convolve",
+    "convolve_down",
+    "convolve_up",
+    "crf",
     "estimate_bilateral_error",
     "estimate_error",
     "explain_backend",
@@ -72,7 +81,9 @@ __all__ = [
     "log_scale_features",
     "nn",
     "permutohedral_filter",
+    "pool",
     "position_features",
+    "refine",
     "rotation_features",
     "slice",
     "splat",

@@ -103,14 +103,3 @@ def test_denoising_takes_seeds_and_jobs_and_reports_alone(tmp_path: Path) -> Non
     assert result.stdout.count("| CNN |") == 1
     again = CliRunner().invoke(application, ["reproduce", "denoising", "--report-only", *place])
     assert again.stdout == result.stdout
-
-
-def test_reconstruction_takes_seeds(tmp_path: Path) -> None:
-    place = ["--data", str(data_folder("bsds500")), "--output", str(tmp_path), "--accelerator", "cpu"]
-    arguments = ["reproduce", "mri", "--row", "spectrum_gridding", "--seeds", "2", "--smoke", *place]
-    result = CliRunner().invoke(application, arguments)
-    assert result.exit_code == 0, result.output
-    weights = {path.name for path in (tmp_path / "weights").iterdir()}
-    assert weights == {"spectrum_gridding.safetensors", "spectrum_gridding-1.safetensors"}
-    # one line in each table: the mean
-    assert result.stdout.count("| permutohedral alone | 617 |") == 3

@@ -87,7 +87,7 @@ def test_steps_label_the_barycentric_weights() -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        *(["splat"], ["convolve"], ["slice"], ["steps"], ["neighborhood"], ["filter"], ["simplices"]),
+        *(["splat"], ["convolve"], ["slice"], ["steps"], ["neighborhood"], ["filter"], ["simplices"], ["levels"]),
         ["neighborhood", "--dimension", 3, "--size", 1],
         ["splat", "--points", 1],
     ],

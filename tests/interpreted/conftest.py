@@ -7,6 +7,7 @@ The interpreter is chosen when the kernels are imported, for a whole process, so
 from __future__ import annotations
 
 import importlib.util
+import os
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from support import INTERPRETED
 
 FOLDER = Path(__file__).parent
+RECORDING = INTERPRETED and "RECORDED_LAUNCHES" in os.environ
 
 
 def reason_to_skip() -> str | None:
@@ -36,7 +38,18 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return True if importlib.util.find_spec("triton") is None and collection_path.suffix == ".py" else None
 
 
+def pytest_sessionfinish() -> None:
+    if RECORDING:
+        from interpreted import recorder
+
+        recorder.write()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if RECORDING:
+        from interpreted import recorder
+
+        recorder.start()
     ours = [item for item in items if FOLDER in item.path.parents]
     reason = reason_to_skip() if ours else None
     if reason is not None:

@@ -4,6 +4,7 @@ What is changed are thresholds, so that small inputs take the paths of large one
 """
 
 from permutohedral.ops.triton.build import lattice, wide_keys
+from permutohedral.ops.triton.build import neighbors as search
 from permutohedral.ops.triton.build.fixed_rows import index_points_bounded
 from permutohedral.ops.triton.build.packed_table import PackedTable
 from permutohedral.ops.triton.filter import blur, convolve, gaussian, splat
@@ -15,6 +16,7 @@ __all__ = [
     "gaussian",
     "index_points_bounded",
     "lattice",
+    "search",
     "splat",
     "wide_keys",
 ]

@@ -1,6 +1,7 @@
-"""A pytest plugin that notes how kernels are launched, for compiling them later: `-p interpreted.recorder`.
+"""Notes how kernels are launched, for compiling them later (tests/ops/test_triton_compile.py).
 
-`RECORDED_LAUNCHES` names the JSON file it writes: by kernel, the launches that differ in types or constants.
+`RECORDED_LAUNCHES` names the folder into which each process of the session writes a JSON file: by kernel, the launches
+that differ in types or constants.
 """
 
 from __future__ import annotations
@@ -55,9 +56,13 @@ def _note_and_interpret(kernel: Any, *arguments: Any, **options: Any) -> Any:
     return _interpret(kernel, *arguments, **options)
 
 
-def pytest_configure() -> None:
+def start() -> None:
+    """Note every launch from now on."""
     InterpretedFunction.run = _note_and_interpret
 
 
-def pytest_unconfigure() -> None:
-    Path(os.environ["RECORDED_LAUNCHES"]).write_text(json.dumps(_launches))
+def write() -> None:
+    """Write what was noted; processes of one session write files of their own."""
+    folder = Path(os.environ["RECORDED_LAUNCHES"])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}.json").write_text(json.dumps(_launches))

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from interpreted.internals import PackedTable, index_points_bounded, lattice, wide_keys
+from interpreted.internals import PackedTable, index_points_bounded, lattice, search, wide_keys
 from support import assert_close
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.errors import FeatureRangeError
+from permutohedral.errors import FeatureRangeError, InputError
 from permutohedral.models.deep_denoising import PermutohedralBlock
 from permutohedral.neighborhood import Neighborhood, axis_offsets
 from permutohedral.ops import reference
@@ -69,6 +69,14 @@ def test_index_points_grows_a_full_table(monkeypatch: pytest.MonkeyPatch) -> Non
     assert_same_lattice(kernels.index_points(features, None), features)
 
 
+def test_index_points_leaves_an_empty_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lattice, "_SMALL_CAPACITY", 1)
+    features = 0.1 * torch.randn(200, 2)
+    found = kernels.index_points(features, None)
+    assert PackedTable(found[3]).capacity < lattice.first_attempt(features, None).capacity
+    assert_same_lattice(found, features)
+
+
 def test_index_points_packs_by_range() -> None:
     features = torch.randn(33, 8)
     found = kernels.index_points(features, None)
@@ -93,6 +101,15 @@ def test_index_points_refuses(value: float) -> None:
         wide_keys.index_points(features, None)
 
 
+@pytest.mark.parametrize("dimension", [2, 8, 20])
+def test_index_points_refuses_negative_items(dimension: int) -> None:
+    """Of evenly packed keys, of those packed by range, and of wide ones."""
+    features, batch = torch.randn(40, dimension), torch.zeros(40, dtype=torch.int32)
+    batch[11] = -3
+    with pytest.raises(InputError, match="got -3 to 0"):
+        kernels.index_points(features, batch)
+
+
 def test_index_keys() -> None:
     keys = torch.randint(-2, 2, (70, 3), dtype=torch.int32)
     unique_keys, inverse, table = kernels.index_keys(keys)
@@ -102,6 +119,15 @@ def test_index_keys() -> None:
     expected = reference.find_neighbors(unique_keys, table[:0], keys, offsets)
     assert torch.equal(kernels.find_neighbors(unique_keys, table, keys, offsets), expected)
     assert torch.equal(kernels.find_neighbors(unique_keys, table[:0], keys, offsets), expected)
+
+
+def test_neighbors_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opposite taps looked up as one."""
+    monkeypatch.setattr(search, "_WORTH_PAIRING", 1)
+    keys, _, _, table = kernels.index_points(2 * torch.randn(30, 2), None)
+    offsets = torch.cat([Neighborhood(2, 1).offsets(), Neighborhood(2, 1).offsets()[3:4]])
+    expected = reference.find_neighbors(keys, table[:0], keys, offsets)
+    assert torch.equal(kernels.find_neighbors(keys, table, keys, offsets), expected)
 
 
 def test_transpose_neighbors() -> None:
@@ -201,3 +227,16 @@ def test_picture_features(dtype: torch.dtype) -> None:
             found = ph.bilateral_features(guide, 3.0, 0.7)
         with use_backend("reference"):
             assert torch.equal(found, ph.bilateral_features(guide, 3.0, 0.7))
+
+
+def test_pyramids() -> None:
+    """Every level is the lattice of its scale."""
+    features, values = 3 * torch.randn(20, 3, dtype=torch.float64), torch.randn(20, 2, dtype=torch.float64)
+    with use_backend("triton"):
+        pyramid = ph.build_pyramid(features, levels=3)
+        coarsened = ph.coarsen(ph.splat(values, pyramid.levels[0]), pyramid, 0)
+        assert_close(coarsened, ph.splat(values, pyramid.levels[1]))
+        for number, level in enumerate(pyramid.levels):
+            alone = ph.build_lattice(features / 2**number)
+            assert level.num_lattice_points == alone.num_lattice_points
+            assert_close(ph.slice(ph.splat(values, level), level), ph.slice(ph.splat(values, alone), alone))

@@ -56,6 +56,7 @@ CASES = [
     # on the matrix units
     Case((16, 24), torch.float32),
     Case((8, 16), torch.float16, gradient=True),
+    Case((16, 32), torch.float32, groups=2, gradient=True),
 ]
 
 
@@ -95,6 +96,7 @@ def test_from_features(case: Case) -> None:
     [
         (Case((1, 5), gradient=True), 1),
         (Case((8, 3), gradient=True), 0),
+        (Case((16, 24), torch.float32, gradient=True), 0),
         (Case((4, 2), normalization="none", gradient=True), 0),
         (Case((2, 4), torch.float16, gradient=True), 0),
         (Case((4, 8), torch.float16, normalization="none", gradient=True), 0),
@@ -114,6 +116,12 @@ def test_on_a_lattice(case: Case, halo: int, monkeypatch: pytest.MonkeyPatch) ->
     lattice = ph.build_lattice(features, targets, neighborhood_size=1, halo=halo)
     assert_as_reference(case.layer(), case, None, None, lattice)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("case", [Case((3, 5), torch.float32, gradient=True), Case((2, 4), torch.float16)], ids=str)
+def test_the_same_bits_every_time(case: Case) -> None:
+    torch.use_deterministic_algorithms(True)
+    assert_as_reference(case.layer(), case, *case.points())
 
 
 def test_differentiated_twice() -> None:

@@ -10,7 +10,8 @@ from permutohedral.data.bsds500 import add_noise, load_images
 from permutohedral.errors import InputError
 from permutohedral.models import image_denoiser
 from permutohedral.models.deep_denoising import DeepDenoiser
-from permutohedral.models.image_denoiser import ImageDenoiser, estimate_noise
+from permutohedral.models.image_denoiser import ImageDenoiser
+from permutohedral.models.noise_level import estimate_noise
 from permutohedral.models.pretrained import shipped_models
 
 
@@ -35,10 +36,49 @@ def test_the_noise_is_estimated(noise: float, channels: int) -> None:
     assert abs(255 * estimate_noise(noisy(flat_regions(channels), noise)) / noise - 1) < 0.1
 
 
+def texture(channels: int = 1, height: int = 90, width: int = 120) -> Tensor:
+    """Stripes of pixels in two directions, stronger to the right, and a smooth border."""
+    y, x = torch.meshgrid(torch.arange(float(height)), torch.arange(float(width)), indexing="ij")
+    stripes = torch.sin(1.9 * x + 0.4 * y) * torch.sin(2.3 * y) * x / width
+    return (0.5 + 0.3 * torch.where(y > height // 4, stripes, 0.3 * x / width)).expand(channels, -1, -1)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_texture_is_no_noise(channels: int) -> None:
+    assert 255 * estimate_noise(texture(channels)) < 0.5
+    for noise in (2.0, 10.0):
+        assert abs(255 * estimate_noise(noisy(texture(channels), noise)) / noise - 1) < 0.15
+
+
+def test_black_and_white_hide_no_noise() -> None:
+    clean = flat_regions()
+    clean[:, :60] = 0.0
+    clipped = noisy(clean, 10.0).clamp(0, 1)
+    assert abs(255 * estimate_noise(clipped) / 10 - 1) < 0.1
+    # where there is nothing else, these pixels are what is looked at
+    assert estimate_noise(torch.ones(1, 90, 120)) == 0
+
+
+@pytest.mark.parametrize("size", [16, 30])
+def test_the_noise_of_small_pictures_is_estimated(size: int) -> None:
+    estimates = [255 * estimate_noise(noisy(torch.full((1, size, size), 0.5), 20.0)) for _ in range(20)]
+    assert abs(sum(estimates) / 20 / 20 - 1) < 0.15
+
+
 def test_the_noise_of_a_real_photograph_is_estimated() -> None:
     image = load_images("test", data_folder("bsds500"), limit=1)[0]
-    # texture looks like noise, so there is always a little more
-    assert 24 < 255 * estimate_noise(add_noise(image)[None]) < 31
+    assert 24 < 255 * estimate_noise(add_noise(image)[None]) < 26
+    assert 255 * estimate_noise(image.pixels[None]) < 1
+
+
+@pytest.mark.parametrize("noise", [0.6, 2.0, 25.0])
+def test_the_result_is_no_further_from_the_picture_than_the_noise_is_strong(noise: float) -> None:
+    """Also of a picture in which a model sees more than that to remove."""
+    clean = 0.5 + 0.2 * torch.randn(3, 60, 70)
+    for tile in (None, 40):
+        denoised = ImageDenoiser("pcnn_cnn", tile)(clean, noise / 255)
+        assert error(denoised, clean) <= noise * (1 + 1e-5)
+        assert error(denoised, clean) > 0.5 * noise
 
 
 @pytest.mark.parametrize("model", ["auto", *sorted(shipped_models())])

@@ -174,12 +174,12 @@ def on_threads(run: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("channels", [79, 96])
 def test_points_far_apart_on_a_large_lattice(native: ModuleType, dtype: torch.dtype, channels: int) -> None:
     """They are brought into another order, the same on any number of threads."""
-    points = 10_000
+    points = 10_000 if dtype == torch.float32 else 5_000
     keys, vertices, barycentric, table = native.index_points(torch.randn(points, 5, dtype=dtype) * 20, None)
     axes = native.find_neighbors(keys, table, keys, axis_offsets(5))
     values, lattice_values = torch.randn(points, channels, dtype=dtype), torch.randn(len(keys), channels, dtype=dtype)
     # cached_lattice_bytes in native/runtime/cache_sizes.hpp
-    assert lattice_values.numel() * 4 > 1 << 24
+    assert lattice_values.nbytes > 1 << 24
     splatted, sliced, filtered = on_threads(
         lambda: (
             native.splat(values, vertices, barycentric, len(keys)),

@@ -51,6 +51,7 @@ class Sample:
             "index_points_in_batches": (self.features, self.batch),
             "index_both": (self.features, None, self.target_features, None),
             "index_keys": (self.keys.repeat(2, 1),),
+            "coarsen_keys": (self.keys,),
             "find_neighbors": (self.keys, self.table, self.target_keys, self.offsets),
             "transpose_neighbors": (self.neighbors, self.opposite, len(self.keys)),
             "splat": (self.values, self.vertices, self.barycentric, len(self.keys)),
@@ -76,7 +77,7 @@ VARIANTS = {
     "convolve_without_reverse_table": "convolve",
     "blur_reversed": "blur",
 }
-INTEGER = ["index_keys", "find_neighbors", "transpose_neighbors"]
+INTEGER = ["index_keys", "coarsen_keys", "find_neighbors", "transpose_neighbors"]
 WITHOUT_DERIVATIVE = ["filter_gaussian"]
 FLOATING = [
     "index_points",

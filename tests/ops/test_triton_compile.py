@@ -30,10 +30,10 @@ H100 = GPUTarget("cuda", 90, 32)
 TARGETS = [GPUTarget("cuda", 80, 32), H100, GPUTarget("hip", "gfx942", 64)]
 # tests in tests/interpreted that launch every kernel between them, without the slow ones
 RECORDED = (
-    "test_index_points and not wider or test_index_keys or test_transpose_neighbors or test_derivatives_of_the_weights "
-    "or test_filtering or test_filter_gaussian or test_blur or test_splat_of_consecutive_points or test_convolve "
-    "or test_convolution or test_both_gradients or test_a_graph_that_is_kept or test_picture_features "
-    "or test_exact_sums"
+    "test_index_points and not wider or test_index_keys or test_transpose_neighbors or test_neighbors_in_pairs "
+    "or test_derivatives_of_the_weights or test_filtering or test_filter_gaussian or test_a_gaussian_of_values "
+    "or test_blur or test_splat_of_consecutive_points or test_convolve or test_convolution or test_both_gradients "
+    "or test_on_a_lattice or test_a_graph_that_is_kept or test_picture_features or test_exact_sums"
 )
 
 Launch = dict[str, Any]
@@ -52,27 +52,35 @@ def kernels() -> dict[str, Any]:
 KERNELS = kernels()
 
 
-def record(path: Path) -> None:
+def record(folder: Path) -> None:
     """Write how tests in the interpreter launch the kernels; they run in a process of their own."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "PERMUTOHEDRAL_TEST_DEVICE": "cpu"}
-    environment |= {"RECORDED_LAUNCHES": str(path), "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+    environment |= {"RECORDED_LAUNCHES": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    command += ["-p", "interpreted.recorder", "-k", RECORDED, str(TESTS / "interpreted")]
+    command += ["-k", RECORDED, str(TESTS / "interpreted")]
     done = subprocess.run(command, env=environment, cwd=TESTS.parent, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def recorded_folder(base: Path) -> Path:
+    """That of the session in the interpreter, where there was one before this; else recorded for all workers once."""
+    if "RECORDED_LAUNCHES" in os.environ:
+        return Path(os.environ["RECORDED_LAUNCHES"])
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with open(shared / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (shared / "launches").exists():
+            record(shared / "launches")
+    return shared / "launches"
+
+
 @pytest.fixture(scope="module")
 def launches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Launch]]:
-    """By kernel, the launches that differ; recorded once for all workers of the session."""
-    base = tmp_path_factory.getbasetemp()
-    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        path = folder / "launches.json"
-        if not path.exists():
-            record(path)
-        found: dict[str, list[Launch]] = json.loads(path.read_text())
+    """By kernel, the launches that differ."""
+    found: dict[str, list[Launch]] = {}
+    for path in sorted(recorded_folder(tmp_path_factory.getbasetemp()).glob("*.json")):
+        for name, noted in json.loads(path.read_text()).items():
+            found.setdefault(name, []).extend(noted)
     if len(found) <= 1:
         pytest.skip("the interpreter does not run with these versions of Triton and NumPy")
     return found

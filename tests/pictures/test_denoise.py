@@ -55,6 +55,22 @@ def test_a_picture_loses_its_noise_and_nothing_else(ending: str, color: bool, si
     assert error(output) < (0.8 if ending == "jpg" and color else 0.6) * error(source)
 
 
+def test_the_strength_multiplies_the_noise(tmp_path: Path) -> None:
+    write_noisy(tmp_path / "noisy.png")
+    changes = []
+    for strength in ("0", "0.5", "1", "1.5"):
+        arguments = ["denoise", str(tmp_path / "noisy.png"), str(tmp_path / "out.png"), "--sigma", "20", "--json"]
+        result = RUNNER.invoke(application, [*arguments, "--strength", strength, "--model", "pcnn_cnn"])
+        assert result.exit_code == 0
+        [outcome] = json.loads(result.stdout)
+        assert outcome["sigma"] == 20
+        before, after = (np.asarray(Image.open(tmp_path / name)).astype(float) for name in ("noisy.png", "out.png"))
+        changes.append(np.square(after - before).mean())
+    assert changes[0] == 0
+    assert changes == sorted(changes)
+    assert changes[1] < 0.5 * changes[2]
+
+
 def test_sixteen_bits_stay_sixteen_bits(tmp_path: Path) -> None:
     source, output = tmp_path / "noisy.png", tmp_path / "clean.png"
     write_noisy(source, levels=65535)

@@ -6,11 +6,9 @@ import re
 import shlex
 from pathlib import Path
 
-import numpy as np
 import pytest
 import readme
 import tables
-import torch
 from typer.testing import CliRunner
 
 from permutohedral.cli.application import application
@@ -113,20 +111,3 @@ def test_tables_show_the_measured_figures(page: Path) -> None:
     text = page.read_text()
     assert text.count("<!-- table:") == text.count("<!-- end of table -->")
     assert tables.fill(text) == text, "run: make tables"
-
-
-def test_the_mean_field_is_that_of_pydensecrf() -> None:
-    densecrf = pytest.importorskip("pydensecrf.densecrf", reason="pydensecrf2, of the extra 'bench', is not installed")
-    data = pytest.importorskip("skimage.data", reason="scikit-image is not installed")
-    photo = data.astronaut()[::8, ::8].copy()
-    height, width, _ = photo.shape
-    unary = 2 * torch.rand(3, height, width)
-    field = densecrf.DenseCRF2D(width, height, 3)
-    field.setUnaryEnergy(unary.flatten(1).numpy().copy())
-    field.addPairwiseGaussian(sxy=3, compat=3)
-    field.addPairwiseBilateral(sxy=60, srgb=10, rgbim=photo, compat=5)
-    expected = torch.from_numpy(np.array(field.inference(5))).reshape(unary.shape)
-    mean_field = readme.run_snippets(ROOT / "docs" / "migrating.md")["mean_field"]
-    actual = mean_field(unary, torch.from_numpy(photo).permute(2, 0, 1).float())
-    # both in float32, after five steps
-    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-5)

@@ -39,7 +39,8 @@ def test_a_tutorial_that_fails_names_its_line(tmp_path: Path) -> None:
 
 def test_the_migrating_page_runs() -> None:
     namespace = readme.run_snippets(DOCS / "migrating.md")
-    assert namespace["marginals"].shape == (3, 40, 50)
+    assert namespace["segmented"].shape == namespace["found"].shape == (40, 50)
+    assert namespace["marginals"].shape == (2, 3, 40, 50)
     assert namespace["at_points"].shape == (5000, 16)
 
 

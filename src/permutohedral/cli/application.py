@@ -14,7 +14,7 @@ from permutohedral.cli import backends, benchmark, figures, pictures, reproduce
 from permutohedral.version import __version__
 
 # as a reader of the help meets them: what one came for first, what explains it last
-_ORDER = ("filter", "denoise", "demo", "figure", "reproduce", "benchmark", "backends")
+_ORDER = ("filter", "denoise", "segment", "demo", "figure", "reproduce", "benchmark", "backends")
 
 
 class _Ordered(TyperGroup):
@@ -62,6 +62,7 @@ def _main(
 
 application.command("filter")(pictures.filter_pictures)
 application.command()(pictures.denoise)
+application.command()(pictures.segment)
 application.command()(pictures.demo)
 figures.add_to(application)
 reproduce.add_to(application)

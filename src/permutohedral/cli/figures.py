@@ -39,6 +39,7 @@ def add_to(application: typer.Typer) -> None:
     figures.command("filter")(_draw_filter)
     figures.command("neighborhood")(_draw_neighborhood)
     figures.command("simplices")(_draw_simplices)
+    figures.command("levels")(_draw_levels)
     application.add_typer(figures, name="figure", help="Draw the lattice: its operations, its filters, its simplices.")
 
 
@@ -133,3 +134,14 @@ def _draw_simplices(
             return draw_simplices(gray_picture(image), row, sigma_space, sigma_range)
 
         _draw(outputs, make)
+
+
+def _draw_levels(outputs: Outputs, points: Points = 14, seed: Seed = 3) -> None:
+    """Two levels of a lattice pyramid, and how the lattice points of one belong to the other.
+
+    Example: permutohedral figure levels levels.svg
+    """
+    with explained():
+        from permutohedral.figures import draw_levels
+
+        _draw(outputs, lambda: draw_levels(points, seed))

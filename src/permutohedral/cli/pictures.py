@@ -1,4 +1,4 @@
-"""The commands for picture files: `filter`, `denoise` and `demo`."""
+"""The commands for picture files: `filter`, `denoise`, `segment` and `demo`."""
 
 from __future__ import annotations
 
@@ -33,6 +33,13 @@ class Method(str, Enum):
     dense = "dense"
     exact = "exact"
     auto = "auto"
+
+
+def _share(value: float) -> float:
+    """The callback of an option that must lie between 0 and 1."""
+    if not 0 < value < 1:
+        raise typer.BadParameter("must lie between 0 and 1")
+    return value
 
 
 Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Also take the folders in a folder.")]
@@ -105,6 +112,9 @@ def denoise(  # noqa: PLR0913 (one parameter for each option)
             min=0, metavar="NUMBER", help="Standard deviation of the noise; white is 255.", show_default="estimated"
         ),
     ] = None,
+    strength: Annotated[
+        float, typer.Option(min=0, metavar="NUMBER", help="Remove that many times the noise: 0.5 leaves more texture.")
+    ] = 1.0,
     model: Annotated[
         str,
         typer.Option(metavar="NAME", help="auto, deep_small, deep_large, or pcnn_cnn (fast), pcnn, pcnn_gauss, cnn."),
@@ -131,7 +141,7 @@ def denoise(  # noqa: PLR0913 (one parameter for each option)
         from permutohedral.pictures.batch import plan_files, process_files
         from permutohedral.pictures.denoise import Denoise
 
-        request = Denoise(ImageDenoiser(model), sigma, reference, compare)
+        request = Denoise(ImageDenoiser(model), sigma, reference, compare, strength)
         _check_stdout(output, as_json)
         files = plan_files(sources, output, recursive)
         request.check(files)
@@ -141,6 +151,74 @@ def denoise(  # noqa: PLR0913 (one parameter for each option)
         elif sys.stdout.isatty() or reference is not None:
             for outcome in outcomes:
                 typer.echo(outcome.describe(), err=output == STREAM)
+    _tell_errors(outcomes)
+
+
+def segment(  # noqa: PLR0913 (one parameter for each option)
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PHOTO LABELS OUTPUT",
+            help="Pictures, or three folders: labels have the names of the photos. With --probabilities no LABELS.",
+        ),
+    ],
+    probabilities: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="A .npy file, floats [labels, height, width], or a folder of them."),
+    ] = None,
+    trimap: Annotated[
+        bool, typer.Option("--trimap", help="LABELS is white foreground, black background, gray between.")
+    ] = False,
+    black_is_a_label: Annotated[
+        bool, typer.Option("--black-is-a-label", help="Else black pixels of LABELS are unknown.")
+    ] = False,
+    overlay: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Draw labels over the photo here (a folder for many).")
+    ] = None,
+    certainty: Annotated[
+        float, typer.Option(callback=_share, metavar="NUMBER", help="How probable a given label is, below 1.")
+    ] = 0.7,
+    sigma_space: SigmaSpace = 30.0,
+    sigma_range: SigmaRange = 0.05,
+    strength: Annotated[
+        float, typer.Option(min=0, metavar="NUMBER", help="How much pixels of like color agree.")
+    ] = 4.0,
+    smoothness: Annotated[
+        float, typer.Option(min=0, metavar="NUMBER", help="How much pixels beside each other agree.")
+    ] = 1.0,
+    steps: Annotated[int, typer.Option(min=0, metavar="NUMBER", help="Steps of the mean field.")] = 10,
+    recursive: Recursive = False,
+    as_json: Json = False,
+) -> None:
+    """Make labels follow the edges of photos.
+
+    LABELS is a picture with a color for each label; black and transparent pixels are unknown. --trimap has settings of
+    its own. docs/segmentation.md says how to choose the numbers. OUTPUT is replaced if it exists, and never
+    half-written; in a folder results are PNG.
+
+    Example: permutohedral segment photo.jpg labels.png out.png --overlay overlay.png
+
+    Example: permutohedral segment photos/ out/ --probabilities network/
+    """
+    with explained():
+        from permutohedral.pictures.batch import plan_files, process_files
+        from permutohedral.pictures.segment import FieldSettings, Segment, name_results
+
+        if len(paths) != (3 if probabilities is None else 2) or (trimap and probabilities is not None):
+            raise InputError("give PHOTO LABELS OUTPUT, or PHOTO OUTPUT with --probabilities, which take no --trimap")
+        settings = FieldSettings(certainty, sigma_space, sigma_range, strength, smoothness, steps)
+        labels = paths[1] if probabilities is None else None
+        request = Segment(labels, probabilities, trimap, black_is_a_label, overlay, settings)
+        output = paths[-1]
+        _check_stdout(output, as_json)
+        files = name_results(plan_files(paths[0], output, recursive), output)
+        request.check(files)
+        outcomes = process_files(request, files, "segmenting")
+        if as_json:
+            _print_json(outcomes)
+        elif sys.stdout.isatty():
+            for outcome in outcomes:
+                typer.echo(outcome.describe())
     _tell_errors(outcomes)
 
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.models.deep_denoising import DeepDenoiser
 from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
+from permutohedral.models.noise_level import estimate_noise
 from permutohedral.models.pretrained import DEFAULT_MODEL, choose_model, load_pretrained
 
 # less noise than rounding to 8 bits makes (0.29) is none
@@ -30,33 +30,15 @@ _OPPONENT = [
 ]
 
 
-def estimate_noise(pixels: Tensor) -> float:
-    """Standard deviation of the noise in a picture, from the median response to a filter blind to smooth areas.
-
-    Of color pictures the sum of the channels tells: JPEG keeps its noise, and not that of color differences.
-
-    Args:
-        pixels: float `[channels, height, width]`.
-
-    >>> round(255 * estimate_noise(0.5 + 20 / 255 * torch.randn(1, 200, 200)))
-    20
-    """
-    if min(pixels.shape[-2:]) < 3:
-        raise InputError(f"the noise of {tuple(pixels.shape[-2:])} pixels cannot be estimated; give it as sigma")
-    blind = torch.tensor([[1.0, -2.0, 1.0], [-2.0, 4.0, -2.0], [1.0, -2.0, 1.0]], device=pixels.device) / 6
-    gray = pixels.float().sum(dim=0) / math.sqrt(pixels.shape[0])
-    response = F.conv2d(gray[None, None], blind[None, None]).abs()
-    # the median of |N(0, 1)|
-    return float(response.median()) / 0.6745
-
-
 @dataclass(frozen=True)
 class ImageDenoiser:
     """Denoises pictures with a shipped model.
 
     A picture is multiplied so that its noise is as strong as what the model was trained for (around the middle gray,
     for deep networks). Color is denoised as gray and two differences of colors. Tiles overlap by the reach of the
-    model, so they leave no seams: every pixel comes out as if the picture had been denoised whole.
+    model, so they leave no seams: every pixel comes out as if the picture had been denoised whole. The result lies no
+    further from the picture than the noise is strong, in the root mean square: what changes it by more, as a model may
+    that was trained for more noise, is reduced to that.
 
     Attributes:
         model: "auto" or one of `shipped_models()`, see `choose_model`.
@@ -108,7 +90,7 @@ class ImageDenoiser:
         margin = math.ceil(_margin(model) / step) * step
         opponent = torch.tensor(_OPPONENT) if pixels.shape[0] == 3 else torch.eye(1)
         shift = _shift(model, opponent, factor)
-        denoised = torch.empty_like(pixels)
+        denoised, squared_change = torch.empty_like(pixels), 0.0
         height, width = pixels.shape[1:]
         size = self.tile or (_DEEP_TILE if isinstance(model, DeepDenoiser) else _TILE)
         tiles = list(_tiles(height, width, math.ceil(size / step) * step))
@@ -121,9 +103,11 @@ class ImageDenoiser:
             restored = torch.einsum("oc,ohw->chw", opponent, filtered - shift) / factor
             inside = restored[:, rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
             denoised[:, rows, columns] = inside
+            squared_change += float((inside - pixels[:, rows, columns]).square().sum(dtype=torch.float64))
             if progress is not None:
                 progress(done / len(tiles))
-        return denoised
+        change = math.sqrt(squared_change / max(pixels.numel(), 1))
+        return denoised if change <= sigma else denoised.lerp_(pixels, 1 - sigma / change)
 
 
 def _shift(model: torch.nn.Module, opponent: Tensor, factor: float) -> Tensor:

@@ -2,6 +2,22 @@
 
 from permutohedral.nn.bilateral import BilateralConvolution2d, BilateralFilter
 from permutohedral.nn.convolution import PermutohedralConvolution
+from permutohedral.nn.crf import DenseCRF
 from permutohedral.nn.gaussian import GaussianFilter
+from permutohedral.nn.levels import Coarsen, LatticeConvolution, LatticeGroupNorm, LatticePool, Refine
+from permutohedral.nn.points import DeformSlice, PointSplat
 
-__all__ = ["BilateralConvolution2d", "BilateralFilter", "GaussianFilter", "PermutohedralConvolution"]
+__all__ = [
+    "BilateralConvolution2d",
+    "BilateralFilter",
+    "Coarsen",
+    "DeformSlice",
+    "DenseCRF",
+    "GaussianFilter",
+    "LatticeConvolution",
+    "LatticeGroupNorm",
+    "LatticePool",
+    "PermutohedralConvolution",
+    "PointSplat",
+    "Refine",
+]

@@ -6,15 +6,20 @@ A backend that has `filter_learned` or `filter_points` is used through this. Wit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from permutohedral.ops import operators
 from permutohedral.ops.dispatch import forced_backend, on_backend, primitives_for
-from permutohedral.ops.primitives import FilterTables, FusedPrimitives, accumulation_dtype
+from permutohedral.ops.primitives import (
+    FilterTables,
+    FusedPrimitives,
+    KeptOfFilter,
+    PairwiseTables,
+    accumulation_dtype,
+)
 from permutohedral.ops.shared_tensors import items_of_points
 from permutohedral.ops.tracing import wants_gradient, why_in_steps
 
@@ -97,15 +102,24 @@ def filter_learned(
     return _run(values, weight, bias, tables)[0]
 
 
-def _run(
-    values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    rows = values.reshape(tables.vertices.shape[0], values.shape[-1])
-    backend = cast(FusedPrimitives, primitives_for(values))
-    output, lattice_values, density = backend.filter_learned(rows, weight, bias, tables)
-    if values.dim() == 3:
-        output = output.view(values.shape[0], -1, weight.shape[2])
-    return output, lattice_values, density
+def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor | None:
+    """The mean field in one call, None where it is composed of operators: see `FusedPrimitives.mean_field`."""
+    if not kernels:
+        return None
+    tensors = [energies, start]
+    for kernel in kernels:
+        tensors += [kernel.barycentric, kernel.source_scale, kernel.target_scale, kernel.costs]
+    if why_in_steps(*tensors) is not None or wants_gradient(*tensors):
+        return None
+    run = getattr(primitives_for(energies), "mean_field", None)
+    marginals: Tensor | None = None if run is None else run(energies, start, kernels, steps)
+    return marginals
+
+
+def _run(values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables) -> tuple[Tensor, KeptOfFilter]:
+    rows = values.view(-1, values.shape[-1]) if values.is_contiguous() else values.flatten(0, -2)
+    output, kept = cast(FusedPrimitives, primitives_for(values)).filter_learned(rows, weight, bias, tables)
+    return output.view(values.shape[0], -1, weight.shape[2]) if values.dim() == 3 else output, kept
 
 
 class _LearnedFilter(torch.autograd.Function):
@@ -113,9 +127,9 @@ class _LearnedFilter(torch.autograd.Function):
     def forward(
         ctx: Any, values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables, composed: Composed
     ) -> Tensor:
-        output, lattice_values, density = _run(values, weight, bias, tables)
+        output, kept = _run(values, weight, bias, tables)
         ctx.tables, ctx.composed, ctx.backend = tables, composed, forced_backend()
-        ctx.save_for_backward(values, weight, bias, lattice_values, density)
+        ctx.save_for_backward(values, weight, bias, *kept)
         return output
 
     @staticmethod
@@ -139,20 +153,15 @@ def _differentiate_composed(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, 
 
 def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     """The same, not to be differentiated again: back through slice, convolution, density and splat."""
-    values, weight, _, lattice_values, density = ctx.saved_tensors
-    tables, wanted = ctx.tables, ctx.needs_input_grad[:2]
-    gradient = gradient.reshape(-1, gradient.shape[-1])
-    to_bias = gradient.sum(dim=0) if ctx.needs_input_grad[2] else None
-    if not any(wanted):
-        return None, None, to_bias
-    at_targets = operators.splat(gradient, tables.target_vertices, tables.target_barycentric, tables.neighbors.shape[1])
-    taps = tables.neighbors, tables.reverse_neighbors, tables.opposite
-    at_sources, to_weight = operators.differentiate_convolution(
-        at_targets, (lattice_values, weight), taps, tables.groups, wanted
-    )
-    if at_sources is None:
-        return None, to_weight, to_bias
-    if density is not None:
-        at_sources = (at_sources / torch.where(density > 0, density, 1.0)[:, None]).to(at_sources.dtype)
-    to_values = operators.slice(at_sources, tables.vertices, tables.barycentric)
-    return to_values.view(values.shape), to_weight, to_bias
+    values, weight, _, *kept = ctx.saved_tensors
+    if gradient.dim() == 3:
+        gradient = gradient.flatten(0, 1)
+    backend = cast(FusedPrimitives, primitives_for(gradient))
+    wanted = ctx.needs_input_grad[:3]
+    if torch.is_autocast_enabled(gradient.device.type):
+        with torch.autocast(gradient.device.type, enabled=False):
+            found = backend.differentiate_learned(gradient, weight, tuple(kept), ctx.tables, wanted)
+    else:
+        found = backend.differentiate_learned(gradient, weight, tuple(kept), ctx.tables, wanted)
+    to_values, *others = found
+    return (to_values if to_values is None or values.dim() == 2 else to_values.view(values.shape), *others)

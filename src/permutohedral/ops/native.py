@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from torch.utils.dlpack import from_dlpack
 
 from permutohedral.errors import BackendUnavailable, InputError
 from permutohedral.neighborhood import axis_offsets, blur_gain
-from permutohedral.ops.primitives import accumulation_dtype, key_limit, range_error
+from permutohedral.ops.primitives import PairwiseTables, accumulation_dtype, key_limit, parent_keys, range_error
 
 if TYPE_CHECKING:
     from permutohedral._native import Kernels, PendingIndex
@@ -130,6 +130,11 @@ def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         pending = _native.index_keys(_plain(keys), inverse[:, None], _threads(rows))
     unique_keys, table = _finish(pending, columns)
     return unique_keys, inverse, table
+
+
+def coarsen_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    coarse_keys, inverse, table = index_keys(parent_keys(keys).flatten(0, 1))
+    return coarse_keys, inverse.view(-1, 2), table
 
 
 def _table_of(keys: Tensor) -> Tensor:
@@ -272,6 +277,28 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smalle
     out = _empty((points, channels), dtype)
     pending.filter(_plain(values, dtype), axis_offsets(d), smallest_mass * blur_gain(d), out, threads)
     return out.to(values.dtype)
+
+
+def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor:
+    """One pass over the points for each step; the marginals are stored in the last one only."""
+    dtype = kernels[0].barycentric.dtype
+    core = _core(dtype)
+    out = _empty(energies.shape, dtype)
+    if out.numel() == 0:
+        return out
+
+    def given(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else _plain(tensor, dtype)
+
+    borrowed = [
+        core.PairwiseKernel(
+            _plain(kernel.vertices), _plain(kernel.barycentric), _plain(kernel.axis_neighbors),
+            given(kernel.source_scale), given(kernel.target_scale), given(kernel.costs), kernel.factor,
+        )
+        for kernel in kernels
+    ]  # fmt: skip
+    core.mean_field(_plain(energies, dtype), given(start), borrowed, steps, out, _threads(energies.numel()))
+    return out
 
 
 def embed_gradient(features: Tensor, barycentric_gradient: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 
 from permutohedral.ops.batching import Arguments, Axes, Rule, one_after_another
@@ -121,8 +122,7 @@ class Operator(Generic[Result]):
 
     def _run_contiguous(self, *arguments: Any) -> Any:
         """A backend may choose the strides of its results; compiled code has been promised contiguous ones."""
-        result: Any = self.run(*arguments)
-        return result.contiguous() if isinstance(result, Tensor) else tuple(each.contiguous() for each in result)
+        return _of_tensors(Tensor.contiguous, self.run(*arguments))
 
     def _transform(self, *arguments: Any) -> Result:
         return cast(Result, self._transformed.apply(*arguments))
@@ -131,7 +131,12 @@ class Operator(Generic[Result]):
         """Compute it below all transformations, which torch may trace."""
         if torch._C._len_torch_dispatch_stack() or not is_plain(*arguments):
             return self._registered(*arguments)
-        return self.run(*arguments)
+        # a backend may give parts of larger tensors, to which torch can attach no tangent
+        return _of_tensors(lambda each: each.clone() if each._is_view() else each, self.run(*arguments))
+
+
+def _of_tensors(change: Callable[[Tensor], Tensor], result: Any) -> Any:
+    return change(result) if isinstance(result, Tensor) else tuple(change(each) for each in result)
 
 
 def _direct_function(run: Callable[..., Any], derivative: Derivative) -> type[torch.autograd.Function]:
@@ -163,6 +168,17 @@ def _pull_back(derivative: Derivative, ctx: Any, gradients: tuple[Tensor | None,
         return derivative.pull_back(ctx, *gradients)
 
 
+class _Unwrapped:
+    """A context whose tensors are free of the wrappers of transformations that have ended: these hold no memory."""
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx = ctx
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._ctx, name)
+        return unwrap_dead_wrappers(found) if name == "saved_tensors" else found
+
+
 def _transformed_function(
     operator: Callable[..., Any], run: Callable[..., Any], derivative: Derivative | None, batch: Rule
 ) -> type[torch.autograd.Function]:
@@ -190,7 +206,7 @@ def _transformed_function(
         def backward(ctx: Any, *gradients: Tensor | None) -> Any:
             if derivative is None:
                 raise NotImplementedError("this operator has no derivative")
-            return _pull_back(derivative, ctx, gradients)
+            return _pull_back(derivative, _Unwrapped(ctx), unwrap_dead_wrappers(gradients))
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Tensor | None) -> Any:

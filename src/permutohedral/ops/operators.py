@@ -158,6 +158,19 @@ index_keys: Operator[tuple[Tensor, ...]] = Operator(
     _index_keys_shape,
     batch=padded(keys=(0,), tables=(2,)),
 )
+
+
+def _coarsen_keys_shape(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    coarse_keys, _, table = _index_keys_shape(keys)
+    return coarse_keys, keys.new_empty((keys.shape[0], 2)), table
+
+
+coarsen_keys: Operator[tuple[Tensor, ...]] = Operator(
+    "coarsen_keys",
+    "(Tensor keys) -> (Tensor, Tensor, Tensor)",
+    _coarsen_keys_shape,
+    batch=padded(keys=(0,), tables=(2,)),
+)
 find_neighbors: Operator[Tensor] = Operator(
     "find_neighbors",
     "(Tensor source_keys, Tensor table, Tensor target_keys, Tensor offsets) -> Tensor",

@@ -30,13 +30,13 @@ order is therefore made of these same functions (`operators.py`).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from permutohedral.errors import FeatureRangeError
+from permutohedral.errors import FeatureRangeError, InputError
 
 
 class Primitives(Protocol):
@@ -60,6 +60,7 @@ class Primitives(Protocol):
         Raises:
             FeatureRangeError: a feature is NaN or infinite, or a lattice coordinate exceeds
                 `key_limit(features.dtype)` in magnitude. Never wraps.
+            InputError: an item is negative; asked of what runs on GPUs alone, since others are checked before.
         """
         ...
 
@@ -72,6 +73,20 @@ class Primitives(Protocol):
         Returns:
             unique_keys: int32 `[lattice_points, 1 + d]`.
             inverse: int32 `[rows]`, the row of `unique_keys` that equals each row of `keys`.
+            table: see `index_points`.
+        """
+        ...
+
+    def coarsen_keys(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Number the lattice points of the lattice of twice the step (`pyramid.py`).
+
+        Args:
+            keys: int32 `[lattice_points, 1 + d]`, distinct rows.
+
+        Returns:
+            coarse_keys: int32 `[coarse lattice points, 1 + d]`, in coordinates of the coarse lattice, each once.
+            parents: int32 `[lattice_points, 2]`, rows of `coarse_keys`: the ends of the coarse edge whose midpoint each
+                lattice point is; twice the same row where it is a coarse lattice point itself.
             table: see `index_points`.
         """
         ...
@@ -223,8 +238,7 @@ class Primitives(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class FilterTables:
+class FilterTables(NamedTuple):
     """The tables of a lattice that a filter on it reads, and how it reads them.
 
     Attributes:
@@ -248,6 +262,33 @@ class FilterTables:
     num_lattice_points: int
     groups: int
     by_density: bool
+
+
+class PairwiseTables(NamedTuple):
+    """A kernel of a mean field over `points`: what it adds to the logits of marginals Q.
+
+    That is factor * target_scale * slice(blur(splat(source_scale * Q)) @ costs).
+
+    Attributes:
+        vertices, barycentric: the corners of the points, `[points, d + 1]`.
+        axis_neighbors: see `blur`.
+        source_scale, target_scale: `[points]`, None for ones.
+        costs: `[labels, labels]`, None for the identity.
+        factor: a number.
+    """
+
+    vertices: Tensor
+    barycentric: Tensor
+    axis_neighbors: Tensor
+    source_scale: Tensor | None
+    target_scale: Tensor | None
+    costs: Tensor | None
+    factor: float
+
+
+# what the derivative of a learned filter needs: the lattice values `[lattice_points, in_channels]` that were convolved,
+# and the density `[lattice_points]` they were divided by, in the accumulation dtype, None unless `by_density`
+KeptOfFilter = tuple[Tensor, Tensor | None]
 
 
 class FusedPrimitives(Primitives, Protocol):
@@ -291,19 +332,46 @@ class FusedPrimitives(Primitives, Protocol):
 
     def filter_learned(
         self, values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, KeptOfFilter]:
         """Splat, divide by the density, convolve, slice, add the bias.
 
         Args:
-            values: `[points, in_channels]`.
+            values: `[points, in_channels]`, at least one point and one channel.
             weight: `[filter_size, in_channels / groups, out_channels]`, of the dtype of values.
             bias: `[out_channels]`, of the same dtype, or None.
             tables: of the lattice.
 
         Returns:
-            output: `[target points, out_channels]`.
-            lattice_values: `[lattice_points, in_channels]`, what was convolved.
-            density: `[lattice_points]` in the accumulation dtype, None unless `by_density`.
+            The result `[target points, out_channels]`, and what its derivative needs.
+        """
+        ...
+
+    def differentiate_learned(
+        self, gradient: Tensor, weight: Tensor, kept: KeptOfFilter, tables: FilterTables, wanted: tuple[bool, ...]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The gradients of `filter_learned` with respect to values, weight and bias, None where they are not wanted.
+
+        Args:
+            gradient: with respect to the result.
+            weight, tables: of `filter_learned`.
+            kept: what it returned.
+            wanted: which of the three gradients; at least one.
+        """
+        ...
+
+    def mean_field(
+        self, energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int
+    ) -> Tensor:
+        """Marginals: softmax(-energies + what all kernels add), `steps` times.
+
+        Args:
+            energies: `[items, labels, points]`, of any floating dtype.
+            start: the first marginals, like energies; None for softmax(-energies).
+            kernels: over `items * points` points, those of the items one after another.
+            steps: how often the marginals are replaced.
+
+        Returns:
+            `[items, labels, points]`, computed in the dtype of the barycentric weights and returned in it.
         """
         ...
 
@@ -336,6 +404,25 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
+def parent_keys(keys: Tensor) -> Tensor:
+    """The keys of both parents of every vertex: `[lattice_points, 1 + d]` to `[lattice_points, 2, 1 + d]`.
+
+    With x = sum_j n_j e_j, n_j - n_0 = (x_j - x_0) / (d+1); where that is odd, j belongs to S, and the parents are
+    (x + e_S) / 2 and (x - e_S) / 2.
+
+    >>> parent_keys(torch.tensor([[0, 2, -4], [0, 1, 1]], dtype=torch.int32)).tolist()
+    [[[0, 1, -2], [0, 1, -2]], [[0, 1, 1], [0, 0, 0]]]
+    """
+    first, corners = keys[:, 1:], keys.shape[1]
+    last = -first.sum(dim=1, keepdim=True, dtype=keys.dtype)
+    # x_j - x_0 is a multiple of d+1, so that the quotient is exact
+    odd = (torch.cat([first, last], dim=1) - first[:, :1]).div(corners, rounding_mode="trunc") & 1
+    step = corners * odd[:, :-1] - odd.sum(dim=1, keepdim=True, dtype=keys.dtype)
+    items = keys[:, :1]
+    ends = [torch.cat([items, (first + sign * step) >> 1], dim=1) for sign in (-1, 1)]
+    return torch.stack(ends, dim=1)
+
+
 def window_extents(sigma_y: float, sigma_x: float, reach: float, height: int, width: int) -> list[int]:
     """How far the window of `sum_window` extends along x at each distance in y, from 0 on; never beyond the picture.
 
@@ -352,6 +439,18 @@ def transpose_weight(weight: Tensor, opposite: Tensor, groups: int) -> Tensor:
     filter_size, inputs, out_channels = weight.shape
     grouped = weight[opposite].reshape(filter_size, inputs, groups, out_channels // groups)
     return grouped.permute(0, 3, 2, 1).flatten(2)
+
+
+def check_items(batch: Tensor, name: str = "batch") -> None:
+    """Raise unless every item of `batch [points]` has a key; on a GPU the host waits for that.
+
+    >>> check_items(torch.tensor([0, 2, 2]))
+    """
+    if batch.numel() == 0:
+        return
+    low, high = torch.stack(torch.aminmax(batch)).tolist()
+    if low < 0 or high >= 2**31:
+        raise InputError(f"{name} must hold items from 0 to 2**31 - 1, got {low} to {high}")
 
 
 def range_error(features: Tensor, limit: int) -> FeatureRangeError:

@@ -14,7 +14,14 @@ from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.neighborhood import blur_gain
-from permutohedral.ops.primitives import accumulation_dtype, key_limit, range_error, window_extents
+from permutohedral.ops.primitives import (
+    accumulation_dtype,
+    check_items,
+    key_limit,
+    parent_keys,
+    range_error,
+    window_extents,
+)
 
 # below this, sums of two packed codes cannot leave int64
 _CODE_LIMIT = 2**62
@@ -104,6 +111,9 @@ def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor
     points, d = features.shape
     keys, barycentric = embed(features)
     item = torch.zeros(points, dtype=torch.int32, device=features.device) if batch is None else batch
+    if batch is not None and batch.is_cuda:
+        # those on the CPU have been checked
+        check_items(batch)
     keys = torch.cat([item[:, None, None].expand(-1, d + 1, 1), keys], dim=2)
     unique_keys, inverse, table = index_keys(keys.reshape(-1, d + 1))
     return unique_keys, inverse.view(points, d + 1), barycentric, table
@@ -166,6 +176,11 @@ def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     unique_keys = keys.new_empty(stages[-1].codes.numel(), keys.shape[1])
     unique_keys[inverse] = keys
     return unique_keys, inverse.to(torch.int32), table
+
+
+def coarsen_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    coarse_keys, inverse, table = index_keys(parent_keys(keys).flatten(0, 1))
+    return coarse_keys, inverse.view(-1, 2), table
 
 
 def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor) -> Tensor:

@@ -78,16 +78,17 @@ def why_in_steps(*tensors: Any) -> str | None:
     first = tensors[0]
     if not isinstance(first, Tensor):
         return "the values are no tensor"
+    device = first.device
     for tensor in tensors:
-        if tensor is not None and tensor.device != first.device:
+        if tensor is None:
+            continue
+        if tensor.device != device:
             return "the tensors are on different devices"
-        if tensor is not None and tensor.layout is not torch.strided:
+        if tensor.layout is not torch.strided:
             return "a tensor is not dense"
     if first.is_meta:
         return "the device 'meta' holds no numbers"
-    if torch.is_autocast_enabled(first.device.type):
-        return "autocast is enabled"
-    return None
+    return "autocast is enabled" if torch.is_autocast_enabled(device.type) else None
 
 
 def is_compiled_in_parts() -> bool:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.models.image_denoiser import NO_NOISE, ImageDenoiser, estimate_noise
+from permutohedral.models.image_denoiser import NO_NOISE, ImageDenoiser
+from permutohedral.models.noise_level import estimate_noise
 from permutohedral.pictures.batch import Outcome, Progress, Request, check_companions, companion, make_folder
 from permutohedral.pictures.files import Picture, check_output, read_picture, write_picture
 from permutohedral.pictures.transparency import fill_hidden
@@ -56,6 +57,7 @@ class Denoise(Request):
         sigma: standard deviation of the noise, of 255; None to estimate it for each picture.
         reference: the clean picture, or the folder of those of the same names; None if there is none.
         compare: the figure of before and after, or the folder for them; None for none.
+        strength: that many times the noise is removed.
     """
 
     outcome: ClassVar[type[Outcome]] = Denoised
@@ -64,6 +66,7 @@ class Denoise(Request):
     sigma: float | None = None
     reference: Path | None = None
     compare: Path | None = None
+    strength: float = 1.0
 
     def check(self, files: Sequence[tuple[Path, Path]]) -> None:
         """Find out before any work whether the references are found and the figures can be drawn.
@@ -91,12 +94,13 @@ class Denoise(Request):
         clean = None if self.reference is None else _read_reference(self.reference, source, picture)
         noisy = fill_hidden(picture.pixels, picture.alpha)
         sigma = estimate_noise(noisy) if self.sigma is None else self.sigma / 255
+        removed = self.strength * sigma
         # in place: a large picture is a large part of the memory
-        pixels = self.denoiser(noisy, sigma, progress).clamp_(0, 1)
+        pixels = self.denoiser(noisy, removed, progress).clamp_(0, 1)
         if picture.alpha is not None:
             pixels = torch.where(picture.alpha > 0, pixels, picture.pixels)
         lost = tuple(write_picture(picture.with_pixels(pixels), output))
-        model = None if sigma < NO_NOISE else self.denoiser.choose(pixels.shape[0], sigma)
+        model = None if removed < NO_NOISE else self.denoiser.choose(pixels.shape[0], removed)
         outcome = Denoised(source, output, lost=lost, sigma=round(255 * sigma, 3), model=model)
         if clean is not None:
             outcome = _score(outcome, picture.pixels, pixels, clean)

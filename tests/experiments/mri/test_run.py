@@ -189,8 +189,11 @@ def test_the_report_has_a_table_for_each_factor(options: RunOptions) -> None:
 def test_the_command_makes_the_whole_way(tmp_path: Path) -> None:
     rows = ["--row", "image_linear", "--row", "spectrum_gridding"]
     place = ["--output", str(tmp_path), "--accelerator", "cpu"]
-    result = CliRunner().invoke(application, ["reproduce", "mri", "--smoke", *rows, *place])
+    result = CliRunner().invoke(application, ["reproduce", "mri", "--smoke", "--seeds", "2", *rows, *place])
     assert result.exit_code == 0, result.output
+    weights = {path.name for path in (tmp_path / "weights").iterdir()}
+    assert weights == {"spectrum_gridding.safetensors", "spectrum_gridding-1.safetensors"}
+    # one line in each table: the mean
     assert result.stdout.count("| linear |") == 3
     assert result.stdout.count("| permutohedral alone | 617 |") == 3
     again = CliRunner().invoke(application, ["reproduce", "mri", "--report-only", *place])

@@ -4,12 +4,12 @@ from permutohedral.ops.triton.build.embedding import embed_differential, embed_g
 from permutohedral.ops.triton.build.lattice import index_both, index_points
 from permutohedral.ops.triton.build.neighbors import find_neighbors, transpose_neighbors
 from permutohedral.ops.triton.build.picture_features import picture_features
-from permutohedral.ops.triton.build.wide_keys import index_keys
+from permutohedral.ops.triton.build.wide_keys import coarsen_keys, index_keys
 from permutohedral.ops.triton.filter.blur import blur
 from permutohedral.ops.triton.filter.convolve import convolve
 from permutohedral.ops.triton.filter.exact_sums import sum_neighbors, sum_window
 from permutohedral.ops.triton.filter.gaussian import filter_gaussian, filter_points
-from permutohedral.ops.triton.filter.learned_filter import filter_learned
+from permutohedral.ops.triton.filter.learned_filter import differentiate_learned, filter_learned
 from permutohedral.ops.triton.filter.slice import barycentric_gradient, slice
 from permutohedral.ops.triton.filter.splat import splat
 from permutohedral.ops.triton.filter.weight_gradient import convolve_gradients, convolve_weight_gradient
@@ -17,9 +17,11 @@ from permutohedral.ops.triton.filter.weight_gradient import convolve_gradients, 
 __all__ = [
     "barycentric_gradient",
     "blur",
+    "coarsen_keys",
     "convolve",
     "convolve_gradients",
     "convolve_weight_gradient",
+    "differentiate_learned",
     "embed_differential",
     "embed_gradient",
     "filter_gaussian",

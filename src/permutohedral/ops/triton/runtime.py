@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from functools import reduce, wraps
+from operator import or_
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,11 +25,11 @@ _MOST = 1 << 31
 def on_device(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Run a launcher on the device of its first argument, a tensor: Triton launches on the current device."""
 
-    @functools.wraps(function)
+    @wraps(function)
     def launcher(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         first = args[0]
         assert isinstance(first, Tensor)
-        if not first.is_cuda or first.get_device() == torch.cuda.current_device():
+        if not first.is_cuda or first.get_device() == torch._C._cuda_getDevice():
             return function(*args, **kwargs)
         with torch.cuda.device(first.device):
             return function(*args, **kwargs)
@@ -56,27 +57,85 @@ def rows_contiguous(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def tile(rows: int, channels: int, run: int = 1) -> tuple[tuple[int, int], dict[str, int]]:
-    """The grid, and the shape of the tiles: about 1024 elements, and a thread for each point of few channels."""
+def tile(channels: int) -> dict[str, int]:
+    """The shape of tiles: about 1024 elements, and a thread for each point of few channels."""
     block_c = min(power_of_two(channels), WIDEST_TILE)
-    block = max(min(1024 // block_c, 128), 16)
-    return (cdiv(rows, block * run), cdiv(channels, block_c)), {"BLOCK": block, "BLOCK_C": block_c}
+    return {"BLOCK": max(min(1024 // block_c, 128), 16), "BLOCK_C": block_c}
 
 
-class _Launcher:
-    """Compiled kernels by what they were compiled for.
+# what starts a binary: a function of C, and its arguments before and behind ours
+_Starter = tuple[Any, tuple[Any, ...], tuple[Any, ...]]
+
+
+class Bound:
+    """A kernel with its constants: `bound(grid, tensors, sizes)` is `kernel[grid](*tensors, *sizes, **constants)`.
 
     Triton keeps the same binaries, but finding one takes it longer than a small kernel runs: it looks at every
-    argument anew. So they are started as Triton's own launcher does it; `direct` becomes False where a version of
-    Triton does that in another way, and kernels are then started as documented.
+    argument anew. So those that were compiled are kept here by what they were compiled for, and started directly.
+
+    Args:
+        kernel: from `triton.jit`, which must not specialize on the sizes (`do_not_specialize`).
+        constants: those the kernel is compiled for, in its order, then Triton's options.
     """
 
-    def __init__(self) -> None:
-        self.compiled: dict[tuple[object, ...], tuple[Any, tuple[Any, ...], tuple[Any, ...]]] = {}
-        self.direct = not INTERPRETED
+    __slots__ = ("_constants", "_kernel", "_starters")
+    # becomes False where a version of Triton starts kernels in another way than this does; they are then started as
+    # documented
+    direct: ClassVar[bool] = not INTERPRETED
 
-    def add(self, key: tuple[object, ...], kernel: Any, binary: Any, constants: dict[str, Any]) -> None:
-        """Keep what starts a binary: a function of C, and its arguments before and behind ours."""
+    def __init__(self, kernel: Any, **constants: Any) -> None:
+        self._kernel, self._constants = kernel, constants
+        self._starters: dict[tuple[object, ...], _Starter] = {}
+
+    def over(self, rows: int, channels: int, tensors: tuple[Tensor, ...], sizes: tuple[float, ...]) -> None:
+        """Start as many programs as tiles (constants BLOCK and BLOCK_C) cover `[rows, channels]`."""
+        block, block_c = self._constants["BLOCK"], self._constants["BLOCK_C"]
+        self((-(-rows // block), -(-channels // block_c), 1), tensors, sizes)
+
+    def __call__(self, grid: tuple[int, int, int], tensors: tuple[Tensor, ...], sizes: tuple[float, ...]) -> None:
+        """Start it on the current device and stream.
+
+        Args:
+            grid: number of programs along three axes.
+            tensors: what the kernel reads and writes, all on the current device; at least one. A kernel that can do
+                without one takes any other tensor in its place.
+            sizes: numbers that change from call to call.
+        """
+        device = tensors[0].get_device()
+        kind = (device, *[tensor.dtype for tensor in tensors])
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        starter = self._starters.get(kind)
+        if (
+            starter is None
+            or reduce(or_, addresses) & _MISALIGNED
+            or max(sizes, default=0) >= _MOST
+            or not Bound.direct
+        ):
+            self._start_as_documented(grid, tensors, sizes, kind)
+            return
+        start, before, behind = starter
+        try:
+            start(*grid, _stream_of(device), *before, *addresses, *sizes, *behind)
+        except TypeError:
+            Bound.direct = False
+            self._start_as_documented(grid, tensors, sizes, kind)
+
+    def _start_as_documented(
+        self, grid: tuple[int, ...], tensors: tuple[Tensor, ...], sizes: tuple[float, ...], kind: tuple[object, ...]
+    ) -> None:
+        binary = self._kernel[grid](*tensors, *sizes, **self._constants)
+        if (
+            not Bound.direct
+            or any(tensor.data_ptr() & _MISALIGNED for tensor in tensors)
+            or max(sizes, default=0) >= _MOST
+        ):
+            return
+        try:
+            self._keep(kind, binary)
+        except AttributeError:
+            Bound.direct = False
+
+    def _keep(self, kind: tuple[object, ...], binary: Any) -> None:
         starter = binary.run
         # with memory of their own such kernels need an allocation for each start
         if starter.global_scratch_size or starter.profile_scratch_size:
@@ -85,56 +144,24 @@ class _Launcher:
         # no scratch memory; no metadata and no hooks for a profiler of Triton's
         before = binary.function, *options, None, None, binary.packed_metadata, None, None, None
         # the constants are passed, too, and ignored
-        self.compiled[key] = (
-            starter.launch,
-            before,
-            tuple(constants[name] for name in kernel.arg_names if name in constants),
-        )
+        behind = tuple(self._constants[name] for name in self._kernel.arg_names if name in self._constants)
+        self._starters[kind] = starter.launch, before, behind
 
 
-_launcher = _Launcher()
+def _stream_of(device: int) -> int:
+    return torch._C._cuda_getCurrentRawStream(device)
+
+
+_bound: dict[tuple[object, ...], Bound] = {}
 
 
 def launch(
     kernel: Any, grid: tuple[int, ...], tensors: tuple[Tensor, ...], sizes: tuple[float, ...], **constants: Any
 ) -> None:
-    """`kernel[grid](*tensors, *sizes, **constants)`.
-
-    Args:
-        kernel: from `triton.jit`, which must not specialize on the sizes (`do_not_specialize`).
-        grid: number of programs along up to three axes.
-        tensors: what the kernel reads and writes, all on the current device; at least one. A kernel that can do
-            without one takes any other tensor in its place.
-        sizes: numbers that change from call to call.
-        constants: those the kernel is compiled for, in its order, then Triton's options.
-    """
-    if not _launcher.direct:
-        kernel[grid](*tensors, *sizes, **constants)
-        return
-    device, addresses, bits = tensors[0].get_device(), [], 0
-    key: list[object] = [id(kernel), device]
-    for tensor in tensors:
-        address = tensor.data_ptr()
-        bits |= address
-        addresses.append(address)
-        key.append(tensor.dtype)
-    if bits & _MISALIGNED or max(sizes, default=0) >= _MOST:
-        kernel[grid](*tensors, *sizes, **constants)
-        return
-    known = (*key, *constants.values())
-    compiled = _launcher.compiled.get(known)
-    if compiled is None:
-        binary = kernel[grid](*tensors, *sizes, **constants)
-        try:
-            _launcher.add(known, kernel, binary, constants)
-        except AttributeError:
-            _launcher.direct = False
-        return
-    start, before, behind = compiled
+    """`kernel[grid](*tensors, *sizes, **constants)`, for up to three axes: see `Bound`, which is made once."""
+    key = (id(kernel), *constants.values())
+    bound = _bound.get(key)
+    if bound is None:
+        bound = _bound[key] = Bound(kernel, **constants)
     columns, rows, layers = (*grid, 1, 1)[:3]
-    stream = torch._C._cuda_getCurrentRawStream(device)
-    try:
-        start(columns, rows, layers, stream, *before, *addresses, *sizes, *behind)
-    except TypeError:
-        _launcher.direct = False
-        kernel[grid](*tensors, *sizes, **constants)
+    bound((columns, rows, layers), tensors, sizes)

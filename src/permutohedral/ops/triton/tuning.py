@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from triton.runtime.errors import OutOfResources
@@ -25,8 +25,7 @@ _ROUNDS = 3
 _cache: dict[tuple[object, ...], Blocks] = {}
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """What the best block shape depends on."""
 
     kernel: str
@@ -37,8 +36,7 @@ class Shape:
     targets: int
 
     def key(self, device: torch.device) -> tuple[object, ...]:
-        size, exact = self.targets.bit_length(), torch.are_deterministic_algorithms_enabled()
-        return device, exact, self.kernel, self.precision, self.dtype, self.in_channels, self.out_channels, size
+        return *self[:5], self.targets.bit_length(), device, torch.are_deterministic_algorithms_enabled()
 
 
 def likely_blocks(shape: Shape) -> Blocks:

@@ -6,7 +6,8 @@ has to draw a number waits, so the wait ends.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -32,7 +33,7 @@ from permutohedral.ops.triton.build.packed_table import (
     load_number,
     store_lanes,
 )
-from permutohedral.ops.triton.runtime import HAS_PTX, cdiv, launch
+from permutohedral.ops.triton.runtime import HAS_PTX, Bound, cdiv
 
 # a single warp needs no barrier to know that all its probes have ended
 _INSERT_BLOCK = 32
@@ -114,6 +115,7 @@ def insert_points_kernel(
     base, unit, room = pack_digits(table, cell, low, DIGIT_BITS, CORNER_BITS, D, ROWS)
     if HAS_BATCH:
         item = tl.load(batch + point).to(tl.int64)
+        valid = valid & (item >= 0)
         if DIGIT_BITS > 0:
             room = room & (item < (1 << ITEM_BITS))
             base += item << (CORNER_BITS + D * DIGIT_BITS)
@@ -214,8 +216,7 @@ def unpack_kernel(
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Insertion:
+class Insertion(NamedTuple):
     """What inserting all points gives.
 
     Attributes:
@@ -240,23 +241,27 @@ def insert_points(features: Tensor, batch: Tensor | None, capacity: int, by_rang
         by_range: whether the bits of a key are dealt out by the range of the data.
     """
     points, d = features.shape
-    table = PackedTable.empty(capacity, features.device)
-    codes = features.new_empty(capacity, dtype=torch.int64)
-    vertices = features.new_empty((d + 1, points), dtype=torch.int32)
-    barycentric = features.new_empty((d + 1, points))
-    digit_bits, item_bits = even_bits(d, batch is not None)
+    device, corners = features.device, ((points, d + 1), (1, points))
+    table = PackedTable.empty(capacity, device)
+    codes = torch.empty(capacity, dtype=torch.int64, device=device)
+    vertices = torch.empty_strided(*corners, dtype=torch.int32, device=device)
+    barycentric = torch.empty_strided(*corners, dtype=features.dtype, device=device)
     if by_range:
         pack_by_range(table, features, batch)
-        digit_bits = 0
-    launch(
-        insert_points_kernel, (cdiv(points, _INSERT_BLOCK),),
-        (features, features if batch is None else batch, table.storage, codes, vertices, barycentric),
-        (points, capacity),
-        STRIDE=features.stride(0), HAS_BATCH=batch is not None, DIGIT_BITS=digit_bits, ITEM_BITS=item_bits,
-        CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d, ROWS=tile_rows(d), BLOCK=_INSERT_BLOCK,
+    bound = _bind_insert(d, features.stride(0), batch is not None, by_range)
+    tensors = features, features if batch is None else batch, table.storage, codes, vertices, barycentric
+    bound((cdiv(points, _INSERT_BLOCK), 1, 1), tensors, (points, capacity))
+    return Insertion(table, codes, vertices, barycentric)
+
+
+@cache
+def _bind_insert(d: int, stride: int, has_batch: bool, by_range: bool) -> Bound:
+    digit_bits, item_bits = even_bits(d, has_batch)
+    return Bound(
+        insert_points_kernel, STRIDE=stride, HAS_BATCH=has_batch, DIGIT_BITS=0 if by_range else digit_bits,
+        ITEM_BITS=item_bits, CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d, ROWS=tile_rows(d), BLOCK=_INSERT_BLOCK,
         num_warps=cdiv(_INSERT_BLOCK, 32), **_register_limit(tile_rows(d)),
     )  # fmt: skip
-    return Insertion(table, codes, vertices.T, barycentric.T)
 
 
 def _register_limit(rows: int) -> dict[str, int]:
@@ -266,17 +271,25 @@ def _register_limit(rows: int) -> dict[str, int]:
 
 def report(insertion: Insertion, features: Tensor, words: Tensor, sample: bool) -> None:
     """Write what became of the insertion into `words`, memory of a `HostReports`; `sample` the order of the points."""
-    launch(
-        report_kernel, (1,), (insertion.table.storage, features, words), (features.shape[0],),
-        SAMPLE=sample, STRIDE=features.stride(0), D=features.shape[1], num_warps=4 if sample else 1,
-    )  # fmt: skip
+    points, d = features.shape
+    bound = _bind_report(d, features.stride(0), sample)
+    bound((1, 1, 1), (insertion.table.storage, features, words), (points,))
+
+
+@cache
+def _bind_report(d: int, stride: int, sample: bool) -> Bound:
+    return Bound(report_kernel, SAMPLE=sample, STRIDE=stride, D=d, num_warps=4 if sample else 1)
 
 
 def unpack_keys(insertion: Insertion, keys: Tensor, other: PackedTable) -> None:
     """Write the keys of as many rows as `keys` has; an `other` table than the insertion's gets them, too."""
     table, (rows, columns) = insertion.table, keys.shape
-    launch(
-        unpack_kernel, (cdiv(rows, 32),), (table.storage, insertion.codes, keys, other.storage),
-        (rows, other.capacity), MOVE=other is not table, CORNER_BITS=(columns - 1).bit_length(), PTX=HAS_PTX,
-        D=columns - 1, ROWS=tile_rows(columns - 1), BLOCK=32, num_warps=1,
-    )  # fmt: skip
+    bound = _bind_unpack(columns - 1, other is not table)
+    bound((cdiv(rows, 32), 1, 1), (table.storage, insertion.codes, keys, other.storage), (rows, other.capacity))
+
+
+@cache
+def _bind_unpack(d: int, move: bool) -> Bound:
+    return Bound(
+        unpack_kernel, MOVE=move, CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d, ROWS=tile_rows(d), BLOCK=32, num_warps=1
+    )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from permutohedral.ops.primitives import key_limit, range_error
+from permutohedral.ops.primitives import check_items, key_limit, range_error
 from permutohedral.ops.triton.build import wide_keys
 from permutohedral.ops.triton.build.embedding import LARGEST_TILE_DIMENSION
 from permutohedral.ops.triton.build.host_report import HostReports, Report
@@ -26,6 +26,8 @@ LARGEST_EVEN_DIMENSION = 7
 _WORTH_ORDERING = 1 << 21
 # slots of a table that takes little time to clear
 _CHEAP_CAPACITY = 1 << 22
+# slots of a table that is kept as it is, however empty: 16 MB
+_SMALL_CAPACITY = 1 << 20
 
 # keys, vertices, barycentric weights, table: see `index_points`
 Indexed = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -60,9 +62,11 @@ def first_attempt(features: Tensor, batch: Tensor | None) -> _Attempt:
     return _Attempt(features, batch, capacity, features.shape[1] > LARGEST_EVEN_DIMENSION)
 
 
-def check_range(features: Tensor, told: Report) -> None:
-    """Raise if a feature has no key."""
+def check_range(features: Tensor, batch: Tensor | None, told: Report) -> None:
+    """Raise if a feature or an item has no key."""
     if told.bad_feature:
+        if batch is not None:
+            check_items(batch)
         raise range_error(features, key_limit(features.dtype))
 
 
@@ -78,11 +82,11 @@ def order(insertion: Insertion, told: Report) -> Insertion:
 def _finish(insertion: Insertion, told: Report) -> Indexed:
     insertion = order(insertion, told)
     table, fitting = insertion.table, capacity_for(told.num_lattice_points)
-    if table.capacity > 2 * fitting:
-        # most of the table is empty
+    if table.capacity > max(2 * fitting, _SMALL_CAPACITY):
+        # most of the table is empty, and that takes much memory
         table = PackedTable.empty(fitting, table.storage.device)
     vertices = insertion.vertices
-    keys = vertices.new_empty((told.num_lattice_points, vertices.shape[1]))
+    keys = torch.empty(told.num_lattice_points, vertices.shape[1], dtype=torch.int32, device=vertices.device)
     unpack_keys(insertion, keys, table)
     return keys, vertices, insertion.barycentric, table.storage
 
@@ -96,7 +100,7 @@ def _index(attempts: list[_Attempt]) -> list[Indexed]:
 
 
 def _settle(attempt: _Attempt, insertion: Insertion, told: Report) -> Indexed:
-    check_range(attempt.features, told)
+    check_range(attempt.features, attempt.batch, told)
     if not told.no_room and not told.full:
         return _finish(insertion, told)
     following = attempt.next(told)

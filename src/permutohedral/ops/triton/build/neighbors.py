@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -15,12 +17,15 @@ from permutohedral.ops.triton.build.packed_table import (
     LOW,
     SHIFT,
     PackedTable,
+    count_rows,
     look_up,
 )
-from permutohedral.ops.triton.runtime import HAS_PTX, cdiv, launch, on_device, power_of_two
+from permutohedral.ops.triton.runtime import HAS_PTX, Bound, cdiv, launch, on_device, power_of_two
 
 # every program looks for the opposite of its tap, so there must not be many
 _MOST_PAIRED_TAPS = 64
+# fewer look-ups are done before a table is filled with -1
+_WORTH_PAIRING = 1 << 21
 
 
 @triton.jit
@@ -96,37 +101,55 @@ def find_opposite(offsets, tap, taps, D: tl.constexpr, TAPS: tl.constexpr):
     return tl.min(tl.where(negative, other, taps), axis=0), tl.min(tl.where(equal, other, taps), axis=0)
 
 
+@triton.jit
+def find_pair(
+    table, targets, offsets, neighbors, target, inside, capacity, num_targets, tap, taps,
+    TAPS: tl.constexpr, CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """The neighbors of some targets along a tap and along the opposite one, by the program of the first of the two."""
+    row = neighbors + tap.to(tl.int64) * num_targets
+    opposite, first = find_opposite(offsets, tap, taps, D, TAPS)
+    # an offset may occur twice, and only its first tap is a partner
+    mutual = (first == tap) & (opposite < taps)
+    if opposite == tap:
+        tl.store(row + target, target, mask=inside)
+    elif (opposite > tap) | (mutual == 0):
+        found = look_up_tap(table, targets, offsets + tap * D, target, inside, capacity, CORNER_BITS, PTX, D)
+        tl.store(row + target, found, mask=inside)
+        if mutual:
+            back = neighbors + opposite.to(tl.int64) * num_targets
+            tl.store(back + found, target, mask=inside & (found >= 0) & (found < num_targets))
+
+
 @triton.jit(do_not_specialize=["capacity", "num_targets", "taps"])
 def find_neighbors_kernel(
     table, targets, offsets, neighbors, capacity, num_targets, taps,
-    TAPS: tl.constexpr, CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    COUNTED: tl.constexpr, PAIRED: tl.constexpr, TAPS: tl.constexpr, CORNER_BITS: tl.constexpr, PTX: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One tap of a block of targets; with TAPS > 0 the targets are the sources, and `neighbors` is filled with -1.
+    """One tap of a block of targets; where PAIRED, the targets are the sources, and `neighbors` is filled with -1.
 
     Then two opposite taps are one: if u is the neighbor of v along the first, v is the neighbor of u along the second.
+    If COUNTED, only as many targets as the table holds.
     """
     # the taps of a target one after another, which find much of what they read in the cache
     tap = tl.program_id(0) % taps
-    place = (tl.program_id(0) // taps) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    inside = place < num_targets
+    first_target = (tl.program_id(0) // taps) * BLOCK
+    place = first_target + tl.arange(0, BLOCK)[None, :]
+    existing = count_rows(table, num_targets, COUNTED)
+    inside = place < existing
     target = tl.minimum(place, num_targets - 1)
     row = neighbors + tap.to(tl.int64) * num_targets
     offset = offsets + tap * D
-    if TAPS == 0:
-        found = look_up_tap(table, targets, offset, target, inside, capacity, CORNER_BITS, PTX, D)
-        tl.store(row + target, found, mask=inside)
-    else:
-        opposite, first = find_opposite(offsets, tap, taps, D, TAPS)
-        # an offset may occur twice, and only its first tap is a partner
-        mutual = (first == tap) & (opposite < taps)
-        if opposite == tap:
-            tl.store(row + target, target, mask=inside)
-        elif (opposite > tap) | (mutual == 0):
+    if not PAIRED:
+        if first_target < existing:
             found = look_up_tap(table, targets, offset, target, inside, capacity, CORNER_BITS, PTX, D)
             tl.store(row + target, found, mask=inside)
-            if mutual:
-                back = neighbors + opposite.to(tl.int64) * num_targets
-                tl.store(back + found, target, mask=inside & (found >= 0) & (found < num_targets))
+    else:
+        find_pair(
+            table, targets, offsets, neighbors, target, inside, capacity, num_targets, tap, taps,
+            TAPS, CORNER_BITS, PTX, D,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_targets", "num_source"])
@@ -148,19 +171,41 @@ def search_packed(table: PackedTable, targets: Tensor, num_targets: int, offsets
         offsets: int32 `[taps, d]`.
         shared: whether the targets are the rows of the table; opposite taps are then looked up as one.
     """
-    taps, d = offsets.shape
-    paired = shared and taps <= _MOST_PAIRED_TAPS
+    taps = offsets.shape[0]
+    paired = shared and taps <= _MOST_PAIRED_TAPS and taps * num_targets >= _WORTH_PAIRING
+    neighbors = torch.empty(taps, num_targets, dtype=torch.int32, device=targets.device)
     if paired:
-        neighbors = torch.full((taps, num_targets), -1, dtype=torch.int32, device=targets.device)
-    else:
-        neighbors = torch.empty((taps, num_targets), dtype=torch.int32, device=targets.device)
-    if neighbors.numel():
-        launch(
-            find_neighbors_kernel, (cdiv(num_targets, 128) * taps,), (table.storage, targets, offsets, neighbors),
-            (table.capacity, num_targets, taps), TAPS=power_of_two(taps) if paired else 0,
-            CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d, BLOCK=128, num_warps=1,
-        )  # fmt: skip
+        neighbors.fill_(-1)
+    if taps and num_targets:
+        _search(neighbors, table, targets, offsets, False, paired)
     return neighbors
+
+
+def search_counted(table: PackedTable, codes: Tensor, rows: int, offsets: Tensor) -> Tensor:
+    """The same of the table's own rows, int32 `[taps, rows]`, before the host knows how many these are.
+
+    The columns beyond them hold nothing; if there are more than `rows`, none of them does.
+    """
+    neighbors = torch.empty(offsets.shape[0], rows, dtype=torch.int32, device=codes.device)
+    _search(neighbors, table, codes, offsets, True, False)
+    return neighbors
+
+
+def _search(
+    neighbors: Tensor, table: PackedTable, targets: Tensor, offsets: Tensor, counted: bool, paired: bool
+) -> None:
+    taps, num_targets = neighbors.shape
+    bound = _bind_find(offsets.shape[1], counted, paired, power_of_two(taps) if paired else 1)
+    tensors, sizes = (table.storage, targets, offsets, neighbors), (table.capacity, num_targets, taps)
+    bound((cdiv(num_targets, 128) * taps, 1, 1), tensors, sizes)
+
+
+@cache
+def _bind_find(d: int, counted: bool, paired: bool, taps: int) -> Bound:
+    return Bound(
+        find_neighbors_kernel, COUNTED=counted, PAIRED=paired, TAPS=taps, CORNER_BITS=d.bit_length(), PTX=HAS_PTX,
+        D=d, BLOCK=128, num_warps=1,
+    )  # fmt: skip
 
 
 @on_device

@@ -11,7 +11,7 @@ table. Open addressing with linear probing; the capacity is a power of two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -28,7 +28,7 @@ SHIFT = tl.constexpr(32)
 EXTENT = tl.constexpr(64)
 ITEM_SHIFT = tl.constexpr(96)
 ITEM_EXTENT = tl.constexpr(97)
-# flags that are 1 once something went wrong: a feature that has no key, a key that has no code, too many keys
+# flags that are 1 once something went wrong: a feature or item that has no key, a key that has no code, too many keys
 BAD_FEATURE = tl.constexpr(101)
 NO_ROOM = tl.constexpr(102)
 FULL = tl.constexpr(103)
@@ -42,8 +42,7 @@ MADE = tl.constexpr(-2)
 PENDING = tl.constexpr(-3)
 
 
-@dataclass(frozen=True)
-class PackedTable:
+class PackedTable(NamedTuple):
     """A table of packed keys."""
 
     storage: Tensor  # int64 [HEADER + 2 capacity]
@@ -77,6 +76,16 @@ def capacity_for(num_keys: int) -> int:
 def entry_of(table, slot):
     """Pointer to the code in a slot; the row number is the word after it."""
     return table + HEADER + 2 * slot.to(tl.int64)
+
+
+@triton.jit
+def count_rows(table, most, COUNTED: tl.constexpr):
+    """How many rows there are: `most`; or, COUNTED, as many as the table holds, none if these are more."""
+    if COUNTED:
+        count = tl.load(table + COUNT).to(tl.int32)
+        return tl.where(count <= most, count, 0)
+    else:
+        return most
 
 
 @triton.jit

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.triton.runtime import cdiv, launch, on_device
+from permutohedral.ops.triton.runtime import Bound, cdiv, on_device
 
 _BLOCK = 1024
 
@@ -38,6 +40,11 @@ def picture_features_kernel(
     tl.store(features + entry, tl.div_rn(number, sigma), mask=inside)
 
 
+@cache
+def _bind_features(channels: int) -> Bound:
+    return Bound(picture_features_kernel, CHANNELS=channels, BLOCK=_BLOCK)
+
+
 @on_device
 def picture_features(guide: Tensor, sigma_space: float, sigma_range: float) -> Tensor | None:
     """Features `[..., height * width, 2 + channels]` of pictures `[..., channels, height, width]`: y, x, colors."""
@@ -50,8 +57,6 @@ def picture_features(guide: Tensor, sigma_space: float, sigma_range: float) -> T
     if features.numel():
         images = guide.reshape(-1, channels, height, width)
         points = images.shape[0] * pixels
-        launch(
-            picture_features_kernel, (cdiv(features.numel(), _BLOCK),), (images, features),
-            (points, width, pixels, *images.stride(), sigma_space, sigma_range), CHANNELS=channels, BLOCK=_BLOCK,
-        )  # fmt: skip
+        sizes = points, width, pixels, *images.stride(), sigma_space, sigma_range
+        _bind_features(channels)((cdiv(points * (2 + channels), _BLOCK), 1, 1), (images, features), sizes)
     return features

@@ -6,13 +6,16 @@ dtype otherwise.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.ops.triton.runtime import launch, on_device, rows_contiguous, tile
+from permutohedral.ops.triton.build.packed_table import count_rows
+from permutohedral.ops.triton.runtime import Bound, on_device, rows_contiguous, tile
 
 # blurring two axes at once reads more and starts less: below this many lattice points the starts count
 _WORTH_SINGLE_AXES = 1 << 18
@@ -38,13 +41,16 @@ def blur_along(
 
 @triton.jit(do_not_specialize=["num_rows", "axis", "next_axis"])
 def blur_kernel(
-    lattice_values, axis_neighbors, output, num_rows, axis, next_axis,
+    lattice_values, axis_neighbors, table, output, num_rows, axis, next_axis, COUNTED: tl.constexpr,
     TWO: tl.constexpr, CHANNELS: tl.constexpr, LATTICE_STRIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """One axis, or TWO at once: the second of what the first gives at a row and its two neighbors."""
+    """One axis, or TWO at once: the second of what the first gives at a row and its two neighbors.
+
+    Only the rows that the `table` holds, if that is to be COUNTED.
+    """
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    inside = row < num_rows
+    inside = row < count_rows(table, num_rows, COUNTED)
     result = blur_along(
         lattice_values, axis_neighbors, row, axis, num_rows, inside, channel, CHANNELS, LATTICE_STRIDE
     )  # fmt: skip
@@ -63,18 +69,21 @@ def blur_kernel(
     tl.store(place, result.to(output.dtype.element_ty), mask=inside[:, None] & (channel < CHANNELS)[None, :])
 
 
-@on_device
-def blur(lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool) -> Tensor:
+@cache
+def _bind_blur(counted: bool, two: bool, channels: int, lattice_stride: int) -> Bound:
+    return Bound(
+        blur_kernel, COUNTED=counted, TWO=two, CHANNELS=channels, LATTICE_STRIDE=lattice_stride, **tile(channels)
+    )
+
+
+def blur_rows(lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool, table: Tensor | None) -> Tensor:
+    """`blur`; with the storage of a `PackedTable` only the rows that it holds, if there are no more than have room."""
     num, channels = lattice_values.shape
-    lattice_values, axis_neighbors = rows_contiguous(lattice_values), axis_neighbors.contiguous()
-    if lattice_values.numel() == 0:
-        return lattice_values.clone()
     axes = list(range(axis_neighbors.shape[0] // 2))
     if reverse:
         axes.reverse()
-    at_once = 2 if num < _WORTH_SINGLE_AXES else 1
+    at_once = 2 if num <= _WORTH_SINGLE_AXES else 1
     passes = [axes[first : first + at_once] for first in range(0, len(axes), at_once)]
-    grid, blocks = tile(num, channels)
     between = accumulation_dtype(lattice_values.dtype)
     last = torch.empty(num, channels, dtype=lattice_values.dtype, device=lattice_values.device)
     # two buffers in turn, the result in the last of them
@@ -82,9 +91,16 @@ def blur(lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool) -> Tenso
     spare.append(torch.empty_like(spare[0]) if len(passes) > 1 else last)
     for number, axis in enumerate(passes, 1):
         output = last if number == len(passes) else spare[(len(passes) - number) % 2]
-        launch(
-            blur_kernel, grid, (lattice_values, axis_neighbors, output), (num, axis[0], axis[-1]),
-            TWO=len(axis) > 1, CHANNELS=channels, LATTICE_STRIDE=lattice_values.stride(0), **blocks,
-        )  # fmt: skip
+        bound = _bind_blur(table is not None, len(axis) > 1, channels, lattice_values.stride(0))
+        tensors = lattice_values, axis_neighbors, axis_neighbors if table is None else table, output
+        bound.over(num, channels, tensors, (num, axis[0], axis[-1]))
         lattice_values = output
     return last
+
+
+@on_device
+def blur(lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool) -> Tensor:
+    lattice_values, axis_neighbors = rows_contiguous(lattice_values), axis_neighbors.contiguous()
+    if lattice_values.numel() == 0:
+        return lattice_values.clone()
+    return blur_rows(lattice_values, axis_neighbors, reverse, None)

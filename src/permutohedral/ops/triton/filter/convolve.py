@@ -22,19 +22,34 @@ _FEWEST_CHANNELS = 8
 _MANY_CHANNELS = 64
 # fewer targets are done before their values are converted
 _WORTH_HALVING = 1 << 15
+# fewer targets are done before the weight is turned
+_WORTH_TURNING = 1 << 16
+# how a weight lies in memory: see `convolve_kernel`
+AS_GIVEN = tl.constexpr(0)
+TURNED = tl.constexpr(1)
+ADJOINT = tl.constexpr(2)
+
+
+@triton.jit
+def finish(total, row_scales, target, inside, DIVIDED: tl.constexpr):
+    """The results of some targets, DIVIDED by a number for each of them."""
+    if DIVIDED:
+        total = total / tl.load(row_scales + target, mask=inside, other=1.0)[:, None]
+    return total
 
 
 @triton.jit(do_not_specialize=["num_targets", "filter_size"])
 def convolve_kernel(
-    lattice_values, weight, neighbors, scales, output, num_targets, filter_size,
-    HAS_SCALES: tl.constexpr,
-    STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, PRECISION: tl.constexpr,
-    TRANSPOSED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
+    lattice_values, weight, neighbors, taps, scales, divisors, output, num_targets, filter_size,
+    HAS_SCALES: tl.constexpr, DIVIDED: tl.constexpr, STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, PRECISION: tl.constexpr, ORDER: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """out[v] = sum_k w_k in[neighbors[k, v]] for a block of targets and of one group's output channels.
 
-    A TRANSPOSED weight is `[filter_size, OUT_CHANNELS, IN]`, the order in which the matrix units want float32. The
-    results are multiplied with the `scales` of their channels, if there are such.
+    A weight that is TURNED is `[filter_size, OUT_CHANNELS, IN]`, the order in which the matrix units want float32. For
+    the ADJOINT it is the filter of the other direction, `[filter_size, OUT, groups IN]`, of the opposite `taps`. The
+    results are multiplied with the `scales` of their channels, or divided by the `divisors` of their targets.
     """
     target = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     out_blocks: tl.constexpr = (OUT + BLOCK_N - 1) // BLOCK_N
@@ -52,26 +67,30 @@ def convolve_kernel(
         rows = lattice_values + source.to(tl.int64)[:, None] * STRIDE + group * IN
         present = (source >= 0)[:, None] & ((IN % BLOCK_K == 0) | (channel < IN)[None, :])
         value = tl.load(rows + channel[None, :], mask=present, other=0.0)
-        if TRANSPOSED:
-            matrix = weight + (tl.cast(tap, tl.int64) * OUT_CHANNELS + group * OUT + column)[:, None] * IN
-            exists = known[:, None] & ((IN % BLOCK_K == 0) | (channel < IN)[None, :])
-            factor = tl.trans(tl.load(matrix + channel[None, :], mask=exists, other=0.0))
-        else:
+        if ORDER == AS_GIVEN:
             matrix = weight + (tl.cast(tap, tl.int64) * IN + channel)[:, None] * OUT_CHANNELS + group * OUT
             exists = known[None, :] & ((IN % BLOCK_K == 0) | (channel < IN)[:, None])
             factor = tl.load(matrix + column[None, :], mask=exists, other=0.0)
+        else:
+            if ORDER == ADJOINT:
+                line = (tl.load(taps + tap) * OUT + column) * (OUT_CHANNELS // OUT) + group
+            else:
+                line = tl.cast(tap, tl.int64) * OUT_CHANNELS + group * OUT + column
+            exists = known[:, None] & ((IN % BLOCK_K == 0) | (channel < IN)[None, :])
+            factor = tl.trans(tl.load(weight + line[:, None] * IN + channel[None, :], mask=exists, other=0.0))
         total = tl.dot(value, factor, total, input_precision=PRECISION)
     if HAS_SCALES:
         total *= tl.load(scales + group * OUT + column, mask=known, other=0.0)[None, :]
+    total = finish(total, divisors, target, inside, DIVIDED)
     place = output + target.to(tl.int64)[:, None] * OUT_CHANNELS + group * OUT + column[None, :]
     tl.store(place, total.to(output.dtype.element_ty), mask=inside[:, None] & known[None, :])
 
 
 @triton.jit(do_not_specialize=["num_targets", "filter_size"])
 def direct_convolve_kernel(
-    lattice_values, weight, neighbors, output, num_targets, filter_size,
-    STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, ONE_GROUP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    lattice_values, weight, neighbors, taps, divisors, output, num_targets, filter_size,
+    DIVIDED: tl.constexpr, STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
+    ORDER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The same, one input channel after another, for a block of all output channels."""
     target = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -80,19 +99,25 @@ def direct_convolve_kernel(
     known = (column < OUT_CHANNELS)[None, :]
     dtype: tl.constexpr = tl.float64 if lattice_values.dtype.element_ty == tl.float64 else tl.float32
     total = tl.zeros([BLOCK_M, BLOCK_N], dtype)
+    # how far one input channel lies from the next
+    step: tl.constexpr = 1 if ORDER == ADJOINT else OUT_CHANNELS
     for tap in range(filter_size):
         source = tl.load(neighbors + tl.cast(tap, tl.int64) * num_targets + target, mask=inside, other=-1)
         present = (source >= 0)[:, None]
         rows = lattice_values + source.to(tl.int64)[:, None] * STRIDE
+        if ORDER == ADJOINT:
+            line = (tl.load(taps + tap) * OUT + column % OUT) * (OUT_CHANNELS // OUT) + column // OUT
+            first = weight + line * IN
+        else:
+            first = weight + tl.cast(tap, tl.int64) * IN * OUT_CHANNELS + column
         for channel in range(IN):
-            factor = tl.load(
-                weight + (tl.cast(tap, tl.int64) * IN + channel) * OUT_CHANNELS + column[None, :], mask=known, other=0.0
-            )
-            if ONE_GROUP:
+            factor = tl.load(first[None, :] + channel * step, mask=known, other=0.0)
+            if OUT == OUT_CHANNELS:
                 value = tl.load(rows + channel, mask=present, other=0.0)
             else:
                 value = tl.load(rows + (column // OUT * IN + channel)[None, :], mask=present & known, other=0.0)
             total += value.to(dtype) * factor.to(dtype)
+    total = finish(total, divisors, target, inside, DIVIDED)
     place = output + target.to(tl.int64)[:, None] * OUT_CHANNELS + column[None, :]
     tl.store(place, total.to(output.dtype.element_ty), mask=inside[:, None] & known)
 
@@ -116,14 +141,14 @@ def uses_matrix_units(dtype: torch.dtype, in_channels: int, out_channels: int) -
     return dtype != torch.float64 and in_channels >= _FEWEST_CHANNELS and max(in_channels, out_channels) >= 16
 
 
-def _weight_order(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, bool]:
-    """The weight as the kernel reads it, and whether that is transposed."""
+def _weight_order(weight: Tensor, dtype: torch.dtype, targets: int) -> tuple[Tensor, int]:
+    """The weight as the kernel reads it, and how that lies in memory."""
+    if weight.is_contiguous() and (dtype != torch.float32 or targets < _WORTH_TURNING):
+        return weight, AS_GIVEN.value
     turned = weight.transpose(1, 2)
-    if turned.is_contiguous():
-        return turned, True
-    if dtype == torch.float32:
-        return turned.contiguous(), True
-    return weight.contiguous(), False
+    if turned.is_contiguous() or dtype == torch.float32:
+        return turned.contiguous(), TURNED.value
+    return weight.contiguous(), AS_GIVEN.value
 
 
 def uses_halves(dtype: torch.dtype, in_channels: int, out_channels: int, backward: bool = False) -> bool:
@@ -148,27 +173,67 @@ def _multiply(
     output: Tensor, lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int, scales: Tensor | None = None
 ) -> None:
     """Fill `output [targets, out_channels]` with the matrix units."""
-    filter_size, in_channels, out_channels = weight.shape
-    targets, dtype, per_group = neighbors.shape[1], lattice_values.dtype, out_channels // groups
-    weight, transposed = _weight_order(weight, dtype)
-    precision = float32_precision(dtype)
+    weight, order = _weight_order(weight, lattice_values.dtype, neighbors.shape[1])
+    in_channels = weight.shape[2] if order == TURNED.value else weight.shape[1]
+    _launch_matrix(output, lattice_values, weight, neighbors, (in_channels, groups, order), scales=scales)
+
+
+def _launch_matrix(
+    output: Tensor,
+    lattice_values: Tensor,
+    weight: Tensor,
+    neighbors: Tensor,
+    layout: tuple[int, int, int],
+    taps: Tensor | None = None,
+    scales: Tensor | None = None,
+    divisors: Tensor | None = None,
+) -> None:
+    """Start `convolve_kernel`; the layout is the input channels of a group, the groups, and the order of the weight."""
+    (filter_size, targets), (in_channels, groups, order) = neighbors.shape, layout
+    out_channels, dtype = output.shape[1], lattice_values.dtype
+    per_group, precision = out_channels // groups, float32_precision(dtype)
+    tensors = (
+        lattice_values, weight, neighbors, neighbors if taps is None else taps, output if scales is None else scales,
+        output if divisors is None else divisors, output,
+    )  # fmt: skip
 
     def run(blocks: Blocks) -> None:
         grid = (cdiv(targets, blocks["BLOCK_M"]), cdiv(per_group, blocks["BLOCK_N"]) * groups)
         launch(
-            convolve_kernel, grid,
-            (lattice_values, weight, neighbors, lattice_values if scales is None else scales, output),
-            (targets, filter_size),
-            HAS_SCALES=scales is not None, STRIDE=lattice_values.stride(0), OUT_CHANNELS=out_channels, IN=in_channels,
-            OUT=per_group, PRECISION=precision, TRANSPOSED=transposed, **blocks,
+            convolve_kernel, grid, tensors, (targets, filter_size),
+            HAS_SCALES=scales is not None, DIVIDED=divisors is not None, STRIDE=lattice_values.stride(0),
+            OUT_CHANNELS=out_channels, IN=in_channels, OUT=per_group, PRECISION=precision, ORDER=order, **blocks,
         )  # fmt: skip
 
     run_blocks(Shape("convolve", precision, dtype, in_channels, per_group, targets), run, lattice_values.device)
 
 
+def _launch_direct(
+    output: Tensor,
+    lattice_values: Tensor,
+    weight: Tensor,
+    neighbors: Tensor,
+    layout: tuple[int, int, int],
+    taps: Tensor | None = None,
+    divisors: Tensor | None = None,
+) -> None:
+    """Start `direct_convolve_kernel`; the layout as above."""
+    (filter_size, targets), (in_channels, groups, order), out_channels = neighbors.shape, layout, output.shape[1]
+    block_n = min(power_of_two(out_channels), 64)
+    block_m = max(min(1024 // block_n, 128), 16)
+    launch(
+        direct_convolve_kernel, (cdiv(targets, block_m), cdiv(out_channels, block_n)),
+        (lattice_values, weight, neighbors, neighbors if taps is None else taps,
+         output if divisors is None else divisors, output),
+        (targets, filter_size),
+        DIVIDED=divisors is not None, STRIDE=lattice_values.stride(0), OUT_CHANNELS=out_channels, IN=in_channels,
+        OUT=out_channels // groups, ORDER=order, BLOCK_M=block_m, BLOCK_N=block_n,
+    )  # fmt: skip
+
+
 @on_device
 def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int) -> Tensor:
-    filter_size, in_channels, out_channels = weight.shape
+    _, in_channels, out_channels = weight.shape
     targets, dtype = neighbors.shape[1], lattice_values.dtype
     lattice_values, neighbors = rows_contiguous(lattice_values), neighbors.contiguous()
     if lattice_values.numel() == 0 or neighbors.numel() == 0 or out_channels == 0:
@@ -179,14 +244,31 @@ def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: 
     output = lattice_values.new_empty(targets, out_channels)
     if uses_matrix_units(dtype, in_channels, out_channels // groups):
         _multiply(output, lattice_values, weight, neighbors, groups)
-        return output
-    block_n = min(power_of_two(out_channels), 64)
-    block_m = max(min(1024 // block_n, 128), 16)
-    launch(
-        direct_convolve_kernel, (cdiv(targets, block_m), cdiv(out_channels, block_n)),
-        (lattice_values, weight.contiguous(), neighbors, output), (targets, filter_size),
-        STRIDE=lattice_values.stride(0),
-        OUT_CHANNELS=out_channels, IN=in_channels, OUT=out_channels // groups,
-        ONE_GROUP=groups == 1, BLOCK_M=block_m, BLOCK_N=block_n,
-    )  # fmt: skip
+    else:
+        layout = in_channels, groups, AS_GIVEN.value
+        _launch_direct(output, lattice_values, weight.contiguous(), neighbors, layout)
+    return output
+
+
+def convolve_adjoint(
+    gradient: Tensor, weight: Tensor, reverse: Tensor, opposite: Tensor, groups: int, density: Tensor | None
+) -> Tensor:
+    """The gradient of `convolve` with respect to the lattice values, over the `density [lattice_points]` of them.
+
+    Args:
+        gradient: with respect to the result, `[target lattice points, out_channels]`.
+        weight: of the convolution.
+        reverse: the table from source to target, `[filter_size, lattice_points]`.
+        opposite: the tap opposite to each.
+        groups: of the channels.
+        density: what to divide the result by, if anything.
+    """
+    weight, reverse = weight.contiguous(), reverse.contiguous()
+    _, in_channels, out_channels = weight.shape
+    output = gradient.new_empty(reverse.shape[1], in_channels * groups)
+    if gradient.numel() == 0 or output.numel() == 0:
+        return output.zero_()
+    layout = out_channels // groups, groups, ADJOINT.value
+    start = _launch_matrix if uses_matrix_units(gradient.dtype, layout[0], in_channels) else _launch_direct
+    start(output, gradient, weight, reverse, layout, taps=opposite, divisors=density)
     return output

@@ -1,7 +1,7 @@
 """The normalized Gaussian: splat with a channel of ones, blur, slice and divide.
 
-Between points from their features alone (`filter_points`) the host waits for the number of lattice points while the GPU
-splats, and what follows has the size that it needs.
+Between points from their features alone (`filter_points`) the GPU is given all steps at once, with room for as many
+lattice points as most point sets need; it reads their true number itself. The host then learns whether that was enough.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from torch import Tensor
 from permutohedral.neighborhood import axis_offsets, blur_gain
 from permutohedral.ops.triton.build.host_report import HostReports
 from permutohedral.ops.triton.build.lattice import LARGEST_EVEN_DIMENSION, check_range, first_attempt, order
-from permutohedral.ops.triton.build.neighbors import search_packed
-from permutohedral.ops.triton.filter.blur import blur
+from permutohedral.ops.triton.build.neighbors import search_counted, search_packed
+from permutohedral.ops.triton.filter.blur import blur_rows
 from permutohedral.ops.triton.filter.slice import slice_into
 from permutohedral.ops.triton.filter.splat import splat_sums
 from permutohedral.ops.triton.runtime import WIDEST_TILE, on_device
@@ -23,22 +23,25 @@ _CHANNELS_AT_ONCE = WIDEST_TILE - 1
 # rows of lattice values that are made before their number is known: enough for most lattices
 _FEWEST_ROWS = 1 << 16
 _POINTS_PER_ROW = 4
+# more points than this take longer than the host does, and neighbors are found faster once their number is known
+_MOST_POINTS = 1 << 21
 
 # vertices and weights of the sources, neighbors along the axes, vertices and weights of the targets
 GaussianTables = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def _filter(output: Tensor, values: Tensor, tables: GaussianTables, smallest_mass: float, sums: Tensor | None) -> None:
-    """Fill `output`; `sums` are what the first channels have been splat to, if they have."""
+def _filter(
+    output: Tensor, values: Tensor, tables: GaussianTables, smallest_mass: float, table: Tensor | None = None
+) -> None:
+    """Fill `output`; with a `table` the number of lattice points is read from it, and is at most that of the rows."""
     vertices, barycentric, axis_neighbors, target_vertices, target_barycentric = tables
     # that the mass has not been divided by the gain of the blur leaves the quotient as it is
     added_mass = smallest_mass * blur_gain(vertices.shape[1] - 1)
     for first in range(0, values.shape[1], _CHANNELS_AT_ONCE):
-        some = values[:, first : first + _CHANNELS_AT_ONCE]
-        if sums is None:
-            sums = splat_sums(some, vertices, barycentric, axis_neighbors.shape[1], 1)
-        blurred, sums = blur(sums, axis_neighbors, False), None
-        part = output if some.shape[1] == output.shape[1] else output.new_empty(output.shape[0], some.shape[1])
+        some = values if values.shape[1] <= _CHANNELS_AT_ONCE else values[:, first : first + _CHANNELS_AT_ONCE]
+        sums = splat_sums(some, vertices, barycentric, axis_neighbors.shape[1], 1)
+        blurred = blur_rows(sums, axis_neighbors, False, table)
+        part = output if some is values else output.new_empty(output.shape[0], some.shape[1])
         slice_into(part, blurred, target_vertices, target_barycentric, added_mass=added_mass)
         if part is not output:
             output[:, first : first + part.shape[1]] = part
@@ -57,8 +60,8 @@ def filter_gaussian(
     output = values.new_empty(target_vertices.shape[0], values.shape[1])
     if values.shape[0] == 0 or output.numel() == 0:
         return output.zero_()
-    tables = vertices, barycentric, axis_neighbors, target_vertices, target_barycentric
-    _filter(output, values, tables, smallest_mass, None)
+    tables = vertices, barycentric, axis_neighbors.contiguous(), target_vertices, target_barycentric
+    _filter(output, values, tables, smallest_mass)
     return output
 
 
@@ -68,22 +71,25 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smalle
     points, dimension = features.shape
     if dimension > LARGEST_EVEN_DIMENSION or torch.are_deterministic_algorithms_enabled():
         return None
-    attempt = first_attempt(features, batch)
-    rows = max(_FEWEST_ROWS, points // _POINTS_PER_ROW)
+    attempt, offsets = first_attempt(features, batch), axis_offsets(dimension, features.device)
+    rows = 0 if points > _MOST_POINTS else min(points * (dimension + 1), max(_FEWEST_ROWS, points // _POINTS_PER_ROW))
     with HostReports(features.device) as reports:
         insertion = attempt.start(reports.words[0])
-        # while the GPU does this, the host reads the report and prepares the rest
-        splatted = splat_sums(values[:, :_CHANNELS_AT_ONCE], insertion.vertices, insertion.barycentric, rows, 1)
+        # pictures have their channels one after another, and get them back so
+        planar = values.stride() == (1, points)
+        output = torch.empty_like(values) if planar else values.new_empty(values.shape)
+        if rows:
+            # all that follows is queued before the host looks: most lattices have no more rows
+            corners = insertion.vertices, insertion.barycentric
+            neighbors = search_counted(insertion.table, insertion.codes, rows, offsets)
+            _filter(output, values, (*corners, neighbors, *corners), smallest_mass, insertion.table.storage)
         told = reports.read(0)
-    check_range(features, told)
+    check_range(features, batch, told)
     if told.no_room or told.full:
         return None
-    ordered = order(insertion, told)
-    num = told.num_lattice_points
-    sums = splatted[:num] if ordered is insertion and num <= rows else None
-    offsets = axis_offsets(dimension, features.device)
-    neighbors = search_packed(insertion.table, ordered.codes, num, offsets, True)
-    corners = ordered.vertices, ordered.barycentric
-    output = values.new_empty(values.shape)
-    _filter(output, values, (*corners, neighbors, *corners), smallest_mass, sums)
+    ordered, num = order(insertion, told), told.num_lattice_points
+    if ordered is not insertion or num > rows:
+        corners = ordered.vertices, ordered.barycentric
+        neighbors = search_packed(ordered.table, ordered.codes, num, offsets, True)
+        _filter(output, values, (*corners, neighbors, *corners), smallest_mass)
     return output

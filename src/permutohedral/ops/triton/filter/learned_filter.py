@@ -1,38 +1,81 @@
-"""The learned filter in one call: splat, divide by the density, convolve, slice, add the bias."""
+"""The learned filter in one call: splat, divide by the density, convolve, slice, add the bias; and its derivative."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from permutohedral.ops.primitives import FilterTables
-from permutohedral.ops.triton.filter.convolve import convolve
-from permutohedral.ops.triton.filter.slice import slice_into
-from permutohedral.ops.triton.filter.splat import normalize, splat_sums
-from permutohedral.ops.triton.runtime import on_device, power_of_two
-
-
-def _splat(values: Tensor, tables: FilterTables) -> tuple[Tensor, Tensor | None]:
-    """Lattice values in the dtype of `values`, and the density they were divided by, if they were."""
-    corners, channels = (tables.vertices, tables.barycentric, tables.num_lattice_points), values.shape[1]
-    if not tables.by_density:
-        sums = splat_sums(values, *corners, 0)
-        return sums if sums.dtype == values.dtype else normalize(sums, None, channels, values.dtype), None
-    # a channel of ones beside the others, unless the tiles of the kernel would be twice as wide for it
-    if channels < 8 or power_of_two(channels + 1) == power_of_two(channels):
-        sums = density = splat_sums(values, *corners, 1)
-    else:
-        sums = splat_sums(values, *corners, 0)
-        density = splat_sums(values[:, :0], *corners, 1)
-    return normalize(sums, density, channels, values.dtype), density[:, -1]
+from permutohedral.ops.primitives import FilterTables, KeptOfFilter
+from permutohedral.ops.triton.build.neighbors import transpose_neighbors
+from permutohedral.ops.triton.filter.convolve import convolve, convolve_adjoint, uses_halves
+from permutohedral.ops.triton.filter.slice import slice, slice_into
+from permutohedral.ops.triton.filter.splat import splat, splat_with_density, splat_with_totals
+from permutohedral.ops.triton.filter.weight_gradient import (
+    convolve_gradients,
+    convolve_weight_gradient,
+    weight_and_bias_gradient,
+)
+from permutohedral.ops.triton.runtime import on_device
 
 
 @on_device
 def filter_learned(
     values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The result `[target points, out_channels]`; then what its derivative needs: lattice values, and density."""
-    output = values.new_empty(tables.target_vertices.shape[0], weight.shape[2])
-    lattice_values, density = _splat(values, tables)
+) -> tuple[Tensor, KeptOfFilter]:
+    """The result `[target points, out_channels]`, and what its derivative needs: see `FusedPrimitives`."""
+    corners = tables.vertices, tables.barycentric, tables.num_lattice_points
+    density = None
+    if tables.by_density:
+        lattice_values, density = splat_with_density(values, *corners)
+    else:
+        lattice_values = splat(values, *corners)
     convolved = convolve(lattice_values, weight, tables.neighbors, tables.groups)
+    output = values.new_empty(tables.target_vertices.shape[0], weight.shape[2])
     slice_into(output, convolved, tables.target_vertices, tables.target_barycentric, bias)
-    return output, lattice_values, density
+    return output, (lattice_values, density)
+
+
+@on_device
+def differentiate_learned(
+    gradient: Tensor, weight: Tensor, kept: KeptOfFilter, tables: FilterTables, wanted: tuple[bool, ...]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of `filter_learned` with respect to values, weight and bias: see `FusedPrimitives`."""
+    if not (wanted[0] or wanted[1]):
+        return None, None, gradient.sum(dim=0)
+    (lattice_values, density), rows = kept, tables.neighbors.shape[1]
+    corners = tables.target_vertices, tables.target_barycentric
+    at_targets, totals = splat_with_totals(gradient, *corners, rows)
+    at_sources = to_weight = to_bias = None
+    if wanted[1] and not uses_halves(weight.dtype, weight.shape[1], gradient.shape[1] // tables.groups, True):
+        to_weight, to_bias = weight_and_bias_gradient(
+            lattice_values, at_targets, tables.neighbors, tables.groups, totals if wanted[2] else None
+        )
+    elif wanted[1]:
+        at_sources, to_weight = _differentiate_halves(at_targets[:rows], weight, lattice_values, tables, wanted[0])
+        # the density divides what is computed of halves, too
+        at_sources = at_sources if at_sources is None or density is None else at_sources.div_(density[:, None])
+    if wanted[2] and to_bias is None:
+        to_bias = gradient.sum(dim=0)
+    if not wanted[0]:
+        return None, to_weight, to_bias
+    if at_sources is None:
+        reverse = _reverse_neighbors(tables)
+        at_sources = convolve_adjoint(at_targets, weight, reverse, tables.opposite, tables.groups, density)
+    return slice(at_sources, tables.vertices, tables.barycentric), to_weight, to_bias
+
+
+def _differentiate_halves(
+    at_targets: Tensor, weight: Tensor, lattice_values: Tensor, tables: FilterTables, both: bool
+) -> tuple[Tensor | None, Tensor]:
+    """The gradients of the convolution, of float16 with scales; the first one if both are computed at once."""
+    if both and tables.groups == 1:
+        reverse, neighbors = _reverse_neighbors(tables), tables.neighbors
+        found = convolve_gradients(lattice_values, weight, at_targets, neighbors, reverse, tables.opposite)
+        if found is not None:
+            return found
+    return None, convolve_weight_gradient(lattice_values, at_targets, tables.neighbors, tables.groups)
+
+
+def _reverse_neighbors(tables: FilterTables) -> Tensor:
+    if tables.reverse_neighbors is not None:
+        return tables.reverse_neighbors
+    return transpose_neighbors(tables.neighbors, tables.opposite, tables.num_lattice_points)

@@ -6,23 +6,29 @@ otherwise.
 
 from __future__ import annotations
 
+from functools import cache
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.ops.triton.runtime import launch, on_device, rows_contiguous, tile
+from permutohedral.ops.triton.runtime import Bound, cdiv, launch, on_device, rows_contiguous, tile
 
 
-@triton.jit(do_not_specialize=["num_points", "vertex_corner_stride", "weight_corner_stride"])
+@triton.jit(do_not_specialize=["num_points", "num_rows", "vertex_corner_stride", "weight_corner_stride"])
 def slice_kernel(
-    lattice_values, vertices, barycentric, bias, output, num_points, vertex_corner_stride, weight_corner_stride,
+    lattice_values, vertices, barycentric, bias, output, num_points, num_rows, vertex_corner_stride,
+    weight_corner_stride, PLANAR: tl.constexpr,
     HAS_BIAS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ADDED_MASS: tl.constexpr,
     LATTICE_STRIDE: tl.constexpr,
     VERTEX_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr,
     CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Read the corners of every point's simplex; where WIDTH exceeds CHANNELS, divide by the channel after the last."""
+    """Read the corners of every point's simplex; where WIDTH exceeds CHANNELS, divide by the channel after the last.
+
+    Vertices of at least `num_rows` are left out. A PLANAR output has one channel after another in memory.
+    """
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = point < num_points
@@ -33,13 +39,17 @@ def slice_kernel(
         vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * vertex_corner_stride, mask=inside, other=0)
         weight = tl.load(barycentric + point * WEIGHT_STRIDE + corner * weight_corner_stride, mask=inside, other=0.0)
         place = lattice_values + vertex.to(tl.int64)[:, None] * LATTICE_STRIDE + channel[None, :]
-        total += weight.to(dtype)[:, None] * tl.load(place, mask=real, other=0.0).to(dtype)
+        present = real & (vertex < num_rows)[:, None]
+        total += weight.to(dtype)[:, None] * tl.load(place, mask=present, other=0.0).to(dtype)
     if WIDTH > CHANNELS:
         mass = tl.sum(tl.where((channel == CHANNELS)[None, :], total, 0.0), axis=1)
         total = total / (mass + ADDED_MASS)[:, None]
     if HAS_BIAS:
         total += tl.load(bias + channel, mask=channel < CHANNELS, other=0.0).to(dtype)[None, :]
-    place = output + point[:, None] * CHANNELS + channel[None, :]
+    if PLANAR:
+        place = output + point[:, None] + channel.to(tl.int64)[None, :] * num_points
+    else:
+        place = output + point[:, None] * CHANNELS + channel[None, :]
     kept = inside[:, None] & (channel < CHANNELS)[None, :]
     tl.store(place, total.to(output.dtype.element_ty), mask=kept)
 
@@ -66,6 +76,18 @@ def barycentric_gradient_kernel(
     tl.store(output + point * CORNERS + corner, tl.sum(total, axis=1), mask=inside)
 
 
+@cache
+def _bind_slice(
+    planar: bool, channels: int, width: int, has_bias: bool, added_mass: float, lattice_stride: int,
+    vertex_stride: int, weight_stride: int, corners: int,
+) -> Bound:  # fmt: skip
+    return Bound(
+        slice_kernel, PLANAR=planar, HAS_BIAS=has_bias, CHANNELS=channels, WIDTH=width, ADDED_MASS=added_mass,
+        LATTICE_STRIDE=lattice_stride, VERTEX_STRIDE=vertex_stride, WEIGHT_STRIDE=weight_stride, CORNERS=corners,
+        **tile(width),
+    )  # fmt: skip
+
+
 def slice_into(
     output: Tensor,
     lattice_values: Tensor,
@@ -74,20 +96,21 @@ def slice_into(
     bias: Tensor | None = None,
     added_mass: float = 0.0,
 ) -> None:
-    """Fill `output [points, channels]`; a further channel of lattice_values is the mass to divide by."""
-    lattice_values = rows_contiguous(lattice_values)
+    """Fill `output [points, channels]`, contiguous or its transpose contiguous; a further channel of lattice_values is
+    the mass to divide by.
+    """
     points, channels = output.shape
-    width = lattice_values.shape[1]
-    if output.numel() == 0:
+    if points == 0 or channels == 0:
         return
-    grid, blocks = tile(points, width)
-    launch(
-        slice_kernel, grid, (lattice_values, vertices, barycentric, lattice_values if bias is None else bias, output),
-        (points, vertices.stride(1), barycentric.stride(1)),
-        HAS_BIAS=bias is not None, CHANNELS=channels, WIDTH=width, ADDED_MASS=added_mass,
-        LATTICE_STRIDE=lattice_values.stride(0), VERTEX_STRIDE=vertices.stride(0),
-        WEIGHT_STRIDE=barycentric.stride(0), CORNERS=vertices.shape[1], **blocks,
+    lattice_values = rows_contiguous(lattice_values)
+    (rows, width), (vertex_stride, vertex_corners) = lattice_values.shape, vertices.stride()
+    weight_stride, weight_corners = barycentric.stride()
+    bound = _bind_slice(
+        not output.is_contiguous(), channels, width, bias is not None, added_mass, lattice_values.stride(0),
+        vertex_stride, weight_stride, vertices.shape[1],
     )  # fmt: skip
+    tensors = lattice_values, vertices, barycentric, lattice_values if bias is None else bias, output
+    bound.over(points, width, tensors, (points, rows, vertex_corners, weight_corners))
 
 
 @on_device
@@ -104,10 +127,10 @@ def barycentric_gradient(values: Tensor, lattice_values: Tensor, vertices: Tenso
     channels = values.shape[1]
     output = values.new_empty(points, corners, dtype=accumulation_dtype(values.dtype))
     if output.numel():
-        grid, blocks = tile(points, channels)
+        blocks = tile(channels)
         launch(
-            barycentric_gradient_kernel, (grid[0], corners), (values, lattice_values, vertices, output),
-            (points, vertices.stride(1)),
+            barycentric_gradient_kernel, (cdiv(points, blocks["BLOCK"]), corners),
+            (values, lattice_values, vertices, output), (points, vertices.stride(1)),
             VERTEX_STRIDE=vertices.stride(0), CHANNELS=channels, VALUE_STRIDE=values.stride(0),
             LATTICE_STRIDE=lattice_values.stride(0), CORNERS=corners, **blocks,
         )  # fmt: skip

@@ -6,14 +6,18 @@ consecutive ones and adds those that share a corner first.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.ops.triton.filter.normalize import convert, normalize
 from permutohedral.ops.triton.runtime import (
     WIDEST_TILE,
+    Bound,
     cdiv,
     launch,
     on_device,
@@ -29,6 +33,10 @@ _WIDEST_RUN = 4
 # consecutive points of a thread, threads of a block
 _RUN = tl.constexpr(8)
 _RUN_BLOCK = 128
+# what may lie behind the sums: the weights summed at every lattice point; the values summed over all points
+NOTHING = tl.constexpr(0)
+DENSITY = tl.constexpr(1)
+TOTALS = tl.constexpr(2)
 
 
 @triton.jit
@@ -139,44 +147,63 @@ def splat_runs_kernel(
         tl.atomic_add(place, last_total, mask=(last >= 0)[:, None] & known, sem="relaxed")
 
 
+@triton.jit
+def add_run(output, rows, row, total, weights, ended, channel, WIDTH: tl.constexpr, BESIDE: tl.constexpr):
+    """Add what a lane has summed of one lattice point, where its run has `ended`; with DENSITY the weights, too."""
+    place = output + row.to(tl.int64)[:, None] * WIDTH + channel[None, :]
+    tl.atomic_add(place, total, mask=ended[:, None] & (channel < WIDTH)[None, :], sem="relaxed")
+    if BESIDE == DENSITY:  # noqa: SIM102 (known when it is compiled)
+        # the programs of the first channels do it for all
+        if tl.program_id(1) == 0:
+            tl.atomic_add(output + rows.to(tl.int64) * WIDTH + row, weights, mask=ended, sem="relaxed")
+
+
 @triton.jit(do_not_specialize=["num_points", "num_rows", "vertex_corner_stride", "weight_corner_stride"])
 def splat_kernel(
     values, vertices, barycentric, output, num_points, num_rows, vertex_corner_stride, weight_corner_stride,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, VALUE_STRIDE: tl.constexpr, VERTEX_STRIDE: tl.constexpr,
-    WEIGHT_STRIDE: tl.constexpr,
-    CORNERS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    WEIGHT_STRIDE: tl.constexpr, CORNERS: tl.constexpr, RUN: tl.constexpr, BESIDE: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Add every point to those corners of its simplex that are among the first `num_rows`; where WIDTH exceeds
-    CHANNELS, a channel of ones with it.
+    CHANNELS, a channel of ones with it. What BESIDE asks for follows the last row.
 
     A lane takes RUN consecutive points and adds those that share a corner first: atomic additions are what limits it.
     """
     first = (tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)) * RUN
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    known = (channel < WIDTH)[None, :]
     dtype: tl.constexpr = output.dtype.element_ty
+    everything = tl.zeros([BLOCK, BLOCK_C], dtype)
     for corner in tl.static_range(CORNERS):
         current = tl.full([BLOCK], -1, tl.int32)
         total = tl.zeros([BLOCK, BLOCK_C], dtype)
+        weights = tl.zeros([BLOCK], dtype)
         for step in tl.static_range(RUN):
             point = first + step
             inside = point < num_points
             place = values + point[:, None] * VALUE_STRIDE + channel[None, :]
-            value = tl.load(place, mask=inside[:, None] & (channel < CHANNELS)[None, :], other=1.0).to(dtype)
+            real = inside[:, None] & (channel < CHANNELS)[None, :]
+            value = tl.load(place, mask=real, other=1.0).to(dtype)
+            if BESIDE == TOTALS and corner == 0:
+                everything += tl.where(real, value, 0.0)
             vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * vertex_corner_stride, mask=inside, other=-1)
             vertex = tl.where(vertex < num_rows, vertex, -1)
             place = barycentric + point * WEIGHT_STRIDE + corner * weight_corner_stride
-            share = tl.load(place, mask=inside, other=0.0).to(dtype)[:, None] * value
+            weight = tl.load(place, mask=inside, other=0.0).to(dtype)
+            share = weight[:, None] * value
             if step > 0:
-                ended = (vertex != current) & (current >= 0)
-                place = output + current.to(tl.int64)[:, None] * WIDTH + channel[None, :]
-                tl.atomic_add(place, total, mask=ended[:, None] & known, sem="relaxed")
-                total = tl.where((vertex != current)[:, None], share, total + share)
+                other = vertex != current
+                add_run(output, num_rows, current, total, weights, other & (current >= 0), channel, WIDTH, BESIDE)
+                total = tl.where(other[:, None], share, total + share)
+                weights = tl.where(other, weight, weights + weight)
             else:
                 total = share
+                weights = weight
             current = vertex
-        place = output + current.to(tl.int64)[:, None] * WIDTH + channel[None, :]
-        tl.atomic_add(place, total, mask=(current >= 0)[:, None] & known, sem="relaxed")
+        add_run(output, num_rows, current, total, weights, current >= 0, channel, WIDTH, BESIDE)
+    if BESIDE == TOTALS:
+        place = output + num_rows.to(tl.int64) * WIDTH + channel
+        tl.atomic_add(place, tl.sum(everything, axis=0), mask=channel < WIDTH, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["weight_corner_stride"])
@@ -206,24 +233,6 @@ def splat_sorted_kernel(
     tl.store(output + row.to(tl.int64) * WIDTH + channel, result, mask=channel < WIDTH)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def normalize_kernel(
-    sums, density, output, num_rows, HAS_DENSITY: tl.constexpr, CHANNELS: tl.constexpr, SUM_STRIDE: tl.constexpr,
-    DENSITY_STRIDE: tl.constexpr, DENSITY_COLUMN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """The sums in the dtype of the output, divided by the density of their lattice point where that is not zero."""
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    inside = row < num_rows
-    real = inside[:, None] & (channel < CHANNELS)[None, :]
-    total = tl.load(sums + row[:, None] * SUM_STRIDE + channel[None, :], mask=real, other=0.0)
-    if HAS_DENSITY:
-        mass = tl.load(density + row * DENSITY_STRIDE + DENSITY_COLUMN, mask=inside, other=1.0)
-        total = total / tl.where(mass > 0, mass, 1.0)[:, None]
-    place = output + row[:, None] * CHANNELS + channel[None, :]
-    tl.store(place, total.to(output.dtype.element_ty), mask=real)
-
-
 def _splat_sorted(values: Tensor, vertices: Tensor, barycentric: Tensor, output: Tensor) -> None:
     corners, channels = vertices.shape[1], values.shape[1]
     num_lattice_points, width = output.shape
@@ -249,54 +258,95 @@ def _can_run(values: Tensor, vertices: Tensor, barycentric: Tensor, width: int) 
     )  # fmt: skip
 
 
+def _launch_runs(values: Tensor, vertices: Tensor, barycentric: Tensor, output: Tensor) -> None:
+    (points, channels), (rows, width), (value_stride, channel_stride) = values.shape, output.shape, values.stride()
+    bound = _bind_runs(channels, width, value_stride, vertices.shape[1])
+    tensors, sizes = (values, vertices, barycentric, output), (points, rows, vertices.stride(1) // 4, channel_stride)
+    bound((cdiv(points, _RUN_BLOCK * _RUN.value), 1, 1), tensors, sizes)
+
+
+@cache
+def _bind_runs(channels: int, width: int, value_stride: int, corners: int) -> Bound:
+    return Bound(
+        splat_runs_kernel, CHANNELS=channels, WIDTH=width, VALUE_STRIDE=value_stride, CORNERS=corners,
+        BLOCK=_RUN_BLOCK, BLOCK_C=power_of_two(width), num_warps=cdiv(_RUN_BLOCK, 32),
+    )  # fmt: skip
+
+
+@cache
+def _bind_splat(
+    channels: int, width: int, value_stride: int, vertex_stride: int, weight_stride: int, corners: int, run: int,
+    beside: int,
+) -> Bound:  # fmt: skip
+    return Bound(
+        splat_kernel, CHANNELS=channels, WIDTH=width, VALUE_STRIDE=value_stride, VERTEX_STRIDE=vertex_stride,
+        WEIGHT_STRIDE=weight_stride, CORNERS=corners, RUN=run, BESIDE=beside, **tile(width),
+    )  # fmt: skip
+
+
+def _launch_splat(
+    values: Tensor, vertices: Tensor, barycentric: Tensor, output: Tensor, num_rows: int, beside: tl.constexpr
+) -> None:
+    values, (points, channels), width = rows_contiguous(values), values.shape, output.shape[1]
+    (vertex_stride, vertex_corners), (weight_stride, weight_corners) = vertices.stride(), barycentric.stride()
+    run = 4 if points >= _WORTH_RUNS else 1
+    bound = _bind_splat(
+        channels, width, values.stride(0), vertex_stride, weight_stride, vertices.shape[1], run, beside.value
+    )
+    tensors, sizes = (values, vertices, barycentric, output), (points, num_rows, vertex_corners, weight_corners)
+    bound.over(cdiv(points, run), width, tensors, sizes)
+
+
 def splat_sums(values: Tensor, vertices: Tensor, barycentric: Tensor, num_rows: int, ones: int) -> Tensor:
     """`[num_rows, channels + ones]` in the accumulation dtype, the last of them from a channel of ones.
 
     Vertices of at least `num_rows` are left out.
     """
-    points, channels = values.shape
-    shape, dtype = (num_rows, channels + ones), accumulation_dtype(values.dtype)
-    if torch.are_deterministic_algorithms_enabled() and points and num_rows and shape[1]:
-        output = torch.empty(shape, dtype=dtype, device=values.device)
+    points, width = values.shape[0], values.shape[1] + ones
+    output = torch.zeros(num_rows, width, dtype=accumulation_dtype(values.dtype), device=values.device)
+    if points == 0 or num_rows == 0 or width == 0:
+        return output
+    if torch.are_deterministic_algorithms_enabled():
         _splat_sorted(rows_contiguous(values), vertices, barycentric, output)
-        return output
-    output = torch.zeros(shape, dtype=dtype, device=values.device)
-    if points == 0 or output.numel() == 0:
-        return output
-    if _can_run(values, vertices, barycentric, shape[1]):
-        launch(
-            splat_runs_kernel, (cdiv(points, _RUN_BLOCK * _RUN.value),), (values, vertices, barycentric, output),
-            (points, num_rows, vertices.stride(1) // 4, values.stride(1)), CHANNELS=channels, WIDTH=shape[1],
-            VALUE_STRIDE=values.stride(0), CORNERS=vertices.shape[1], BLOCK=_RUN_BLOCK, BLOCK_C=power_of_two(shape[1]),
-            num_warps=cdiv(_RUN_BLOCK, 32),
-        )  # fmt: skip
-        return output
-    values, run = rows_contiguous(values), 4 if points >= _WORTH_RUNS else 1
-    grid, blocks = tile(points, shape[1], run)
-    launch(
-        splat_kernel, grid, (values, vertices, barycentric, output),
-        (points, num_rows, vertices.stride(1), barycentric.stride(1)),
-        CHANNELS=channels, WIDTH=shape[1], VALUE_STRIDE=values.stride(0), VERTEX_STRIDE=vertices.stride(0),
-        WEIGHT_STRIDE=barycentric.stride(0), CORNERS=vertices.shape[1], RUN=run, **blocks,
-    )  # fmt: skip
+    elif _can_run(values, vertices, barycentric, width):
+        _launch_runs(values, vertices, barycentric, output)
+    else:
+        _launch_splat(values, vertices, barycentric, output, num_rows, NOTHING)
     return output
 
 
-def normalize(sums: Tensor, density: Tensor | None, channels: int, dtype: torch.dtype) -> Tensor:
-    """`[lattice_points, channels]` of `dtype`: the first channels of `sums` over the last column of `density`."""
-    output = torch.empty(sums.shape[0], channels, dtype=dtype, device=sums.device)
-    columns = 1 if density is None else density.shape[1]
-    if output.numel():
-        grid, blocks = tile(sums.shape[0], channels)
-        launch(
-            normalize_kernel, grid, (sums, sums if density is None else density, output), (sums.shape[0],),
-            HAS_DENSITY=density is not None, CHANNELS=channels, SUM_STRIDE=sums.stride(0), DENSITY_STRIDE=columns,
-            DENSITY_COLUMN=columns - 1, **blocks,
-        )  # fmt: skip
-    return output
+def splat_with_density(values: Tensor, vertices: Tensor, barycentric: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Lattice values `[num_rows, channels]` divided by their density, and the density `[num_rows]`.
+
+    The density is in the accumulation dtype, and one where it was zero. There is at least one point and one channel.
+    """
+    channels, dtype = values.shape[1], accumulation_dtype(values.dtype)
+    if torch.are_deterministic_algorithms_enabled() or _can_run(values, vertices, barycentric, channels + 1):
+        # as the last channel
+        sums, behind = splat_sums(values, vertices, barycentric, num_rows, 1), channels
+    else:
+        sums = torch.zeros(num_rows + cdiv(num_rows, channels), channels, dtype=dtype, device=values.device)
+        behind = num_rows * channels
+        _launch_splat(values, vertices, barycentric, sums, num_rows, DENSITY)
+    return normalize(sums, (num_rows, channels), behind, values.dtype)
+
+
+def splat_with_totals(values: Tensor, vertices: Tensor, barycentric: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Lattice values `[num_rows, channels]`, of which one more row may follow, and sums of the values over all points.
+
+    These are the last row of the second result, `[.., channels]` in the accumulation dtype. There is at least one point
+    and one channel.
+    """
+    dtype = accumulation_dtype(values.dtype)
+    if torch.are_deterministic_algorithms_enabled() or _can_run(values, vertices, barycentric, values.shape[1]):
+        sums = splat_sums(values, vertices, barycentric, num_rows, 0)
+        totals = values.sum(dim=0, keepdim=True, dtype=dtype)
+    else:
+        totals = sums = torch.zeros(num_rows + 1, values.shape[1], dtype=dtype, device=values.device)
+        _launch_splat(values, vertices, barycentric, sums, num_rows, TOTALS)
+    return convert(sums, values.dtype), totals
 
 
 @on_device
 def splat(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int) -> Tensor:
-    sums = splat_sums(values, vertices, barycentric, num_lattice_points, 0)
-    return sums if sums.dtype == values.dtype else normalize(sums, None, values.shape[1], values.dtype)
+    return convert(splat_sums(values, vertices, barycentric, num_lattice_points, 0), values.dtype)

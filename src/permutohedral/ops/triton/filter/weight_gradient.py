@@ -6,6 +6,8 @@ depthwise groups and float64 have a direct kernel, as in `convolution.py`.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -14,13 +16,15 @@ from torch import Tensor
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.triton.filter.convolve import convolve_halves, float32_precision, uses_halves, uses_matrix_units
 from permutohedral.ops.triton.filter.scaled_float16 import halve
-from permutohedral.ops.triton.runtime import cdiv, launch, on_device, power_of_two, rows_contiguous
+from permutohedral.ops.triton.runtime import Bound, cdiv, launch, on_device, power_of_two, rows_contiguous
 from permutohedral.ops.triton.tuning import Blocks, Shape, run_blocks
 
 # from so many on, numbers of 32 bits take longer to transpose than to convert to three of 16 bits
 _MANY_CHANNELS = 64
 # those without matrix units mostly wait for memory, so there must be more of them
 _DIRECT_PROGRAMS = 2112
+# entries of the weight that a program sums
+_SUM_BLOCK = 128
 
 
 @triton.jit
@@ -143,6 +147,28 @@ def direct_weight_gradient_kernel(
     tl.store(place, tl.sum(total, axis=0), mask=column < OUT_CHANNELS)
 
 
+@triton.jit(do_not_specialize=["splits", "entries", "totals_begin"])
+def sum_splits_kernel(
+    partials, totals, weight_gradient, bias_gradient, splits, entries, totals_begin,
+    HAS_TOTALS: tl.constexpr, OUT_CHANNELS: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sum the shares of all splits; with HAS_TOTALS also copy the bias gradient, from `totals_begin` on."""
+    entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = entry < entries
+    total = tl.zeros([SPLITS, BLOCK], partials.dtype.element_ty)
+    for first in range(0, splits, SPLITS):
+        split = first + tl.arange(0, SPLITS)
+        place = partials + split.to(tl.int64)[:, None] * entries + entry[None, :]
+        total += tl.load(place, mask=(split < splits)[:, None] & inside[None, :], other=0.0)
+    summed = tl.sum(total, axis=0)
+    tl.store(weight_gradient + entry, summed.to(weight_gradient.dtype.element_ty), mask=inside)
+    if HAS_TOTALS:
+        # there are at least as many entries as output channels
+        channel = entry < OUT_CHANNELS
+        share = tl.load(totals + totals_begin + entry, mask=channel, other=0.0)
+        tl.store(bias_gradient + entry, share.to(bias_gradient.dtype.element_ty), mask=channel)
+
+
 def _scales(inverse: Tensor, gradient_inverse: Tensor, groups: int) -> Tensor:
     """What to multiply a gradient `[filter_size, in / groups, out]` with that was computed of halves."""
     if groups == 1:
@@ -202,8 +228,33 @@ def _matrix_partials(lattice_values: Tensor, output_gradient: Tensor, neighbors:
     return partials
 
 
-def _sum_splits(partials: Tensor) -> Tensor:
-    return partials.sum(dim=0) if partials.shape[0] > 1 else partials[0]
+def _sum_splits(partials: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """The weight gradient of `shape` and `dtype`."""
+    if partials.shape[0] == 1 and partials.dtype == dtype:
+        return partials.view(shape)
+    return _sum_with_bias(partials, None, shape, dtype)[0]
+
+
+def _sum_with_bias(
+    partials: Tensor, totals: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    """The same, and the gradient of the bias, which is the last row of the `totals`, if there are such."""
+    weight_gradient = torch.empty(shape, dtype=dtype, device=partials.device)
+    bias_gradient = None if totals is None else torch.empty(shape[-1], dtype=dtype, device=partials.device)
+    entries, splits = weight_gradient.numel(), partials.shape[0]
+    begin = 0 if totals is None else totals.numel() - shape[-1]
+    bound = _bind_sum(totals is not None, shape[-1], min(power_of_two(splits), 16))
+    tensors = (
+        partials, partials if totals is None else totals, weight_gradient,
+        weight_gradient if bias_gradient is None else bias_gradient,
+    )  # fmt: skip
+    bound((cdiv(entries, _SUM_BLOCK), 1, 1), tensors, (splits, entries, begin))
+    return weight_gradient, bias_gradient
+
+
+@cache
+def _bind_sum(has_totals: bool, out_channels: int, splits: int) -> Bound:
+    return Bound(sum_splits_kernel, HAS_TOTALS=has_totals, OUT_CHANNELS=out_channels, SPLITS=splits, BLOCK=_SUM_BLOCK)
 
 
 # what `halve` makes of a matrix
@@ -212,24 +263,40 @@ _Halves = tuple[Tensor, Tensor]
 
 def _gradient_of_halves(lattice_values: _Halves, output_gradient: _Halves, neighbors: Tensor, groups: int) -> Tensor:
     partials = _matrix_partials(lattice_values[0], output_gradient[0], neighbors, groups)
-    return _sum_splits(partials) * _scales(lattice_values[1], output_gradient[1], groups)
+    summed = _sum_splits(partials, partials.shape[1:], partials.dtype)
+    return summed * _scales(lattice_values[1], output_gradient[1], groups)
+
+
+def _partials(lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int) -> Tensor:
+    """The shares of all splits, by the matrix units or without."""
+    in_channels, per_group = lattice_values.shape[1] // groups, output_gradient.shape[1] // groups
+    compute = _matrix_partials if uses_matrix_units(lattice_values.dtype, in_channels, per_group) else _direct_partials
+    return compute(lattice_values, output_gradient, neighbors, groups)
 
 
 @on_device
 def convolve_weight_gradient(lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int) -> Tensor:
-    filter_size, dtype = neighbors.shape[0], lattice_values.dtype
-    in_channels, out_channels = lattice_values.shape[1] // groups, output_gradient.shape[1]
+    shape = neighbors.shape[0], lattice_values.shape[1] // groups, output_gradient.shape[1]
     if lattice_values.numel() == 0 or output_gradient.numel() == 0 or neighbors.numel() == 0:
-        return lattice_values.new_zeros(filter_size, in_channels, out_channels)
+        return lattice_values.new_zeros(shape)
     lattice_values, output_gradient = rows_contiguous(lattice_values), rows_contiguous(output_gradient)
     neighbors = neighbors.contiguous()
-    per_group = out_channels // groups
-    if uses_halves(dtype, in_channels, per_group, True):
+    if uses_halves(lattice_values.dtype, shape[1], shape[2] // groups, True):
         values, gradient = halve(lattice_values, output_gradient)
         return _gradient_of_halves(values, gradient, neighbors, groups)
-    compute = _matrix_partials if uses_matrix_units(dtype, in_channels, per_group) else _direct_partials
-    total = _sum_splits(compute(lattice_values, output_gradient, neighbors, groups))
-    return total.view(filter_size, in_channels, out_channels).to(dtype)
+    return _sum_splits(_partials(lattice_values, output_gradient, neighbors, groups), shape, lattice_values.dtype)
+
+
+def weight_and_bias_gradient(
+    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, totals: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """`convolve_weight_gradient`, and the last row of `totals` as the gradient of the bias, in their dtype.
+
+    `output_gradient` may have more rows than there are targets.
+    """
+    shape = neighbors.shape[0], lattice_values.shape[1] // groups, output_gradient.shape[1]
+    partials = _partials(lattice_values, output_gradient, neighbors.contiguous(), groups)
+    return _sum_with_bias(partials, totals, shape, lattice_values.dtype)
 
 
 @on_device

@@ -1,0 +1,80 @@
+// What needs an exchange between the lanes of vectors: sums and maxima over them, and square transpositions.
+// Everything here has internal linkage: see threads.hpp.
+#pragma once
+
+#include "runtime/simd.hpp"
+
+namespace permutohedral {
+namespace PERMUTOHEDRAL_INSTRUCTION_SET {
+namespace {
+
+#if defined(PERMUTOHEDRAL_SHUFFLE)
+
+// Lanes l and l ^ Distance change places.
+template <class T, int N, int Distance, int... Lane>
+PERMUTOHEDRAL_INLINE typename VectorOf<T, N>::type exchange_lanes(typename VectorOf<T, N>::type vector,
+                                                                  std::integer_sequence<int, Lane...>) {
+    return __builtin_shufflevector(vector, vector, (Lane ^ Distance)...);
+}
+
+// Of two vectors, the lanes whose number has the bit Distance not set (Upper = 0) or set (Upper = Distance): those of
+// the first where they are, those of the second Distance further up, or the reverse.
+template <class T, int N, int Distance, int Upper, int... Lane>
+PERMUTOHEDRAL_INLINE typename VectorOf<T, N>::type merge_lanes(typename VectorOf<T, N>::type first,
+                                                               typename VectorOf<T, N>::type second,
+                                                               std::integer_sequence<int, Lane...>) {
+    return __builtin_shufflevector(first, second,
+                                   ((Lane & Distance) == 0 ? Lane + Upper : N + Lane - Distance + Upper)...);
+}
+
+#endif
+
+// All lanes combined, in every lane; combine(a, b) takes and gives vectors, in whatever order.
+template <class T, int N, int Distance = N / 2, class Combine>
+PERMUTOHEDRAL_INLINE typename VectorOf<T, N>::type reduce_lanes(typename VectorOf<T, N>::type vector,
+                                                                Combine&& combine) {
+    using V = typename VectorOf<T, N>::type;
+    if constexpr (Distance == 0) {
+        return vector;
+    } else {
+#if defined(PERMUTOHEDRAL_SHUFFLE)
+        const V exchanged = exchange_lanes<T, N, Distance>(vector, std::make_integer_sequence<int, N>{});
+#else
+        V exchanged;
+        for (int l = 0; l < N; ++l) exchanged[l] = vector[l ^ Distance];
+#endif
+        return reduce_lanes<T, N, Distance / 2>(combine(vector, exchanged), combine);
+    }
+}
+
+// Lane l of vector v and lane v of vector l change places.
+template <class T, int N, int Distance = N / 2>
+PERMUTOHEDRAL_INLINE void transpose_square(typename VectorOf<T, N>::type* vectors) {
+    using V = typename VectorOf<T, N>::type;
+#if defined(PERMUTOHEDRAL_SHUFFLE)
+    if constexpr (can_transpose<T>) {
+        if constexpr (Distance > 0) {
+            for (int v = 0; v < N; ++v) {
+                if ((v & Distance) != 0) continue;
+                const V first = vectors[v], second = vectors[v + Distance];
+                const auto all = std::make_integer_sequence<int, N>{};
+                vectors[v] = merge_lanes<T, N, Distance, 0>(first, second, all);
+                vectors[v + Distance] = merge_lanes<T, N, Distance, Distance>(first, second, all);
+            }
+            transpose_square<T, N, Distance / 2>(vectors);
+        }
+        return;
+    }
+#endif
+    for (int v = 0; v < N; ++v) {
+        for (int l = 0; l < v; ++l) {
+            const T lower = vectors[v][l];
+            vectors[v][l] = vectors[l][v];
+            vectors[l][v] = lower;
+        }
+    }
+}
+
+}  // namespace
+}  // namespace PERMUTOHEDRAL_INSTRUCTION_SET
+}  // namespace permutohedral

@@ -1,0 +1,66 @@
+"""How much a step must be held back so that the mean field does not oscillate.
+
+A step minimizes <Q', U + K Q mu> + <Q', log Q'> + sum_i t_i KL(Q'_i, Q_i). The free energy falls if the last term
+exceeds what the first one neglects, <D, K D mu> / 2 with D = Q' - Q. Each row of D sums to zero, so Pinsker's
+inequality says KL(Q'_i, Q_i) >= |D_i|_1^2 / 2 >= |D_i|^2; and K with entries that are not negative is at most the
+diagonal of its rows' sums k. So t_i = lambda k_i / 2 is enough, with lambda the largest eigenvalue of mu on vectors
+that sum to zero. It is zero for Potts models that attract.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from permutohedral.crf.pairwise import Pairwise
+from permutohedral.errors import InputError
+from permutohedral.ops.tracing import is_traced
+
+Damping = float | Literal["auto"]
+
+
+def find_damping(damping: Damping, pairwise: Sequence[Pairwise], labels: int) -> float | Tensor:
+    """t: a number, or one for each row, `[rows, 1]`."""
+    if damping != "auto":
+        if isinstance(damping, bool) or not isinstance(damping, (int, float)):
+            raise InputError(f"damping must be 'auto' or a number, got {damping!r}")
+        if not (math.isfinite(damping) and damping >= 0):
+            raise InputError(f"damping must be finite and not negative, got {damping}")
+        return float(damping)
+    total: float | Tensor = 0.0
+    for pair in pairwise:
+        repulsion = largest_eigenvalue(pair.compatibility, labels)
+        if isinstance(repulsion, Tensor) or repulsion > 0:
+            total = total + repulsion / 2 * pair.bound()
+    return total
+
+
+def largest_eigenvalue(compatibility: float | Tensor, labels: int) -> float | Tensor:
+    """The largest eigenvalue of the costs on vectors that sum to zero, or zero; a tensor only while torch traces.
+
+    >>> largest_eigenvalue(2.0, 3), largest_eigenvalue(-2.0, 3)
+    (0.0, 2.0)
+    """
+    if labels < 2:
+        return 0.0
+    if not isinstance(compatibility, Tensor):
+        return max(0.0, -float(compatibility))
+    traced = is_traced()
+    costs = compatibility.detach() if traced else compatibility.detach().cpu().double()
+    if costs.dim() == 0:
+        found = -costs
+    else:
+        costs = torch.diag(costs) if costs.dim() == 1 else costs
+        # the projection onto vectors that sum to zero, on either side
+        costs = costs - costs.mean(dim=0, keepdim=True)
+        costs = costs - costs.mean(dim=1, keepdim=True)
+        found = torch.linalg.eigvalsh(costs)[-1]
+    if traced:
+        return found.clamp_min(0)
+    # of a matrix that repels nothing, rounding leaves a little
+    scale = float(compatibility.detach().abs().max())
+    return float(found) if float(found) > 1e-6 * scale else 0.0

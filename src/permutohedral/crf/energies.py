@@ -1,0 +1,78 @@
+"""What each label costs at each point, out of what a user has: labels or probabilities."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from permutohedral.errors import InputError
+from permutohedral.tensors import check_count, check_tensor
+
+
+def energies_from_labels(
+    labels: Tensor, num_labels: int, certainty: float, *, unknown: int | None = None, dimension: int = 2
+) -> Tensor:
+    """Energies of labels that are right with probability `certainty`; all other labels share the rest.
+
+    Args:
+        labels: integers `[..., *space]`, from 0 to num_labels - 1.
+        num_labels: at least 2.
+        certainty: between 0 and 1, both excluded.
+        unknown: the number that marks points without a label, where all labels cost the same.
+        dimension: number of axes of space: 2 for pictures, 3 for volumes, 0 for points.
+
+    Returns:
+        float32 `[..., num_labels, *space]`; for points `[..., num_labels]`.
+
+    >>> energies_from_labels(torch.tensor([0, 1, 9]), 2, 0.9, unknown=9, dimension=0).exp().reciprocal()
+    tensor([[0.9000, 0.1000],
+            [0.1000, 0.9000],
+            [0.5000, 0.5000]])
+    """
+    check_tensor("labels", labels)
+    check_count("num_labels", num_labels, least=2)
+    check_count("dimension", dimension)
+    if labels.is_floating_point() or labels.is_complex() or labels.dim() < dimension:
+        raise InputError(
+            f"labels must be integers with {dimension} axes of space or more, got {labels.dtype} of shape "
+            f"{tuple(labels.shape)}"
+        )
+    if not 0 < certainty < 1:
+        raise InputError(f"certainty must lie between 0 and 1, got {certainty}; 1 would leave nothing to decide")
+    labels = labels.long()
+    known = torch.ones_like(labels, dtype=torch.bool) if unknown is None else labels != unknown
+    if bool(((labels < 0) | (labels >= num_labels)).logical_and(known).any()):
+        worst = labels[known]
+        raise InputError(
+            f"labels must lie between 0 and {num_labels - 1}, got {int(worst.min())} to {int(worst.max())}; mark "
+            "points without a label with the number given as unknown"
+        )
+    axis = labels.dim() - dimension
+    each = torch.arange(num_labels, device=labels.device).reshape(-1, *[1] * dimension)
+    chosen = labels.unsqueeze(axis) == each
+    cost, other = -math.log(certainty), -math.log((1 - certainty) / (num_labels - 1))
+    energies = torch.where(chosen, cost, other)
+    return torch.where(known.unsqueeze(axis), energies, math.log(num_labels)).float()
+
+
+def energies_from_probabilities(probabilities: Tensor, smallest: float = 1e-5) -> Tensor:
+    """-log p, with probabilities below `smallest` raised to it: no label is impossible.
+
+    Args:
+        probabilities: floating, of any shape.
+        smallest: positive.
+
+    Returns:
+        like probabilities.
+
+    >>> energies_from_probabilities(torch.tensor([1.0, 0.0]), smallest=1e-4)
+    tensor([-0.0000, 9.2103])
+    """
+    check_tensor("probabilities", probabilities)
+    if not probabilities.is_floating_point():
+        raise InputError(f"probabilities must be floating, got {probabilities.dtype}; convert with .float()")
+    if not 0 < smallest < 1:
+        raise InputError(f"smallest must lie between 0 and 1, got {smallest}")
+    return -probabilities.clamp(min=smallest).log()

@@ -1,0 +1,207 @@
+"""The mean field and its free energy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from permutohedral.crf.damping import Damping, find_damping
+from permutohedral.crf.kernels import Kernel
+from permutohedral.crf.layout import Layout, items_of_rows, layout_of
+from permutohedral.crf.pairwise import Pairwise, prepare
+from permutohedral.errors import InputError
+from permutohedral.lattice import Lattice
+from permutohedral.memory import check_rows
+from permutohedral.ops import fused_filters
+from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.ops.tracing import is_traced, wants_gradient, why_in_steps
+from permutohedral.tensors import check_count, check_tensor
+
+
+def mean_field(  # noqa: PLR0913 (a field, how to solve it, and what is known before)
+    energies: Tensor,
+    kernels: Sequence[Kernel],
+    steps: int = 5,
+    damping: Damping = "auto",
+    tolerance: float | None = None,
+    lattices: Sequence[Lattice] | None = None,
+    start: Tensor | None = None,
+    *,
+    logarithms: bool = False,
+) -> Tensor:
+    """The marginals of a dense conditional random field, by mean field.
+
+    The field has the energy sum_i U_i(x_i) + sum_{i<j} sum_kernels k_ij mu(x_i, x_j). A step replaces the marginals Q
+    of all points at once by softmax(-U - sum_kernels K Q mu), where K_ii is not left out. The first Q is softmax(-U).
+
+    Args:
+        energies: float `[labels, *space]` or `[batch, labels, *space]` for kernels over pictures and volumes,
+            `[points, labels]` or `[batch, points, labels]` for kernels over points: the cost U of each label.
+        kernels: which points are alike; `spatial_kernel`, `bilateral_kernel`, `Kernel`. Their features may be shared
+            by the items of a batch.
+        steps: the most that are done.
+        damping: t >= 0 makes a step softmax((t log Q - U - K Q mu) / (1 + t)). "auto" takes the t with which the free
+            energy does not rise: zero where compatibilities attract, as positive numbers do. Where it is not, kernels
+            are filtered both ways, so that they are symmetric.
+        tolerance: an item is done when no marginal changes by more than this.
+        lattices: `kernel.build_lattice()` for each kernel, to share them among calls.
+        start: marginals to start from, of the shape of energies.
+        logarithms: return log Q, which losses take.
+
+    Returns:
+        Marginals like energies; computed in the dtype of the features.
+
+    >>> import permutohedral as ph
+    >>> energies = torch.randn(21, 40, 50)
+    >>> kernels = [ph.crf.spatial_kernel((40, 50), 3.0), ph.crf.bilateral_kernel(torch.rand(3, 40, 50), 20.0, 0.1, 4.0)]
+    >>> marginals = ph.crf.mean_field(energies, kernels)
+    >>> marginals.shape, bool(torch.allclose(marginals.sum(dim=0), torch.ones(40, 50)))
+    (torch.Size([21, 40, 50]), True)
+    """
+    layout = _check(energies, kernels, lattices, {"start": start})
+    check_count("steps", steps)
+    if tolerance is not None and not tolerance >= 0:
+        raise InputError(f"tolerance must not be negative, got {tolerance}")
+    with torch.autocast(energies.device.type, enabled=False):
+        pairwise = _prepare(kernels, lattices, layout)
+        dtype, strength = _dtype(pairwise, energies), find_damping(damping, pairwise, layout.labels)
+        if tolerance is None and not isinstance(strength, Tensor) and strength == 0:
+            marginals = _at_once(energies, start, pairwise, layout, steps)
+            if marginals is not None:
+                return _logarithm(marginals) if logarithms else marginals
+        rows = layout.to_rows(energies).to(dtype)
+        field = _Field(rows, pairwise, strength)
+        logs = torch.log_softmax(-rows, dim=1) if start is None else _logarithm(layout.to_rows(start).to(dtype))
+        if tolerance is None:
+            for _ in range(steps):
+                logs = field.step(logs)
+        else:
+            logs = _until_still(field, logs, steps, tolerance, items_of_rows(layout, kernels, rows.device))
+        return layout.from_rows(logs if logarithms else logs.exp()).to(energies.dtype)
+
+
+def free_energy(
+    marginals: Tensor, energies: Tensor, kernels: Sequence[Kernel], lattices: Sequence[Lattice] | None = None
+) -> Tensor:
+    """What the mean field makes small: sum_i Q_i (log Q_i + U_i) + sum_kernels <Q, K Q mu> / 2, for each item.
+
+    It bounds the negative logarithm of the field's partition function from above. With the normalizations "symmetric"
+    and "none", steps with damping "auto" do not raise it.
+
+    Args:
+        marginals: from `mean_field`.
+        energies, kernels, lattices: see `mean_field`.
+
+    Returns:
+        `[batch]`, or a number for energies without a batch axis; the number of items follows from a ragged batch.
+
+    >>> import permutohedral as ph
+    >>> energies, kernels = torch.randn(100, 3), [ph.crf.Kernel(torch.rand(100, 2) * 9)]
+    >>> before, after = (ph.crf.mean_field(energies, kernels, steps) for steps in (0, 5))
+    >>> bool(ph.crf.free_energy(after, energies, kernels) < ph.crf.free_energy(before, energies, kernels))
+    True
+    """
+    layout = _check(energies, kernels, lattices, {"marginals": marginals})
+    with torch.autocast(energies.device.type, enabled=False):
+        pairwise = _prepare(kernels, lattices, layout)
+        dtype = _dtype(pairwise, energies)
+        costs, rows = layout.to_rows(energies).to(dtype), layout.to_rows(marginals).to(dtype)
+        # a label that never occurs may have cost infinity
+        unary = torch.where(rows > 0, rows * costs, 0.0) - torch.special.entr(rows)
+        for pair in pairwise:
+            unary = unary + rows * pair.cost(rows) / 2
+        items, num_items = items_of_rows(layout, kernels, rows.device)
+        # summed in float64: terms of both signs over all points
+        sums = unary.sum(dim=1).double()
+        total = sums.new_zeros(num_items).index_add(0, items, sums)
+        has_items = layout.items is not None or any(kernel.batch is not None for kernel in kernels)
+        result: Tensor = total if has_items else total.sum()
+        return result
+
+
+def _check(
+    energies: Tensor, kernels: Sequence[Kernel], lattices: Sequence[Lattice] | None, marginals: dict[str, Tensor | None]
+) -> Layout:
+    layout = layout_of(energies, kernels)
+    if lattices is not None and len(lattices) != len(kernels):
+        raise InputError(f"give a lattice for each of the {len(kernels)} kernels, got {len(lattices)}")
+    for name, given in marginals.items():
+        if given is None:
+            continue
+        check_tensor(name, given)
+        if given.shape != energies.shape or given.device != energies.device:
+            raise InputError(
+                f"{name} must be like energies, {tuple(energies.shape)} on {energies.device}, got "
+                f"{tuple(given.shape)} on {given.device}"
+            )
+    # one NaN would spread to all points; a GPU would have to be waited for
+    if energies.device.type == "cpu" and not is_traced() and bool(energies.detach().sum().isnan()):
+        raise InputError("energies hold NaN, or infinities of both signs; repair them: every point would be NaN")
+    return layout
+
+
+def _prepare(kernels: Sequence[Kernel], lattices: Sequence[Lattice] | None, layout: Layout) -> list[Pairwise]:
+    pairwise = [
+        prepare(kernel, None if lattices is None else lattices[number], layout) for number, kernel in enumerate(kernels)
+    ]
+    if len({pair.lattice.dtype for pair in pairwise}) > 1:
+        raise InputError("the features of all kernels must be of one dtype; convert some with .float() or .double()")
+    return pairwise
+
+
+def _at_once(
+    energies: Tensor, start: Tensor | None, pairwise: Sequence[Pairwise], layout: Layout, steps: int
+) -> Tensor | None:
+    """All steps in one call of the backend, None where it cannot be."""
+    tensors = [energies, start, *(pair.compatibility for pair in pairwise)]
+    if why_in_steps(*tensors[:1]) is not None or wants_gradient(*tensors):
+        return None
+    # two tables for each kernel
+    check_rows(2 * sum(pair.lattice.num_lattice_points for pair in pairwise), layout.labels, energies)
+    planes = layout.to_planes(energies)
+    begin = None if start is None else layout.to_planes(start)
+    marginals = fused_filters.mean_field(planes, begin, [pair.tables() for pair in pairwise], steps)
+    return None if marginals is None else layout.from_planes(marginals).to(energies.dtype)
+
+
+def _dtype(pairwise: Sequence[Pairwise], energies: Tensor) -> torch.dtype:
+    """In which all is computed: that of the features."""
+    return pairwise[0].lattice.dtype if pairwise else accumulation_dtype(energies.dtype)
+
+
+def _logarithm(marginals: Tensor) -> Tensor:
+    return marginals.clamp_min(torch.finfo(marginals.dtype).tiny).log()
+
+
+@dataclass(frozen=True, eq=False)
+class _Field:
+    """What a step needs: energies `[rows, labels]`, kernels, and t, which is a tensor if it was found automatically."""
+
+    energies: Tensor
+    pairwise: Sequence[Pairwise]
+    damping: float | Tensor
+
+    def step(self, logs: Tensor) -> Tensor:
+        """The logarithms of the next marginals."""
+        marginals, costs = logs.exp(), self.energies
+        for pair in self.pairwise:
+            costs = costs + pair.cost(marginals, both_ways=isinstance(self.damping, Tensor))
+        return torch.log_softmax((self.damping * logs - costs) / (1 + self.damping), dim=1)
+
+
+def _until_still(field: _Field, logs: Tensor, steps: int, tolerance: float, items: tuple[Tensor, int]) -> Tensor:
+    """Steps until no item changes by more than the tolerance; an item that is done stays as it is."""
+    item_of_row, num_items = items
+    done = torch.zeros(num_items, dtype=torch.bool, device=logs.device)
+    for _ in range(steps):
+        new = field.step(logs)
+        change = (new.exp() - logs.exp()).detach().abs().amax(dim=1)
+        most = change.new_zeros(num_items).scatter_reduce(0, item_of_row, change, "amax")
+        logs = torch.where(done[item_of_row][:, None], logs, new)
+        done = done | (most <= tolerance)
+        if bool(done.all()):
+            break
+    return logs

@@ -1,0 +1,155 @@
+"""Which points are alike, and what it costs where their labels differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from permutohedral.errors import InputError
+from permutohedral.features import Sigma, bilateral_features, grid_features, in_units_of, join_features
+from permutohedral.lattice import Lattice, build_lattice
+from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.tensors import check_count, check_tensor
+
+KernelNormalization = Literal["symmetric", "before", "after", "none"]
+
+KERNEL_NORMALIZATIONS: tuple[KernelNormalization, ...] = ("symmetric", "before", "after", "none")
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A Gaussian over features, and the cost of two labels at points that it joins.
+
+    Two points i and j with labels a and b cost k_ij mu_ab, with k_ij = exp(-|f_i - f_j|^2 / 2), normalized.
+
+    Attributes:
+        features: float32 or float64 `[points, d]`, or `[batch, points, d]` with features of its own for each item;
+            one unit is one standard deviation.
+        compatibility: the costs mu: a number w for w (1 - I), so that different labels cost w (the Potts model); or
+            `[labels]`, the diagonal of a matrix that is zero elsewhere, so that negative numbers attract; or a matrix
+            `[labels, labels]`, of which the symmetric part counts, since pairs have no order. A tensor may require
+            gradients.
+        normalization: with the mass m_i = sum_j k_ij, "symmetric" has k_ij / sqrt(m_i m_j), "before" k_ij / m_j,
+            "after" k_ij / m_i, "none" k_ij.
+        space: the extents of the picture or volume whose pixels are the points, in scan order: energies are then
+            `[..., labels, *space]`. None for points: energies are then `[..., points, labels]`.
+        batch: int `[points]`, the item of each point of a ragged batch.
+
+    >>> import permutohedral as ph
+    >>> ph.crf.Kernel(torch.rand(100, 3), compatibility=2.0).normalization
+    'symmetric'
+    """
+
+    features: Tensor
+    compatibility: float | Tensor = 1.0
+    normalization: KernelNormalization = "symmetric"
+    space: tuple[int, ...] | None = None
+    batch: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        check_tensor("features", self.features)
+        if self.features.dim() not in (2, 3):
+            raise InputError(
+                f"features must be [points, d] or [batch, points, d], got shape {tuple(self.features.shape)}"
+            )
+        if self.normalization not in KERNEL_NORMALIZATIONS:
+            names = ", ".join(map(repr, KERNEL_NORMALIZATIONS))
+            raise InputError(f"normalization must be one of {names}, got {self.normalization!r}")
+        if self.space is not None and math.prod(self.space) != self.features.shape[-2]:
+            raise InputError(f"a grid of {tuple(self.space)} does not have {self.features.shape[-2]} points")
+        _check_compatibility(self.compatibility)
+
+    def build_lattice(self) -> Lattice:
+        """The lattice under the features, to give to `mean_field` in several calls."""
+        return build_lattice(self.features, neighborhood_size=0, batch=self.batch, separable=True)
+
+
+def spatial_kernel(
+    space: Sequence[int],
+    sigma: Sigma,
+    compatibility: float | Tensor = 1.0,
+    normalization: KernelNormalization = "symmetric",
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Kernel:
+    """Pixels that are near each other are alike.
+
+    Args:
+        space: the extents of the picture or volume, such as (height, width).
+        sigma: standard deviation in pixels; one number, or one for each axis.
+        compatibility: see `Kernel`.
+        normalization: see `Kernel`.
+        device: of the features.
+        dtype: of the features.
+
+    >>> import permutohedral as ph
+    >>> ph.crf.spatial_kernel((20, 30), sigma=3.0).features.shape
+    torch.Size([600, 2])
+    """
+    space = tuple(space)
+    for extent in space:
+        check_count("an extent of space", extent)
+    if not space:
+        raise InputError("space must have at least one axis, such as (height, width)")
+    return Kernel(grid_features(space, sigma, device=device, dtype=dtype), compatibility, normalization, space)
+
+
+def bilateral_kernel(
+    guide: Tensor,
+    sigma_space: Sigma,
+    sigma_range: Sigma,
+    compatibility: float | Tensor = 1.0,
+    normalization: KernelNormalization = "symmetric",
+    *,
+    dimension: int = 2,
+) -> Kernel:
+    """Pixels that are near each other and look alike are alike.
+
+    Args:
+        guide: float `[channels, *space]` or `[batch, channels, *space]`.
+        sigma_space: standard deviation over positions, in pixels; one number, or one for each axis.
+        sigma_range: standard deviation over colors, in units of the guide's values; one, or one for each channel.
+        compatibility: see `Kernel`.
+        normalization: see `Kernel`.
+        dimension: number of axes of space: 2 for pictures, 3 for volumes.
+
+    >>> import permutohedral as ph
+    >>> ph.crf.bilateral_kernel(torch.rand(3, 20, 30), sigma_space=20.0, sigma_range=0.1).features.shape
+    torch.Size([600, 5])
+    """
+    check_tensor("guide", guide)
+    check_count("dimension", dimension, least=1)
+    if not guide.is_floating_point():
+        raise InputError(f"guide must be floating, got {guide.dtype}; convert it, and state sigma_range in its units")
+    if guide.dim() not in (dimension + 1, dimension + 2):
+        raise InputError(
+            f"guide must be [channels, *space] or [batch, channels, *space] with {dimension} axes of space, got "
+            f"{tuple(guide.shape)}; dimension tells their number"
+        )
+    space = tuple(guide.shape[guide.dim() - dimension :])
+    if dimension == 2:
+        return Kernel(bilateral_features(guide, sigma_space, sigma_range), compatibility, normalization, space)
+    guide = guide.to(accumulation_dtype(guide.dtype))
+    positions = grid_features(space, sigma_space, device=guide.device, dtype=guide.dtype)
+    colors = in_units_of(guide.flatten(guide.dim() - dimension).transpose(-1, -2), sigma_range)
+    return Kernel(join_features(positions, colors), compatibility, normalization, space)
+
+
+def _check_compatibility(compatibility: object) -> None:
+    if isinstance(compatibility, Tensor):
+        shape = tuple(compatibility.shape)
+        if not compatibility.is_floating_point() or len(shape) > 2 or (len(shape) == 2 and shape[0] != shape[1]):
+            raise InputError(
+                "compatibility must be a number, or a floating tensor [labels] or [labels, labels], got "
+                f"{compatibility.dtype} of shape {shape}"
+            )
+    elif isinstance(compatibility, bool) or not isinstance(compatibility, (int, float)):
+        raise InputError(f"compatibility must be a number or a tensor, got {type(compatibility).__name__}")
+    elif not math.isfinite(compatibility):
+        raise InputError(f"compatibility must be finite, got {compatibility}")

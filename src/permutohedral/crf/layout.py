@@ -1,0 +1,115 @@
+"""Between the shapes of users and rows, `[points, labels]`: the points of all items one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from permutohedral.crf.kernels import Kernel
+from permutohedral.errors import InputError
+from permutohedral.tensors import check_tensor, refuse_torchscript
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The shape of energies and marginals.
+
+    Attributes:
+        shape: as given: `[..., labels, *space]`, or `[..., points, labels]` for points.
+        labels: number of labels.
+        items: number of items, None without a batch axis.
+        points: points of each item.
+        labels_last: whether labels are the last axis.
+    """
+
+    shape: tuple[int, ...]
+    labels: int
+    items: int | None
+    points: int
+    labels_last: bool
+
+    @property
+    def num_items(self) -> int:
+        return 1 if self.items is None else self.items
+
+    def to_planes(self, tensor: Tensor) -> Tensor:
+        """`[items, labels, points]`, a view where it can be one."""
+        if self.labels_last:
+            return tensor.reshape(self.num_items, self.points, self.labels).transpose(1, 2)
+        return tensor.reshape(self.num_items, self.labels, self.points)
+
+    def from_planes(self, planes: Tensor) -> Tensor:
+        """Undo `to_planes`."""
+        return (planes.transpose(1, 2) if self.labels_last else planes).reshape(self.shape)
+
+    def to_rows(self, tensor: Tensor) -> Tensor:
+        """`[items * points, labels]`."""
+        return self.to_planes(tensor).transpose(1, 2).reshape(self.num_items * self.points, self.labels)
+
+    def from_rows(self, rows: Tensor) -> Tensor:
+        """Undo `to_rows`."""
+        return self.from_planes(rows.reshape(self.num_items, self.points, self.labels).transpose(1, 2))
+
+
+def layout_of(energies: Tensor, kernels: Sequence[Kernel]) -> Layout:
+    """How the energies of these kernels lie, once they are known to fit."""
+    refuse_torchscript()
+    check_tensor("energies", energies)
+    if not energies.is_floating_point():
+        raise InputError(f"energies must be floating, got {energies.dtype}; convert with .float()")
+    spaces = {kernel.space for kernel in kernels}
+    if len(spaces) > 1:
+        raise InputError(f"all kernels must have one space, got {', '.join(map(str, spaces))}")
+    space = spaces.pop() if spaces else None
+    shape = tuple(energies.shape)
+    axes = 2 if space is None else 1 + len(space)
+    named = "[points, labels]" if space is None else f"[labels, {', '.join(map(str, space))}]"
+    if len(shape) not in (axes, axes + 1) or (space is not None and shape[len(shape) - len(space) :] != space):
+        raise InputError(f"energies must be {named}, or a batch of these, for these kernels, got shape {shape}")
+    labels = shape[-1] if space is None else shape[len(shape) - axes]
+    points = shape[-2] if space is None else energies.numel() // max(1, _product(shape[: len(shape) - axes + 1]))
+    layout = Layout(shape, labels, shape[0] if len(shape) > axes else None, points, labels_last=space is None)
+    if labels < 1:
+        raise InputError(f"energies must have at least one label, got shape {shape}")
+    for kernel in kernels:
+        _check_kernel(kernel, layout, energies)
+    return layout
+
+
+def _product(extents: tuple[int, ...]) -> int:
+    product = 1
+    for extent in extents:
+        product *= extent
+    return product
+
+
+def _check_kernel(kernel: Kernel, layout: Layout, energies: Tensor) -> None:
+    features = kernel.features
+    if features.shape[-2] != layout.points:
+        raise InputError(f"a kernel has {features.shape[-2]} points, but the energies {layout.points}")
+    if features.dim() == 3 and features.shape[0] != layout.items:
+        raise InputError(
+            f"a kernel has features of {features.shape[0]} items, but the energies are of shape {layout.shape}; give "
+            "both a batch axis, or neither"
+        )
+    if kernel.batch is not None and layout.items is not None:
+        raise InputError("a ragged batch is flat: give energies [points, labels] with batch, no batch axis")
+    if features.device != energies.device:
+        raise InputError(f"energies are on {energies.device}, but a kernel on {features.device}; move one")
+    compatibility = kernel.compatibility
+    if isinstance(compatibility, Tensor) and compatibility.dim() and compatibility.shape[0] != layout.labels:
+        raise InputError(
+            f"a compatibility of shape {tuple(compatibility.shape)} does not fit energies of {layout.labels} labels"
+        )
+
+
+def items_of_rows(layout: Layout, kernels: Sequence[Kernel], device: torch.device) -> tuple[Tensor, int]:
+    """The item of each row, int64 `[rows]`, and the number of items."""
+    ragged = [kernel.batch for kernel in kernels if kernel.batch is not None]
+    if ragged:
+        return ragged[0].long(), int(ragged[0].max()) + 1 if ragged[0].numel() else 0
+    items = torch.arange(layout.num_items, device=device)
+    return items.repeat_interleave(layout.points), layout.num_items

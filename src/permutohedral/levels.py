@@ -1,0 +1,186 @@
+"""Lattice values from one level of a pyramid to the next, and back: fixed, learned, or the largest."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from permutohedral.checks import check_weight, count, lattice_to_rows, to_autocast, unfold
+from permutohedral.errors import InputError
+from permutohedral.lattice import Lattice
+from permutohedral.memory import check_rows
+from permutohedral.ops import operators
+from permutohedral.pyramid import LatticePyramid, LevelTables
+
+
+def coarsen(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
+    """Bring lattice values one level down: P^T, so that what was splatted is as if splatted there.
+
+    Args:
+        lattice_values: `[lattice_points, channels]` of `level`, or `[..., lattice_points, channels]`.
+        pyramid: from `build_pyramid`.
+        level: of `lattice_values`; the result is on `level + 1`.
+
+    Returns:
+        `[coarse lattice_points, channels]`, with the leading axes of `lattice_values`.
+
+    >>> import permutohedral as ph
+    >>> pyramid = ph.build_pyramid(torch.rand(100, 3, dtype=torch.float64) * 9, levels=2)
+    >>> values = torch.rand(100, 2, dtype=torch.float64)
+    >>> fine, coarse = (ph.splat(values, lattice) for lattice in pyramid.levels)
+    >>> bool(torch.allclose(ph.coarsen(fine, pyramid, level=0), coarse))
+    True
+    """
+    fine, coarse, tables = _between(pyramid, level)
+    rows, leading = lattice_to_rows(lattice_values, fine, fine.source)
+    check_rows(coarse.num_lattice_points, rows.shape[1], rows)
+    coarsened = operators.splat(rows, tables.parents, _halves(fine, tables), coarse.num_lattice_points)
+    return unfold(coarsened, leading)
+
+
+def refine(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
+    """Bring lattice values one level up: P, so that slicing them there gives the same. The adjoint of `coarsen`.
+
+    Args:
+        lattice_values: `[coarse lattice_points, channels]` of `level + 1`, or with leading axes.
+        pyramid: from `build_pyramid`.
+        level: of the result.
+
+    Returns:
+        `[lattice_points, channels]`, with the leading axes of `lattice_values`.
+
+    >>> import permutohedral as ph
+    >>> pyramid = ph.build_pyramid(torch.rand(100, 3) * 9, levels=2)
+    >>> coarse = torch.ones(pyramid.levels[1].num_lattice_points, 1)
+    >>> bool((ph.refine(coarse, pyramid, level=0) == 1).all())
+    True
+    """
+    fine, coarse, tables = _between(pyramid, level)
+    rows, leading = lattice_to_rows(lattice_values, coarse, coarse.source)
+    check_rows(fine.num_lattice_points, rows.shape[1], rows)
+    return unfold(operators.slice(rows, tables.parents, _halves(fine, tables)), leading)
+
+
+def convolve_down(lattice_values: Tensor, weight: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
+    """Convolve with a stride of 2: at each coarse lattice point J, l'_J = sum_k w_k l_{2 J + offset_k}.
+
+    Args:
+        lattice_values: `[lattice_points, in_channels]` of `level`, or with leading axes.
+        weight: `[filter_size, in_channels / groups, out_channels]`, or `[filter_size]`, one filter for every channel.
+        pyramid: from `build_pyramid`.
+        level: of `lattice_values`; the result is on `level + 1`.
+
+    Returns:
+        `[coarse lattice_points, out_channels]`, with the leading axes of `lattice_values`.
+
+    >>> import permutohedral as ph
+    >>> pyramid = ph.build_pyramid(torch.rand(100, 2) * 9, levels=2)
+    >>> fine = torch.rand(pyramid.levels[0].num_lattice_points, 4)
+    >>> ph.convolve_down(fine, torch.randn(7, 4, 8), pyramid, level=0).shape[1]
+    8
+    """
+    fine, _, tables = _between(pyramid, level)
+    return _convolve_between(lattice_values, weight, fine, tables.down, tables.up)
+
+
+def convolve_up(lattice_values: Tensor, weight: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
+    """The transposed convolution: at each fine lattice point x, l'_x = sum_k w_k l_{(x + offset_k) / 2}.
+
+    The sum is over the taps that lie on the coarse lattice: one or two for a filter of size 1, none is missed.
+
+    Args:
+        lattice_values: `[coarse lattice_points, in_channels]` of `level + 1`, or with leading axes.
+        weight: see `convolve_down`.
+        pyramid: from `build_pyramid`.
+        level: of the result.
+
+    Returns:
+        `[lattice_points, out_channels]`, with the leading axes of `lattice_values`.
+
+    >>> import permutohedral as ph
+    >>> pyramid = ph.build_pyramid(torch.rand(100, 2) * 9, levels=2)
+    >>> coarse = torch.rand(pyramid.levels[1].num_lattice_points, 8)
+    >>> ph.convolve_up(coarse, torch.randn(7, 8, 4), pyramid, level=0).shape[1]
+    4
+    """
+    _, coarse, tables = _between(pyramid, level)
+    return _convolve_between(lattice_values, weight, coarse, tables.up, tables.down)
+
+
+def pool(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
+    """The largest value of each channel among a coarse lattice point and the fine ones half a step around it.
+
+    Args:
+        lattice_values: `[lattice_points, channels]` of `level`, or with leading axes.
+        pyramid: from `build_pyramid`.
+        level: of `lattice_values`; the result is on `level + 1`.
+
+    Returns:
+        `[coarse lattice_points, channels]`, with the leading axes of `lattice_values`.
+
+    >>> import permutohedral as ph
+    >>> pyramid = ph.build_pyramid(torch.rand(100, 2) * 9, levels=2)
+    >>> fine = torch.rand(pyramid.levels[0].num_lattice_points, 4)
+    >>> bool(ph.pool(fine, pyramid, level=0).max() == fine.max())
+    True
+    """
+    fine, coarse, tables = _between(pyramid, level)
+    rows, leading = lattice_to_rows(lattice_values, fine, fine.source)
+    children = torch.arange(fine.num_lattice_points, device=fine.device).repeat_interleave(2)
+    pooled = largest_of(rows, children, tables.parents.flatten().long(), coarse.num_lattice_points)
+    return unfold(pooled, leading)
+
+
+def largest_of(rows: Tensor, members: Tensor, groups: Tensor, num_groups: int) -> Tensor:
+    """The largest of each channel in each group; a derivative of any order goes to the first of the largest.
+
+    Args:
+        rows: `[rows, channels]`.
+        members: int64 `[memberships]`, rows.
+        groups: int64 `[memberships]`, the group of each; no group is empty.
+        num_groups: how many there are.
+
+    Returns:
+        `[num_groups, channels]`.
+
+    >>> largest_of(torch.tensor([[1.0], [3.0], [2.0]]), torch.arange(3), torch.tensor([0, 0, 1]), 2).tolist()
+    [[3.0], [2.0]]
+    """
+    with torch.no_grad():
+        candidates = rows.index_select(0, members)
+        place = groups[:, None].expand_as(candidates)
+        most = rows.new_empty(num_groups, rows.shape[1])
+        most = most.scatter_reduce(0, place, candidates, "amax", include_self=False)
+        wins = candidates == most.index_select(0, groups)
+        numbers = torch.where(wins, members[:, None], rows.shape[0])
+        first = members.new_empty(most.shape).scatter_reduce(0, place, numbers, "amin", include_self=False)
+    return rows.gather(0, first)
+
+
+def _between(pyramid: LatticePyramid, level: int) -> tuple[Lattice, Lattice, LevelTables]:
+    """The fine and the coarse lattice, and the tables between them."""
+    steps = len(pyramid.tables)
+    if type(level) is not int or not 0 <= level < steps:
+        raise InputError(
+            f"level must be the finer of two levels of the pyramid, from 0 to {steps - 1}, got {level!r}; build the "
+            "pyramid with more levels"
+        )
+    return pyramid.levels[level], pyramid.levels[level + 1], pyramid.tables[level]
+
+
+def _halves(fine: Lattice, tables: LevelTables) -> Tensor:
+    return fine.source.barycentric.new_full((1, 1), 0.5).expand(tables.parents.shape)
+
+
+def _convolve_between(
+    lattice_values: Tensor, weight: Tensor, source: Lattice, neighbors: Tensor, reverse: Tensor
+) -> Tensor:
+    rows, leading = lattice_to_rows(lattice_values, source, source.source)
+    rows, weight = to_autocast(rows, weight)
+    weight, groups = check_weight(weight, rows.shape[1] // max(count(leading), 1), rows, source)
+    # items that share a lattice are folded into channels, so they are groups of their own
+    if count(leading) > 1:
+        weight, groups = weight.repeat(1, 1, count(leading)), groups * count(leading)
+    check_rows(neighbors.shape[1], weight.shape[2], rows)
+    opposite = source.neighborhood.opposite(source.device)
+    return unfold(operators.convolve(rows, weight, neighbors, reverse, opposite, groups), leading)

@@ -1,0 +1,186 @@
+"""Networks on the levels of a lattice pyramid: classes of points, and classes of clouds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from permutohedral.errors import InputError
+from permutohedral.lattice import Lattice
+from permutohedral.nn.levels import Coarsen, LatticeConvolution, LatticeGroupNorm, Refine
+from permutohedral.pyramid import LatticePyramid, build_pyramid
+from permutohedral.steps import slice, splat
+
+# channels of a group that are normalized together
+_GROUP = 8
+
+
+def _norm(channels: int) -> LatticeGroupNorm:
+    return LatticeGroupNorm(max(channels // _GROUP, 1) if channels % _GROUP == 0 else 1, channels)
+
+
+class ResidualBlock(nn.Module):
+    """Twice a normalized convolution on one level, added to what came in.
+
+    >>> import permutohedral as ph
+    >>> lattice = ph.build_lattice(torch.rand(100, 3) * 9)
+    >>> ResidualBlock(8, dimension=3)(ph.splat(torch.rand(100, 8), lattice), lattice).shape[1]
+    8
+    """
+
+    def __init__(self, channels: int, dimension: int) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(LatticeConvolution(channels, channels, dimension) for _ in range(2))
+        self.norms = nn.ModuleList(_norm(channels) for _ in range(2))
+
+    def forward(self, lattice_values: Tensor, lattice: Lattice) -> Tensor:
+        """`[lattice_points, channels]`, in and out."""
+        change = lattice_values
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            change = convolution(F.relu(norm(change, lattice)), lattice)
+        return lattice_values + change
+
+
+class _Encoder(nn.Module):
+    """From points to the lattice values of every level."""
+
+    def __init__(self, in_channels: int, dimension: int, channels: Sequence[int]) -> None:
+        super().__init__()
+        # the mean of the values at a lattice point, and how many points there are
+        self.enter = LatticeConvolution(in_channels + 1, channels[0], dimension)
+        self.blocks = nn.ModuleList(ResidualBlock(width, dimension) for width in channels)
+        self.downs = nn.ModuleList(Coarsen(fine, coarse, dimension) for fine, coarse in pairwise(channels))
+
+    def forward(self, values: Tensor, pyramid: LatticePyramid) -> list[Tensor]:
+        finest = pyramid.levels[0]
+        sums = splat(torch.cat([values, values.new_ones(len(values), 1)], dim=1), finest)
+        density = sums[:, -1:]
+        inputs = torch.cat([sums[:, :-1] / density.clamp_min(1e-6), density.log1p()], dim=1)
+        found = [self.blocks[0](self.enter(inputs, finest), finest)]
+        for level, (down, block) in enumerate(zip(self.downs, self.blocks[1:], strict=True)):
+            found.append(block(down(found[-1], pyramid, level), pyramid.levels[level + 1]))
+        return found
+
+
+class LatticeUNet(nn.Module):
+    """Points in, a number for each class at each point out; sees far through coarse levels, sharply through fine ones.
+
+    Args:
+        in_channels: of the values at the points.
+        classes: how many.
+        dimension: d of the features.
+        channels: of each level, the finest first.
+
+    Shape:
+        values `[points, in_channels]`, features `[points, d]`, one unit is one step of the finest lattice; ragged
+        batches by `batch [points]`. The result is `[points, classes]`.
+
+    >>> network = LatticeUNet(in_channels=2, classes=3, dimension=3, channels=(8, 16))
+    >>> network(torch.rand(100, 2), torch.rand(100, 3) * 9).shape
+    torch.Size([100, 3])
+    """
+
+    def __init__(
+        self, in_channels: int, classes: int, dimension: int = 3, channels: Sequence[int] = (16, 32, 48, 64)
+    ) -> None:
+        super().__init__()
+        _check_widths(channels)
+        self.in_channels, self.classes = in_channels, classes
+        self.encoder = _Encoder(in_channels, dimension, channels)
+        self.ups = nn.ModuleList(Refine(coarse, fine, dimension) for fine, coarse in pairwise(channels))
+        self.joins = nn.ModuleList(LatticeConvolution(2 * width, width, dimension) for width in channels[:-1])
+        self.blocks = nn.ModuleList(ResidualBlock(width, dimension) for width in channels[:-1])
+        self.head = nn.Sequential(nn.Linear(channels[0] + in_channels, 32), nn.ReLU(), nn.Linear(32, classes))
+
+    @property
+    def levels(self) -> int:
+        """Of the pyramid it needs."""
+        return len(self.encoder.blocks)
+
+    def forward(
+        self,
+        values: Tensor,
+        features: Tensor | None = None,
+        batch: Tensor | None = None,
+        pyramid: LatticePyramid | None = None,
+    ) -> Tensor:
+        """Classify the points of `features`, or of a `pyramid` of as many levels that was built from them."""
+        pyramid = _pyramid_for(features, batch, pyramid, self.levels)
+        skips = self.encoder(values, pyramid)
+        lattice_values = skips.pop()
+        for level in reversed(range(len(skips))):
+            lattice = pyramid.levels[level]
+            refined = self.ups[level](lattice_values, pyramid, level)
+            joined = self.joins[level](torch.cat([refined, skips[level]], dim=1), lattice)
+            lattice_values = self.blocks[level](joined, lattice)
+        result: Tensor = self.head(torch.cat([slice(lattice_values, pyramid.levels[0]), values], dim=1))
+        return result
+
+
+class LatticeClassifier(nn.Module):
+    """Clouds in, a number for each class of each cloud out.
+
+    Args:
+        in_channels: of the values at the points.
+        classes: how many.
+        dimension: d of the features.
+        channels: of each level, the finest first.
+
+    >>> network = LatticeClassifier(in_channels=2, classes=5, dimension=3, channels=(8, 16))
+    >>> network(torch.rand(90, 2), torch.rand(90, 3) * 9, torch.arange(90) // 30).shape
+    torch.Size([3, 5])
+    """
+
+    def __init__(
+        self, in_channels: int, classes: int, dimension: int = 3, channels: Sequence[int] = (16, 32, 48, 64)
+    ) -> None:
+        super().__init__()
+        _check_widths(channels)
+        self.encoder = _Encoder(in_channels, dimension, channels)
+        self.head = nn.Sequential(nn.Linear(2 * channels[-1], 64), nn.ReLU(), nn.Linear(64, classes))
+
+    @property
+    def levels(self) -> int:
+        """Of the pyramid it needs."""
+        return len(self.encoder.blocks)
+
+    def forward(
+        self,
+        values: Tensor,
+        features: Tensor | None = None,
+        batch: Tensor | None = None,
+        pyramid: LatticePyramid | None = None,
+    ) -> Tensor:
+        """Classify the items of `batch`; without it all points are one cloud."""
+        pyramid = _pyramid_for(features, batch, pyramid, self.levels)
+        coarsest: Tensor = self.encoder(values, pyramid)[-1]
+        item = pyramid.levels[-1].source.keys[:, 0].long()
+        items = int(item.max()) + 1 if len(item) else 0
+        place = item[:, None].expand_as(coarsest)
+        empty = coarsest.new_zeros(items, coarsest.shape[1])
+        largest = empty.scatter_reduce(0, place, coarsest, "amax", include_self=False)
+        mean = empty.scatter_reduce(0, place, coarsest, "mean", include_self=False)
+        result: Tensor = self.head(torch.cat([largest, mean], dim=1))
+        return result
+
+
+def _check_widths(channels: Sequence[int]) -> None:
+    if not channels or any(type(width) is not int or width < 1 for width in channels):
+        raise InputError(f"channels must name the width of each level, such as (16, 32, 64), got {channels!r}")
+
+
+def _pyramid_for(
+    features: Tensor | None, batch: Tensor | None, pyramid: LatticePyramid | None, levels: int
+) -> LatticePyramid:
+    if (features is None) == (pyramid is None):
+        raise InputError("give either features or a pyramid built from them")
+    if features is not None:
+        return build_pyramid(features, levels, batch=batch)
+    assert pyramid is not None
+    if len(pyramid.levels) != levels:
+        raise InputError(f"this network needs a pyramid of {levels} levels, got {len(pyramid.levels)}")
+    return pyramid

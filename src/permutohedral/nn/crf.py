@@ -1,0 +1,146 @@
+"""A dense conditional random field as a layer, with learned costs and bandwidths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from permutohedral.crf import Kernel, bilateral_kernel, mean_field, spatial_kernel
+from permutohedral.crf.kernels import KernelNormalization
+from permutohedral.errors import InputError
+from permutohedral.lattice import Lattice
+from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.tensors import check_count, check_tensor, refuse_scripting
+
+Compatibility = Literal["potts", "diagonal", "matrix"]
+
+
+class DenseCRF(nn.Module):
+    """Refines the logits of a network so that pixels that are near each other and look alike agree.
+
+    A mean field over a spatial and a bilateral kernel. Weights, costs and bandwidths can be trained through all of its
+    steps. It begins as the Potts model.
+
+    Args:
+        labels: number of labels.
+        weights: what two pixels with different labels cost, for the spatial and for the bilateral kernel.
+        sigma_space: standard deviation of the spatial kernel, in pixels.
+        sigma_bilateral: standard deviation of the bilateral kernel over positions, in pixels.
+        sigma_range: its standard deviation over colors, in units of the guide's values.
+        compatibility: which costs are learned: "potts" none, "diagonal" one for each label, "matrix" one for each pair
+            of labels.
+        steps: of the mean field.
+        dimension: number of axes of space: 2 for pictures, 3 for volumes.
+        learn_weights: train the weights.
+        learn_sigma: train the standard deviations.
+        normalization: see `permutohedral.crf.Kernel`.
+
+    Shape:
+        logits `[labels, *space]` or `[batch, labels, *space]`, guide `[channels, *space]` or
+        `[batch, channels, *space]`; the result, logarithms of marginals, is like logits.
+
+    >>> layer = DenseCRF(labels=21, sigma_range=0.1)
+    >>> layer(torch.randn(2, 21, 32, 40), torch.rand(2, 3, 32, 40)).shape
+    torch.Size([2, 21, 32, 40])
+    """
+
+    __prepare_scriptable__ = refuse_scripting
+
+    def __init__(  # noqa: PLR0913 (one argument per property, as torch.nn.Conv2d)
+        self,
+        labels: int,
+        weights: Sequence[float] = (3.0, 10.0),
+        sigma_space: float = 3.0,
+        sigma_bilateral: float = 60.0,
+        sigma_range: float = 0.05,
+        compatibility: Compatibility = "potts",
+        steps: int = 5,
+        dimension: int = 2,
+        learn_weights: bool = True,
+        learn_sigma: bool = False,
+        normalization: KernelNormalization = "symmetric",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        check_count("labels", labels, least=1)
+        check_count("steps", steps)
+        check_count("dimension", dimension, least=1)
+        if compatibility not in ("potts", "diagonal", "matrix"):
+            raise InputError(f"compatibility must be 'potts', 'diagonal' or 'matrix', got {compatibility!r}")
+        if len(weights) != 2:
+            raise InputError(f"weights are two numbers, for the spatial and the bilateral kernel, got {weights!r}")
+        sigmas = (sigma_space, sigma_bilateral, sigma_range)
+        if not all(math.isfinite(sigma) and sigma > 0 for sigma in sigmas):
+            raise InputError(f"standard deviations must be positive and finite, got {sigmas}")
+        self.labels, self.steps, self.dimension = labels, steps, dimension
+        self.normalization: KernelNormalization = normalization
+        self.weights = nn.Parameter(torch.tensor(list(weights), device=device, dtype=dtype), learn_weights)
+        logarithms = torch.tensor([math.log(sigma) for sigma in sigmas], device=device, dtype=dtype)
+        # the logarithms are trained, so that a standard deviation stays positive
+        self.log_sigma = nn.Parameter(logarithms, learn_sigma)
+        costs = {"diagonal": -torch.ones(labels), "matrix": 1 - torch.eye(labels)}.get(compatibility)
+        self.costs = None if costs is None else nn.Parameter(costs.to(self.weights))
+
+    def forward(self, logits: Tensor, guide: Tensor, lattices: Sequence[Lattice] | None = None) -> Tensor:
+        """Refine `logits` along the edges of `guide`.
+
+        Args:
+            logits: the scores of a network; energies are their negatives.
+            guide: a picture or volume in floating numbers.
+            lattices: from `build_lattices` of the same guide, to share them among calls while sigmas do not change.
+
+        Returns:
+            Logarithms of marginals, like logits.
+        """
+        check_tensor("logits", logits)
+        if logits.dim() not in (1 + self.dimension, 2 + self.dimension) or self._labels_of(logits) != self.labels:
+            raise InputError(
+                f"logits must be [{self.labels}, *space] or a batch of these, with {self.dimension} axes of space, got "
+                f"{tuple(logits.shape)}"
+            )
+        return mean_field(-logits, self.kernels(guide), self.steps, lattices=lattices, logarithms=True)
+
+    def kernels(self, guide: Tensor) -> list[Kernel]:
+        """The spatial and the bilateral kernel over the pixels of `guide`."""
+        check_tensor("guide", guide)
+        if guide.dim() not in (1 + self.dimension, 2 + self.dimension):
+            raise InputError(
+                f"guide must be [channels, *space] or a batch of these, with {self.dimension} axes of space, got "
+                f"{tuple(guide.shape)}"
+            )
+        sigma_space, sigma_bilateral, sigma_range = self._sigmas()
+        space = tuple(guide.shape[guide.dim() - self.dimension :])
+        dtype = accumulation_dtype(guide.dtype)
+        costs = [weight if self.costs is None else weight * self.costs for weight in self.weights]
+        return [
+            spatial_kernel(space, sigma_space, costs[0], self.normalization, device=guide.device, dtype=dtype),
+            bilateral_kernel(
+                guide, sigma_bilateral, sigma_range, costs[1], self.normalization, dimension=self.dimension
+            ),
+        ]
+
+    def build_lattices(self, guide: Tensor) -> list[Lattice]:
+        """The lattices of both kernels."""
+        return [kernel.build_lattice() for kernel in self.kernels(guide)]
+
+    def _labels_of(self, logits: Tensor) -> int:
+        return logits.shape[logits.dim() - self.dimension - 1]
+
+    def _sigmas(self) -> Sequence[float | Tensor]:
+        if self.log_sigma.requires_grad:
+            return tuple(self.log_sigma.exp())
+        # as plain numbers, for which features are made at once
+        return [math.exp(logarithm) for logarithm in self.log_sigma.tolist()]
+
+    def extra_repr(self) -> str:
+        space, bilateral, colors = self.log_sigma.detach().exp().tolist()
+        learned = "" if self.costs is None else f", costs={tuple(self.costs.shape)}"
+        return (
+            f"{self.labels}, sigma_space={space:.4g}, sigma_bilateral={bilateral:.4g}, sigma_range={colors:.4g}, "
+            f"steps={self.steps}{learned}"
+        )

@@ -1,0 +1,189 @@
+"""Layers whose values live on lattice points: convolutions on a level and between levels, pooling, normalization."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from permutohedral.errors import InputError
+from permutohedral.lattice import Lattice
+from permutohedral.levels import convolve_down, convolve_up, pool
+from permutohedral.neighborhood import Neighborhood
+from permutohedral.pyramid import LatticePyramid
+from permutohedral.steps import convolve
+from permutohedral.tensors import refuse_scripting
+
+
+class _LatticeFilter(nn.Module):
+    """A learned filter over the taps of a neighborhood, and a bias."""
+
+    __prepare_scriptable__ = refuse_scripting
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        dimension: int,
+        neighborhood_size: int = 1,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for name, number in (("in_channels", in_channels), ("out_channels", out_channels)):
+            if type(number) is not int or number < 1:
+                raise InputError(f"{name} must be a whole number of at least 1, got {number!r}")
+        self.neighborhood = Neighborhood(dimension, neighborhood_size)
+        self.in_channels, self.out_channels = in_channels, out_channels
+        size = (self.neighborhood.filter_size, in_channels, out_channels)
+        self.weight = nn.Parameter(torch.empty(size, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None
+        self.reset_parameters()
+
+    # how many of the taps find a lattice point on average: all but what is missing at the border of the points
+    def _taps_read(self) -> float:
+        return self.neighborhood.filter_size
+
+    def reset_parameters(self) -> None:
+        """Draw the weights anew, of mean zero, so that the variance is preserved over the taps that are read."""
+        bound = 1 / math.sqrt(self._taps_read() * self.in_channels)
+        with torch.no_grad():
+            self.weight.normal_(std=bound)
+            if self.bias is not None:
+                self.bias.uniform_(-bound, bound)
+
+    def _add_bias(self, convolved: Tensor) -> Tensor:
+        return convolved if self.bias is None else convolved + self.bias.to(convolved.dtype)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.in_channels}, {self.out_channels}, dimension={self.neighborhood.dimension}, "
+            f"neighborhood_size={self.neighborhood.size}"
+        )
+
+
+class LatticeConvolution(_LatticeFilter):
+    """Convolves values on lattice points: no splat, no slice.
+
+    Args:
+        in_channels, out_channels: of the values.
+        dimension: d of the features.
+        neighborhood_size: s, the reach of the filter in lattice steps.
+        bias: add a learned number to every output channel.
+
+    >>> import permutohedral as ph
+    >>> lattice = ph.build_lattice(torch.rand(100, 3) * 9)
+    >>> LatticeConvolution(4, 8, dimension=3)(ph.splat(torch.rand(100, 4), lattice), lattice).shape[1]
+    8
+    """
+
+    def forward(self, lattice_values: Tensor, lattice: Lattice) -> Tensor:
+        """`[lattice_points, in_channels]` to `[lattice_points, out_channels]`."""
+        return self._add_bias(convolve(lattice_values, self.weight, lattice))
+
+
+class Coarsen(_LatticeFilter):
+    """Convolves with a stride of 2: from the lattice points of one level of a pyramid to those of the next.
+
+    >>> import permutohedral as ph
+    >>> pyramid = ph.build_pyramid(torch.rand(100, 3) * 9, levels=2)
+    >>> fine = ph.splat(torch.rand(100, 4), pyramid.levels[0])
+    >>> len(Coarsen(4, 8, dimension=3)(fine, pyramid, level=0)) == pyramid.levels[1].num_lattice_points
+    True
+    """
+
+    def forward(self, lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
+        """`[lattice_points, in_channels]` of `level` to `[lattice_points, out_channels]` of `level + 1`."""
+        return self._add_bias(convolve_down(lattice_values, self.weight, pyramid, level))
+
+
+class Refine(_LatticeFilter):
+    """The transposed convolution of stride 2: from the lattice points of one level to those of the finer one.
+
+    >>> import permutohedral as ph
+    >>> pyramid = ph.build_pyramid(torch.rand(100, 3) * 9, levels=2)
+    >>> coarse = ph.splat(torch.rand(100, 8), pyramid.levels[1])
+    >>> len(Refine(8, 4, dimension=3)(coarse, pyramid, level=0)) == pyramid.levels[0].num_lattice_points
+    True
+    """
+
+    def _taps_read(self) -> float:
+        # one of 2^d lattice points lies on the coarse lattice
+        return max(self.neighborhood.filter_size / float(2**self.neighborhood.dimension), 1.0)
+
+    def forward(self, lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
+        """`[lattice_points, in_channels]` of `level + 1` to `[lattice_points, out_channels]` of `level`."""
+        return self._add_bias(convolve_up(lattice_values, self.weight, pyramid, level))
+
+
+class LatticePool(nn.Module):
+    """The largest value of each channel around every lattice point of the next level: `pool` as a layer.
+
+    >>> import permutohedral as ph
+    >>> pyramid = ph.build_pyramid(torch.rand(100, 3) * 9, levels=2)
+    >>> LatticePool()(ph.splat(torch.rand(100, 4), pyramid.levels[0]), pyramid, level=0).shape[1]
+    4
+    """
+
+    __prepare_scriptable__ = refuse_scripting
+
+    def forward(self, lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
+        """`[lattice_points, channels]` of `level` to `[lattice_points, channels]` of `level + 1`."""
+        return pool(lattice_values, pyramid, level)
+
+
+class LatticeGroupNorm(nn.Module):
+    """Group normalization over the lattice points of each item: `torch.nn.GroupNorm` for ragged batches.
+
+    Args:
+        num_groups: blocks of channels that are normalized apart; divides num_channels.
+        num_channels: of the values.
+        eps: added to the variance.
+
+    >>> import permutohedral as ph
+    >>> lattice = ph.build_lattice(torch.rand(90, 3) * 9, batch=torch.arange(90) // 30)
+    >>> normalized = LatticeGroupNorm(2, 4)(ph.splat(torch.rand(90, 4), lattice), lattice)
+    >>> float(normalized.detach().mean().abs()) < 1e-6
+    True
+    """
+
+    __prepare_scriptable__ = refuse_scripting
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if type(num_groups) is not int or num_groups < 1 or num_channels % num_groups:
+            raise InputError(f"num_groups must divide num_channels, got {num_groups!r} and {num_channels!r}")
+        self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
+        self.weight = nn.Parameter(torch.ones(num_channels, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(num_channels, device=device, dtype=dtype))
+
+    def forward(self, lattice_values: Tensor, lattice: Lattice) -> Tensor:
+        """`[lattice_points, num_channels]`, in and out."""
+        rows, channels = lattice_values.shape
+        item = lattice.source.keys[:, 0].long()
+        items = int(item.max()) + 1 if rows else 0
+        grouped = lattice_values.float() if lattice_values.dtype.itemsize < 4 else lattice_values
+        grouped = grouped.reshape(rows, self.num_groups, channels // self.num_groups)
+        members = torch.bincount(item, minlength=items).clamp_min(1)[:, None] * grouped.shape[2]
+        mean = self._sum(grouped.sum(dim=2), item, items) / members
+        centered = grouped - mean.index_select(0, item)[:, :, None]
+        variance = self._sum(centered.square().sum(dim=2), item, items) / members
+        scale = (variance + self.eps).rsqrt().index_select(0, item)[:, :, None]
+        normalized = (centered * scale).reshape(rows, channels)
+        return (normalized * self.weight + self.bias).to(lattice_values.dtype)
+
+    @staticmethod
+    def _sum(rows: Tensor, item: Tensor, items: int) -> Tensor:
+        return rows.new_zeros(items, rows.shape[1]).index_add(0, item, rows)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_groups}, {self.num_channels}, eps={self.eps}"

@@ -1,0 +1,76 @@
+"""Sums on the lattice become lattice values: in their own dtype, divided by the density of their lattice point."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from permutohedral.ops.triton.runtime import Bound, tile
+
+
+@triton.jit(do_not_specialize=["num_rows", "behind"])
+def normalize_kernel(
+    sums, output, density, num_rows, behind, HAS_DENSITY: tl.constexpr, CHANNELS: tl.constexpr,
+    SUM_STRIDE: tl.constexpr, DENSITY_STRIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """The sums in the dtype of the output, divided by the density of their lattice point where that is not zero.
+
+    That of the first one lies `behind` the first sum, the next one DENSITY_STRIDE further; `density` gets what was
+    divided by.
+    """
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = row < num_rows
+    real = inside[:, None] & (channel < CHANNELS)[None, :]
+    total = tl.load(sums + row[:, None] * SUM_STRIDE + channel[None, :], mask=real, other=0.0)
+    if HAS_DENSITY:
+        mass = tl.load(sums + behind + row * DENSITY_STRIDE, mask=inside, other=1.0)
+        mass = tl.where(mass > 0, mass, 1.0)
+        total = total / mass[:, None]
+        if tl.program_id(1) == 0:
+            tl.store(density + row, mass, mask=inside)
+    place = output + row[:, None] * CHANNELS + channel[None, :]
+    tl.store(place, total.to(output.dtype.element_ty), mask=real)
+
+
+@cache
+def _bind_normalize(has_density: bool, channels: int, sum_stride: int) -> Bound:
+    density_stride = sum_stride if sum_stride > channels else 1
+    return Bound(
+        normalize_kernel, HAS_DENSITY=has_density, CHANNELS=channels, SUM_STRIDE=sum_stride,
+        DENSITY_STRIDE=density_stride, **tile(channels),
+    )  # fmt: skip
+
+
+def normalize(sums: Tensor, shape: tuple[int, int], behind: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Lattice values of `shape` and `dtype`, and the density `[lattice_points]` they were divided by: one for zero.
+
+    Args:
+        sums: `[.., channels]`, the densities one after another from the element `behind` on; or `[lattice_points,
+            channels + 1]`, the last of which is the density.
+        shape: of the result.
+        behind: where the first density lies.
+        dtype: of the result.
+    """
+    rows, channels = shape
+    output = torch.empty(rows, channels, dtype=dtype, device=sums.device)
+    density = torch.empty(rows, dtype=sums.dtype, device=sums.device)
+    if rows:
+        bound = _bind_normalize(True, channels, sums.shape[1])
+        bound.over(rows, channels, (sums, output, density), (rows, behind))
+    return output, density
+
+
+def convert(sums: Tensor, dtype: torch.dtype) -> Tensor:
+    """The sums in the dtype of the values they were made of."""
+    if sums.dtype == dtype:
+        return sums
+    rows, channels = sums.shape
+    output = torch.empty(rows, channels, dtype=dtype, device=sums.device)
+    if rows and channels:
+        _bind_normalize(False, channels, channels).over(rows, channels, (sums, output, sums), (rows, 0))
+    return output

@@ -1,0 +1,84 @@
+"""Convergence: the free energy falls where compatibilities repel, and nothing changes where they attract."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from support import DEVICE, assert_close, to_tensor
+from torch import Tensor
+
+import permutohedral as ph
+from permutohedral.crf.damping import largest_eigenvalue
+
+
+def photo_field(labels: int, compatibility: float | Tensor, normalization: str) -> tuple[Tensor, list[ph.crf.Kernel]]:
+    random = np.random.default_rng(labels)
+    energies = to_tensor(random.normal(size=(labels, 9, 8)))
+    guide = to_tensor(random.random((1, 9, 8)))
+    kernels = [
+        ph.crf.spatial_kernel((9, 8), 2.0, 1.0, device=DEVICE, dtype=torch.float64),
+        ph.crf.bilateral_kernel(guide, 6.0, 0.3, compatibility, normalization),  # type: ignore[arg-type]
+    ]
+    return energies, kernels
+
+
+def free_energies(energies: Tensor, kernels: list[ph.crf.Kernel], steps: int, **options: float) -> Tensor:
+    marginals, found = ph.crf.mean_field(energies, kernels, 0), []
+    for _ in range(steps):
+        found.append(ph.crf.free_energy(marginals, energies, kernels))
+        marginals = ph.crf.mean_field(energies, kernels, 1, start=marginals, **options)  # type: ignore[arg-type]
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("normalization", ["symmetric", "none"])
+def test_the_free_energy_never_rises(normalization: str) -> None:
+    """tools/crf_convergence.py does the same with a thousand compatibilities."""
+    random = np.random.default_rng(1)
+    for labels in (2, 3, 5):
+        for _ in range(3):
+            matrix = random.normal(size=(labels, labels)) * 10 ** random.uniform(0, 1.5)
+            found = free_energies(*photo_field(labels, to_tensor(matrix), normalization), steps=25)
+            rises = (found.diff() / found.abs().max()).clamp_min(0)
+            assert float(rises.max()) <= 1e-6
+
+
+def test_repulsion_oscillates_without_damping() -> None:
+    """As in programs that pass the identity as compatibility."""
+    energies, kernels = photo_field(3, 10 * torch.eye(3, dtype=torch.float64), "symmetric")
+    energies = energies * 0.01
+    wild = [ph.crf.mean_field(energies, kernels, steps, damping=0) for steps in (40, 41)]
+    assert float((wild[0] - wild[1]).abs().max()) > 0.1
+    calm = ph.crf.mean_field(energies, kernels, 400, tolerance=1e-5)
+    assert float((ph.crf.mean_field(energies, kernels, 1, start=calm) - calm).abs().max()) <= 1e-5
+
+
+def test_attraction_is_not_damped() -> None:
+    energies, kernels = photo_field(4, 3.0, "symmetric")
+    # a GPU adds in the same order in this mode only
+    torch.use_deterministic_algorithms(True)
+    assert torch.equal(ph.crf.mean_field(energies, kernels, 4), ph.crf.mean_field(energies, kernels, 4, damping=0))
+    costs = 3 * (1 - torch.eye(4, dtype=torch.float64))
+    assert_close(ph.crf.mean_field(*photo_field(4, costs, "symmetric"), 4), ph.crf.mean_field(energies, kernels, 4))
+
+
+def test_the_largest_eigenvalue_is_that_on_zero_sums() -> None:
+    random = np.random.default_rng(0)
+    for labels in (2, 3, 7):
+        matrix = random.normal(size=(labels, labels))
+        matrix = matrix + matrix.T
+        # an orthonormal basis of the vectors that sum to zero
+        basis = np.linalg.qr(np.concatenate([np.ones((labels, 1)), np.eye(labels)[:, 1:]], axis=1))[0][:, 1:]
+        expected = max(0.0, float(np.linalg.eigvalsh(basis.T @ matrix @ basis).max()))
+        assert abs(float(largest_eigenvalue(torch.as_tensor(matrix), labels)) - expected) < 1e-10
+    assert largest_eigenvalue(-2.0, 1) == 0.0
+
+
+def test_damping_of_ones_own() -> None:
+    """The fixed points are the same, the way there is shorter."""
+    energies, kernels = photo_field(3, 2.0, "symmetric")
+    first, slow = (ph.crf.mean_field(energies, kernels, 1, damping=t) for t in (0.0, 3.0))
+    begin = ph.crf.mean_field(energies, kernels, 0)
+    assert float((slow - begin).abs().max()) < 0.5 * float((first - begin).abs().max())
+    ends = [ph.crf.mean_field(energies, kernels, 500, damping=t, tolerance=1e-12) for t in (0.0, 3.0)]
+    assert float((ends[0] - ends[1]).abs().max()) < 1e-9

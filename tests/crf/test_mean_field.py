@@ -1,0 +1,179 @@
+"""The mean field against the oracle: compatibilities, normalizations, shapes, batches, dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import field_oracle
+import numpy as np
+import pytest
+import torch
+from field_oracle import DenseKernel
+from oracle import Array
+from support import DEVICE, TOLERANCE, assert_close, to_numpy, to_tensor, vertices_of
+from torch import Tensor
+
+import permutohedral as ph
+from permutohedral.crf.kernels import KERNEL_NORMALIZATIONS
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+LABELS = 3
+COMPATIBILITIES: dict[str, float | Array] = {
+    "number": 2.0,
+    "repulsive number": -1.5,
+    "diagonal": np.array([-2.0, 0.5, -1.0]),
+    "matrix": np.array([[0.0, 2.0, 1.0], [0.5, 0.3, -1.0], [3.0, 1.0, 0.0]]),
+}
+
+
+def as_compatibility(given: float | Array, dtype: torch.dtype) -> float | Tensor:
+    return given if isinstance(given, float) else to_tensor(given, dtype)
+
+
+def dense(features: Tensor, compatibility: float | Array, normalization: str, labels: int = LABELS) -> DenseKernel:
+    matrix = field_oracle.filter_matrix(to_numpy(features))
+    return DenseKernel(field_oracle.normalized(matrix, normalization), field_oracle.cost_matrix(compatibility, labels))
+
+
+@pytest.mark.parametrize("normalization", KERNEL_NORMALIZATIONS)
+@pytest.mark.parametrize("name", COMPATIBILITIES)
+def test_points(name: str, normalization: Any, dtype: torch.dtype, random: np.random.Generator) -> None:
+    compatibility = COMPATIBILITIES[name]
+    energies = to_tensor(random.normal(size=(40, LABELS)), dtype)
+    clouds = [to_tensor(random.normal(size=(40, d)) * 1.5, dtype) for d in (2, 5)]
+    kernels = [ph.crf.Kernel(cloud, as_compatibility(compatibility, dtype), normalization) for cloud in clouds]
+    expected = [dense(cloud, compatibility, normalization) for cloud in clouds]
+    for steps in (0, 1, 4):
+        actual = ph.crf.mean_field(energies, kernels, steps, damping=0)
+        assert_close(actual, field_oracle.mean_field(to_numpy(energies), expected, steps))
+    damped = ph.crf.mean_field(energies, kernels, 2, damping=1.5)
+    assert_close(damped, field_oracle.mean_field(to_numpy(energies), expected, 2, damping=1.5))
+
+
+@pytest.mark.parametrize("labels", [1, 2, 4, 5, 8, 9, 17, 21, 40])
+def test_any_number_of_labels(labels: int, dtype: torch.dtype, random: np.random.Generator) -> None:
+    energies = to_tensor(random.normal(size=(37, labels)), dtype)
+    cloud = to_tensor(random.normal(size=(37, 3)), dtype)
+    kernels = [ph.crf.Kernel(cloud, 3.0), ph.crf.Kernel(cloud * 2, 1.0, "after")]
+    expected = [dense(cloud, 3.0, "symmetric", labels), dense(cloud * 2, 1.0, "after", labels)]
+    actual = ph.crf.mean_field(energies, kernels, 3)
+    assert_close(actual, field_oracle.mean_field(to_numpy(energies), expected, 3))
+
+
+def test_two_labels_with_costs_of_their_own(dtype: torch.dtype, random: np.random.Generator) -> None:
+    """Two labels that do not mirror each other."""
+    energies = to_tensor(random.normal(size=(37, 2)), dtype)
+    cloud = to_tensor(random.normal(size=(37, 3)), dtype)
+    costs = np.array([[-1.0, 0.5], [0.5, 0.0]])
+    actual = ph.crf.mean_field(energies, [ph.crf.Kernel(cloud, to_tensor(costs, dtype))], 3, damping=0)
+    assert_close(actual, field_oracle.mean_field(to_numpy(energies), [dense(cloud, costs, "symmetric", 2)], 3))
+
+
+def grid(*extents: int) -> Array:
+    """Positions of the pixels `[pixels, axes]`."""
+    axes = [np.arange(extent, dtype=np.float64) for extent in extents]
+    return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(extents))
+
+
+def dense_on(kernel: ph.crf.Kernel, features: Array, labels: int) -> DenseKernel:
+    """The kernel over features that were computed a second time, on the vertices that count as occupied."""
+    keys = kernel.build_lattice().source.keys
+    matrix = field_oracle.filter_matrix(features, vertices_of(keys[keys[:, 0] == 0]))
+    assert isinstance(kernel.compatibility, float)
+    return DenseKernel(
+        field_oracle.normalized(matrix, kernel.normalization), field_oracle.cost_matrix(kernel.compatibility, labels)
+    )
+
+
+def test_a_batch_of_pictures(random: np.random.Generator) -> None:
+    """A spatial kernel that items share, and a bilateral one for each."""
+    guide, energies = to_tensor(random.random((2, 3, 5, 6))), random.normal(size=(2, LABELS, 5, 6))
+    spatial = ph.crf.spatial_kernel((5, 6), (2.0, 1.5), 1.0, device=DEVICE, dtype=torch.float64)
+    bilateral = ph.crf.bilateral_kernel(guide, 4.0, 0.4, 2.0, "before")
+    actual = ph.crf.mean_field(to_tensor(energies), [spatial, bilateral], 3)
+    assert actual.shape == energies.shape
+    for item in range(2):
+        alone = ph.crf.bilateral_kernel(guide[item], 4.0, 0.4, 2.0, "before")
+        colors = to_numpy(guide[item]).reshape(3, -1).T
+        expected = [
+            dense_on(spatial, grid(5, 6) / [2.0, 1.5], LABELS),
+            dense_on(alone, np.concatenate([grid(5, 6) / 4, colors / 0.4], axis=1), LABELS),
+        ]
+        rows = field_oracle.mean_field(energies[item].reshape(LABELS, -1).T, expected, 3)
+        assert_close(actual[item], rows.T.reshape(LABELS, 5, 6))
+        assert_close(ph.crf.mean_field(to_tensor(energies[item]), [spatial, alone], 3), actual[item])
+
+
+def test_a_volume(random: np.random.Generator) -> None:
+    guide, energies = to_tensor(random.random((1, 3, 4, 3))), random.normal(size=(2, 3, 4, 3))
+    kernel = ph.crf.bilateral_kernel(guide, 3.0, 0.5, 2.0, dimension=3)
+    both = np.concatenate([grid(3, 4, 3) / 3, to_numpy(guide).reshape(1, -1).T / 0.5], axis=1)
+    rows = field_oracle.mean_field(energies.reshape(2, -1).T, [dense_on(kernel, both, 2)], 2)
+    actual = ph.crf.mean_field(to_tensor(energies), [kernel], 2)
+    assert_close(actual, rows.T.reshape(energies.shape))
+    again = ph.crf.mean_field(to_tensor(energies[None]), [kernel], 2)
+    assert_close(again[0], actual.double())
+
+
+def test_a_ragged_batch_is_its_items(dtype: torch.dtype, random: np.random.Generator) -> None:
+    energies, cloud = to_tensor(random.normal(size=(30, 4)), dtype), to_tensor(random.normal(size=(30, 2)), dtype)
+    batch = torch.tensor([0] * 12 + [1] * 18, device=DEVICE)
+    together = ph.crf.mean_field(energies, [ph.crf.Kernel(cloud, 2.0, batch=batch)], 3)
+    for part in (slice(0, 12), slice(12, 30)):
+        assert_close(together[part], ph.crf.mean_field(energies[part], [ph.crf.Kernel(cloud[part], 2.0)], 3))
+
+
+def test_lattices_and_start_are_given(dtype: torch.dtype, random: np.random.Generator) -> None:
+    energies, cloud = to_tensor(random.normal(size=(2, 30, 4)), dtype), to_tensor(random.normal(size=(30, 2)), dtype)
+    kernels = [ph.crf.Kernel(cloud, 2.0), ph.crf.Kernel(torch.stack([cloud, cloud * 2]), 1.0)]
+    lattices = [kernel.build_lattice() for kernel in kernels]
+    marginals = ph.crf.mean_field(energies, kernels, 0, lattices=lattices)
+    for _ in range(3):
+        marginals = ph.crf.mean_field(energies, kernels, 1, lattices=lattices, start=marginals)
+    assert_close(marginals, ph.crf.mean_field(energies, kernels, 3))
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16, torch.float64])
+def test_energies_of_any_dtype(half: torch.dtype) -> None:
+    energies, kernels = torch.randn(30, 4, device=DEVICE).to(half), [ph.crf.Kernel(torch.randn(30, 2, device=DEVICE))]
+    marginals = ph.crf.mean_field(energies, kernels, 3)
+    assert marginals.dtype == half
+    coarser = torch.float32 if half == torch.float64 else half
+    assert_close(marginals, ph.crf.mean_field(energies.float(), kernels, 3), coarser)
+
+
+def test_no_kernels_and_no_points() -> None:
+    energies = torch.randn(30, 4, device=DEVICE)
+    assert_close(ph.crf.mean_field(energies, [], 3), torch.softmax(-energies, dim=1))
+    none = ph.crf.mean_field(energies[:0], [ph.crf.Kernel(energies[:0, :2])], 3)
+    assert none.shape == (0, 4)
+
+
+def test_an_item_is_done_by_itself() -> None:
+    """With a tolerance, an item's result does not depend on how long its batch goes on."""
+    cloud = torch.randn(25, 2, device=DEVICE)
+    energies = torch.stack([torch.randn(25, 3, device=DEVICE) * scale for scale in (9.0, 0.1)])
+    kernels = [ph.crf.Kernel(cloud, 4.0)]
+    together = ph.crf.mean_field(energies, kernels, 40, tolerance=1e-3)
+    for item in range(2):
+        assert_close(ph.crf.mean_field(energies[item], kernels, 40, tolerance=1e-3), together[item])
+    more = ph.crf.mean_field(energies, kernels, 1, start=together)
+    assert float((more - together).abs().max()) <= 1e-3
+    assert float((ph.crf.mean_field(energies, kernels, 1) - together).abs().max()) > 1e-3
+
+
+def test_free_energy(dtype: torch.dtype, random: np.random.Generator) -> None:
+    energies, cloud = random.normal(size=(2, 20, LABELS)), to_tensor(random.normal(size=(20, 2)), dtype)
+    marginals = np.stack([field_oracle.softmax(each) for each in random.normal(size=(2, 20, LABELS))])
+    for name, compatibility in COMPATIBILITIES.items():
+        kernel = ph.crf.Kernel(cloud, as_compatibility(compatibility, dtype), "none")
+        actual = ph.crf.free_energy(to_tensor(marginals, dtype), to_tensor(energies, dtype), [kernel])
+        expected = [dense(cloud, compatibility, "none")]
+        for item in range(2):
+            whole = field_oracle.free_energy(marginals[item], energies[item], expected)
+            assert abs(float(actual[item]) - whole) <= TOLERANCE[dtype] * 100, name
+    batch = torch.zeros(20, dtype=torch.long, device=DEVICE)
+    ragged = ph.crf.Kernel(cloud, 2.0, batch=batch)
+    flat = ph.crf.free_energy(to_tensor(marginals[0], dtype), to_tensor(energies[0], dtype), [ragged])
+    assert flat.shape == (1,)

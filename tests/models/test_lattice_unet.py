@@ -1,0 +1,72 @@
+"""Networks on pyramids: items never mix, everything learns, and levels see far."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import permutohedral as ph
+from permutohedral.models.lattice_unet import LatticeClassifier, LatticeUNet
+
+
+def clouds(points: int = 60) -> tuple[Tensor, Tensor, Tensor]:
+    """Values, features and items of three clouds."""
+    return torch.randn(points, 2), torch.randn(points, 3) * 4, torch.arange(points) % 3
+
+
+@pytest.mark.parametrize("channels", [(8,), (8, 12), (4, 8, 16)])
+def test_items_never_mix(channels: tuple[int, ...]) -> None:
+    values, features, batch = clouds()
+    segment, classify = LatticeUNet(2, 4, 3, channels), LatticeClassifier(2, 5, 3, channels)
+    together, classes = segment(values, features, batch), classify(values, features, batch)
+    assert together.shape == (60, 4)
+    assert classes.shape == (3, 5)
+    for item in range(3):
+        rows = batch == item
+        torch.testing.assert_close(together[rows], segment(values[rows], features[rows]), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(classes[item], classify(values[rows], features[rows])[0], rtol=1e-4, atol=1e-5)
+
+
+def test_a_pyramid_built_before_gives_the_same() -> None:
+    values, features, batch = clouds()
+    network = LatticeUNet(2, 4, channels=(8, 16))
+    pyramid = ph.build_pyramid(features, network.levels, batch=batch)
+    torch.testing.assert_close(network(values, pyramid=pyramid), network(values, features, batch))
+    with pytest.raises(ph.InputError, match="either features or a pyramid"):
+        network(values)
+    with pytest.raises(ph.InputError, match="pyramid of 2 levels"):
+        network(values, pyramid=ph.build_pyramid(features, 3))
+    with pytest.raises(ph.InputError, match="width of each level"):
+        LatticeUNet(2, 4, channels=())
+
+
+def test_every_parameter_has_a_gradient() -> None:
+    values, features, batch = clouds()
+    for network in (LatticeUNet(2, 4, channels=(8, 16)), LatticeClassifier(2, 4, channels=(8, 16))):
+        network(values, features, batch).square().sum().backward()
+        for name, parameter in network.named_parameters():
+            assert parameter.grad is not None, name
+            assert float(parameter.grad.abs().max()) > 0, name
+
+
+def test_it_learns_what_only_far_points_tell() -> None:
+    """The class of a whole cloud is known at one end of it, and asked for at the other."""
+    torch.manual_seed(0)
+    along = torch.arange(24.0).repeat(8)
+    features = torch.stack([along, torch.rand(192), torch.rand(192)], dim=1)
+    batch = torch.arange(8).repeat_interleave(24)
+    label = batch % 2
+    values = torch.where((along == 0)[:, None], label[:, None].float() * 2 - 1, 0.0)
+    far = along > 16
+    network = LatticeUNet(1, 2, channels=(8, 8, 8, 8))
+    pyramid = ph.build_pyramid(features, 4, batch=batch)
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
+    for _ in range(60):
+        loss = F.cross_entropy(network(values, pyramid=pyramid)[far], label[far])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    predicted = network(values, pyramid=pyramid)[far].argmax(dim=1)
+    assert float((predicted == label[far]).float().mean()) > 0.95

@@ -1,0 +1,129 @@
+"""The dense conditional random field as a layer: the function, and gradients to all that it is made of."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from support import DEVICE, ErrorCase, assert_close, assert_raises
+from torch import Tensor
+
+import permutohedral as ph
+from permutohedral.nn import DenseCRF
+
+pytestmark = pytest.mark.usefixtures("backend")
+
+
+def layer(labels: int = 3, dtype: torch.dtype = torch.float64, **options: Any) -> DenseCRF:
+    given = {"sigma_space": 1.7, "sigma_bilateral": 4.0, "sigma_range": 0.3, "steps": 2, "weights": (1.0, 2.0)}
+    return DenseCRF(labels, device=DEVICE, dtype=dtype, **{**given, **options})
+
+
+def pictures(*shape: int, labels: int = 3) -> tuple[Tensor, Tensor]:
+    *leading, height, width = shape
+    logits = torch.randn(*leading, labels, height, width, dtype=torch.float64, device=DEVICE)
+    return logits, torch.rand(*leading, 2, height, width, dtype=torch.float64, device=DEVICE)
+
+
+@pytest.mark.parametrize("leading", [(), (2,)])
+@pytest.mark.parametrize("compatibility", ["potts", "diagonal", "matrix"])
+def test_it_is_the_mean_field(compatibility: Any, leading: tuple[int, ...]) -> None:
+    """All costs begin as the Potts model."""
+    logits, guide = pictures(*leading, 6, 5)
+    made = layer(compatibility=compatibility)
+    kernels = [
+        ph.crf.spatial_kernel((6, 5), 1.7, 1.0, device=DEVICE, dtype=torch.float64),
+        ph.crf.bilateral_kernel(guide, 4.0, 0.3, 2.0),
+    ]
+    expected = ph.crf.mean_field(-logits, kernels, 2)
+    assert_close(made(logits, guide).exp(), expected)
+    with torch.no_grad():
+        assert_close(made(logits, guide).exp(), expected)
+        assert_close(made(logits, guide, made.build_lattices(guide)).exp(), expected)
+
+
+@pytest.mark.parametrize("compatibility", ["potts", "diagonal", "matrix"])
+def test_gradients_reach_everything(compatibility: Any) -> None:
+    made = layer(compatibility=compatibility, learn_sigma=True)
+    names, parameters = zip(*made.named_parameters(), strict=True)
+    logits, guide = (each.requires_grad_() for each in pictures(4, 3))
+
+    def run(logits: Tensor, guide: Tensor, *values: Tensor) -> Tensor:
+        result: Tensor = torch.func.functional_call(made, dict(zip(names, values, strict=True)), (logits, guide))
+        return result
+
+    assert torch.autograd.gradcheck(run, (logits, guide, *parameters), atol=1e-6, fast_mode=True)
+    run(logits, guide, *parameters).square().sum().backward()
+    for each in (logits, guide, *parameters):
+        assert each.grad is not None
+        assert float(each.grad.abs().max()) > 0
+
+
+def test_repulsive_costs_are_trained_with_damping() -> None:
+    made = layer(compatibility="matrix", steps=3)
+    assert made.costs is not None
+    with torch.no_grad():
+        made.costs.copy_(torch.eye(3) * 4)
+    logits, guide = pictures(4, 3)
+    assert torch.autograd.gradcheck(
+        lambda logits: made(logits, guide), (logits.requires_grad_(),), atol=1e-6, fast_mode=True
+    )
+
+
+def test_training_recovers_a_field() -> None:
+    """Weights that were lost are found again, from what the field did."""
+    logits, guide = pictures(12, 11)
+    teacher, student = layer(weights=(2.0, 4.0)), layer(weights=(0.5, 0.5))
+    wanted = teacher(logits, guide).detach()
+    optimizer = torch.optim.LBFGS(
+        student.parameters(), max_iter=60, tolerance_grad=1e-12, tolerance_change=1e-15, line_search_fn="strong_wolfe"
+    )
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        difference: Tensor = (student(logits, guide) - wanted).square().mean()
+        difference.backward()
+        return difference.detach()
+
+    optimizer.step(loss)
+    assert_close(student.weights, teacher.weights, torch.float32)
+
+
+def test_a_volume_in_half_precision() -> None:
+    made = layer(2, torch.float32, dimension=3)
+    logits, guide = torch.randn(1, 2, 3, 4, 5, device=DEVICE), torch.rand(1, 1, 3, 4, 5, device=DEVICE)
+    whole = made(logits, guide)
+    assert made(logits.half(), guide.half()).dtype == torch.float16
+    assert_close(made(logits.half(), guide.half()).float(), whole, torch.bfloat16)
+
+
+def test_it_can_be_stored_and_shown() -> None:
+    made = layer(compatibility="diagonal")
+    assert repr(pickle.loads(pickle.dumps(made))) == repr(made)
+    assert "steps=2, costs=(3,)" in repr(made)
+    other = layer(compatibility="diagonal", weights=(9.0, 9.0))
+    other.load_state_dict(made.state_dict())
+    assert torch.equal(other.weights, made.weights)
+
+
+def zeros(*shape: int) -> Tensor:
+    return torch.zeros(shape, device=DEVICE)
+
+
+ERRORS: dict[str, ErrorCase] = {
+    "labels": (lambda: layer(0), ph.InputError, "labels"),
+    "sigma": (lambda: layer(sigma_range=0.0), ph.InputError, "positive"),
+    "weights": (lambda: layer(weights=(1.0,)), ph.InputError, "two numbers"),
+    "compatibility": (lambda: layer(compatibility="full"), ph.InputError, "'potts'"),
+    "logits": (lambda: layer()(zeros(2, 4, 5), zeros(3, 4, 5)), ph.InputError, r"\[3, \*space\]"),
+    "axes": (lambda: layer()(zeros(3, 4), zeros(3, 4, 5)), ph.InputError, "2 axes"),
+    "guide": (lambda: layer()(zeros(3, 4, 5), zeros(4, 5)), ph.InputError, "guide must be"),
+    "space": (lambda: layer()(zeros(3, 4, 5), zeros(3, 4, 6)), ph.InputError, "energies must be"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_what_does_not_fit_is_refused(name: str) -> None:
+    assert_raises(*ERRORS[name])

@@ -1,0 +1,147 @@
+"""Layers on lattice points: against torch's own where there are such, item by item, and derivatives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import DEVICE, assert_close, to_tensor
+from torch import Tensor, nn
+from torch.autograd import gradcheck, gradgradcheck
+from torch.func import functional_call
+
+import permutohedral as ph
+
+
+def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    return to_tensor(scale * np.random.default_rng([seed, *shape]).normal(size=shape))
+
+
+def pyramid_of(points: int = 9) -> ph.LatticePyramid:
+    return ph.build_pyramid(draw(points, 2, scale=2.0), 2)
+
+
+def layers() -> dict[str, tuple[nn.Module, int]]:
+    """Each layer with the level of its input."""
+    kind: dict[str, Any] = {"dimension": 2, "dtype": torch.float64, "device": DEVICE}
+    return {
+        "convolution": (ph.nn.LatticeConvolution(2, 3, **kind), 0),
+        "coarsen": (ph.nn.Coarsen(2, 3, **kind), 0),
+        "refine": (ph.nn.Refine(2, 3, **kind), 1),
+        "pool": (ph.nn.LatticePool(), 0),
+        "norm": (ph.nn.LatticeGroupNorm(1, 2, dtype=torch.float64, device=DEVICE), 0),
+        "slice": (ph.nn.DeformSlice(2, **kind), 0),
+    }
+
+
+def arguments_of(name: str, pyramid: ph.LatticePyramid) -> tuple[object, ...]:
+    return (pyramid.levels[0],) if name in ("convolution", "norm", "slice") else (pyramid, 0)
+
+
+@pytest.mark.parametrize("name", layers())
+def test_derivatives_of_values_and_parameters(name: str) -> None:
+    layer, level = layers()[name]
+    pyramid = pyramid_of()
+    # none at zero, where DeformSlice starts
+    parameters = {key: draw(*each.shape, seed=5) for key, each in layer.named_parameters()}
+
+    def function(values: Tensor, *given: Tensor) -> Tensor:
+        named = dict(zip(parameters, given, strict=True))
+        result: Tensor = functional_call(layer, named, (values, *arguments_of(name, pyramid)))
+        return result
+
+    inputs = [draw(pyramid.levels[level].num_lattice_points, 2), *parameters.values()]
+    for each in inputs:
+        each.requires_grad_()
+    assert gradcheck(function, inputs, fast_mode=True)
+    assert gradgradcheck(function, inputs, fast_mode=True)
+
+
+def test_the_bias_is_added() -> None:
+    layer = ph.nn.LatticeConvolution(2, 3, dimension=2, dtype=torch.float64, device=DEVICE)
+    lattice = pyramid_of().levels[0]
+    values = draw(lattice.num_lattice_points, 2)
+    assert layer.bias is not None
+    assert_close(layer(values, lattice), ph.convolve(values, layer.weight, lattice) + layer.bias)
+
+
+@pytest.mark.parametrize("kind", [ph.nn.LatticeConvolution, ph.nn.Coarsen, ph.nn.Refine])
+def test_weights_preserve_the_variance(kind: type) -> None:
+    """On points without holes, of values without correlation."""
+    torch.manual_seed(0)
+    grid = torch.cartesian_prod(*[torch.arange(24.0)] * 3).to(DEVICE)
+    pyramid = ph.build_pyramid(grid, 2)
+    layer = kind(16, 16, dimension=3, bias=False, device=DEVICE)
+    level = int(kind is ph.nn.Refine)
+    values = torch.randn(pyramid.levels[level].num_lattice_points, 16, device=DEVICE)
+    where = (pyramid.levels[0],) if kind is ph.nn.LatticeConvolution else (pyramid, 0)
+    assert 0.7 < float(layer(values, *where).detach().std()) < 1.2
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_group_norm_is_that_of_torch_for_each_item(groups: int) -> None:
+    batch = torch.tensor([0, 2, 2, 1], device=DEVICE).repeat(8)
+    lattice = ph.build_lattice(draw(32, 2, scale=3.0), batch=batch)
+    layer = ph.nn.LatticeGroupNorm(groups, 6, dtype=torch.float64, device=DEVICE)
+    theirs = nn.GroupNorm(groups, 6, dtype=torch.float64, device=DEVICE)
+    with torch.no_grad():
+        for each in (layer, theirs):
+            each.weight.copy_(draw(6, seed=1))
+            each.bias.copy_(draw(6, seed=2))
+    values = draw(lattice.num_lattice_points, 6)
+    actual = layer(values, lattice)
+    for item in range(3):
+        rows = lattice.source.keys[:, 0] == item
+        assert_close(actual[rows], theirs(values[rows].T[None])[0].T)
+
+
+def test_group_norm_of_sixteen_bits_and_of_nothing() -> None:
+    layer = ph.nn.LatticeGroupNorm(1, 2, device=DEVICE)
+    lattice = ph.build_lattice(torch.zeros(0, 2, device=DEVICE))
+    assert layer(torch.zeros(0, 2, device=DEVICE), lattice).shape == (0, 2)
+    lattice = ph.build_lattice(torch.randn(20, 2, device=DEVICE))
+    values = torch.randn(lattice.num_lattice_points, 2, device=DEVICE)
+    assert layer(values.bfloat16(), lattice).dtype == torch.bfloat16
+    assert_close(layer(values.bfloat16(), lattice), layer(values.bfloat16().float(), lattice))
+
+
+def test_point_splat_is_the_largest_over_points() -> None:
+    features, values = draw(14, 2, scale=2.0), draw(14, 3, seed=1)
+    lattice = ph.build_lattice(features)
+    layer = ph.nn.PointSplat(3, 4, dimension=2, dtype=torch.float64, device=DEVICE)
+    actual = layer(values, features, lattice)
+    vertices, barycentric = lattice.source.vertices, lattice.source.barycentric
+    for row in range(lattice.num_lattice_points):
+        point, corner = (vertices == row).nonzero(as_tuple=True)
+        weight = barycentric[point, corner][:, None]
+        mean = (weight * features[point]).sum(dim=0) / weight.sum()
+        described = layer.network(torch.cat([values[point], features[point] - mean, weight], dim=1))
+        assert_close(actual[row], described.amax(dim=0))
+
+
+def test_point_splat_refuses_batches_and_other_points() -> None:
+    features = draw(2, 7, 2)
+    layer = ph.nn.PointSplat(3, 4, dimension=2, dtype=torch.float64, device=DEVICE)
+    with pytest.raises(ph.InputError, match="flat points"):
+        layer(draw(2, 7, 3), features, ph.build_lattice(features))
+    with pytest.raises(ph.InputError, match="flat points"):
+        layer(draw(6, 3), features[0], ph.build_lattice(features[0]))
+
+
+def test_deformed_slices_reach_beyond_the_simplex() -> None:
+    lattice = ph.build_lattice(draw(14, 2, scale=2.0))
+    layer = ph.nn.DeformSlice(3, dimension=2, dtype=torch.float64, device=DEVICE)
+    values = draw(lattice.num_lattice_points, 3)
+    assert_close(layer(values, lattice), ph.slice(values, lattice))
+    nn.init.normal_(layer.offset.weight)
+    assert float((layer(values, lattice) - ph.slice(values, lattice)).abs().max()) > 0.01
+
+
+@pytest.mark.parametrize("wrong", [0, 2.0, -1])
+def test_wrong_channels(wrong: object) -> None:
+    with pytest.raises(ph.InputError, match="in_channels must be a whole number"):
+        ph.nn.Coarsen(wrong, 3, dimension=2)  # type: ignore[arg-type]
+    with pytest.raises(ph.InputError, match="num_groups must divide"):
+        ph.nn.LatticeGroupNorm(3, 4)

@@ -1,0 +1,105 @@
+"""The mean field of the compiled core against its definition in plain torch, on every instruction set."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+import torch
+from support import assert_close
+from torch import Tensor
+
+from permutohedral.neighborhood import axis_offsets
+from permutohedral.ops import reference
+from permutohedral.ops.primitives import PairwiseTables
+
+
+def kernel_over(features: Tensor, batch: Tensor, costs: Tensor | None, factor: float) -> PairwiseTables:
+    keys, vertices, barycentric, table = reference.index_points(features, batch)
+    axis_neighbors = reference.find_neighbors(keys, table, keys, axis_offsets(features.shape[1]))
+    scale = torch.rand(len(features), dtype=features.dtype) + 0.5
+    return PairwiseTables(vertices, barycentric, axis_neighbors, scale, scale.flip(0), costs, factor)
+
+
+def defined(energies: Tensor, start: Tensor | None, kernels: list[PairwiseTables], steps: int) -> Tensor:
+    """The definition, in float64."""
+    items, labels, points = energies.shape
+
+    def to_rows(planes: Tensor) -> Tensor:
+        return planes.double().transpose(1, 2).reshape(items * points, labels)
+
+    costs = to_rows(energies)
+    marginals = torch.softmax(-costs, dim=1) if start is None else to_rows(start)
+    for _ in range(steps):
+        logits = -costs
+        for kernel in kernels:
+            scales = [each.double()[:, None] for each in (kernel.source_scale, kernel.target_scale) if each is not None]
+            corners = kernel.vertices, kernel.barycentric.double()
+            splatted = reference.splat(scales[0] * marginals, *corners, kernel.axis_neighbors.shape[1])
+            blurred = reference.blur(splatted, kernel.axis_neighbors, False)
+            said = blurred if kernel.costs is None else blurred @ kernel.costs.double()
+            logits = logits + kernel.factor * scales[1] * reference.slice(said, *corners)
+        marginals = torch.softmax(logits, dim=1)
+    return marginals.reshape(items, points, labels).transpose(1, 2)
+
+
+def field(labels: int, points: int, dtype: torch.dtype, with_costs: bool) -> tuple[Tensor, list[PairwiseTables]]:
+    batch = torch.arange(2, dtype=torch.int32).repeat_interleave(points)
+    kernels = []
+    for d, scale in ((2, 3.0), (5, 1.0), (1, 2.0)):
+        costs = torch.randn(labels, labels, dtype=dtype) if with_costs and d != 2 else None
+        features = torch.randn(2 * points, d, dtype=dtype) * scale
+        kernels.append(kernel_over(features, batch, costs, 3.0 * d / max(points, 100)))
+    return torch.randn(2, labels, points, dtype=dtype), kernels
+
+
+@pytest.mark.parametrize("with_costs", [False, True])
+@pytest.mark.parametrize("labels", [1, 2, 3, 4, 5, 8, 13, 21, 33, 70])
+def test_it_is_as_defined(native: ModuleType, labels: int, with_costs: bool, dtype: torch.dtype) -> None:
+    energies, kernels = field(labels, 151, dtype, with_costs)
+    start = torch.softmax(torch.randn(2, labels, 151, dtype=dtype), dim=1)
+    for steps in (0, 3):
+        assert_close(native.mean_field(energies, None, kernels, steps), defined(energies, None, kernels, steps))
+    assert_close(native.mean_field(energies, start, kernels, 2), defined(energies, start, kernels, 2))
+    strided = energies.transpose(1, 2).contiguous().transpose(1, 2)
+    assert torch.equal(native.mean_field(strided, None, kernels, 2), native.mean_field(energies, None, kernels, 2))
+
+
+@pytest.mark.parametrize(("labels", "points"), [(2, 40), (40, 7), (3, 1), (21, 16), (2, 8)])
+def test_few_points(native: ModuleType, labels: int, points: int) -> None:
+    energies, kernels = field(labels, points, torch.float32, False)
+    assert_close(native.mean_field(energies, None, kernels, 2), defined(energies, None, kernels, 2))
+
+
+@pytest.mark.parametrize("labels", [2, 60])
+def test_any_number_of_threads_gives_the_same_bits(native: ModuleType, labels: int) -> None:
+    """More points than a window holds, and more threads than kernels."""
+    energies, kernels = field(labels, 11000, torch.float32, labels == 60)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        expected = native.mean_field(energies, None, kernels, 2)
+        for threads in (2, 9):
+            torch.set_num_threads(threads)
+            assert torch.equal(native.mean_field(energies, None, kernels, 2), expected)
+    finally:
+        torch.set_num_threads(before)
+    assert_close(expected, defined(energies, None, kernels, 2))
+
+
+def test_exponentials_of_any_size(native: ModuleType) -> None:
+    """Energies from nothing to what no exponential holds, infinity among them: no NaN, and as exact as float32 can."""
+    _, kernels = field(3, 400, torch.float32, False)
+    # sixteenths, whose differences are exact
+    energies = (torch.randn(2, 3, 400) * torch.logspace(0, 9, 400, base=2)).round() / 16
+    energies[:, 1, ::7] = torch.inf
+    for labels in (3, 2):
+        cut = energies[:, :labels]
+        actual = native.mean_field(cut, None, kernels, 0)
+        expected = torch.softmax(-cut.double(), dim=1)
+        assert_close(actual, expected)
+        large = expected > 1e-30
+        assert float(expected[large].min()) < 1e-15
+        assert float(((actual - expected).abs() / expected)[large].max()) < 4e-7
+    nothing = native.mean_field(torch.full((1, 3, 800), torch.inf), None, kernels, 2)
+    assert bool(nothing.isfinite().all())
