@@ -15,11 +15,13 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.errors import FeatureRangeError, InputError
-from permutohedral.exact import WINDOW_REACH
 
 pytestmark = pytest.mark.usefixtures("backend")
 
 Array = NDArray[np.float64]
+
+# standard deviations beyond which a window ends
+REACH = 5.0
 
 
 def expected_at(values: Tensor, features: Tensor, targets: Tensor, normalization: str) -> Array:
@@ -47,7 +49,7 @@ def expected_picture(image: Tensor, guide: Tensor, sigma: tuple[float, float], s
         for j in range(width):
             positions = ((y - i) / sigma[0]) ** 2 + ((x - j) / sigma[1]) ** 2
             squares = positions + np.square(edges - edges[:, i, j, None, None]).sum(axis=0)
-            weights = np.where(positions <= WINDOW_REACH**2, np.exp(-squares / 2), 0.0)
+            weights = np.where(positions <= REACH**2, np.exp(-squares / 2), 0.0)
             result[:, i, j] = (weights * pixels).sum(axis=(1, 2)) / weights.sum()
     return result
 
@@ -151,6 +153,25 @@ def test_weights_and_mass() -> None:
     expected = expected_picture(both, guide, (1.5, 1.5), 0.2)
     assert_close(actual, expected[:-1] / expected[-1:])
     assert mass.shape == (8, 9)
+
+
+def test_what_is_far_in_color_is_out_of_reach(dtype: torch.dtype) -> None:
+    """A pixel that does not count, and is like no other: nothing comes near it, not even a little of each."""
+    image = to_tensor(np.ones((1, 40, 40)), dtype)
+    guide = torch.zeros_like(image)
+    guide[0, 20, 20] = 100.0
+    weights = guide[0] == 0
+    actual = ph.bilateral_filter(image, 8.0, 0.1, guide, "exact", weights=weights, fill_value=7.0)
+    assert actual[0, 20, 20] == 7
+    assert_close(actual[0, :20], torch.ones(20, 40))
+
+
+def test_batched_by_torch() -> None:
+    random = np.random.default_rng(11)
+    values, features = to_tensor(random.normal(size=(3, 9, 2))), to_tensor(random.normal(size=(3, 9, 2)))
+    actual = torch.vmap(lambda v, f: ph.gaussian_filter(v, f, method="exact"))(values, features)
+    for item in range(3):
+        assert_close(actual[item], expected_at(values[item], features[item], features[item], "homogeneous"))
 
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)

@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "filter/exponential.hpp"
+#include "filter/powers_of_two.hpp"
 #include "runtime/kernel_table.hpp"
 #include "runtime/memory.hpp"
 #include "runtime/threads.hpp"

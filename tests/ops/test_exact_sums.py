@@ -31,10 +31,11 @@ def test_sum_neighbors(
 
 
 def test_weights_of_any_size(native: ModuleType, dtype: torch.dtype) -> None:
-    """The exponential, from one down to where its weights are cut off as less than any number that counts."""
-    distances = torch.linspace(0, 12, 4001, dtype=dtype)[:, None]
+    """The exponential, from one down to what is next to nothing; nothing from there on."""
+    distances = torch.linspace(0, 10, 4001, dtype=dtype)[:, None]
     ones, origin = torch.ones(1, 1, dtype=dtype), torch.zeros(1, 1, dtype=dtype)
-    weights = native.sum_neighbors(ones, origin, distances, 12.5)
+    weights = native.sum_neighbors(ones, origin, distances, 10.5)
+    assert (native.sum_neighbors(ones, origin, 40 + distances, 60.0) == 0).all()
     relative = weights[:, 0].double() / (-0.5 * distances[:, 0].double().square()).exp() - 1
     # the square is rounded, which the exponential shows the more the larger it is
     assert relative.abs().max() < (1e-13 if dtype == torch.float64 else 3e-5)

@@ -1,6 +1,5 @@
 """The primitives as Triton kernels: CUDA and ROCm GPUs, and the CPU under Triton's interpreter."""
 
-from permutohedral.ops.reference import sum_neighbors, sum_window
 from permutohedral.ops.triton.build.embedding import embed_differential, embed_gradient
 from permutohedral.ops.triton.build.lattice import index_both, index_points
 from permutohedral.ops.triton.build.neighbors import find_neighbors, transpose_neighbors
@@ -8,6 +7,7 @@ from permutohedral.ops.triton.build.picture_features import picture_features
 from permutohedral.ops.triton.build.wide_keys import coarsen_keys, index_keys
 from permutohedral.ops.triton.filter.blur import blur
 from permutohedral.ops.triton.filter.convolve import convolve
+from permutohedral.ops.triton.filter.exact_sums import sum_neighbors, sum_window
 from permutohedral.ops.triton.filter.gaussian import filter_gaussian, filter_points
 from permutohedral.ops.triton.filter.learned_filter import differentiate_learned, filter_learned
 from permutohedral.ops.triton.filter.slice import barycentric_gradient, slice

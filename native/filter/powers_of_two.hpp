@@ -16,7 +16,7 @@ struct ExponentialOf<float> {
     static constexpr float coefficients[] = {1.3276472e-3f, 9.6755415e-3f, 5.5507133e-2f,
                                              2.4022120e-1f, 6.9314697e-1f, 1.0000001f};
     static constexpr int mantissa_bits = 23;
-    static constexpr float least = -126;
+    static constexpr float least = -100, least_power = 0x1p-100f;
 };
 
 // Taylor, relative error 2e-16: log(2)^k / k!
@@ -36,28 +36,31 @@ struct ExponentialOf<double> {
                                               6.9314718055994531e-01,
                                               1.0};
     static constexpr int mantissa_bits = 52;
-    static constexpr double least = -1022;
+    static constexpr double least = -1000, least_power = 0x1p-1000;
 };
 
-// Replaces each of `U` vectors of numbers that are not positive by two to that power. Several at once, step by step: the
-// steps of one wait for each other.
+// Replaces each of `U` vectors of numbers that are not positive by two to that power, from `least` down by zero: a product
+// with what is less would be subnormal, and slow. Several at once, step by step: the steps of one wait for each other.
 template <class T, int U>
 PERMUTOHEDRAL_INLINE void exp2_in_place(Vector<T>* numbers) {
     using Exponential = ExponentialOf<T>;
     // adding and subtracting it rounds to a whole number, which the lowest bits of the sum hold
     constexpr T rounder = T(1.5) * T(int64_t{1} << Exponential::mantissa_bits);
     const Vector<T> least = Vector<T>{} + Exponential::least;
+    constexpr int last = int(sizeof(Exponential::coefficients) / sizeof(T)) - 1;
     Vector<T> rounded[U], powers[U];
     for (int u = 0; u < U; ++u) numbers[u] = numbers[u] < least ? least : numbers[u];
     for (int u = 0; u < U; ++u) rounded[u] = numbers[u] + rounder;
     for (int u = 0; u < U; ++u) numbers[u] -= rounded[u] - rounder;
     for (int u = 0; u < U; ++u) powers[u] = Vector<T>{} + Exponential::coefficients[0];
-    for (int k = 1; k < int(sizeof(Exponential::coefficients) / sizeof(T)); ++k) {
+    for (int k = 1; k <= last; ++k) {
         for (int u = 0; u < U; ++u) powers[u] = powers[u] * numbers[u] + Exponential::coefficients[k];
     }
     for (int u = 0; u < U; ++u) {
         const auto exponent = (IntegerVector<T>)rounded[u] << Exponential::mantissa_bits;
-        numbers[u] = (Vector<T>)((IntegerVector<T>)powers[u] + exponent);
+        const auto power = (Vector<T>)((IntegerVector<T>)powers[u] + exponent);
+        // which is what `least` itself gives
+        numbers[u] = power - Exponential::coefficients[last] * Exponential::least_power;
     }
 }
 
