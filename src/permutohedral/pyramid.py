@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.lattice import Lattice, Simplices, build_lattice
+from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.memory import MemoryLimit
 from permutohedral.neighborhood import Neighborhood
 from permutohedral.ops import operators
+from permutohedral.simplices import Simplices
 
 # a coordinate has 31 bits, each level takes one of them
 MAX_LEVELS = 30
