@@ -60,7 +60,9 @@ void blur_passes(int64_t num_panels, PanelAt&& panel_at, const BlurAxes& axes, i
             Matrix<const T> in = panel.in;
             if (pass > 0) in.data = pass % 2 == 0 ? panel.second : panel.first;
             T* out = pass % 2 == 0 ? panel.first : panel.second;
-            dispatch_width<T>(in.num_channels, [&](auto constant) {
+            // those of a panel, and of the rows of a mean field
+            constexpr int wide = panel_channels<T>;
+            dispatch<wide, 1, 2, 3, 4, 5, 6, 7, 8, 3 * wide / 2, 2 * wide, 0>(in.num_channels, [&](auto constant) {
                 blur_axis<T, decltype(constant)::value>(in, ahead, ahead + rows, as<T>(zero), range, out);
             });
         });
