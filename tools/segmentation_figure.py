@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ SAUCER = [(170, 90), (250, 25), (400, 60), (470, 180), (440, 310), (300, 385), (
 INSIDE = [(180, 130), (220, 30), (330, 25), (400, 90), (370, 190), (230, 200)]
 COLORS = torch.tensor([[0.1, 0.2, 0.9], [0.9, 0.1, 0.1], [1.0, 0.85, 0.1]])
 
-PANELS = (
+PANELS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("strength 4, --sigma-range 0.05 (the defaults)", {}),
     ("--strength 0.5: too little", {"strength": 0.5}),
     ("--strength 40: too much, small parts vanish", {"strength": 40.0}),
