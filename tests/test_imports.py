@@ -50,7 +50,7 @@ ORDER = [
     ["figures"],
     # what the experiments share, then each of them: rotation and scale take their digits from MNIST
     ["experiments"],
-    ["experiments.denoising", "experiments.mnist", "experiments.mri", "experiments.points"],
+    ["experiments.denoising", "experiments.grabcut", "experiments.mnist", "experiments.mri", "experiments.points"],
     ["experiments.invariance"],
     ["benchmarks"],
     ["cli"],

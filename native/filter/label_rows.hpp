@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 
 #include "filter/channel_vectors.hpp"
 #include "filter/point_order.hpp"
@@ -144,76 +145,86 @@ PERMUTOHEDRAL_INLINE void store_at_most(T* to, typename VectorOf<T, N>::type vec
     store_first<T, N>(to, vector, count);
 }
 
-// N rows at a time as columns, [stride] of them: a vector of N points for each label, so that no lane depends on another.
-// Then calls function(first point, how many are left).
-template <class T, int N, class Function>
-PERMUTOHEDRAL_INLINE void for_columns(const Chunk<T>& chunk, int64_t stride, typename VectorOf<T, N>::type* columns,
-                                      Function&& function) {
-    for (int64_t i = 0; i < chunk.count; i += N) {
-        for (int64_t c = 0; c < stride; c += N) {
-            for (int l = 0; l < N; ++l) columns[c + l] = load<T, N>(chunk.rows + (i + l) * stride + c);
-            transpose_square<T, N>(columns + c);
-        }
-        function(i, chunk.count - i);
-    }
-}
-
+// Marginals at N points as columns, a vector for each label, so that no lane depends on another.
 template <class T, int N>
-PERMUTOHEDRAL_INLINE void store_columns(const Chunk<T>& chunk, int64_t stride, int64_t i,
-                                        typename VectorOf<T, N>::type* columns) {
-    for (int64_t c = 0; c < stride; c += N) {
-        transpose_square<T, N>(columns + c);
-        for (int l = 0; l < N; ++l) store<T, N>(chunk.rows + (i + l) * stride + c, columns[c + l]);
-    }
-}
-
-// Replaces the columns, what kernels say, by softmax(columns - energies).
-template <class T, int N>
-PERMUTOHEDRAL_INLINE void softmax_columns(LabelPlanes<const T> energies, int64_t labels, int64_t count,
-                                          typename VectorOf<T, N>::type* columns) {
+struct LabelColumns {
     using Lanes = typename VectorOf<T, N>::type;
-    Lanes most = columns[0] = columns[0] - load_first<T, N>(energies.data, count);
-    for (int64_t l = 1; l < labels; ++l) {
-        columns[l] -= load_first<T, N>(energies.data + l * energies.step, count);
-        most = columns[l] > most ? columns[l] : most;
+    // sums and maxima are taken in several parts, which do not wait for each other
+    static constexpr int64_t parts = 4;
+
+    Lanes* data;  // [labels]
+    int64_t labels;
+
+    // What kernels say in the rows from `rows` on, and energies from `energies` on, of which `count` points are there, to
+    // exponentials; returns what they are to be multiplied with.
+    PERMUTOHEDRAL_INLINE Lanes make(const T* rows, int64_t stride, LabelPlanes<const T> energies, int64_t count) {
+        const Lanes least = Lanes{} + -std::numeric_limits<T>::infinity();
+        Lanes most[parts] = {least, least, least, least};
+        for (int64_t c = 0; c < labels; c += N) {
+            Lanes square[N];
+            for (int l = 0; l < N; ++l) square[l] = load<T, N>(rows + l * stride + c);
+            transpose_square<T, N>(square);
+            for (int l = 0; l < N; ++l) {
+                if (c + l >= labels) break;
+                const Lanes logits = square[l] - load_first<T, N>(energies.data + (c + l) * energies.step, count);
+                most[l % parts] = logits > most[l % parts] ? logits : most[l % parts];
+                data[c + l] = logits;
+            }
+        }
+        for (int64_t part = 1; part < parts; ++part) most[0] = most[part] > most[0] ? most[part] : most[0];
+        Lanes totals[parts] = {};
+        int64_t l = 0;
+        for (; l + parts <= labels; l += parts) {
+            for (int64_t part = 0; part < parts; ++part) {
+                totals[part] += data[l + part] = exponential<T, N>(data[l + part] - most[0]);
+            }
+        }
+        for (; l < labels; ++l) totals[0] += data[l] = exponential<T, N>(data[l] - most[0]);
+        return T(1) / ((totals[0] + totals[1]) + (totals[2] + totals[3]));
     }
-    Lanes total = {};
-    for (int64_t l = 0; l < labels; ++l) total += columns[l] = exponential<T, N>(columns[l] - most);
-    const Lanes scale = T(1) / total;
-    for (int64_t l = 0; l < labels; ++l) columns[l] *= scale;
-}
+
+    // Into rows, times a scale; what is behind the labels becomes zero.
+    PERMUTOHEDRAL_INLINE void store_rows(Lanes scale, T* rows, int64_t stride) const {
+        for (int64_t c = 0; c < stride; c += N) {
+            Lanes square[N];
+            for (int l = 0; l < N; ++l) square[l] = c + l < labels ? data[c + l] * scale : Lanes{};
+            transpose_square<T, N>(square);
+            for (int l = 0; l < N; ++l) store<T, N>(rows + l * stride + c, square[l]);
+        }
+    }
+};
 
 // What kernels say in rows, and energies, to marginals in rows.
 template <class T, int N>
-void make_marginals(const Chunk<T>& chunk, int64_t stride, LabelPlanes<const T> energies, int64_t labels,
-                    typename VectorOf<T, N>::type* columns) {
-    for_columns<T, N>(chunk, stride, columns, [&](int64_t i, int64_t count) {
-        softmax_columns<T, N>({energies.data + i, energies.step}, labels, count, columns);
-        for (int64_t l = labels; l < stride; ++l) columns[l] = typename VectorOf<T, N>::type{};
-        store_columns<T, N>(chunk, stride, i, columns);
-    });
+void make_marginals(const Chunk<T>& chunk, int64_t stride, LabelPlanes<const T> energies, LabelColumns<T, N> columns) {
+    for (int64_t i = 0; i < chunk.count; i += N) {
+        T* rows = chunk.rows + i * stride;
+        const auto scale = columns.make(rows, stride, {energies.data + i, energies.step}, chunk.count - i);
+        columns.store_rows(scale, rows, stride);
+    }
 }
 
 // The same to marginals in planes.
 template <class T, int N>
-void write_marginals(const Chunk<T>& chunk, int64_t stride, LabelPlanes<const T> energies, int64_t labels,
-                     typename VectorOf<T, N>::type* columns, LabelPlanes<T> out) {
-    for_columns<T, N>(chunk, stride, columns, [&](int64_t i, int64_t count) {
-        softmax_columns<T, N>({energies.data + i, energies.step}, labels, count, columns);
-        for (int64_t l = 0; l < labels; ++l) store_at_most<T, N>(out.data + l * out.step + i, columns[l], count);
-    });
+void write_marginals(const Chunk<T>& chunk, int64_t stride, LabelPlanes<const T> energies, LabelColumns<T, N> columns,
+                     LabelPlanes<T> out) {
+    for (int64_t i = 0; i < chunk.count; i += N) {
+        const T* rows = chunk.rows + i * stride;
+        const auto scale = columns.make(rows, stride, {energies.data + i, energies.step}, chunk.count - i);
+        for (int64_t l = 0; l < columns.labels; ++l) {
+            store_at_most<T, N>(out.data + l * out.step + i, columns.data[l] * scale, chunk.count - i);
+        }
+    }
 }
 
 // Marginals in planes to rows.
 template <class T, int N>
-void load_marginals(const Chunk<T>& chunk, int64_t stride, LabelPlanes<const T> marginals, int64_t labels,
-                    typename VectorOf<T, N>::type* columns) {
+void load_marginals(const Chunk<T>& chunk, int64_t stride, LabelPlanes<const T> marginals, LabelColumns<T, N> columns) {
     for (int64_t i = 0; i < chunk.count; i += N) {
-        for (int64_t l = 0; l < stride; ++l) {
-            columns[l] = typename VectorOf<T, N>::type{};
-            if (l < labels) columns[l] = load_first<T, N>(marginals.data + l * marginals.step + i, chunk.count - i);
+        for (int64_t l = 0; l < columns.labels; ++l) {
+            columns.data[l] = load_first<T, N>(marginals.data + l * marginals.step + i, chunk.count - i);
         }
-        store_columns<T, N>(chunk, stride, i, columns);
+        columns.store_rows(typename VectorOf<T, N>::type{} + T(1), chunk.rows + i * stride, stride);
     }
 }
 

@@ -75,8 +75,8 @@ private:
 
     // For each thread: the columns of `lanes` points, and the rows of a chunk.
     Memory scratch() const { return Memory(sizeof(T) * threads_ * (lanes<T> + chunk_points_) * stride_); }
-    Vector<T>* columns_of(const Memory& memory, int worker) const {
-        return reinterpret_cast<Vector<T>*>(as<T>(memory) + worker * (lanes<T> + chunk_points_) * stride_);
+    T* columns_of(const Memory& memory, int worker) const {
+        return as<T>(memory) + worker * (lanes<T> + chunk_points_) * stride_;
     }
     T* rows_of(const Memory& memory, int worker) const {
         return as<T>(memory) + (worker * (lanes<T> + chunk_points_) + lanes<T>)*stride_;
@@ -155,12 +155,13 @@ private:
         if (mirrored_) {
             const T *one = field_.energies + plane_of(chunk, 0), *other = field_.energies + plane_of(chunk, 1);
             for (int64_t i = 0; i < chunk.count; ++i) chunk.rows[i] = one[i] - other[i];
+        } else if (first) {
+            std::memset(chunk.rows, 0, sizeof(T) * chunk.count * stride_);
         } else {
             // needed after the slices: the processor does not foresee so many short pieces
             for (int64_t label = 0; label < field_.labels; ++label) {
                 prefetch_bytes(field_.energies + plane_of(chunk, label), int64_t(sizeof(T)) * chunk.count);
             }
-            if (first) std::memset(chunk.rows, 0, sizeof(T) * chunk.count * stride_);
         }
         if (first) return;
         for (int64_t k = 0; k < field_.num_kernels; ++k) {
@@ -169,12 +170,17 @@ private:
         }
     }
 
+    template <int N>
+    LabelColumns<T, N> columns_at(T* memory) const {
+        return {reinterpret_cast<typename VectorOf<T, N>::type*>(memory), field_.labels};
+    }
+
     LabelPlanes<const T> planes_of(const Chunk<T>& chunk, const T* data) const {
         return {data + plane_of(chunk, 0), field_.num_points};
     }
 
     // What is splatted: marginals, or of mirrored labels their difference.
-    void make_values(const Chunk<T>& chunk, bool first, Vector<T>* columns) {
+    void make_values(const Chunk<T>& chunk, bool first, T* columns) {
         if (first && field_.start != nullptr) return load_start(chunk, columns);
         gather(chunk, first);
         if (mirrored_) {
@@ -185,13 +191,11 @@ private:
         }
         dispatch_lanes<T>(stride_, [&](auto lanes_of) {
             constexpr int N = decltype(lanes_of)::value;
-            using Lanes = typename VectorOf<T, N>::type;
-            make_marginals<T, N>(chunk, stride_, planes_of(chunk, field_.energies), field_.labels,
-                                 reinterpret_cast<Lanes*>(columns));
+            make_marginals<T, N>(chunk, stride_, planes_of(chunk, field_.energies), columns_at<N>(columns));
         });
     }
 
-    void load_start(const Chunk<T>& chunk, Vector<T>* columns) {
+    void load_start(const Chunk<T>& chunk, T* columns) {
         if (mirrored_) {
             const T *one = field_.start + plane_of(chunk, 0), *other = field_.start + plane_of(chunk, 1);
             for (int64_t i = 0; i < chunk.count; ++i) chunk.rows[i] = other[i] - one[i];
@@ -199,13 +203,11 @@ private:
         }
         dispatch_lanes<T>(stride_, [&](auto lanes_of) {
             constexpr int N = decltype(lanes_of)::value;
-            using Lanes = typename VectorOf<T, N>::type;
-            load_marginals<T, N>(chunk, stride_, planes_of(chunk, field_.start), field_.labels,
-                                 reinterpret_cast<Lanes*>(columns));
+            load_marginals<T, N>(chunk, stride_, planes_of(chunk, field_.start), columns_at<N>(columns));
         });
     }
 
-    void write(const Chunk<T>& chunk, Vector<T>* columns) {
+    void write(const Chunk<T>& chunk, T* columns) {
         gather(chunk, field_.steps == 0);
         const LabelPlanes<T> out{out_ + plane_of(chunk, 0), field_.num_points};
         if (mirrored_) {
@@ -217,9 +219,7 @@ private:
         }
         dispatch_lanes<T>(stride_, [&](auto lanes_of) {
             constexpr int N = decltype(lanes_of)::value;
-            using Lanes = typename VectorOf<T, N>::type;
-            write_marginals<T, N>(chunk, stride_, planes_of(chunk, field_.energies), field_.labels,
-                                  reinterpret_cast<Lanes*>(columns), out);
+            write_marginals<T, N>(chunk, stride_, planes_of(chunk, field_.energies), columns_at<N>(columns), out);
         });
     }
 

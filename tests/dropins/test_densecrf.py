@@ -14,6 +14,7 @@ import pydensecrf_cases
 import pytest
 from pydensecrf_cases import CASES, COMPATS, HEIGHT, LABELS, WIDTH, Case
 
+import permutohedral as ph
 from permutohedral.errors import InputError
 from permutohedral.pydensecrf import densecrf as dcrf
 from permutohedral.pydensecrf import eigen
@@ -135,8 +136,9 @@ def test_infinite_energies_forbid_labels() -> None:
     field = dcrf.DenseCRF(3, 2)
     field.setUnaryEnergy(unary)
     field.addPairwiseEnergy(np.zeros((1, 3), np.float32), 1)
-    np.testing.assert_allclose(np.array(field.inference(0))[0], [0, 0.5, 0.5])
-    assert field.inference(3)[0, 0] == 0
+    # exp of a very negative number may be the smallest float instead of zero
+    np.testing.assert_allclose(np.array(field.inference(0))[0], [0, 0.5, 0.5], atol=1e-30)
+    assert field.inference(3)[0, 0] < 1e-30
 
 
 def test_arguments_as_theirs() -> None:
@@ -253,7 +255,7 @@ def test_sums_that_overflow_raise() -> None:
     field = simple_field()
     for _ in range(2):
         field.addPairwiseGaussian(100, 3e38, normalization=dcrf.NO_NORMALIZATION)
-    with pytest.raises(InputError, match="scale"):
+    with ph.use_backend("reference"), pytest.raises(InputError, match="scale"):
         field.inference(3)
 
 

@@ -33,7 +33,8 @@ RECORDED = (
     "test_index_points and not wider or test_index_keys or test_transpose_neighbors or test_neighbors_in_pairs "
     "or test_derivatives_of_the_weights or test_filtering or test_filter_gaussian or test_a_gaussian_of_values "
     "or test_blur or test_splat_of_consecutive_points or test_convolve or test_convolution or test_both_gradients "
-    "or test_on_a_lattice or test_a_graph_that_is_kept or test_picture_features or test_exact_sums"
+    "or test_on_a_lattice or test_a_graph_that_is_kept or test_picture_features or test_exact_sums "
+    "or test_mean_field"
 )
 
 Launch = dict[str, Any]

@@ -87,6 +87,14 @@ REGISTRY = (
         "The clouds are made on the spot.\n\n"
         "Writes a JSON file for each row and seed, its weights, a report in Markdown and figures.",
     ),
+    Entry(
+        "grabcut",
+        "grabcut",
+        "Cut objects out of photographs with dense random fields.",
+        "The GrabCut database must be in the folder of the datasets. The rows opencv_lasso and opencv_rect need OpenCV."
+        "\n\n"
+        "Writes a JSON file for each row, and a report in Markdown.",
+    ),
 )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 # colors are given with white as 1; no component is narrower than about a level of the file
 _LEAST_VARIANCE = 1e-5
 # more colors change a mixture of this size very little
-_MOST_COLORS = 4000
+_MOST_COLORS = 2000
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Mixture:
         return self.log_factors - whitened.reshape(-1, components, channels).square().sum(dim=2) / 2
 
 
-def fit_mixture(colors: Tensor, components: int = 5, steps: int = 10) -> Mixture:
+def fit_mixture(colors: Tensor, components: int = 5, steps: int = 5) -> Mixture:
     """Fit by expectation maximization, from clusters that are split where they are longest. Nothing is random.
 
     Args:

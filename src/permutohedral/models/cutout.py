@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import max_pool2d
 
 import permutohedral as ph
 from permutohedral.errors import InputError
 from permutohedral.models.color_mixture import fit_mixture
 
 BACKGROUND, FOREGROUND = 0, 1
+# distances from unknown pixels are taken in blocks of so many pixels
+_BLOCK = 8
 # what the label costs that a pixel is known not to have
 _KNOWN = 50.0
 
@@ -31,13 +35,13 @@ class CutoutSettings:
         rounds: how often the colors are estimated; after the first time from the result of the round before.
     """
 
-    colors: float = 0.06
+    colors: float = 0.04
     sigma_space: float = 15.0
-    sigma_range: float = 0.016
-    bilateral: float = 10.0
+    sigma_range: float = 0.022
+    bilateral: float = 5.0
     sigma_near: float = 2.0
     near: float = 3.0
-    steps: int = 10
+    steps: int = 5
     rounds: int = 1
 
 
@@ -56,13 +60,14 @@ class Trimap:
     unknown: Tensor
 
 
-def cut_out(photo: Tensor, trimap: Trimap, settings: CutoutSettings) -> Tensor:
+def cut_out(photo: Tensor, trimap: Trimap, settings: CutoutSettings, colors: Tensor | None = None) -> Tensor:
     """The probability of being foreground, float32 `[height, width]`.
 
     Args:
         photo: `[3, height, width]` between 0 and 1.
         trimap: what is known.
         settings: how to weight it.
+        colors: `color_energies` of the first round, if they are known already.
 
     >>> photo = torch.zeros(3, 20, 20)
     >>> photo[:, 5:15, 5:15] = 1
@@ -72,23 +77,49 @@ def cut_out(photo: Tensor, trimap: Trimap, settings: CutoutSettings) -> Tensor:
     >>> int((marginal > 0.5).sum())
     100
     """
-    kernels = kernels_of(photo, settings)
+    near = near_unknown(trimap.unknown, 2 * settings.sigma_space)
+    kernels = kernels_of(photo, near, settings)
     lattices = [kernel.build_lattice() for kernel in kernels]
-    marginal = trimap.foreground.float() if bool(trimap.foreground.any()) else trimap.unknown.float()
+    found, marginal = first_foreground(trimap), trimap.foreground.to(photo.dtype)
     for _ in range(settings.rounds):
-        energies = energies_of(color_energies(photo, trimap, marginal > 0.5), trimap, settings.colors)
-        marginal = ph.crf.mean_field(energies, kernels, settings.steps, lattices=lattices)[FOREGROUND]
-        if not bool((marginal > 0.5).any()):
+        colors = color_energies(photo, trimap, found) if colors is None else colors
+        energies = energies_of(colors, trimap, settings.colors)[:, near].T
+        marginal[near] = ph.crf.mean_field(energies, kernels, settings.steps, lattices=lattices)[:, FOREGROUND]
+        found, colors = marginal > 0.5, None
+        if not bool(found.any()):
             break
     return marginal
 
 
-def kernels_of(photo: Tensor, settings: CutoutSettings) -> list[ph.crf.Kernel]:
-    """The spatial and the bilateral kernel."""
-    _, height, width = photo.shape
+def first_foreground(trimap: Trimap) -> Tensor:
+    """The pixels whose colors are those of the foreground at the beginning: the known ones, else all unknown ones."""
+    return trimap.foreground if bool(trimap.foreground.any()) else trimap.unknown
+
+
+def near_unknown(unknown: Tensor, distance: float) -> Tensor:
+    """Pixels that are unknown, or not much farther from one than `distance`: bool `[height, width]`.
+
+    Known pixels farther away hardly matter.
+
+    >>> near_unknown(torch.eye(40, dtype=torch.bool)[:1], 5.0).sum().item()
+    16
+    """
+    height, width = unknown.shape
+    blocks = max_pool2d(unknown[None].float(), _BLOCK, ceil_mode=True)
+    reach = math.ceil(distance / _BLOCK)
+    blocks = max_pool2d(blocks, 2 * reach + 1, stride=1, padding=reach)[0] > 0
+    return blocks.repeat_interleave(_BLOCK, dim=0).repeat_interleave(_BLOCK, dim=1)[:height, :width]
+
+
+def kernels_of(photo: Tensor, near: Tensor, settings: CutoutSettings) -> list[ph.crf.Kernel]:
+    """The spatial and the bilateral kernel over the pixels of `near`, bool `[height, width]`."""
+    chosen = near.flatten()
+    height, width = near.shape
+    positions = ph.position_features(height, width, settings.sigma_near, device=photo.device, dtype=photo.dtype)
+    joined = ph.bilateral_features(photo, settings.sigma_space, settings.sigma_range)
     return [
-        ph.crf.spatial_kernel((height, width), settings.sigma_near, settings.near),
-        ph.crf.bilateral_kernel(photo, settings.sigma_space, settings.sigma_range, settings.bilateral),
+        ph.crf.Kernel(positions[chosen], settings.near),
+        ph.crf.Kernel(joined[chosen], settings.bilateral),
     ]
 
 

@@ -361,7 +361,7 @@ class FusedPrimitives(Primitives, Protocol):
 
     def mean_field(
         self, energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int
-    ) -> Tensor:
+    ) -> Tensor | None:
         """Marginals: softmax(-energies + what all kernels add), `steps` times.
 
         Args:
@@ -371,7 +371,8 @@ class FusedPrimitives(Primitives, Protocol):
             steps: how often the marginals are replaced.
 
         Returns:
-            `[items, labels, points]`, computed in the dtype of the barycentric weights and returned in it.
+            `[items, labels, points]`, computed in the dtype of the barycentric weights and returned in it; None where
+            the backend would rather have it composed.
         """
         ...
 

@@ -1,0 +1,147 @@
+"""The field with parameters that are trained through the steps of its mean field."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import permutohedral as ph
+from permutohedral.errors import InputError
+from permutohedral.models.cutout import (
+    CutoutSettings,
+    Trimap,
+    color_energies,
+    energies_of,
+    first_foreground,
+    near_unknown,
+)
+
+# picture, trimap, truth, and where it counts
+Example = tuple[Tensor, Trimap, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class FieldTraining:
+    """How to train.
+
+    Attributes:
+        steps: of the optimizer, each with a part of one photograph.
+        learning_rate: at the beginning; it falls to zero along a cosine.
+        crop: extent of the part in pixels.
+    """
+
+    steps: int
+    learning_rate: float = 0.05
+    crop: int = 160
+
+    def __post_init__(self) -> None:
+        if self.steps < 0 or self.crop < 1 or not self.learning_rate > 0:
+            raise InputError(f"steps, learning_rate and crop must be positive, got {self}")
+
+
+class LearnedCutout(nn.Module):
+    """Learns the weight of the colors, the cost of foreground, weights, costs and bandwidths of both kernels.
+
+    Args:
+        settings: where the training begins.
+    """
+
+    def __init__(self, settings: CutoutSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.log_colors = nn.Parameter(torch.tensor(settings.colors).log())
+        self.foreground = nn.Parameter(torch.zeros(()))
+        self.field = ph.nn.DenseCRF(
+            2,
+            (settings.near, settings.bilateral),
+            settings.sigma_near,
+            settings.sigma_space,
+            settings.sigma_range,
+            compatibility="matrix",
+            steps=settings.steps,
+            learn_sigma=True,
+        )
+
+    def forward(self, photo: Tensor, trimap: Trimap, colors: Tensor) -> Tensor:
+        """The logarithms of the marginals `[2, height, width]`, out of the energies of the colors."""
+        shifted = torch.stack([colors[0] * self.log_colors.exp(), colors[1] * self.log_colors.exp() + self.foreground])
+        logarithms: Tensor = self.field(-energies_of(shifted, trimap, 1.0), photo)
+        return logarithms
+
+    @torch.no_grad()
+    def cut_out(self, photo: Tensor, trimap: Trimap) -> Tensor:
+        """The probability of being foreground `[height, width]`."""
+        found, marginal = first_foreground(trimap), trimap.foreground.to(photo.dtype)
+        part = _extent(near_unknown(trimap.unknown, 2 * float(self.field.log_sigma[1].exp())))
+        for _ in range(self.settings.rounds):
+            colors = color_energies(photo, trimap, found)
+            marginal[part] = self(*crop(part, photo, trimap, colors))[1].exp()
+            found = marginal > 0.5
+            if not bool(found.any()):
+                break
+        return marginal
+
+    def as_data(self) -> dict[str, Any]:
+        """All parameters as plain data, as they are used."""
+        space, bilateral, colors = self.field.log_sigma.detach().exp().tolist()
+        assert self.field.costs is not None
+        return {
+            "colors": float(self.log_colors.detach().exp()),
+            "foreground": float(self.foreground.detach()),
+            "sigma_near": space,
+            "sigma_space": bilateral,
+            "sigma_range": colors,
+            "weights": self.field.weights.detach().tolist(),
+            "costs": self.field.costs.detach().tolist(),
+        }
+
+
+def train(model: LearnedCutout, examples: Sequence[Example], settings: FieldTraining, seed: int) -> None:
+    """Minimize the expected share of wrong pixels among the unknown ones, on parts of the photographs."""
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, settings.steps))
+    energies = [_colors(photo, trimap, model) for photo, trimap, _, _ in examples]
+    for step in range(settings.steps):
+        number = step % len(examples)
+        photo, trimap, truth, counted = examples[number]
+        part = _draw_part(trimap.unknown, settings.crop, generator)
+        logarithms = model(*crop(part, photo, trimap, energies[number]))
+        wanted = (trimap.unknown & counted)[part]
+        right = torch.where(truth[part], logarithms[1], logarithms[0])[wanted].exp()
+        optimizer.zero_grad()
+        (1 - right).mean().backward()
+        optimizer.step()
+        schedule.step()
+
+
+def crop(part: tuple[slice, slice], photo: Tensor, trimap: Trimap, colors: Tensor) -> tuple[Tensor, Trimap, Tensor]:
+    """The same of a part of the photograph."""
+    masks = (mask[part] for mask in (trimap.background, trimap.foreground, trimap.unknown))
+    return photo[:, part[0], part[1]], Trimap(*masks), colors[:, part[0], part[1]]
+
+
+def _colors(photo: Tensor, trimap: Trimap, model: LearnedCutout) -> Tensor:
+    """The energies of the colors as the last round has them, before any training."""
+    found = trimap.foreground if bool(trimap.foreground.any()) else model.cut_out(photo, trimap) > 0.5
+    return color_energies(photo, trimap, found if bool(found.any()) else trimap.unknown)
+
+
+def _extent(mask: Tensor) -> tuple[slice, slice]:
+    """The smallest part of a picture that holds all of `mask`."""
+    rows, columns = (mask.any(dim=axis).nonzero() for axis in (1, 0))
+    return slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1)
+
+
+def _draw_part(unknown: Tensor, extent: int, generator: torch.Generator) -> tuple[slice, slice]:
+    """A part of the picture around a pixel that is unknown."""
+    places = unknown.nonzero()
+    center = places[int(torch.randint(len(places), (), generator=generator))]
+    corners = [
+        max(0, min(int(place) - extent // 2, size - extent)) for place, size in zip(center, unknown.shape, strict=True)
+    ]
+    return slice(corners[0], corners[0] + extent), slice(corners[1], corners[1] + extent)

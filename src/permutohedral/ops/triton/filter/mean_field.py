@@ -1,0 +1,151 @@
+"""The mean field of a dense conditional random field.
+
+A step is a kernel that slices the lattices of all kernels and takes the softmax, then splat and blur for each of them.
+Scales and factors are part of the barycentric weights. Tiles are `[BLOCK points, BLOCK_L labels]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from permutohedral.ops.primitives import PairwiseTables
+from permutohedral.ops.triton.filter.blur import blur
+from permutohedral.ops.triton.filter.splat import splat_sums
+from permutohedral.ops.triton.runtime import WIDEST_TILE, launch, on_device, tile
+
+# the kernel has arguments for as many lattices
+_MOST_KERNELS = 2
+
+
+@triton.jit
+def add_slice(
+    logits, lattice_values, vertices, weights, point, inside, label, vertex_corner_stride, weight_corner_stride,
+    LABELS: tl.constexpr, VERTEX_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr, CORNERS: tl.constexpr,
+):  # fmt: skip
+    """Add what lies at the points of one lattice."""
+    for corner in tl.static_range(CORNERS):
+        vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * vertex_corner_stride, mask=inside, other=0)
+        weight = tl.load(weights + point * WEIGHT_STRIDE + corner * weight_corner_stride, mask=inside, other=0.0)
+        place = lattice_values + vertex.to(tl.int64)[:, None] * LABELS + label[None, :]
+        known = inside[:, None] & (label < LABELS)[None, :]
+        logits += weight[:, None] * tl.load(place, mask=known, other=0.0)
+    return logits
+
+
+@triton.jit(
+    do_not_specialize=[
+        "num_points", "points_per_item", "first_vertex_stride", "first_weight_stride", "second_vertex_stride",
+        "second_weight_stride",
+    ]
+)  # fmt: skip
+def marginals_kernel(
+    energies, output, first_values, first_vertices, first_weights, second_values, second_vertices, second_weights,
+    num_points, points_per_item, first_vertex_stride, first_weight_stride, second_vertex_stride, second_weight_stride,
+    KERNELS: tl.constexpr, PLANES: tl.constexpr, LABELS: tl.constexpr,
+    FIRST_VERTEX: tl.constexpr, FIRST_WEIGHT: tl.constexpr, FIRST_CORNERS: tl.constexpr,
+    SECOND_VERTEX: tl.constexpr, SECOND_WEIGHT: tl.constexpr, SECOND_CORNERS: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_L: tl.constexpr,
+):  # fmt: skip
+    """softmax(-energies + slices of KERNELS lattices), as rows `[points, labels]`, or as PLANES like energies.
+
+    Energies are `[items, labels, points_per_item]`.
+    """
+    point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    label = tl.arange(0, BLOCK_L)
+    inside = point < num_points
+    known = inside[:, None] & (label < LABELS)[None, :]
+    dtype: tl.constexpr = output.dtype.element_ty
+    item = point // points_per_item
+    start = item * LABELS * points_per_item + (point - item * points_per_item)
+    plane = start[:, None] + label.to(tl.int64)[None, :] * points_per_item
+    logits = -tl.load(energies + plane, mask=known, other=0.0).to(dtype)
+    if KERNELS > 0:
+        logits = add_slice(
+            logits, first_values, first_vertices, first_weights, point, inside, label, first_vertex_stride,
+            first_weight_stride, LABELS, FIRST_VERTEX, FIRST_WEIGHT, FIRST_CORNERS,
+        )  # fmt: skip
+    if KERNELS > 1:
+        logits = add_slice(
+            logits, second_values, second_vertices, second_weights, point, inside, label, second_vertex_stride,
+            second_weight_stride, LABELS, SECOND_VERTEX, SECOND_WEIGHT, SECOND_CORNERS,
+        )  # fmt: skip
+    logits = tl.where(known, logits, float("-inf"))
+    highest = tl.max(logits, axis=1)
+    # points behind the last, or with no possible label, have nothing but infinities
+    highest = tl.where(highest == float("-inf"), 0.0, highest)
+    exponentials = tl.exp(logits - highest[:, None])
+    total = tl.sum(exponentials, axis=1)
+    marginals = exponentials / tl.where(total > 0, total, 1.0)[:, None]
+    place = plane if PLANES else point[:, None] * LABELS + label[None, :]
+    tl.store(output + place, marginals, mask=known)
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """The tables of a kernel with its scales in the weights; `values` are those on the lattice, none at first."""
+
+    tables: PairwiseTables
+    source_weights: Tensor
+    target_weights: Tensor
+
+    def filter(self, marginals: Tensor) -> Tensor:
+        """From rows `[points, labels]` to the lattice, ready to be sliced."""
+        rows = self.tables.axis_neighbors.shape[1]
+        blurred = blur(
+            splat_sums(marginals, self.tables.vertices, self.source_weights, rows, 0), self.tables.axis_neighbors, False
+        )
+        return blurred if self.tables.costs is None else (blurred @ self.tables.costs.to(blurred.dtype)).contiguous()
+
+
+def _with_scales(tables: PairwiseTables) -> _Kernel:
+    weights = tables.barycentric
+    source = weights if tables.source_scale is None else weights * tables.source_scale[:, None]
+    target = weights if tables.target_scale is None else weights * tables.target_scale[:, None]
+    return _Kernel(tables, source, target * tables.factor)
+
+
+def _marginals(energies: Tensor, kernels: Sequence[_Kernel], values: Sequence[Tensor], planes: bool) -> Tensor:
+    """The next marginals; `values` on the lattices of the kernels, none of them for softmax(-energies)."""
+    items, labels, points = energies.shape
+    shape = energies.shape if planes else (items * points, labels)
+    output = torch.empty(shape, dtype=kernels[0].target_weights.dtype, device=energies.device)
+    tensors, sizes = [energies, output], [items * points, points]
+    constants: dict[str, int] = {}
+    for number, name in enumerate(("FIRST", "SECOND")):
+        kernel = kernels[min(number, len(kernels) - 1)]
+        vertices, weights = kernel.tables.vertices, kernel.target_weights
+        tensors += [values[number] if number < len(values) else output, vertices, weights]
+        sizes += [vertices.stride(1), weights.stride(1)]
+        constants |= {f"{name}_VERTEX": vertices.stride(0), f"{name}_WEIGHT": weights.stride(0)}
+        constants[f"{name}_CORNERS"] = vertices.shape[1]
+    (programs, _), blocks = tile(items * points, labels)
+    launch(
+        marginals_kernel, (programs,), tuple(tensors), tuple(sizes),
+        KERNELS=len(values), PLANES=planes, LABELS=labels, **constants, BLOCK=blocks["BLOCK"],
+        BLOCK_L=blocks["BLOCK_C"],
+    )  # fmt: skip
+    return output
+
+
+@on_device
+def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor | None:
+    """All steps, None for more kernels or labels than the kernel takes: see `FusedPrimitives`."""
+    items, labels, points = energies.shape
+    if len(kernels) > _MOST_KERNELS or labels > WIDEST_TILE or energies.numel() == 0:
+        return None
+    energies = energies.contiguous()
+    scaled = [_with_scales(each) for each in kernels]
+    values: list[Tensor] = []
+    for step in range(steps):
+        if step == 0 and start is not None:
+            marginals = start.to(scaled[0].target_weights.dtype).transpose(1, 2).reshape(items * points, labels)
+        else:
+            marginals = _marginals(energies, scaled, values, planes=False)
+        values = [kernel.filter(marginals) for kernel in scaled]
+    return _marginals(energies, scaled, values, planes=True)

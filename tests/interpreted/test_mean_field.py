@@ -1,0 +1,48 @@
+"""The mean field in Triton's interpreter against its definition."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from mean_field_cases import defined, field
+from support import assert_close
+
+import permutohedral as ph
+from permutohedral.ops import triton as kernels
+from permutohedral.ops.dispatch import use_backend
+
+
+@pytest.mark.parametrize(
+    ("labels", "dtype", "with_costs"), [(2, torch.float32, False), (3, torch.float64, True), (21, torch.float32, False)]
+)
+def test_mean_field(labels: int, dtype: torch.dtype, with_costs: bool) -> None:
+    energies, tables = field(labels, 19, dtype, with_costs)
+    start = torch.softmax(torch.randn(2, labels, 19, dtype=dtype), dim=1)
+    for some, begin, steps in ((tables[:1], None, 0), (tables[:2], None, 2), (tables[2:], start, 1)):
+        found = kernels.mean_field(energies, begin, some, steps)
+        assert found is not None
+        assert_close(found, defined(energies, begin, some, steps))
+
+
+def test_energies_of_16_bits_and_without_end() -> None:
+    _, tables = field(3, 37, torch.float32, False)
+    energies = torch.randn(2, 3, 37).half()
+    energies[0, :, 0] = torch.inf
+    energies[1, 2, 1] = torch.inf
+    found = kernels.mean_field(energies, None, tables[:2], 0)
+    assert found is not None
+    assert found.dtype == torch.float32
+    assert bool(found.isfinite().all())
+    assert_close(found[:, :, 1:], torch.softmax(-energies.double(), dim=1)[:, :, 1:])
+
+
+def test_what_it_leaves_to_the_composition() -> None:
+    energies, tables = field(3, 20, torch.float32, False)
+    assert kernels.mean_field(energies, None, tables, 2) is None
+    assert kernels.mean_field(torch.randn(2, 65, 20), None, tables[:1], 2) is None
+    cloud, points = torch.randn(20, 2), torch.randn(20, 3)
+    both = [ph.crf.Kernel(cloud * scale, 2.0) for scale in (1.0, 2.0, 3.0)]
+    with use_backend("triton"):
+        found = [ph.crf.mean_field(points, both[:number], 2) for number in (2, 3)]
+    assert_close(found[0], ph.crf.mean_field(points, both[:2], 2))
+    assert_close(found[1], ph.crf.mean_field(points, both, 2))
