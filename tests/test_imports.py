@@ -28,7 +28,7 @@ ORDER = [
     ["features", "data"],
     ["memory"],
     ["lattice"],
-    ["checks", "geometry"],
+    ["checks", "geometry", "bounded_lattice"],
     ["functional"],
     ["nn"],
     ["public"],
@@ -53,7 +53,7 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 # what every installation has, and what needs more
 CORE = {
     *("errors", "version", "ops", "neighborhood", "tensors", "features", "memory", "lattice", "checks", "functional"),
-    *("nn", "public", ""),
+    *("bounded_lattice", "nn", "public", ""),
 }
 
 

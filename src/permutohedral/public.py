@@ -1,6 +1,7 @@
 """The public names, which `permutohedral` hands on when the first of them is used."""
 
 from permutohedral import nn
+from permutohedral.bounded_lattice import build_bounded_lattice
 from permutohedral.errors import (
     BackendUnavailable,
     DataError,
@@ -52,6 +53,7 @@ __all__ = [
     "available_backends",
     "bilateral_features",
     "bilateral_filter",
+    "build_bounded_lattice",
     "build_lattice",
     "circle_features",
     "color_features",
