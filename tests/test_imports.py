@@ -28,7 +28,7 @@ ORDER = [
     ["features", "data"],
     ["memory"],
     ["lattice"],
-    ["checks", "geometry", "pyramid"],
+    ["checks", "geometry", "pyramid", "bounded_lattice"],
     ["steps", "levels"],
     ["normalization"],
     ["weighting", "exact"],
@@ -61,8 +61,8 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 # what every installation has, and what needs more
 CORE = {
     *("errors", "version", "ops", "neighborhood", "simplices", "tensors", "features", "memory", "lattice", "checks"),
-    *("pyramid", "steps", "levels", "normalization", "weighting", "exact", "estimate", "choice", "functional"),
-    *("crf", "nn", "pydensecrf", "simplecrf", "public", ""),
+    *("pyramid", "bounded_lattice", "steps", "levels", "normalization", "weighting", "exact", "estimate", "choice"),
+    *("functional", "crf", "nn", "pydensecrf", "simplecrf", "public", ""),
 }
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.lattice import Lattice
-from permutohedral.memory import check_rows
+from permutohedral.memory import check_rows, is_negligible
 from permutohedral.neighborhood import count_taps
 from permutohedral.ops import operators
 from permutohedral.ops.primitives import FilterTables, accumulation_dtype
@@ -171,10 +171,12 @@ def to_autocast(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return rows.to(dtype), weight.to(dtype)
 
 
-def check_results(lattice: Lattice, out_channels: int, rows: Tensor) -> None:
-    """Raise unless all that a learned filter of `rows` makes fits what is free: splatted, convolved, sliced values."""
-    check_rows(lattice.num_lattice_points, rows.shape[1], rows)
-    check_rows(lattice.target.num_lattice_points + lattice.target.num_points, out_channels, rows)
+def check_results(lattice: Lattice, out_channels: int, values: Tensor) -> None:
+    """Raise unless what a learned filter of `values` makes fits what is free: splatted, convolved, sliced values."""
+    rows, target_rows = lattice.num_lattice_points, lattice.target.num_lattice_points + lattice.target.num_points
+    if not is_negligible(rows * values.shape[-1] + target_rows * out_channels, values):
+        check_rows(rows, values.shape[-1], values)
+        check_rows(target_rows, out_channels, values)
 
 
 def filter_tables(lattice: Lattice, groups: int, by_density: bool) -> FilterTables:

@@ -83,14 +83,16 @@ def filter_with_bias(
     """`permutohedral_filter` on a lattice, and a number `bias [out_channels]` added to every channel of the result."""
     barycentric = lattice.source.barycentric, lattice.target.barycentric
     fused = normalization in ("none", "density") and can_fuse(values, weight, bias, *barycentric)
-    rows, leading = points_to_rows(values, lattice) if fused else (values, ())
-    if not fused or leading or rows.numel() == 0 or lattice.target.num_points == 0:
+    if fused:
+        check_points(values, lattice)
+    # items that share a lattice are folded into channels
+    apart = fused and (values.dim() == 2 or lattice.batch_size is not None)
+    if not apart or values.numel() == 0 or lattice.target.num_points == 0:
         return _filter_in_steps(values, weight, bias, lattice, normalization)
-    weight, groups = check_weight(weight, rows.shape[1], rows, lattice)
-    check_results(lattice, weight.shape[2], rows)
-    tables = filter_tables(lattice, groups, normalization == "density")
+    weight, groups = check_weight(weight, values.shape[-1], values, lattice)
+    check_results(lattice, weight.shape[2], values)
     composed = partial(_filter_in_steps, lattice=lattice, normalization=normalization)
-    return filter_learned(values, weight, bias, tables, composed)
+    return filter_learned(values, weight, bias, filter_tables(lattice, groups, normalization == "density"), composed)
 
 
 def _filter_in_steps(

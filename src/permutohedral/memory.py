@@ -242,13 +242,22 @@ class MemoryLimit:
             self.check(needed, f"the halo of {num_lattice_points:,} lattice points")
 
 
+def is_negligible(elements: int, like: Tensor) -> bool:
+    """Whether so many elements of the dtype of `like` are granted on its device without looking at what is free.
+
+    >>> is_negligible(3, torch.zeros(1))
+    True
+    """
+    return _is_negligible(elements * like.element_size(), like.device)
+
+
 def check_rows(rows: int, channels: int, like: Tensor) -> None:
     """Raise unless a result `[rows, channels]` of the dtype and on the device of `like` fits what is free.
 
     Raises:
         MemoryLimitError: it does not.
     """
-    if torch.compiler.is_compiling() or _is_negligible(rows * channels * like.element_size(), like.device):
+    if torch.compiler.is_compiling() or is_negligible(rows * channels, like):
         return
     MemoryLimit(None, like.device).check(
         rows * channels * like.element_size(), f"a result of {rows:,} rows with {channels:,} channels"

@@ -1,6 +1,7 @@
 """The public names, which `permutohedral` hands on when the first of them is used."""
 
 from permutohedral import crf, nn
+from permutohedral.bounded_lattice import build_bounded_lattice
 from permutohedral.choice import explain_bilateral, explain_gaussian
 from permutohedral.errors import (
     AccuracyWarning,
@@ -60,6 +61,7 @@ __all__ = [
     "available_backends",
     "bilateral_features",
     "bilateral_filter",
+    "build_bounded_lattice",
     "build_lattice",
     "build_pyramid",
     "circle_features",

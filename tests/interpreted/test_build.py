@@ -180,6 +180,42 @@ def test_a_bounded_lattice_is_the_same_as_long_as_there_is_room() -> None:
     assert int(vertices.max()) == num - 10
 
 
+@pytest.mark.parametrize("shape", [(30, 3), (2, 15, 2)])
+def test_filters_on_a_bounded_lattice(shape: tuple[int, ...]) -> None:
+    """The learned filter, the Gaussian, and gradients with respect to features."""
+    features, values = 2 * torch.randn(shape, dtype=torch.float64), torch.randn(*shape[:-1], 2, dtype=torch.float64)
+    weight = torch.randn(ph.Neighborhood(shape[-1], 2).filter_size, 2, 3, dtype=torch.float64)
+    leaf = features.clone().requires_grad_()
+    with use_backend("triton"):
+        bounded, number = ph.build_bounded_lattice(leaf, 300, 2, separable=True)
+        found = ph.permutohedral_filter(values, None, weight, normalization="density", lattice=bounded)
+        (gradient,) = torch.autograd.grad(found.square().sum(), leaf)
+        blurred = ph.gaussian_filter(values, None, lattice=bounded)
+    with use_backend("reference"):
+        lattice = ph.build_lattice(leaf, neighborhood_size=2, separable=True)
+        expected = ph.permutohedral_filter(values, None, weight, normalization="density", lattice=lattice)
+        assert int(number) == lattice.num_lattice_points < 300 == bounded.num_lattice_points
+        assert_close(found, expected)
+        assert_close(gradient, torch.autograd.grad(expected.square().sum(), leaf)[0])
+        assert_close(blurred, ph.gaussian_filter(values, None, lattice=lattice))
+
+
+def test_a_bounded_lattice_tells_that_it_failed() -> None:
+    features = torch.randn(20, 2)
+    with use_backend("triton"):
+        assert int(ph.build_bounded_lattice(9 * features, 5)[1]) > 5
+        features[3, 1] = float("nan")
+        assert int(ph.build_bounded_lattice(features, 60)[1]) > 60
+        with pytest.raises(InputError, match="1 to 7 dimensions"):
+            ph.build_bounded_lattice(torch.randn(20, 8), 60)
+        with pytest.raises(InputError, match="max_lattice_points"):
+            ph.build_bounded_lattice(torch.randn(20, 2), 0)
+        with pytest.raises(InputError, match="float16"):
+            ph.build_bounded_lattice(torch.randn(20, 2).half(), 60)
+    with pytest.raises(InputError, match="for GPUs"):
+        ph.build_bounded_lattice(torch.randn(20, 2), 60)
+
+
 def test_a_block_on_a_bounded_lattice_computes_what_it_computes_on_any_other() -> None:
     block = PermutohedralBlock(6, lattice_channels=4, sigma_space=3.0)
     torch.nn.init.normal_(block.mix.weight)

@@ -133,6 +133,29 @@ def test_a_gaussian_of_values_that_are_the_features() -> None:
             assert_close(each, ph.gaussian_filter(both, both))
 
 
+def test_a_gaussian_of_a_picture_keeps_its_planes() -> None:
+    """The result lies in memory as the picture does, so that it needs no copy; as do several channels at once."""
+    for channels in (1, 3, 70):
+        image = torch.rand(channels, 5, 4)
+        features = ph.bilateral_features(image[:1], 2.0, 0.5)
+        values = image.flatten(1).T
+        with use_backend("triton"):
+            found = ph.gaussian_filter(values, features)
+        assert found.stride() == values.stride() or channels == 1
+        with use_backend("reference"):
+            assert_close(found, ph.gaussian_filter(values, features))
+
+
+def test_a_gaussian_of_more_lattice_points_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, values = 9 * torch.randn(20, 2), torch.randn(20, 2)
+    with use_backend("reference"):
+        expected = ph.gaussian_filter(values, features)
+    for name, number in (("_FEWEST_ROWS", 7), ("_MOST_POINTS", 5)):
+        monkeypatch.setattr(gaussian, name, number)
+        with use_backend("triton"):
+            assert_close(ph.gaussian_filter(values, features), expected)
+
+
 def test_a_gaussian_refuses_features_that_are_not_finite() -> None:
     features, values = torch.randn(20, 2), torch.randn(20, 1)
     with use_backend("triton"):

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from permutohedral.bounded_lattice import build_bounded_lattice
 from permutohedral.errors import InputError
 from permutohedral.features import join_features
 from permutohedral.lattice import Lattice, build_lattice
-from permutohedral.models.bounded_lattice import build_bounded_lattice
 from permutohedral.neighborhood import gaussian_weight
 from permutohedral.steps import convolve, slice, splat
 

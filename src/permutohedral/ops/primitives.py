@@ -300,6 +300,17 @@ class FusedPrimitives(Primitives, Protocol):
         """`index_points` of sources and of targets, which wait for the device together."""
         ...
 
+    def index_points_bounded(
+        self, features: Tensor, batch: Tensor | None, rows: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """`index_points` with this many rows of keys, without waiting for the device.
+
+        Returns:
+            What `index_points` does, rows without a lattice point holding -1 and vertices beyond the last row taken for
+            it; and int64 `[1]`, the number of lattice points there are, more than 2^40 for features without a key.
+        """
+        ...
+
     def picture_features(self, guide: Tensor, sigma_space: float, sigma_range: float) -> Tensor | None:
         """Position and color of every pixel in standard deviations.
 

@@ -1,6 +1,7 @@
 """The primitives as Triton kernels: CUDA and ROCm GPUs, and the CPU under Triton's interpreter."""
 
 from permutohedral.ops.triton.build.embedding import embed_differential, embed_gradient
+from permutohedral.ops.triton.build.fixed_rows import index_points_bounded
 from permutohedral.ops.triton.build.lattice import index_both, index_points
 from permutohedral.ops.triton.build.neighbors import find_neighbors, transpose_neighbors
 from permutohedral.ops.triton.build.picture_features import picture_features
@@ -32,6 +33,7 @@ __all__ = [
     "index_both",
     "index_keys",
     "index_points",
+    "index_points_bounded",
     "mean_field",
     "picture_features",
     "slice",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce, wraps
-from operator import or_
+from operator import attrgetter, or_
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
@@ -20,6 +20,8 @@ WIDEST_TILE = 64
 _MISALIGNED = 15
 # and for sizes of 32 bits
 _MOST = 1 << 31
+# maps of such functions are faster than comprehensions
+_dtype_of = attrgetter("dtype")
 
 
 def on_device(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -63,6 +65,11 @@ def tile(channels: int) -> dict[str, int]:
     return {"BLOCK": max(min(1024 // block_c, 128), 16), "BLOCK_C": block_c}
 
 
+def _is_usual(addresses: Sequence[int], sizes: tuple[float, ...]) -> bool:
+    """Whether these are what kernels are compiled for first."""
+    return not reduce(or_, addresses) & _MISALIGNED and (not sizes or max(sizes) < _MOST)
+
+
 # what starts a binary: a function of C, and its arguments before and behind ours
 _Starter = tuple[Any, tuple[Any, ...], tuple[Any, ...]]
 
@@ -102,15 +109,10 @@ class Bound:
             sizes: numbers that change from call to call.
         """
         device = tensors[0].get_device()
-        kind = (device, *[tensor.dtype for tensor in tensors])
-        addresses = [tensor.data_ptr() for tensor in tensors]
+        kind = (device, *map(_dtype_of, tensors))
+        addresses = (*map(Tensor.data_ptr, tensors),)
         starter = self._starters.get(kind)
-        if (
-            starter is None
-            or reduce(or_, addresses) & _MISALIGNED
-            or max(sizes, default=0) >= _MOST
-            or not Bound.direct
-        ):
+        if starter is None or not Bound.direct or not _is_usual(addresses, sizes):
             self._start_as_documented(grid, tensors, sizes, kind)
             return
         start, before, behind = starter
@@ -124,11 +126,7 @@ class Bound:
         self, grid: tuple[int, ...], tensors: tuple[Tensor, ...], sizes: tuple[float, ...], kind: tuple[object, ...]
     ) -> None:
         binary = self._kernel[grid](*tensors, *sizes, **self._constants)
-        if (
-            not Bound.direct
-            or any(tensor.data_ptr() & _MISALIGNED for tensor in tensors)
-            or max(sizes, default=0) >= _MOST
-        ):
+        if not Bound.direct or not _is_usual([tensor.data_ptr() for tensor in tensors], sizes):
             return
         try:
             self._keep(kind, binary)

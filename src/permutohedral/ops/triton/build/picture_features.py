@@ -53,10 +53,11 @@ def picture_features(guide: Tensor, sigma_space: float, sigma_range: float) -> T
         return None
     *leading, channels, height, width = guide.shape
     pixels = height * width
-    features = guide.new_empty((*leading, pixels, 2 + channels), dtype=torch.float32)
+    features = torch.empty(*leading, pixels, 2 + channels, dtype=torch.float32, device=guide.device)
     if features.numel():
-        images = guide.reshape(-1, channels, height, width)
-        points = images.shape[0] * pixels
-        sizes = points, width, pixels, *images.stride(), sigma_space, sigma_range
-        _bind_features(channels)((cdiv(points * (2 + channels), _BLOCK), 1, 1), (images, features), sizes)
+        images = guide if len(leading) <= 1 else guide.reshape(-1, channels, height, width)
+        # of a single picture the stride between pictures means nothing
+        strides = images.stride() if leading else (0, *images.stride())
+        sizes = features.numel() // (2 + channels), width, pixels, *strides, sigma_space, sigma_range
+        _bind_features(channels)((cdiv(features.numel(), _BLOCK), 1, 1), (images, features), sizes)
     return features

@@ -2,6 +2,7 @@
 
 Between points from their features alone (`filter_points`) the GPU is given all steps at once, with room for as many
 lattice points as most point sets need; it reads their true number itself. The host then learns whether that was enough.
+Of many points it is given the splat, and the host waits behind that.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _CHANNELS_AT_ONCE = WIDEST_TILE - 1
 # rows of lattice values that are made before their number is known: enough for most lattices
 _FEWEST_ROWS = 1 << 16
 _POINTS_PER_ROW = 4
-# more points than this take longer than the host does, and neighbors are found faster once their number is known
+# with more points the GPU is busy longer than the host, and finds neighbors faster once their number is known
 _MOST_POINTS = 1 << 21
 
 # vertices and weights of the sources, neighbors along the axes, vertices and weights of the targets
@@ -31,20 +32,37 @@ GaussianTables = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def _filter(
-    output: Tensor, values: Tensor, tables: GaussianTables, smallest_mass: float, table: Tensor | None = None
+    output: Tensor,
+    values: Tensor,
+    tables: GaussianTables,
+    smallest_mass: float,
+    table: Tensor | None = None,
+    sums: Tensor | None = None,
 ) -> None:
-    """Fill `output`; with a `table` the number of lattice points is read from it, and is at most that of the rows."""
+    """Fill `output`.
+
+    Args:
+        output, values, tables, smallest_mass: see `filter_gaussian`.
+        table: from which the number of lattice points is read, which is at most that of the rows.
+        sums: what the first channels have been splat to, if they have.
+    """
     vertices, barycentric, axis_neighbors, target_vertices, target_barycentric = tables
     # that the mass has not been divided by the gain of the blur leaves the quotient as it is
     added_mass = smallest_mass * blur_gain(vertices.shape[1] - 1)
     for first in range(0, values.shape[1], _CHANNELS_AT_ONCE):
-        some = values if values.shape[1] <= _CHANNELS_AT_ONCE else values[:, first : first + _CHANNELS_AT_ONCE]
-        sums = splat_sums(some, vertices, barycentric, axis_neighbors.shape[1], 1)
-        blurred = blur_rows(sums, axis_neighbors, False, table)
+        some = _some_channels(values, first)
+        if sums is None:
+            sums = splat_sums(some, vertices, barycentric, axis_neighbors.shape[1], 1)
+        blurred, sums = blur_rows(sums, axis_neighbors, False, table), None
         part = output if some is values else output.new_empty(output.shape[0], some.shape[1])
         slice_into(part, blurred, target_vertices, target_barycentric, added_mass=added_mass)
         if part is not output:
             output[:, first : first + part.shape[1]] = part
+
+
+def _some_channels(values: Tensor, first: int) -> Tensor:
+    """As many channels as a tile holds."""
+    return values if values.shape[1] <= _CHANNELS_AT_ONCE else values[:, first : first + _CHANNELS_AT_ONCE]
 
 
 @on_device
@@ -72,24 +90,28 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smalle
     if dimension > LARGEST_EVEN_DIMENSION or torch.are_deterministic_algorithms_enabled():
         return None
     attempt, offsets = first_attempt(features, batch), axis_offsets(dimension, features.device)
-    rows = 0 if points > _MOST_POINTS else min(points * (dimension + 1), max(_FEWEST_ROWS, points // _POINTS_PER_ROW))
+    rows = min(points * (dimension + 1), max(_FEWEST_ROWS, points // _POINTS_PER_ROW))
+    at_once, sums = points <= _MOST_POINTS, None
     with HostReports(features.device) as reports:
         insertion = attempt.start(reports.words[0])
+        corners = insertion.vertices, insertion.barycentric
         # pictures have their channels one after another, and get them back so
-        planar = values.stride() == (1, points)
-        output = torch.empty_like(values) if planar else values.new_empty(values.shape)
-        if rows:
-            # all that follows is queued before the host looks: most lattices have no more rows
-            corners = insertion.vertices, insertion.barycentric
+        output = torch.empty_like(values) if values.stride() == (1, points) else values.new_empty(values.shape)
+        # before the host looks: most lattices have no more rows
+        if at_once:
             neighbors = search_counted(insertion.table, insertion.codes, rows, offsets)
             _filter(output, values, (*corners, neighbors, *corners), smallest_mass, insertion.table.storage)
+        else:
+            sums = splat_sums(_some_channels(values, 0), *corners, rows, 1)
         told = reports.read(0)
     check_range(features, batch, told)
     if told.no_room or told.full:
         return None
     ordered, num = order(insertion, told), told.num_lattice_points
-    if ordered is not insertion or num > rows:
+    fits = ordered is insertion and num <= rows
+    if not (fits and at_once):
         corners = ordered.vertices, ordered.barycentric
         neighbors = search_packed(ordered.table, ordered.codes, num, offsets, True)
-        _filter(output, values, (*corners, neighbors, *corners), smallest_mass)
+        known = None if sums is None or not fits else sums[:num]
+        _filter(output, values, (*corners, neighbors, *corners), smallest_mass, sums=known)
     return output

@@ -17,7 +17,7 @@ from torch import Tensor
 from permutohedral.ops.primitives import PairwiseTables
 from permutohedral.ops.triton.filter.blur import blur
 from permutohedral.ops.triton.filter.splat import splat_sums
-from permutohedral.ops.triton.runtime import WIDEST_TILE, launch, on_device, tile
+from permutohedral.ops.triton.runtime import WIDEST_TILE, cdiv, launch, on_device, tile
 
 # the kernel has arguments for as many lattices
 _MOST_KERNELS = 2
@@ -124,9 +124,9 @@ def _marginals(energies: Tensor, kernels: Sequence[_Kernel], values: Sequence[Te
         sizes += [vertices.stride(1), weights.stride(1)]
         constants |= {f"{name}_VERTEX": vertices.stride(0), f"{name}_WEIGHT": weights.stride(0)}
         constants[f"{name}_CORNERS"] = vertices.shape[1]
-    (programs, _), blocks = tile(items * points, labels)
+    blocks = tile(labels)
     launch(
-        marginals_kernel, (programs,), tuple(tensors), tuple(sizes),
+        marginals_kernel, (cdiv(items * points, blocks["BLOCK"]),), tuple(tensors), tuple(sizes),
         KERNELS=len(values), PLANES=planes, LABELS=labels, **constants, BLOCK=blocks["BLOCK"],
         BLOCK_L=blocks["BLOCK_C"],
     )  # fmt: skip
