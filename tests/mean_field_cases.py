@@ -7,7 +7,7 @@ from torch import Tensor
 
 from permutohedral.neighborhood import axis_offsets
 from permutohedral.ops import reference
-from permutohedral.ops.primitives import PairwiseTables
+from permutohedral.ops.fused_primitives import PairwiseTables
 
 
 def kernel_over(features: Tensor, batch: Tensor, costs: Tensor | None, factor: float) -> PairwiseTables:

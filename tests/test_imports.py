@@ -18,7 +18,7 @@ ORDER = [
     ["errors", "version", "_native"],
     ["neighborhood", "simplices", "tensors"],
     ["ops.primitives", "ops.tracing", "ops.batching"],
-    ["ops.shared_tensors"],
+    ["ops.shared_tensors", "ops.fused_primitives"],
     ["ops.reference", "ops.native"],
     ["ops.triton"],
     ["ops.dispatch"],

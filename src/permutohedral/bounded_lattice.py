@@ -16,7 +16,7 @@ from permutohedral.lattice import Lattice
 from permutohedral.neighborhood import axis_offsets, neighborhood_of
 from permutohedral.ops import operators
 from permutohedral.ops.dispatch import primitives_for
-from permutohedral.ops.primitives import FusedPrimitives
+from permutohedral.ops.fused_primitives import FusedPrimitives
 from permutohedral.simplices import Simplices
 from permutohedral.tensors import check_count, check_tensor
 

@@ -14,7 +14,8 @@ from permutohedral.lattice import Lattice
 from permutohedral.memory import check_rows, is_negligible
 from permutohedral.neighborhood import count_taps
 from permutohedral.ops import operators
-from permutohedral.ops.primitives import FilterTables, accumulation_dtype
+from permutohedral.ops.fused_primitives import FilterTables
+from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.tracing import wants_gradient
 from permutohedral.simplices import Simplices
 from permutohedral.tensors import check_tensor, refuse_torchscript

@@ -137,7 +137,9 @@ def _draw_simplices(
 
 
 def _draw_levels(outputs: Outputs, points: Points = 14, seed: Seed = 3) -> None:
-    """Two levels of a lattice pyramid, and how the lattice points of one belong to the other.
+    """Two levels of a lattice pyramid.
+
+    On the right, how the lattice points of one belong to the other.
 
     Example: permutohedral figure levels levels.svg
     """

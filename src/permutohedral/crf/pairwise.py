@@ -13,7 +13,7 @@ from permutohedral.errors import InputError
 from permutohedral.lattice import Lattice
 from permutohedral.neighborhood import blur_gain
 from permutohedral.ops import operators
-from permutohedral.ops.primitives import PairwiseTables
+from permutohedral.ops.fused_primitives import PairwiseTables
 from permutohedral.steps import slice, splat
 
 # keeps a point without any mass at zero instead of 0 / 0

@@ -13,13 +13,8 @@ import torch
 from torch import Tensor
 
 from permutohedral.ops.dispatch import forced_backend, on_backend, primitives_for
-from permutohedral.ops.primitives import (
-    FilterTables,
-    FusedPrimitives,
-    KeptOfFilter,
-    PairwiseTables,
-    accumulation_dtype,
-)
+from permutohedral.ops.fused_primitives import FilterTables, FusedPrimitives, KeptOfFilter, PairwiseTables
+from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.shared_tensors import items_of_points
 from permutohedral.ops.tracing import wants_gradient, why_in_steps
 

@@ -18,7 +18,8 @@ from torch.utils.dlpack import from_dlpack
 
 from permutohedral.errors import BackendUnavailable, InputError
 from permutohedral.neighborhood import axis_offsets, blur_gain
-from permutohedral.ops.primitives import PairwiseTables, accumulation_dtype, key_limit, parent_keys, range_error
+from permutohedral.ops.fused_primitives import PairwiseTables
+from permutohedral.ops.primitives import accumulation_dtype, key_limit, parent_keys, range_error
 
 if TYPE_CHECKING:
     from permutohedral._native import Kernels, PendingIndex

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from permutohedral.ops.primitives import FilterTables, KeptOfFilter
+from permutohedral.ops.fused_primitives import FilterTables, KeptOfFilter
 from permutohedral.ops.triton.build.neighbors import transpose_neighbors
 from permutohedral.ops.triton.filter.convolve import convolve, convolve_adjoint, uses_halves
 from permutohedral.ops.triton.filter.slice import slice, slice_into

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.primitives import PairwiseTables
+from permutohedral.ops.fused_primitives import PairwiseTables
 from permutohedral.ops.triton.filter.blur import blur
 from permutohedral.ops.triton.filter.splat import splat_sums
 from permutohedral.ops.triton.runtime import WIDEST_TILE, cdiv, launch, on_device, tile

@@ -1,0 +1,177 @@
+"""What a backend may have besides the primitives: whole filters in one call, for when nothing is traced.
+
+`fused_filters.py` calls them, where `why_in_steps` (`tracing.py`) has nothing against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from permutohedral.ops.primitives import Primitives
+
+
+class FilterTables(NamedTuple):
+    """The tables of a lattice that a filter on it reads, and how it reads them.
+
+    Attributes:
+        vertices, barycentric: the corners of the source points, `[points, d + 1]`.
+        target_vertices, target_barycentric: the corners of the target points.
+        neighbors: int32 `[filter_size, target lattice points]`.
+        reverse_neighbors: the table from source to target, None where nobody has needed it yet.
+        opposite: int64 `[filter_size]`.
+        num_lattice_points: of the source.
+        groups: of the channels.
+        by_density: divide each lattice point by its splatted weight before convolving.
+    """
+
+    vertices: Tensor
+    barycentric: Tensor
+    target_vertices: Tensor
+    target_barycentric: Tensor
+    neighbors: Tensor
+    reverse_neighbors: Tensor | None
+    opposite: Tensor
+    num_lattice_points: int
+    groups: int
+    by_density: bool
+
+
+class PairwiseTables(NamedTuple):
+    """A kernel of a mean field over `points`: what it adds to the logits of marginals Q.
+
+    That is factor * target_scale * slice(blur(splat(source_scale * Q)) @ costs).
+
+    Attributes:
+        vertices, barycentric: the corners of the points, `[points, d + 1]`.
+        axis_neighbors: see `blur`.
+        source_scale, target_scale: `[points]`, None for ones.
+        costs: `[labels, labels]`, None for the identity.
+        factor: a number.
+    """
+
+    vertices: Tensor
+    barycentric: Tensor
+    axis_neighbors: Tensor
+    source_scale: Tensor | None
+    target_scale: Tensor | None
+    costs: Tensor | None
+    factor: float
+
+
+# what the derivative of a learned filter needs: the lattice values `[lattice_points, in_channels]` that were convolved,
+# and the density `[lattice_points]` they were divided by, in the accumulation dtype, None unless `by_density`
+KeptOfFilter = tuple[Tensor, Tensor | None]
+
+
+class FusedPrimitives(Primitives, Protocol):
+    """What a backend may have besides the primitives, for when nothing is traced (`fused_filters.py`)."""
+
+    def index_both(
+        self, features: Tensor, batch: Tensor | None, target_features: Tensor, target_batch: Tensor | None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """`index_points` of sources and of targets, which wait for the device together."""
+        ...
+
+    def index_points_bounded(
+        self, features: Tensor, batch: Tensor | None, rows: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """`index_points` with this many rows of keys, without waiting for the device.
+
+        Returns:
+            What `index_points` does, rows without a lattice point holding -1 and vertices beyond the last row taken for
+            it; and int64 `[1]`, the number of lattice points there are, more than 2^40 for features without a key.
+        """
+        ...
+
+    def picture_features(self, guide: Tensor, sigma_space: float, sigma_range: float) -> Tensor | None:
+        """Position and color of every pixel in standard deviations.
+
+        Args:
+            guide: float `[..., channels, height, width]`.
+            sigma_space: standard deviation over positions, in pixels.
+            sigma_range: standard deviation over colors.
+
+        Returns:
+            `[..., height * width, 2 + channels]` in the accumulation dtype: y, x, then the channels; None where torch
+            computes them.
+        """
+        ...
+
+    def filter_points(
+        self, values: Tensor, features: Tensor, batch: Tensor | None, smallest_mass: float
+    ) -> Tensor | None:
+        """`filter_gaussian` from the features of the points, which are source and target; no lattice is left behind.
+
+        Args:
+            values: `[points, channels]`, at least one point.
+            features, batch: see `index_points`.
+            smallest_mass: see `filter_gaussian`.
+
+        Returns:
+            `[points, channels]`, None where the backend would rather build the lattice first: also for features that
+            `index_points` refuses.
+        """
+        ...
+
+    def filter_learned(
+        self, values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables
+    ) -> tuple[Tensor, KeptOfFilter]:
+        """Splat, divide by the density, convolve, slice, add the bias.
+
+        Args:
+            values: `[points, in_channels]`, at least one point and one channel.
+            weight: `[filter_size, in_channels / groups, out_channels]`, of the dtype of values.
+            bias: `[out_channels]`, of the same dtype, or None.
+            tables: of the lattice.
+
+        Returns:
+            The result `[target points, out_channels]`, and what its derivative needs.
+        """
+        ...
+
+    def differentiate_learned(
+        self, gradient: Tensor, weight: Tensor, kept: KeptOfFilter, tables: FilterTables, wanted: tuple[bool, ...]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The gradients of `filter_learned` with respect to values, weight and bias, None where they are not wanted.
+
+        Args:
+            gradient: with respect to the result.
+            weight, tables: of `filter_learned`.
+            kept: what it returned.
+            wanted: which of the three gradients; at least one.
+        """
+        ...
+
+    def mean_field(
+        self, energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int
+    ) -> Tensor | None:
+        """Marginals: softmax(-energies + what all kernels add), `steps` times.
+
+        Args:
+            energies: `[items, labels, points]`, of any floating dtype.
+            start: the first marginals, like energies; None for softmax(-energies).
+            kernels: over `items * points` points, those of the items one after another.
+            steps: how often the marginals are replaced.
+
+        Returns:
+            `[items, labels, points]`, computed in the dtype of the barycentric weights and returned in it; None where
+            the backend would rather have it composed.
+        """
+        ...
+
+    def convolve_gradients(
+        self,
+        lattice_values: Tensor,
+        weight: Tensor,
+        output_gradient: Tensor,
+        neighbors: Tensor,
+        reverse: Tensor,
+        opposite: Tensor,
+    ) -> tuple[Tensor, Tensor] | None:
+        """The gradients of `convolve` in one group with respect to lattice_values and weight, None where one after
+        the other is as good; `reverse` is the table from source to target.
+        """
+        ...
