@@ -188,7 +188,8 @@ bool index_points_in(const Points<T>& given, T limit, VertexIndex& index, T* bar
     if (index.packing.num_words == 1) {
         number_by_hashing<T, D, 1>(points, index, barycentric);
     } else {
-        number_by_hashing<T, D, 0>(points, index, barycentric);
+        // keys this wide are rare in few dimensions: compiled once, for any number
+        number_by_hashing<T, 0, 0>(points, index, barycentric);
     }
     index.merge();
     return true;
