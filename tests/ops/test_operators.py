@@ -12,7 +12,7 @@ from support import DEVICE, to_tensor
 from torch import Tensor
 
 from permutohedral.neighborhood import Neighborhood, axis_offsets
-from permutohedral.ops import operators
+from permutohedral.ops import exact_sums, operators
 from permutohedral.ops.dispatch import primitives_for
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -43,6 +43,7 @@ class Sample:
         self.values, self.lattice_values = leaf(POINTS, 4), leaf(len(keys), 4)
         self.barycentric_gradient = leaf(POINTS, DIMENSION + 1)
         self.weight, self.output_gradient = leaf(len(self.offsets), 2, 6), leaf(len(self.target_keys), 6)
+        self.picture, self.guide = leaf(1, 2, 3, 4), leaf(1, 1, 3, 4)
 
     def arguments(self, name: str) -> tuple[Any, ...]:
         tables = (self.neighbors, self.reverse, self.opposite, GROUPS)
@@ -67,6 +68,8 @@ class Sample:
                 *(self.vertices, self.barycentric.detach(), self.axis_neighbors),
                 *(self.vertices[:TARGETS], self.barycentric[:TARGETS].detach(), 1e-20),
             ),
+            "sum_neighbors": (self.values, self.features, self.target_features, 9.0),
+            "sum_window": (self.picture, self.guide, 1.5, 1.0, 2.5),
             "embed_gradient": (self.features.detach(), self.barycentric_gradient),
             "embed_differential": (self.features.detach(), self.target_features.new_ones(POINTS, DIMENSION)),
         }[name]
@@ -91,6 +94,8 @@ FLOATING = [
     "convolve_weight_gradient",
     "blur",
     "blur_reversed",
+    "sum_neighbors",
+    "sum_window",
     "embed_gradient",
     "embed_differential",
 ]
@@ -103,7 +108,7 @@ def operator(name: str) -> Any:
 
 def called(name: str) -> Any:
     """As the package calls it, which may take a shorter way where nothing is traced."""
-    return getattr(operators, VARIANTS.get(name, name))
+    return getattr(exact_sums if name.startswith("sum_") else operators, VARIANTS.get(name, name))
 
 
 WAYS = [operator, called]
