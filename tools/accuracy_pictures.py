@@ -1,0 +1,196 @@
+"""How close the bilateral filter of photographs comes to its definition, and how long it takes.
+
+    python tools/accuracy_pictures.py --photographs FOLDER     writes results/accuracy-pictures.json
+
+The exact filter is `method="exact"` at every pixel, whose rounding and truncation are far below the errors. Times are
+processor times of one thread, so that other work on the machine counts little. OpenCV is timed beside if it is
+installed; it measures colors by the sum of the absolute differences of their channels, so its results are those of
+another filter. `tools/accuracy.py` puts the figures into docs/accuracy.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import permutohedral as ph
+from permutohedral.choice import AUTO_REACH
+from permutohedral.reporting.markdown import markdown_table
+from permutohedral.reporting.quality import relative_error
+
+ROOT = Path(__file__).resolve().parents[1]
+JSON_FILE = ROOT / "results" / "accuracy-pictures.json"
+
+NOISES = (0.0, 25 / 255)
+SIGMAS_SPACE = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+SIGMAS_RANGE = (0.02, 0.05, 0.1, 0.2, 0.5)
+NUM_PHOTOGRAPHS = 3
+# beyond this bandwidth the exact filter takes so long that one photograph must do, and OpenCV is no competitor
+MANY_PHOTOGRAPHS = 8.0
+# repetitions of what takes less than a second
+REPETITIONS = 3
+# what is aimed at: relative error, error at the worst pixel, and time over the fastest of lattice and OpenCV
+GOAL_ERROR, GOAL_WORST, GOAL_TIME = 0.01, 0.03, 4 / 3
+
+
+def read(path: Path) -> Tensor:
+    """`[3, height, width]`, white being 1."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float() / 255
+
+
+def timed(run: Callable[[], Any]) -> tuple[float, Any]:
+    """Median processor time in milliseconds, and the result."""
+    times = []
+    for _ in range(REPETITIONS):
+        started = time.process_time()
+        result = run()
+        times.append(1e3 * (time.process_time() - started))
+        if times[-1] > 1e3:
+            break
+    return statistics.median(times), result
+
+
+def opencv_filter(image: Tensor, reach: float, sigma_space: float, sigma_range: float) -> Callable[[], Any] | None:
+    """OpenCV's filter with a window that reaches so many standard deviations; None if it is not installed."""
+    try:
+        import cv2
+    except ImportError:
+        return None
+    cv2.setNumThreads(1)
+    pixels = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
+    return lambda: cv2.bilateralFilter(pixels, 2 * round(reach * sigma_space) + 1, sigma_range, sigma_space)
+
+
+def measure(image: Tensor, sigma_space: float, sigma_range: float) -> dict[str, Any]:
+    """Errors and times of the methods on one picture."""
+    exact = ph.bilateral_filter(image, sigma_space, sigma_range, method="exact").double()
+    found: dict[str, Any] = {"explained": ph.explain_bilateral(image, sigma_space, sigma_range)}
+    for method in ("separable", "auto"):
+        milliseconds, result = timed(lambda m=method: ph.bilateral_filter(image, sigma_space, sigma_range, method=m))  # type: ignore[misc]
+        worst = float((result.double() - exact).abs().max())
+        found[method] = {"error": relative_error(result, exact), "worst": worst, "milliseconds": milliseconds}
+    # of the same window, and of its own, which leaves out a third of the Gaussian
+    for name, reach in (("opencv", AUTO_REACH), ("opencv_narrow", 1.5)):
+        run = opencv_filter(image, reach, sigma_space, sigma_range) if sigma_space <= MANY_PHOTOGRAPHS else None
+        found[name] = None if run is None else timed(run)[0]
+    return found
+
+
+def summarize(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """The mean error, the worst pixel and the median time over the photographs."""
+    row: dict[str, Any] = {"chosen": sorted({each["explained"].partition(":")[0] for each in found})}
+    for method in ("separable", "auto"):
+        row[method] = {
+            "error": statistics.mean(each[method]["error"] for each in found),
+            "worst": max(each[method]["worst"] for each in found),
+            "milliseconds": statistics.median(each[method]["milliseconds"] for each in found),
+        }
+    for name in ("opencv", "opencv_narrow"):
+        times = [each[name] for each in found if each[name] is not None]
+        row[name] = statistics.median(times) if times else None
+    # ratios within one picture, then their median
+    row["over_separable"] = statistics.median(
+        each["auto"]["milliseconds"] / each["separable"]["milliseconds"] for each in found
+    )
+    fastest = [min(each["separable"]["milliseconds"], each["opencv"] or math.inf) for each in found]
+    ratios = (each["auto"]["milliseconds"] / least for each, least in zip(found, fastest, strict=True))
+    row["over_fastest"] = statistics.median(ratios)
+    return row
+
+
+def run(folder: Path) -> dict[str, Any]:
+    """Measure every bandwidth on every photograph, with and without noise."""
+    torch.set_num_threads(1)
+    paths = sorted(folder.glob("*.jpg"))
+    paths = paths[:: max(1, len(paths) // NUM_PHOTOGRAPHS)][:NUM_PHOTOGRAPHS]
+    rows = []
+    for noise in NOISES:
+        generator = torch.Generator().manual_seed(0)
+        photographs = [image + noise * torch.randn(image.shape, generator=generator) for image in map(read, paths)]
+        for sigma_space in SIGMAS_SPACE:
+            for sigma_range in SIGMAS_RANGE:
+                taken = photographs if sigma_space <= MANY_PHOTOGRAPHS else photographs[:1]
+                found = [measure(image, sigma_space, sigma_range) for image in taken]
+                setting = {"noise": noise, "sigma_space": sigma_space, "sigma_range": sigma_range}
+                rows.append({**setting, **summarize(found)})
+                print(json.dumps(rows[-1]), flush=True)
+    return {
+        "what": "bilateral filter of photographs against its definition",
+        "command": "python tools/accuracy_pictures.py --photographs FOLDER",
+        "photographs": [path.stem for path in paths],
+        "version": ph.__version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "rows": rows,
+    }
+
+
+def missed(row: dict[str, Any]) -> str:
+    """Which of the goals the automatic method misses."""
+    auto = row["auto"]
+    missing = [
+        name
+        for name, fails in (
+            ("error", auto["error"] > GOAL_ERROR),
+            ("worst pixel", auto["worst"] > GOAL_WORST),
+            ("time", row["over_fastest"] > GOAL_TIME),
+        )
+        if fails
+    ]
+    return ", ".join(missing)
+
+
+def render(report: dict[str, Any]) -> list[str]:
+    """The section of the page, in lines of Markdown."""
+    table = []
+    for row in report["rows"]:
+        separable, auto = row["separable"], row["auto"]
+        opencv = "" if row["opencv"] is None else f"{row['opencv']:.0f} ms"
+        table.append(
+            [
+                f"{round(255 * row['noise'])}/255, {row['sigma_space']:g} px, {row['sigma_range']:g}",
+                f"{separable['error']:.4f}",
+                f"{separable['worst']:.3f}",
+                f"{separable['milliseconds']:.0f} ms",
+                opencv,
+                " or ".join(row["chosen"]),
+                f"{auto['error']:.4f}",
+                f"{auto['worst']:.3f}",
+                f"{row['over_separable']:.2f}",
+                missed(row),
+            ]
+        )
+    headers = ["noise, bandwidths", "separable: error", "worst", "time", "OpenCV", "auto takes", "error", "worst"]
+    count = sum(not row[-1] for row in table)
+    return [
+        markdown_table([*headers, "time / separable", "misses"], table, text_columns=range(10)),
+        "",
+        f"{count} of {len(table)} rows miss nothing.",
+    ]
+
+
+def main() -> None:
+    """Measure and write the result."""
+    parser = argparse.ArgumentParser(description="Measure the bilateral filter of photographs against its definition.")
+    parser.add_argument("--photographs", type=Path, required=True, help="folder of JPEG files, of which some are taken")
+    arguments = parser.parse_args()
+    measured = run(arguments.photographs)
+    JSON_FILE.write_text(json.dumps(measured, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
