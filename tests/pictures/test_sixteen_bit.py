@@ -2,16 +2,41 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, features
 
 from permutohedral.errors import InputError
 from permutohedral.pictures.files import Picture, read_picture, write_picture
 from permutohedral.pictures.sixteen_bit import is_wide, read_wide, write_wide
+
+# 4 x 4 pixels of one gray as other software writes them: the ending, the bits of a channel, the file
+NARROWED = {
+    "jp2": (
+        16,
+        "AAAADGpQICANCocKAAAAFGZ0eXBqcDIgAAAAAGpwMiAAAAAtanAyaAAAABZpaGRyAAAABAAAAAQAAw8HAAAAAAAPY29scgEAAAAA"
+        "ABAAAACbanAyY/9P/1EALwAAAAAABAAAAAQAAAAAAAAAAAAAAAQAAAAEAAAAAAAAAAAAAw8BAQ8BAQ8BAf9SAAwAAAABAQAEBAAB"
+        "/1wABECA/2QAJQABQ3JlYXRlZCBieSBPcGVuSlBFRyB2ZXJzaW9uIDIuNS40/5AACgAAAAAAIwAB/5PD/wAHABQAXIhC4SDynwYH"
+        "lTJfgID/2Q==",
+    ),
+    "j2k": (
+        16,
+        "/0//UQAvAAAAAAAEAAAABAAAAAAAAAAAAAAABAAAAAQAAAAAAAAAAAADDwEBDwEBDwEB/1IADAAAAAEBAAQEAAH/XAAEQID/ZAAl"
+        "AAFDcmVhdGVkIGJ5IE9wZW5KUEVHIHZlcnNpb24gMi41LjT/kAAKAAAAAAAjAAH/k8P/AAcAFABciELhIPKfBgeVMl+AgP/Z",
+    ),
+    "avif": (
+        10,
+        "AAAAIGZ0eXBhdmlmAAAAAGF2aWZtaWYxbWlhZk1BMUEAAADrbWV0YQAAAAAAAAAhaGRscgAAAAAAAAAAcGljdAAAAAAAAAAAAAAA"
+        "AAAAAAAOcGl0bQAAAAAAAQAAAB5pbG9jAAAAAEQAAAEAAQAAAAEAAAETAAAAIQAAAChpaW5mAAAAAAABAAAAGmluZmUCAAAAAAEA"
+        "AGF2MDFDb2xvcgAAAABqaXBycAAAAEtpcGNvAAAAFGlzcGUAAAAAAAAABAAAAAQAAAAQcGl4aQAAAAADCgoKAAAADGF2MUOBIEAA"
+        "AAAAE2NvbHJuY2x4AAIAAgAAgAAAABdpcG1hAAAAAAAAAAEAAQQBAoMEAAAAKW1kYXQSAAoIOAR/nAgIAkAyExAAAAAP+I83huuW"
+        "LIv3A55Vd9A=",
+    ),
+}
 
 
 def numbers(channels: int) -> np.ndarray:
@@ -165,3 +190,45 @@ def test_other_software_reads_the_tiff(tmp_path: Path) -> None:
         with open(tmp_path / "wide.tif", "wb") as file:
             write_wide(numbers(channels), file, "TIFF")
         assert np.array_equal(tifffile.imread(tmp_path / "wide.tif"), numbers(channels))
+
+
+@pytest.mark.parametrize("white", [256, 1023, 65535])
+@pytest.mark.parametrize("digits", [False, True], ids=["binary", "digits"])
+def test_colors_of_ppm_keep_their_bits(white: int, digits: bool, tmp_path: Path) -> None:
+    pixels = (numbers(3).astype(np.int64) * white + 32767) // 65535
+    if digits:
+        rows = [f"{' '.join(map(str, row.flatten()))} # a row" for row in pixels]
+        (tmp_path / "a.ppm").write_text("\n".join([f"P3 31 23 {white}", *rows]))
+    else:
+        content = f"P6 31 23 {white}\n".encode() + pixels.astype(">u2").tobytes()
+        (tmp_path / "a.ppm").write_bytes(content)
+    picture = read_picture(tmp_path / "a.ppm")
+    assert picture.levels == 65535
+    found = picture.pixels.permute(1, 2, 0).numpy() * white
+    assert np.array_equal(found.round(), pixels)
+    for ending in ("ppm", "png"):
+        assert write_picture(picture, tmp_path / f"b.{ending}") == []
+        assert torch.equal(read_picture(tmp_path / f"b.{ending}").pixels, picture.pixels)
+
+
+def test_damaged_and_wrong_ppm_is_refused(tmp_path: Path) -> None:
+    for name, content in (("short", b"P6 4 4 1000\n" + bytes(90)), ("bright", b"P6 1 1 1000\n" + b"\xff" * 6)):
+        (tmp_path / f"{name}.ppm").write_bytes(content)
+        with pytest.raises(InputError, match="cannot read"):
+            read_picture(tmp_path / f"{name}.ppm")
+    transparent = Picture(torch.rand(3, 8, 9), alpha=torch.rand(1, 8, 9), levels=65535)
+    with pytest.raises(InputError, match="PPM holds no alpha"):
+        write_picture(transparent, tmp_path / "a.ppm")
+
+
+@pytest.mark.parametrize("ending", NARROWED)
+def test_bits_that_are_not_read_are_told(ending: str, tmp_path: Path) -> None:
+    bits, content = NARROWED[ending]
+    (tmp_path / f"a.{ending}").write_bytes(base64.b64decode(content))
+    if ending == "avif" and not features.check("avif"):
+        pytest.skip("this Pillow reads no AVIF")
+    picture = read_picture(tmp_path / f"a.{ending}")
+    assert abs(float(picture.pixels.mean()) * 65535 - 40000) < 300
+    assert write_picture(picture, tmp_path / "b.png") == [f"{bits} bits per channel, read as 8"]
+    Image.new("RGB", (8, 9)).save(tmp_path / f"eight.{ending}")
+    assert write_picture(read_picture(tmp_path / f"eight.{ending}"), tmp_path / "b.png") == []

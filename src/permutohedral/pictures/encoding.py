@@ -43,7 +43,7 @@ def check_format(kind: str, path: Path, channels: int, wide: bool) -> None:
         )
     if wide and channels > 1 and not can_write_wide(kind):
         raise InputError(
-            f"cannot write {path}: colors of 16 bits per channel fit into .png and .tif alone; write one of these"
+            f"cannot write {path}: colors of 16 bits per channel fit into .png, .tif and .ppm alone; write one of these"
         )
 
 

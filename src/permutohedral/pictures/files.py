@@ -18,6 +18,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from permutohedral.errors import InputError, StorageError
+from permutohedral.pictures.bit_depth import describe_dropped_bits
 from permutohedral.pictures.encoding import check_format, encode, format_of
 from permutohedral.pictures.metadata import Metadata, read_metadata
 from permutohedral.pictures.sixteen_bit import is_wide, open_any, read_wide
@@ -79,7 +80,11 @@ def read_picture(path: Path) -> Picture:
             else:
                 picture = _to_picture(ImageOps.exif_transpose(image), path, transparent)
             height, width = picture.pixels.shape[1:]
-            return replace(picture, metadata=read_metadata(image, (width, height)), format=image.format)
+            metadata = read_metadata(image, (width, height))
+            dropped = describe_dropped_bits(image, source)
+            if dropped is not None:
+                metadata = replace(metadata, unreadable=(*metadata.unreadable, dropped))
+            return replace(picture, metadata=metadata, format=image.format)
     except UnidentifiedImageError as error:
         raise InputError(f"{path} is not a picture in a format that Pillow reads") from error
     except InputError:

@@ -38,7 +38,7 @@ class Metadata:
         dpi: pixels per inch, in x and y.
         text: texts by their name; the comment of JPEG and GIF is "Comment".
         xmp: the XML block of Adobe's programs.
-        unreadable: names of what was there but is damaged.
+        unreadable: names of what was there but is damaged, or cannot be read.
     """
 
     color_profile: bytes | None = None

@@ -50,6 +50,8 @@ def is_wide(image: Image.Image) -> bool:
     """Whether the file behind a picture just opened holds 16 bits of each of several channels."""
     if needs_tifffile(image) or _CLAIMS_EIGHT_BITS in image.info:
         return True
+    if _is_wide_ppm(image):
+        return True
     modes = {_raw_mode(tile[3]) for tile in getattr(image, "tile", [])}
     return bool(modes) and all(mode.partition(";")[2] in _OTHER_BYTE for mode in modes) and len(image.getbands()) > 1
 
@@ -59,6 +61,8 @@ def read_wide(source: Path | io.BytesIO) -> NDArray[np.uint16]:
     with open_any(source) as image:
         if needs_tifffile(image) or _CLAIMS_EIGHT_BITS in image.info:
             return read_with_tifffile(source)
+        if _is_wide_ppm(image):
+            return _read_ppm(source, image)
         if any(_raw_mode(tile[3]) == "LA;16B" for tile in getattr(image, "tile", [])):
             return _read_png_with_alpha(source)
         # the file is decoded once for the upper and once for the lower bytes
@@ -80,6 +84,27 @@ def _read_png_with_alpha(source: Path | io.BytesIO) -> NDArray[np.uint16]:
     return bytes_of_pixels.view(">u2").astype(np.uint16)
 
 
+def _is_wide_ppm(image: Image.Image) -> bool:
+    """Whether it is a color picture of Netpbm whose white is beyond 255."""
+    tile = next(iter(getattr(image, "tile", [])), None)
+    return image.mode == "RGB" and tile is not None and tile[0] in ("ppm", "ppm_plain") and tile[3][1] > 255
+
+
+def _read_ppm(source: Path | io.BytesIO, image: Any) -> NDArray[np.uint16]:
+    """Binary or in digits, scaled to 65535."""
+    codec, _, start, (_, white) = image.tile[0]
+    content, count = _content(source)[start:], 3 * image.width * image.height
+    if codec == "ppm":
+        numbers = np.frombuffer(content, ">u2", count).astype(np.uint64)
+    else:
+        lines = (line.partition(b"#")[0] for line in content.splitlines())
+        numbers = np.array(b" ".join(lines).split()[:count]).astype(np.uint64)
+    if numbers.max(initial=0) > white:
+        raise ValueError(f"a color exceeds the file's white of {white}")
+    scaled: NDArray[np.uint16] = ((numbers * 65535 + white // 2) // white).astype(np.uint16)
+    return scaled.reshape(image.height, image.width, 3)
+
+
 def _raw_mode(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else str(arguments[0])
 
@@ -95,7 +120,7 @@ def _with_other_byte(tile: Any) -> Any:
 
 def can_write_wide(image_format: str | None) -> bool:
     """Whether `write_wide` knows the format."""
-    return image_format in ("PNG", "TIFF")
+    return image_format in ("PNG", "TIFF", "PPM")
 
 
 def write_wide(
@@ -104,11 +129,20 @@ def write_wide(
     image_format: str | None,
     options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write `[height, width, 2 to 4 channels]` of 16 bits as PNG or TIFF, with Pillow's `options` for metadata."""
+    """Write `[height, width, 2 to 4 channels]` of 16 bits as PNG or TIFF, with Pillow's `options` for metadata, or PPM.
+
+    Raises:
+        ValueError: PPM holds no alpha.
+    """
     if image_format == "TIFF":
         _write_tiff(numbers, file, options or {})
         return
     height, width, channels = numbers.shape
+    if image_format == "PPM":
+        if channels != 3:
+            raise ValueError("PPM holds no alpha")
+        file.write(b"P6 %d %d 65535\n" % (width, height) + numbers.astype(">u2").tobytes())
+        return
     rows = np.ascontiguousarray(numbers, dtype=">u2").view(np.uint8).reshape(height, -1)
     # PNG's filter 2, the difference to the row above, compresses well and needs no loop over pixels
     differences = np.diff(rows, axis=0, prepend=np.zeros_like(rows[:1]))

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import pytorch_lightning as lightning
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader
 
 from permutohedral.errors import InputError
-from permutohedral.experiments.batches import StepNumbers, own_part
-from permutohedral.experiments.checkpoints import checkpoint_folder
+from permutohedral.experiments.batches import own_part
 from permutohedral.experiments.mnist.run import Batches, MnistConfig, load, scale
-from permutohedral.experiments.result import Result, make_result, read_weights, weights_path, write_weights
-from permutohedral.experiments.training import RunOptions, Task, TrainingSettings, fit, steps_done, track
+from permutohedral.experiments.result import Result
+from permutohedral.experiments.trained_row import load_row, run_row
+from permutohedral.experiments.training import RunOptions, Task, TrainingSettings, track
 from permutohedral.models.invariance import (
     InvarianceModel,
     InvariantLeNet,
@@ -132,27 +129,30 @@ def run(config: InvarianceConfig, options: RunOptions) -> Result | None:
     Returns:
         The result; None in all but the first process of a training on several devices.
     """
-    lightning.seed_everything(config.seed, workers=True, verbose=False)
-    model = build_model(config).to(options.device)
-    started = time.perf_counter()
-    if not _train(model, config, options):
-        return None
-    seconds = {"training": time.perf_counter() - started}
-    started = time.perf_counter()
-    images, labels = (tensor.to(options.device) for tensor in digits(config, "test", options))
-    model = model.to(options.device).eval()
-    write_weights(weights_path(config, options.output), model)
-    metrics = {
-        "accuracy": evaluate(model, images, labels, config, options),
-        "change": measure_change(model.stem, images[:_CHANGE_IMAGES], config.transformation),
-        "weights": sum(parameter.numel() for parameter in model.parameters()),
-    }
-    if isinstance(model.stem, LevelStem) and config.transformation == "rotation":
-        model.stem.set_stack(whole_circle(model.stem.stack))
-        metrics["accuracy_whole_circle"] = evaluate(model, images, labels, config, options)
-        metrics["change_whole_circle"] = measure_change(model.stem, images[:_CHANGE_IMAGES], config.transformation)
-    seconds["evaluation"] = time.perf_counter() - started
-    return make_result(config.transformation, config, metrics, seconds, options.device)
+
+    def measure(model: LeNet) -> dict[str, Any]:
+        images, labels = (tensor.to(options.device) for tensor in digits(config, "test", options))
+        few = images[:_CHANGE_IMAGES]
+        metrics = {
+            "accuracy": evaluate(model, images, labels, config, options),
+            "change": measure_change(model.stem, few, config.transformation),
+        }
+        if isinstance(model.stem, LevelStem) and config.transformation == "rotation":
+            model.stem.set_stack(whole_circle(model.stem.stack))
+            metrics["accuracy_whole_circle"] = evaluate(model, images, labels, config, options)
+            metrics["change_whole_circle"] = measure_change(model.stem, few, config.transformation)
+        return metrics
+
+    known = digits(config, "train", options)
+    return run_row(
+        config.transformation,
+        config,
+        options,
+        lambda: build_model(config),
+        lambda model: InvarianceTask(model, config, *known),
+        measure,
+        trained_as=replace(config, test_images=None),
+    )
 
 
 def conditions(config: InvarianceConfig, number: int) -> dict[str, Tensor]:
@@ -259,18 +259,6 @@ def level_loss(scores: Tensor, labels: Tensor, window: int | None) -> Tensor:
     return -right.logsumexp(dim=1).mean()
 
 
-def _train(model: nn.Module, config: InvarianceConfig, options: RunOptions) -> bool:
-    """Whether this process is the one that goes on to evaluate."""
-    images, labels = digits(config, "train", options)
-    trained = replace(config, test_images=None)
-    checkpoints = checkpoint_folder(trained, options.output, f"{config.name}-{config.seed}")
-    numbers = StepNumbers(config.training.steps, first=steps_done(options, checkpoints))
-    task = InvarianceTask(model, config, images, labels)
-    return fit(task, DataLoader(numbers, batch_size=None), options, checkpoints)
-
-
 def load_weights(config: InvarianceConfig, folder: Path) -> LeNet:
     """The model of a row, with the weights that `run` left in the output folder."""
-    model = build_model(config).eval()
-    model.load_state_dict(read_weights(weights_path(config, folder)))
-    return model
+    return load_row(build_model(config), config, folder)

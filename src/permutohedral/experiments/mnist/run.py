@@ -5,24 +5,21 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-import time
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-import pytorch_lightning as lightning
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader
 
 from permutohedral.data.mnist import MnistSplit, RandomSamples, interpolate, load_mnist
 from permutohedral.errors import InputError
-from permutohedral.experiments.batches import StepNumbers, own_part
-from permutohedral.experiments.checkpoints import checkpoint_folder
-from permutohedral.experiments.result import Result, make_result, read_weights, weights_path, write_weights
-from permutohedral.experiments.training import RunOptions, Task, TrainingSettings, fit, steps_done
+from permutohedral.experiments.batches import own_part
+from permutohedral.experiments.result import Result
+from permutohedral.experiments.trained_row import load_row, run_row
+from permutohedral.experiments.training import RunOptions, Task, TrainingSettings
 from permutohedral.models.lenet import SIZE, LeNet, LeNetModel, build_lenet, grid_positions
 
 # the columns of the table: what the digits of the test set are known at, and samples over pixels (None: the pixels)
@@ -107,23 +104,14 @@ def run(config: MnistConfig, options: RunOptions) -> Result | None:
     Returns:
         The result; None in all but the first process of a training on several devices.
     """
-    lightning.seed_everything(config.seed, workers=True, verbose=False)
-    model = build_model(config).to(options.device)
-    started = time.perf_counter()
-    if not _train(model, config, options):
-        return None
-    seconds = {"training": time.perf_counter() - started}
-    started = time.perf_counter()
-    images, labels = (tensor.to(options.device) for tensor in load("test", config.test_images, options))
-    accuracy = evaluate(model.to(options.device).eval(), images, labels, config.seed)
-    seconds["evaluation"] = time.perf_counter() - started
-    write_weights(weights_path(config, options.output), model)
-    return make_result(
-        "mnist",
-        config,
-        {"accuracy": accuracy, "weights": sum(parameter.numel() for parameter in model.parameters())},
-        seconds,
-        options.device,
+
+    def measure(model: LeNet) -> dict[str, Any]:
+        images, labels = (tensor.to(options.device) for tensor in load("test", config.test_images, options))
+        return {"accuracy": evaluate(model, images, labels, config.seed)}
+
+    digits = load("train", config.train_images, options)
+    return run_row(
+        "mnist", config, options, lambda: build_model(config), lambda model: DigitsTask(model, config, *digits), measure
     )
 
 
@@ -258,18 +246,6 @@ class DigitsTask(Task):
         ]
 
 
-def _train(model: nn.Module, config: MnistConfig, options: RunOptions) -> bool:
-    """Whether this process is the one that goes on to evaluate."""
-    images, labels = load("train", config.train_images, options)
-    checkpoints = checkpoint_folder(config, options.output, f"{config.name}-{config.seed}")
-    # the batches are made in the training step, on the device
-    numbers = StepNumbers(config.training.steps, first=steps_done(options, checkpoints))
-    task = DigitsTask(model, config, images, labels)
-    return fit(task, DataLoader(numbers, batch_size=None), options, checkpoints)
-
-
 def load_weights(config: MnistConfig, folder: Path) -> LeNet:
     """The model of a row, with the weights that `run` left in the output folder."""
-    model = build_model(config).eval()
-    model.load_state_dict(read_weights(weights_path(config, folder)))
-    return model
+    return load_row(build_model(config), config, folder)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-import pytorch_lightning as lightning
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from permutohedral.data.solids import SOLIDS, PointClouds, make_clouds
 from permutohedral.errors import InputError
-from permutohedral.experiments.batches import StepNumbers, own_part
-from permutohedral.experiments.checkpoints import checkpoint_folder
-from permutohedral.experiments.result import Result, make_result, weights_path, write_weights
-from permutohedral.experiments.training import RunOptions, Task, TrainingSettings, fit, steps_done
+from permutohedral.experiments.batches import own_part
+from permutohedral.experiments.result import Result
+from permutohedral.experiments.trained_row import run_row
+from permutohedral.experiments.training import RunOptions, Task, TrainingSettings
 from permutohedral.models.point_cloud import PointModel, build_classifier
 
 _TEST_BATCH = 100
@@ -100,28 +97,14 @@ def run(config: PointsConfig, options: RunOptions) -> Result | None:
     Returns:
         The result; None in all but the first process of a training on several devices.
     """
-    lightning.seed_everything(config.seed, workers=True, verbose=False)
-    model = build_model(config)
-    started = time.perf_counter()
-    if not _train(model, config, options):
-        return None
-    seconds = {"training": time.perf_counter() - started}
-    write_weights(weights_path(config, options.output), model)
-    started = time.perf_counter()
-    clouds = _make_once(config.test_clouds, _TEST_SEED, config.noise)
-    metrics = evaluate(model.to(options.device).eval(), clouds, options.device)
-    seconds["evaluation"] = time.perf_counter() - started
-    metrics["weights"] = sum(parameter.numel() for parameter in model.parameters())
-    return make_result("points", config, metrics, seconds, options.device)
 
+    def measure(model: nn.Module) -> dict[str, Any]:
+        return evaluate(model, _make_once(config.test_clouds, _TEST_SEED, config.noise), options.device)
 
-def _train(model: nn.Module, config: PointsConfig, options: RunOptions) -> bool:
-    """Whether this process is the one that goes on to evaluate."""
-    checkpoints = checkpoint_folder(config, options.output, f"{config.name}-{config.seed}")
     clouds = _make_once(config.train_clouds, _TRAIN_SEED, config.noise)
-    numbers = StepNumbers(config.training.steps, first=steps_done(options, checkpoints))
-    task = CloudsTask(model, config, clouds)
-    return fit(task, DataLoader(numbers, batch_size=None), options, checkpoints)
+    return run_row(
+        "points", config, options, lambda: build_model(config), lambda model: CloudsTask(model, config, clouds), measure
+    )
 
 
 @torch.no_grad()
