@@ -46,7 +46,7 @@ class Pairwise:
             filtered = filtered * self.target_scale
         return _apply(self.compatibility, filtered)
 
-    def tables(self) -> PairwiseTables:
+    def tables(self, both_ways: bool) -> PairwiseTables:
         """What a backend needs to add -K Q mu to logits; a constant for all labels of a point is left out."""
         source, gain = self.lattice.source, blur_gain(self.lattice.dimension)
         compatibility = self.compatibility
@@ -55,10 +55,14 @@ class Pairwise:
             factor = -1 / gain
         else:
             # w (1 - I) is -w I but for such a constant
-            costs, factor = None, float(compatibility) / gain
+            costs, factor = (
+                None,
+                float(compatibility.detach() if isinstance(compatibility, Tensor) else compatibility) / gain,
+            )
         before = None if self.source_scale is None else self.source_scale.squeeze(1)
         after = None if self.target_scale is None else self.target_scale.squeeze(1)
-        return PairwiseTables(source.vertices, source.barycentric, self.axis_neighbors, before, after, costs, factor)
+        corners = source.vertices, source.barycentric
+        return PairwiseTables(*corners, self.axis_neighbors, before, after, costs, factor, both_ways)
 
     def bound(self) -> Tensor:
         """A diagonal `[rows, 1]` that bounds K filtered both ways: its rows' sums, which are not negative."""
