@@ -75,15 +75,16 @@ def mean_field(  # noqa: PLR0913 (a field, how to solve it, and what is known be
             marginals = _at_once(energies, start, [pair.tables(both_ways) for pair in pairwise], layout, steps)
             if marginals is not None:
                 return _logarithm(marginals) if logarithms else marginals
-        rows = layout.to_rows(energies).to(dtype)
-        field = _Field(rows, pairwise, strength, both_ways)
-        logs = torch.log_softmax(-rows, dim=1) if start is None else _logarithm(layout.to_rows(start).to(dtype))
+        scores = -layout.to_rows(energies).to(dtype)
+        field = _Field(scores, pairwise, strength, both_ways)
+        logits = scores if start is None else _logarithm(layout.to_rows(start).to(dtype))
         if tolerance is None:
             for _ in range(steps):
-                logs = field.step(logs)
+                logits = field.step(logits)
         else:
-            logs = _until_still(field, logs, steps, tolerance, items_of_rows(layout, kernels, rows.device))
-        return layout.from_rows(logs if logarithms else logs.exp()).to(energies.dtype)
+            logits = _until_still(field, logits, steps, tolerance, items_of_rows(layout, kernels, scores.device))
+        result = torch.log_softmax(logits, dim=1) if logarithms else torch.softmax(logits, dim=1)
+        return layout.from_rows(result).to(energies.dtype)
 
 
 def free_energy(
@@ -179,31 +180,33 @@ def _logarithm(marginals: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Field:
-    """What a step needs: energies `[rows, labels]`, kernels, t, and whether kernels are filtered both ways."""
+    """What a step needs: energies times -1, `[rows, labels]`, kernels, t, and whether these are filtered both ways."""
 
-    energies: Tensor
+    scores: Tensor
     pairwise: Sequence[Pairwise]
     damping: float | Tensor
     both_ways: bool
 
-    def step(self, logs: Tensor) -> Tensor:
-        """The logarithms of the next marginals."""
-        marginals, costs = logs.exp(), self.energies
+    def step(self, logits: Tensor) -> Tensor:
+        """From the logits of marginals to those of the next ones."""
+        marginals, new = torch.softmax(logits, dim=1), self.scores
         for pair in self.pairwise:
-            costs = costs + pair.cost(marginals, self.both_ways)
-        return torch.log_softmax((self.damping * logs - costs) / (1 + self.damping), dim=1)
+            new = new - pair.cost(marginals, self.both_ways)
+        if not isinstance(self.damping, Tensor) and self.damping == 0:
+            return new
+        return (self.damping * torch.log_softmax(logits, dim=1) + new) / (1 + self.damping)
 
 
-def _until_still(field: _Field, logs: Tensor, steps: int, tolerance: float, items: tuple[Tensor, int]) -> Tensor:
+def _until_still(field: _Field, logits: Tensor, steps: int, tolerance: float, items: tuple[Tensor, int]) -> Tensor:
     """Steps until no item changes by more than the tolerance; an item that is done stays as it is."""
     item_of_row, num_items = items
-    done = torch.zeros(num_items, dtype=torch.bool, device=logs.device)
+    done = torch.zeros(num_items, dtype=torch.bool, device=logits.device)
     for _ in range(steps):
-        new = field.step(logs)
-        change = (new.exp() - logs.exp()).detach().abs().amax(dim=1)
+        new = field.step(logits)
+        change = (torch.softmax(new, dim=1) - torch.softmax(logits, dim=1)).detach().abs().amax(dim=1)
         most = change.new_zeros(num_items).scatter_reduce(0, item_of_row, change, "amax")
-        logs = torch.where(done[item_of_row][:, None], logs, new)
+        logits = torch.where(done[item_of_row][:, None], logits, new)
         done = done | (most <= tolerance)
         if bool(done.all()):
             break
-    return logs
+    return logits
