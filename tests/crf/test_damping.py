@@ -58,8 +58,12 @@ def test_attraction_is_not_damped() -> None:
     # a GPU adds in the same order in this mode only
     torch.use_deterministic_algorithms(True)
     assert torch.equal(ph.crf.mean_field(energies, kernels, 4), ph.crf.mean_field(energies, kernels, 4, damping=0))
-    costs = 3 * (1 - torch.eye(4, dtype=torch.float64))
-    assert_close(ph.crf.mean_field(*photo_field(4, costs, "symmetric"), 4), ph.crf.mean_field(energies, kernels, 4))
+    costs = 3 * (1 - torch.eye(4, dtype=torch.float64, device=DEVICE))
+    energies, others = photo_field(4, costs, "symmetric")
+    assert_close(ph.crf.mean_field(energies, others, 4, damping=0), ph.crf.mean_field(energies, kernels, 4))
+    # filtered both ways, and not held back
+    both_ways = ph.crf.mean_field(energies, others, 4)
+    assert 1e-6 < float((both_ways - ph.crf.mean_field(energies, kernels, 4)).abs().max()) < 0.05
 
 
 def test_the_largest_eigenvalue_is_that_on_zero_sums() -> None:

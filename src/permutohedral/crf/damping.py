@@ -23,20 +23,24 @@ from permutohedral.ops.tracing import is_traced
 Damping = float | Literal["auto"]
 
 
-def find_damping(damping: Damping, pairwise: Sequence[Pairwise], labels: int) -> float | Tensor:
-    """t: a number, or one for each row, `[rows, 1]`."""
+def find_damping(damping: Damping, pairwise: Sequence[Pairwise], labels: int) -> tuple[float | Tensor, bool]:
+    """t, a number or one for each row, `[rows, 1]`; and whether kernels are filtered both ways, to be symmetric.
+
+    They are not for Potts models that attract, whose free energy falls without that.
+    """
     if damping != "auto":
         if isinstance(damping, bool) or not isinstance(damping, (int, float)):
             raise InputError(f"damping must be 'auto' or a number, got {damping!r}")
         if not (math.isfinite(damping) and damping >= 0):
             raise InputError(f"damping must be finite and not negative, got {damping}")
-        return float(damping)
+        return float(damping), False
     total: float | Tensor = 0.0
     for pair in pairwise:
         repulsion = largest_eigenvalue(pair.compatibility, labels)
         if isinstance(repulsion, Tensor) or repulsion > 0:
             total = total + repulsion / 2 * pair.bound()
-    return total
+    is_potts = all(not isinstance(pair.compatibility, Tensor) or pair.compatibility.dim() == 0 for pair in pairwise)
+    return total, isinstance(total, Tensor) or not is_potts
 
 
 def largest_eigenvalue(compatibility: float | Tensor, labels: int) -> float | Tensor:

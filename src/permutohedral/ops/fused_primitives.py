@@ -50,6 +50,7 @@ class PairwiseTables(NamedTuple):
         source_scale, target_scale: `[points]`, None for ones.
         costs: `[labels, labels]`, None for the identity.
         factor: a number.
+        both_ways: take the mean of `blur` and its reverse, which is symmetric.
     """
 
     vertices: Tensor
@@ -59,6 +60,7 @@ class PairwiseTables(NamedTuple):
     target_scale: Tensor | None
     costs: Tensor | None
     factor: float
+    both_ways: bool
 
 
 # what the derivative of a learned filter needs: the lattice values `[lattice_points, in_channels]` that were convolved,
