@@ -61,6 +61,8 @@ def load_photographs(
 ) -> list[Photograph]:
     """Read the photographs with one kind of trimap, or `limit` of them, evenly spread, by name.
 
+    A photograph whose trimap marks no background is left out: one rectangle is the whole picture.
+
     Args:
         trimap: "lasso" or "rect".
         folder: holds the folder grabcut, or is it; default: `PERMUTOHEDRAL_DATA`.
@@ -75,7 +77,8 @@ def load_photographs(
     paths = {path.stem: path for path in sorted((root / "images").iterdir()) if path.suffix in (".jpg", ".png")}
     if not paths:
         raise DataError(f"there are no photographs in {root / 'images'}; the folder holds {_LAYOUT}")
-    return [_read(name, paths[name], root, trimap) for name in spread(sorted(paths), limit)]
+    found = [_read(name, paths[name], root, trimap) for name in spread(sorted(paths), limit)]
+    return [photo for photo in found if bool(photo.background.any())]
 
 
 def _find_folder(folder: str | Path | None) -> Path:

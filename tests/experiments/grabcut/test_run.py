@@ -68,6 +68,16 @@ def test_photographs_are_read(data: Path) -> None:
     assert bool((photo.truth <= photo.counted).all())
 
 
+def test_a_rectangle_around_everything_tells_nothing(data: Path, tmp_path: Path) -> None:
+    for name in ("images", "rect", "truth"):
+        (tmp_path / name).mkdir()
+        for number in (0, 1):
+            content = (data / "grabcut" / name / f"{number}.png").read_bytes()
+            (tmp_path / name / f"{number}.png").write_bytes(content)
+    Image.new("L", (60, 48), 128).save(tmp_path / "rect" / "1.png")
+    assert [photo.name for photo in load_photographs("rect", tmp_path)] == ["0"]
+
+
 def test_missing_data_tells_the_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PERMUTOHEDRAL_DATA", raising=False)
     with pytest.raises(DataError, match="images/NAME"):

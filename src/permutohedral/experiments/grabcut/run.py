@@ -146,7 +146,10 @@ def mixtures_alone(photo: Tensor, trimap: Trimap, rounds: int) -> Tensor:
     found = first_foreground(trimap)
     for _ in range(rounds):
         background, foreground = color_energies(photo, trimap, found)
-        found = torch.where(trimap.unknown, foreground < background, trimap.foreground)
+        better = torch.where(trimap.unknown, foreground < background, trimap.foreground)
+        if not bool(better.any()):
+            break
+        found = better
     return found
 
 
