@@ -14,8 +14,14 @@ _BLOCK = 4096
 
 @triton.jit(do_not_specialize=["number"])
 def clear_kernel(elements, number, BLOCK: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(elements + place, tl.zeros([BLOCK], elements.dtype.element_ty), mask=place < number)
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    place = first + tl.arange(0, BLOCK)
+    nothing = tl.zeros([BLOCK], elements.dtype.element_ty)
+    if first + BLOCK <= number:
+        # without a mask a thread stores several at once
+        tl.store(elements + place, nothing)
+    else:
+        tl.store(elements + place, nothing, mask=place < number)
 
 
 _clear = Bound(clear_kernel, BLOCK=_BLOCK, num_warps=8)
