@@ -173,6 +173,16 @@ def test_points_too_far_apart_for_packed_keys() -> None:
             assert_close(found, layer(values, scale * features))
 
 
+def test_no_output_channels() -> None:
+    values, weight = torch.randn(9, 2, requires_grad=True), torch.randn(7, 2, 0, requires_grad=True)
+    with use_backend("triton"):
+        output = ph.permutohedral_filter(values, torch.randn(9, 2), weight, normalization="density")
+        assert output.shape == (9, 0)
+        to_values, to_weight = torch.autograd.grad(output.sum(), [values, weight])
+    assert torch.equal(to_values, torch.zeros(9, 2))
+    assert to_weight.shape == weight.shape
+
+
 def test_tensors_that_are_not_aligned() -> None:
     layer = ph.nn.PermutohedralConvolution(1, 2, 2, 1)
     memory, values = torch.randn(21, 2), torch.randn(20, 1)

@@ -26,7 +26,9 @@ def can_fuse(values: Tensor, weight: Tensor, bias: Tensor | None, *barycentric: 
     """Whether `filter_learned` can be used; tensors that do not fit each other are left to the operators to refuse."""
     if why_in_steps(values, weight, bias, *barycentric) is not None or wants_gradient(*barycentric):
         return False
-    if not isinstance(weight, Tensor) or weight.dim() != 3 or (bias is not None and bias.dtype != values.dtype):
+    if not isinstance(weight, Tensor) or weight.dim() != 3 or weight.shape[2] == 0:
+        return False
+    if bias is not None and bias.dtype != values.dtype:
         return False
     return hasattr(primitives_for(values), "filter_learned")
 

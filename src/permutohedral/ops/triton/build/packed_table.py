@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.triton.runtime import power_of_two
+from permutohedral.ops.triton.zeros import zeros
 
 # never the difference of two powers of two, so that the size of the whole table is no power of two
 HEADER = tl.constexpr(144)
@@ -54,7 +55,7 @@ class PackedTable(NamedTuple):
 
     @staticmethod
     def empty(capacity: int, device: torch.device) -> PackedTable:
-        return PackedTable(torch.zeros(PackedTable.words(capacity), dtype=torch.int64, device=device))
+        return PackedTable(zeros(PackedTable.words(capacity), dtype=torch.int64, device=device))
 
     @staticmethod
     def holds(storage: Tensor) -> bool:

@@ -25,6 +25,7 @@ from permutohedral.ops.triton.runtime import (
     rows_contiguous,
     tile,
 )
+from permutohedral.ops.triton.zeros import zeros
 
 # fewer points than this do not fill the GPU, and do not queue for the same lattice points
 _WORTH_RUNS = 1 << 16
@@ -303,7 +304,7 @@ def splat_sums(values: Tensor, vertices: Tensor, barycentric: Tensor, num_rows: 
     Vertices of at least `num_rows` are left out.
     """
     points, width = values.shape[0], values.shape[1] + ones
-    output = torch.zeros(num_rows, width, dtype=accumulation_dtype(values.dtype), device=values.device)
+    output = zeros(num_rows, width, dtype=accumulation_dtype(values.dtype), device=values.device)
     if points == 0 or num_rows == 0 or width == 0:
         return output
     if torch.are_deterministic_algorithms_enabled():
@@ -325,7 +326,7 @@ def splat_with_density(values: Tensor, vertices: Tensor, barycentric: Tensor, nu
         # as the last channel
         sums, behind = splat_sums(values, vertices, barycentric, num_rows, 1), channels
     else:
-        sums = torch.zeros(num_rows + cdiv(num_rows, channels), channels, dtype=dtype, device=values.device)
+        sums = zeros(num_rows + cdiv(num_rows, channels), channels, dtype=dtype, device=values.device)
         behind = num_rows * channels
         _launch_splat(values, vertices, barycentric, sums, num_rows, DENSITY)
     return normalize(sums, (num_rows, channels), behind, values.dtype)
@@ -342,7 +343,7 @@ def splat_with_totals(values: Tensor, vertices: Tensor, barycentric: Tensor, num
         sums = splat_sums(values, vertices, barycentric, num_rows, 0)
         totals = values.sum(dim=0, keepdim=True, dtype=dtype)
     else:
-        totals = sums = torch.zeros(num_rows + 1, values.shape[1], dtype=dtype, device=values.device)
+        totals = sums = zeros(num_rows + 1, values.shape[1], dtype=dtype, device=values.device)
         _launch_splat(values, vertices, barycentric, sums, num_rows, TOTALS)
     return convert(sums, values.dtype), totals
 

@@ -1,0 +1,36 @@
+"""Memory full of zeros: a kernel like the others costs the host half of what `torch.zeros` does."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from permutohedral.ops.triton.runtime import Bound, cdiv
+
+_BLOCK = 4096
+
+
+@triton.jit(do_not_specialize=["number"])
+def clear_kernel(elements, number, BLOCK: tl.constexpr):
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    place = first + tl.arange(0, BLOCK)
+    nothing = tl.zeros([BLOCK], elements.dtype.element_ty)
+    if first + BLOCK <= number:
+        # without a mask a thread stores several at once
+        tl.store(elements + place, nothing)
+    else:
+        tl.store(elements + place, nothing, mask=place < number)
+
+
+_clear = Bound(clear_kernel, BLOCK=_BLOCK, num_warps=8)
+
+
+def zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`torch.zeros`, on the current device."""
+    output = torch.empty(shape, dtype=dtype, device=device)
+    number = output.numel()
+    if number:
+        _clear((cdiv(number, _BLOCK), 1, 1), (output,), (number,))
+    return output
