@@ -31,7 +31,8 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard CMakeLists.txt native/* nati
 	@echo "Installing $(TORCH), the package and its tools into $(VENV); the first time takes a few minutes."
 	@test -n "$(CXX_FOUND)" || echo "No C++ compiler found: installing without the native core, which is much slower."
 	@test -t 1 || quiet="--quiet --quiet"; $(PURE) $(BIN)/python -m pip install $$quiet --disable-pip-version-check --no-input \
-	  $(PIP_OPTIONS) --constraint constraints.txt $(TORCH) --editable '.[dev]'
+	  $(PIP_OPTIONS) --config-settings=cmake.define.PERMUTOHEDRAL_ONLY_HERE=ON \
+	  --constraint constraints.txt $(TORCH) --editable '.[dev]'
 	@touch $@
 
 demo: $(STAMP)  ## filter a picture, train a small filter, draw a figure under out/

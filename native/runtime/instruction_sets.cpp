@@ -4,11 +4,13 @@
 
 namespace permutohedral {
 
-#if defined(PERMUTOHEDRAL_X86)
+#if defined(PERMUTOHEDRAL_AVX512)
 namespace avx512 {
 extern const Kernels<float> float32_kernels;
 extern const Kernels<double> float64_kernels;
 }  // namespace avx512
+#endif
+#if defined(PERMUTOHEDRAL_X86)
 namespace avx2 {
 extern const Kernels<float> float32_kernels;
 extern const Kernels<double> float64_kernels;
@@ -27,7 +29,9 @@ bool has_avx2() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
            __builtin_cpu_supports("bmi2");
 }
+#endif
 
+#if defined(PERMUTOHEDRAL_AVX512)
 bool has_avx512() {
     return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
@@ -43,8 +47,10 @@ std::atomic<int> chosen{-1};
 }  // namespace
 
 const InstructionSet instruction_sets[] = {
-#if defined(PERMUTOHEDRAL_X86)
+#if defined(PERMUTOHEDRAL_AVX512)
     {"avx512", has_avx512, &avx512::float32_kernels, &avx512::float64_kernels},
+#endif
+#if defined(PERMUTOHEDRAL_X86)
     {"avx2", has_avx2, &avx2::float32_kernels, &avx2::float64_kernels},
 #endif
     {"baseline", runs_everywhere, &baseline::float32_kernels, &baseline::float64_kernels},
