@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from permutohedral.errors import BackendUnavailable, InputError
 from permutohedral.neighborhood import axis_offsets, blur_gain
-from permutohedral.ops.primitives import accumulation_dtype, key_limit, range_error
+from permutohedral.ops.primitives import FilterTables, accumulation_dtype, key_limit, range_error
 
 if TYPE_CHECKING:
     from permutohedral._native import Kernels, PendingIndex
@@ -278,6 +279,32 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smalle
     out = _empty((points, channels), dtype)
     pending.filter(_plain(values, dtype), axis_offsets(d), smallest_mass * blur_gain(d), out, threads)
     return out.to(values.dtype)
+
+
+def filter_learned(
+    values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    # each step rounds values of 16 bits, as if it were called by itself
+    dtype, points = accumulation_dtype(values.dtype), values.shape[0]
+    corners = tables.vertices, tables.barycentric, tables.num_lattice_points
+    lattice_values, density = splat(values, *corners), None
+    if tables.by_density:
+        density = splat(_ones(points, dtype), *corners)[:, 0]
+        wide = lattice_values.to(dtype)
+        _core(dtype).divide_rows(wide, density, _threads(wide.numel()))
+        lattice_values = wide.to(values.dtype)
+    convolved = convolve(lattice_values, weight, tables.neighbors, tables.groups)
+    output = slice(convolved, tables.target_vertices, tables.target_barycentric)
+    if bias is not None:
+        wide = output.to(dtype)
+        _core(dtype).add_to_rows(wide, _plain(bias, dtype), _threads(wide.numel()))
+        output = wide.to(values.dtype)
+    return output, lattice_values, density
+
+
+def _ones(points: int, dtype: torch.dtype) -> Tensor:
+    """`[points, 1]`, filled on this thread: those of torch wait for each other without sleep."""
+    return torch.from_numpy(np.ones((points, 1), np.float64 if dtype == torch.float64 else np.float32))
 
 
 def picture_features(guide: Tensor, sigma_space: float, sigma_range: float) -> Tensor:
