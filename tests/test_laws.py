@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import oracle
 import pytest
@@ -168,12 +170,13 @@ def test_items_never_mix(features: Array, seed: int) -> None:
     others = values.clone()
     others[1] = 1e9
     weight = weight_for(ph.build_lattice(points), seed, 2, 2)
-    for run in (
+    runs: list[Callable[[Tensor], Tensor]] = [
         lambda given: ph.permutohedral_filter(given, points, weight),
         lambda given: ph.permutohedral_filter(given, points, weight, normalization="density"),
         lambda given: ph.gaussian_filter(given, points),
         lambda given: ph.permutohedral_filter(given, points[0], weight),
-    ):
+    ]
+    for run in runs:
         before, after = run(values), run(others)
         assert torch.equal(before[[0, 2]], after[[0, 2]])
         assert not torch.equal(before[1], after[1])
