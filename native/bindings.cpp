@@ -15,6 +15,7 @@
 
 #include "filter/pixels.hpp"
 #include "filter/point_filter.hpp"
+#include "filter/rows.hpp"
 #include "forecast.hpp"
 #include "index/neighbors.hpp"
 #include "index/vertex_index.hpp"
@@ -322,6 +323,18 @@ void interleave_planes(Array<const T, 2> planes, Array<T, 2> rows, int threads) 
     interleave(planes.data(), int64_t(planes.shape(0)), int64_t(planes.shape(1)), rows.data(), threads);
 }
 
+template <class T>
+void divide_by(Array<T, 2> values, Array<const T, 1> divisors, int threads) {
+    nb::gil_scoped_release release;
+    divide_rows(values.data(), divisors.data(), int64_t(values.shape(0)), int64_t(values.shape(1)), threads);
+}
+
+template <class T>
+void add_to(Array<T, 2> values, Array<const T, 1> added, int threads) {
+    nb::gil_scoped_release release;
+    add_to_rows(values.data(), added.data(), int64_t(values.shape(0)), int64_t(values.shape(1)), threads);
+}
+
 // The kernels of one dtype, as a submodule.
 template <class T>
 void bind_kernels(nb::module_ module) {
@@ -359,6 +372,8 @@ void bind_kernels(nb::module_ module) {
     module.def("sum_neighbors", &sum_neighbors<T>);
     module.def("picture_features", &features_of_pictures<T>);
     module.def("interleave", &interleave_planes<T>);
+    module.def("divide_rows", &divide_by<T>);
+    module.def("add_to_rows", &add_to<T>);
 }
 
 // Python runs signal handlers on this thread only

@@ -12,14 +12,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from permutohedral.errors import BackendUnavailable, InputError
 from permutohedral.neighborhood import axis_offsets, blur_gain
-from permutohedral.ops.fused_primitives import PairwiseTables
-from permutohedral.ops.primitives import accumulation_dtype, key_limit, parent_keys, range_error
+from permutohedral.ops.fused_primitives import FilterTables, KeptOfFilter, PairwiseTables
+from permutohedral.ops.primitives import accumulation_dtype, key_limit, parent_keys, range_error, transpose_weight
 
 if TYPE_CHECKING:
     from permutohedral._native import Kernels, PendingIndex
@@ -307,6 +308,54 @@ def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[Pairwis
     ]  # fmt: skip
     core.mean_field(_plain(energies, dtype), given(start), borrowed, steps, out, _threads(energies.numel()))
     return out
+
+
+def filter_learned(
+    values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables
+) -> tuple[Tensor, KeptOfFilter]:
+    # each step rounds values of 16 bits, as if it were called by itself
+    dtype, points = accumulation_dtype(values.dtype), values.shape[0]
+    corners = tables.vertices, tables.barycentric, tables.num_lattice_points
+    lattice_values, density = splat(values, *corners), None
+    if tables.by_density:
+        density = splat(_ones(points, dtype), *corners)[:, 0]
+        wide = lattice_values.to(dtype)
+        _core(dtype).divide_rows(wide, density, _threads(wide.numel()))
+        lattice_values = wide.to(values.dtype)
+    convolved = convolve(lattice_values, weight, tables.neighbors, tables.groups)
+    output = slice(convolved, tables.target_vertices, tables.target_barycentric)
+    if bias is not None:
+        wide = output.to(dtype)
+        _core(dtype).add_to_rows(wide, _plain(bias, dtype), _threads(wide.numel()))
+        output = wide.to(values.dtype)
+    return output, (lattice_values, density)
+
+
+def differentiate_learned(
+    gradient: Tensor, weight: Tensor, kept: KeptOfFilter, tables: FilterTables, wanted: tuple[bool, ...]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    to_bias = gradient.sum(dim=0) if wanted[2] else None
+    if not (wanted[0] or wanted[1]):
+        return None, None, to_bias
+    (lattice_values, density), groups = kept, tables.groups
+    at_targets = splat(gradient, tables.target_vertices, tables.target_barycentric, tables.neighbors.shape[1])
+    to_weight = convolve_weight_gradient(lattice_values, at_targets, tables.neighbors, groups) if wanted[1] else None
+    if not wanted[0]:
+        return None, to_weight, to_bias
+    reverse = tables.reverse_neighbors
+    if reverse is None:
+        reverse = transpose_neighbors(tables.neighbors, tables.opposite, tables.num_lattice_points)
+    at_sources = convolve(at_targets, transpose_weight(weight, tables.opposite, groups), reverse, groups)
+    if density is not None:
+        wide = at_sources.to(density.dtype)
+        _core(density.dtype).divide_rows(wide, density, _threads(wide.numel()))
+        at_sources = wide.to(gradient.dtype)
+    return slice(at_sources, tables.vertices, tables.barycentric), to_weight, to_bias
+
+
+def _ones(points: int, dtype: torch.dtype) -> Tensor:
+    """`[points, 1]`, filled on this thread: those of torch wait for each other without sleep."""
+    return torch.from_numpy(np.ones((points, 1), np.float64 if dtype == torch.float64 else np.float32))
 
 
 def picture_features(guide: Tensor, sigma_space: float, sigma_range: float) -> Tensor:

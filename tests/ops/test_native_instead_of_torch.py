@@ -1,0 +1,111 @@
+"""What the compiled core does instead of torch: the same numbers, and no threads but its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from support import assert_close
+from torch import Tensor
+
+import permutohedral as ph
+from permutohedral import functional
+from permutohedral.ops import dispatch
+
+_REFUSAL = next(backend for backend in dispatch._BACKENDS if backend.name == "native").refusal("cpu")
+pytestmark = pytest.mark.skipif(_REFUSAL is not None, reason=f"the native backend does not run here: {_REFUSAL}")
+
+if _REFUSAL is None:
+    from permutohedral.ops import native
+
+# a call in a new process: how many threads it has started
+THREADS = """
+import os
+import numpy as np
+import torch
+import permutohedral as ph
+
+random = np.random.default_rng(0)
+picture = torch.from_numpy(random.random((3, 300, 400), dtype=np.float32))
+values = torch.from_numpy(random.random((60_000, 8), dtype=np.float32))
+features = torch.from_numpy(10 * random.random((60_000, 3), dtype=np.float32))
+layer = ph.nn.PermutohedralConvolution(8, 8, 3).requires_grad_(False)
+torch.set_num_threads(4)
+before = len(os.listdir("/proc/self/task"))
+{call}
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+CALLS = {
+    "picture": "ph.bilateral_filter(picture, 4.0, 0.1)",
+    "points": "ph.gaussian_filter(values, features)",
+    "layer": "layer(values, features)",
+}
+
+
+def composed(guide: Tensor, sigma_space: float, sigma_range: float) -> Tensor:
+    """By torch, one step after another."""
+    height, width = guide.shape[-2:]
+    positions = ph.position_features(height, width, sigma_space, dtype=guide.dtype)
+    return ph.join_features(positions, ph.color_features(guide, sigma_range))
+
+
+@pytest.mark.parametrize(
+    "shape", [(3, 5, 7), (1, 1, 1), (2, 3, 65, 33), (2, 2, 1, 130, 129), (0, 4, 5), (3, 0, 5)], ids=str
+)
+def test_features_of_pictures(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    guide = torch.rand(shape, dtype=dtype)
+    assert torch.equal(native.picture_features(guide, 3.0, 0.07), composed(guide, 3.0, 0.07))
+    flipped = guide.movedim(-1, -2)
+    assert torch.equal(native.picture_features(flipped, 3.0, 0.07), composed(flipped, 3.0, 0.07))
+
+
+@pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16], ids=str)
+def test_features_of_sixteen_bits(narrow: torch.dtype) -> None:
+    guide = torch.rand(3, 6, 7).to(narrow)
+    assert torch.equal(native.picture_features(guide, 2.0, 0.1), composed(guide.float(), 2.0, 0.1))
+
+
+@pytest.mark.parametrize("points", [1, 7, 2048, 5000])
+@pytest.mark.parametrize("channels", [1, 2, 5])
+def test_planes_and_rows_give_the_same(points: int, channels: int, dtype: torch.dtype) -> None:
+    planes, features = torch.rand(channels, points, dtype=dtype), 9 * torch.rand(points, 2, dtype=dtype)
+    actual = ph.gaussian_filter(planes.mT, features)
+    assert torch.equal(actual, ph.gaussian_filter(planes.mT.contiguous(), features))
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["same_points", "different_points"])
+@pytest.mark.parametrize("normalization", ["none", "density"])
+def test_the_learned_filter_at_once_and_in_steps(normalization: Any, apart: bool, dtype: torch.dtype) -> None:
+    features = 20 * torch.rand(3000, 2, dtype=dtype)
+    lattice = ph.build_lattice(features, features[:900] + 0.1 if apart else None)
+    values, weight, bias = (torch.rand(shape, dtype=dtype) for shape in ((3000, 6), (7, 3, 4), (4,)))
+    results = []
+    for run in (functional.filter_with_bias, lambda v, at, w, b, n: functional._filter_in_steps(v, w, b, at, n)):
+        leaves = [tensor.clone().requires_grad_() for tensor in (values, weight, bias)]
+        output = run(leaves[0], lattice, leaves[1], leaves[2], normalization)
+        results.append((output, *torch.autograd.grad(output.sum(), leaves)))
+    for actual, expected in zip(*results, strict=True):
+        assert_close(actual, expected.detach())
+    # the forward pass to the bit
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(functional.filter_with_bias(values, lattice, weight, bias, normalization), results[0][0])
+
+
+@pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16], ids=str)
+def test_sixteen_bits_are_rounded_in_every_step(narrow: torch.dtype) -> None:
+    lattice = ph.build_lattice(20 * torch.rand(3000, 2))
+    values, weight, bias = (torch.rand(shape).to(narrow) for shape in ((3000, 6), (7, 3, 4), (4,)))
+    actual = functional.filter_with_bias(values, lattice, weight, bias, "density")
+    assert torch.equal(actual, functional._filter_in_steps(values, weight, bias, lattice, "density"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+@pytest.mark.parametrize("call", CALLS)
+def test_no_other_threads_are_waited_for(call: str) -> None:
+    """Those of torch would wait without sleep, for long if the machine is busy."""
+    program = THREADS.replace("{call}", CALLS[call])
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(found.stdout) == 3
