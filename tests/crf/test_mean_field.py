@@ -148,6 +148,13 @@ def test_no_kernels_and_no_points() -> None:
     assert_close(ph.crf.mean_field(energies, [], 3), torch.softmax(-energies, dim=1))
     none = ph.crf.mean_field(energies[:0], [ph.crf.Kernel(energies[:0, :2])], 3)
     assert none.shape == (0, 4)
+    kernels = [
+        ph.crf.spatial_kernel((2, 3), 1.0, device=DEVICE),
+        ph.crf.bilateral_kernel(energies[:0, :1, None, None].expand(0, 1, 2, 3), 1.0, 1.0),
+    ]
+    for some in (kernels[:1], kernels):
+        assert ph.crf.mean_field(energies.new_empty(0, 4, 2, 3), some, 3).shape == (0, 4, 2, 3)
+        assert ph.crf.free_energy(energies.new_empty(0, 4, 2, 3), energies.new_empty(0, 4, 2, 3), some).shape == (0,)
 
 
 def test_an_item_is_done_by_itself() -> None:

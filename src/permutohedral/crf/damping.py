@@ -26,7 +26,8 @@ Damping = float | Literal["auto"]
 def find_damping(damping: Damping, pairwise: Sequence[Pairwise], labels: int) -> tuple[float | Tensor, bool]:
     """t, a number or one for each row, `[rows, 1]`; and whether kernels are filtered both ways, to be symmetric.
 
-    They are not for Potts models that attract, whose free energy falls without that.
+    They are not for Potts models that attract, whose free energy falls without that; nor for a weight that is a tensor,
+    which is not read for it, so that traced calls do the same.
     """
     if damping != "auto":
         if isinstance(damping, bool) or not isinstance(damping, (int, float)):
@@ -39,8 +40,12 @@ def find_damping(damping: Damping, pairwise: Sequence[Pairwise], labels: int) ->
         repulsion = largest_eigenvalue(pair.compatibility, labels)
         if isinstance(repulsion, Tensor) or repulsion > 0:
             total = total + repulsion / 2 * pair.bound()
-    is_potts = all(not isinstance(pair.compatibility, Tensor) or pair.compatibility.dim() == 0 for pair in pairwise)
-    return total, isinstance(total, Tensor) or not is_potts
+    return total, any(_wants_symmetry(pair.compatibility) for pair in pairwise)
+
+
+def _wants_symmetry(compatibility: float | Tensor) -> bool:
+    """Whether it is no Potts model that attracts, as far as can be told without reading a tensor."""
+    return compatibility.dim() > 0 if isinstance(compatibility, Tensor) else compatibility < 0
 
 
 def largest_eigenvalue(compatibility: float | Tensor, labels: int) -> float | Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,20 +71,13 @@ def layout_of(energies: Tensor, kernels: Sequence[Kernel]) -> Layout:
     if len(shape) not in (axes, axes + 1) or (space is not None and shape[len(shape) - len(space) :] != space):
         raise InputError(f"energies must be {named}, or a batch of these, for these kernels, got shape {shape}")
     labels = shape[-1] if space is None else shape[len(shape) - axes]
-    points = shape[-2] if space is None else energies.numel() // max(1, _product(shape[: len(shape) - axes + 1]))
+    points = shape[-2] if space is None else math.prod(space)
     layout = Layout(shape, labels, shape[0] if len(shape) > axes else None, points, labels_last=space is None)
     if labels < 1:
         raise InputError(f"energies must have at least one label, got shape {shape}")
     for kernel in kernels:
         _check_kernel(kernel, layout, energies)
     return layout
-
-
-def _product(extents: tuple[int, ...]) -> int:
-    product = 1
-    for extent in extents:
-        product *= extent
-    return product
 
 
 def _check_kernel(kernel: Kernel, layout: Layout, energies: Tensor) -> None:
