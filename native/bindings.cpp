@@ -215,6 +215,7 @@ struct BorrowedKernel {
     std::optional<Array<const T, 1>> source_scale, target_scale;
     std::optional<Array<const T, 2>> costs;
     T factor;
+    bool both_ways;
 
     PairwiseKernel<T> borrow() const {
         PairwiseKernel<T> kernel{};
@@ -226,6 +227,7 @@ struct BorrowedKernel {
         kernel.target_scale = target_scale.has_value() ? target_scale->data() : nullptr;
         kernel.costs = costs.has_value() ? costs->data() : nullptr;
         kernel.factor = factor;
+        kernel.both_ways = both_ways;
         return kernel;
     }
 };
@@ -302,12 +304,13 @@ void bind_kernels(nb::module_ module) {
             "__init__",
             [](BorrowedKernel<T>* self, Array<const int32_t, 2> vertices, Array<const T, 2> barycentric,
                Array<const int32_t, 2> axis_neighbors, std::optional<Array<const T, 1>> source_scale,
-               std::optional<Array<const T, 1>> target_scale, std::optional<Array<const T, 2>> costs, T factor) {
-                new (self)
-                    BorrowedKernel<T>{vertices, barycentric, axis_neighbors, source_scale, target_scale, costs, factor};
+               std::optional<Array<const T, 1>> target_scale, std::optional<Array<const T, 2>> costs, T factor,
+               bool both_ways) {
+                new (self) BorrowedKernel<T>{vertices,     barycentric, axis_neighbors, source_scale,
+                                             target_scale, costs,       factor,         both_ways};
             },
             "vertices"_a, "barycentric"_a, "axis_neighbors"_a, "source_scale"_a.none(), "target_scale"_a.none(),
-            "costs"_a.none(), "factor"_a);
+            "costs"_a.none(), "factor"_a, "both_ways"_a);
     module.def("mean_field", &mean_field<T>, "energies"_a, "start"_a.none(), "kernels"_a, "steps"_a, "out"_a,
                "threads"_a);
     module.def("convolve", &convolve<T>);

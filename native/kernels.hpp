@@ -59,6 +59,7 @@ struct PairwiseKernel {
     const T* target_scale;
     const T* costs;  // [labels, labels], or null for the identity
     T factor;
+    bool both_ways;  // take the mean of the blur and its reverse
 };
 
 // A dense conditional random field: softmax(-energies + what all kernels say), `steps` times.

@@ -14,7 +14,10 @@ def kernel_over(features: Tensor, batch: Tensor, costs: Tensor | None, factor: f
     keys, vertices, barycentric, table = reference.index_points(features, batch)
     axis_neighbors = reference.find_neighbors(keys, table, keys, axis_offsets(features.shape[1]))
     scale = torch.rand(len(features), dtype=features.dtype) + 0.5
-    return PairwiseTables(vertices, barycentric, axis_neighbors, scale, scale.flip(0), costs, factor)
+    # an even and an odd number of axes, either way
+    return PairwiseTables(
+        vertices, barycentric, axis_neighbors, scale, scale.flip(0), costs, factor, features.shape[1] != 2
+    )
 
 
 def defined(energies: Tensor, start: Tensor | None, kernels: list[PairwiseTables], steps: int) -> Tensor:
@@ -33,6 +36,8 @@ def defined(energies: Tensor, start: Tensor | None, kernels: list[PairwiseTables
             corners = kernel.vertices, kernel.barycentric.double()
             splatted = reference.splat(scales[0] * marginals, *corners, kernel.axis_neighbors.shape[1])
             blurred = reference.blur(splatted, kernel.axis_neighbors, False)
+            if kernel.both_ways:
+                blurred = (blurred + reference.blur(splatted, kernel.axis_neighbors, True)) / 2
             said = blurred if kernel.costs is None else blurred @ kernel.costs.double()
             logits = logits + kernel.factor * scales[1] * reference.slice(said, *corners)
         marginals = torch.softmax(logits, dim=1)

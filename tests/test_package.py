@@ -48,6 +48,7 @@ def code_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def public_objects() -> dict[str, Any]:
     names = {name: getattr(ph, name) for name in ph.__all__}
     names.update({f"nn.{name}": getattr(ph.nn, name) for name in ph.nn.__all__})
+    names.update({f"crf.{name}": getattr(ph.crf, name) for name in ph.crf.__all__})
     return {name: value for name, value in names.items() if inspect.isfunction(value) or inspect.isclass(value)}
 
 

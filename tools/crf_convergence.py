@@ -1,6 +1,6 @@
 """Whether the free energy of a mean field falls, for many random costs: `python tools/crf_convergence.py`.
 
-Every field is solved twice, with damping "auto" and without damping. Takes some minutes on one core.
+Every field is solved with damping "auto", each tenth also without damping. Takes some minutes on one core.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ def main() -> None:
     arguments = parser.parse_args()
     random = np.random.default_rng(0)
     rises: dict[str, list[float]] = {"auto": [], "none": []}
-    for _ in range(arguments.fields):
+    for number in range(arguments.fields):
         field = random_field(random)
         rises["auto"].append(largest_rise(*field, "auto"))
-        rises["none"].append(largest_rise(*field, 0.0))
+        if number % 10 == 0:
+            rises["none"].append(largest_rise(*field, 0.0))
     result: dict[str, Any] = {
         "fields": arguments.fields,
         "steps": STEPS,
@@ -69,7 +70,7 @@ def main() -> None:
     }
     for name, found in rises.items():
         share = float(np.mean(np.array(found) > ALLOWED_RISE))
-        result[name] = {"largest_rise": max(found), "share_of_fields_that_rise": share}
+        result[name] = {"fields": len(found), "largest_rise": max(found), "share_of_fields_that_rise": share}
         print(f"damping {name}: largest rise {max(found):.3g}, {share:.1%} of the fields rise")
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(arguments.json, (json.dumps(result, indent=2) + "\n").encode())

@@ -22,12 +22,13 @@ constexpr int64_t chunks_per_task = 8, rows_per_task = 2048;
 // threads that share the splats of a kernel, which are about a quarter of the work
 constexpr int64_t threads_per_splat = 4;
 
-// Two tables of one kernel: one is read, the other is written.
+// The tables of one kernel: one is written, the other is read; a third one where it is blurred both ways.
 template <class T>
 struct Tables {
-    Memory memory[2];
+    Memory memory[3];
     T* splatted;
     T* blurred;
+    T* spare;
 };
 
 template <class T>
@@ -46,11 +47,12 @@ public:
           tables_(field.num_kernels) {
         if (field.steps == 0) return;
         for (int64_t k = 0; k < field.num_kernels; ++k) {
-            for (Memory& memory : tables_[k].memory) {
-                memory = Memory(sizeof(T) * field.kernels[k].num_lattice_points * stride_);
+            for (int64_t t = 0; t < (field.kernels[k].both_ways ? 3 : 2); ++t) {
+                tables_[k].memory[t] = Memory(sizeof(T) * field.kernels[k].num_lattice_points * stride_);
             }
             tables_[k].splatted = as<T>(tables_[k].memory[0]);
             tables_[k].blurred = as<T>(tables_[k].memory[1]);
+            tables_[k].spare = as<T>(tables_[k].memory[2]);
         }
     }
 
@@ -231,14 +233,37 @@ private:
         }
     }
 
-    // From the splatted table to the blurred one, with the costs applied; then the two change places where needed.
+    // From the splatted table to the blurred one, with the costs applied.
     void blur(int64_t k) {
         const PairwiseKernel<T>& kernel = field_.kernels[k];
         Tables<T>& tables = tables_[k];
-        const BlurredPanel<T> panel{{tables.splatted, num_rows(k), stride_}, tables.blurred, tables.splatted};
-        blur_passes<T>(1, [&](int64_t) { return panel; }, {kernel.axis_neighbors, kernel.num_axes, false}, threads_);
-        if (kernel.num_axes % 2 == 0) std::swap(tables.splatted, tables.blurred);
+        if (kernel.both_ways) {
+            // the reverse may overwrite what was splatted
+            T* forward = blur_passes_of(k, tables.splatted, tables.blurred, tables.spare, false);
+            T* free = forward == tables.blurred ? tables.spare : tables.blurred;
+            T* reverse = blur_passes_of(k, tables.splatted, free, tables.splatted, true);
+            average(k, forward, reverse);
+            tables.blurred = forward;
+            tables.spare = free;
+        } else {
+            T* result = blur_passes_of(k, tables.splatted, tables.blurred, tables.splatted, false);
+            if (result == tables.splatted) std::swap(tables.splatted, tables.blurred);
+        }
         if (kernel.costs != nullptr) apply_costs(kernel, tables.blurred);
+    }
+
+    // Blurs `in`, the passes writing to `first` and `second` in turn; returns which has the result.
+    T* blur_passes_of(int64_t k, T* in, T* first, T* second, bool reverse) {
+        const PairwiseKernel<T>& kernel = field_.kernels[k];
+        const BlurredPanel<T> panel{{in, num_rows(k), stride_}, first, second};
+        blur_passes<T>(1, [&](int64_t) { return panel; }, {kernel.axis_neighbors, kernel.num_axes, reverse}, threads_);
+        return kernel.num_axes % 2 == 1 ? first : second;
+    }
+
+    void average(int64_t k, T* to, const T* other) {
+        parallel_ranges(threads_, num_rows(k), rows_per_task, [&](int64_t begin, int64_t end, int) {
+            for (int64_t i = begin * stride_; i < end * stride_; ++i) to[i] = T(0.5) * (to[i] + other[i]);
+        });
     }
 
     void apply_costs(const PairwiseKernel<T>& kernel, T* table) {

@@ -77,6 +77,7 @@ class Kernels(Protocol):
         target_scale: Tensor | None,
         costs: Tensor | None,
         factor: float,
+        both_ways: bool,
     ) -> BorrowedKernel: ...
     def mean_field(
         self,

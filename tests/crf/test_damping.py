@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -56,8 +58,22 @@ def test_repulsion_oscillates_without_damping() -> None:
 def test_attraction_is_not_damped() -> None:
     energies, kernels = photo_field(4, 3.0, "symmetric")
     assert torch.equal(ph.crf.mean_field(energies, kernels, 4), ph.crf.mean_field(energies, kernels, 4, damping=0))
-    costs = 3 * (1 - torch.eye(4, dtype=torch.float64))
-    assert_close(ph.crf.mean_field(*photo_field(4, costs, "symmetric"), 4), ph.crf.mean_field(energies, kernels, 4))
+    costs = 3 * (1 - torch.eye(4, dtype=torch.float64, device=DEVICE))
+    energies, others = photo_field(4, costs, "symmetric")
+    assert_close(ph.crf.mean_field(energies, others, 4, damping=0), ph.crf.mean_field(energies, kernels, 4))
+    # filtered both ways, and not held back
+    both_ways = ph.crf.mean_field(energies, others, 4)
+    assert 1e-6 < float((both_ways - ph.crf.mean_field(energies, kernels, 4)).abs().max()) < 0.05
+
+
+def test_traced_calls_do_the_same() -> None:
+    """Where torch transforms a call, numbers of tensors are not read."""
+    for costs in (2.0, torch.tensor(2.0), torch.tensor([-1.0, 2.0, -0.5]), 3 * torch.eye(3)):
+        given = costs if isinstance(costs, float) else costs.to(DEVICE, torch.float64)
+        energies, kernels = photo_field(3, given, "symmetric")
+        field = partial(ph.crf.mean_field, kernels=kernels, steps=3)
+        traced = torch.func.jvp(field, (energies,), (energies,))[0]
+        assert_close(traced, ph.crf.mean_field(energies, kernels, 3))
 
 
 def test_the_largest_eigenvalue_is_that_on_zero_sums() -> None:

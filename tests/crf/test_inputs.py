@@ -64,6 +64,7 @@ CASES: dict[str, tuple[Any, type[Exception], str]] = {
     "matrix": (partial(kernel, CLOUD, torch.ones(2, 3)), InputError, r"\[labels, labels\]"),
     "array": (partial(kernel, CLOUD, [1.0]), InputError, "a number or a tensor"),
     "infinite": (partial(kernel, CLOUD, float("inf")), InputError, "finite"),
+    "nan cost": (partial(kernel, CLOUD, torch.tensor([1.0, float("nan"), 0.0])), InputError, "finite"),
     "normalization": (partial(kernel, CLOUD, 1.0, "homogeneous"), InputError, "symmetric"),
     "grid": (partial(kernel, CLOUD, space=(2, 2)), InputError, "does not have 6"),
     "features": (partial(kernel, CLOUD[0]), InputError, r"\[points, d\]"),

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from gpu.exactness import DTYPES, L2_TOLERANCE, assert_near, exact, l2_error
+from mean_field_cases import defined, field
 from support import INTERPRETED
 from torch import Tensor
 
 from permutohedral.neighborhood import Neighborhood, axis_offsets, blur_gain
 from permutohedral.ops import reference
-from permutohedral.ops.primitives import transpose_weight
+from permutohedral.ops.primitives import PairwiseTables, transpose_weight
 
 kernels = pytest.importorskip("permutohedral.ops.triton", reason="Triton is not installed")
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="tests/interpreted has these for the interpreter")
@@ -190,3 +193,20 @@ def test_a_cuda_graph_of_a_layer() -> None:
     values.normal_()
     graph.replay()
     assert l2_error(captured, layer()) <= 2e-6
+
+
+def move(kernel: PairwiseTables) -> PairwiseTables:
+    tensors: dict[str, Any] = {name: each.cuda() for name, each in vars(kernel).items() if isinstance(each, Tensor)}
+    return replace(kernel, **tensors)
+
+
+@pytest.mark.parametrize("with_costs", [False, True])
+@pytest.mark.parametrize("labels", [2, 5, 21, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_mean_field(dtype: torch.dtype, labels: int, with_costs: bool) -> None:
+    energies, tables = field(labels, 2000, dtype, with_costs)
+    on_gpu = [move(kernel) for kernel in tables]
+    for some in (slice(0, 2), slice(2, 3)):
+        found = kernels.mean_field(energies.cuda(), None, on_gpu[some], 3)
+        # the logits grow with the number of points, and their rounding errors with them
+        assert_near(found, defined(energies, None, tables[some], 3), 20 * L2_TOLERANCE[dtype])

@@ -33,9 +33,11 @@ def test_it_is_the_mean_field(compatibility: Any, leading: tuple[int, ...]) -> N
     """All costs begin as the Potts model."""
     logits, guide = pictures(*leading, 6, 5)
     made = layer(compatibility=compatibility)
+    ones, eye = torch.ones(3, device=DEVICE).double(), torch.eye(3, device=DEVICE).double()
+    costs: Any = {"potts": 1.0, "diagonal": -ones, "matrix": 1 - eye}[compatibility]
     kernels = [
-        ph.crf.spatial_kernel((6, 5), 1.7, 1.0, device=DEVICE, dtype=torch.float64),
-        ph.crf.bilateral_kernel(guide, 4.0, 0.3, 2.0),
+        ph.crf.spatial_kernel((6, 5), 1.7, costs, device=DEVICE, dtype=torch.float64),
+        ph.crf.bilateral_kernel(guide, 4.0, 0.3, 2 * costs),
     ]
     expected = ph.crf.mean_field(-logits, kernels, 2)
     assert_close(made(logits, guide).exp(), expected)
@@ -97,6 +99,15 @@ def test_a_volume_in_half_precision() -> None:
     whole = made(logits, guide)
     assert made(logits.half(), guide.half()).dtype == torch.float16
     assert_close(made(logits.half(), guide.half()).float(), whole, torch.bfloat16)
+
+
+def test_a_loss_takes_the_result() -> None:
+    """Some of torch's want it contiguous."""
+    logits, guide = pictures(2, 5, 4)
+    refined = layer(compatibility="diagonal")(logits.requires_grad_(), guide)
+    target = torch.zeros(2, 5, 4, dtype=torch.long, device=DEVICE)
+    torch.nn.functional.nll_loss(refined, target).backward()
+    assert logits.grad is not None
 
 
 def test_it_can_be_stored_and_shown() -> None:

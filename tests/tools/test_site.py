@@ -85,5 +85,6 @@ def test_every_public_name_is_in_the_reference() -> None:
 
     text = "".join(path.read_text() for path in (DOCS / "api").glob("*.md"))
     named = set(re.findall(r"^::: permutohedral\.(.+)$", text, flags=re.MULTILINE))
-    public = {name for name in ph.__all__ if name not in ("nn", "__version__")}
-    assert named == public | {f"nn.{name}" for name in ph.nn.__all__}
+    public = {name for name in ph.__all__ if name not in ("crf", "nn", "__version__")}
+    inner = {f"{module.__name__.rpartition('.')[2]}.{name}" for module in (ph.crf, ph.nn) for name in module.__all__}
+    assert named == public | inner

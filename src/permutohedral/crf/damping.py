@@ -23,20 +23,29 @@ from permutohedral.ops.tracing import is_traced
 Damping = float | Literal["auto"]
 
 
-def find_damping(damping: Damping, pairwise: Sequence[Pairwise], labels: int) -> float | Tensor:
-    """t: a number, or one for each row, `[rows, 1]`."""
+def find_damping(damping: Damping, pairwise: Sequence[Pairwise], labels: int) -> tuple[float | Tensor, bool]:
+    """t, a number or one for each row, `[rows, 1]`; and whether kernels are filtered both ways, to be symmetric.
+
+    They are not for Potts models that attract, whose free energy falls without that; nor for a weight that is a tensor,
+    which is not read for it, so that traced calls do the same.
+    """
     if damping != "auto":
         if isinstance(damping, bool) or not isinstance(damping, (int, float)):
             raise InputError(f"damping must be 'auto' or a number, got {damping!r}")
         if not (math.isfinite(damping) and damping >= 0):
             raise InputError(f"damping must be finite and not negative, got {damping}")
-        return float(damping)
+        return float(damping), False
     total: float | Tensor = 0.0
     for pair in pairwise:
         repulsion = largest_eigenvalue(pair.compatibility, labels)
         if isinstance(repulsion, Tensor) or repulsion > 0:
             total = total + repulsion / 2 * pair.bound()
-    return total
+    return total, any(_wants_symmetry(pair.compatibility) for pair in pairwise)
+
+
+def _wants_symmetry(compatibility: float | Tensor) -> bool:
+    """Whether it is no Potts model that attracts, as far as can be told without reading a tensor."""
+    return compatibility.dim() > 0 if isinstance(compatibility, Tensor) else compatibility < 0
 
 
 def largest_eigenvalue(compatibility: float | Tensor, labels: int) -> float | Tensor:

@@ -16,8 +16,8 @@ from permutohedral.errors import InputError
 from permutohedral.lattice import Lattice
 from permutohedral.memory import check_rows
 from permutohedral.ops import fused_filters
-from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.ops.tracing import is_traced, wants_gradient, why_in_steps
+from permutohedral.ops.primitives import PairwiseTables, accumulation_dtype
+from permutohedral.ops.tracing import is_traced, wants_gradient
 from permutohedral.tensors import check_count, check_tensor
 
 
@@ -44,8 +44,8 @@ def mean_field(  # noqa: PLR0913 (a field, how to solve it, and what is known be
             by the items of a batch.
         steps: the most that are done.
         damping: t >= 0 makes a step softmax((t log Q - U - K Q mu) / (1 + t)). "auto" takes the t with which the free
-            energy does not rise: zero where compatibilities attract, as positive numbers do. Where it is not, kernels
-            are filtered both ways, so that they are symmetric.
+            energy does not rise: zero where compatibilities attract, as positive numbers do. If they are tensors of
+            several numbers, or repel, kernels are filtered both ways, so that they are symmetric.
         tolerance: an item is done when no marginal changes by more than this.
         lattices: `kernel.build_lattice()` for each kernel, to share them among calls.
         start: marginals to start from, of the shape of energies.
@@ -67,20 +67,24 @@ def mean_field(  # noqa: PLR0913 (a field, how to solve it, and what is known be
         raise InputError(f"tolerance must not be negative, got {tolerance}")
     with torch.autocast(energies.device.type, enabled=False):
         pairwise = _prepare(kernels, lattices, layout)
-        dtype, strength = _dtype(pairwise, energies), find_damping(damping, pairwise, layout.labels)
-        if tolerance is None and not isinstance(strength, Tensor) and strength == 0:
-            marginals = _at_once(energies, start, pairwise, layout, steps)
+        dtype = _dtype(pairwise, energies)
+        strength, both_ways = find_damping(damping, pairwise, layout.labels)
+        # among the tables a weight is a number
+        may_fuse = tolerance is None and not wants_gradient(*(kernel.compatibility for kernel in kernels))
+        if may_fuse and not isinstance(strength, Tensor) and strength == 0:
+            marginals = _at_once(energies, start, [pair.tables(both_ways) for pair in pairwise], layout, steps)
             if marginals is not None:
                 return _logarithm(marginals) if logarithms else marginals
-        rows = layout.to_rows(energies).to(dtype)
-        field = _Field(rows, pairwise, strength)
-        logs = torch.log_softmax(-rows, dim=1) if start is None else _logarithm(layout.to_rows(start).to(dtype))
+        scores = -layout.to_rows(energies).to(dtype)
+        field = _Field(scores, pairwise, strength, both_ways)
+        logits = scores if start is None else _logarithm(layout.to_rows(start).to(dtype))
         if tolerance is None:
             for _ in range(steps):
-                logs = field.step(logs)
+                logits = field.step(logits)
         else:
-            logs = _until_still(field, logs, steps, tolerance, items_of_rows(layout, kernels, rows.device))
-        return layout.from_rows(logs if logarithms else logs.exp()).to(energies.dtype)
+            logits = _until_still(field, logits, steps, tolerance, items_of_rows(layout, kernels, scores.device))
+        result = torch.log_softmax(logits, dim=1) if logarithms else torch.softmax(logits, dim=1)
+        return layout.from_rows(result).to(energies.dtype)
 
 
 def free_energy(
@@ -153,17 +157,15 @@ def _prepare(kernels: Sequence[Kernel], lattices: Sequence[Lattice] | None, layo
 
 
 def _at_once(
-    energies: Tensor, start: Tensor | None, pairwise: Sequence[Pairwise], layout: Layout, steps: int
+    energies: Tensor, start: Tensor | None, tables: Sequence[PairwiseTables], layout: Layout, steps: int
 ) -> Tensor | None:
     """All steps in one call of the backend, None where it cannot be."""
-    tensors = [energies, start, *(pair.compatibility for pair in pairwise)]
-    if why_in_steps(*tensors[:1]) is not None or wants_gradient(*tensors):
-        return None
-    # two tables for each kernel
-    check_rows(2 * sum(pair.lattice.num_lattice_points for pair in pairwise), layout.labels, energies)
+    # a kernel has a table that is read and one that is written, and a third where it is filtered both ways
+    rows = sum((3 if each.both_ways else 2) * each.axis_neighbors.shape[1] for each in tables)
+    check_rows(rows, layout.labels, energies)
     planes = layout.to_planes(energies)
     begin = None if start is None else layout.to_planes(start)
-    marginals = fused_filters.mean_field(planes, begin, [pair.tables() for pair in pairwise], steps)
+    marginals = fused_filters.mean_field(planes, begin, tables, steps)
     return None if marginals is None else layout.from_planes(marginals).to(energies.dtype)
 
 
@@ -178,30 +180,33 @@ def _logarithm(marginals: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Field:
-    """What a step needs: energies `[rows, labels]`, kernels, and t, which is a tensor if it was found automatically."""
+    """What a step needs: energies times -1, `[rows, labels]`, kernels, t, and whether these are filtered both ways."""
 
-    energies: Tensor
+    scores: Tensor
     pairwise: Sequence[Pairwise]
     damping: float | Tensor
+    both_ways: bool
 
-    def step(self, logs: Tensor) -> Tensor:
-        """The logarithms of the next marginals."""
-        marginals, costs = logs.exp(), self.energies
+    def step(self, logits: Tensor) -> Tensor:
+        """From the logits of marginals to those of the next ones."""
+        marginals, new = torch.softmax(logits, dim=1), self.scores
         for pair in self.pairwise:
-            costs = costs + pair.cost(marginals, both_ways=isinstance(self.damping, Tensor))
-        return torch.log_softmax((self.damping * logs - costs) / (1 + self.damping), dim=1)
+            new = new - pair.cost(marginals, self.both_ways)
+        if not isinstance(self.damping, Tensor) and self.damping == 0:
+            return new
+        return (self.damping * torch.log_softmax(logits, dim=1) + new) / (1 + self.damping)
 
 
-def _until_still(field: _Field, logs: Tensor, steps: int, tolerance: float, items: tuple[Tensor, int]) -> Tensor:
+def _until_still(field: _Field, logits: Tensor, steps: int, tolerance: float, items: tuple[Tensor, int]) -> Tensor:
     """Steps until no item changes by more than the tolerance; an item that is done stays as it is."""
     item_of_row, num_items = items
-    done = torch.zeros(num_items, dtype=torch.bool, device=logs.device)
+    done = torch.zeros(num_items, dtype=torch.bool, device=logits.device)
     for _ in range(steps):
-        new = field.step(logs)
-        change = (new.exp() - logs.exp()).detach().abs().amax(dim=1)
+        new = field.step(logits)
+        change = (torch.softmax(new, dim=1) - torch.softmax(logits, dim=1)).detach().abs().amax(dim=1)
         most = change.new_zeros(num_items).scatter_reduce(0, item_of_row, change, "amax")
-        logs = torch.where(done[item_of_row][:, None], logs, new)
+        logits = torch.where(done[item_of_row][:, None], logits, new)
         done = done | (most <= tolerance)
         if bool(done.all()):
             break
-    return logs
+    return logits

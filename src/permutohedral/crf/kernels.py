@@ -14,6 +14,7 @@ from permutohedral.errors import InputError
 from permutohedral.features import Sigma, bilateral_features, grid_features, in_units_of, join_features
 from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.ops.tracing import is_traced
 from permutohedral.tensors import check_count, check_tensor
 
 KernelNormalization = Literal["symmetric", "before", "after", "none"]
@@ -144,6 +145,8 @@ def bilateral_kernel(
 def _check_compatibility(compatibility: object) -> None:
     if isinstance(compatibility, Tensor):
         shape = tuple(compatibility.shape)
+        if compatibility.device.type == "cpu" and not is_traced() and not bool(compatibility.detach().isfinite().all()):
+            raise InputError("compatibility must be finite, got NaN or infinity")
         if not compatibility.is_floating_point() or len(shape) > 2 or (len(shape) == 2 and shape[0] != shape[1]):
             raise InputError(
                 "compatibility must be a number, or a floating tensor [labels] or [labels, labels], got "

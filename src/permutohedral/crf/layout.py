@@ -50,8 +50,8 @@ class Layout:
         return self.to_planes(tensor).transpose(1, 2).reshape(self.num_items * self.points, self.labels)
 
     def from_rows(self, rows: Tensor) -> Tensor:
-        """Undo `to_rows`."""
-        return self.from_planes(rows.reshape(self.num_items, self.points, self.labels).transpose(1, 2))
+        """Undo `to_rows`; contiguous, as losses want it."""
+        return self.from_planes(rows.reshape(self.num_items, self.points, self.labels).transpose(1, 2)).contiguous()
 
 
 def layout_of(energies: Tensor, kernels: Sequence[Kernel]) -> Layout:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from permutohedral.crf.layout import Layout
 from permutohedral.errors import InputError
 from permutohedral.functional import slice, splat
 from permutohedral.lattice import Lattice
+from permutohedral.memory import check_rows
 from permutohedral.neighborhood import blur_gain
 from permutohedral.ops import operators
 from permutohedral.ops.primitives import PairwiseTables
@@ -39,14 +41,27 @@ class Pairwise:
     target_scale: Tensor | None
 
     def cost(self, marginals: Tensor, both_ways: bool = False) -> Tensor:
-        """K Q mu, the expected cost of each label: `[rows, labels]`."""
-        values = marginals if self.source_scale is None else marginals * self.source_scale
-        filtered = _filter(values, self.lattice, self.axis_neighbors, both_ways)
-        if self.target_scale is not None:
-            filtered = filtered * self.target_scale
-        return _apply(self.compatibility, filtered)
+        """K Q mu, the expected cost of each label: `[rows, labels]`.
 
-    def tables(self) -> PairwiseTables:
+        Costs are applied on the lattice, which has fewer rows; scales are part of the weights.
+        """
+        source, rows = self.lattice.source, self.lattice.num_lattice_points
+        check_rows(3 * rows + marginals.shape[0], marginals.shape[1], marginals)
+        splatted = operators.splat(marginals, source.vertices, self._source_weights, rows)
+        blurred = _blur(splatted, self.axis_neighbors, both_ways)
+        return operators.slice(_apply(self.compatibility, blurred), source.vertices, self._target_weights)
+
+    @cached_property
+    def _source_weights(self) -> Tensor:
+        barycentric = self.lattice.source.barycentric
+        return barycentric if self.source_scale is None else barycentric * self.source_scale
+
+    @cached_property
+    def _target_weights(self) -> Tensor:
+        barycentric = self.lattice.source.barycentric / blur_gain(self.lattice.dimension)
+        return barycentric if self.target_scale is None else barycentric * self.target_scale
+
+    def tables(self, both_ways: bool) -> PairwiseTables:
         """What a backend needs to add -K Q mu to logits; a constant for all labels of a point is left out."""
         source, gain = self.lattice.source, blur_gain(self.lattice.dimension)
         compatibility = self.compatibility
@@ -55,10 +70,14 @@ class Pairwise:
             factor = -1 / gain
         else:
             # w (1 - I) is -w I but for such a constant
-            costs, factor = None, float(compatibility) / gain
+            costs, factor = (
+                None,
+                float(compatibility.detach() if isinstance(compatibility, Tensor) else compatibility) / gain,
+            )
         before = None if self.source_scale is None else self.source_scale.squeeze(1)
         after = None if self.target_scale is None else self.target_scale.squeeze(1)
-        return PairwiseTables(source.vertices, source.barycentric, self.axis_neighbors, before, after, costs, factor)
+        corners = source.vertices, source.barycentric
+        return PairwiseTables(*corners, self.axis_neighbors, before, after, costs, factor, both_ways)
 
     def bound(self) -> Tensor:
         """A diagonal `[rows, 1]` that bounds K filtered both ways: its rows' sums, which are not negative."""
@@ -97,16 +116,21 @@ def prepare(kernel: Kernel, lattice: Lattice | None, layout: Layout) -> Pairwise
 
 
 def _filter(rows: Tensor, lattice: Lattice, axis_neighbors: Tensor, both_ways: bool = False) -> Tensor:
-    """The Gaussian without normalization; the mean of forward and reverse blur is symmetric, which neither is."""
-    splatted = splat(rows, lattice)
-    blurred = operators.blur(splatted, axis_neighbors, False)
-    if both_ways:
-        blurred = (blurred + operators.blur(splatted, axis_neighbors, True)) / 2
+    """The Gaussian without normalization."""
+    blurred = _blur(splat(rows, lattice), axis_neighbors, both_ways)
     return slice(blurred / blur_gain(lattice.dimension), lattice)
 
 
+def _blur(lattice_values: Tensor, axis_neighbors: Tensor, both_ways: bool) -> Tensor:
+    """Forward, or the mean of forward and reverse, which is symmetric as neither is."""
+    blurred = operators.blur(lattice_values, axis_neighbors, False)
+    if both_ways:
+        blurred = (blurred + operators.blur(lattice_values, axis_neighbors, True)) / 2
+    return blurred
+
+
 def _apply(compatibility: float | Tensor, filtered: Tensor) -> Tensor:
-    """`filtered [rows, labels]` times the matrix of costs."""
+    """`filtered [lattice_points, labels]` times the matrix of costs."""
     if not isinstance(compatibility, Tensor) or compatibility.dim() == 0:
         return compatibility * (filtered.sum(dim=1, keepdim=True) - filtered)
     return filtered * compatibility if compatibility.dim() == 1 else filtered @ compatibility

@@ -289,6 +289,7 @@ def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[Pairwis
         core.PairwiseKernel(
             _plain(kernel.vertices), _plain(kernel.barycentric), _plain(kernel.axis_neighbors),
             given(kernel.source_scale), given(kernel.target_scale), given(kernel.costs), kernel.factor,
+            kernel.both_ways,
         )
         for kernel in kernels
     ]  # fmt: skip

@@ -233,6 +233,7 @@ class PairwiseTables:
         source_scale, target_scale: `[points]`, None for ones.
         costs: `[labels, labels]`, None for the identity.
         factor: a number.
+        both_ways: take the mean of `blur` and its reverse, which is symmetric.
     """
 
     vertices: Tensor
@@ -242,6 +243,7 @@ class PairwiseTables:
     target_scale: Tensor | None
     costs: Tensor | None
     factor: float
+    both_ways: bool
 
 
 class FusedPrimitives(Primitives, Protocol):

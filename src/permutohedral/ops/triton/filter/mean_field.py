@@ -96,10 +96,11 @@ class _Kernel:
 
     def filter(self, marginals: Tensor) -> Tensor:
         """From rows `[points, labels]` to the lattice, ready to be sliced."""
-        rows = self.tables.axis_neighbors.shape[1]
-        blurred = blur(
-            splat_sums(marginals, self.tables.vertices, self.source_weights, rows, 0), self.tables.axis_neighbors, False
-        )
+        neighbors = self.tables.axis_neighbors
+        splatted = splat_sums(marginals, self.tables.vertices, self.source_weights, neighbors.shape[1], 0)
+        blurred = blur(splatted, neighbors, False)
+        if self.tables.both_ways:
+            blurred = (blurred + blur(splatted, neighbors, True)) / 2
         return blurred if self.tables.costs is None else (blurred @ self.tables.costs.to(blurred.dtype)).contiguous()
 
 
