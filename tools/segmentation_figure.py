@@ -28,12 +28,13 @@ SAUCER = [(170, 90), (250, 25), (400, 60), (470, 180), (440, 310), (300, 385), (
 INSIDE = [(180, 130), (220, 30), (330, 25), (400, 90), (370, 190), (230, 200)]
 COLORS = torch.tensor([[0.1, 0.2, 0.9], [0.9, 0.1, 0.1], [1.0, 0.85, 0.1]])
 
+WIDE = {"sigma_space": 40.0}
 PANELS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("strength 4, --sigma-range 0.05 (the defaults)", {}),
-    ("--strength 0.5: too little", {"strength": 0.5}),
-    ("--strength 40: too much, small parts vanish", {"strength": 40.0}),
-    ("--sigma-range 0.01: too little, labels stay", {"sigma_range": 0.01}),
-    ("--sigma-range 0.3: too much, edges are ignored", {"sigma_range": 0.3}),
+    ("defaults (--sigma-space 12): reach too little", {}),
+    ("--sigma-space 40 --strength 15", {**WIDE, "strength": 15.0}),
+    ("--sigma-space 40 --strength 1: too little", {**WIDE, "strength": 1.0}),
+    ("--sigma-space 200 --strength 100: too much", {"sigma_space": 200.0, "strength": 100.0}),
+    ("the same, --sigma-range 0.3: too much", {**WIDE, "strength": 15.0, "sigma_range": 0.3}),
 )
 
 

@@ -221,7 +221,21 @@ def noise_levels() -> str:
     return markdown_table(header, rows)
 
 
+def segmentation() -> str:
+    """Wrong pixels of rough labels after `permutohedral segment`, with the defaults and with one number changed."""
+    measured = json.loads((RESULTS / "segmentation.json").read_text())
+    kinds = list(dict.fromkeys(row["labels"] for row in measured["rows"]))
+    before = {row["labels"]: f"{100 * row['wrong_before']:.2f}" for row in measured["rows"]}
+    cells: dict[str, dict[str, str]] = {"as given": before}
+    for row in measured["rows"]:
+        changes = ", ".join(f"`--{name.replace('_', '-')} {value:g}`" for name, value in row["changes"].items())
+        harmed = f" ({row['harmed']} harmed)" if row["harmed"] else ""
+        cells.setdefault(changes or "defaults", {})[row["labels"]] = f"{100 * row['wrong_after']:.2f}{harmed}"
+    return markdown_table(["wrong, %", *kinds], [[name, *(row[kind] for kind in kinds)] for name, row in cells.items()])
+
+
 _TABLES: dict[str, Callable[[], str]] = {
+    "segmentation": segmentation,
     "denoising": denoising,
     "noise-levels": noise_levels,
     "mnist": mnist,

@@ -178,8 +178,8 @@ def segment(  # noqa: PLR0913 (one parameter for each option)
     certainty: Annotated[
         float, typer.Option(callback=_share, metavar="NUMBER", help="How probable a given label is, below 1.")
     ] = 0.7,
-    sigma_space: SigmaSpace = 30.0,
-    sigma_range: SigmaRange = 0.05,
+    sigma_space: SigmaSpace = 12.0,
+    sigma_range: SigmaRange = 0.03,
     strength: Annotated[
         float, typer.Option(min=0, metavar="NUMBER", help="How much pixels of like color agree.")
     ] = 4.0,

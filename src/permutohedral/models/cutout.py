@@ -35,9 +35,9 @@ class CutoutSettings:
         rounds: how often the colors are estimated; after the first time from the result of the round before.
     """
 
-    colors: float = 0.02
-    sigma_space: float = 11.0
-    sigma_range: float = 0.025
+    colors: float = 0.01
+    sigma_space: float = 6.0
+    sigma_range: float = 0.04
     bilateral: float = 5.0
     sigma_near: float = 2.0
     near: float = 3.0

@@ -72,8 +72,8 @@ class FieldSettings:
     """
 
     certainty: float = 0.7
-    sigma_space: float = 30.0
-    sigma_range: float = 0.05
+    sigma_space: float = 12.0
+    sigma_range: float = 0.03
     strength: float = 4.0
     smoothness: float = 1.0
     steps: int = 10
