@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch.utils.dlpack import from_dlpack
 from permutohedral.errors import BackendUnavailable, InputError
 from permutohedral.neighborhood import axis_offsets, blur_gain
 from permutohedral.ops.fused_primitives import FilterTables, KeptOfFilter, PairwiseTables
-from permutohedral.ops.primitives import accumulation_dtype, key_limit, parent_keys, range_error, transpose_weight
+from permutohedral.ops.primitives import accumulation_dtype, key_limit, range_error, transpose_weight
 
 if TYPE_CHECKING:
     from permutohedral._native import Kernels, PendingIndex
@@ -138,11 +138,6 @@ def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         pending = _native.index_keys(_plain(keys), inverse[:, None], _threads(rows))
     unique_keys, table = _finish(pending, columns)
     return unique_keys, inverse, table
-
-
-def coarsen_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    coarse_keys, inverse, table = index_keys(parent_keys(keys).flatten(0, 1))
-    return coarse_keys, inverse.view(-1, 2), table
 
 
 def _table_of(keys: Tensor) -> Tensor:
@@ -294,19 +289,13 @@ def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[Pairwis
     out = _empty(energies.shape, dtype)
     if out.numel() == 0:
         return out
-
-    def given(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else _plain(tensor, dtype)
-
-    borrowed = [
-        core.PairwiseKernel(
-            _plain(kernel.vertices), _plain(kernel.barycentric), _plain(kernel.axis_neighbors),
-            given(kernel.source_scale), given(kernel.target_scale), given(kernel.costs), kernel.factor,
-            kernel.both_ways,
-        )
-        for kernel in kernels
-    ]  # fmt: skip
-    core.mean_field(_plain(energies, dtype), given(start), borrowed, steps, out, _threads(energies.numel()))
+    borrowed = []
+    for kernel in kernels:
+        scales = [None if each is None else _plain(each, dtype) for each in kernel[3:6]]
+        arguments: list[Any] = [*map(_plain, kernel[:3]), *scales, kernel.factor, kernel.both_ways]
+        borrowed.append(core.PairwiseKernel(*arguments))
+    start = None if start is None else _plain(start, dtype)
+    core.mean_field(_plain(energies, dtype), start, borrowed, steps, out, _threads(energies.numel()))
     return out
 
 

@@ -22,7 +22,7 @@ from permutohedral.ops.batching import (
 )
 from permutohedral.ops.dispatch import primitives_for
 from permutohedral.ops.operator import Derivative, Operator, Tangents, linear_in
-from permutohedral.ops.primitives import accumulation_dtype, transpose_weight
+from permutohedral.ops.primitives import accumulation_dtype, parent_keys, transpose_weight
 from permutohedral.ops.tracing import is_plain, is_traced
 
 
@@ -160,6 +160,12 @@ index_keys: Operator[tuple[Tensor, ...]] = Operator(
 )
 
 
+def _coarsen_keys(keys: Tensor) -> tuple[Tensor, ...]:
+    """The keys of the lattice of twice the step, the rows of each key's parents `[lattice_points, 2]`, and a table."""
+    coarse_keys, inverse, table = primitives_for(keys).index_keys(parent_keys(keys).flatten(0, 1))
+    return coarse_keys, inverse.view(-1, 2), table
+
+
 def _coarsen_keys_shape(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     coarse_keys, _, table = _index_keys_shape(keys)
     return coarse_keys, keys.new_empty((keys.shape[0], 2)), table
@@ -169,6 +175,7 @@ coarsen_keys: Operator[tuple[Tensor, ...]] = Operator(
     "coarsen_keys",
     "(Tensor keys) -> (Tensor, Tensor, Tensor)",
     _coarsen_keys_shape,
+    _coarsen_keys,
     batch=padded(keys=(0,), tables=(2,)),
 )
 find_neighbors: Operator[Tensor] = Operator(

@@ -76,20 +76,6 @@ class Primitives(Protocol):
         """
         ...
 
-    def coarsen_keys(self, keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Number the lattice points of the lattice of twice the step (`pyramid.py`).
-
-        Args:
-            keys: int32 `[lattice_points, 1 + d]`, distinct rows.
-
-        Returns:
-            coarse_keys: int32 `[coarse lattice points, 1 + d]`, in coordinates of the coarse lattice, each once.
-            parents: int32 `[lattice_points, 2]`, rows of `coarse_keys`: the ends of the coarse edge whose midpoint each
-                lattice point is; twice the same row where it is a coarse lattice point itself.
-            table: see `index_points`.
-        """
-        ...
-
     def find_neighbors(self, source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor) -> Tensor:
         """Look up, for every target lattice point and tap, the source lattice point there: exactly.
 

@@ -18,7 +18,6 @@ from permutohedral.ops.primitives import (
     accumulation_dtype,
     check_items,
     key_limit,
-    parent_keys,
     range_error,
     window_extents,
 )
@@ -176,11 +175,6 @@ def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     unique_keys = keys.new_empty(stages[-1].codes.numel(), keys.shape[1])
     unique_keys[inverse] = keys
     return unique_keys, inverse.to(torch.int32), table
-
-
-def coarsen_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    coarse_keys, inverse, table = index_keys(parent_keys(keys).flatten(0, 1))
-    return coarse_keys, inverse.view(-1, 2), table
 
 
 def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor) -> Tensor:

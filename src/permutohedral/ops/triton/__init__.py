@@ -5,7 +5,7 @@ from permutohedral.ops.triton.build.fixed_rows import index_points_bounded
 from permutohedral.ops.triton.build.lattice import index_both, index_points
 from permutohedral.ops.triton.build.neighbors import find_neighbors, transpose_neighbors
 from permutohedral.ops.triton.build.picture_features import picture_features
-from permutohedral.ops.triton.build.wide_keys import coarsen_keys, index_keys
+from permutohedral.ops.triton.build.wide_keys import index_keys
 from permutohedral.ops.triton.filter.blur import blur
 from permutohedral.ops.triton.filter.convolve import convolve
 from permutohedral.ops.triton.filter.exact_sums import sum_neighbors, sum_window
@@ -19,7 +19,6 @@ from permutohedral.ops.triton.filter.weight_gradient import convolve_gradients, 
 __all__ = [
     "barycentric_gradient",
     "blur",
-    "coarsen_keys",
     "convolve",
     "convolve_gradients",
     "convolve_weight_gradient",

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops import reference
-from permutohedral.ops.primitives import check_items, key_limit, parent_keys, range_error
+from permutohedral.ops.primitives import check_items, key_limit, range_error
 from permutohedral.ops.triton.build.embedding import LARGEST_TILE_DIMENSION, find_simplex, tile_rows, weights_from
 from permutohedral.ops.triton.build.packed_table import capacity_for, mix, swap_if_empty
 from permutohedral.ops.triton.runtime import HAS_PTX, cdiv, launch, on_device, rows_contiguous
@@ -207,11 +207,6 @@ def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     )  # fmt: skip
     launch(inverse_kernel, (cdiv(num_keys, 1024),), (slot_of_key, table), (num_keys,), BLOCK=1024)
     return unique_keys, slot_of_key, table
-
-
-def coarsen_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    coarse_keys, inverse, table = index_keys(parent_keys(keys).flatten(0, 1))
-    return coarse_keys, inverse.view(-1, 2), table
 
 
 def _sort_slots(slots: Tensor, keys: Tensor, table: Tensor) -> Tensor:
