@@ -15,7 +15,8 @@ from torch import Tensor
 
 from permutohedral.neighborhood import Neighborhood, axis_offsets, blur_gain
 from permutohedral.ops import reference
-from permutohedral.ops.primitives import PairwiseTables, transpose_weight
+from permutohedral.ops.fused_primitives import PairwiseTables
+from permutohedral.ops.primitives import transpose_weight
 
 kernels = pytest.importorskip("permutohedral.ops.triton", reason="Triton is not installed")
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="tests/interpreted has these for the interpreter")
