@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -197,8 +195,7 @@ def test_a_cuda_graph_of_a_layer() -> None:
 
 
 def move(kernel: PairwiseTables) -> PairwiseTables:
-    tensors: dict[str, Any] = {name: each.cuda() for name, each in vars(kernel).items() if isinstance(each, Tensor)}
-    return replace(kernel, **tensors)
+    return PairwiseTables(*(each.cuda() if isinstance(each, Tensor) else each for each in kernel))
 
 
 @pytest.mark.parametrize("with_costs", [False, True])
