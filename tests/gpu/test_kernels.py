@@ -195,7 +195,8 @@ def test_a_cuda_graph_of_a_layer() -> None:
 
 
 def move(kernel: PairwiseTables) -> PairwiseTables:
-    return PairwiseTables(*(each.cuda() if isinstance(each, Tensor) else each for each in kernel))
+    moved = {name: each.cuda() for name, each in kernel._asdict().items() if isinstance(each, Tensor)}
+    return kernel._replace(**moved)
 
 
 @pytest.mark.parametrize("with_costs", [False, True])
