@@ -195,7 +195,7 @@ def test_a_cuda_graph_of_a_layer() -> None:
 
 
 def move(kernel: PairwiseTables) -> PairwiseTables:
-    moved = {name: each.cuda() for name, each in kernel._asdict().items() if isinstance(each, Tensor)}
+    moved: dict[str, Any] = {name: each.cuda() for name, each in kernel._asdict().items() if isinstance(each, Tensor)}
     return kernel._replace(**moved)
 
 
