@@ -347,7 +347,7 @@ def in_units_of(features: Tensor, sigma: Sigma) -> Tensor:
             raise InputError(f"sigma must be one number or one for each of {dimension}, got {tuple(sigma.shape)}")
         return features / _positive_tensor(sigma).to(features.dtype)
     numbers = numbers_of(sigma, dimension)
-    if all(number == numbers[0] for number in numbers):
+    if len(set(numbers)) == 1:
         return features / numbers[0]
     return features / torch.tensor(numbers, dtype=features.dtype, device=features.device)
 
