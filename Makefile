@@ -65,7 +65,7 @@ PYTEST := OMP_NUM_THREADS=1 RECORDED_LAUNCHES=build/launches $(BIN)/python -m py
 # the kernels that the interpreter launches are compiled by the second session
 pytest: $(STAMP)
 	@rm -rf build/launches
-	TRITON_INTERPRET=1 $(PYTEST) tests/interpreted
+	TRITON_INTERPRET=1 $(PYTEST) --maxprocesses=2 tests/interpreted
 	$(PYTEST)
 
 accuracy: $(STAMP)  ## measure the approximation, write docs/accuracy.md

@@ -16,7 +16,8 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, line
 import permutohedral as ph
 from permutohedral.normalization import NORMALIZATIONS
 
-pytestmark = pytest.mark.usefixtures("backend")
+# transformations meet the operators, which are the same above every backend
+pytestmark = [pytest.mark.usefixtures("backend"), on_default_backend]
 
 # so small a step stays inside a simplex
 STEP = 1e-6
@@ -270,7 +271,6 @@ def test_what_is_cached_inside_a_transformation_serves_outside() -> None:
     assert weight.grad is not None
 
 
-@on_default_backend
 @pytest.mark.parametrize("function", [learned, on_a_lattice])
 def test_compiled_transformations(function: Callable[..., Tensor]) -> None:
     """The compiler leaves out what it cannot transform; it never leaves out a tangent."""
@@ -293,7 +293,6 @@ def test_compiled_transformations(function: Callable[..., Tensor]) -> None:
         assert_close(torch.compile(derivative, backend="aot_eager")(*inputs), derivative(*inputs))
 
 
-@on_default_backend
 def test_a_compiled_tangent_on_a_lattice() -> None:
     """Nothing breaks the graph before the first operator."""
     values, features, weight = inputs_of()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import DEVICE, to_tensor
+from support import DEVICE, on_default_backend, to_tensor
 from torch import Tensor
 
 from permutohedral.neighborhood import Neighborhood, axis_offsets
@@ -134,6 +134,7 @@ def differentiable(name: str, way: Callable[[str], Any]) -> tuple[Callable[..., 
     return function, tuple(arguments[place] for place in places)
 
 
+@on_default_backend
 @pytest.mark.parametrize("name", INTEGER + WITHOUT_DERIVATIVE + FLOATING)
 def test_opcheck(name: str) -> None:
     """Schema, fake tensors, autograd registration, and the traced operator with static and dynamic shapes."""

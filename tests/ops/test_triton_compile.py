@@ -27,7 +27,7 @@ import permutohedral.ops.triton as package
 
 TESTS = Path(__file__).parents[1]
 H100 = GPUTarget("cuda", 90, 32)
-TARGETS = [GPUTarget("cuda", 80, 32), H100, GPUTarget("hip", "gfx942", 64)]
+TARGETS = [H100, GPUTarget("hip", "gfx942", 64)]
 # tests in tests/interpreted that launch every kernel between them, without the slow ones
 RECORDED = (
     "test_index_points and not wider or test_index_keys or test_transpose_neighbors or test_neighbors_in_pairs "
