@@ -98,7 +98,9 @@ def free_energy(
 
     Args:
         marginals: from `mean_field`.
-        energies, kernels, lattices: see `mean_field`.
+        energies: see `mean_field`.
+        kernels: see `mean_field`.
+        lattices: see `mean_field`.
 
     Returns:
         `[batch]`, or a number for energies without a batch axis; the number of items follows from a ragged batch.

@@ -68,7 +68,8 @@ class LatticeConvolution(_LatticeFilter):
     """Convolves values on lattice points: no splat, no slice.
 
     Args:
-        in_channels, out_channels: of the values.
+        in_channels: of the values.
+        out_channels: of the result.
         dimension: d of the features.
         neighborhood_size: s, the reach of the filter in lattice steps.
         bias: add a learned number to every output channel.
