@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from permutohedral.errors import InputError
 from permutohedral.lattice import Lattice
+from permutohedral.models.point_cloud import summarize
 from permutohedral.nn.levels import Coarsen, LatticeConvolution, LatticeGroupNorm, Refine
 from permutohedral.pyramid import LatticePyramid, build_pyramid
 from permutohedral.steps import slice, splat
@@ -66,7 +67,38 @@ class _Encoder(nn.Module):
         return found
 
 
-class LatticeUNet(nn.Module):
+class _OnPyramid(nn.Module):
+    """A network that takes points with a pyramid, or builds it."""
+
+    encoder: _Encoder
+
+    @property
+    def levels(self) -> int:
+        """Of the pyramid it needs."""
+        return len(self.encoder.blocks)
+
+    def forward(
+        self,
+        values: Tensor,
+        features: Tensor | None = None,
+        batch: Tensor | None = None,
+        pyramid: LatticePyramid | None = None,
+    ) -> Tensor:
+        """Classify the points of `features`, or of a `pyramid` of as many levels that was built from them."""
+        if (features is None) == (pyramid is None):
+            raise InputError("give either features or a pyramid built from them")
+        if features is not None:
+            pyramid = build_pyramid(features, self.levels, batch=batch)
+        assert pyramid is not None
+        if len(pyramid.levels) != self.levels:
+            raise InputError(f"this network needs a pyramid of {self.levels} levels, got {len(pyramid.levels)}")
+        return self.classify(values, pyramid)
+
+    def classify(self, values: Tensor, pyramid: LatticePyramid) -> Tensor:
+        raise NotImplementedError
+
+
+class LatticeUNet(_OnPyramid):
     """Points in, a number for each class at each point out; sees far through coarse levels, sharply through fine ones.
 
     Args:
@@ -96,20 +128,8 @@ class LatticeUNet(nn.Module):
         self.blocks = nn.ModuleList(ResidualBlock(width, dimension) for width in channels[:-1])
         self.head = nn.Sequential(nn.Linear(channels[0] + in_channels, 32), nn.ReLU(), nn.Linear(32, classes))
 
-    @property
-    def levels(self) -> int:
-        """Of the pyramid it needs."""
-        return len(self.encoder.blocks)
-
-    def forward(
-        self,
-        values: Tensor,
-        features: Tensor | None = None,
-        batch: Tensor | None = None,
-        pyramid: LatticePyramid | None = None,
-    ) -> Tensor:
-        """Classify the points of `features`, or of a `pyramid` of as many levels that was built from them."""
-        pyramid = _pyramid_for(features, batch, pyramid, self.levels)
+    def classify(self, values: Tensor, pyramid: LatticePyramid) -> Tensor:
+        """`[points, in_channels]` to `[points, classes]`."""
         skips = self.encoder(values, pyramid)
         lattice_values = skips.pop()
         for level in reversed(range(len(skips))):
@@ -121,7 +141,7 @@ class LatticeUNet(nn.Module):
         return result
 
 
-class LatticeClassifier(nn.Module):
+class LatticeClassifier(_OnPyramid):
     """Clouds in, a number for each class of each cloud out.
 
     Args:
@@ -143,44 +163,15 @@ class LatticeClassifier(nn.Module):
         self.encoder = _Encoder(in_channels, dimension, channels)
         self.head = nn.Sequential(nn.Linear(2 * channels[-1], 64), nn.ReLU(), nn.Linear(64, classes))
 
-    @property
-    def levels(self) -> int:
-        """Of the pyramid it needs."""
-        return len(self.encoder.blocks)
-
-    def forward(
-        self,
-        values: Tensor,
-        features: Tensor | None = None,
-        batch: Tensor | None = None,
-        pyramid: LatticePyramid | None = None,
-    ) -> Tensor:
-        """Classify the items of `batch`; without it all points are one cloud."""
-        pyramid = _pyramid_for(features, batch, pyramid, self.levels)
+    def classify(self, values: Tensor, pyramid: LatticePyramid) -> Tensor:
+        """`[points, in_channels]` to `[items, classes]`; without a batch all points are one item."""
         coarsest: Tensor = self.encoder(values, pyramid)[-1]
         item = pyramid.levels[-1].source.keys[:, 0].long()
         items = int(item.max()) + 1 if len(item) else 0
-        place = item[:, None].expand_as(coarsest)
-        empty = coarsest.new_zeros(items, coarsest.shape[1])
-        largest = empty.scatter_reduce(0, place, coarsest, "amax", include_self=False)
-        mean = empty.scatter_reduce(0, place, coarsest, "mean", include_self=False)
-        result: Tensor = self.head(torch.cat([largest, mean], dim=1))
+        result: Tensor = self.head(summarize(coarsest, item, items))
         return result
 
 
 def _check_widths(channels: Sequence[int]) -> None:
     if not channels or any(type(width) is not int or width < 1 for width in channels):
         raise InputError(f"channels must name the width of each level, such as (16, 32, 64), got {channels!r}")
-
-
-def _pyramid_for(
-    features: Tensor | None, batch: Tensor | None, pyramid: LatticePyramid | None, levels: int
-) -> LatticePyramid:
-    if (features is None) == (pyramid is None):
-        raise InputError("give either features or a pyramid built from them")
-    if features is not None:
-        return build_pyramid(features, levels, batch=batch)
-    assert pyramid is not None
-    if len(pyramid.levels) != levels:
-        raise InputError(f"this network needs a pyramid of {levels} levels, got {len(pyramid.levels)}")
-    return pyramid
