@@ -53,11 +53,27 @@ PERMUTOHEDRAL_INLINE void for_tiles(int64_t stride, Function&& function) {
     }
 }
 
+// points ahead whose rows of a table are fetched: they lie far apart where colors are among the features
+constexpr int64_t points_ahead = 4;
+
+template <int V, class T, int K>
+PERMUTOHEDRAL_INLINE void prefetch_rows(const PointSimplex<T, K>& simplex, const T* table, int64_t stride) {
+    if (K > 0 && K < 4) return;
+    for (int64_t j = 0; j < simplex.num_corners; ++j) {
+        const char* row = reinterpret_cast<const char*>(table + simplex.vertices[j] * stride);
+        __builtin_prefetch(row);
+        if (V * sizeof(Vector<T>) > 64) __builtin_prefetch(row + 64);
+    }
+}
+
 template <class T, int N, int V, int S, int K, bool Fresh>
 void add_slices(const PairwiseKernel<T>& kernel, const T* table, Extent<S> stride, int64_t point, int64_t count,
                 T* rows) {
     for (int64_t i = 0; i < count; ++i, ++point, rows += stride) {
         const PointSimplex<T, K> simplex = simplex_at<K>(kernel.simplices, point);
+        if (i + points_ahead < count) {
+            prefetch_rows<V>(simplex_at<K>(kernel.simplices, point + points_ahead), table, stride);
+        }
         const T scale = kernel.target_scale == nullptr ? kernel.factor : kernel.factor * kernel.target_scale[point];
         ChannelVector<T, N> sums[V];
         for (int v = 0; v < V; ++v) sums[v] = Fresh ? ChannelVector<T, N>{} : load_channels<T, N>(rows + v * N);
@@ -91,6 +107,9 @@ void add_splats(const PairwiseKernel<T>& kernel, T* table, Extent<S> stride, int
     const uint32_t begin = uint32_t(vertices.begin), size = uint32_t(vertices.end - vertices.begin);
     for (int64_t i = 0; i < count; ++i, ++point, rows += stride) {
         const PointSimplex<T, K> simplex = simplex_at<K>(kernel.simplices, point);
+        if (Everywhere && i + points_ahead < count) {
+            prefetch_rows<V>(simplex_at<K>(kernel.simplices, point + points_ahead), table, stride);
+        }
         const T scale = kernel.source_scale == nullptr ? T(1) : kernel.source_scale[point];
         ChannelVector<T, N> values[V];
         for (int v = 0; v < V; ++v) values[v] = scale * load_channels<T, N>(rows + v * N);
@@ -160,17 +179,9 @@ struct LabelColumns {
     PERMUTOHEDRAL_INLINE Lanes make(const T* rows, int64_t stride, LabelPlanes<const T> energies, int64_t count) {
         const Lanes least = Lanes{} + -std::numeric_limits<T>::infinity();
         Lanes most[parts] = {least, least, least, least};
-        for (int64_t c = 0; c < labels; c += N) {
-            Lanes square[N];
-            for (int l = 0; l < N; ++l) square[l] = load<T, N>(rows + l * stride + c);
-            transpose_square<T, N>(square);
-            for (int l = 0; l < N; ++l) {
-                if (c + l >= labels) break;
-                const Lanes logits = square[l] - load_first<T, N>(energies.data + (c + l) * energies.step, count);
-                most[l % parts] = logits > most[l % parts] ? logits : most[l % parts];
-                data[c + l] = logits;
-            }
-        }
+        int64_t c = 0;
+        for (; count >= N && c + N <= labels; c += N) add_logits<true>(rows, stride, energies, c, count, most);
+        for (; c < labels; c += N) add_logits<false>(rows, stride, energies, c, count, most);
         for (int64_t part = 1; part < parts; ++part) most[0] = most[part] > most[0] ? most[part] : most[0];
         Lanes totals[parts] = {};
         int64_t l = 0;
@@ -185,12 +196,35 @@ struct LabelColumns {
 
     // Into rows, times a scale; what is behind the labels becomes zero.
     PERMUTOHEDRAL_INLINE void store_rows(Lanes scale, T* rows, int64_t stride) const {
-        for (int64_t c = 0; c < stride; c += N) {
-            Lanes square[N];
-            for (int l = 0; l < N; ++l) square[l] = c + l < labels ? data[c + l] * scale : Lanes{};
-            transpose_square<T, N>(square);
-            for (int l = 0; l < N; ++l) store<T, N>(rows + l * stride + c, square[l]);
+        int64_t c = 0;
+        for (; c + N <= labels; c += N) store_square<true>(scale, rows, stride, c);
+        for (; c < stride; c += N) store_square<false>(scale, rows, stride, c);
+    }
+
+private:
+    // The logits of N labels from c on. Whole: all of these labels, and N points, are there.
+    template <bool Whole>
+    PERMUTOHEDRAL_INLINE void add_logits(const T* rows, int64_t stride, LabelPlanes<const T> energies, int64_t c,
+                                         int64_t count, Lanes* most) {
+        Lanes square[N];
+        for (int l = 0; l < N; ++l) square[l] = load<T, N>(rows + l * stride + c);
+        transpose_square<T, N>(square);
+        for (int l = 0; l < N; ++l) {
+            if (!Whole && c + l >= labels) break;
+            const Lanes logits =
+                square[l] - load_first<T, N>(energies.data + (c + l) * energies.step, Whole ? N : count);
+            most[l % parts] = logits > most[l % parts] ? logits : most[l % parts];
+            data[c + l] = logits;
         }
+    }
+
+    // The marginals of N labels from c on.
+    template <bool Whole>
+    PERMUTOHEDRAL_INLINE void store_square(Lanes scale, T* rows, int64_t stride, int64_t c) const {
+        Lanes square[N];
+        for (int l = 0; l < N; ++l) square[l] = Whole || c + l < labels ? data[c + l] * scale : Lanes{};
+        transpose_square<T, N>(square);
+        for (int l = 0; l < N; ++l) store<T, N>(rows + l * stride + c, square[l]);
     }
 };
 

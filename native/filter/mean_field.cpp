@@ -157,13 +157,13 @@ private:
         if (mirrored_) {
             const T *one = field_.energies + plane_of(chunk, 0), *other = field_.energies + plane_of(chunk, 1);
             for (int64_t i = 0; i < chunk.count; ++i) chunk.rows[i] = one[i] - other[i];
-        } else if (first) {
-            std::memset(chunk.rows, 0, sizeof(T) * chunk.count * stride_);
         } else {
-            // needed after the slices: the processor does not foresee so many short pieces
+            // those of the next chunk: the processor does not foresee so many short pieces
+            const int64_t ahead = std::min(chunk_points_, field_.num_points - chunk.first - chunk.count);
             for (int64_t label = 0; label < field_.labels; ++label) {
-                prefetch_bytes(field_.energies + plane_of(chunk, label), int64_t(sizeof(T)) * chunk.count);
+                prefetch_bytes(field_.energies + plane_of(chunk, label) + chunk.count, int64_t(sizeof(T)) * ahead);
             }
+            if (first) std::memset(chunk.rows, 0, sizeof(T) * chunk.count * stride_);
         }
         if (first) return;
         for (int64_t k = 0; k < field_.num_kernels; ++k) {
