@@ -292,8 +292,8 @@ def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[Pairwis
     borrowed = []
     for kernel in kernels:
         costs = None if kernel.costs is None else _plain(kernel.costs, dtype)
-        arguments: list[Any] = [*map(_plain, kernel[:3]), kernel.source_power, kernel.target_power, costs]
-        borrowed.append(core.PairwiseKernel(*arguments, kernel.factor, kernel.both_ways))
+        arguments: list[Any] = [*map(_plain, kernel[:3]), *kernel[3:5], costs, *kernel[6:]]
+        borrowed.append(core.PairwiseKernel(*arguments))
     start = None if start is None else _plain(start, dtype)
     core.mean_field(_plain(energies, dtype), start, borrowed, steps, out, _threads(energies.numel()))
     return out
