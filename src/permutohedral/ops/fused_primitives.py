@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -69,8 +69,9 @@ class PairwiseTables(NamedTuple):
 
 
 # what the derivative of a learned filter needs: the lattice values `[lattice_points, in_channels]` that were convolved,
-# and the density `[lattice_points]` they were divided by, in the accumulation dtype, None unless `by_density`
-KeptOfFilter = tuple[Tensor, Tensor | None]
+# and the density `[lattice_points]` they were divided by, in the accumulation dtype, None unless `by_density`; then
+# tables that a backend made on the way
+KeptOfFilter = tuple[Any, ...]
 
 
 class FusedPrimitives(Primitives, Protocol):
