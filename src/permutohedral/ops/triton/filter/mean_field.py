@@ -18,6 +18,7 @@ from torch import Tensor
 
 from permutohedral.ops.fused_primitives import SMALLEST_MASS, PairwiseTables
 from permutohedral.ops.triton.filter.blur import blur, blur_rows
+from permutohedral.ops.triton.filter.incidence import Incidence, list_corners, splat_listed
 from permutohedral.ops.triton.filter.splat import splat_sums
 from permutohedral.ops.triton.runtime import WIDEST_TILE, cdiv, launch, on_device, tile
 
@@ -117,17 +118,24 @@ def marginals_kernel(
 
 @dataclass(frozen=True)
 class _Kernel:
-    """The tables of a kernel with its scales in the weights, and its costs for padded rows."""
+    """The tables of a kernel with its scales in the weights, and its costs for padded rows.
+
+    `incidence` lists the points at each lattice point, None where they are added without it.
+    """
 
     tables: PairwiseTables
     source_weights: Tensor
     target_weights: Tensor
     costs: Tensor | None
+    incidence: Incidence | None
 
     def filter(self, marginals: Tensor) -> Tensor:
         """From rows `[points, width]` to the lattice, ready to be sliced."""
         neighbors = self.tables.axis_neighbors
-        splatted = splat_sums(marginals, self.tables.vertices, self.source_weights, neighbors.shape[1], 0)
+        if self.incidence is None:
+            splatted = splat_sums(marginals, self.tables.vertices, self.source_weights, neighbors.shape[1], 0)
+        else:
+            splatted = splat_listed(marginals, self.incidence, marginals.dtype)
         blurred = blur(splatted, neighbors, False)
         if self.tables.both_ways:
             blurred = (blurred + blur(splatted, neighbors, True)) / 2
@@ -156,7 +164,7 @@ def _divided_by_mass(tables: PairwiseTables) -> Tensor:
     return output
 
 
-def _with_scales(tables: PairwiseTables, labels: int) -> _Kernel:
+def _with_scales(tables: PairwiseTables, labels: int, steps: int) -> _Kernel:
     weights = tables.barycentric
     scaled = weights if tables.source_power == tables.target_power == 0 else _divided_by_mass(tables)
     source = scaled if tables.source_power > 0 else weights
@@ -164,7 +172,10 @@ def _with_scales(tables: PairwiseTables, labels: int) -> _Kernel:
     behind, costs = _width(labels) - labels, tables.costs
     if costs is not None:
         costs = F.pad(costs.to(weights.dtype), (0, behind, 0, behind))
-    return _Kernel(tables, source, target * tables.factor, costs)
+    # for one splat, or of few labels, it would take longer than it saves
+    is_listed = steps > 1 and labels > _NARROW
+    incidence = list_corners(tables.vertices, source, tables.axis_neighbors.shape[1]) if is_listed else None
+    return _Kernel(tables, source, target * tables.factor, costs, incidence)
 
 
 def _marginals(energies: Tensor, kernels: Sequence[_Kernel], values: Sequence[Tensor], planes: bool) -> Tensor:
@@ -197,7 +208,7 @@ def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[Pairwis
     if len(kernels) > _MOST_KERNELS or labels > WIDEST_TILE or energies.numel() == 0:
         return None
     energies = energies.contiguous()
-    scaled = [_with_scales(each, labels) for each in kernels]
+    scaled = [_with_scales(each, labels, steps) for each in kernels]
     values: list[Tensor] = []
     for step in range(steps):
         if step == 0 and start is not None:
