@@ -1,13 +1,14 @@
-"""Applies a network to all points of a scene, tile by tile."""
+"""Applies a network to all points of a scene: tile by tile, and where the points are dense, in several goes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from permutohedral.clouds.scenes import Scene, cut_tiles
+from permutohedral.clouds.scenes import DENSEST, Scene, cut_tiles, density_of
 
 # in meters: tiles as wide as crops to train on, and a margin as wide as the network sees well
 SIDE, MARGIN = 40.0, 10.0
@@ -38,13 +39,22 @@ def classify_points(
     classes = torch.zeros(len(scene.positions), dtype=torch.int64, device=scene.positions.device)
     done = 0
     for points, own in cut_tiles(scene.positions, side, margin):
-        tile = scene.select(points).to(device)
-        # features near zero are embedded most exactly
-        positions = tile.positions - tile.positions.mean(dim=0)
-        item = torch.zeros(len(points), dtype=torch.int32, device=device)
-        scores = network(tile.values(), positions, item)
-        classes[points[own]] = scores.argmax(dim=1).to(classes.device)[own]
+        for part in _deal(scene.positions[points]):
+            tile = scene.select(points[part]).to(device)
+            # features near zero are embedded most exactly
+            positions = tile.positions - tile.positions.mean(dim=0)
+            item = torch.zeros(len(part), dtype=torch.int32, device=device)
+            found = network(tile.values(), positions, item).argmax(dim=1).to(classes.device)
+            classes[points[part[own[part]]]] = found[own[part]]
         done += int(own.sum())
         if tell is not None:
             tell(done)
     return classes
+
+
+def _deal(positions: Tensor) -> list[Tensor]:
+    """A dense cloud as several, no denser than a network knows: which points are in each."""
+    parts = max(math.ceil(density_of(positions) / DENSEST), 1)
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(positions), generator=generator).to(positions.device)
+    return [order[part::parts] for part in range(parts)]

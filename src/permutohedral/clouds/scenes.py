@@ -17,6 +17,11 @@ WINDOWS = (16.0, 40.0)
 VALUE_CHANNELS = len(WINDOWS) + 1
 # of classes that are not counted
 UNKNOWN = -1
+# points a square meter: denser clouds are thinned out to learn from, and dealt into several to be classified, so that a
+# network knows the density of what it sees
+DENSEST = 12.0
+# side in meters of the squares by which areas are measured
+_SQUARE = 2.0
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,19 @@ def make_scene(positions: Tensor, labels: Tensor | None = None, ground: bool = T
     return Scene(near, heights, labels)
 
 
+def density_of(positions: Tensor) -> float:
+    """Points a square meter, where there are any.
+
+    >>> round(density_of(torch.rand(1000, 3) * 10), 1)
+    10.0
+    """
+    if not len(positions):
+        return 0.0
+    places = ((positions[:, :2] - positions[:, :2].amin(dim=0)) / _SQUARE).floor().long()
+    occupied = torch.unique(places[:, 0] * (places[:, 1].amax() + 1) + places[:, 1])
+    return len(positions) / (len(occupied) * _SQUARE**2)
+
+
 @dataclass(frozen=True)
 class Cropping:
     """How crops are cut out of scenes and varied.
@@ -77,17 +95,19 @@ class Cropping:
         smallest: side in meters of the smallest square.
         largest: and of the largest.
         points: at most so many are kept of a crop, drawn at random.
-        least_kept: the smallest share of the points that is kept where the points are not too many; 1 keeps all.
+        sparsest: points a square meter; crops are thinned out to a density from here on
+        densest: up to here, if they have so many.
         scale: sizes vary by this share up and down.
         jitter: standard deviation of the noise on positions, in meters.
         lift: standard deviation of what is added to all heights of a crop, in meters.
         turn: rotate about the vertical, and mirror.
     """
 
-    smallest: float = 18.0
-    largest: float = 48.0
+    smallest: float = 30.0
+    largest: float = 50.0
     points: int = 20_000
-    least_kept: float = 0.05
+    sparsest: float = 1.5
+    densest: float = DENSEST
     scale: float = 0.1
     jitter: float = 0.02
     lift: float = 0.1
@@ -96,8 +116,11 @@ class Cropping:
     def __post_init__(self) -> None:
         if not 0 < self.smallest <= self.largest:
             raise InputError(f"crops need 0 < smallest <= largest, got {self.smallest} and {self.largest}")
-        if self.points < 1 or not 0 < self.least_kept <= 1:
-            raise InputError(f"crops need points >= 1 and 0 < least_kept <= 1, got {self.points}, {self.least_kept}")
+        if self.points < 1 or not 0 < self.sparsest <= self.densest:
+            raise InputError(
+                "crops need points >= 1 and 0 < sparsest <= densest, "
+                f"got {self.points}, {self.sparsest} and {self.densest}"
+            )
 
 
 def draw_crop(scene: Scene, cropping: Cropping, generator: torch.Generator) -> Scene:
@@ -124,8 +147,8 @@ def draw_crop(scene: Scene, cropping: Cropping, generator: torch.Generator) -> S
     rotation = torch.tensor([[cosine * mirror, sine], [-sine * mirror, cosine]], device=device)
     flat = (scene.positions[:, :2] - center) @ rotation
     inside = (flat.abs() < side / 2).all(dim=1).nonzero()[:, 0]
-    kept = cropping.least_kept ** chances[3]
-    kept = min(kept, cropping.points / max(len(inside), 1))
+    wanted = cropping.sparsest * (cropping.densest / cropping.sparsest) ** chances[3]
+    kept = min(wanted / max(density_of(flat[inside]), 1e-6), cropping.points / max(len(inside), 1))
     if kept < 1:
         inside = inside[torch.rand(len(inside), generator=generator, device=device) < kept]
     scale = 1 + cropping.scale * (2 * chances[4] - 1)

@@ -19,8 +19,8 @@ from permutohedral.reporting.markdown import markdown_table
 from permutohedral.reporting.provenance import name_machine, short_commit
 
 ROWS = ("pointwise", "pointnet", "flat", "unet")
-# what helps: each differs from unet in one setting
-VARIANTS = ("unet_one_place", "unet_no_augmentation", "unet_no_ground")
+# what helps: each differs from unet or flat in one setting
+VARIANTS = ("unet_one_place", "unet_no_augmentation", "unet_no_ground", "flat_no_ground")
 
 _TIMES = "steps.json"
 

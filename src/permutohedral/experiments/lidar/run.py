@@ -194,7 +194,7 @@ def evaluate(network: nn.Module, scene: Scene, device: torch.device) -> dict[str
 
 
 def time_step(config: LidarConfig, options: RunOptions) -> dict[str, float]:
-    """Milliseconds of a training step with nothing beside it, once its crops are drawn, and points of a step: medians."""
+    """Milliseconds of a training step with nothing beside it, once its crops are drawn, and its points: medians."""
     task = make_task(config, build_model(config), options.data).to(options.device)
     optimizer = cast(torch.optim.Optimizer, task.configure_optimizers()["optimizer"])
     times, points = [], []
