@@ -12,9 +12,9 @@ from torch import Tensor
 from permutohedral.clouds.ground import heights_above_ground
 from permutohedral.errors import InputError
 
-# widths in meters of what is taken off the ground: trees and houses, and halls
-WINDOWS = (16.0, 40.0)
-VALUE_CHANNELS = len(WINDOWS) + 1
+# in meters, widths of what is taken off the ground, bushes, trees and houses, halls; and of cells to look for it
+WINDOWS = ((4.0, 1.0), (16.0, 2.0), (40.0, 2.0))
+VALUE_CHANNELS = len(WINDOWS) + 2
 # of classes that are not counted
 UNKNOWN = -1
 # points a square meter: denser clouds are thinned out to learn from, and dealt into several to be classified, so that a
@@ -49,8 +49,8 @@ class Scene:
         return Scene(self.positions.to(device), self.heights.to(device), labels)
 
     def values(self) -> Tensor:
-        """What a network reads at each point, `[points, VALUE_CHANNELS]`: heights, and the first few meters of one."""
-        near = self.heights[:, :1].clamp(-1.0, 2.0)
+        """What a network reads at each point, `[points, VALUE_CHANNELS]`: heights, and what is near the ground."""
+        near = self.heights[:, :2].clamp(-1.0, 2.0)
         return torch.cat([self.heights.clamp(-2.0, 40.0) / 10, near], dim=1)
 
 
@@ -63,14 +63,14 @@ def make_scene(positions: Tensor, labels: Tensor | None = None, ground: bool = T
         ground: look for the ground; else heights are above the middle of the cloud.
 
     >>> make_scene(torch.rand(100, 3, dtype=torch.float64) * 30 + 5e5).heights.shape
-    torch.Size([100, 2])
+    torch.Size([100, 3])
     """
     if len(positions):
         positions = positions - (positions.amin(dim=0) + positions.amax(dim=0)) / 2
     near = positions.float()
     if not ground:
         return Scene(near, near[:, 2:].repeat(1, len(WINDOWS)), labels)
-    heights = torch.stack([heights_above_ground(near, window) for window in WINDOWS], dim=1)
+    heights = torch.stack([heights_above_ground(near, *window) for window in WINDOWS], dim=1)
     return Scene(near, heights, labels)
 
 
