@@ -42,6 +42,8 @@ ORDER = [
     ["public"],
     # the package itself: hands on the public names
     [""],
+    # arrays larger than memory
+    ["dask"],
     # files, figures and measures; needs the errors and the version alone
     ["reporting"],
     ["models"],
