@@ -117,8 +117,9 @@ def test_a_dilated_filter_reads_every_other_vertex(dimension: int) -> None:
         large[places[tuple(2 * step for step in tap)]] = each
     vertices = vertices_of(lattice.source.keys)
     assert_close(ph.convolve(values, weight, lattice), oracle.convolve(to_numpy(values), large, vertices, vertices, 2))
+    apart = ph.build_lattice(features, neighborhood_size=2, dilation=2)
     with pytest.raises(ph.InputError, match="without dilation"):
-        ph.gaussian_filter(values, lattice=ph.build_lattice(features, neighborhood_size=2, dilation=2), method="dense")
+        ph.gaussian_filter(draw(20, 2), None, lattice=apart, method="dense")
 
 
 def test_statistics() -> None:
