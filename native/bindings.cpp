@@ -249,7 +249,7 @@ struct BorrowedKernel {
     Array<const int32_t, 2> vertices;
     Array<const T, 2> barycentric;
     Array<const int32_t, 2> axis_neighbors;
-    std::optional<Array<const T, 1>> source_scale, target_scale;
+    T source_power, target_power;
     std::optional<Array<const T, 2>> costs;
     T factor;
     bool both_ways;
@@ -260,8 +260,8 @@ struct BorrowedKernel {
         kernel.axis_neighbors = axis_neighbors.data();
         kernel.num_axes = int64_t(axis_neighbors.shape(0)) / 2;
         kernel.num_lattice_points = int64_t(axis_neighbors.shape(1));
-        kernel.source_scale = source_scale.has_value() ? source_scale->data() : nullptr;
-        kernel.target_scale = target_scale.has_value() ? target_scale->data() : nullptr;
+        kernel.source_power = source_power;
+        kernel.target_power = target_power;
         kernel.costs = costs.has_value() ? costs->data() : nullptr;
         kernel.factor = factor;
         kernel.both_ways = both_ways;
@@ -392,14 +392,13 @@ void bind_kernels(nb::module_ module) {
         .def(
             "__init__",
             [](BorrowedKernel<T>* self, Array<const int32_t, 2> vertices, Array<const T, 2> barycentric,
-               Array<const int32_t, 2> axis_neighbors, std::optional<Array<const T, 1>> source_scale,
-               std::optional<Array<const T, 1>> target_scale, std::optional<Array<const T, 2>> costs, T factor,
-               bool both_ways) {
-                new (self) BorrowedKernel<T>{vertices,     barycentric, axis_neighbors, source_scale,
-                                             target_scale, costs,       factor,         both_ways};
+               Array<const int32_t, 2> axis_neighbors, T source_power, T target_power,
+               std::optional<Array<const T, 2>> costs, T factor, bool both_ways) {
+                new (self) BorrowedKernel<T>{vertices,     barycentric, axis_neighbors, source_power,
+                                             target_power, costs,       factor,         both_ways};
             },
-            "vertices"_a, "barycentric"_a, "axis_neighbors"_a, "source_scale"_a.none(), "target_scale"_a.none(),
-            "costs"_a.none(), "factor"_a, "both_ways"_a);
+            "vertices"_a, "barycentric"_a, "axis_neighbors"_a, "source_power"_a, "target_power"_a, "costs"_a.none(),
+            "factor"_a, "both_ways"_a);
     module.def("mean_field", &mean_field<T>, "energies"_a, "start"_a.none(), "kernels"_a, "steps"_a, "out"_a,
                "threads"_a);
     module.def("convolve", &convolve<T>);

@@ -7,13 +7,14 @@ from permutohedral.ops.triton.build import lattice, wide_keys
 from permutohedral.ops.triton.build import neighbors as search
 from permutohedral.ops.triton.build.fixed_rows import index_points_bounded
 from permutohedral.ops.triton.build.packed_table import PackedTable
-from permutohedral.ops.triton.filter import blur, convolve, gaussian, splat
+from permutohedral.ops.triton.filter import blur, convolve, gaussian, incidence, splat
 
 __all__ = [
     "PackedTable",
     "blur",
     "convolve",
     "gaussian",
+    "incidence",
     "index_points_bounded",
     "lattice",
     "search",

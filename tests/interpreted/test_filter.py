@@ -22,6 +22,7 @@ from permutohedral.ops.dispatch import use_backend
     ("dtype", "channels"), [(torch.float64, 3), (torch.float32, 70), (torch.float16, 4), (torch.bfloat16, 1)]
 )
 def test_filtering(dtype: torch.dtype, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splat, "_WORTH_LISTING", 1000)
     monkeypatch.setattr(splat, "_WORTH_RUNS", 1)
     vertices = torch.randint(0, 5, (43, 3), dtype=torch.int32).sort(dim=0).values
     barycentric = torch.rand(3, 43, dtype=torch.float64 if dtype == torch.float64 else torch.float32).T
