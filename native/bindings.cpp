@@ -157,21 +157,13 @@ std::unique_ptr<PendingIndex> index_parents_of(Array<const int32_t, 2> keys, Arr
     return pending;
 }
 
-Levels levels_of(const Array<const int32_t, 2>& keys, const Array<const int32_t, 2>& parents,
-                 const Array<const int32_t, 2>& coarse_keys) {
-    return {keys.data(),
-            parents.data(),
-            coarse_keys.data(),
-            int64_t(keys.shape(0)),
-            int64_t(coarse_keys.shape(0)),
-            int64_t(keys.shape(1))};
-}
-
 void connect_levels_in(Array<const int32_t, 2> keys, Array<const int32_t, 2> parents,
                        Array<const int32_t, 2> coarse_keys, Array<const int32_t, 2> offsets, Array<int32_t, 2> down,
                        Array<int32_t, 2> up, int threads) {
     nb::gil_scoped_release release;
-    connect_levels(levels_of(keys, parents, coarse_keys), offsets.data(), down.data(), up.data(), threads);
+    const Levels levels{keys.data(), parents.data(), int64_t(keys.shape(0)), int64_t(coarse_keys.shape(0)),
+                        int64_t(keys.shape(1))};
+    connect_levels(levels, offsets.data(), down.data(), up.data(), threads);
 }
 
 void coarse_vertices_of(Array<const int32_t, 2> vertices, Array<const int32_t, 2> rows, Array<int32_t, 2> out,
@@ -182,10 +174,11 @@ void coarse_vertices_of(Array<const int32_t, 2> vertices, Array<const int32_t, 2
 }
 
 template <class T>
-void share_among(Array<const int32_t, 2> keys, Array<const int32_t, 2> parents, Array<const int32_t, 2> coarse_keys,
-                 Array<int32_t, 2> rows, Array<T, 2> shares, int threads) {
+void share_among(Array<const int32_t, 2> parents, Array<const int32_t, 2> coarse_keys, Array<int32_t, 2> rows,
+                 Array<T, 2> shares, int threads) {
     nb::gil_scoped_release release;
-    share_among_parents(levels_of(keys, parents, coarse_keys), rows.data(), shares.data(), threads);
+    share_among_parents(parents.data(), coarse_keys.data(), int64_t(rows.shape(0)), int64_t(rows.shape(1)), rows.data(),
+                        shares.data(), threads);
 }
 
 void find_neighbors_in(Array<const int64_t, 1> table, Array<const int32_t, 2> target_keys,

@@ -46,7 +46,8 @@ def tap_positions(neighborhood: Neighborhood) -> Tensor:
     [0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     """
     taps = neighborhood.taps
-    return _into_features((neighborhood.dimension + 1) * taps - taps.sum(dim=1, keepdim=True))
+    steps = (neighborhood.dimension + 1) * taps - taps.sum(dim=1, keepdim=True)
+    return _into_features(steps * neighborhood.dilation)
 
 
 def lattice_positions(simplices: Simplices) -> Tensor:
