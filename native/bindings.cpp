@@ -303,7 +303,7 @@ void sum_window(Array<const T, 4> values, Array<const T, 4> guide, double sigma_
 template <class T>
 void sum_landmarks(Array<const T, 4> values, Array<const T, 4> guide, Array<const T, 2> landmarks,
                    Array<const T, 2> mixture, double sigma_y, double sigma_x, int64_t cell_y, int64_t cell_x,
-                   Array<T, 4> out, int threads) {
+                   double reach, double small_mass, int64_t most_repaired, Array<T, 4> out, int threads) {
     nb::gil_scoped_release release;
     LandmarkShape shape{};
     shape.num_items = int64_t(values.shape(0));
@@ -316,6 +316,9 @@ void sum_landmarks(Array<const T, 4> values, Array<const T, 4> guide, Array<cons
     shape.sigma_x = sigma_x;
     shape.cell_y = cell_y;
     shape.cell_x = cell_x;
+    shape.reach = reach;
+    shape.small_mass = small_mass;
+    shape.most_repaired = most_repaired;
     kernels<T>().sum_landmarks(shape, values.data(), guide.data(), landmarks.data(), mixture.data(), out.data(),
                                threads);
 }

@@ -59,6 +59,9 @@ struct LandmarkShape {
     int64_t num_items, num_channels, num_guides, height, width, num_landmarks;
     double sigma_y, sigma_x;
     int64_t cell_y, cell_x;  // pixels between the nodes on which is blurred
+    // pixels whose last sum is smaller are summed over a window, at most so many of each item
+    double reach, small_mass;
+    int64_t most_repaired;
 };
 
 // A Gaussian between points, and what it says about their labels: values are splatted times source_scale, blurred,

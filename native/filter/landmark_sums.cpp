@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "filter/pixel_window.hpp"
 #include "filter/powers_of_two.hpp"
 #include "runtime/kernel_table.hpp"
 #include "runtime/lane_exchange.hpp"
@@ -359,6 +360,8 @@ void sum_landmarks(const LandmarkShape& shape, const T* values, const T* guide, 
                    T* out, int threads) {
     constexpr int channels_at_once = 4;
     const int64_t plane = shape.height * shape.width;
+    const WindowShape window{1,           shape.num_channels, shape.num_guides, shape.height, shape.width,
+                             shape.sigma_y, shape.sigma_x,    shape.reach};
     dispatch<3, 0>(shape.num_guides, [&](auto guides) {
         LandmarkSum<T, decltype(guides)::value, channels_at_once> sum(shape, landmarks, mixture);
         for (int64_t item = 0; item < shape.num_items; ++item) {
@@ -367,6 +370,9 @@ void sum_landmarks(const LandmarkShape& shape, const T* values, const T* guide, 
                 const int64_t channels = std::min<int64_t>(channels_at_once, shape.num_channels - first);
                 sum.run(values + offset, guide + item * shape.num_guides * plane, channels, out + offset, threads);
             }
+            const int64_t offset = item * shape.num_channels * plane;
+            repair_sums(window, values + offset, guide + item * shape.num_guides * plane, T(shape.small_mass),
+                        shape.most_repaired, out + offset, threads);
         }
     });
 }

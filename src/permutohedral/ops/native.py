@@ -19,7 +19,7 @@ from torch.utils.dlpack import from_dlpack
 
 from permutohedral.errors import BackendUnavailable, InputError
 from permutohedral.neighborhood import axis_offsets, blur_gain
-from permutohedral.ops.fused_primitives import FilterTables, KeptOfFilter, PairwiseTables
+from permutohedral.ops.fused_primitives import FilterTables, KeptOfFilter, LandmarkTables, PairwiseTables
 from permutohedral.ops.primitives import accumulation_dtype, key_limit, range_error, transpose_weight
 
 if TYPE_CHECKING:
@@ -384,6 +384,15 @@ def sum_neighbors(values: Tensor, features: Tensor, target_features: Tensor, rea
         return out.zero_()
     operands = _plain(values), _plain(features), _plain(target_features)
     _core(values.dtype).sum_neighbors(*operands, reach, out, _threads(points * targets))
+    return out
+
+
+def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor:
+    out = _empty(values.shape, values.dtype)
+    operands = _plain(values), _plain(guide), _plain(tables.colors), _plain(tables.mixture)
+    repair = tables.reach, tables.small_mass, tables.most_repaired
+    threads = _threads(values.numel() * tables.colors.shape[0])
+    _core(values.dtype).sum_landmarks(*operands, *tables.sigma, *tables.cells, *repair, out, threads)
     return out
 
 
