@@ -111,7 +111,8 @@ struct Kernels {
                                      const NeighborTable& neighbors, int64_t groups, T* out, int threads);
     // values and out [num_items, num_channels, height, width], guide [num_items, num_guides, height, width]
     void (*sum_window)(const WindowShape& shape, const T* values, const T* guide, T* out, int threads);
-    // likewise; landmarks [num_landmarks, num_guides], mixture [num_landmarks, num_landmarks]
+    // likewise, out [num_items, num_channels + 1, height, width]: the sums of ones are the last; landmarks
+    // [num_landmarks, num_guides], mixture [num_landmarks, num_landmarks]
     void (*sum_landmarks)(const LandmarkShape& shape, const T* values, const T* guide, const T* landmarks,
                           const T* mixture, T* out, int threads);
     // values [sources.num_points, num_channels], out [targets.num_points, num_channels]

@@ -20,7 +20,7 @@ constexpr double log2_e = 1.4426950408889634;
 // nodes along each axis that a pixel touches: those on both sides of it
 constexpr int taps = 2;
 // vectors of weights that are computed at once, step by step
-constexpr int vectors_at_once = 4;
+constexpr int vectors_at_once = 2;
 // weights below two to this power count as zero
 constexpr double least_exponent = -13.3;
 // the blur of the nodes reaches this many of its standard deviations
@@ -87,14 +87,16 @@ public:
         }
     }
 
-    void run(const T* values, const T* guide, int64_t channels, T* out, int threads) {
+    // Of planes, one for each channel; those of out lie one after another.
+    void run(const std::vector<const T*>& given, const T* guide, T* out, int threads) {
+        const auto channels = int64_t(given.size());
         parallel_for(threads, y_.num_cells, [&](int64_t cell_y, int) { find_active(guide, cell_y); });
         parallel_for(threads, y_.num_nodes(), [&](int64_t y, int) {
             std::fill(node(nodes_, y, 0), node(nodes_, y + 1, 0), T(0));
         });
         Planes planes;
         // where there are fewer channels the last one stands in, and what comes of it is not written
-        for (int64_t c = 0; c < C; ++c) planes.at[c] = values + std::min(c, channels - 1) * plane();
+        for (int64_t c = 0; c < C; ++c) planes.at[c] = given[std::min(c, channels - 1)];
         // rows of cells that touch no common node
         for (int phase = 0; phase < taps; ++phase) {
             parallel_for(threads, divide_up(y_.num_cells - phase, taps), [&](int64_t part, int) {
@@ -359,20 +361,32 @@ template <class T>
 void sum_landmarks(const LandmarkShape& shape, const T* values, const T* guide, const T* landmarks, const T* mixture,
                    T* out, int threads) {
     constexpr int channels_at_once = 4;
-    const int64_t plane = shape.height * shape.width;
-    const WindowShape window{1,           shape.num_channels, shape.num_guides, shape.height, shape.width,
-                             shape.sigma_y, shape.sigma_x,    shape.reach};
+    const int64_t plane = shape.height * shape.width, num_sums = shape.num_channels + 1;
+    const Memory ones(sizeof(T) * plane);
+    std::fill(as<T>(ones), as<T>(ones) + plane, T(1));
+    WindowShape window{};
+    window.num_guides = shape.num_guides;
+    window.height = shape.height;
+    window.width = shape.width;
+    window.sigma_y = shape.sigma_y;
+    window.sigma_x = shape.sigma_x;
+    window.reach = shape.reach;
     dispatch<3, 0>(shape.num_guides, [&](auto guides) {
         LandmarkSum<T, decltype(guides)::value, channels_at_once> sum(shape, landmarks, mixture);
         for (int64_t item = 0; item < shape.num_items; ++item) {
-            for (int64_t first = 0; first < shape.num_channels; first += channels_at_once) {
-                const int64_t offset = (item * shape.num_channels + first) * plane;
-                const int64_t channels = std::min<int64_t>(channels_at_once, shape.num_channels - first);
-                sum.run(values + offset, guide + item * shape.num_guides * plane, channels, out + offset, threads);
+            std::vector<const T*> planes;
+            for (int64_t c = 0; c < shape.num_channels; ++c) {
+                planes.push_back(values + (item * shape.num_channels + c) * plane);
             }
-            const int64_t offset = item * shape.num_channels * plane;
-            repair_sums(window, values + offset, guide + item * shape.num_guides * plane, T(shape.small_mass),
-                        shape.most_repaired, out + offset, threads);
+            planes.push_back(as<T>(ones));
+            const T* colors = guide + item * shape.num_guides * plane;
+            T* sums = out + item * num_sums * plane;
+            for (int64_t first = 0; first < num_sums; first += channels_at_once) {
+                const auto begin = planes.begin() + first;
+                const int64_t channels = std::min<int64_t>(channels_at_once, num_sums - first);
+                sum.run(std::vector<const T*>(begin, begin + channels), colors, sums + first * plane, threads);
+            }
+            repair_sums(window, planes, colors, T(shape.small_mass), shape.most_repaired, sums, threads);
         }
     });
 }

@@ -25,12 +25,14 @@ PERMUTOHEDRAL_INLINE Vector<T> load_some(const T* from, int64_t count) {
     return some;
 }
 
-// Sums over the window of one pixel, within `reach` standard deviations. The planes are those of one item.
+// Sums over the window of one pixel, within `reach` standard deviations. There is a plane of values for each
+// channel of out.
 template <class T>
-void sum_pixel(const WindowShape& shape, const T* values, const T* guide, int64_t pixel, T* out) {
+void sum_pixel(const WindowShape& shape, const std::vector<const T*>& values, const T* guide, int64_t pixel, T* out) {
     constexpr T factor = T(0.5 * 1.4426950408889634);
+    const auto num_channels = int64_t(values.size());
     const int64_t plane = shape.height * shape.width, y = pixel / shape.width, x = pixel % shape.width;
-    std::vector<Vector<T>> sums(shape.num_channels, Vector<T>{});
+    std::vector<Vector<T>> sums(num_channels, Vector<T>{});
     const auto reach_y = int64_t(shape.reach * shape.sigma_y);
     const int64_t last_y = std::min(y + reach_y, shape.height - 1);
     for (int64_t source_y = std::max<int64_t>(y - reach_y, 0); source_y <= last_y; ++source_y) {
@@ -48,12 +50,12 @@ void sum_pixel(const WindowShape& shape, const T* values, const T* guide, int64_
                 weights -= factor * difference * difference;
             }
             exp2_in_place<T, 1>(&weights);
-            for (int64_t c = 0; c < shape.num_channels; ++c) {
-                sums[c] += weights * load_some<T>(values + c * plane + row, count);
+            for (int64_t c = 0; c < num_channels; ++c) {
+                sums[c] += weights * load_some<T>(values[c] + row, count);
             }
         }
     }
-    for (int64_t c = 0; c < shape.num_channels; ++c) {
+    for (int64_t c = 0; c < num_channels; ++c) {
         out[c * plane + pixel] =
             reduce_lanes<T, lanes<T>>(sums[c], [](Vector<T> a, Vector<T> b) { return a + b; })[0];
     }
@@ -61,9 +63,9 @@ void sum_pixel(const WindowShape& shape, const T* values, const T* guide, int64_
 
 // Sums again the pixels of one item whose last sum is less than `small_mass`, at most so many, where it is least.
 template <class T>
-void repair_sums(const WindowShape& shape, const T* values, const T* guide, T small_mass, int64_t most, T* out,
-                 int threads) {
-    const T* mass = out + (shape.num_channels - 1) * shape.height * shape.width;
+void repair_sums(const WindowShape& shape, const std::vector<const T*>& values, const T* guide, T small_mass,
+                 int64_t most, T* out, int threads) {
+    const T* mass = out + (int64_t(values.size()) - 1) * shape.height * shape.width;
     std::vector<int64_t> small;
     for (int64_t pixel = 0; pixel < shape.height * shape.width; ++pixel) {
         if (mass[pixel] < small_mass) small.push_back(pixel);

@@ -9,24 +9,25 @@ it takes more than a third of the time of the lattice (docs/accuracy.md).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from permutohedral.exact import has_no_window, window_of, window_size
+from permutohedral.exact import Window, has_no_window, window_of, window_size
 from permutohedral.features import Sigma, bilateral_features, check_image, numbers_of
 from permutohedral.landmarks import MOST_GUIDES, Landmarks, cell_size, choose_landmarks
 from permutohedral.ops import operators
 from permutohedral.ops.tracing import is_plain, is_traced, wants_gradient
 from permutohedral.tensors import check_features, check_tensor
 
-# windows that reach this far, in standard deviations, leave out 1.1, 4.4 and 8.9 % of the mass of the Gaussian: what
-# that changes is a tenth to a half of what the lattice does
-_REACHES = 3.0, 2.5, 2.2
+# windows that reach this far, in standard deviations, leave out 1.1, 4.4, 8.9 and 13.5 % of the mass of the Gaussian:
+# what that changes is a tenth to a half of what the lattice does; landmarks come before the last of them
+_REACHES = 3.0, 2.5, 2.2, 2.0
 # how much longer than the lattice another method may take: a third, less what the estimates may be wrong
-_SLOWER = 1.2
+_SLOWER = 1.15
 
 # of the lattice: for each corner of a point, and for each axis at each lattice point
 _CORNER, _LATTICE_POINT = 9.0, 27.0
@@ -52,6 +53,7 @@ class Choice:
         reason: why, with the estimated times of one core.
         reach: of the window of the exact method, in standard deviations.
         landmarks: those to take.
+        window: the picture they are of.
 
     >>> print(Choice("exact", "few points"))
     exact: few points
@@ -61,6 +63,7 @@ class Choice:
     reason: str
     reach: float = _REACHES[0]
     landmarks: Landmarks | None = None
+    window: Window | None = None
 
     def __str__(self) -> str:
         return f"{self.method}: {self.reason}"
@@ -128,34 +131,44 @@ def choose_for_pixels(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_ra
     if is_traced() or (exact[-1] > _SLOWER * most and min(sigmas) < _LEAST_SIGMA):
         return Choice("separable", f"a window of {windows[-1]:,} pixels takes longer than the lattice")
     lattice = pixels * _lattice_time(dimension, _lattice_points_per_pixel(guide, sigma_space, sigma_range))
-    for reach, window, time in zip(_REACHES, windows, exact, strict=True):
-        if time <= _SLOWER * lattice:
-            times = f"about {_in_words(time)} for a window of {window:,} pixels, {_in_words(lattice)} for the lattice"
-            return Choice("exact", times, reach)
-    found = None
+    options = [
+        Choice(
+            "exact",
+            f"about {_in_words(time)} for a window of {size:,} pixels, {_in_words(lattice)} for a lattice",
+            reach,
+        )
+        for reach, size, time in zip(_REACHES, windows, exact, strict=True)
+        if time <= _SLOWER * lattice
+    ]
+    if options and options[0].reach > _REACHES[-1]:
+        return options[0]
     if guides <= MOST_GUIDES and height * width <= MOST_PIXELS and min(sigmas) >= _LEAST_SIGMA:
-        found = _find_landmarks(image, guide, (sigmas[0], sigmas[1]), sigma_range, _SLOWER * lattice / max(pixels, 1))
-    if found is not None:
-        times = f"{found.colors.shape[0]} colors take no longer than {_in_words(lattice)} for the lattice"
-        return Choice("landmarks", times, landmarks=found)
+        most = _affordable(_SLOWER * lattice / max(pixels, 1), channels, sigmas)
+        window = (
+            window_of(guide, sigma_space, sigma_range) if most > 0 and _is_constant(image, guide, sigma_range) else None
+        )
+        found = None if window is None else choose_landmarks(window.guide, most)
+        if found is not None:
+            times = f"{found.colors.shape[0]} colors take no longer than {_in_words(lattice)} for a lattice"
+            return Choice("landmarks", times, landmarks=found, window=window)
     times = f"about {_in_words(exact[-1])} for a window of {windows[-1]:,} pixels, {_in_words(lattice)} for the lattice"
-    return Choice("separable", times)
+    return options[0] if options else Choice("separable", times)
 
 
-def _find_landmarks(
-    image: Tensor, guide: Tensor, sigmas: tuple[float, float], sigma_range: Sigma, time: float
-) -> Landmarks | None:
-    """Landmarks of the guide, None if they take longer than `time` for each pixel, or derivatives may be wanted."""
-    items = math.prod(guide.shape[:-3])
+def _is_constant(*tensors: Sigma) -> bool:
+    """Whether no derivatives are wanted, and nothing is known but torch's own tensors."""
+    return not wants_gradient(*tensors) and is_plain(*tensors)
+
+
+def _affordable(time: float, channels: int, sigmas: Sequence[float]) -> int:
+    """How many landmarks take no longer than `time` for each pixel."""
     # the mass is one more channel
-    passes = math.ceil((image.shape[:-2].numel() / max(items, 1) + 1) / 4)
-    left, mixed = time / passes - _TERM_PIXEL, _MIXED_PAIR / (cell_size(sigmas[0]) * cell_size(sigmas[1]))
-    if left < _TERM or wants_gradient(image, guide, sigma_range) or not is_plain(image, guide):
-        return None
+    left = time / math.ceil((channels + 1) / 4) - _TERM_PIXEL
+    if left <= 0:
+        return 0
     # where left = _TERM * most + mixed * most**2
-    most = 2 * left / (_TERM + math.sqrt(_TERM**2 + 4 * mixed * left))
-    window = window_of(guide, sigmas, sigma_range)
-    return None if window is None else choose_landmarks(window.guide, int(most))
+    mixed = _MIXED_PAIR / (cell_size(sigmas[0]) * cell_size(sigmas[1]))
+    return int(2 * left / (_TERM + math.sqrt(_TERM**2 + 4 * mixed * left)))
 
 
 def _pair_time(dimension: int, channels: int) -> float:

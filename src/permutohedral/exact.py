@@ -146,8 +146,7 @@ def sum_pixels(
     *leading, _, channels = values.shape
     # pictures that share their guide are channels
     pixels = values.to(window.guide.dtype).mT.reshape(items, math.prod(leading) * channels // items, height, width)
-    # landmarks look at the mass
-    if normalization == "homogeneous" or landmarks is not None:
+    if normalization == "homogeneous" and landmarks is None:
         pixels = torch.cat([pixels, pixels.new_ones(()).expand(items, 1, height, width)], dim=1)
     if landmarks is None:
         sums = sum_window(pixels, window.guide, *window.sigma, window.reach)

@@ -343,14 +343,15 @@ def _filter_of_pixels(
 ) -> Filter:
     """The filter between the pixels of the guide; several axes of items become one."""
     check_method(method, halo, None)
-    reach, landmarks = WINDOW_REACH, None
+    reach = WINDOW_REACH
     if method == "auto":
         choice = choose_for_pixels(image, guide, sigma_space, sigma_range)
         # a halo is for the lattice
-        reach, landmarks = choice.reach, None if halo else choice.landmarks
-        method = "exact" if choice.method == "exact" or landmarks is not None else "separable"
+        if choice.window is not None and not halo:
+            return partial(sum_pixels, window=choice.window, landmarks=choice.landmarks)
+        method, reach = ("exact" if choice.method == "exact" else "separable"), choice.reach
     if method == "exact" and (window := window_of(guide, sigma_space, sigma_range, reach)) is not None:
-        return partial(sum_pixels, window=window, landmarks=landmarks)
+        return partial(sum_pixels, window=window)
     features = bilateral_features(guide, sigma_space, sigma_range)
     features = features.flatten(0, -3) if features.dim() > 3 else features
     return partial(_filter_gaussian, features=features, target_features=None, method=method, halo=halo, lattice=None)

@@ -3,8 +3,8 @@
     exp(-|a - b|^2 / 2) = sum_kl w(a, c_k) M_kl w(c_l, b) + error,   w(a, c) = exp(-|a - c|^2 / 2)
 
 The landmarks c_k are colors of the picture, M the inverse of the matrix w(c_k, c_l): the approximation of Nyström. Each
-w(c_l, b) is a picture, to be blurred over positions, which is done on a coarse grid. The wider the Gaussian over colors,
-the fewer the landmarks that do: five to a hundred where a lattice is far off.
+w(c_l, b) is a picture, to be blurred over positions, which is done on a coarse grid. The wider the Gaussian over
+colors, the fewer the landmarks that do: five to a hundred where a lattice is far off.
 
 Colors that are rare lie far from all landmarks. There the mass is small, and the error great against it: such pixels
 are summed again by the definition, over a window.
@@ -24,9 +24,10 @@ from permutohedral.ops.fused_primitives import LandmarkTables
 from permutohedral.ops.primitives import window_extents
 
 # colors the landmarks are chosen from, and how far apart those are, in standard deviations
-_SAMPLES, _SPACING = 4096, 0.6
-# what w(a, a) may lack at these colors
-_TOLERANCE = 0.1
+_SAMPLES, _SPACING = 8192, 0.6
+# what w(a, a) may lack at these colors; so many terms take no longer than one, so that they are all used unless even
+# less is left
+_TOLERANCE, _BLOCK, _NOTHING = 0.1, 8, 1e-3
 # there are at least so many landmarks to a hundred colors
 _LEAST_SHARE = 0.2
 # channels of a guide
@@ -36,7 +37,7 @@ _CELL = 0.75
 # pixels with less than this part of the mass that equal colors would have are summed again, over a window
 _SMALL_MASS, _REACH = 0.04, 3.0
 # of those, at most so many pairs to a pixel of the picture, where the mass is least
-_PAIRS = 10
+_PAIRS = 4
 # numbers that are computed at once
 _AT_ONCE = 1 << 24
 
@@ -114,10 +115,10 @@ def _pivots(kernel: NDArray[np.float64], most: int) -> NDArray[np.int64] | None:
     left = kernel.diagonal().copy()
     rows = np.zeros((min(most, len(left)), len(left)))
     chosen: list[int] = []
-    while left[pivot := int(left.argmax())] > _TOLERANCE:
+    while left[pivot := int(left.argmax())] > (_NOTHING if len(chosen) % _BLOCK else _TOLERANCE):
         count = len(chosen)
         if count == most:
-            return None
+            return None if left[pivot] > _TOLERANCE else np.array(chosen, dtype=np.int64)
         row = kernel[pivot] - rows[:count, pivot] @ rows[:count]
         row *= left[pivot] ** -0.5
         rows[count] = row
@@ -130,17 +131,17 @@ def sum_landmarks(values: Tensor, guide: Tensor, sigma: tuple[float, float], lan
     """The sums over all pixels around each, weighted by the Gaussian over position and color.
 
     Args:
-        values: `[items, channels, height, width]`, the last channel being how much each pixel counts.
+        values: `[items, channels, height, width]`.
         guide: `[items, guide channels, height, width]`, in standard deviations.
         sigma: over y and x, in pixels.
         landmarks: of the guide.
 
     Returns:
-        Like values.
+        `[items, channels + 1, height, width]`: the sums of ones, the mass, are the last.
 
-    >>> ones, gray = torch.ones(1, 1, 20, 30), torch.zeros(1, 1, 20, 30)
-    >>> bool(sum_landmarks(ones, gray, (2.0, 2.0), choose_landmarks(gray, 1))[0, 0, 10, 15] > 24)
-    True
+    >>> gray = torch.zeros(1, 1, 20, 30)
+    >>> sum_landmarks(gray, gray, (2.0, 2.0), choose_landmarks(gray, 1)).shape
+    torch.Size([1, 2, 20, 30])
     """
     full = 2 * np.pi * sigma[0] * sigma[1]
     most = int(_PAIRS * values.shape[-2] * values.shape[-1] / (full / 2 * _REACH**2 + 1))
@@ -154,11 +155,12 @@ def sum_landmarks(values: Tensor, guide: Tensor, sigma: tuple[float, float], lan
 
 def _compose(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor:
     """The same of torch's operations, which know their derivatives with respect to values and guide."""
-    items, channels, height, width = values.shape
+    items, _, height, width = values.shape
+    values = torch.cat([values, values.new_ones(()).expand(items, 1, height, width)], dim=1)
     (y, blur_y), (x, blur_x) = (
         _grid(*along, like=values) for along in zip((height, width), tables.cells, tables.sigma, strict=True)
     )
-    parts = tables.colors.split(max(_AT_ONCE // (items * channels * height * width), 1))
+    parts = tables.colors.split(max(_AT_ONCE // max(values.numel(), 1), 1))
     weights = [torch.exp(-0.5 * (guide[:, None] - part[..., None, None]).square().sum(2)) for part in parts]
     terms = torch.cat([y.mT @ (each[:, :, None] * values[:, None]) @ x for each in weights], dim=1)
     terms = blur_y @ torch.einsum("kl,ilcyx->ikcyx", tables.mixture, terms) @ blur_x

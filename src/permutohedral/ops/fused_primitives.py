@@ -144,12 +144,12 @@ class FusedPrimitives(Primitives, Protocol):
         """The sums over all pixels around each, weighted by the Gaussian over position and color.
 
         Args:
-            values: `[items, channels, height, width]`, the last channel being how much each pixel counts; not empty.
+            values: `[items, channels, height, width]`, not empty.
             guide: `[items, guide channels, height, width]`, in standard deviations.
             tables: of the guide.
 
         Returns:
-            Like values.
+            `[items, channels + 1, height, width]`: the sums of ones, the mass, are the last.
         """
         ...
 

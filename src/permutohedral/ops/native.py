@@ -388,11 +388,11 @@ def sum_neighbors(values: Tensor, features: Tensor, target_features: Tensor, rea
 
 
 def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor:
-    out = _empty(values.shape, values.dtype)
+    items, channels, *extent = values.shape
+    out = _empty((items, channels + 1, *extent), values.dtype)
     operands = _plain(values), _plain(guide), _plain(tables.colors), _plain(tables.mixture)
-    repair = tables.reach, tables.small_mass, tables.most_repaired
-    threads = _threads(values.numel() * tables.colors.shape[0])
-    _core(values.dtype).sum_landmarks(*operands, *tables.sigma, *tables.cells, *repair, out, threads)
+    grid, (reach, small, most) = (*tables.sigma, *tables.cells), tables[-3:]
+    _core(values.dtype).sum_landmarks(*operands, *grid, reach, small, most, out, _threads(values.numel()))
     return out
 
 
