@@ -30,7 +30,7 @@ ORDER = [
     ["lattice"],
     ["checks", "geometry", "pyramid", "bounded_lattice"],
     ["steps", "levels"],
-    ["normalization"],
+    ["normalization", "landmarks"],
     ["weighting", "exact"],
     ["estimate", "choice"],
     ["functional"],
@@ -66,8 +66,8 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 # what every installation has, and what needs more
 CORE = {
     *("errors", "version", "ops", "neighborhood", "simplices", "tensors", "features", "memory", "lattice", "checks"),
-    *("pyramid", "bounded_lattice", "steps", "levels", "normalization", "weighting", "exact", "estimate", "choice"),
-    *("functional", "crf", "nn", "pydensecrf", "simplecrf", "public", ""),
+    *("pyramid", "bounded_lattice", "steps", "levels", "normalization", "landmarks", "weighting", "exact"),
+    *("estimate", "choice", "functional", "crf", "nn", "pydensecrf", "simplecrf", "public", ""),
 }
 
 

@@ -107,6 +107,22 @@ class Kernels(Protocol):
         out: Tensor,
         threads: int,
     ) -> None: ...
+    def sum_landmarks(
+        self,
+        values: Tensor,
+        guide: Tensor,
+        landmarks: Tensor,
+        mixture: Tensor,
+        sigma_y: float,
+        sigma_x: float,
+        cell_y: int,
+        cell_x: int,
+        reach: float,
+        small_mass: float,
+        most_repaired: int,
+        out: Tensor,
+        threads: int,
+    ) -> None: ...
     def sum_neighbors(
         self, values: Tensor, features: Tensor, target_features: Tensor, reach: float, out: Tensor, threads: int
     ) -> None: ...

@@ -17,7 +17,7 @@ from torch.utils.dlpack import from_dlpack
 
 from permutohedral.errors import BackendUnavailable
 from permutohedral.neighborhood import axis_offsets, blur_gain
-from permutohedral.ops.fused_primitives import FilterTables, KeptOfFilter, PairwiseTables
+from permutohedral.ops.fused_primitives import FilterTables, KeptOfFilter, LandmarkTables, PairwiseTables
 from permutohedral.ops.native_limits import check_dimension, limit_kept_memory, refusing_too_many
 from permutohedral.ops.primitives import accumulation_dtype, key_limit, range_error, transpose_weight
 
@@ -377,6 +377,15 @@ def sum_neighbors(values: Tensor, features: Tensor, target_features: Tensor, rea
         return out.zero_()
     operands = _plain(values), _plain(features), _plain(target_features)
     _core(values.dtype).sum_neighbors(*operands, reach, out, _threads(points * targets))
+    return out
+
+
+def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor:
+    items, channels, *extent = values.shape
+    out = _empty((items, channels + 1, *extent), values.dtype)
+    operands = _plain(values), _plain(guide), _plain(tables.colors), _plain(tables.mixture)
+    grid, (reach, small, most) = (*tables.sigma, *tables.cells), tables[-3:]
+    _core(values.dtype).sum_landmarks(*operands, *grid, reach, small, most, out, _threads(values.numel()))
     return out
 
 
