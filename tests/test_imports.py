@@ -34,6 +34,7 @@ ORDER = [
     ["weighting", "exact"],
     ["estimate", "choice"],
     ["functional"],
+    ["guided"],
     ["crf"],
     ["nn"],
     # other libraries' names over ours
@@ -62,7 +63,7 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 CORE = {
     *("errors", "version", "ops", "neighborhood", "simplices", "tensors", "features", "memory", "lattice", "checks"),
     *("pyramid", "bounded_lattice", "steps", "levels", "normalization", "weighting", "exact", "estimate", "choice"),
-    *("functional", "crf", "nn", "pydensecrf", "simplecrf", "public", ""),
+    *("functional", "guided", "crf", "nn", "pydensecrf", "simplecrf", "public", ""),
 }
 
 

@@ -1,0 +1,70 @@
+"""How little a signal on the lattice may change between lattice points beside each other.
+
+With B the sum over a lattice point and its neighbors along the axes, n is found so that n B n has the row sums of the
+splatted ones: W = diag(n) B diag(n) is symmetric, and its rows sum up to the number of points at each lattice point
+(Barron and Poole call this bistochastic). The roughness of y is y^T (diag(W 1) - W) y, zero for constants.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from permutohedral.checks import splat_density
+from permutohedral.lattice import Lattice
+from permutohedral.normalization import check_separable
+from permutohedral.ops import operators
+
+# row sums of the points are met to a few percent, which is all that is needed: constants are smooth whatever n is
+_BALANCING_STEPS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Smoothness:
+    """The roughness of signals on a lattice.
+
+    Attributes:
+        neighbors: int32 `[lattice points, 2 d + 3]`: each lattice point itself, and those beside it along the axes.
+        counts: how often each counts in B, zero where it is missing.
+        scale: n, `[lattice points, 1]`.
+        mass: W 1, `[lattice points, 1]`.
+    """
+
+    neighbors: Tensor
+    counts: Tensor
+    scale: Tensor
+    mass: Tensor
+
+    def roughen(self, rows: Tensor) -> Tensor:
+        """(diag(W 1) - W) y for y `[lattice points, channels]`."""
+        return self.mass * rows - self.scale * self.blur(self.scale * rows)
+
+    def blur(self, rows: Tensor) -> Tensor:
+        """B y: a sum over few others, which `slice` computes faster than a convolution of one channel."""
+        return operators.slice(rows, self.neighbors, self.counts)
+
+    def diagonal(self) -> Tensor:
+        """Of diag(W 1) - W."""
+        return self.mass - self.scale.square() * self.counts[:, :1]
+
+    def detach(self) -> Smoothness:
+        """The same without derivatives."""
+        return replace(self, scale=self.scale.detach(), mass=self.mass.detach())
+
+
+def smoothness_on(lattice: Lattice) -> Smoothness:
+    """The roughness of signals on a lattice that was built with `separable=True`."""
+    axes = check_separable(lattice)
+    beside = axes.T.contiguous()
+    itself = torch.arange(axes.shape[1], dtype=axes.dtype, device=axes.device)[:, None]
+    wanted = splat_density(lattice).clamp_min(1e-6)
+    # a lattice point counts as much as all that are beside it
+    own = wanted.new_tensor([[float(axes.shape[0])]]).expand(len(beside), 1)
+    counts = torch.cat([own, (beside >= 0).to(wanted.dtype)], dim=1)
+    neighbors = torch.cat([itself, torch.where(beside >= 0, beside, itself)], dim=1)
+    scale = torch.ones_like(wanted)
+    for _ in range(_BALANCING_STEPS):
+        scale = (scale * wanted / operators.slice(scale, neighbors, counts)).sqrt()
+    return Smoothness(neighbors, counts, scale, scale * operators.slice(scale, neighbors, counts))
