@@ -6,6 +6,8 @@ guided filter of He and others, whose windows are boxes), and its coefficients a
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -38,8 +40,7 @@ def affine_model(joint: Joint, rows: Tensor, weights: Tensor, guide: Tensor, rid
     squares, products = about[:, :, None] * about[:, None, :], about[:, :, None] * values[:, None, :]
     moments = torch.cat([torch.ones_like(weights), about, values, squares.flatten(1), products.flatten(1)], dim=1)
     moments = moments * weights
-    mean = moments.sum(dim=0, keepdim=True) / total
-    gathered = joint.gather(moments) + _PRIOR * mean
+    gathered = joint.gather(moments) + _PRIOR * joint.gain * _means_of_items(joint, moments)
     sizes = [1, number, channels, number * number, number * channels]
     _, about, values, squares, products = (gathered / gathered[:, :1]).split(sizes, dim=1)
     variance = squares.view(-1, number, number) - about[:, :, None] * about[:, None, :]
@@ -51,3 +52,10 @@ def affine_model(joint: Joint, rows: Tensor, weights: Tensor, guide: Tensor, rid
     model = operators.slice(torch.cat([slope.flatten(1), intercept], dim=1), target.vertices, target.barycentric)
     slopes = model[:, : number * channels].view(-1, number, channels)
     return (slopes * (guide - center)[:, :, None]).sum(dim=1) + model[:, number * channels :] + offset
+
+
+def _means_of_items(joint: Joint, moments: Tensor) -> Tensor:
+    """The moments of all samples of the item that each lattice point belongs to, their mass one."""
+    sums = moments.view(-1, math.prod(joint.grids.coarse), moments.shape[1]).sum(dim=1)
+    means = sums / sums[:, :1].clamp_min(torch.finfo(sums.dtype).tiny)
+    return means.index_select(0, joint.lattice.source.keys[:, 0])

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from permutohedral.errors import InputError
 
 # a symmetric matrix, not negative, as what it does to `[rows, channels]`
 Product = Callable[[Tensor], Tensor]
@@ -68,6 +69,7 @@ class _Attached(torch.autograd.Function):
         return solution.clone()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        if torch.is_grad_enabled():
+            raise InputError("the gradient of a solver cannot be differentiated again; leave out create_graph=True")
         return -ctx.solve(gradient), None, None

@@ -83,7 +83,7 @@ class Grids:
         maps = coarse.new_zeros(*leading, *self.fine).requires_grad_()
         with torch.enable_grad():
             seen = self.observe(maps)
-        (spread,) = torch.autograd.grad(seen, maps, coarse)
+        (spread,) = torch.autograd.grad(seen, maps, coarse, create_graph=torch.is_grad_enabled())
         return spread
 
     def _repeat(self, coarse: Tensor) -> Tensor:

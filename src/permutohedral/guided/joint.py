@@ -24,7 +24,7 @@ from permutohedral.ops.tracing import wants_gradient
 # targets that less than this share of one sample reaches are interpolated, the more the less reaches them
 LEAST_MASS = 0.1
 # target points whose results are brought from rows to channels while they are in the cache
-_TILE = 2048
+_TILE = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,18 +42,22 @@ class Joint:
     coarse_guide: Tensor
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Rows of coarse samples to blurred lattice values; one sample alone has the weight one at its place."""
+        """Rows of coarse samples to blurred lattice values; one sample alone has the weight `gain` at its place."""
         source = self.lattice.source
         check_rows(3 * source.num_lattice_points, rows.shape[1], rows)
         splatted = operators.splat(rows, source.vertices, source.barycentric, source.num_lattice_points)
-        blurred = operators.blur(splatted, check_separable(self.lattice), False)
-        return blurred / blur_gain(self.lattice.dimension)
+        return operators.blur(splatted, check_separable(self.lattice), False)
+
+    @property
+    def gain(self) -> float:
+        """Of the blur, by which the mass is divided; means have it above and below."""
+        return blur_gain(self.lattice.dimension)
 
     def reach(self, weights: Tensor) -> Reach:
         """Who is reached by coarse samples that count as much as `weights [rows of coarse samples, 1]` say."""
         target = self.lattice.target
         mass = operators.slice(self.gather(weights), target.vertices, target.barycentric)
-        return Reach(self, weights, mass)
+        return Reach(self, weights, mass / self.gain)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +77,7 @@ class Reach:
     @cached_property
     def _normalized(self) -> Tensor:
         """Barycentric weights of the targets divided by their mass, so that a slice has the weighted mean."""
-        return self.joint.lattice.target.barycentric / self.mass.clamp_min(LEAST_MASS)
+        return self.joint.lattice.target.barycentric / (self.joint.gain * self.mass.clamp_min(LEAST_MASS))
 
     @cached_property
     def _unreached(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,11 +99,13 @@ class Reach:
         unreached, corners, weights = self._unreached
         if unreached.numel() == 0:
             return means
-        return means.index_add(0, unreached, operators.slice(complete, corners, weights))
+        return means.index_add_(0, unreached, operators.slice(complete, corners, weights))
 
-    def average_to_maps(self, rows: Tensor, complete: Tensor, layout: Layout) -> Tensor:
-        """`average` as `[..., channels, *space]` whose last axis is the fastest in memory."""
+    def average_to_maps(self, rows: Tensor, complete: Tensor, layout: Layout, channels_last: bool) -> Tensor:
+        """`average` as `[..., channels, *space]`, with the channels last or first in memory."""
         vertices, space = self.joint.lattice.target.vertices, self.joint.grids.fine
+        if channels_last:
+            return layout.from_rows(self.average(rows, complete), space)
         if wants_gradient(rows, self._normalized) or not layout.shared or rows.shape[1] == 1 or rows.is_cuda:
             return layout.from_rows(self.average(rows, complete), space).contiguous()
         lattice_values = self.joint.gather(rows * self.weights)
@@ -107,7 +113,8 @@ class Reach:
         planes = rows.new_empty(rows.shape[1], len(vertices))
         for first in range(0, len(vertices), _TILE):
             part = slice(first, first + _TILE)
-            planes[:, part] = operators.slice(lattice_values, vertices[part], self._normalized[part]).T
+            # torch copies faster in two steps: within the cache, then along the planes
+            planes[:, part] = operators.slice(lattice_values, vertices[part], self._normalized[part]).T.contiguous()
         unreached, corners, weights = self._unreached
         if unreached.numel():
             planes.index_add_(1, unreached, operators.slice(complete, corners, weights).T)

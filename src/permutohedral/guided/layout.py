@@ -95,10 +95,10 @@ def known_values(maps: Tensor, confidence: Tensor | None, spatial_axes: int) -> 
     Raises:
         InputError: an item has no sample that counts, or the confidence does not fit.
     """
+    if confidence is None and bool(maps.isfinite().all()):
+        return maps, None
     unknown = maps.isnan().any(dim=-spatial_axes - 1, keepdim=True)
     if confidence is None:
-        if not bool(unknown.any()):
-            return maps, None
         weights = (~unknown).to(accumulation_dtype(maps.dtype))
     else:
         shape = (*maps.shape[: -spatial_axes - 1], *maps.shape[-spatial_axes:])

@@ -59,12 +59,14 @@ def smoothness_on(lattice: Lattice) -> Smoothness:
     axes = check_separable(lattice)
     beside = axes.T.contiguous()
     itself = torch.arange(axes.shape[1], dtype=axes.dtype, device=axes.device)[:, None]
-    wanted = splat_density(lattice).clamp_min(1e-6)
+    density = splat_density(lattice)
+    # a corner that its points touch with weight zero must not matter, nor be divided by
+    wanted = density.clamp_min(torch.finfo(density.dtype).eps ** 2)
     # a lattice point counts as much as all that are beside it
     own = wanted.new_tensor([[float(axes.shape[0])]]).expand(len(beside), 1)
     counts = torch.cat([own, (beside >= 0).to(wanted.dtype)], dim=1)
     neighbors = torch.cat([itself, torch.where(beside >= 0, beside, itself)], dim=1)
-    scale = torch.ones_like(wanted)
+    scale = torch.where(density > 0, 1.0, wanted)
     for _ in range(_BALANCING_STEPS):
         scale = (scale * wanted / operators.slice(scale, neighbors, counts)).sqrt()
     return Smoothness(neighbors, counts, scale, scale * operators.slice(scale, neighbors, counts))

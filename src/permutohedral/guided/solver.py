@@ -24,9 +24,6 @@ from permutohedral.tensors import check_count, check_tensor
 
 Observe = Literal["pixels", "cells"] | Tensor
 
-# keeps the preconditioner positive where there is neither data nor a neighbor
-_SMALLEST = 1e-6
-
 
 class BilateralSolver:
     """The solver for one guide, for any number of targets: it holds the lattice.
@@ -98,7 +95,7 @@ class BilateralSolver:
         rows, source = layout.to_rows(start.detach().to(self.lattice.dtype)), self.lattice.source
         values = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
         sums = operators.splat(values, source.vertices, source.barycentric.detach(), source.num_lattice_points)
-        return sums[:, :-1] / sums[:, -1:].clamp_min(_SMALLEST)
+        return sums[:, :-1] / sums[:, -1:].clamp_min(torch.finfo(rows.dtype).tiny)
 
     def _data(self, target: Tensor, confidence: Tensor | None, observe: Observe) -> tuple[_Data, Layout]:
         axes = len(self.space)
@@ -200,7 +197,9 @@ def _system(simplices: Simplices, smoothness: Smoothness, data: _Data, strength:
         return operators.splat(rows, vertices, barycentric, number)
 
     right, lumped = gather(data.values * data.weights), gather(data.weights)
-    diagonal = (strength * smoothness.diagonal() + lumped).detach().clamp_min(_SMALLEST)
+    # positive where there is neither data nor a neighbor
+    smallest = torch.finfo(lumped.dtype).eps ** 2
+    diagonal = (strength * smoothness.diagonal() + lumped).detach().clamp_min(smallest)
 
     def product(rows: Tensor) -> Tensor:
         rough = strength * smoothness.roughen(rows)

@@ -85,16 +85,15 @@ class Upsampler:
             return self._solve(coarse, confidence, steps, smoothness)
         dtype = self._joint.lattice.dtype
         maps, weights = known_values(coarse.to(dtype), confidence, axes)
+        channels_last = coarse.stride(-axes - 1) == 1 and not coarse.is_contiguous()
         if layout.shared and layout.leading and weights is not None:
             # each item knows something else
             items = zip(maps.flatten(0, -axes - 2), weights.flatten(0, -axes - 2), strict=True)
             one = Layout((), layout.channels, True)
-            results = [self._filter(each, weight, one, steps, ridge) for each, weight in items]
+            results = [self._filter(each, weight, one, (steps, ridge, channels_last)) for each, weight in items]
             upsampled = torch.stack(results).view(*layout.leading, *results[0].shape)
         else:
-            upsampled = self._filter(maps, weights, layout, steps, ridge)
-        if coarse.stride(-axes - 1) == 1 and not coarse.is_contiguous():
-            upsampled = upsampled.movedim(-axes - 1, -1).contiguous().movedim(-1, -axes - 1)
+            upsampled = self._filter(maps, weights, layout, (steps, ridge, channels_last))
         return upsampled.to(coarse.dtype)
 
     def _solve(self, coarse: Tensor, confidence: Tensor | None, steps: int, smoothness: float | Tensor) -> Tensor:
@@ -109,9 +108,10 @@ class Upsampler:
         weight = smoothness / math.prod(self.grids.ratios)
         return self._solver(coarse.flatten(-axes), flat, weight, observe=places, iterations=steps, tolerance=0.0)
 
-    def _filter(self, maps: Tensor, weights: Tensor | None, layout: Layout, steps: int, ridge: float) -> Tensor:
+    def _filter(self, maps: Tensor, weights: Tensor | None, layout: Layout, options: tuple[int, float, bool]) -> Tensor:
         """Upsample maps that share a mass, and bring what is seen of the result nearer to them, `steps` times."""
         axes, joint = len(self.grids.coarse), self._joint
+        steps, ridge, channels_last = options
         complete = maps
         if weights is None:
             rows = ones_for(layout, joint)
@@ -124,15 +124,16 @@ class Upsampler:
             own = Layout(tuple(self._guide.shape[: -axes - 1]), self._guide.shape[-axes - 1], layout.shared)
             guide = own.to_rows(self._guide.to(accumulation_dtype(self._guide.dtype)))
             model = affine_model(joint, layout.to_rows(maps), rows, guide, ridge)
-            upsampled = layout.from_rows(model, self.grids.fine).contiguous()
+            upsampled = layout.from_rows(model, self.grids.fine)
+            upsampled = upsampled if channels_last else upsampled.contiguous()
         else:
-            upsampled = reach.average_to_maps(layout.to_rows(maps), layout.to_rows(complete), layout)
+            upsampled = reach.average_to_maps(layout.to_rows(maps), layout.to_rows(complete), layout, channels_last)
         for _ in range(steps):
             missing = maps - self.grids.observe(upsampled)
             if weights is not None:
                 missing = torch.where(weights > 0, missing, 0.0)
             missing = layout.to_rows(missing)
-            upsampled = upsampled + reach.average_to_maps(missing, missing, layout)
+            upsampled = upsampled + reach.average_to_maps(missing, missing, layout, channels_last)
         return upsampled
 
 
