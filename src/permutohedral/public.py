@@ -30,7 +30,7 @@ from permutohedral.functional import (
     gaussian_filter,
     permutohedral_filter,
 )
-from permutohedral.guided import BilateralSolver, Upsampler, bilateral_solver, interpolate, upsample
+from permutohedral.guided import BilateralSolver, Upsampler, bilateral_solver, interpolate, opponent_colors, upsample
 from permutohedral.lattice import Lattice, LatticeStatistics, build_lattice
 from permutohedral.levels import coarsen, convolve_down, convolve_up, pool, refine
 from permutohedral.memory import MemoryForecast, forecast_memory
@@ -88,6 +88,7 @@ __all__ = [
     "lattice_step",
     "log_scale_features",
     "nn",
+    "opponent_colors",
     "permutohedral_filter",
     "pool",
     "position_features",

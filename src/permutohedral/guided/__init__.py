@@ -3,8 +3,9 @@
 The page docs/upsampling.md says which to take when.
 """
 
+from permutohedral.guided.colors import opponent_colors
 from permutohedral.guided.scattered import interpolate
 from permutohedral.guided.solver import BilateralSolver, bilateral_solver
 from permutohedral.guided.upsampling import Upsampler, upsample
 
-__all__ = ["BilateralSolver", "Upsampler", "bilateral_solver", "interpolate", "upsample"]
+__all__ = ["BilateralSolver", "Upsampler", "bilateral_solver", "interpolate", "opponent_colors", "upsample"]

@@ -123,6 +123,15 @@ class Reach:
 
 def joint_lattice(guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_range: Sigma) -> Joint:
     """The lattice under `grids.coarse` samples of a guide `[..., channels, *grids.fine]` and under all of them."""
+    sources, targets, seen = joint_features(guide, grids, sigma_space, sigma_range)
+    lattice = build_lattice(sources, targets, 0, separable=True)
+    return Joint(grids, lattice, seen.reshape(-1, seen.shape[-1]))
+
+
+def joint_features(
+    guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_range: Sigma
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Features of the coarse samples and of all, `[..., points, d]`, and the guide at the coarse ones."""
     axes = len(grids.fine)
     wide = guide.to(accumulation_dtype(guide.dtype))
     targets = features_of(guide, sigma_space, sigma_range, axes)
@@ -131,8 +140,7 @@ def joint_lattice(guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_range: 
     sources = join(positions, in_units_of(seen, sigma_range))
     if sources.dim() > 3:
         sources = sources.flatten(0, -3)
-    lattice = build_lattice(sources, targets, 0, separable=True)
-    return Joint(grids, lattice, seen.reshape(-1, seen.shape[-1]))
+    return sources, targets, seen
 
 
 def default_sigma(grids: Grids, share: float) -> list[float]:
