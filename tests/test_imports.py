@@ -52,6 +52,7 @@ ORDER = [
     # what the experiments share, then each of them: rotation and scale take their digits from MNIST
     ["experiments"],
     ["experiments.denoising", "experiments.grabcut", "experiments.mnist", "experiments.mri", "experiments.points"],
+    ["experiments.upsampling"],
     ["experiments.invariance"],
     ["benchmarks"],
     ["cli"],
