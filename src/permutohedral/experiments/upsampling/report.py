@@ -39,7 +39,7 @@ def upsampling_table(results: Sequence[Result], task: str) -> str:
     | A | 3.25 | 800 |
     """
     rows = [runs[0] for runs in by_row(results).values() if runs[0].config["task"] == task]
-    factors = list(dict.fromkeys(factor for row in rows for factor in row.metrics))
+    factors = sorted({factor for row in rows for factor in row.metrics}, key=int)
     timed = "8" if "8" in factors else factors[0]
     lines = []
     for row in rows:
