@@ -57,15 +57,17 @@ class Smoothness:
 def smoothness_on(lattice: Lattice) -> Smoothness:
     """The roughness of signals on a lattice that was built with `separable=True`."""
     axes = check_separable(lattice)
-    beside = axes.T.contiguous()
-    itself = torch.arange(axes.shape[1], dtype=axes.dtype, device=axes.device)[:, None]
+    number, beside = axes.shape[1], axes.shape[0]
+    neighbors = axes.new_empty(number, 1 + beside)
+    neighbors[:, 0] = torch.arange(number, dtype=axes.dtype, device=axes.device)
+    neighbors[:, 1:] = axes.T
     density = splat_density(lattice)
+    # a lattice point counts as much as all that are beside it; one that is missing does not, whatever stands for it
+    counts = (neighbors >= 0).to(density.dtype)
+    counts[:, 0] = beside
+    neighbors.clamp_min_(0)
     # a corner that its points touch with weight zero must not matter, nor be divided by
     wanted = density.clamp_min(torch.finfo(density.dtype).eps ** 2)
-    # a lattice point counts as much as all that are beside it
-    own = wanted.new_tensor([[float(axes.shape[0])]]).expand(len(beside), 1)
-    counts = torch.cat([own, (beside >= 0).to(wanted.dtype)], dim=1)
-    neighbors = torch.cat([itself, torch.where(beside >= 0, beside, itself)], dim=1)
     scale = torch.where(density > 0, 1.0, wanted)
     for _ in range(_BALANCING_STEPS):
         scale = (scale * wanted / operators.slice(scale, neighbors, counts)).sqrt()

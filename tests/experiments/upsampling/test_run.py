@@ -63,7 +63,7 @@ def test_ours_beat_interpolation_and_the_report_says_so(data: Path, tmp_path: Pa
     assert set(results[0].metrics["4"]["pictures"]) == {"art", "books", "moebius", "tsukuba", "venus"}
     (page,) = write_upsampling_report(results, options, "the command")
     assert f"| Row | {scores[1]:.2f} |" in page.read_text()
-    assert tables(results).count("\n| ") == 3
+    assert tables(results).count("\n| ") == 4
     assert EXPERIMENTS["upsampling"].headline(results[1]) == f"4x {scores[1]:.2f}"
 
 
