@@ -75,17 +75,19 @@ def load_images(split: Split, folder: str | Path | None = None, limit: int | Non
     Raises:
         DataError: a picture is missing or damaged.
     """
-    return [GrayImage(name, read_gray(path)) for name, path in _find_paths(split, folder, limit)]
+    return [GrayImage(name, read_gray(path)) for name, path in _find_paths(spread(image_names(split), limit), folder)]
 
 
 def load_colors(split: Split, folder: str | Path | None = None, limit: int | None = None) -> dict[str, Tensor]:
-    """The pictures of a split in color, float32 `[3, height, width]`, white being 1, by name; see `load_images`."""
-    paths = _find_paths(split, folder, limit)
+    """The pictures of a split in color, float32 `[3, height, width]`, white being 1, by name; see `load_images`.
+
+    A part of them is evenly spread among the names in alphabetical order, as others choose theirs.
+    """
+    paths = _find_paths(spread(sorted(image_names(split)), limit), folder)
     return {name: torch.from_numpy(_read_pixels(path)).permute(2, 0, 1).float() / 255 for name, path in paths}
 
 
-def _find_paths(split: Split, folder: str | Path | None, limit: int | None) -> list[tuple[str, Path]]:
-    names = spread(image_names(split), limit)
+def _find_paths(names: Sequence[str], folder: str | Path | None) -> list[tuple[str, Path]]:
     files = [RemoteFile(f"{name}.jpg", _manifest()[f"{name}.jpg"], (f"{_MIRROR}/{name}.jpg",)) for name in names]
     return list(zip(names, find_files("bsds500", files, folder), strict=True))
 
