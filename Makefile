@@ -97,6 +97,7 @@ figures: $(STAMP)  ## draw the figures under docs/images from the lattice
 	$(BIN)/permutohedral figure simplices docs/images/simplices.png
 	$(BIN)/permutohedral figure levels docs/images/levels.svg
 	$(BIN)/python tools/segmentation_figure.py
+	$(BIN)/python tools/upsampling_figure.py
 
 # strict: a link that leads nowhere, or a name without documentation, ends it
 docs: $(STAMP)  ## run the tutorials and build the documentation into site/

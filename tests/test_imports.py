@@ -34,6 +34,7 @@ ORDER = [
     ["weighting", "exact"],
     ["estimate", "choice"],
     ["functional"],
+    ["guided"],
     ["crf"],
     ["nn"],
     # other libraries' names over ours
@@ -56,6 +57,7 @@ ORDER = [
         *("experiments.denoising", "experiments.grabcut", "experiments.lidar", "experiments.mnist", "experiments.mri"),
         "experiments.points",
     ],
+    ["experiments.upsampling"],
     ["experiments.invariance"],
     ["benchmarks"],
     ["cli"],
@@ -66,8 +68,8 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 # what every installation has, and what needs more
 CORE = {
     *("errors", "version", "ops", "neighborhood", "simplices", "tensors", "features", "memory", "lattice", "checks"),
-    *("pyramid", "bounded_lattice", "steps", "levels", "normalization", "landmarks", "weighting", "exact"),
-    *("estimate", "choice", "functional", "crf", "nn", "pydensecrf", "simplecrf", "public", ""),
+    *("geometry", "pyramid", "bounded_lattice", "steps", "levels", "normalization", "landmarks", "weighting", "exact"),
+    *("estimate", "choice", "functional", "guided", "crf", "nn", "pydensecrf", "simplecrf", "public", ""),
 }
 
 
