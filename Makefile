@@ -43,7 +43,7 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@$(PIP_INSTALL) nanobind $$($(PURE) $(BIN)/python -c 'import scikit_build_core.build as backend; \
 	  print(*backend.get_requires_for_build_editable())')
 	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.libraries $(VENV)/.core
-	@export $(PURE); $(PIP_INSTALL) --no-deps --no-build-isolation --config-settings=$(ONLY_HERE)=ON --editable .
+	@$(if $(PURE),export $(PURE);) $(PIP_INSTALL) --no-deps --no-build-isolation --config-settings=$(ONLY_HERE)=ON --editable .
 	@touch $@
 
 # with the package as pure Python
@@ -85,7 +85,7 @@ typecheck: $(STAMP)  ## mypy, strict
 
 # One thread per worker: the workers share the cores. A worker more than cores: some tests wait for processes of their own.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() + 1, 5))')
-PYTEST := OMP_NUM_THREADS=1 RECORDED_LAUNCHES=build/launches $(BIN)/python -m pytest --quiet --numprocesses=$(WORKERS)
+PYTEST := OMP_NUM_THREADS=1 RECORDED_LAUNCHES=build/launches $(BIN)/python -m pytest --quiet --numprocesses=$(WORKERS) --dist=worksteal
 
 # the kernels that the interpreter launches are compiled by the second session
 interpreted: $(STAMP)
