@@ -85,7 +85,8 @@ typecheck: $(STAMP)  ## mypy, strict
 
 # One thread per worker: the workers share the cores. A worker more than cores: some tests wait for processes of their own.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() + 1, 5))')
-PYTEST := OMP_NUM_THREADS=1 RECORDED_LAUNCHES=build/launches $(BIN)/python -m pytest --quiet --numprocesses=$(WORKERS) --dist=worksteal
+PYTEST := OMP_NUM_THREADS=1 RECORDED_LAUNCHES=build/launches $(BIN)/python -m pytest --quiet \
+  --numprocesses=$(WORKERS) --dist=worksteal
 
 # the kernels that the interpreter launches are compiled by the second session
 interpreted: $(STAMP)
