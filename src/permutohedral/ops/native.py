@@ -291,8 +291,8 @@ def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[Pairwis
         return out
     borrowed = []
     for kernel in kernels:
-        scales = [None if each is None else _plain(each, dtype) for each in kernel[3:6]]
-        arguments: list[Any] = [*map(_plain, kernel[:3]), *scales, kernel.factor, kernel.both_ways]
+        costs = None if kernel.costs is None else _plain(kernel.costs, dtype)
+        arguments: list[Any] = [*map(_plain, kernel[:3]), *kernel[3:5], costs, *kernel[6:]]
         borrowed.append(core.PairwiseKernel(*arguments))
     start = None if start is None else _plain(start, dtype)
     core.mean_field(_plain(energies, dtype), start, borrowed, steps, out, _threads(energies.numel()))
