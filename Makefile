@@ -42,7 +42,7 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@$(PIP_INSTALL) scikit-build-core nanobind
 	@$(PIP_INSTALL) nanobind $$($(PURE) $(BIN)/python -c 'import scikit_build_core.build as backend; \
 	  print(*backend.get_requires_for_build_editable())')
-	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.libraries $(VENV)/.core
+	@$(MAKE) --silent --no-print-directory --jobs=2 $(VENV)/.libraries $(VENV)/.core
 	@$(if $(PURE),export $(PURE);) $(PIP_INSTALL) --no-deps --no-build-isolation --config-settings=$(ONLY_HERE)=ON --editable .
 	@touch $@
 
