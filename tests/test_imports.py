@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import permutohedral
@@ -82,6 +83,7 @@ def unit_of(module: str) -> str:
     raise AssertionError(f"permutohedral.{module} has no place in ORDER")
 
 
+@cache
 def modules() -> dict[str, Path]:
     """Every module of the package by its name below it; the package itself is ''."""
     found = {}
