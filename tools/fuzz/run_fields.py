@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PATH = ROOT / "results" / "reliability" / "fuzz-fields.json"
@@ -24,8 +25,11 @@ def main(programs: int, resume: bool) -> None:
     sys.path.insert(0, str(ROOT / "tests"))
     from fuzz.field_calls import run_program
 
-    before = json.loads(PATH.read_text()) if resume else {"programs": 0, "first_outcomes": {}, "seconds": 0}
-    outcomes, started = collections.Counter(before["first_outcomes"]), time.process_time()
+    before: dict[str, Any] = {"programs": 0, "first_outcomes": {}, "seconds": 0}
+    if resume:
+        before = json.loads(PATH.read_text())
+    outcomes: collections.Counter[str] = collections.Counter(before["first_outcomes"])
+    started = time.process_time()
     for first in range(before["programs"], programs, PART):
         last = min(first + PART, programs)
         outcomes.update(run_program(seed) for seed in range(first, last))
