@@ -17,6 +17,7 @@
 #include "filter/point_filter.hpp"
 #include "filter/rows.hpp"
 #include "forecast.hpp"
+#include "index/coarsen.hpp"
 #include "index/neighbors.hpp"
 #include "index/vertex_index.hpp"
 #include "runtime/cache_sizes.hpp"
@@ -144,6 +145,47 @@ std::unique_ptr<PendingIndex> index_given_keys(Array<const int32_t, 2> keys, Arr
     pending->index = std::make_unique<VertexIndex>(int64_t(keys.shape(0)), 1, inverse.data(), threads);
     index_keys(*pending->index, keys.data(), int64_t(keys.shape(1)));
     return pending;
+}
+
+std::unique_ptr<PendingIndex> index_parents_of(Array<const int32_t, 2> keys, Array<int32_t, 2> parents, int threads) {
+    auto pending = std::make_unique<PendingIndex>();
+    pending->vertices = parents;
+    const int64_t vertices = int64_t(keys.shape(0));
+    nb::gil_scoped_release release;
+    pending->index = std::make_unique<VertexIndex>(2 * vertices, 1, parents.data(), threads);
+    index_parents(*pending->index, keys.data(), vertices, int64_t(keys.shape(1)));
+    return pending;
+}
+
+Levels levels_of(const Array<const int32_t, 2>& keys, const Array<const int32_t, 2>& parents,
+                 const Array<const int32_t, 2>& coarse_keys) {
+    return {keys.data(),
+            parents.data(),
+            coarse_keys.data(),
+            int64_t(keys.shape(0)),
+            int64_t(coarse_keys.shape(0)),
+            int64_t(keys.shape(1))};
+}
+
+void connect_levels_in(Array<const int32_t, 2> keys, Array<const int32_t, 2> parents,
+                       Array<const int32_t, 2> coarse_keys, Array<const int32_t, 2> offsets, Array<int32_t, 2> down,
+                       Array<int32_t, 2> up, int threads) {
+    nb::gil_scoped_release release;
+    connect_levels(levels_of(keys, parents, coarse_keys), offsets.data(), down.data(), up.data(), threads);
+}
+
+void coarse_vertices_of(Array<const int32_t, 2> vertices, Array<const int32_t, 2> rows, Array<int32_t, 2> out,
+                        int threads) {
+    nb::gil_scoped_release release;
+    coarse_vertices(vertices.data(), int64_t(vertices.shape(0)), rows.data(), int64_t(rows.shape(1)), out.data(),
+                    threads);
+}
+
+template <class T>
+void share_among(Array<const int32_t, 2> keys, Array<const int32_t, 2> parents, Array<const int32_t, 2> coarse_keys,
+                 Array<int32_t, 2> rows, Array<T, 2> shares, int threads) {
+    nb::gil_scoped_release release;
+    share_among_parents(levels_of(keys, parents, coarse_keys), rows.data(), shares.data(), threads);
 }
 
 void find_neighbors_in(Array<const int64_t, 1> table, Array<const int32_t, 2> target_keys,
@@ -353,6 +395,7 @@ void bind_kernels(nb::module_ module) {
                "threads"_a);
     module.def("embed_gradient", &embed_gradient<T>);
     module.def("embed_differential", &embed_differential<T>);
+    module.def("share_among_parents", &share_among<T>);
     module.def("splat", &splat<T>);
     module.def("slice", &slice<T>);
     module.def("barycentric_gradient", &barycentric_gradient<T>);
@@ -435,6 +478,9 @@ NB_MODULE(_native, module) {
     module.def("kept_memory", &kept_memory);
     module.def("limit_kept_memory", &limit_kept_memory, "limit"_a);
     module.def("index_keys", &index_given_keys);
+    module.def("index_parents", &index_parents_of);
+    module.def("connect_levels", &connect_levels_in);
+    module.def("coarse_vertices", &coarse_vertices_of);
     module.def("find_neighbors", &find_neighbors_in);
     module.def("transpose_neighbors", &transpose_neighbors_in);
     bind_kernels<float>(module.def_submodule("float32"));

@@ -10,6 +10,7 @@ namespace permutohedral {
 namespace {
 
 constexpr int64_t keys_per_task = 8192;
+constexpr int cache_bits = 13;
 
 // The digits of one key; see find_digits. C is the number of columns if known at compile time, else 0: dividing by a
 // constant is much faster.
@@ -53,6 +54,24 @@ inline void pack_inside(const KeyPacking& packing, const int32_t* key, uint64_t*
     }
 }
 
+// Lists the packed keys of a chunk and writes the position of each in the list; returns how many it lists. Keys that were
+// met a while ago are listed again, and found when the lists are merged.
+template <int C>
+int64_t list_keys(const KeyPacking& packing, const int32_t* keys, int64_t count, uint64_t* list, int32_t* positions) {
+    const int64_t words = packing.num_words;
+    // where the last key of each hash is listed
+    std::vector<int32_t> last(size_t{1} << cache_bits, -1);
+    int64_t listed = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        uint64_t* key = list + listed * words;
+        pack_inside<C>(packing, keys + i * Extent<C>(packing.num_columns), key);
+        int32_t& place = last[hash_key<0>(key, words) >> (64 - cache_bits)];
+        if (place < 0 || !same_key<0>(list + place * words, key, words)) place = int32_t(listed++);
+        positions[i] = place;
+    }
+    return listed;
+}
+
 bool find_range_in_parallel(const int32_t* keys, const VertexIndex& index, int64_t num_columns, bool lattice_form,
                             DigitRange& range) {
     const int64_t blocks = divide_up(index.num_points, keys_per_task);
@@ -94,15 +113,14 @@ void index_keys(VertexIndex& index, const int32_t* keys, int64_t num_columns) {
     parallel_for(index.threads, index.num_chunks, [&](int64_t chunk, int) {
         const int64_t begin = chunk * index.chunk_points;
         const int64_t count = std::min(index.chunk_points, index.num_points - begin);
-        const Memory packed(sizeof(uint64_t) * count * words);
+        const Memory packed(sizeof(uint64_t) * (count + 1) * words);
+        int64_t distinct = 0;
         dispatch<3, 4, 5, 6, 0>(num_columns, [&](auto columns) {
-            for (int64_t i = 0; i < count; ++i) {
-                const int32_t* key = keys + (begin + i) * num_columns;
-                pack_inside<decltype(columns)::value>(index.packing, key, as<uint64_t>(packed) + i * words);
-                index.vertices[begin + i] = int32_t(i);
-            }
+            const int32_t* first = keys + begin * num_columns;
+            distinct = list_keys<decltype(columns)::value>(index.packing, first, count, as<uint64_t>(packed),
+                                                           index.vertices + begin);
         });
-        index.store_chunk(chunk, as<uint64_t>(packed), count);
+        index.store_chunk(chunk, as<uint64_t>(packed), distinct);
     });
     index.merge();
 }

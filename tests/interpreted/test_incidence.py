@@ -9,6 +9,7 @@ from support import assert_close
 from torch import Tensor
 
 import permutohedral as ph
+from permutohedral.normalization import Normalization
 from permutohedral.ops import reference
 from permutohedral.ops.dispatch import use_backend
 
@@ -43,7 +44,9 @@ def test_splat_listed(points: int, rows: int, crowded: int, deterministic: bool)
 
 @pytest.mark.parametrize("normalization", ["none", "density"])
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_a_filter_of_gathered_points(normalization: str, elsewhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_filter_of_gathered_points(
+    normalization: Normalization, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Results and gradients, at the points themselves and at others."""
     monkeypatch.setattr(splat, "_WORTH_RUNS", 1)
     monkeypatch.setattr(splat, "_WORTH_LISTING", 1)

@@ -15,6 +15,7 @@ from permutohedral.errors import InputError, PermutohedralError
 _EXTRA_OF_MODULE = {
     **dict.fromkeys(("PIL", "skimage", "matplotlib", "safetensors", "tifffile"), "images"),
     **dict.fromkeys(("pytorch_lightning", "pooch", "scipy", "yaml"), "experiments"),
+    **dict.fromkeys(("laspy", "lazrs", "plyfile"), "clouds"),
     "rich": "cli",
 }
 

@@ -46,22 +46,30 @@ class ResidualBlock(nn.Module):
         return lattice_values + change
 
 
+def mean_and_density(values: Tensor, lattice: Lattice) -> Tensor:
+    """At each lattice point the mean of the values around it, and a logarithm of how many points there are.
+
+    >>> import permutohedral as ph
+    >>> mean_and_density(torch.full((9, 1), 5.0), ph.build_lattice(torch.zeros(9, 2)))[0].tolist()
+    [5.0, 2.3025851249694824]
+    """
+    sums = splat(torch.cat([values, values.new_ones(len(values), 1)], dim=1), lattice)
+    density = sums[:, -1:]
+    return torch.cat([sums[:, :-1] / density.clamp_min(1e-6), density.log1p()], dim=1)
+
+
 class _Encoder(nn.Module):
     """From points to the lattice values of every level."""
 
     def __init__(self, in_channels: int, dimension: int, channels: Sequence[int]) -> None:
         super().__init__()
-        # the mean of the values at a lattice point, and how many points there are
         self.enter = LatticeConvolution(in_channels + 1, channels[0], dimension)
         self.blocks = nn.ModuleList(ResidualBlock(width, dimension) for width in channels)
         self.downs = nn.ModuleList(Coarsen(fine, coarse, dimension) for fine, coarse in pairwise(channels))
 
     def forward(self, values: Tensor, pyramid: LatticePyramid) -> list[Tensor]:
         finest = pyramid.levels[0]
-        sums = splat(torch.cat([values, values.new_ones(len(values), 1)], dim=1), finest)
-        density = sums[:, -1:]
-        inputs = torch.cat([sums[:, :-1] / density.clamp_min(1e-6), density.log1p()], dim=1)
-        found = [self.blocks[0](self.enter(inputs, finest), finest)]
+        found = [self.blocks[0](self.enter(mean_and_density(values, finest), finest), finest)]
         for level, (down, block) in enumerate(zip(self.downs, self.blocks[1:], strict=True)):
             found.append(block(down(found[-1], pyramid, level), pyramid.levels[level + 1]))
         return found

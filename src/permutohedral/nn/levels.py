@@ -15,6 +15,9 @@ from permutohedral.pyramid import LatticePyramid
 from permutohedral.steps import convolve
 from permutohedral.tensors import refuse_scripting
 
+# up to so many items are summed up as the product with a matrix of zeros and ones
+_FEW_ITEMS = 32
+
 
 class _LatticeFilter(nn.Module):
     """A learned filter over the taps of a neighborhood, and a bias."""
@@ -170,21 +173,27 @@ class LatticeGroupNorm(nn.Module):
     def forward(self, lattice_values: Tensor, lattice: Lattice) -> Tensor:
         """`[lattice_points, num_channels]`, in and out."""
         rows, channels = lattice_values.shape
-        item = lattice.source.keys[:, 0].long()
+        item = lattice.source.keys[:, 0]
         items = int(item.max()) + 1 if rows else 0
         grouped = lattice_values.float() if lattice_values.dtype.itemsize < 4 else lattice_values
         grouped = grouped.reshape(rows, self.num_groups, channels // self.num_groups)
-        members = torch.bincount(item, minlength=items).clamp_min(1)[:, None] * grouped.shape[2]
-        mean = self._sum(grouped.sum(dim=2), item, items) / members
-        centered = grouped - mean.index_select(0, item)[:, :, None]
-        variance = self._sum(centered.square().sum(dim=2), item, items) / members
+        # sixteen bits could not count the members
+        with torch.autocast(lattice_values.device.type, enabled=False):
+            members = _sum_items(grouped.new_ones(rows, 1), item, items).clamp_min(1) * grouped.shape[2]
+            mean = _sum_items(grouped.sum(dim=2), item, items) / members
+            centered = grouped - mean.index_select(0, item)[:, :, None]
+            variance = _sum_items(centered.square().sum(dim=2), item, items) / members
         scale = (variance + self.eps).rsqrt().index_select(0, item)[:, :, None]
         normalized = (centered * scale).reshape(rows, channels)
         return (normalized * self.weight + self.bias).to(lattice_values.dtype)
 
-    @staticmethod
-    def _sum(rows: Tensor, item: Tensor, items: int) -> Tensor:
-        return rows.new_zeros(items, rows.shape[1]).index_add(0, item, rows)
-
     def extra_repr(self) -> str:
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}"
+
+
+def _sum_items(rows: Tensor, item: Tensor, items: int) -> Tensor:
+    """The sum over the rows of each item, `[items, channels]`."""
+    if items > _FEW_ITEMS:
+        return rows.new_zeros(items, rows.shape[1]).index_add(0, item, rows)
+    # additions to a few numbers by all threads of a GPU would wait for each other
+    return (item == torch.arange(items, device=item.device)[:, None]).to(rows.dtype) @ rows
