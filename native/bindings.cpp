@@ -393,6 +393,12 @@ void add_to(Array<T, 2> values, Array<const T, 1> added, int threads) {
     add_to_rows(values.data(), added.data(), int64_t(values.shape(0)), int64_t(values.shape(1)), threads);
 }
 
+template <class T>
+bool is_nan_among(Array<const T, 3> values, int threads) {
+    nb::gil_scoped_release release;
+    return is_sum_nan(values.data(), int64_t(values.size()), threads);
+}
+
 // The kernels of one dtype, as a submodule.
 template <class T>
 void bind_kernels(nb::module_ module) {
@@ -433,6 +439,7 @@ void bind_kernels(nb::module_ module) {
     module.def("interleave", &interleave_planes<T>);
     module.def("divide_rows", &divide_by<T>);
     module.def("add_to_rows", &add_to<T>);
+    module.def("is_sum_nan", &is_nan_among<T>);
 }
 
 // Python runs signal handlers on this thread only

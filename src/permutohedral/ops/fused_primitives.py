@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from permutohedral.errors import InputError
 from permutohedral.ops.primitives import Primitives
 
 
@@ -88,6 +89,11 @@ class LandmarkTables(NamedTuple):
     reach: float
     small_mass: float
     most_repaired: int
+
+
+def energies_error() -> InputError:
+    """The error for energies whose sum is NaN."""
+    return InputError("energies hold NaN, or infinities of both signs; repair them: every point would be NaN")
 
 
 # what the derivative of a learned filter needs: the lattice values `[lattice_points, in_channels]` that were convolved,
@@ -198,6 +204,9 @@ class FusedPrimitives(Primitives, Protocol):
             start: the first marginals, like energies; None for softmax(-energies).
             kernels: over `items * points` points, those of the items one after another.
             steps: how often the marginals are replaced.
+
+        Raises:
+            InputError: the sum of the energies is NaN, where that is known without waiting for a device.
 
         Returns:
             `[items, labels, points]`, computed in the dtype of the barycentric weights and returned in it; None where
