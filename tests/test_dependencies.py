@@ -90,7 +90,13 @@ def test_what_is_declared_is_used() -> None:
 def test_each_folder_needs_the_extra_that_it_belongs_to() -> None:
     """A user who installs the extra of a command has all that the command imports."""
     extras = declared()
-    folders = {"pictures": "images", "figures": "images", "models": "experiments", "experiments": "experiments"}
+    folders = {
+        "pictures": "images",
+        "clouds": "clouds",
+        "figures": "images",
+        "models": "experiments",
+        "experiments": "experiments",
+    }
     for folder, extra in folders.items():
         allowed = {MODULES.get(package, package.replace("-", "_")) for package in extras[extra] | extras["cli"]}
         allowed |= {"torch", "numpy"}

@@ -30,6 +30,7 @@ from permutohedral.functional import (
     gaussian_filter,
     permutohedral_filter,
 )
+from permutohedral.geometry import reach
 from permutohedral.lattice import Lattice, LatticeStatistics, build_lattice
 from permutohedral.levels import coarsen, convolve_down, convolve_up, pool, refine
 from permutohedral.memory import MemoryForecast, forecast_memory
@@ -86,6 +87,7 @@ __all__ = [
     "permutohedral_filter",
     "pool",
     "position_features",
+    "reach",
     "refine",
     "rotation_features",
     "slice",

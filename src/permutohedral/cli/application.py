@@ -10,11 +10,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from permutohedral.cli import backends, benchmark, figures, pictures, reproduce
+from permutohedral.cli import backends, benchmark, clouds, figures, pictures, reproduce
 from permutohedral.version import __version__
 
 # as a reader of the help meets them: what one came for first, what explains it last
-_ORDER = ("filter", "denoise", "segment", "demo", "figure", "reproduce", "benchmark", "backends")
+_ORDER = (
+    *("filter", "denoise", "segment", "segment-points", "train-points", "demo", "figure", "reproduce", "benchmark"),
+    "backends",
+)
 
 
 class _Ordered(TyperGroup):
@@ -63,6 +66,8 @@ def _main(
 application.command("filter")(pictures.filter_pictures)
 application.command()(pictures.denoise)
 application.command()(pictures.segment)
+application.command("segment-points")(clouds.segment_points)
+application.command("train-points")(clouds.train_points)
 application.command()(pictures.demo)
 figures.add_to(application)
 reproduce.add_to(application)

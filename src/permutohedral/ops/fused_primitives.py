@@ -69,6 +69,28 @@ class PairwiseTables(NamedTuple):
     both_ways: bool
 
 
+class LandmarkTables(NamedTuple):
+    """The Gaussian over position and color with few terms over colors (`landmarks.py`).
+
+    Attributes:
+        colors: `[landmarks, guide channels]`, in standard deviations.
+        mixture: `[landmarks, landmarks]`.
+        sigma: over y and x, in pixels.
+        cells: pixels between the nodes on which is blurred, along y and x.
+        reach: of the windows over which pixels of small mass are summed, in standard deviations.
+        small_mass: which are those.
+        most_repaired: of each item, the ones whose mass is least.
+    """
+
+    colors: Tensor
+    mixture: Tensor
+    sigma: tuple[float, float]
+    cells: tuple[int, int]
+    reach: float
+    small_mass: float
+    most_repaired: int
+
+
 def energies_error() -> InputError:
     """The error for energies whose sum is NaN."""
     return InputError("energies hold NaN, or infinities of both signs; repair them: every point would be NaN")
@@ -127,6 +149,19 @@ class FusedPrimitives(Primitives, Protocol):
         Returns:
             `[points, channels]`, None where the backend would rather build the lattice first: also for features that
             `index_points` refuses.
+        """
+        ...
+
+    def sum_landmarks(self, values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor:
+        """The sums over all pixels around each, weighted by the Gaussian over position and color.
+
+        Args:
+            values: `[items, channels, height, width]`, not empty.
+            guide: `[items, guide channels, height, width]`, in standard deviations.
+            tables: of the guide.
+
+        Returns:
+            `[items, channels + 1, height, width]`: the sums of ones, the mass, are the last.
         """
         ...
 
