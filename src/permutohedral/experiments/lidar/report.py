@@ -20,7 +20,14 @@ from permutohedral.reporting.provenance import name_machine, short_commit
 
 ROWS = ("pointwise", "pointnet", "flat", "unet")
 # a shorter training; then what helps: each differs from unet or flat in one setting
-VARIANTS = ("unet_small", "unet_one_place", "unet_no_augmentation", "unet_no_ground", "flat_no_ground")
+VARIANTS = (
+    "unet_small",
+    "unet_small_no_ground",
+    "unet_one_place",
+    "unet_no_augmentation",
+    "unet_no_ground",
+    "flat_no_ground",
+)
 
 _TIMES = "steps.json"
 
