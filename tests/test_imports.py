@@ -27,7 +27,7 @@ ORDER = [
     ["ops.fused_filters", "ops.level_operators"],
     ["features", "data"],
     ["memory"],
-    ["lattice"],
+    ["lattice", "largest"],
     ["checks", "geometry", "pyramid", "bounded_lattice"],
     ["steps", "levels"],
     ["normalization"],
@@ -64,7 +64,18 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 # what every installation has, and what needs more
 CORE = {
     *("errors", "version", "ops", "neighborhood", "simplices", "tensors", "features", "memory", "lattice", "checks"),
-    *("pyramid", "bounded_lattice", "steps", "levels", "normalization", "weighting", "exact", "estimate", "choice"),
+    *(
+        "largest",
+        "pyramid",
+        "bounded_lattice",
+        "steps",
+        "levels",
+        "normalization",
+        "weighting",
+        "exact",
+        "estimate",
+        "choice",
+    ),
     *("functional", "crf", "nn", "pydensecrf", "simplecrf", "public", ""),
 }
 
