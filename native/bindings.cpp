@@ -336,6 +336,29 @@ void sum_window(Array<const T, 4> values, Array<const T, 4> guide, double sigma_
 }
 
 template <class T>
+void sum_landmarks(Array<const T, 4> values, Array<const T, 4> guide, Array<const T, 2> landmarks,
+                   Array<const T, 2> mixture, double sigma_y, double sigma_x, int64_t cell_y, int64_t cell_x,
+                   double reach, double small_mass, int64_t most_repaired, Array<T, 4> out, int threads) {
+    nb::gil_scoped_release release;
+    LandmarkShape shape{};
+    shape.num_items = int64_t(values.shape(0));
+    shape.num_channels = int64_t(values.shape(1));
+    shape.num_guides = int64_t(guide.shape(1));
+    shape.height = int64_t(values.shape(2));
+    shape.width = int64_t(values.shape(3));
+    shape.num_landmarks = int64_t(landmarks.shape(0));
+    shape.sigma_y = sigma_y;
+    shape.sigma_x = sigma_x;
+    shape.cell_y = cell_y;
+    shape.cell_x = cell_x;
+    shape.reach = reach;
+    shape.small_mass = small_mass;
+    shape.most_repaired = most_repaired;
+    kernels<T>().sum_landmarks(shape, values.data(), guide.data(), landmarks.data(), mixture.data(), out.data(),
+                               threads);
+}
+
+template <class T>
 void sum_neighbors(Array<const T, 2> values, Array<const T, 2> features, Array<const T, 2> target_features,
                    double reach, Array<T, 2> out, int threads) {
     nb::gil_scoped_release release;
@@ -368,6 +391,12 @@ template <class T>
 void add_to(Array<T, 2> values, Array<const T, 1> added, int threads) {
     nb::gil_scoped_release release;
     add_to_rows(values.data(), added.data(), int64_t(values.shape(0)), int64_t(values.shape(1)), threads);
+}
+
+template <class T>
+bool is_nan_among(Array<const T, 3> values, int threads) {
+    nb::gil_scoped_release release;
+    return is_sum_nan(values.data(), int64_t(values.size()), threads);
 }
 
 // The kernels of one dtype, as a submodule.
@@ -404,11 +433,13 @@ void bind_kernels(nb::module_ module) {
     module.def("convolve", &convolve<T>);
     module.def("convolve_weight_gradient", &convolve_weight_gradient<T>);
     module.def("sum_window", &sum_window<T>);
+    module.def("sum_landmarks", &sum_landmarks<T>);
     module.def("sum_neighbors", &sum_neighbors<T>);
     module.def("picture_features", &features_of_pictures<T>);
     module.def("interleave", &interleave_planes<T>);
     module.def("divide_rows", &divide_by<T>);
     module.def("add_to_rows", &add_to<T>);
+    module.def("is_sum_nan", &is_nan_among<T>);
 }
 
 // Python runs signal handlers on this thread only

@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import permutohedral
@@ -30,10 +31,11 @@ ORDER = [
     ["lattice", "largest"],
     ["checks", "geometry", "pyramid", "bounded_lattice"],
     ["steps", "levels"],
-    ["normalization"],
+    ["normalization", "landmarks"],
     ["weighting", "exact"],
     ["estimate", "choice"],
     ["functional"],
+    ["guided"],
     ["crf"],
     ["nn"],
     # other libraries' names over ours
@@ -42,6 +44,8 @@ ORDER = [
     ["public"],
     # the package itself: hands on the public names
     [""],
+    # arrays larger than memory
+    ["dask"],
     # files, figures and measures; needs the errors and the version alone
     ["reporting"],
     ["models"],
@@ -54,6 +58,7 @@ ORDER = [
         *("experiments.denoising", "experiments.grabcut", "experiments.lidar", "experiments.mnist", "experiments.mri"),
         "experiments.points",
     ],
+    ["experiments.upsampling"],
     ["experiments.invariance"],
     ["benchmarks"],
     ["cli"],
@@ -64,19 +69,8 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 # what every installation has, and what needs more
 CORE = {
     *("errors", "version", "ops", "neighborhood", "simplices", "tensors", "features", "memory", "lattice", "checks"),
-    *(
-        "largest",
-        "pyramid",
-        "bounded_lattice",
-        "steps",
-        "levels",
-        "normalization",
-        "weighting",
-        "exact",
-        "estimate",
-        "choice",
-    ),
-    *("functional", "crf", "nn", "pydensecrf", "simplecrf", "public", ""),
+    *("geometry", "pyramid", "bounded_lattice", "steps", "levels", "normalization", "landmarks", "weighting", "exact"),
+    *("estimate", "choice", "functional", "guided", "largest", "crf", "nn", "pydensecrf", "simplecrf", "public", ""),
 }
 
 
@@ -89,6 +83,7 @@ def unit_of(module: str) -> str:
     raise AssertionError(f"permutohedral.{module} has no place in ORDER")
 
 
+@cache
 def modules() -> dict[str, Path]:
     """Every module of the package by its name below it; the package itself is ''."""
     found = {}

@@ -107,6 +107,22 @@ class Kernels(Protocol):
         out: Tensor,
         threads: int,
     ) -> None: ...
+    def sum_landmarks(
+        self,
+        values: Tensor,
+        guide: Tensor,
+        landmarks: Tensor,
+        mixture: Tensor,
+        sigma_y: float,
+        sigma_x: float,
+        cell_y: int,
+        cell_x: int,
+        reach: float,
+        small_mass: float,
+        most_repaired: int,
+        out: Tensor,
+        threads: int,
+    ) -> None: ...
     def sum_neighbors(
         self, values: Tensor, features: Tensor, target_features: Tensor, reach: float, out: Tensor, threads: int
     ) -> None: ...
@@ -116,6 +132,7 @@ class Kernels(Protocol):
     def interleave(self, planes: Tensor, rows: Tensor, threads: int) -> None: ...
     def divide_rows(self, values: Tensor, divisors: Tensor, threads: int) -> None: ...
     def add_to_rows(self, values: Tensor, added: Tensor, threads: int) -> None: ...
+    def is_sum_nan(self, values: Tensor, threads: int) -> bool: ...
 
 float32: Kernels
 float64: Kernels

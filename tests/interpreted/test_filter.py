@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from interpreted.internals import blur, gaussian, splat
+from interpreted.internals import blur, gaussian, splat, tuning
 from support import assert_close
 
 import permutohedral as ph
@@ -81,6 +81,14 @@ def test_convolve(dtype: torch.dtype, in_channels: int, out_channels: int, group
     gradient = torch.randn(41, out_channels).to(dtype)
     expected = reference.convolve_weight_gradient(lattice_values, gradient, neighbors, groups)
     assert_close(kernels.convolve_weight_gradient(lattice_values, gradient, neighbors, groups), expected)
+
+
+def test_convolve_weight_gradient_of_four_taps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "_WORTH_FOUR_TAPS", 1)
+    neighbors = torch.randint(-1, 30, (7, 41), dtype=torch.int32)
+    lattice_values, gradient = torch.randn(30, 18).half(), torch.randn(41, 20).half()
+    expected = reference.convolve_weight_gradient(lattice_values, gradient, neighbors, 1)
+    assert_close(kernels.convolve_weight_gradient(lattice_values, gradient, neighbors, 1), expected)
 
 
 def test_nothing_in_nothing_out() -> None:

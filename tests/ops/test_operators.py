@@ -173,6 +173,7 @@ def test_a_backend_may_choose_the_strides_of_its_results(name: str, monkeypatch:
     torch.library.opcheck(operator(name), detached)
 
 
+@on_default_backend
 @pytest.mark.parametrize("name", FLOATING)
 def test_traced_gradient(name: str) -> None:
     """The gradients of the traced operator equal those of the eager one, bit for bit."""

@@ -88,6 +88,14 @@ REGISTRY = (
         "Writes a JSON file for each row and seed, its weights, a report in Markdown and figures.",
     ),
     Entry(
+        "upsampling",
+        "upsampling",
+        "Bring depth and color to the size of a picture, along its edges.",
+        "The Middlebury scenes must be in the folder of the datasets. The rows with opencv in their names need OpenCV "
+        "with its contributed modules.\n\n"
+        "Writes a JSON file for each row, and a report in Markdown.",
+    ),
+    Entry(
         "lidar",
         "lidar",
         "Tell ground, vegetation and buildings apart in laser scans.",

@@ -17,7 +17,13 @@ from torch.utils.dlpack import from_dlpack
 
 from permutohedral.errors import BackendUnavailable
 from permutohedral.neighborhood import axis_offsets, blur_gain
-from permutohedral.ops.fused_primitives import FilterTables, KeptOfFilter, PairwiseTables
+from permutohedral.ops.fused_primitives import (
+    FilterTables,
+    KeptOfFilter,
+    LandmarkTables,
+    PairwiseTables,
+    energies_error,
+)
 from permutohedral.ops.native_limits import check_dimension, limit_kept_memory, refusing_too_many
 from permutohedral.ops.primitives import accumulation_dtype, key_limit, range_error, transpose_weight
 
@@ -277,8 +283,10 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smalle
 
 def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor:
     """One pass over the points for each step; the marginals are stored in the last one only."""
-    dtype = kernels[0].barycentric.dtype
-    core = _core(dtype)
+    dtype, threads = kernels[0].barycentric.dtype, _threads(energies.numel())
+    core, energies = _core(dtype), _plain(energies, dtype)
+    if core.is_sum_nan(energies, threads):
+        raise energies_error()
     out = _empty(energies.shape, dtype)
     if out.numel() == 0:
         return out
@@ -288,7 +296,7 @@ def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[Pairwis
         arguments: list[Any] = [*map(_plain, kernel[:3]), *kernel[3:5], costs, *kernel[6:]]
         borrowed.append(core.PairwiseKernel(*arguments))
     start = None if start is None else _plain(start, dtype)
-    core.mean_field(_plain(energies, dtype), start, borrowed, steps, out, _threads(energies.numel()))
+    core.mean_field(energies, start, borrowed, steps, out, threads)
     return out
 
 
@@ -377,6 +385,15 @@ def sum_neighbors(values: Tensor, features: Tensor, target_features: Tensor, rea
         return out.zero_()
     operands = _plain(values), _plain(features), _plain(target_features)
     _core(values.dtype).sum_neighbors(*operands, reach, out, _threads(points * targets))
+    return out
+
+
+def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor:
+    items, channels, *extent = values.shape
+    out = _empty((items, channels + 1, *extent), values.dtype)
+    operands = _plain(values), _plain(guide), _plain(tables.colors), _plain(tables.mixture)
+    grid, (reach, small, most) = (*tables.sigma, *tables.cells), tables[-3:]
+    _core(values.dtype).sum_landmarks(*operands, *grid, reach, small, most, out, _threads(values.numel()))
     return out
 
 

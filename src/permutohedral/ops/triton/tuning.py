@@ -19,6 +19,8 @@ Blocks = dict[str, int]
 
 # below this many multiply-adds a search would cost more than it can ever save
 _WORTH_SEARCHING = 2**31
+# four taps at once leave half as many programs, which fewer targets do not fill
+_WORTH_FOUR_TAPS = 1 << 20
 _REPEATS = 10
 # in turn, so that a GPU that slows down meanwhile slows all of them
 _ROUNDS = 3
@@ -59,7 +61,7 @@ def _likely_of_gradient(shape: Shape) -> Blocks:
     elif shape.precision == "tf32":
         taps, block_m, warps, stages = 2, 128, 2, 2
     else:
-        few = (4, 64, 2, 3) if most < 64 else (2, 64, 2, 3)
+        few = (4, 64, 2, 3) if most < 64 and shape.targets >= _WORTH_FOUR_TAPS else (2, 64, 2, 3)
         taps, block_m, warps, stages = few if least < 64 else (2, 64, 4, 3)
     block_k, block_n = (min(power_of_two(each, 16), 64) for each in (shape.in_channels, shape.out_channels))
     tiles = {"TAPS": taps, "BLOCK_M": block_m, "BLOCK_K": block_k, "BLOCK_N": block_n}

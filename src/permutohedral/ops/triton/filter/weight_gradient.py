@@ -21,7 +21,7 @@ from permutohedral.ops.triton.tuning import Blocks, Shape, run_blocks
 
 # from so many on, numbers of 32 bits take longer to transpose than to convert to three of 16 bits
 _MANY_CHANNELS = 64
-# programs that fill a large GPU: of many warps, and of one or two, which mostly wait for memory
+# programs that fill a large GPU: of several warps, and of one or with more to wait for
 _FEW_PROGRAMS = 528
 _MANY_PROGRAMS = 2112
 # entries of the weight that a program sums
@@ -231,7 +231,8 @@ def _matrix_partials(lattice_values: Tensor, output_gradient: Tensor, neighbors:
         nonlocal partials
         tiles = cdiv(in_channels, blocks["BLOCK_K"]) * cdiv(per_group, blocks["BLOCK_N"]) * groups
         taps = cdiv(filter_size, blocks["TAPS"])
-        splits, size = _splits(targets, tiles * taps, _FEW_PROGRAMS if blocks["num_warps"] > 2 else _MANY_PROGRAMS)
+        small = blocks["num_warps"] == 1 or blocks["TAPS"] == 4
+        splits, size = _splits(targets, tiles * taps, _MANY_PROGRAMS if small else _FEW_PROGRAMS)
         shape = (splits, filter_size, in_channels, out_channels)
         partials = lattice_values.new_empty(shape, dtype=torch.float32)
         launch(
