@@ -27,6 +27,7 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.reporting.markdown import markdown_table
+from permutohedral.reporting.provenance import find_commit, find_processor
 from permutohedral.reporting.quality import relative_error
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -140,6 +141,8 @@ def run(folder: Path) -> dict[str, Any]:
         "what": "bilateral filter of photographs against its definition",
         "command": "python tools/accuracy_pictures.py --photographs FOLDER",
         "photographs": [path.stem for path in paths],
+        "processor": find_processor(),
+        "commit": find_commit(),
         "version": ph.__version__,
         "torch": str(torch.__version__),
         "python": platform.python_version(),

@@ -23,6 +23,8 @@ constexpr int taps = 2;
 constexpr int vectors_at_once = 2;
 // weights below two to this power count as zero
 constexpr double least_exponent = -13.3;
+// so few blocks of landmarks are all taken as active: it takes less time than to find out
+constexpr int64_t fewest_blocks = 2;
 // the blur of the nodes reaches this many of its standard deviations
 constexpr double blur_reach = 4.5;
 // rows and vectors of the product with the mixture that stay in registers
@@ -131,6 +133,14 @@ private:
     int64_t plane() const { return shape_.height * shape_.width; }
 
     void find_active(const T* guide, int64_t cell_y) {
+        if (num_blocks_ <= fewest_blocks) {
+            for (int64_t cell_x = 0; cell_x < x_.num_cells; ++cell_x) {
+                int32_t* all = active(cell_y, cell_x);
+                all[0] = int32_t(num_blocks_);
+                for (int32_t block = 0; block < num_blocks_; ++block) all[block + 1] = block;
+            }
+            return;
+        }
         const Range rows = y_.pixels(cell_y);
         std::vector<T> least(guides_), most(guides_);
         for (int64_t cell_x = 0; cell_x < x_.num_cells; ++cell_x) {
