@@ -195,12 +195,12 @@ estimated from the size of the window and the lattice points that parts of the p
 
 - **exact**: the sum over a window of 3 standard deviations, or of 2.5, 2.2 or 2, which leave out 4, 9 and 14 % of the
   mass.
-- **landmarks**: the Gaussian between colors as a sum of few terms, exp(-|a - b|^2 / 2) = sum_kl w(a, c_k) M_kl w(c_l, b),
-  with some colors c_k of the picture and M the inverse of the Gaussian between them (the approximation of Nyström). Each
-  term is a picture, blurred over positions on a coarse grid. Pixels of small mass, whose colors are rare, are summed
-  over a window. The colors of a photograph are near each other for a wide Gaussian, so that few terms do; with noise, or
-  for a narrow one, there are too many. For pictures of up to 2048 x 2048 pixels and three channels of the guide; not
-  where derivatives are wanted, and not in traced code.
+- **landmarks**: the Gaussian between colors as a sum of few terms, sum_kl w(a, c_k) M_kl w(c_l, b), where c_k are some
+  colors of the picture, w is the Gaussian and M the inverse of the matrix w(c_k, c_l): the approximation of Nyström.
+  Each term is a picture, blurred over positions on a coarse grid. Pixels of small mass, whose colors are rare, are
+  summed over a window. The colors of a photograph are near each other for a wide Gaussian, so that few terms do; with
+  noise, or for a narrow one, there are too many. For pictures of up to 2048 x 2048 pixels and three channels of the
+  guide; not where derivatives are wanted, and not in traced code.
 - **separable**: the lattice. A halo is not among the choices: the lattice points that it adds (below) take more than a
   third of the time.
 
