@@ -17,6 +17,7 @@
 #include "filter/point_filter.hpp"
 #include "filter/rows.hpp"
 #include "forecast.hpp"
+#include "index/coarsen.hpp"
 #include "index/neighbors.hpp"
 #include "index/vertex_index.hpp"
 #include "runtime/cache_sizes.hpp"
@@ -146,6 +147,40 @@ std::unique_ptr<PendingIndex> index_given_keys(Array<const int32_t, 2> keys, Arr
     return pending;
 }
 
+std::unique_ptr<PendingIndex> index_parents_of(Array<const int32_t, 2> keys, Array<int32_t, 2> parents, int threads) {
+    auto pending = std::make_unique<PendingIndex>();
+    pending->vertices = parents;
+    const int64_t vertices = int64_t(keys.shape(0));
+    nb::gil_scoped_release release;
+    pending->index = std::make_unique<VertexIndex>(2 * vertices, 1, parents.data(), threads);
+    index_parents(*pending->index, keys.data(), vertices, int64_t(keys.shape(1)));
+    return pending;
+}
+
+void connect_levels_in(Array<const int32_t, 2> keys, Array<const int32_t, 2> parents,
+                       Array<const int32_t, 2> coarse_keys, Array<const int32_t, 2> offsets, Array<int32_t, 2> down,
+                       Array<int32_t, 2> up, int threads) {
+    nb::gil_scoped_release release;
+    const Levels levels{keys.data(), parents.data(), int64_t(keys.shape(0)), int64_t(coarse_keys.shape(0)),
+                        int64_t(keys.shape(1))};
+    connect_levels(levels, offsets.data(), down.data(), up.data(), threads);
+}
+
+void coarse_vertices_of(Array<const int32_t, 2> vertices, Array<const int32_t, 2> rows, Array<int32_t, 2> out,
+                        int threads) {
+    nb::gil_scoped_release release;
+    coarse_vertices(vertices.data(), int64_t(vertices.shape(0)), rows.data(), int64_t(rows.shape(1)), out.data(),
+                    threads);
+}
+
+template <class T>
+void share_among(Array<const int32_t, 2> parents, Array<const int32_t, 2> coarse_keys, Array<int32_t, 2> rows,
+                 Array<T, 2> shares, int threads) {
+    nb::gil_scoped_release release;
+    share_among_parents(parents.data(), coarse_keys.data(), int64_t(rows.shape(0)), int64_t(rows.shape(1)), rows.data(),
+                        shares.data(), threads);
+}
+
 void find_neighbors_in(Array<const int64_t, 1> table, Array<const int32_t, 2> target_keys,
                        Array<const int32_t, 2> offsets, bool same, Array<int32_t, 2> neighbors, int threads) {
     nb::gil_scoped_release release;
@@ -214,7 +249,7 @@ struct BorrowedKernel {
     Array<const int32_t, 2> vertices;
     Array<const T, 2> barycentric;
     Array<const int32_t, 2> axis_neighbors;
-    std::optional<Array<const T, 1>> source_scale, target_scale;
+    T source_power, target_power;
     std::optional<Array<const T, 2>> costs;
     T factor;
     bool both_ways;
@@ -225,8 +260,8 @@ struct BorrowedKernel {
         kernel.axis_neighbors = axis_neighbors.data();
         kernel.num_axes = int64_t(axis_neighbors.shape(0)) / 2;
         kernel.num_lattice_points = int64_t(axis_neighbors.shape(1));
-        kernel.source_scale = source_scale.has_value() ? source_scale->data() : nullptr;
-        kernel.target_scale = target_scale.has_value() ? target_scale->data() : nullptr;
+        kernel.source_power = source_power;
+        kernel.target_power = target_power;
         kernel.costs = costs.has_value() ? costs->data() : nullptr;
         kernel.factor = factor;
         kernel.both_ways = both_ways;
@@ -358,6 +393,12 @@ void add_to(Array<T, 2> values, Array<const T, 1> added, int threads) {
     add_to_rows(values.data(), added.data(), int64_t(values.shape(0)), int64_t(values.shape(1)), threads);
 }
 
+template <class T>
+bool is_nan_among(Array<const T, 3> values, int threads) {
+    nb::gil_scoped_release release;
+    return is_sum_nan(values.data(), int64_t(values.size()), threads);
+}
+
 // The kernels of one dtype, as a submodule.
 template <class T>
 void bind_kernels(nb::module_ module) {
@@ -370,6 +411,7 @@ void bind_kernels(nb::module_ module) {
                "threads"_a);
     module.def("embed_gradient", &embed_gradient<T>);
     module.def("embed_differential", &embed_differential<T>);
+    module.def("share_among_parents", &share_among<T>);
     module.def("splat", &splat<T>);
     module.def("slice", &slice<T>);
     module.def("barycentric_gradient", &barycentric_gradient<T>);
@@ -379,14 +421,13 @@ void bind_kernels(nb::module_ module) {
         .def(
             "__init__",
             [](BorrowedKernel<T>* self, Array<const int32_t, 2> vertices, Array<const T, 2> barycentric,
-               Array<const int32_t, 2> axis_neighbors, std::optional<Array<const T, 1>> source_scale,
-               std::optional<Array<const T, 1>> target_scale, std::optional<Array<const T, 2>> costs, T factor,
-               bool both_ways) {
-                new (self) BorrowedKernel<T>{vertices,     barycentric, axis_neighbors, source_scale,
-                                             target_scale, costs,       factor,         both_ways};
+               Array<const int32_t, 2> axis_neighbors, T source_power, T target_power,
+               std::optional<Array<const T, 2>> costs, T factor, bool both_ways) {
+                new (self) BorrowedKernel<T>{vertices,     barycentric, axis_neighbors, source_power,
+                                             target_power, costs,       factor,         both_ways};
             },
-            "vertices"_a, "barycentric"_a, "axis_neighbors"_a, "source_scale"_a.none(), "target_scale"_a.none(),
-            "costs"_a.none(), "factor"_a, "both_ways"_a);
+            "vertices"_a, "barycentric"_a, "axis_neighbors"_a, "source_power"_a, "target_power"_a, "costs"_a.none(),
+            "factor"_a, "both_ways"_a);
     module.def("mean_field", &mean_field<T>, "energies"_a, "start"_a.none(), "kernels"_a, "steps"_a, "out"_a,
                "threads"_a);
     module.def("convolve", &convolve<T>);
@@ -398,6 +439,7 @@ void bind_kernels(nb::module_ module) {
     module.def("interleave", &interleave_planes<T>);
     module.def("divide_rows", &divide_by<T>);
     module.def("add_to_rows", &add_to<T>);
+    module.def("is_sum_nan", &is_nan_among<T>);
 }
 
 // Python runs signal handlers on this thread only
@@ -453,6 +495,9 @@ NB_MODULE(_native, module) {
     module.def("kept_memory", &kept_memory);
     module.def("limit_kept_memory", &limit_kept_memory, "limit"_a);
     module.def("index_keys", &index_given_keys);
+    module.def("index_parents", &index_parents_of);
+    module.def("connect_levels", &connect_levels_in);
+    module.def("coarse_vertices", &coarse_vertices_of);
     module.def("find_neighbors", &find_neighbors_in);
     module.def("transpose_neighbors", &transpose_neighbors_in);
     bind_kernels<float>(module.def_submodule("float32"));

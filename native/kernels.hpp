@@ -64,16 +64,16 @@ struct LandmarkShape {
     int64_t most_repaired;
 };
 
-// A Gaussian between points, and what it says about their labels: values are splatted times source_scale, blurred,
-// multiplied by the matrix of costs, and sliced times target_scale and factor.
+// A Gaussian between points, and what it says about their labels: values are divided by a power of the mass of their
+// point, splatted, blurred, multiplied by the matrix of costs, sliced, multiplied by factor, and divided by a power of
+// the mass. The mass of a point is what the same blur makes of ones.
 template <class T>
 struct PairwiseKernel {
     Simplices<T> simplices;
     const int32_t* axis_neighbors;  // [2 num_axes, num_lattice_points]
     int64_t num_axes, num_lattice_points;
-    const T* source_scale;  // [num_points], or null for ones
-    const T* target_scale;
-    const T* costs;  // [labels, labels], or null for the identity
+    T source_power, target_power;  // each 0, or one 1, or both 1/2
+    const T* costs;                // [labels, labels], or null for the identity
     T factor;
     bool both_ways;  // take the mean of the blur and its reverse
 };

@@ -10,14 +10,13 @@ from permutohedral.ops import reference
 from permutohedral.ops.fused_primitives import PairwiseTables
 
 
-def kernel_over(features: Tensor, batch: Tensor, costs: Tensor | None, factor: float) -> PairwiseTables:
+def kernel_over(
+    features: Tensor, batch: Tensor, costs: Tensor | None, factor: float, powers: tuple[float, float]
+) -> PairwiseTables:
     keys, vertices, barycentric, table = reference.index_points(features, batch)
     axis_neighbors = reference.find_neighbors(keys, table, keys, axis_offsets(features.shape[1]))
-    scale = torch.rand(len(features), dtype=features.dtype) + 0.5
     # an even and an odd number of axes, either way
-    return PairwiseTables(
-        vertices, barycentric, axis_neighbors, scale, scale.flip(0), costs, factor, features.shape[1] != 2
-    )
+    return PairwiseTables(vertices, barycentric, axis_neighbors, *powers, costs, factor, features.shape[1] != 2)
 
 
 def defined(energies: Tensor, start: Tensor | None, kernels: list[PairwiseTables], steps: int) -> Tensor:
@@ -32,14 +31,17 @@ def defined(energies: Tensor, start: Tensor | None, kernels: list[PairwiseTables
     for _ in range(steps):
         logits = -costs
         for kernel in kernels:
-            scales = [each.double()[:, None] for each in (kernel.source_scale, kernel.target_scale) if each is not None]
-            corners = kernel.vertices, kernel.barycentric.double()
-            splatted = reference.splat(scales[0] * marginals, *corners, kernel.axis_neighbors.shape[1])
+            corners, rows = (kernel.vertices, kernel.barycentric.double()), kernel.axis_neighbors.shape[1]
+            ones = torch.ones(items * points, 1, dtype=torch.float64)
+            mass = reference.slice(
+                reference.blur(reference.splat(ones, *corners, rows), kernel.axis_neighbors, False), *corners
+            )
+            splatted = reference.splat(marginals / mass**kernel.source_power, *corners, rows)
             blurred = reference.blur(splatted, kernel.axis_neighbors, False)
             if kernel.both_ways:
                 blurred = (blurred + reference.blur(splatted, kernel.axis_neighbors, True)) / 2
             said = blurred if kernel.costs is None else blurred @ kernel.costs.double()
-            logits = logits + kernel.factor * scales[1] * reference.slice(said, *corners)
+            logits = logits + kernel.factor * reference.slice(said, *corners) / mass**kernel.target_power
         marginals = torch.softmax(logits, dim=1)
     return marginals.reshape(items, points, labels).transpose(1, 2)
 
@@ -47,8 +49,9 @@ def defined(energies: Tensor, start: Tensor | None, kernels: list[PairwiseTables
 def field(labels: int, points: int, dtype: torch.dtype, with_costs: bool) -> tuple[Tensor, list[PairwiseTables]]:
     batch = torch.arange(2, dtype=torch.int32).repeat_interleave(points)
     kernels = []
-    for d, scale in ((2, 3.0), (5, 1.0), (1, 2.0)):
+    last = (3.0 / max(points, 100), (0.0, 0.0)) if with_costs else (1.0, (0.0, 1.0))
+    for d, scale, factor, powers in ((2, 3.0, 2.0, (0.5, 0.5)), (5, 1.0, 3.0, (1.0, 0.0)), (1, 2.0, *last)):
         costs = torch.randn(labels, labels, dtype=dtype) if with_costs and d != 2 else None
         features = torch.randn(2 * points, d, dtype=dtype) * scale
-        kernels.append(kernel_over(features, batch, costs, 3.0 * d / max(points, 100)))
+        kernels.append(kernel_over(features, batch, costs, factor, powers))
     return torch.randn(2, labels, points, dtype=dtype), kernels

@@ -116,6 +116,21 @@ def measure(case: Case, names: list[str], arguments: argparse.Namespace) -> dict
     return row
 
 
+def print_profile(case: Case, device: str) -> None:
+    """Where the time of one call goes: kernels of a GPU, operators of torch, and what the host waits for."""
+    inputs = [each.to(device) for each in make(case)]
+    ours(case, *inputs)
+    ours(case, *inputs)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    activities += [torch.profiler.ProfilerActivity.CUDA] if device == "cuda" else []
+    clock(device, False)
+    with torch.profiler.profile(activities=activities) as profiler:
+        ours(case, *inputs)
+        clock(device, False)
+    for key in (["cuda_time_total"] if device == "cuda" else []) + ["cpu_time_total"]:
+        print(profiler.key_averages().table(sort_by=key, row_limit=30, max_name_column_width=60))
+
+
 def peak_memory(case: Case, name: str) -> int:
     """MiB above the inputs, in a process of its own."""
     command = [sys.executable, __file__, "--child", name, str(CASES.index(case))]
@@ -145,12 +160,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--processor-time", action="store_true", help="for a machine that others use")
     parser.add_argument("--memory", action="store_true", help="measure peak memory, too")
+    parser.add_argument("--profile", type=int, metavar="CASE", help="print where the time of this case goes")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if arguments.child:
         return run_child(arguments.child[0], CASES[int(arguments.child[1])])
+    if arguments.profile is not None:
+        return print_profile(CASES[arguments.profile], arguments.device)
     names = [
         name for name in CONTENDERS if arguments.device == "cpu" and importlib.util.find_spec(name) is not None
     ] or ["permutohedral"]

@@ -37,16 +37,19 @@ def write_pictures(folder: Path) -> None:
     import numpy as np
     from PIL import Image
 
-    for name in ("photos", "network"):
+    for name in ("photos", "network", "maps"):
         (folder / name).mkdir()
     pixels = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
-    for name in ("photo.png", "depth.png", "noisy.png", "photos/photo.png"):
+    for name in ("photo.png", "depth.png", "noisy.png", "strokes.png", "photos/photo.png"):
         Image.fromarray(pixels).save(folder / name)
     labels = np.repeat(np.repeat(np.array([[60, 200], [0, 200]], np.uint8), 12, axis=0), 16, axis=1)
-    Image.fromarray(labels).save(folder / "labels.png")
+    for name in ("labels.png", "gray.png", "certain.png"):
+        Image.fromarray(labels).save(folder / name)
     trimap = np.repeat(np.array([0, 128, 128, 255], np.uint8), 8)[None].repeat(24, axis=0)
     Image.fromarray(trimap).save(folder / "trimap.png")
     np.save(folder / "network" / "photo.npy", np.full((3, 24, 32), 1 / 3))
+    for name in ("depth.npy", "maps/photo.npy"):
+        np.save(folder / name, labels[::4, ::4])
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -234,7 +235,17 @@ def segmentation() -> str:
     return markdown_table(["wrong, %", *kinds], [[name, *(row[kind] for kind in kinds)] for name, row in cells.items()])
 
 
+def upsampling(task: str) -> str:
+    """Errors of a task of `permutohedral reproduce upsampling`, by factor."""
+    from permutohedral.experiments.upsampling.report import upsampling_table
+
+    if not (RESULTS / "upsampling").is_dir():
+        raise FileNotFoundError(RESULTS / "upsampling")
+    return upsampling_table(load_experiment("upsampling").read_results(RESULTS / "upsampling"), task)
+
+
 _TABLES: dict[str, Callable[[], str]] = {
+    **{f"upsampling-{task}": partial(upsampling, task) for task in ("depth", "colors", "chroma")},
     "segmentation": segmentation,
     "denoising": denoising,
     "noise-levels": noise_levels,

@@ -25,6 +25,14 @@ struct Chunk {
     T* rows;                     // [count, stride]
 };
 
+// Where the points are on a lattice, and what is multiplied there: factor times the scale of the point.
+template <class T>
+struct ScaledSimplices {
+    Simplices<T> simplices;
+    const T* scale;  // [num_points], or null for ones
+    T factor;
+};
+
 // Elements from one row to the next.
 template <class T>
 int64_t row_stride(int64_t labels, bool mirrored) {
@@ -53,18 +61,33 @@ PERMUTOHEDRAL_INLINE void for_tiles(int64_t stride, Function&& function) {
     }
 }
 
+// points ahead whose rows of a table are fetched: they lie far apart where colors are among the features
+constexpr int64_t points_ahead = 4;
+
+template <int V, class T, int K>
+PERMUTOHEDRAL_INLINE void prefetch_rows(const PointSimplex<T, K>& simplex, const T* table, int64_t stride) {
+    for (int64_t j = 0; j < simplex.num_corners; ++j) {
+        const char* row = reinterpret_cast<const char*>(table + simplex.vertices[j] * stride);
+        __builtin_prefetch(row);
+        if (V * sizeof(Vector<T>) > 64) __builtin_prefetch(row + 64);
+    }
+}
+
 template <class T, int N, int V, int S, int K, bool Fresh>
-void add_slices(const PairwiseKernel<T>& kernel, const T* table, Extent<S> stride, int64_t point, int64_t count,
+void add_slices(const ScaledSimplices<T>& from, const T* table, Extent<S> stride, int64_t point, int64_t count,
                 T* rows) {
     for (int64_t i = 0; i < count; ++i, ++point, rows += stride) {
-        const PointSimplex<T, K> simplex = simplex_at<K>(kernel.simplices, point);
-        const T scale = kernel.target_scale == nullptr ? kernel.factor : kernel.factor * kernel.target_scale[point];
+        const PointSimplex<T, K> simplex = simplex_at<K>(from.simplices, point);
+        if (i + points_ahead < count) {
+            prefetch_rows<V>(simplex_at<K>(from.simplices, point + points_ahead), table, stride);
+        }
+        const T scale = from.scale == nullptr ? from.factor : from.factor * from.scale[point];
         ChannelVector<T, N> sums[V];
         for (int v = 0; v < V; ++v) sums[v] = Fresh ? ChannelVector<T, N>{} : load_channels<T, N>(rows + v * N);
         for (int64_t j = 0; j < simplex.num_corners; ++j) {
-            const T* from = table + simplex.vertices[j] * stride;
+            const T* row = table + simplex.vertices[j] * stride;
             const T weight = scale * simplex.barycentric[j];
-            for (int v = 0; v < V; ++v) sums[v] += weight * load_channels<T, N>(from + v * N);
+            for (int v = 0; v < V; ++v) sums[v] += weight * load_channels<T, N>(row + v * N);
         }
         for (int v = 0; v < V; ++v) store_channels<T, N>(rows + v * N, sums[v]);
     }
@@ -72,26 +95,29 @@ void add_slices(const PairwiseKernel<T>& kernel, const T* table, Extent<S> strid
 
 // Adds K Q, interpolated from `table`, to the rows of points from `point` on; or writes it to fresh ones.
 template <class T>
-void add_slices(const PairwiseKernel<T>& kernel, const T* table, int64_t stride, int64_t point, int64_t count, T* rows,
+void add_slices(const ScaledSimplices<T>& from, const T* table, int64_t stride, int64_t point, int64_t count, T* rows,
                 bool fresh) {
     for_tiles<T>(stride, [&](int64_t c, auto lanes_of, auto vectors, auto whole) {
         constexpr int N = decltype(lanes_of)::value, V = decltype(vectors)::value, S = decltype(whole)::value;
-        dispatch_corners(kernel.simplices.num_corners, [&](auto corners) {
+        dispatch_corners(from.simplices.num_corners, [&](auto corners) {
             constexpr int K = decltype(corners)::value;
             auto* add = fresh ? add_slices<T, N, V, S, K, true> : add_slices<T, N, V, S, K, false>;
-            add(kernel, table + c, stride, point, count, rows + c);
+            add(from, table + c, stride, point, count, rows + c);
         });
     });
 }
 
 // Everywhere: the range is that of all vertices.
 template <class T, int N, int V, int S, int K, bool Everywhere>
-void add_splats(const PairwiseKernel<T>& kernel, T* table, Extent<S> stride, int64_t point, int64_t count,
-                const T* rows, Range vertices) {
+void add_splats(const ScaledSimplices<T>& from, T* table, Extent<S> stride, int64_t point, int64_t count, const T* rows,
+                Range vertices) {
     const uint32_t begin = uint32_t(vertices.begin), size = uint32_t(vertices.end - vertices.begin);
     for (int64_t i = 0; i < count; ++i, ++point, rows += stride) {
-        const PointSimplex<T, K> simplex = simplex_at<K>(kernel.simplices, point);
-        const T scale = kernel.source_scale == nullptr ? T(1) : kernel.source_scale[point];
+        const PointSimplex<T, K> simplex = simplex_at<K>(from.simplices, point);
+        if (Everywhere && i + points_ahead < count) {
+            prefetch_rows<V>(simplex_at<K>(from.simplices, point + points_ahead), table, stride);
+        }
+        const T scale = from.scale == nullptr ? from.factor : from.factor * from.scale[point];
         ChannelVector<T, N> values[V];
         for (int v = 0; v < V; ++v) values[v] = scale * load_channels<T, N>(rows + v * N);
         for (int64_t j = 0; j < simplex.num_corners; ++j) {
@@ -105,20 +131,19 @@ void add_splats(const PairwiseKernel<T>& kernel, T* table, Extent<S> stride, int
     }
 }
 
-// Splats the rows of points from `point` on into those rows of `table` that lie in the range.
+// Splats the rows of points from `point` on into those rows of `table` that lie in the range; everywhere: all do.
 template <class T>
-void add_splats(const PairwiseKernel<T>& kernel, T* table, int64_t stride, int64_t point, int64_t count, const T* rows,
-                Range vertices) {
-    const bool everywhere = vertices.begin == 0 && vertices.end == kernel.num_lattice_points;
+void add_splats(const ScaledSimplices<T>& from, T* table, int64_t stride, int64_t point, int64_t count, const T* rows,
+                Range vertices, bool everywhere) {
     for_tiles<T>(stride, [&](int64_t c, auto lanes_of, auto vectors, auto whole) {
         constexpr int N = decltype(lanes_of)::value, V = decltype(vectors)::value, S = decltype(whole)::value;
         // with a range, most of the time is spent elsewhere
         if (!everywhere) {
-            return add_splats<T, N, V, S, 0, false>(kernel, table + c, stride, point, count, rows + c, vertices);
+            return add_splats<T, N, V, S, 0, false>(from, table + c, stride, point, count, rows + c, vertices);
         }
-        dispatch_corners(kernel.simplices.num_corners, [&](auto corners) {
+        dispatch_corners(from.simplices.num_corners, [&](auto corners) {
             constexpr int K = decltype(corners)::value;
-            add_splats<T, N, V, S, K, true>(kernel, table + c, stride, point, count, rows + c, vertices);
+            add_splats<T, N, V, S, K, true>(from, table + c, stride, point, count, rows + c, vertices);
         });
     });
 }
@@ -160,17 +185,9 @@ struct LabelColumns {
     PERMUTOHEDRAL_INLINE Lanes make(const T* rows, int64_t stride, LabelPlanes<const T> energies, int64_t count) {
         const Lanes least = Lanes{} + -std::numeric_limits<T>::infinity();
         Lanes most[parts] = {least, least, least, least};
-        for (int64_t c = 0; c < labels; c += N) {
-            Lanes square[N];
-            for (int l = 0; l < N; ++l) square[l] = load<T, N>(rows + l * stride + c);
-            transpose_square<T, N>(square);
-            for (int l = 0; l < N; ++l) {
-                if (c + l >= labels) break;
-                const Lanes logits = square[l] - load_first<T, N>(energies.data + (c + l) * energies.step, count);
-                most[l % parts] = logits > most[l % parts] ? logits : most[l % parts];
-                data[c + l] = logits;
-            }
-        }
+        int64_t c = 0;
+        for (; count >= N && c + N <= labels; c += N) add_logits<true>(rows, stride, energies, c, count, most);
+        for (; c < labels; c += N) add_logits<false>(rows, stride, energies, c, count, most);
         for (int64_t part = 1; part < parts; ++part) most[0] = most[part] > most[0] ? most[part] : most[0];
         Lanes totals[parts] = {};
         int64_t l = 0;
@@ -185,12 +202,35 @@ struct LabelColumns {
 
     // Into rows, times a scale; what is behind the labels becomes zero.
     PERMUTOHEDRAL_INLINE void store_rows(Lanes scale, T* rows, int64_t stride) const {
-        for (int64_t c = 0; c < stride; c += N) {
-            Lanes square[N];
-            for (int l = 0; l < N; ++l) square[l] = c + l < labels ? data[c + l] * scale : Lanes{};
-            transpose_square<T, N>(square);
-            for (int l = 0; l < N; ++l) store<T, N>(rows + l * stride + c, square[l]);
+        int64_t c = 0;
+        for (; c + N <= labels; c += N) store_square<true>(scale, rows, stride, c);
+        for (; c < stride; c += N) store_square<false>(scale, rows, stride, c);
+    }
+
+private:
+    // The logits of N labels from c on. Whole: all of these labels, and N points, are there.
+    template <bool Whole>
+    PERMUTOHEDRAL_INLINE void add_logits(const T* rows, int64_t stride, LabelPlanes<const T> energies, int64_t c,
+                                         int64_t count, Lanes* most) {
+        Lanes square[N];
+        for (int l = 0; l < N; ++l) square[l] = load<T, N>(rows + l * stride + c);
+        transpose_square<T, N>(square);
+        for (int l = 0; l < N; ++l) {
+            if (!Whole && c + l >= labels) break;
+            const Lanes logits =
+                square[l] - load_first<T, N>(energies.data + (c + l) * energies.step, Whole ? N : count);
+            most[l % parts] = logits > most[l % parts] ? logits : most[l % parts];
+            data[c + l] = logits;
         }
+    }
+
+    // The marginals of N labels from c on.
+    template <bool Whole>
+    PERMUTOHEDRAL_INLINE void store_square(Lanes scale, T* rows, int64_t stride, int64_t c) const {
+        Lanes square[N];
+        for (int l = 0; l < N; ++l) square[l] = Whole || c + l < labels ? data[c + l] * scale : Lanes{};
+        transpose_square<T, N>(square);
+        for (int l = 0; l < N; ++l) store<T, N>(rows + l * stride + c, square[l]);
     }
 };
 

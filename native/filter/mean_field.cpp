@@ -3,6 +3,7 @@
 // One pass over the points makes a step: their logits are interpolated from the lattices of all kernels, become
 // marginals, and are splatted again, while they are in the cache; marginals are stored in the last pass only. What is
 // done on the lattices, between two passes, is the blur, and a product with the matrix of costs.
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -18,18 +19,44 @@ namespace {
 constexpr int64_t chunk_elements = 4096, least_chunk_points = 16, most_chunks = 8;
 // elements of the rows that several threads make before they splat them
 constexpr int64_t window_elements = int64_t{1} << 19;
-constexpr int64_t chunks_per_task = 8, rows_per_task = 2048;
+constexpr int64_t chunks_per_task = 8, rows_per_task = 2048, points_per_task = 1 << 14;
 // threads that share the splats of a kernel, which are about a quarter of the work
 constexpr int64_t threads_per_splat = 4;
 
-// The tables of one kernel: one is written, the other is read; a third one where it is blurred both ways.
+// added to the mass of a point, which is a divisor
+constexpr double smallest_mass = 1e-20;
+
+// The tables of one kernel: one is written, the other is read; a third one where it is blurred both ways. And how points
+// are splatted and sliced.
 template <class T>
 struct Tables {
-    Memory memory[3];
+    Memory memory[3], scales;
+    ScaledSimplices<T> source, target;
     T* splatted;
     T* blurred;
     T* spare;
 };
+
+// 1 / mass of each point, or its root.
+template <class T>
+Memory find_scales(const PairwiseKernel<T>& kernel, int threads) {
+    const int64_t points = kernel.simplices.num_points, rows = kernel.num_lattice_points;
+    const Memory splatted(sizeof(T) * rows), blurred(sizeof(T) * rows);
+    const PointOrder<T> order = plan_order(kernel.simplices, {rows, int64_t(sizeof(T))}, threads > 1, threads);
+    splat_with_mass<T>(order, {nullptr, points, 0}, {as<T>(splatted), rows, 1}, threads);
+    blur<T>({as<T>(splatted), rows, 1}, kernel.axis_neighbors, kernel.num_axes, false, as<T>(blurred), threads);
+    Memory scales(sizeof(T) * points);
+    T* scale = as<T>(scales);
+    slice<T>(kernel.simplices, {as<T>(blurred), rows, 1}, {scale, points, 1}, threads);
+    const bool is_root = kernel.source_power == kernel.target_power;
+    parallel_ranges(threads, points, points_per_task, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; ++i) {
+            const T mass = scale[i] + T(smallest_mass);
+            scale[i] = T(1) / (is_root ? std::sqrt(mass) : mass);
+        }
+    });
+    return scales;
+}
 
 template <class T>
 class MeanFieldPasses {
@@ -53,6 +80,7 @@ public:
             tables_[k].splatted = as<T>(tables_[k].memory[0]);
             tables_[k].blurred = as<T>(tables_[k].memory[1]);
             tables_[k].spare = as<T>(tables_[k].memory[2]);
+            set_scales(k);
         }
     }
 
@@ -73,6 +101,17 @@ private:
     static bool has_costs(const MeanField<T>& field) {
         return std::any_of(field.kernels, field.kernels + field.num_kernels,
                            [](const PairwiseKernel<T>& kernel) { return kernel.costs != nullptr; });
+    }
+
+    void set_scales(int64_t k) {
+        const PairwiseKernel<T>& kernel = field_.kernels[k];
+        Tables<T>& tables = tables_[k];
+        tables.source = {kernel.simplices, nullptr, T(1)};
+        tables.target = {kernel.simplices, nullptr, kernel.factor};
+        if (kernel.source_power == 0 && kernel.target_power == 0) return;
+        tables.scales = find_scales(kernel, threads_);
+        if (kernel.source_power > 0) tables.source.scale = as<T>(tables.scales);
+        if (kernel.target_power > 0) tables.target.scale = as<T>(tables.scales);
     }
 
     // For each thread: the columns of `lanes` points, and the rows of a chunk.
@@ -143,7 +182,9 @@ private:
     int64_t num_rows(int64_t k) const { return field_.kernels[k].num_lattice_points; }
 
     void splat(int64_t k, const Chunk<T>& chunk, Range vertices) {
-        add_splats(field_.kernels[k], tables_[k].splatted, stride_, point_of(chunk), chunk.count, chunk.rows, vertices);
+        const bool everywhere = vertices.end - vertices.begin == num_rows(k);
+        add_splats(tables_[k].source, tables_[k].splatted, stride_, point_of(chunk), chunk.count, chunk.rows, vertices,
+                   everywhere);
     }
 
     void clear(int64_t k) {
@@ -157,18 +198,18 @@ private:
         if (mirrored_) {
             const T *one = field_.energies + plane_of(chunk, 0), *other = field_.energies + plane_of(chunk, 1);
             for (int64_t i = 0; i < chunk.count; ++i) chunk.rows[i] = one[i] - other[i];
-        } else if (first) {
-            std::memset(chunk.rows, 0, sizeof(T) * chunk.count * stride_);
         } else {
-            // needed after the slices: the processor does not foresee so many short pieces
+            // those of the next chunk: the processor does not foresee so many short pieces
+            const int64_t ahead = std::min(chunk_points_, field_.num_points - chunk.first - chunk.count);
             for (int64_t label = 0; label < field_.labels; ++label) {
-                prefetch_bytes(field_.energies + plane_of(chunk, label), int64_t(sizeof(T)) * chunk.count);
+                prefetch_bytes(field_.energies + plane_of(chunk, label) + chunk.count, int64_t(sizeof(T)) * ahead);
             }
+            if (first) std::memset(chunk.rows, 0, sizeof(T) * chunk.count * stride_);
         }
         if (first) return;
         for (int64_t k = 0; k < field_.num_kernels; ++k) {
             const bool fresh = k == 0 && !mirrored_;
-            add_slices(field_.kernels[k], tables_[k].blurred, stride_, point_of(chunk), chunk.count, chunk.rows, fresh);
+            add_slices(tables_[k].target, tables_[k].blurred, stride_, point_of(chunk), chunk.count, chunk.rows, fresh);
         }
     }
 

@@ -4,6 +4,7 @@ A signal given at points `features [points, d]` with `values [points, channels]`
 permutohedral lattice, convolved there, and sliced back at any points. Where to start:
 
     smooth an image, keep its edges      `bilateral_filter`
+    upsample or mend maps along edges    `upsample`, `bilateral_solver`
     filter values at any points          `gaussian_filter`; with weights of your own, `permutohedral_filter`
     learn a filter                       `nn.PermutohedralConvolution`, as `torch.nn.Conv2d` is for grids;
                                          `nn.BilateralConvolution2d` has images in and images out

@@ -30,6 +30,8 @@ from permutohedral.functional import (
     gaussian_filter,
     permutohedral_filter,
 )
+from permutohedral.geometry import reach
+from permutohedral.guided import BilateralSolver, Upsampler, bilateral_solver, interpolate, opponent_colors, upsample
 from permutohedral.lattice import Lattice, LatticeStatistics, build_lattice
 from permutohedral.levels import coarsen, convolve_down, convolve_up, pool, refine
 from permutohedral.memory import MemoryForecast, forecast_memory
@@ -43,6 +45,7 @@ from permutohedral.version import __version__
 __all__ = [
     "AccuracyWarning",
     "BackendUnavailable",
+    "BilateralSolver",
     "DataError",
     "ErrorEstimate",
     "FeatureRangeError",
@@ -57,10 +60,12 @@ __all__ = [
     "NeighborhoodError",
     "PermutohedralError",
     "Simplices",
+    "Upsampler",
     "__version__",
     "available_backends",
     "bilateral_features",
     "bilateral_filter",
+    "bilateral_solver",
     "build_bounded_lattice",
     "build_lattice",
     "build_pyramid",
@@ -79,17 +84,21 @@ __all__ = [
     "forecast_memory",
     "gaussian_filter",
     "gaussian_weight",
+    "interpolate",
     "join_features",
     "lattice_step",
     "log_scale_features",
     "nn",
+    "opponent_colors",
     "permutohedral_filter",
     "pool",
     "position_features",
+    "reach",
     "refine",
     "rotation_features",
     "slice",
     "splat",
+    "upsample",
     "use_backend",
     "whole_steps_sigma",
 ]

@@ -33,7 +33,19 @@ def all_commands() -> list[list[str]]:
 def test_help_tells_what_there_is_in_eighty_columns() -> None:
     result = CliRunner().invoke(application, ["--help"], env={"COLUMNS": "80"})
     assert result.exit_code == 0
-    for command in ("filter", "denoise", "segment", "demo", "figure", "reproduce", "benchmark", "backends"):
+    for command in (
+        "filter",
+        "denoise",
+        "segment",
+        "upsample",
+        "solve",
+        "colorize",
+        "demo",
+        "figure",
+        "reproduce",
+        "benchmark",
+        "backends",
+    ):
         (line,) = re.findall(rf"^  {command} .*$", result.stdout, flags=re.MULTILINE)
         # a summary that is too long would be cut off
         assert not line.endswith("...")

@@ -3,20 +3,23 @@
 What is changed are thresholds, so that small inputs take the paths of large ones.
 """
 
+from permutohedral.ops.triton import tuning
 from permutohedral.ops.triton.build import lattice, wide_keys
 from permutohedral.ops.triton.build import neighbors as search
 from permutohedral.ops.triton.build.fixed_rows import index_points_bounded
 from permutohedral.ops.triton.build.packed_table import PackedTable
-from permutohedral.ops.triton.filter import blur, convolve, gaussian, splat
+from permutohedral.ops.triton.filter import blur, convolve, gaussian, incidence, splat
 
 __all__ = [
     "PackedTable",
     "blur",
     "convolve",
     "gaussian",
+    "incidence",
     "index_points_bounded",
     "lattice",
     "search",
     "splat",
+    "tuning",
     "wide_keys",
 ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from interpreted.internals import blur, gaussian, splat
+from interpreted.internals import blur, gaussian, splat, tuning
 from support import assert_close
 
 import permutohedral as ph
@@ -22,6 +22,7 @@ from permutohedral.ops.dispatch import use_backend
     ("dtype", "channels"), [(torch.float64, 3), (torch.float32, 70), (torch.float16, 4), (torch.bfloat16, 1)]
 )
 def test_filtering(dtype: torch.dtype, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splat, "_WORTH_LISTING", 1000)
     monkeypatch.setattr(splat, "_WORTH_RUNS", 1)
     vertices = torch.randint(0, 5, (43, 3), dtype=torch.int32).sort(dim=0).values
     barycentric = torch.rand(3, 43, dtype=torch.float64 if dtype == torch.float64 else torch.float32).T
@@ -80,6 +81,14 @@ def test_convolve(dtype: torch.dtype, in_channels: int, out_channels: int, group
     gradient = torch.randn(41, out_channels).to(dtype)
     expected = reference.convolve_weight_gradient(lattice_values, gradient, neighbors, groups)
     assert_close(kernels.convolve_weight_gradient(lattice_values, gradient, neighbors, groups), expected)
+
+
+def test_convolve_weight_gradient_of_four_taps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "_WORTH_FOUR_TAPS", 1)
+    neighbors = torch.randint(-1, 30, (7, 41), dtype=torch.int32)
+    lattice_values, gradient = torch.randn(30, 18).half(), torch.randn(41, 20).half()
+    expected = reference.convolve_weight_gradient(lattice_values, gradient, neighbors, 1)
+    assert_close(kernels.convolve_weight_gradient(lattice_values, gradient, neighbors, 1), expected)
 
 
 def test_nothing_in_nothing_out() -> None:

@@ -214,12 +214,7 @@ def segment(  # noqa: PLR0913 (one parameter for each option)
         files = name_results(plan_files(paths[0], output, recursive), output)
         request.check(files)
         outcomes = process_files(request, files, "segmenting")
-        if as_json:
-            _print_json(outcomes)
-        elif sys.stdout.isatty():
-            for outcome in outcomes:
-                typer.echo(outcome.describe())
-    _tell_errors(outcomes)
+    report(outcomes, as_json)
 
 
 def demo(
@@ -236,6 +231,16 @@ def demo(
         from permutohedral.pictures.demo import run
 
         run(output, steps)
+
+
+def report(outcomes: Sequence[Outcome], as_json: bool) -> None:
+    """Print what was asked for, or on a terminal a line for each file; end with code 1 if anything went wrong."""
+    if as_json:
+        _print_json(outcomes)
+    elif sys.stdout.isatty():
+        for outcome in outcomes:
+            typer.echo(outcome.describe())
+    _tell_errors(outcomes)
 
 
 def _check_stdout(output: Path, as_json: bool) -> None:

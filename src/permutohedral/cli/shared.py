@@ -15,6 +15,7 @@ from permutohedral.errors import InputError, PermutohedralError
 _EXTRA_OF_MODULE = {
     **dict.fromkeys(("PIL", "skimage", "matplotlib", "safetensors", "tifffile"), "images"),
     **dict.fromkeys(("pytorch_lightning", "pooch", "scipy", "yaml"), "experiments"),
+    **dict.fromkeys(("laspy", "lazrs", "plyfile"), "clouds"),
     "rich": "cli",
 }
 
@@ -43,7 +44,7 @@ def _fail(message: str) -> None:
     raise typer.Exit(1)
 
 
-def _positive(value: float) -> float:
+def positive(value: float) -> float:
     """The callback of an option that must be a positive number."""
     if not (math.isfinite(value) and value > 0):
         raise typer.BadParameter("must be positive and finite")
@@ -51,13 +52,13 @@ def _positive(value: float) -> float:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-SigmaSpace = Annotated[float, typer.Option(callback=_positive, metavar="PIXELS", help="Bandwidth in space.")]
+SigmaSpace = Annotated[float, typer.Option(callback=positive, metavar="PIXELS", help="Bandwidth in space.")]
 SigmaRange = Annotated[
     float,
     typer.Option(
         "--sigma-range",
         "--sigma-color",
-        callback=_positive,
+        callback=positive,
         metavar="NUMBER",
         help="Bandwidth in color; black is 0 and white is 1.",
     ),

@@ -8,18 +8,23 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from permutohedral.crf.kernels import Kernel
+from permutohedral.crf.kernels import Kernel, KernelNormalization
 from permutohedral.crf.layout import Layout
 from permutohedral.errors import InputError
 from permutohedral.lattice import Lattice
 from permutohedral.memory import check_rows
 from permutohedral.neighborhood import blur_gain
 from permutohedral.ops import operators
-from permutohedral.ops.fused_primitives import PairwiseTables
+from permutohedral.ops.fused_primitives import SMALLEST_MASS, PairwiseTables
 from permutohedral.steps import slice, splat
 
-# keeps a point without any mass at zero instead of 0 / 0
-_SMALLEST_MASS = 1e-20
+# powers of the mass that a kernel is divided by, at its source and at its target
+_POWERS: dict[KernelNormalization, tuple[float, float]] = {
+    "symmetric": (0.5, 0.5),
+    "before": (1.0, 0.0),
+    "after": (0.0, 1.0),
+    "none": (0.0, 0.0),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,15 +35,13 @@ class Pairwise:
         lattice: of flat points, `[items * points]`.
         axis_neighbors: of the lattice.
         compatibility: see `Kernel`; a matrix is symmetric.
-        source_scale: `[rows, 1]`, multiplies values before the filter; None for one.
-        target_scale: `[rows, 1]`, multiplies results.
+        normalization: see `Kernel`.
     """
 
     lattice: Lattice
     axis_neighbors: Tensor
     compatibility: float | Tensor
-    source_scale: Tensor | None
-    target_scale: Tensor | None
+    normalization: KernelNormalization
 
     def cost(self, marginals: Tensor, both_ways: bool = False) -> Tensor:
         """K Q mu, the expected cost of each label: `[rows, labels]`.
@@ -52,19 +55,31 @@ class Pairwise:
         return operators.slice(_apply(self.compatibility, blurred), source.vertices, self._target_weights)
 
     @cached_property
+    def _scales(self) -> tuple[Tensor | None, Tensor | None]:
+        """`[rows, 1]`, what multiplies values before the filter, and results; None for ones."""
+        source, target = _POWERS[self.normalization]
+        if source == target == 0:
+            return None, None
+        ones = self.lattice.source.barycentric.new_ones(self.lattice.source.num_points, 1)
+        mass = _filter(ones, self.lattice, self.axis_neighbors) + SMALLEST_MASS
+        scale = mass.rsqrt() if source == target else mass.reciprocal()
+        return scale if source > 0 else None, scale if target > 0 else None
+
+    @cached_property
     def _source_weights(self) -> Tensor:
-        barycentric = self.lattice.source.barycentric
-        return barycentric if self.source_scale is None else barycentric * self.source_scale
+        barycentric, scale = self.lattice.source.barycentric, self._scales[0]
+        return barycentric if scale is None else barycentric * scale
 
     @cached_property
     def _target_weights(self) -> Tensor:
-        barycentric = self.lattice.source.barycentric / blur_gain(self.lattice.dimension)
-        return barycentric if self.target_scale is None else barycentric * self.target_scale
+        barycentric, scale = self.lattice.source.barycentric / blur_gain(self.lattice.dimension), self._scales[1]
+        return barycentric if scale is None else barycentric * scale
 
     def tables(self, both_ways: bool) -> PairwiseTables:
         """What a backend needs to add -K Q mu to logits; a constant for all labels of a point is left out."""
-        source, gain = self.lattice.source, blur_gain(self.lattice.dimension)
-        compatibility = self.compatibility
+        source, powers, compatibility = self.lattice.source, _POWERS[self.normalization], self.compatibility
+        # a kernel that is divided by its mass is divided by the gain of the blur with it
+        gain = blur_gain(self.lattice.dimension) if powers == (0, 0) else 1.0
         if isinstance(compatibility, Tensor) and compatibility.dim() > 0:
             costs: Tensor | None = torch.diag(compatibility) if compatibility.dim() == 1 else compatibility
             factor = -1 / gain
@@ -74,22 +89,20 @@ class Pairwise:
                 None,
                 float(compatibility.detach() if isinstance(compatibility, Tensor) else compatibility) / gain,
             )
-        before = None if self.source_scale is None else self.source_scale.squeeze(1)
-        after = None if self.target_scale is None else self.target_scale.squeeze(1)
         corners = source.vertices, source.barycentric
-        return PairwiseTables(*corners, self.axis_neighbors, before, after, costs, factor, both_ways)
+        return PairwiseTables(*corners, self.axis_neighbors, *powers, costs, factor, both_ways)
 
     def bound(self) -> Tensor:
         """A diagonal `[rows, 1]` that bounds K filtered both ways: its rows' sums, which are not negative."""
         ones = self.lattice.source.barycentric.new_ones(self.lattice.source.num_points, 1)
         sums = _filter(ones, self.lattice, self.axis_neighbors, both_ways=True)
-        for scale in (self.source_scale, self.target_scale):
+        for scale in self._scales:
             sums = sums if scale is None else sums * scale
         return sums.detach()
 
 
 def prepare(kernel: Kernel, lattice: Lattice | None, layout: Layout) -> Pairwise:
-    """The kernel on the rows of `layout`; its mass is filtered here, once."""
+    """The kernel on the rows of `layout`."""
     if lattice is None:
         lattice = kernel.build_lattice()
     elif lattice.source.num_points not in (layout.points, layout.num_items * layout.points):
@@ -102,17 +115,7 @@ def prepare(kernel: Kernel, lattice: Lattice | None, layout: Layout) -> Pairwise
         compatibility = compatibility.to(lattice.device, lattice.dtype)
         if compatibility.dim() == 2:
             compatibility = (compatibility + compatibility.T) / 2
-    source_scale = target_scale = None
-    if kernel.normalization != "none":
-        ones = lattice.source.barycentric.new_ones(lattice.source.num_points, 1)
-        mass = _filter(ones, lattice, axis_neighbors) + _SMALLEST_MASS
-        if kernel.normalization == "symmetric":
-            source_scale = target_scale = mass.rsqrt()
-        elif kernel.normalization == "before":
-            source_scale = mass.reciprocal()
-        else:
-            target_scale = mass.reciprocal()
-    return Pairwise(lattice, axis_neighbors, compatibility, source_scale, target_scale)
+    return Pairwise(lattice, axis_neighbors, compatibility, kernel.normalization)
 
 
 def _filter(rows: Tensor, lattice: Lattice, axis_neighbors: Tensor, both_ways: bool = False) -> Tensor:

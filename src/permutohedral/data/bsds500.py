@@ -16,6 +16,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from permutohedral.data.download import RemoteFile, find_files
@@ -74,10 +75,21 @@ def load_images(split: Split, folder: str | Path | None = None, limit: int | Non
     Raises:
         DataError: a picture is missing or damaged.
     """
-    names = spread(image_names(split), limit)
+    return [GrayImage(name, read_gray(path)) for name, path in _find_paths(spread(image_names(split), limit), folder)]
+
+
+def load_colors(split: Split, folder: str | Path | None = None, limit: int | None = None) -> dict[str, Tensor]:
+    """The pictures of a split in color, float32 `[3, height, width]`, white being 1, by name; see `load_images`.
+
+    A part of them is evenly spread among the names in alphabetical order, as others choose theirs.
+    """
+    paths = _find_paths(spread(sorted(image_names(split)), limit), folder)
+    return {name: torch.from_numpy(_read_pixels(path)).permute(2, 0, 1).float() / 255 for name, path in paths}
+
+
+def _find_paths(names: Sequence[str], folder: str | Path | None) -> list[tuple[str, Path]]:
     files = [RemoteFile(f"{name}.jpg", _manifest()[f"{name}.jpg"], (f"{_MIRROR}/{name}.jpg",)) for name in names]
-    paths = find_files("bsds500", files, folder)
-    return [GrayImage(name, read_gray(path)) for name, path in zip(names, paths, strict=True)]
+    return list(zip(names, find_files("bsds500", files, folder), strict=True))
 
 
 def spread(names: Sequence[str], limit: int | None) -> list[str]:
@@ -95,14 +107,18 @@ def spread(names: Sequence[str], limit: int | None) -> list[str]:
 
 def read_gray(path: Path) -> Tensor:
     """A picture as float32 `[height, width]`: the mean over its channels, white being 1."""
+    return torch.from_numpy(_read_pixels(path).mean(axis=2, dtype=np.float64) / 255).float()
+
+
+def _read_pixels(path: Path) -> NDArray[np.uint8]:
+    """RGB, `[height, width, 3]`."""
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(path) as image:
-            pixels = np.asarray(image.convert("RGB"))
+            return np.array(image.convert("RGB"))
     except (UnidentifiedImageError, OSError) as error:
         raise DataError(f"cannot read {path}: {error}") from error
-    return torch.from_numpy(pixels.mean(axis=2, dtype=np.float64) / 255).float()
 
 
 def add_noise(image: GrayImage, sigma: float = NOISE_SIGMA, seed: int = 0) -> Tensor:

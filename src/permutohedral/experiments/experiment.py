@@ -88,6 +88,23 @@ REGISTRY = (
         "Writes a JSON file for each row and seed, its weights, a report in Markdown and figures.",
     ),
     Entry(
+        "upsampling",
+        "upsampling",
+        "Bring depth and color to the size of a picture, along its edges.",
+        "The Middlebury scenes must be in the folder of the datasets. The rows with opencv in their names need OpenCV "
+        "with its contributed modules.\n\n"
+        "Writes a JSON file for each row, and a report in Markdown.",
+    ),
+    Entry(
+        "lidar",
+        "lidar",
+        "Tell ground, vegetation and buildings apart in laser scans.",
+        "The scans must be in the folder of the datasets. Rows that are run when they are named: unet_one_place, "
+        "unet_no_augmentation, unet_no_ground and flat_no_ground.\n\n"
+        "Writes a JSON file for each row and seed, its weights, and a report in Markdown.",
+        {"time_steps": "First time a training step of each row, with nothing beside it."},
+    ),
+    Entry(
         "grabcut",
         "grabcut",
         "Cut objects out of photographs with dense random fields.",

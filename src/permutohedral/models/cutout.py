@@ -26,6 +26,7 @@ class CutoutSettings:
 
     Attributes:
         colors: weight of the energies of the colors.
+        foreground: what being foreground costs an unknown pixel besides.
         sigma_space: of the bilateral kernel, in pixels.
         sigma_range: of the bilateral kernel, white being 1.
         bilateral: weight of the bilateral kernel.
@@ -36,6 +37,7 @@ class CutoutSettings:
     """
 
     colors: float = 0.01
+    foreground: float = 0.0
     sigma_space: float = 6.0
     sigma_range: float = 0.04
     bilateral: float = 5.0
@@ -83,7 +85,7 @@ def cut_out(photo: Tensor, trimap: Trimap, settings: CutoutSettings, colors: Ten
     found, marginal = first_foreground(trimap), trimap.foreground.to(photo.dtype)
     for _ in range(settings.rounds):
         colors = color_energies(photo, trimap, found) if colors is None else colors
-        energies = energies_of(colors, trimap, settings.colors)[:, near].T
+        energies = energies_of(colors, trimap, settings.colors, settings.foreground)[:, near].T
         marginal[near] = ph.crf.mean_field(energies, kernels, settings.steps, lattices=lattices)[:, FOREGROUND]
         found, colors = marginal > 0.5, None
         if not bool(found.any()):
@@ -142,7 +144,15 @@ def color_energies(photo: Tensor, trimap: Trimap, foreground: Tensor) -> Tensor:
     return energies
 
 
-def energies_of(colors: Tensor, trimap: Trimap, weight: float | Tensor) -> Tensor:
-    """The energies of a field `[2, height, width]`: those of the colors where a pixel is unknown."""
+def energies_of(colors: Tensor, trimap: Trimap, weight: float | Tensor, foreground: float | Tensor) -> Tensor:
+    """The energies of a field `[2, height, width]`: those of the colors where a pixel is unknown.
+
+    Args:
+        colors: from `color_energies`.
+        trimap: what is known.
+        weight: of the colors.
+        foreground: what being foreground costs besides.
+    """
     known = torch.stack([trimap.foreground, ~trimap.foreground & ~trimap.unknown]).to(colors.dtype)
-    return torch.where(trimap.unknown, weight * colors, _KNOWN * known)
+    weighted = torch.stack([weight * colors[BACKGROUND], weight * colors[FOREGROUND] + foreground])
+    return torch.where(trimap.unknown, weighted, _KNOWN * known)

@@ -4,12 +4,15 @@ from permutohedral.nn.bilateral import BilateralConvolution2d, BilateralFilter
 from permutohedral.nn.convolution import PermutohedralConvolution
 from permutohedral.nn.crf import DenseCRF
 from permutohedral.nn.gaussian import GaussianFilter
+from permutohedral.nn.guided import BilateralSolver, BilateralUpsample2d
 from permutohedral.nn.levels import Coarsen, LatticeConvolution, LatticeGroupNorm, LatticePool, Refine
 from permutohedral.nn.points import DeformSlice, PointSplat
 
 __all__ = [
     "BilateralConvolution2d",
     "BilateralFilter",
+    "BilateralSolver",
+    "BilateralUpsample2d",
     "Coarsen",
     "DeformSlice",
     "DenseCRF",

@@ -120,7 +120,7 @@ def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[Pairwis
         return None
     tensors = [energies, start]
     for kernel in kernels:
-        tensors += [kernel.barycentric, kernel.source_scale, kernel.target_scale, kernel.costs]
+        tensors += [kernel.barycentric, kernel.costs]
     if why_in_steps(*tensors) is not None or wants_gradient(*tensors):
         return None
     run = getattr(primitives_for(energies), "mean_field", None)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -39,15 +39,20 @@ class FilterTables(NamedTuple):
     by_density: bool
 
 
+# keeps a point without any mass at zero instead of 0 / 0
+SMALLEST_MASS = 1e-20
+
+
 class PairwiseTables(NamedTuple):
     """A kernel of a mean field over `points`: what it adds to the logits of marginals Q.
 
-    That is factor * target_scale * slice(blur(splat(source_scale * Q)) @ costs).
+    That is factor * m^-target_power * slice(blur(splat(m^-source_power * Q)) @ costs), with the mass m of each point,
+    slice(blur(splat(1))) + SMALLEST_MASS.
 
     Attributes:
         vertices, barycentric: the corners of the points, `[points, d + 1]`.
         axis_neighbors: see `blur`.
-        source_scale, target_scale: `[points]`, None for ones.
+        source_power, target_power: both 0, both 1/2, or one of them 1 and the other 0.
         costs: `[labels, labels]`, None for the identity.
         factor: a number.
         both_ways: take the mean of `blur` and its reverse, which is symmetric.
@@ -56,8 +61,8 @@ class PairwiseTables(NamedTuple):
     vertices: Tensor
     barycentric: Tensor
     axis_neighbors: Tensor
-    source_scale: Tensor | None
-    target_scale: Tensor | None
+    source_power: float
+    target_power: float
     costs: Tensor | None
     factor: float
     both_ways: bool
@@ -86,8 +91,9 @@ class LandmarkTables(NamedTuple):
 
 
 # what the derivative of a learned filter needs: the lattice values `[lattice_points, in_channels]` that were convolved,
-# and the density `[lattice_points]` they were divided by, in the accumulation dtype, None unless `by_density`
-KeptOfFilter = tuple[Tensor, Tensor | None]
+# and the density `[lattice_points]` they were divided by, in the accumulation dtype, None unless `by_density`; then
+# tables that a backend made on the way
+KeptOfFilter = tuple[Any, ...]
 
 
 class FusedPrimitives(Primitives, Protocol):
@@ -192,6 +198,9 @@ class FusedPrimitives(Primitives, Protocol):
             start: the first marginals, like energies; None for softmax(-energies).
             kernels: over `items * points` points, those of the items one after another.
             steps: how often the marginals are replaced.
+
+        Raises:
+            InputError: the sum of the energies is NaN, where that is known without waiting for a device.
 
         Returns:
             `[items, labels, points]`, computed in the dtype of the barycentric weights and returned in it; None where

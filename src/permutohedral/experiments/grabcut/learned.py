@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 import permutohedral as ph
 from permutohedral.errors import InputError
-from permutohedral.models.cutout import (
-    CutoutSettings,
-    Trimap,
-    color_energies,
-    energies_of,
-    first_foreground,
-    near_unknown,
-)
+from permutohedral.models.cutout import CutoutSettings, Trimap, color_energies, cut_out, energies_of
 
 # picture, trimap, truth, and where it counts
 Example = tuple[Tensor, Trimap, Tensor, Tensor]
@@ -44,7 +36,9 @@ class FieldTraining:
 
 
 class LearnedCutout(nn.Module):
-    """Learns the weight of the colors, the cost of foreground, weights, costs and bandwidths of both kernels.
+    """Learns the weight of the colors, the cost of foreground, and weights and bandwidths of both kernels.
+
+    Symmetric costs of two labels are no more than that: a weight, and what one of the labels costs.
 
     Args:
         settings: where the training begins.
@@ -52,52 +46,39 @@ class LearnedCutout(nn.Module):
 
     def __init__(self, settings: CutoutSettings) -> None:
         super().__init__()
-        self.settings = settings
+        self.begin = settings
         self.log_colors = nn.Parameter(torch.tensor(settings.colors).log())
-        self.foreground = nn.Parameter(torch.zeros(()))
+        self.foreground = nn.Parameter(torch.tensor(settings.foreground))
         self.field = ph.nn.DenseCRF(
             2,
             (settings.near, settings.bilateral),
             settings.sigma_near,
             settings.sigma_space,
             settings.sigma_range,
-            compatibility="matrix",
             steps=settings.steps,
             learn_sigma=True,
         )
 
     def forward(self, photo: Tensor, trimap: Trimap, colors: Tensor) -> Tensor:
         """The logarithms of the marginals `[2, height, width]`, out of the energies of the colors."""
-        shifted = torch.stack([colors[0] * self.log_colors.exp(), colors[1] * self.log_colors.exp() + self.foreground])
-        logarithms: Tensor = self.field(-energies_of(shifted, trimap, 1.0), photo)
+        energies = energies_of(colors, trimap, self.log_colors.exp(), self.foreground)
+        logarithms: Tensor = self.field(-energies, photo)
         return logarithms
 
-    @torch.no_grad()
-    def cut_out(self, photo: Tensor, trimap: Trimap) -> Tensor:
-        """The probability of being foreground `[height, width]`."""
-        found, marginal = first_foreground(trimap), trimap.foreground.to(photo.dtype)
-        part = _extent(near_unknown(trimap.unknown, 2 * float(self.field.log_sigma[1].exp())))
-        for _ in range(self.settings.rounds):
-            colors = color_energies(photo, trimap, found)
-            marginal[part] = self(*crop(part, photo, trimap, colors))[1].exp()
-            found = marginal > 0.5
-            if not bool(found.any()):
-                break
-        return marginal
-
-    def as_data(self) -> dict[str, Any]:
-        """All parameters as plain data, as they are used."""
-        space, bilateral, colors = self.field.log_sigma.detach().exp().tolist()
-        assert self.field.costs is not None
-        return {
-            "colors": float(self.log_colors.detach().exp()),
-            "foreground": float(self.foreground.detach()),
-            "sigma_near": space,
-            "sigma_space": bilateral,
-            "sigma_range": colors,
-            "weights": self.field.weights.detach().tolist(),
-            "costs": self.field.costs.detach().tolist(),
-        }
+    def settings(self) -> CutoutSettings:
+        """What was learned."""
+        sigma_near, sigma_space, sigma_range = self.field.log_sigma.detach().exp().tolist()
+        near, bilateral = self.field.weights.detach().tolist()
+        return replace(
+            self.begin,
+            colors=float(self.log_colors.detach().exp()),
+            foreground=float(self.foreground.detach()),
+            sigma_space=sigma_space,
+            sigma_range=sigma_range,
+            bilateral=bilateral,
+            sigma_near=sigma_near,
+            near=near,
+        )
 
 
 def train(model: LearnedCutout, examples: Sequence[Example], settings: FieldTraining, seed: int) -> None:
@@ -105,7 +86,7 @@ def train(model: LearnedCutout, examples: Sequence[Example], settings: FieldTrai
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, settings.steps))
-    energies = [_colors(photo, trimap, model) for photo, trimap, _, _ in examples]
+    energies = [_colors(photo, trimap, model.begin) for photo, trimap, _, _ in examples]
     for step in range(settings.steps):
         number = step % len(examples)
         photo, trimap, truth, counted = examples[number]
@@ -125,16 +106,10 @@ def crop(part: tuple[slice, slice], photo: Tensor, trimap: Trimap, colors: Tenso
     return photo[:, part[0], part[1]], Trimap(*masks), colors[:, part[0], part[1]]
 
 
-def _colors(photo: Tensor, trimap: Trimap, model: LearnedCutout) -> Tensor:
+def _colors(photo: Tensor, trimap: Trimap, settings: CutoutSettings) -> Tensor:
     """The energies of the colors as the last round has them, before any training."""
-    found = trimap.foreground if bool(trimap.foreground.any()) else model.cut_out(photo, trimap) > 0.5
+    found = trimap.foreground if bool(trimap.foreground.any()) else cut_out(photo, trimap, settings) > 0.5
     return color_energies(photo, trimap, found if bool(found.any()) else trimap.unknown)
-
-
-def _extent(mask: Tensor) -> tuple[slice, slice]:
-    """The smallest part of a picture that holds all of `mask`."""
-    rows, columns = (mask.any(dim=axis).nonzero() for axis in (1, 0))
-    return slice(int(rows[0]), int(rows[-1]) + 1), slice(int(columns[0]), int(columns[-1]) + 1)
 
 
 def _draw_part(unknown: Tensor, extent: int, generator: torch.Generator) -> tuple[slice, slice]:

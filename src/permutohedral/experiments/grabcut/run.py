@@ -40,7 +40,7 @@ class GrabcutConfig:
         method: colors alone; OpenCV's; the field with settings of the grid; or trained.
         trimap: "lasso" or "rect".
         settings: of the field; those of the grid replace them.
-        grid: values of settings to choose from, by name, for the method "fixed".
+        grid: values of settings to choose from, by name; the method "learned" begins with the chosen ones.
         most_settings: so many of the grid's combinations are tried; None for all.
         training: for the method "learned".
         photographs: how many; None for all 50.
@@ -59,8 +59,8 @@ class GrabcutConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if (self.method == "fixed") != bool(self.grid):
-            raise InputError(f"the method {self.method} {'needs' if self.method == 'fixed' else 'has no'} grid")
+        if (self.method in ("fixed", "learned")) != bool(self.grid):
+            raise InputError(f"the method {self.method} {'has no' if self.grid else 'needs a'} grid")
         if (self.method == "learned") != (self.training is not None):
             raise InputError(f"the method {self.method} {'needs' if self.method == 'learned' else 'has no'} training")
         self.choices()
@@ -111,14 +111,13 @@ def prepare(config: GrabcutConfig, other: Sequence[Photograph], device: torch.de
         return opencv_grabcut, {}
     if config.method == "mixtures":
         return lambda photo, trimap: mixtures_alone(photo, trimap, config.settings.rounds), {}
-    if config.method == "fixed":
-        settings = choose(config.choices(), other, device)
-        return lambda photo, trimap: cut_out(photo, trimap, settings) > 0.5, asdict(settings)
-    assert config.training is not None
-    model = LearnedCutout(config.settings)
-    prepared = [(*to_tensors(photo, device), photo.truth.to(device), photo.counted.to(device)) for photo in other]
-    train(model.to(device), prepared, config.training, config.seed)
-    return lambda photo, trimap: model.cut_out(photo, trimap) > 0.5, model.as_data()
+    settings = choose(config.choices(), other, device)
+    if config.training is not None:
+        model = LearnedCutout(settings).to(device)
+        prepared = [(*to_tensors(photo, device), photo.truth.to(device), photo.counted.to(device)) for photo in other]
+        train(model, prepared, config.training, config.seed)
+        settings = model.settings()
+    return lambda photo, trimap: cut_out(photo, trimap, settings) > 0.5, asdict(settings)
 
 
 def choose(choices: Sequence[CutoutSettings], half: Sequence[Photograph], device: torch.device) -> CutoutSettings:

@@ -19,6 +19,8 @@ Blocks = dict[str, int]
 
 # below this many multiply-adds a search would cost more than it can ever save
 _WORTH_SEARCHING = 2**31
+# four taps at once leave half as many programs, which fewer targets do not fill
+_WORTH_FOUR_TAPS = 1 << 20
 _REPEATS = 10
 # in turn, so that a GPU that slows down meanwhile slows all of them
 _ROUNDS = 3
@@ -41,18 +43,29 @@ class Shape(NamedTuple):
 
 def likely_blocks(shape: Shape) -> Blocks:
     """What was best on an H200."""
+    if shape.kernel == "gradient":
+        return _likely_of_gradient(shape)
     few = min(shape.in_channels, shape.out_channels) < 64
     block_n = min(power_of_two(shape.out_channels, 16), 128)
     block_k = min(power_of_two(shape.in_channels, 16), 32 if shape.dtype == torch.float32 else 64)
-    if shape.kernel == "gradient":
-        block_n, block_k = min(block_n, 64), min(power_of_two(shape.in_channels, 16), 64)
-        half = (64, 2, 3) if few else (64, 4, 3)
-        precise = (64, 2, 3) if few else (32, 4, 1)
-        block_m, warps, stages = {"tf32x3": precise, "tf32": (128, 2, 2)}.get(shape.precision, half)
+    block_m = 64 if shape.targets < 2**15 or (shape.precision == "tf32x3" and not few) else 128
+    warps = 8 if block_n > 64 and block_m > 64 else 4
+    return {"BLOCK_M": block_m, "BLOCK_K": block_k, "BLOCK_N": block_n, "num_warps": warps, "num_stages": 5}
+
+
+def _likely_of_gradient(shape: Shape) -> Blocks:
+    least, most = sorted((shape.in_channels, shape.out_channels))
+    if shape.precision == "tf32x3":
+        few = (2, 32, 1, 1) if most < 64 else (2, 64, 2, 3)
+        taps, block_m, warps, stages = few if least < 64 else (2, 32, 4, 1)
+    elif shape.precision == "tf32":
+        taps, block_m, warps, stages = 2, 128, 2, 2
     else:
-        block_m = 64 if shape.targets < 2**15 or (shape.precision == "tf32x3" and not few) else 128
-        warps, stages = 8 if block_n > 64 and block_m > 64 else 4, 5
-    return {"BLOCK_M": block_m, "BLOCK_K": block_k, "BLOCK_N": block_n, "num_warps": warps, "num_stages": stages}
+        few = (4, 64, 2, 3) if most < 64 and shape.targets >= _WORTH_FOUR_TAPS else (2, 64, 2, 3)
+        taps, block_m, warps, stages = few if least < 64 else (2, 64, 4, 3)
+    block_k, block_n = (min(power_of_two(each, 16), 64) for each in (shape.in_channels, shape.out_channels))
+    tiles = {"TAPS": taps, "BLOCK_M": block_m, "BLOCK_K": block_k, "BLOCK_N": block_n}
+    return {**tiles, "num_warps": warps, "num_stages": stages}
 
 
 def candidates(shape: Shape) -> list[Blocks]:

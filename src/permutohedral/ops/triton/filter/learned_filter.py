@@ -7,8 +7,9 @@ from torch import Tensor
 from permutohedral.ops.fused_primitives import FilterTables, KeptOfFilter
 from permutohedral.ops.triton.build.neighbors import transpose_neighbors
 from permutohedral.ops.triton.filter.convolve import convolve, convolve_adjoint, uses_halves
+from permutohedral.ops.triton.filter.incidence import Incidence, splat_listed, splat_listed_with_density
 from permutohedral.ops.triton.filter.slice import slice, slice_into
-from permutohedral.ops.triton.filter.splat import splat, splat_with_density, splat_with_totals
+from permutohedral.ops.triton.filter.splat import list_if_worth, splat, splat_with_density, splat_with_totals
 from permutohedral.ops.triton.filter.weight_gradient import (
     convolve_gradients,
     convolve_weight_gradient,
@@ -22,16 +23,26 @@ def filter_learned(
     values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables
 ) -> tuple[Tensor, KeptOfFilter]:
     """The result `[target points, out_channels]`, and what its derivative needs: see `FusedPrimitives`."""
-    corners = tables.vertices, tables.barycentric, tables.num_lattice_points
-    density = None
-    if tables.by_density:
-        lattice_values, density = splat_with_density(values, *corners)
-    else:
-        lattice_values = splat(values, *corners)
+    lattice_values, density, incidence = _splat(values, tables)
     convolved = convolve(lattice_values, weight, tables.neighbors, tables.groups)
     output = values.new_empty(tables.target_vertices.shape[0], weight.shape[2])
     slice_into(output, convolved, tables.target_vertices, tables.target_barycentric, bias)
-    return output, (lattice_values, density)
+    # where the results go back to the same corners, the derivative splats to them
+    listed = () if incidence is None or tables.target_vertices is not tables.vertices else tuple(incidence)
+    return output, (lattice_values, density, *listed)
+
+
+def _splat(values: Tensor, tables: FilterTables) -> tuple[Tensor, Tensor | None, Incidence | None]:
+    """The lattice values, their density if they are divided by it, and the list of points if they were gathered."""
+    corners = tables.vertices, tables.barycentric, tables.num_lattice_points
+    incidence = list_if_worth(values, *corners)
+    if incidence is None:
+        splatted = splat_with_density(values, *corners) if tables.by_density else (splat(values, *corners), None)
+    elif tables.by_density:
+        splatted = splat_listed_with_density(values, incidence)
+    else:
+        splatted = splat_listed(values, incidence, values.dtype), None
+    return *splatted, incidence
 
 
 @on_device
@@ -41,9 +52,13 @@ def differentiate_learned(
     """The gradients of `filter_learned` with respect to values, weight and bias: see `FusedPrimitives`."""
     if not (wanted[0] or wanted[1]):
         return None, None, gradient.sum(dim=0)
-    (lattice_values, density), rows = kept, tables.neighbors.shape[1]
-    corners = tables.target_vertices, tables.target_barycentric
-    at_targets, totals = splat_with_totals(gradient, *corners, rows)
+    (lattice_values, density, *listed), rows = kept, tables.neighbors.shape[1]
+    corners, totals = (tables.target_vertices, tables.target_barycentric, rows), None
+    incidence = Incidence(*listed) if listed else list_if_worth(gradient, *corners)
+    if incidence is None:
+        at_targets, totals = splat_with_totals(gradient, *corners)
+    else:
+        at_targets = splat_listed(gradient, incidence, gradient.dtype)
     at_sources = to_weight = to_bias = None
     if wanted[1] and not uses_halves(weight.dtype, weight.shape[1], gradient.shape[1] // tables.groups, True):
         to_weight, to_bias = weight_and_bias_gradient(

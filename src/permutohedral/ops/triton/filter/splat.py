@@ -1,7 +1,7 @@
 """Splat: add the points to the corners of their simplices.
 
 Atomic additions are what limits it. Where many points follow each other in space, as pixels do, a thread takes several
-consecutive ones and adds those that share a corner first.
+consecutive ones and adds those that share a corner first. Many channels are gathered instead (`incidence.py`).
 """
 
 from __future__ import annotations
@@ -14,21 +14,15 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.ops.triton.filter.incidence import Incidence, list_corners, splat_listed
 from permutohedral.ops.triton.filter.normalize import convert, normalize
-from permutohedral.ops.triton.runtime import (
-    WIDEST_TILE,
-    Bound,
-    cdiv,
-    launch,
-    on_device,
-    power_of_two,
-    rows_contiguous,
-    tile,
-)
+from permutohedral.ops.triton.runtime import Bound, cdiv, on_device, power_of_two, rows_contiguous, tile
 from permutohedral.ops.triton.zeros import zeros
 
 # fewer points than this do not fill the GPU, and do not queue for the same lattice points
 _WORTH_RUNS = 1 << 16
+# fewer channels than this are added before the points at each lattice point are listed
+_WORTH_LISTING = 32
 # most channels where a thread holds all of those of eight points
 _WIDEST_RUN = 4
 # consecutive points of a thread, threads of a block
@@ -207,49 +201,6 @@ def splat_kernel(
         tl.atomic_add(place, tl.sum(everything, axis=0), mask=channel < WIDTH, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["weight_corner_stride"])
-def splat_sorted_kernel(
-    values, order, starts, barycentric, output, weight_corner_stride,
-    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, VALUE_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr,
-    CORNERS: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Sum the entries of one lattice point, in the order of the points: repeatable to the last bit."""
-    row = tl.program_id(0)
-    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    dtype: tl.constexpr = tl.float64 if values.dtype.element_ty == tl.float64 else tl.float32
-    total = tl.zeros([BLOCK, BLOCK_C], dtype)
-    end = tl.load(starts + row + 1)
-    for first in range(tl.load(starts + row), end, BLOCK):
-        entry = first + tl.arange(0, BLOCK)
-        inside = entry < end
-        index = tl.load(order + entry, mask=inside, other=0)
-        point = index // CORNERS
-        place = point * WEIGHT_STRIDE + (index - point * CORNERS) * weight_corner_stride
-        weight = tl.load(barycentric + place, mask=inside, other=0.0)
-        real = inside[:, None] & (channel < CHANNELS)[None, :]
-        value = tl.load(values + point[:, None] * VALUE_STRIDE + channel[None, :], mask=real, other=1.0)
-        total += weight.to(dtype)[:, None] * value.to(dtype)
-    result = tl.sum(total, axis=0).to(output.dtype.element_ty)
-    tl.store(output + row.to(tl.int64) * WIDTH + channel, result, mask=channel < WIDTH)
-
-
-def _splat_sorted(values: Tensor, vertices: Tensor, barycentric: Tensor, output: Tensor) -> None:
-    corners, channels = vertices.shape[1], values.shape[1]
-    num_lattice_points, width = output.shape
-    sorted_vertices, order = torch.sort(vertices.reshape(-1), stable=True)
-    rows = torch.arange(num_lattice_points + 1, dtype=torch.int32, device=values.device)
-    starts = torch.searchsorted(sorted_vertices, rows)
-    block_c = min(power_of_two(width), WIDEST_TILE)
-    launch(
-        splat_sorted_kernel, (num_lattice_points, cdiv(width, block_c)),
-        (values, order, starts, barycentric, output), (barycentric.stride(1),),
-        CHANNELS=channels, WIDTH=width, VALUE_STRIDE=values.stride(0),
-        WEIGHT_STRIDE=barycentric.stride(0), CORNERS=corners, BLOCK=max(256 // block_c, 8), BLOCK_C=block_c,
-        num_warps=1,
-    )  # fmt: skip
-
-
 def _can_run(values: Tensor, vertices: Tensor, barycentric: Tensor, width: int) -> bool:
     """Whether there are enough points, few channels, and corners in rows of four that one access reads."""
     points, rows = values.shape[0], vertices.stride(1)
@@ -298,22 +249,36 @@ def _launch_splat(
     bound.over(cdiv(points, run), width, tensors, sizes)
 
 
-def splat_sums(values: Tensor, vertices: Tensor, barycentric: Tensor, num_rows: int, ones: int) -> Tensor:
-    """`[num_rows, channels + ones]` in the accumulation dtype, the last of them from a channel of ones.
+def list_if_worth(values: Tensor, vertices: Tensor, barycentric: Tensor, num_rows: int) -> Incidence | None:
+    """The points at each lattice point, where gathering them is faster than adding them, or has to be repeatable."""
+    points, channels = values.shape
+    if points == 0 or num_rows == 0:
+        return None
+    many = points >= _WORTH_RUNS and channels >= _WORTH_LISTING
+    if not many and not torch.are_deterministic_algorithms_enabled():
+        return None
+    return list_corners(vertices, barycentric, num_rows)
+
+
+def splat_sums(
+    values: Tensor, vertices: Tensor, barycentric: Tensor, num_rows: int, ones: int, dtype: torch.dtype | None = None
+) -> Tensor:
+    """`[num_rows, channels + ones]`, the last of them from a channel of ones; in the accumulation dtype, or in `dtype`.
 
     Vertices of at least `num_rows` are left out.
     """
-    points, width = values.shape[0], values.shape[1] + ones
-    output = zeros(num_rows, width, dtype=accumulation_dtype(values.dtype), device=values.device)
+    points, width, summed = values.shape[0], values.shape[1] + ones, accumulation_dtype(values.dtype)
+    incidence = list_if_worth(values, vertices, barycentric, num_rows)
+    if incidence is not None:
+        return splat_listed(values, incidence, dtype or summed, ones)
+    output = zeros(num_rows, width, dtype=summed, device=values.device)
     if points == 0 or num_rows == 0 or width == 0:
-        return output
-    if torch.are_deterministic_algorithms_enabled():
-        _splat_sorted(rows_contiguous(values), vertices, barycentric, output)
+        pass
     elif _can_run(values, vertices, barycentric, width):
         _launch_runs(values, vertices, barycentric, output)
     else:
         _launch_splat(values, vertices, barycentric, output, num_rows, NOTHING)
-    return output
+    return convert(output, dtype or summed)
 
 
 def splat_with_density(values: Tensor, vertices: Tensor, barycentric: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
@@ -322,7 +287,7 @@ def splat_with_density(values: Tensor, vertices: Tensor, barycentric: Tensor, nu
     The density is in the accumulation dtype, and one where it was zero. There is at least one point and one channel.
     """
     channels, dtype = values.shape[1], accumulation_dtype(values.dtype)
-    if torch.are_deterministic_algorithms_enabled() or _can_run(values, vertices, barycentric, channels + 1):
+    if _can_run(values, vertices, barycentric, channels + 1):
         # as the last channel
         sums, behind = splat_sums(values, vertices, barycentric, num_rows, 1), channels
     else:
@@ -339,7 +304,7 @@ def splat_with_totals(values: Tensor, vertices: Tensor, barycentric: Tensor, num
     and one channel.
     """
     dtype = accumulation_dtype(values.dtype)
-    if torch.are_deterministic_algorithms_enabled() or _can_run(values, vertices, barycentric, values.shape[1]):
+    if _can_run(values, vertices, barycentric, values.shape[1]):
         sums = splat_sums(values, vertices, barycentric, num_rows, 0)
         totals = values.sum(dim=0, keepdim=True, dtype=dtype)
     else:
@@ -350,4 +315,4 @@ def splat_with_totals(values: Tensor, vertices: Tensor, barycentric: Tensor, num
 
 @on_device
 def splat(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int) -> Tensor:
-    return convert(splat_sums(values, vertices, barycentric, num_lattice_points, 0), values.dtype)
+    return splat_sums(values, vertices, barycentric, num_lattice_points, 0, values.dtype)

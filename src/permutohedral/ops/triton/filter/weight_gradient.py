@@ -21,8 +21,9 @@ from permutohedral.ops.triton.tuning import Blocks, Shape, run_blocks
 
 # from so many on, numbers of 32 bits take longer to transpose than to convert to three of 16 bits
 _MANY_CHANNELS = 64
-# those without matrix units mostly wait for memory, so there must be more of them
-_DIRECT_PROGRAMS = 2112
+# programs that fill a large GPU: of several warps, and of one or with more to wait for
+_FEW_PROGRAMS = 528
+_MANY_PROGRAMS = 2112
 # entries of the weight that a program sums
 _SUM_BLOCK = 128
 
@@ -84,11 +85,13 @@ def store_partial(
 def weight_gradient_kernel(
     lattice_values, output_gradient, neighbors, partials, num_targets, filter_size, split_size,
     STRIDE: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr,
-    OUT: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr,
+    OUT: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr, TAPS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One split's share of sum_v in[neighbors[k, v]] (x) gradient[v], for two taps that share the gradient's rows."""
-    tap = tl.program_id(0) * 2
+    """One split's share of sum_v in[neighbors[k, v]] (x) gradient[v], for two or four TAPS that share the gradient's
+    rows.
+    """
+    tap = tl.program_id(0) * TAPS
     split = tl.program_id(1)
     out_blocks: tl.constexpr = (OUT + BLOCK_N - 1) // BLOCK_N
     in_blocks: tl.constexpr = (IN + BLOCK_K - 1) // BLOCK_K
@@ -99,6 +102,8 @@ def weight_gradient_kernel(
     rows = lattice_values + group * IN
     first = tl.zeros([BLOCK_K, BLOCK_N], tl.float32)
     second = tl.zeros([BLOCK_K, BLOCK_N], tl.float32)
+    third = tl.zeros([BLOCK_K, BLOCK_N], tl.float32)
+    fourth = tl.zeros([BLOCK_K, BLOCK_N], tl.float32)
     begin = split * split_size
     for start in range(begin, tl.minimum(begin + split_size, num_targets), BLOCK_M):
         target = start + tl.arange(0, BLOCK_M)
@@ -113,9 +118,21 @@ def weight_gradient_kernel(
             rows, neighbors, tap + 1, filter_size, target, inside, channel, gradient, second, num_targets,
             STRIDE, IN, PRECISION, PARTS,
         )  # fmt: skip
+        if TAPS == 4:
+            third = gather_product(
+                rows, neighbors, tap + 2, filter_size, target, inside, channel, gradient, third, num_targets,
+                STRIDE, IN, PRECISION, PARTS,
+            )  # fmt: skip
+            fourth = gather_product(
+                rows, neighbors, tap + 3, filter_size, target, inside, channel, gradient, fourth, num_targets,
+                STRIDE, IN, PRECISION, PARTS,
+            )  # fmt: skip
     partial = partials + tl.cast(split, tl.int64) * filter_size * IN * OUT_CHANNELS
     store_partial(partial, first, tap, filter_size, channel, column, group, OUT_CHANNELS, IN, OUT)
     store_partial(partial, second, tap + 1, filter_size, channel, column, group, OUT_CHANNELS, IN, OUT)
+    if TAPS == 4:
+        store_partial(partial, third, tap + 2, filter_size, channel, column, group, OUT_CHANNELS, IN, OUT)
+        store_partial(partial, fourth, tap + 3, filter_size, channel, column, group, OUT_CHANNELS, IN, OUT)
 
 
 @triton.jit(do_not_specialize=["num_targets", "filter_size", "split_size"])
@@ -177,7 +194,7 @@ def _scales(inverse: Tensor, gradient_inverse: Tensor, groups: int) -> Tensor:
     return inverse.view(groups, -1).repeat_interleave(per_group, dim=0).T * gradient_inverse
 
 
-def _splits(targets: int, programs: int, wanted: int = 528) -> tuple[int, int]:
+def _splits(targets: int, programs: int, wanted: int) -> tuple[int, int]:
     """In how many parts the lattice points are summed, and the size of a part: enough programs to fill a large GPU."""
     splits = max(min(cdiv(wanted, programs), cdiv(targets, 512)), 1)
     size = cdiv(cdiv(targets, splits), 128) * 128
@@ -190,7 +207,7 @@ def _direct_partials(lattice_values: Tensor, output_gradient: Tensor, neighbors:
     in_channels, out_channels = lattice_values.shape[1] // groups, output_gradient.shape[1]
     block_n = min(power_of_two(out_channels), 64)
     rows, tiles = filter_size * in_channels, cdiv(out_channels, block_n)
-    splits, size = _splits(targets, tiles * rows, _DIRECT_PROGRAMS)
+    splits, size = _splits(targets, tiles * rows, _MANY_PROGRAMS)
     shape, dtype = (splits, rows, out_channels), accumulation_dtype(lattice_values.dtype)
     partials = lattice_values.new_empty(shape, dtype=dtype)
     launch(
@@ -213,8 +230,9 @@ def _matrix_partials(lattice_values: Tensor, output_gradient: Tensor, neighbors:
     def run(blocks: Blocks) -> None:
         nonlocal partials
         tiles = cdiv(in_channels, blocks["BLOCK_K"]) * cdiv(per_group, blocks["BLOCK_N"]) * groups
-        taps = cdiv(filter_size, 2)
-        splits, size = _splits(targets, tiles * taps)
+        taps = cdiv(filter_size, blocks["TAPS"])
+        small = blocks["num_warps"] == 1 or blocks["TAPS"] == 4
+        splits, size = _splits(targets, tiles * taps, _MANY_PROGRAMS if small else _FEW_PROGRAMS)
         shape = (splits, filter_size, in_channels, out_channels)
         partials = lattice_values.new_empty(shape, dtype=torch.float32)
         launch(

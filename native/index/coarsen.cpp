@@ -1,0 +1,148 @@
+#include "index/coarsen.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "runtime/dispatch.hpp"
+#include "runtime/memory.hpp"
+#include "runtime/threads.hpp"
+
+namespace permutohedral {
+namespace {
+
+constexpr int64_t vertices_per_task = 4096;
+
+// Which n_j - n_1 are odd, a bit for each of the d+1 coordinates. C is the number of columns if known at compile time,
+// else 0; there are as many coordinates, since the last takes the place of the item.
+template <int C>
+inline uint64_t odd_coordinates(const int32_t* key, Extent<C> columns) {
+    uint64_t odd = 0;
+    int64_t sum = 0;
+    // x_j - x_1 is a multiple of d+1, so that the quotient is exact
+    for (int64_t j = 1; j < columns; ++j) {
+        sum += key[j];
+        odd |= uint64_t((int64_t(key[j]) - key[1]) / columns & 1) << (j - 1);
+    }
+    return odd | uint64_t((-sum - key[1]) / columns & 1) << (columns - 1);
+}
+
+template <int C>
+void write_parents(const int32_t* keys, Extent<C> columns, Range range, int32_t* out) {
+    for (int64_t v = range.begin; v < range.end; ++v) {
+        const int32_t* key = keys + v * columns;
+        int32_t* low = out + 2 * v * columns;
+        int32_t* high = low + columns;
+        const uint64_t odd = odd_coordinates<C>(key, columns);
+        int64_t number = 0;
+        for (int64_t j = 0; j < columns; ++j) number += int64_t(odd >> j & 1);
+        low[0] = high[0] = key[0];
+        for (int64_t j = 1; j < columns; ++j) {
+            const int64_t step = columns * int64_t(odd >> (j - 1) & 1) - number;
+            low[j] = int32_t((key[j] - step) >> 1);
+            high[j] = int32_t((key[j] + step) >> 1);
+        }
+    }
+}
+
+// The tap whose offset is e_S, for every set S as bits.
+std::vector<int32_t> taps_by_set(const int32_t* offsets, int64_t columns) {
+    const int64_t d = columns - 1, taps = (int64_t{1} << columns) - 1;
+    std::vector<int32_t> found(taps + 1, 0);
+    for (int64_t tap = 0; tap < taps; ++tap) {
+        const int32_t* offset = offsets + tap * d;
+        // e_S is congruent to -|S| modulo d+1
+        const int64_t number = ((-int64_t(offset[0]) % columns) + columns) % columns;
+        uint64_t set = 0;
+        int64_t members = 0;
+        for (int64_t j = 0; j < d; ++j) {
+            if (offset[j] + number != columns) continue;
+            set |= uint64_t{1} << j;
+            ++members;
+        }
+        if (members < number) set |= uint64_t{1} << d;
+        found[set] = int32_t(tap);
+    }
+    return found;
+}
+
+}  // namespace
+
+void index_parents(VertexIndex& index, const int32_t* keys, int64_t num_vertices, int64_t num_columns) {
+    const Memory memory(sizeof(int32_t) * 2 * num_vertices * num_columns);
+    int32_t* parents = as<int32_t>(memory);
+    parallel_ranges(index.threads, num_vertices, vertices_per_task, [&](int64_t begin, int64_t end, int) {
+        dispatch<3, 4, 5, 6, 0>(num_columns, [&](auto columns) {
+            write_parents<decltype(columns)::value>(keys, num_columns, {begin, end}, parents);
+        });
+    });
+    index_keys(index, parents, num_columns);
+}
+
+void connect_levels(const Levels& levels, const int32_t* offsets, int32_t* down, int32_t* up, int threads) {
+    const int64_t columns = levels.num_columns, taps = (int64_t{1} << columns) - 1;
+    const std::vector<int32_t> tap_of = taps_by_set(offsets, columns);
+    parallel_for(threads, taps, [&](int64_t tap, int) {
+        std::fill_n(down + tap * levels.num_coarse, levels.num_coarse, -1);
+        std::fill_n(up + tap * levels.num_fine, levels.num_fine, -1);
+    });
+    // every entry is written by one vertex
+    parallel_ranges(threads, levels.num_fine, vertices_per_task, [&](int64_t begin, int64_t end, int) {
+        dispatch<3, 4, 5, 6, 0>(columns, [&](auto constant) {
+            constexpr int C = decltype(constant)::value;
+            for (int64_t x = begin; x < end; ++x) {
+                const uint64_t odd = odd_coordinates<C>(levels.keys + x * columns, columns);
+                const int64_t low = levels.parents[2 * x], high = levels.parents[2 * x + 1];
+                // the opposite of e_S is that of the other coordinates
+                const int64_t tap = tap_of[odd], opposite = tap_of[odd == 0 ? 0 : odd ^ uint64_t(taps)];
+                down[tap * levels.num_coarse + low] = int32_t(x);
+                down[opposite * levels.num_coarse + high] = int32_t(x);
+                up[opposite * levels.num_fine + x] = int32_t(low);
+                up[tap * levels.num_fine + x] = int32_t(high);
+            }
+        });
+    });
+}
+
+template <class T>
+void share_among_parents(const int32_t* parents, const int32_t* coarse_keys, int64_t num_fine, int64_t num_corners,
+                         int32_t* rows, T* shares, int threads) {
+    parallel_ranges(threads, num_fine, vertices_per_task, [&](int64_t begin, int64_t end, int) {
+        dispatch<3, 4, 5, 6, 0>(num_corners, [&](auto constant) {
+            const Extent<decltype(constant)::value> corners(num_corners);
+            std::fill(rows + begin * corners, rows + end * corners, 0);
+            std::fill(shares + begin * corners, shares + end * corners, T(0));
+            for (int64_t i = 2 * begin; i < 2 * end; ++i) {
+                const int32_t parent = parents[i];
+                // corner j is the vertex whose coordinates are congruent to j modulo d+1
+                const int64_t remainder = coarse_keys[parent * int64_t(corners) + 1] % corners;
+                const int64_t at = i / 2 * corners + (remainder < 0 ? remainder + corners : remainder);
+                rows[at] = parent + 1;
+                shares[at] += T(0.5);
+            }
+        });
+    });
+}
+
+void coarse_vertices(const int32_t* vertices, int64_t num_points, const int32_t* rows, int64_t num_corners,
+                     int32_t* out, int threads) {
+    parallel_ranges(threads, num_points, vertices_per_task, [&](int64_t begin, int64_t end, int) {
+        dispatch<3, 4, 5, 6, 0>(num_corners, [&](auto constant) {
+            constexpr int C = decltype(constant)::value;
+            const Extent<C> corners(num_corners);
+            for (int64_t point = begin; point < end; ++point) {
+                const int32_t* own = vertices + point * corners;
+                int32_t found[capacity_for<C, max_columns>] = {0};
+                for (int64_t i = 0; i < corners; ++i) {
+                    const int32_t* row = rows + own[i] * int64_t(corners);
+                    for (int64_t j = 0; j < corners; ++j) found[j] |= row[j];
+                }
+                for (int64_t j = 0; j < corners; ++j) out[point * corners + j] = found[j] - 1;
+            }
+        });
+    });
+}
+
+template void share_among_parents<float>(const int32_t*, const int32_t*, int64_t, int64_t, int32_t*, float*, int);
+template void share_among_parents<double>(const int32_t*, const int32_t*, int64_t, int64_t, int32_t*, double*, int);
+
+}  // namespace permutohedral

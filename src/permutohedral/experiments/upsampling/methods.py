@@ -1,0 +1,74 @@
+"""What upsamples: modes of this library, interpolation, and OpenCV's filters of an interpolated map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import permutohedral as ph
+from permutohedral.errors import InputError
+from permutohedral.guided.upsampling import UpsamplingMode
+
+# coarse map [channels, h, w], guide [1 or 3, height, width], factor and settings to [channels, height, width]
+Upsample = Callable[[Tensor, Tensor, float, Mapping[str, Any]], Tensor]
+
+
+def bicubic(coarse: Tensor, guide: Tensor, factor: float, settings: Mapping[str, Any]) -> Tensor:
+    """Without the guide."""
+    return functional.interpolate(coarse[None], guide.shape[1:], mode="bicubic", align_corners=False)[0]
+
+
+def by_mode(mode: UpsamplingMode) -> Upsample:
+    """`ph.upsample`, with bandwidths over positions in distances between coarse samples."""
+
+    def run(coarse: Tensor, guide: Tensor, factor: float, settings: Mapping[str, Any]) -> Tensor:
+        options = dict(settings)
+        sigma_space = factor * options.pop("sigma_space")
+        sigma_range = options.pop("sigma_gray")
+        if len(guide) == 3:
+            guide, sigma_range = ph.opponent_colors(guide), [sigma_range, *[options.pop("sigma_color")] * 2]
+        return ph.upsample(coarse, guide, sigma_space, sigma_range, mode, **options)
+
+    return run
+
+
+def by_opencv(name: str) -> Upsample:
+    """A filter of `cv2.ximgproc` over the interpolated map; positions in distances between coarse samples."""
+
+    def run(coarse: Tensor, guide: Tensor, factor: float, settings: Mapping[str, Any]) -> Tensor:
+        try:
+            import cv2
+            from cv2 import ximgproc
+        except ImportError as error:
+            raise InputError("this row needs OpenCV: pip install opencv-contrib-python-headless") from error
+        # compared with one thread of ours
+        cv2.setNumThreads(1)
+        given: Any = bicubic(coarse, guide, factor, {}).movedim(0, -1).contiguous().numpy()
+        edges: Any = guide.movedim(0, -1).contiguous().numpy()
+        space, color = settings["sigma_space"] * factor, settings["sigma_range"]
+        if name == "guidedFilter":
+            found = ximgproc.guidedFilter(edges, given, max(1, round(space)), color**2)
+        elif name == "jointBilateralFilter":
+            found = ximgproc.jointBilateralFilter(edges, given, -1, color, space)
+        else:
+            # its color distance is of values from 0 to 255
+            found = ximgproc.dtFilter((edges * 255).round().astype("uint8"), given, space, 255 * color)
+        filtered = torch.from_numpy(found)
+        return filtered.reshape(*filtered.shape[:2], -1).movedim(-1, 0)
+
+    return run
+
+
+METHODS: dict[str, Upsample] = {
+    "bicubic": bicubic,
+    "gaussian": by_mode("gaussian"),
+    "affine": by_mode("affine"),
+    "solver": by_mode("solver"),
+    "guidedFilter": by_opencv("guidedFilter"),
+    "jointBilateralFilter": by_opencv("jointBilateralFilter"),
+    "dtFilter": by_opencv("dtFilter"),
+}

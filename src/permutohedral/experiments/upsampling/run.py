@@ -1,0 +1,159 @@
+"""One row of an upsampling table: a method whose settings are chosen on some pictures, measured on others."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from permutohedral.data.bsds500 import load_colors
+from permutohedral.data.middlebury import load_scene
+from permutohedral.errors import InputError
+from permutohedral.experiments.result import Result, make_result
+from permutohedral.experiments.training import RunOptions
+from permutohedral.experiments.upsampling.methods import METHODS
+from permutohedral.reporting.quality import psnr
+
+Task = Literal["depth", "colors", "chroma"]
+
+_CHOSEN_ON, _MEASURED_ON = ("cones", "teddy"), ("art", "books", "moebius", "tsukuba", "venus")
+# of the pictures of BSDS500: of val to choose settings on, of test to measure
+_VAL_PICTURES, _TEST_PICTURES = 5, 50
+
+
+@dataclass(frozen=True)
+class UpsamplingConfig:
+    """One row of a table.
+
+    Attributes:
+        name: of the row and its files.
+        title: what the table calls it.
+        task: "depth", disparities along a photograph; "colors", RGB along gray; "chroma", RGB less gray along gray.
+        method: of `METHODS`.
+        factors: how many times as large the result is along each axis.
+        grid: values of settings to choose from, by name.
+        most_settings: so many of the grid's combinations are tried; None for all.
+        pictures: so many are chosen on, and measured on; None for all.
+        seed: nothing is random.
+        training: nothing is trained.
+    """
+
+    name: str
+    title: str
+    task: Task
+    method: str
+    factors: tuple[int, ...] = (4, 8, 16)
+    grid: dict[str, Any] = field(default_factory=dict)
+    most_settings: int | None = None
+    pictures: int | None = None
+    seed: int = 0
+    training: None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise InputError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
+
+    def choices(self) -> list[dict[str, Any]]:
+        """The settings of the grid."""
+        combined = [
+            dict(zip(self.grid, values, strict=True)) for values in itertools.product(*map(_listed, self.grid.values()))
+        ]
+        return combined[: self.most_settings]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What is to be found, its guide, and what is added to both sides before they are compared."""
+
+    name: str
+    truth: Tensor
+    guide: Tensor
+    added: Tensor | float = 0.0
+
+
+@lru_cache(maxsize=2)
+def pictures_of(task: Task, folder: Path | None, limit: int | None) -> tuple[list[Picture], list[Picture]]:
+    """Those to choose settings on, and those to measure."""
+    if task == "depth":
+        sets = []
+        for names in (_CHOSEN_ON, _MEASURED_ON):
+            scenes = [load_scene(name, folder) for name in names[:limit]]
+            sets.append([Picture(scene.name, scene.disparity, scene.color) for scene in scenes])
+        return sets[0], sets[1]
+    several = load_colors("val", folder, limit or _VAL_PICTURES), load_colors("test", folder, limit or _TEST_PICTURES)
+    chosen_on, measured_on = ([_colored(name, rgb, task) for name, rgb in each.items()] for each in several)
+    return chosen_on, measured_on
+
+
+def _colored(name: str, rgb: Tensor, task: Task) -> Picture:
+    # whole cells, as others have it
+    rgb = rgb[:, : rgb.shape[1] // 16 * 16, : rgb.shape[2] // 16 * 16]
+    gray = rgb.mean(dim=0, keepdim=True)
+    return Picture(name, rgb, gray) if task == "colors" else Picture(name, rgb - gray, gray, gray)
+
+
+def run(config: UpsamplingConfig, options: RunOptions) -> Result:
+    """Evaluate one row."""
+    chosen_on, measured_on = pictures_of(config.task, options.data, config.pictures)
+    started = time.perf_counter()
+    metrics: dict[str, Any] = {}
+    for factor in config.factors:
+        settings = choose(config, chosen_on, factor)
+        scores = {each.name: evaluate(config, each, factor, settings) for each in measured_on}
+        metrics[str(factor)] = {
+            "score": statistics.mean(score for score, _ in scores.values()),
+            "milliseconds": max(seconds for _, seconds in scores.values()) * 1000,
+            "settings": settings,
+            "at_an_end": ends_of(config, settings),
+            "pictures": {name: round(score, 4) for name, (score, _) in scores.items()},
+        }
+    return make_result("upsampling", config, metrics, {"all": time.perf_counter() - started}, options.device)
+
+
+def choose(config: UpsamplingConfig, pictures: Sequence[Picture], factor: int) -> dict[str, Any]:
+    """The settings with the best mean score."""
+    choices = config.choices()
+    if len(choices) == 1:
+        return choices[0]
+    means = [statistics.mean(evaluate(config, each, factor, settings)[0] for each in pictures) for settings in choices]
+    # a filter may fail on some settings
+    finite = [mean if math.isfinite(mean) else (math.inf if config.task == "depth" else -math.inf) for mean in means]
+    best = min(finite) if config.task == "depth" else max(finite)
+    return choices[finite.index(best)]
+
+
+def ends_of(config: UpsamplingConfig, settings: dict[str, Any]) -> list[str]:
+    """The settings that are the first or last of several in the grid: a better one may lie beyond."""
+    values = {name: _listed(config.grid[name]) for name in settings}
+    return [
+        name
+        for name, given in settings.items()
+        if len(values[name]) > 1 and given in values[name][:: len(values[name]) - 1]
+    ]
+
+
+def evaluate(config: UpsamplingConfig, picture: Picture, factor: int, settings: dict[str, Any]) -> tuple[float, float]:
+    """The root mean square error in units of 8 bits, or PSNR in dB, and the seconds of processor time."""
+    height, width = (max(1, round(extent / factor)) for extent in picture.truth.shape[1:])
+    coarse = functional.adaptive_avg_pool2d(picture.truth, (height, width))
+    with torch.no_grad():
+        started = time.process_time()
+        found = METHODS[config.method](coarse, picture.guide, factor, settings)
+        seconds = time.process_time() - started
+    if config.task == "depth":
+        return float((found.clamp(0, 255) - picture.truth).square().mean().sqrt()), seconds
+    return psnr((found + picture.added).clamp(0, 1), picture.truth + picture.added), seconds
+
+
+def _listed(values: Any) -> list[Any]:
+    return list(values) if isinstance(values, (list, tuple)) else [values]

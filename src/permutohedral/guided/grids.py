@@ -1,0 +1,159 @@
+"""Coarse grids over fine ones: where coarse samples lie, of what they are means, and how they are interpolated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from permutohedral.errors import InputError
+
+Sampling = Literal["area", "point"]
+
+_POOL: dict[int, Callable[[Tensor, Any], Tensor]] = {
+    1: functional.adaptive_avg_pool1d,
+    2: functional.adaptive_avg_pool2d,
+    3: functional.adaptive_avg_pool3d,
+}
+_LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
+
+
+@dataclass(frozen=True)
+class Grids:
+    """A coarse grid and the fine one under it.
+
+    Attributes:
+        coarse: extents.
+        fine: extents, of as many axes.
+        sampling: "area" if coarse samples are means of cells, as `torch.nn.functional.interpolate(mode="area")` makes
+            them; "point" if they are the fine samples at floor(i N / n), as `fine[::factor]` and
+            `interpolate(mode="nearest")` keep them.
+
+    >>> Grids((2,), (8,), "area").positions(torch.float32, "cpu").tolist()
+    [[1.5], [5.5]]
+    """
+
+    coarse: tuple[int, ...]
+    fine: tuple[int, ...]
+    sampling: Sampling
+
+    def __post_init__(self) -> None:
+        if self.sampling not in ("area", "point"):
+            raise InputError(f"sampling must be 'area' or 'point', got {self.sampling!r}")
+        if len(self.coarse) != len(self.fine) or min(*self.coarse, *self.fine) < 1:
+            raise InputError(f"cannot bring a grid of {self.coarse} to one of {self.fine}")
+
+    @property
+    def ratios(self) -> list[float]:
+        """Fine samples for each coarse one, along each axis."""
+        return [fine / coarse for coarse, fine in zip(self.coarse, self.fine, strict=True)]
+
+    def positions(self, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """Where the coarse samples lie, in fine samples: `[coarse samples, axes]`."""
+        axes = []
+        for coarse, ratio in zip(self.coarse, self.ratios, strict=True):
+            numbers = torch.arange(coarse, dtype=dtype, device=device)
+            axes.append((numbers + 0.5) * ratio - 0.5 if self.sampling == "area" else (numbers * ratio).floor())
+        return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
+
+    def observe(self, fine: Tensor) -> Tensor:
+        """What is seen of `[..., *fine]` on the coarse grid: `[..., *coarse]`."""
+        axes = len(self.fine)
+        maps = fine.reshape(-1, *self.fine)
+        if self.sampling == "area":
+            seen = _POOL[axes](maps, self.coarse)
+        else:
+            seen = maps.flatten(1).index_select(1, self._kept(fine.device))
+        return seen.reshape(*fine.shape[:-axes], *self.coarse)
+
+    def spread(self, coarse: Tensor) -> Tensor:
+        """The transpose of `observe`: `[..., *coarse]` to `[..., *fine]`."""
+        leading = coarse.shape[: -len(self.coarse)]
+        if self.sampling == "point":
+            empty = coarse.new_zeros(math.prod(leading), math.prod(self.fine))
+            maps = empty.index_add(1, self._kept(coarse.device), coarse.reshape(len(empty), -1))
+            return maps.reshape(*leading, *self.fine)
+        if all(ratio == int(ratio) for ratio in self.ratios):
+            return self._repeat(coarse / math.prod(self.ratios))
+        maps = coarse.new_zeros(*leading, *self.fine).requires_grad_()
+        with torch.enable_grad():
+            seen = self.observe(maps)
+        (spread,) = torch.autograd.grad(seen, maps, coarse, create_graph=torch.is_grad_enabled())
+        return spread
+
+    def _repeat(self, coarse: Tensor) -> Tensor:
+        first = coarse.dim() - len(self.coarse)
+        for axis, ratio in reversed(list(enumerate(self.ratios))):
+            coarse = coarse.unsqueeze(first + axis + 1)
+            coarse = coarse.expand(*coarse.shape[: first + axis + 1], int(ratio), *coarse.shape[first + axis + 2 :])
+        return coarse.reshape(*coarse.shape[:first], *self.fine)
+
+    def _kept(self, device: torch.device) -> Tensor:
+        """Rows of the fine samples that are kept, `[coarse samples]`."""
+        return rows_of_samples(self.positions(torch.float64, device).long(), self.fine)
+
+    def corners(self, rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The coarse samples around fine ones, and their weights in the linear interpolation.
+
+        Args:
+            rows: int64 `[samples]`, of the fine grid; beyond it, those of further items.
+            dtype: of the weights.
+
+        Returns:
+            int32 and `dtype` `[samples, 2 ** axes]`.
+        """
+        items, rest = rows.div(math.prod(self.fine), rounding_mode="floor"), rows.remainder(math.prod(self.fine))
+        corners, weights = items[:, None], torch.ones(len(rows), 1, dtype=dtype, device=rows.device)
+        places = []
+        for extent in reversed(self.fine):
+            places.append(rest.remainder(extent))
+            rest = rest.div(extent, rounding_mode="floor")
+        for place, coarse, ratio in zip(reversed(places), self.coarse, self.ratios, strict=True):
+            along = (place.to(dtype) + 0.5) / ratio - 0.5 if self.sampling == "area" else place.to(dtype) / ratio
+            along = along.clamp(0, coarse - 1)
+            low = along.floor()
+            part = (along - low)[:, None]
+            ends = torch.stack([low.long(), (low.long() + 1).clamp_max(coarse - 1)], dim=1)
+            corners = (corners[:, :, None] * coarse + ends[:, None, :]).flatten(1)
+            weights = (weights[:, :, None] * torch.cat([1 - part, part], dim=1)[:, None, :]).flatten(1)
+        return corners.to(torch.int32), weights
+
+
+def rows_of_samples(places: Tensor, extents: tuple[int, ...]) -> Tensor:
+    """Rows of the samples at whole positions `[samples, axes]` of a grid, the last axis fastest.
+
+    >>> rows_of_samples(torch.tensor([[1, 2]]), (3, 5)).tolist()
+    [7]
+    """
+    rows = torch.zeros(len(places), dtype=torch.int64, device=places.device)
+    for axis, extent in enumerate(extents):
+        rows = rows * extent + places[:, axis].clamp(0, extent - 1)
+    return rows
+
+
+def fill_unknown(maps: Tensor, confidence: Tensor, axes: int) -> Tensor:
+    """Maps whose samples of confidence zero are filled by means of larger and larger surroundings.
+
+    Args:
+        maps: `[items, channels, *space]`, finite.
+        confidence: `[items, 1, *space]`, not negative; of each item, somewhere positive.
+        axes: of the space.
+
+    >>> fill_unknown(torch.tensor([[[1.0, 0.0, 0.0]]]), torch.tensor([[[1.0, 0.0, 0.0]]]), 1).tolist()
+    [[[1.0, 1.0, 1.0]]]
+    """
+    known = confidence > 0
+    if bool(known.all()):
+        return maps
+    extents = tuple(maps.shape[2:])
+    half = tuple((extent + 1) // 2 for extent in extents)
+    mass = _POOL[axes](confidence, half)
+    sums = _POOL[axes](maps * confidence, half)
+    below = fill_unknown(sums / torch.where(mass > 0, mass, 1.0), mass, axes)
+    filled = functional.interpolate(below, extents, mode=_LINEAR[axes], align_corners=False)
+    return torch.where(known, maps, filled)

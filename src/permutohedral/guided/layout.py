@@ -1,0 +1,112 @@
+"""Maps as rows: the shapes of guides and of what follows them, and which items share a lattice."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from permutohedral.errors import InputError
+from permutohedral.features import Sigma, bilateral_features, check_channels_first, grid_features, in_units_of
+from permutohedral.features import join_features as join
+from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.tensors import check_tensor
+from permutohedral.weighting import check_weights
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Maps `[..., channels, *space]` as rows.
+
+    Attributes:
+        leading: axes of items.
+        channels: of each item.
+        shared: whether all items follow one guide, and are further channels of its rows; else they are further rows.
+    """
+
+    leading: tuple[int, ...]
+    channels: int
+    shared: bool
+
+    def to_rows(self, maps: Tensor) -> Tensor:
+        """`[..., channels, *space]` to `[rows, channels of a row]`."""
+        items = math.prod(self.leading)
+        flat = maps.reshape(items, self.channels, -1)
+        if self.shared:
+            return flat.reshape(items * self.channels, -1).T
+        return flat.transpose(1, 2).reshape(-1, self.channels)
+
+    def from_rows(self, rows: Tensor, space: tuple[int, ...]) -> Tensor:
+        """The opposite, without a copy: the channels are the fastest axis in memory."""
+        if self.shared:
+            return rows.T.reshape(*self.leading, self.channels, *space)
+        maps = rows.reshape(math.prod(self.leading), -1, self.channels).transpose(1, 2)
+        return maps.reshape(*self.leading, self.channels, *space)
+
+
+def check_space(guide: Tensor, spatial_axes: int) -> tuple[int, ...]:
+    """The extents of the guide; raises unless it is floating, with channels and so many axes after them."""
+    if spatial_axes not in (1, 2, 3):
+        raise InputError(f"spatial_axes must be 1, 2 (pictures) or 3 (volumes), got {spatial_axes!r}")
+    check_tensor("guide", guide)
+    if guide.dim() <= spatial_axes or not guide.is_floating_point():
+        raise InputError(
+            f"guide must be floating, with channels before {spatial_axes} axes of space, got {guide.dtype} of shape "
+            f"{tuple(guide.shape)}; give one without channels guide.unsqueeze({-spatial_axes - 1})"
+        )
+    if spatial_axes == 2:
+        check_channels_first(guide)
+    return tuple(guide.shape[-spatial_axes:])
+
+
+def layout_of(name: str, maps: Tensor, items: tuple[int, ...], device: torch.device, spatial_axes: int) -> Layout:
+    """How maps lie beside a guide with `items` as batch axes; raises unless they have the same, or it has none."""
+    check_tensor(name, maps)
+    if maps.dim() <= spatial_axes or not maps.is_floating_point():
+        raise InputError(
+            f"{name} must be floating, with channels before {spatial_axes} axes of space, got {maps.dtype} of shape "
+            f"{tuple(maps.shape)}"
+        )
+    if maps.device != device:
+        raise InputError(f"{name} is on {maps.device} but the guide on {device}; move one")
+    leading = tuple(maps.shape[: -spatial_axes - 1])
+    if items and items != leading:
+        raise InputError(f"a guide with batch axes {items} needs {name} with the same, got {leading}")
+    return Layout(leading, maps.shape[-spatial_axes - 1], not items)
+
+
+def features_of(guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, spatial_axes: int) -> Tensor:
+    """Position and guide of every sample in standard deviations, `[points, d]`, or `[items, points, d]` of a batch."""
+    if spatial_axes == 2:
+        features = bilateral_features(guide, sigma_space, sigma_range)
+    else:
+        wide = guide.to(accumulation_dtype(guide.dtype))
+        space = wide.shape[-spatial_axes:]
+        position = grid_features(space, sigma_space, device=wide.device, dtype=wide.dtype)
+        features = join(position, in_units_of(wide.flatten(-spatial_axes).mT, sigma_range))
+    return features.flatten(0, -3) if features.dim() > 3 else features
+
+
+def known_values(maps: Tensor, confidence: Tensor | None, spatial_axes: int) -> tuple[Tensor, Tensor | None]:
+    """Maps in which NaN is zero, and how much each sample counts, `[..., 1, *space]`; None if all count the same.
+
+    Raises:
+        InputError: an item has no sample that counts, or the confidence does not fit.
+    """
+    if confidence is None and bool(maps.isfinite().all()):
+        return maps, None
+    unknown = maps.isnan().any(dim=-spatial_axes - 1, keepdim=True)
+    if confidence is None:
+        weights = (~unknown).to(accumulation_dtype(maps.dtype))
+    else:
+        shape = (*maps.shape[: -spatial_axes - 1], *maps.shape[-spatial_axes:])
+        weights = check_weights(confidence, shape, maps).unsqueeze(-spatial_axes - 1)
+        weights = torch.where(unknown, 0.0, weights)
+    if not bool((weights > 0).flatten(-spatial_axes).any(dim=-1).all()):
+        raise InputError("nothing is known: every sample of an item is NaN, or of confidence zero")
+    maps = torch.where(unknown | (weights == 0), 0.0, maps)
+    if not bool(maps.isfinite().all()):
+        raise InputError("values must be finite or NaN, which is unknown; got infinity")
+    return maps, weights

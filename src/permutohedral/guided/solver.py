@@ -1,0 +1,269 @@
+"""The bilateral solver (Barron and Poole 2016) on the permutohedral lattice, with derivatives."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from permutohedral.errors import InputError
+from permutohedral.features import Sigma
+from permutohedral.guided.conjugate_gradients import Product, attach, conjugate_gradients
+from permutohedral.guided.grids import Grids, rows_of_samples
+from permutohedral.guided.layout import Layout, check_space, features_of, known_values, layout_of
+from permutohedral.guided.smoothness import Smoothness, smoothness_on
+from permutohedral.lattice import build_lattice
+from permutohedral.memory import check_rows
+from permutohedral.ops import operators
+from permutohedral.ops.tracing import wants_gradient
+from permutohedral.simplices import Simplices
+from permutohedral.tensors import check_count, check_tensor
+
+Observe = Literal["pixels", "cells"] | Tensor
+
+
+class BilateralSolver:
+    """The solver for one guide, for any number of targets: it holds the lattice.
+
+    The result x is the interpolation of lattice values y with the least sum of squares
+    sum_k c_k (x_k - t_k)^2 + smoothness * sum_ij W_ij (y_i - y_j)^2 / 2, where W joins lattice points beside each
+    other: it is near the data t where the confidence c is large, and smooth but for the edges of the guide.
+
+    Args:
+        guide: float `[channels, *space]`, or `[..., channels, *space]` with a guide for each item.
+        sigma_space: how far apart samples may be and still agree, in samples; one number, or one for each axis.
+        sigma_range: how different the guide may be and they still agree; one number, or one for each channel.
+        spatial_axes: 2 for pictures, 3 for volumes and videos, 1 for signals.
+
+    >>> import permutohedral as ph
+    >>> solver = ph.BilateralSolver(torch.rand(3, 24, 32), sigma_space=4.0)
+    >>> solver(torch.rand(1, 24, 32)).shape, solver(torch.rand(5, 3, 4), observe="cells").shape
+    (torch.Size([1, 24, 32]), torch.Size([5, 24, 32]))
+    """
+
+    def __init__(
+        self, guide: Tensor, sigma_space: Sigma = 8.0, sigma_range: Sigma = 0.1, *, spatial_axes: int = 2
+    ) -> None:
+        self.space = check_space(guide, spatial_axes)
+        self._items = tuple(guide.shape[: -spatial_axes - 1])
+        features = features_of(guide, sigma_space, sigma_range, spatial_axes)
+        self.lattice = build_lattice(features, neighborhood_size=0, separable=True)
+        self._smoothness = smoothness_on(self.lattice)
+
+    def __call__(
+        self,
+        target: Tensor,
+        confidence: Tensor | None = None,
+        smoothness: float | Tensor = 0.3,
+        *,
+        observe: Observe = "pixels",
+        iterations: int = 25,
+        tolerance: float = 1e-4,
+        start: Tensor | None = None,
+    ) -> Tensor:
+        """See `bilateral_solver`."""
+        check_count("iterations", iterations)
+        if not tolerance >= 0:
+            raise InputError(f"tolerance must not be negative, got {tolerance}")
+        if not isinstance(smoothness, Tensor) and not (smoothness >= 0 and math.isfinite(smoothness)):
+            raise InputError(f"smoothness must be finite and not negative, got {smoothness}")
+        data, layout = self._data(target, confidence, observe)
+        lattice, offset = self.lattice, data.offset()
+        data = data.minus(offset)
+        exact = _system(lattice.source, self._smoothness.detach(), data.detach(), _detached(smoothness))
+        check_rows(6 * lattice.num_lattice_points, data.values.shape[1], data.values)
+        with torch.no_grad():
+            begin = exact.blurred() if start is None else self._on_lattice(start, layout, target) - offset
+            solution = exact.solve(exact.right, begin, iterations, tolerance)
+        if wants_gradient(data.values, data.weights, smoothness, lattice.source.barycentric):
+            recorded = _system(lattice.source, self._smoothness, data, smoothness)
+            residual = recorded.product(solution) - recorded.right
+            zeros = torch.zeros_like(solution)
+            solution = attach(solution, residual, lambda b: exact.solve(b, zeros, iterations, tolerance))
+        rows = operators.slice(solution, lattice.source.vertices, lattice.source.barycentric) + offset
+        return layout.from_rows(rows, self.space).to(target.dtype).contiguous()
+
+    def _on_lattice(self, start: Tensor, layout: Layout, target: Tensor) -> Tensor:
+        """Lattice values whose interpolation is near to `start`."""
+        check_tensor("start", start)
+        if start.shape != (*layout.leading, layout.channels, *self.space) or start.device != target.device:
+            expected = [*layout.leading, layout.channels, *self.space]
+            raise InputError(f"start must be {expected} on {target.device}, got {list(start.shape)} on {start.device}")
+        rows, source = layout.to_rows(start.detach().to(self.lattice.dtype)), self.lattice.source
+        values = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
+        sums = operators.splat(values, source.vertices, source.barycentric.detach(), source.num_lattice_points)
+        return sums[:, :-1] / sums[:, -1:].clamp_min(torch.finfo(rows.dtype).tiny)
+
+    def _data(self, target: Tensor, confidence: Tensor | None, observe: Observe) -> tuple[_Data, Layout]:
+        axes = len(self.space)
+        where: Grids | Tensor | None = None
+        if isinstance(observe, Tensor):
+            if observe.dim() != 2 or observe.shape[1] != axes or observe.device != target.device:
+                raise InputError(
+                    f"observe must be positions [points, {axes}] on {target.device}, got {list(observe.shape)} on "
+                    f"{observe.device}"
+                )
+            if self._items:
+                raise InputError("positions are those of one picture: give a guide without batch axes")
+            # the guide tells apart what lies on either side of an edge, but only at pixels
+            where, axes = rows_of_samples(observe.detach().round().long(), self.space), 1
+        layout = layout_of("target", target, self._items, self.lattice.device, axes)
+        seen = tuple(target.shape[-axes:])
+        if isinstance(where, Tensor) and seen != (len(where),):
+            raise InputError(f"target must be [..., channels, {len(where)}], one for each position, got {list(seen)}")
+        if observe == "cells" and not isinstance(observe, Tensor):
+            where = Grids(seen, self.space, "area")
+        elif not isinstance(observe, Tensor) and observe != "pixels":
+            raise InputError(f"observe must be 'pixels', 'cells' or positions [points, {axes}], got {observe!r}")
+        elif where is None and seen != self.space:
+            raise InputError(
+                f"the target has {list(seen)} samples but the guide {list(self.space)}; if they are means of cells, "
+                "pass observe='cells'"
+            )
+        values, weights = known_values(target.to(self.lattice.dtype), confidence, axes)
+        if weights is None:
+            weights = values.new_ones(()).expand(*values.shape[: -axes - 1], 1, *seen)
+        if isinstance(where, Grids):
+            # a cell counts as much as its pixels
+            weights = weights * math.prod(where.ratios)
+        return _Data(layout.to_rows(values), layout.to_rows(weights.expand_as(values)), where, layout), layout
+
+
+@dataclass(frozen=True, eq=False)
+class _Data:
+    """What is known: values and how much each counts, `[rows, channels]`, and where.
+
+    `where` is None for every sample, rows of samples, or grids, of which the coarse one holds means.
+    """
+
+    values: Tensor
+    weights: Tensor
+    where: Grids | Tensor | None
+    layout: Layout
+
+    def offset(self) -> Tensor:
+        """The mean of each channel, `[1, channels]`, which the solution is computed without: it keeps digits."""
+        sums = (self.values * self.weights).sum(dim=0, keepdim=True)
+        return (sums / self.weights.sum(dim=0, keepdim=True)).detach()
+
+    def minus(self, offset: Tensor) -> _Data:
+        return _Data(self.values - offset, self.weights, self.where, self.layout)
+
+    def detach(self) -> _Data:
+        return _Data(self.values.detach(), self.weights.detach(), self.where, self.layout)
+
+
+@dataclass(frozen=True, eq=False)
+class _System:
+    """A y = b on the lattice, and the weight of the data at each lattice point `[lattice points, channels]`."""
+
+    product: Product
+    right: Tensor
+    diagonal: Tensor
+    data: Tensor
+    smoothness: Smoothness
+
+    def solve(self, right: Tensor, start: Tensor, iterations: int, tolerance: float) -> Tensor:
+        return conjugate_gradients(self.product, right, self.diagonal, start, iterations, tolerance)
+
+    def blurred(self) -> Tensor:
+        """The data averaged over a few steps of the lattice, to start from; zero where they do not reach."""
+        numbers = torch.cat([self.right, self.data], dim=1)
+        for _ in range(3):
+            numbers = self.smoothness.blur(numbers)
+        sums, mass = numbers[:, : self.right.shape[1]], numbers[:, self.right.shape[1] :]
+        return sums / torch.where(mass > 0, mass, 1.0)
+
+
+def _system(simplices: Simplices, smoothness: Smoothness, data: _Data, strength: float | Tensor) -> _System:
+    """The equations whose solution has the least sum of squares, differentiable in all of their parts.
+
+    Data at samples are lumped: each lattice point has its share of them, as in a grid without interpolation. Means of
+    cells are not: that a mean is right, whatever its parts, is what they are for.
+    """
+    vertices, number = simplices.vertices, simplices.num_lattice_points
+    barycentric = simplices.barycentric if smoothness.mass.requires_grad else simplices.barycentric.detach()
+    if isinstance(data.where, Tensor):
+        vertices, barycentric = vertices.index_select(0, data.where), barycentric.index_select(0, data.where)
+
+    def gather(rows: Tensor) -> Tensor:
+        """From what is seen to the lattice."""
+        if isinstance(data.where, Grids):
+            maps = data.layout.from_rows(rows, data.where.coarse)
+            rows = data.layout.to_rows(data.where.spread(maps))
+        return operators.splat(rows, vertices, barycentric, number)
+
+    right, lumped = gather(data.values * data.weights), gather(data.weights)
+    # positive where there is neither data nor a neighbor
+    smallest = torch.finfo(lumped.dtype).eps ** 2
+    diagonal = (strength * smoothness.diagonal() + lumped).detach().clamp_min(smallest)
+
+    def product(rows: Tensor) -> Tensor:
+        rough = strength * smoothness.roughen(rows)
+        if not isinstance(data.where, Grids):
+            return rough + lumped * rows
+        maps = data.layout.from_rows(operators.slice(rows, vertices, barycentric), data.where.fine)
+        return rough + gather(data.weights * data.layout.to_rows(data.where.observe(maps)))
+
+    return _System(product, right, diagonal, lumped, smoothness)
+
+
+def _detached(number: float | Tensor) -> float | Tensor:
+    return number.detach() if isinstance(number, Tensor) else number
+
+
+def bilateral_solver(  # noqa: PLR0913 (data and guide, how near to each, and how the equations are solved)
+    target: Tensor,
+    guide: Tensor,
+    confidence: Tensor | None = None,
+    smoothness: float | Tensor = 0.3,
+    sigma_space: Sigma = 8.0,
+    sigma_range: Sigma = 0.1,
+    *,
+    observe: Observe = "pixels",
+    iterations: int = 25,
+    tolerance: float = 1e-4,
+    start: Tensor | None = None,
+    spatial_axes: int = 2,
+) -> Tensor:
+    """What is near the target where that is known, and smooth but for the edges of the guide.
+
+    Gradients flow to target, confidence, smoothness and guide, by one more solve; they are those of the converged
+    solution, so let it converge where they must be exact.
+
+    Args:
+        target: float `[..., channels, *space]` in any range. NaN is unknown, and filled.
+        guide: float `[guide channels, *space]`, or with the batch axes of the target.
+        confidence: how much each sample counts, `[..., *space]`, not negative; zero is unknown.
+        smoothness: how much smoothness counts against data of confidence one; a tensor may require gradients.
+        sigma_space: see `BilateralSolver`.
+        sigma_range: see `BilateralSolver`.
+        observe: "pixels" if the target is at those of the guide; "cells" if it is coarser, and its samples are means of
+            cells; or positions `[points, axes]` in pixels, with a target `[..., channels, points]`.
+        iterations: of the conjugate gradients, at most.
+        tolerance: they end when the residual is this share of the right side.
+        start: a result to start from, for instance of the frame before; it lets them end earlier.
+        spatial_axes: 2 for pictures, 3 for volumes and videos, 1 for signals.
+
+    Returns:
+        `[..., channels, *space]`, of the size of the guide and the dtype of the target.
+
+    >>> import permutohedral as ph
+    >>> guide = torch.rand(3, 24, 32)
+    >>> depth = torch.where(torch.rand(1, 24, 32) < 0.1, 7.0, torch.nan)
+    >>> bool(torch.allclose(ph.bilateral_solver(depth, guide), torch.tensor(7.0)))
+    True
+    """
+    solver = BilateralSolver(guide, sigma_space, sigma_range, spatial_axes=spatial_axes)
+    return solver(
+        target,
+        confidence,
+        smoothness,
+        observe=observe,
+        iterations=iterations,
+        tolerance=tolerance,
+        start=start,
+    )

@@ -1,0 +1,161 @@
+"""Layers whose results follow the edges of a guide: learned upsampling, and the bilateral solver."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from permutohedral.errors import InputError
+from permutohedral.guided.grids import Grids
+from permutohedral.guided.joint import LEAST_MASS, joint_features
+from permutohedral.guided.layout import check_space, layout_of
+from permutohedral.guided.solver import Observe, bilateral_solver
+from permutohedral.nn.convolution import PermutohedralConvolution
+from permutohedral.tensors import refuse_scripting
+
+
+class BilateralUpsample2d(nn.Module):
+    """Upsampling along the edges of a guide by a learned filter (Jampani, Kiefel and Gehler 2016).
+
+    It starts as the Gaussian of `upsample`, without steps. Beside the channels goes one of ones, whose filtered values
+    divide the others: how much each coarse sample counts is learned, too.
+
+    Args:
+        channels: of the coarse maps, and of the result.
+        guide_channels: of the guide; the filter has 2 + guide_channels dimensions, so keep the guide small.
+        neighborhood_size: s of the filter; 2 holds the whole Gaussian.
+        mix: let the filter mix channels; else all have filters of their own.
+        sigma_space: bandwidth in distances between coarse samples.
+        sigma_range: bandwidth in units of the guide's values.
+        learn_scale: train the bandwidths.
+
+    Shape:
+        coarse `[batch, channels, h, w]`, guide `[batch, guide_channels, height, width]`, or both without batch; the
+        result is `[batch, channels, height, width]`.
+
+    >>> layer = BilateralUpsample2d(3, 1)
+    >>> layer(torch.rand(2, 3, 4, 5), torch.rand(2, 1, 32, 40)).shape
+    torch.Size([2, 3, 32, 40])
+    """
+
+    __prepare_scriptable__ = refuse_scripting
+
+    def __init__(
+        self,
+        channels: int,
+        guide_channels: int,
+        neighborhood_size: int = 1,
+        mix: bool = False,
+        sigma_space: float = 0.5,
+        sigma_range: float = 0.1,
+        learn_scale: bool = False,
+    ) -> None:
+        super().__init__()
+        for name, sigma in (("sigma_space", sigma_space), ("sigma_range", sigma_range)):
+            if not (math.isfinite(sigma) and sigma > 0):
+                raise InputError(f"{name} must be positive and finite, got {sigma}")
+        self.channels, self.guide_channels = channels, guide_channels
+        self.sigma_space, self.sigma_range = sigma_space, sigma_range
+        self.convolution = PermutohedralConvolution(
+            channels + 1,
+            channels + 1,
+            2 + guide_channels,
+            neighborhood_size,
+            groups=1 if mix else channels + 1,
+            bias=False,
+            init="gaussian",
+            normalization="none",
+            learn_scale=learn_scale,
+        )
+
+    def forward(self, coarse: Tensor, guide: Tensor) -> Tensor:
+        """Bring `coarse` to the size of `guide`."""
+        space = check_space(guide, 2)
+        layout_of("coarse", coarse, tuple(guide.shape[:-3]), guide.device, 2)
+        if coarse.shape[-3] != self.channels or guide.shape[-3] != self.guide_channels or coarse.dim() != guide.dim():
+            raise InputError(
+                f"this layer takes {self.channels} channels and a guide of {self.guide_channels}, both with or without "
+                f"batch, got {tuple(coarse.shape)} and {tuple(guide.shape)}"
+            )
+        grids = Grids(tuple(coarse.shape[-2:]), space, "area")
+        sigma = [self.sigma_space * ratio for ratio in grids.ratios]
+        sources, targets, _ = joint_features(guide, grids, sigma, self.sigma_range)
+        values = torch.cat([coarse, torch.ones_like(coarse[..., :1, :, :])], dim=-3).flatten(-2).mT
+        filtered: Tensor = self.convolution(values, sources, targets)
+        filtered = filtered.mT.reshape(*coarse.shape[:-3], self.channels + 1, *space)
+        sums, mass = filtered[..., :-1, :, :], filtered[..., -1:, :, :]
+        items = coarse if coarse.dim() == 4 else coarse[None]
+        between = functional.interpolate(items, space, mode="bilinear", align_corners=False).view_as(sums)
+        # where next to nothing reaches, or a learned mass is negative, the result is interpolated
+        return (sums + (LEAST_MASS - mass).clamp_min(0) * between) / mass.clamp_min(LEAST_MASS)
+
+    def extra_repr(self) -> str:
+        return f"sigma_space={self.sigma_space:.4g}, sigma_range={self.sigma_range:.4g}"
+
+
+class BilateralSolver(nn.Module):
+    """The bilateral solver as a layer, with learned bandwidths and smoothness.
+
+    Args:
+        sigma_space: see `permutohedral.bilateral_solver`.
+        sigma_range: see `permutohedral.bilateral_solver`.
+        smoothness: see `permutohedral.bilateral_solver`.
+        iterations: see `permutohedral.bilateral_solver`.
+        tolerance: see `permutohedral.bilateral_solver`.
+        learn_sigma: train both bandwidths.
+        learn_smoothness: train the smoothness.
+
+    Shape:
+        target `[..., channels, height, width]`, guide `[..., guide channels, height, width]`.
+
+    >>> layer = BilateralSolver(sigma_space=4.0)
+    >>> layer(torch.rand(2, 1, 16, 16), torch.rand(2, 3, 16, 16)).shape
+    torch.Size([2, 1, 16, 16])
+    """
+
+    __prepare_scriptable__ = refuse_scripting
+
+    def __init__(
+        self,
+        sigma_space: float = 8.0,
+        sigma_range: float = 0.1,
+        smoothness: float = 0.3,
+        iterations: int = 25,
+        tolerance: float = 1e-4,
+        learn_sigma: bool = False,
+        learn_smoothness: bool = True,
+    ) -> None:
+        super().__init__()
+        numbers = {"sigma_space": sigma_space, "sigma_range": sigma_range, "smoothness": smoothness}
+        for name, number in numbers.items():
+            if not (math.isfinite(number) and number > 0):
+                raise InputError(f"{name} must be positive and finite, got {number}")
+        self.iterations, self.tolerance = iterations, tolerance
+        # the logarithms are trained, so that the numbers stay positive
+        self.log_sigma = nn.Parameter(torch.tensor([sigma_space, sigma_range]).log(), requires_grad=learn_sigma)
+        self.log_smoothness = nn.Parameter(torch.tensor(smoothness).log(), requires_grad=learn_smoothness)
+
+    def forward(
+        self, target: Tensor, guide: Tensor, confidence: Tensor | None = None, observe: Observe = "pixels"
+    ) -> Tensor:
+        """Solve for what is near `target` and follows `guide`; see `permutohedral.bilateral_solver`."""
+        sigma_space, sigma_range = self.log_sigma.exp()
+        return bilateral_solver(
+            target,
+            guide,
+            confidence,
+            self.log_smoothness.exp(),
+            sigma_space,
+            sigma_range,
+            observe=observe,
+            iterations=self.iterations,
+            tolerance=self.tolerance,
+        )
+
+    def extra_repr(self) -> str:
+        sigma_space, sigma_range = self.log_sigma.detach().exp().tolist()
+        smoothness = float(self.log_smoothness.detach().exp())
+        return f"sigma_space={sigma_space:.4g}, sigma_range={sigma_range:.4g}, smoothness={smoothness:.4g}"

@@ -1,0 +1,209 @@
+"""Splat without atomic additions: the points that meet at each lattice point, listed once, are then gathered.
+
+Listing them costs as much as splatting some 20 channels. It pays for many channels, for a lattice on which there is
+more than one splat, and where results must be repeatable to the last bit.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.ops.triton.runtime import WIDEST_TILE, Bound, cdiv, launch, power_of_two, rows_contiguous
+from permutohedral.ops.triton.zeros import zeros
+
+_BLOCK = 256
+# lattice points with more points than this are summed one after another, each by all threads of a program
+_TOGETHER = 16
+# entries of one lattice point that are read at once
+_ENTRIES = 16
+
+
+class Incidence(NamedTuple):
+    """Which points have which lattice point as a corner.
+
+    Attributes:
+        starts: `[lattice_points + 1]`, where the entries of each lattice point begin.
+        points: int32, the points of all entries.
+        weights: their weights at the lattice point.
+    """
+
+    starts: Tensor
+    points: Tensor
+    weights: Tensor
+
+
+@triton.jit(do_not_specialize=["num_points", "num_rows", "corner_stride"])
+def count_corners_kernel(
+    vertices, counts, ranks, num_points, num_rows, corner_stride,
+    VERTEX_STRIDE: tl.constexpr, CORNERS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Number the entries of every lattice point, whose number is left behind its place in `counts`."""
+    point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    for corner in tl.static_range(CORNERS):
+        inside = point < num_points
+        vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * corner_stride, mask=inside, other=0)
+        rank = tl.atomic_add(counts + 1 + vertex, 1, mask=inside & (vertex < num_rows), sem="relaxed")
+        tl.store(ranks + tl.cast(corner, tl.int64) * num_points + point, rank, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_points", "num_rows", "vertex_corner_stride", "weight_corner_stride"])
+def list_corners_kernel(
+    vertices, barycentric, starts, ranks, points, weights, num_points, num_rows, vertex_corner_stride,
+    weight_corner_stride, VERTEX_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr, CORNERS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write every corner of every point to its place among the entries of its lattice point."""
+    point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    for corner in tl.static_range(CORNERS):
+        inside = point < num_points
+        vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * vertex_corner_stride, mask=inside, other=0)
+        weight = tl.load(barycentric + point * WEIGHT_STRIDE + corner * weight_corner_stride, mask=inside, other=0.0)
+        inside = inside & (vertex < num_rows)
+        rank = tl.load(ranks + tl.cast(corner, tl.int64) * num_points + point, mask=inside, other=0)
+        entry = tl.load(starts + vertex, mask=inside, other=0) + rank
+        tl.store(points + entry, point.to(tl.int32), mask=inside)
+        tl.store(weights + entry, weight, mask=inside)
+
+
+@triton.jit
+def load_entries(
+    values, points, weights, entry, here, channel, CHANNELS: tl.constexpr, STRIDE: tl.constexpr, DTYPE: tl.constexpr
+):  # fmt: skip
+    """The weights and the values `[entries, channels]` of some entries, ones where there is no channel."""
+    point = tl.load(points + entry, mask=here, other=0)
+    weight = tl.load(weights + entry, mask=here, other=0.0).to(DTYPE)
+    real = here[:, None] & (channel < CHANNELS)[None, :]
+    value = tl.load(values + point.to(tl.int64)[:, None] * STRIDE + channel[None, :], mask=real, other=1.0)
+    return weight, value.to(DTYPE)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def gather_points_kernel(
+    values, starts, points, weights, output, density, num_rows,
+    DIVIDED: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, VALUE_STRIDE: tl.constexpr,
+    TOGETHER: tl.constexpr, ENTRIES: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Sum the entries of every lattice point; where WIDTH exceeds CHANNELS, a channel of ones with them.
+
+    The sums are DIVIDED by the density, the sum of the weights where that is not zero, which is kept. The first
+    TOGETHER entries of all lattice points of a program are added side by side.
+    """
+    first_row = tl.program_id(0).to(tl.int64) * BLOCK
+    row = first_row + tl.arange(0, BLOCK)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = row < num_rows
+    begin = tl.load(starts + row, mask=inside, other=0)
+    count = (tl.load(starts + row + 1, mask=inside, other=0) - begin).to(tl.int32)
+    longest = tl.max(count, axis=0)
+    dtype: tl.constexpr = tl.float64 if values.dtype.element_ty == tl.float64 else tl.float32
+    total = tl.zeros([BLOCK, BLOCK_C], dtype)
+    mass = tl.zeros([BLOCK], dtype)
+    for step in range(tl.minimum(longest, TOGETHER)):
+        weight, value = load_entries(
+            values, points, weights, begin + step, step < count, channel, CHANNELS, VALUE_STRIDE, dtype
+        )
+        total += weight[:, None] * value
+        mass += weight
+    if longest > TOGETHER:
+        for place in range(BLOCK):
+            this = tl.minimum(first_row + place, num_rows - 1)
+            end = tl.load(starts + this + 1)
+            rest = tl.zeros([ENTRIES, BLOCK_C], dtype)
+            rest_mass = tl.zeros([ENTRIES], dtype)
+            for first in range(tl.load(starts + this) + TOGETHER, end, ENTRIES):
+                entry = first + tl.arange(0, ENTRIES)
+                weight, value = load_entries(
+                    values, points, weights, entry, entry < end, channel, CHANNELS, VALUE_STRIDE, dtype
+                )
+                rest += weight[:, None] * value
+                rest_mass += weight
+            chosen = tl.arange(0, BLOCK) == place
+            total += tl.where(chosen[:, None], tl.sum(rest, axis=0)[None, :], 0.0)
+            mass += tl.where(chosen, tl.sum(rest_mass, axis=0), 0.0)
+    if DIVIDED:
+        mass = tl.where(mass > 0, mass, 1.0)
+        total = total / mass[:, None]
+        if tl.program_id(1) == 0:
+            tl.store(density + row, mass, mask=inside)
+    kept = inside[:, None] & (channel < WIDTH)[None, :]
+    tl.store(output + row[:, None] * WIDTH + channel[None, :], total.to(output.dtype.element_ty), mask=kept)
+
+
+def list_corners(vertices: Tensor, barycentric: Tensor, num_rows: int) -> Incidence:
+    """The points at each of the first `num_rows` lattice points, in any order; in that of the points if torch's mode is
+    deterministic.
+
+    Args:
+        vertices: int32 `[points, corners]`.
+        barycentric: `[points, corners]`.
+        num_rows: corners that are not among so many are left out.
+    """
+    (num_points, corners), device = vertices.shape, vertices.device
+    entries, place_dtype = num_points * corners, torch.int32 if vertices.numel() < 1 << 31 else torch.int64
+    if torch.are_deterministic_algorithms_enabled():
+        ordered, order = torch.sort(vertices.reshape(-1), stable=True)
+        rows = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
+        starts = torch.searchsorted(ordered, rows, out_int32=place_dtype == torch.int32)
+        return Incidence(starts, (order // corners).int(), barycentric.reshape(-1)[order])
+    counts = zeros(num_rows + 1, dtype=place_dtype, device=device)
+    ranks = torch.empty(entries, dtype=place_dtype, device=device)
+    points = torch.empty(entries, dtype=torch.int32, device=device)
+    weights = torch.empty(entries, dtype=barycentric.dtype, device=device)
+    grid, strides = (cdiv(num_points, _BLOCK),), {"VERTEX_STRIDE": vertices.stride(0)}
+    launch(
+        count_corners_kernel, grid, (vertices, counts, ranks), (num_points, num_rows, vertices.stride(1)),
+        **strides, CORNERS=corners, BLOCK=_BLOCK,
+    )  # fmt: skip
+    starts = torch.cumsum(counts, dim=0, dtype=place_dtype)
+    launch(
+        list_corners_kernel, grid, (vertices, barycentric, starts, ranks, points, weights),
+        (num_points, num_rows, vertices.stride(1), barycentric.stride(1)),
+        **strides, WEIGHT_STRIDE=barycentric.stride(0), CORNERS=corners, BLOCK=_BLOCK,
+    )  # fmt: skip
+    return Incidence(starts, points, weights)
+
+
+@cache
+def _bind_gather(divided: bool, channels: int, width: int, value_stride: int, crowded: bool) -> Bound:
+    block_c = min(power_of_two(width), WIDEST_TILE)
+    # where most lattice points have many points, few of them share a program
+    block = 4 if crowded else max(2048 // block_c, 16)
+    together = 0 if crowded else _TOGETHER
+    return Bound(
+        gather_points_kernel, DIVIDED=divided, CHANNELS=channels, WIDTH=width, VALUE_STRIDE=value_stride,
+        TOGETHER=together, ENTRIES=_ENTRIES, BLOCK=block, BLOCK_C=block_c, num_warps=2,
+    )  # fmt: skip
+
+
+def _gather(values: Tensor, incidence: Incidence, output: Tensor, density: Tensor | None) -> None:
+    values, (rows, width) = rows_contiguous(values), output.shape
+    crowded = incidence.points.shape[0] > _TOGETHER * rows
+    bound = _bind_gather(density is not None, values.shape[1], width, values.stride(0), crowded)
+    tensors = (values, *incidence, output, output if density is None else density)
+    bound.over(rows, width, tensors, (rows,))
+
+
+def splat_listed(values: Tensor, incidence: Incidence, dtype: torch.dtype, ones: int = 0) -> Tensor:
+    """Sums `[lattice_points, channels + ones]` in `dtype`, the last of them from a channel of ones."""
+    rows = incidence.starts.shape[0] - 1
+    output = torch.empty(rows, values.shape[1] + ones, dtype=dtype, device=values.device)
+    if output.numel():
+        _gather(values, incidence, output, None)
+    return output
+
+
+def splat_listed_with_density(values: Tensor, incidence: Incidence) -> tuple[Tensor, Tensor]:
+    """Lattice values `[lattice_points, channels]` divided by their density, and the density: one where it was zero."""
+    rows = incidence.starts.shape[0] - 1
+    output = torch.empty(rows, values.shape[1], dtype=values.dtype, device=values.device)
+    density = torch.empty(rows, dtype=accumulation_dtype(values.dtype), device=values.device)
+    if rows:
+        _gather(values, incidence, output, density)
+    return output, density

@@ -1,0 +1,102 @@
+"""The upsampling tables: data, methods, the choice of settings, report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from permutohedral.data.middlebury import load_scene
+from permutohedral.errors import DataError, InputError
+from permutohedral.experiments.config import read_config, shipped_configs
+from permutohedral.experiments.training import RunOptions
+from permutohedral.experiments.upsampling.methods import METHODS
+from permutohedral.experiments.upsampling.report import EXPERIMENTS, tables, write_upsampling_report
+from permutohedral.experiments.upsampling.run import Picture, UpsamplingConfig, choose, ends_of, evaluate, run
+
+RANDOM = np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Scenes of a disk before a wall, in the layout of the set."""
+    folder = tmp_path_factory.mktemp("data") / "middlebury"
+    for kind in ("color", "disparity"):
+        (folder / kind).mkdir(parents=True)
+    y, x = np.indices((32, 48))
+    for number, name in enumerate(("cones", "teddy", "art", "books", "moebius", "tsukuba", "venus")):
+        disk = (y - 16) ** 2 + (x - 24) ** 2 < (8 + number) ** 2
+        color = np.where(disk[..., None], (200, 120, 40), (40, 90, 160)) + RANDOM.normal(0, 4, (32, 48, 3))
+        Image.fromarray(np.clip(color, 0, 255).astype(np.uint8)).save(folder / "color" / f"{name}.png")
+        Image.fromarray(np.where(disk, 200, 80).astype(np.uint8)).save(folder / "disparity" / f"{name}.png")
+    return folder.parent
+
+
+def row(method: str = "bicubic", **changes: Any) -> UpsamplingConfig:
+    return UpsamplingConfig(**{"name": "row", "title": "Row", "task": "depth", "method": method, **changes})
+
+
+def test_every_shipped_row_parses() -> None:
+    for name, path in shipped_configs("upsampling").items():
+        config = read_config(UpsamplingConfig, path)
+        assert config.name == name
+        assert all(isinstance(number, (int, float)) for choice in config.choices() for number in choice.values())
+
+
+def test_missing_data_tells_the_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PERMUTOHEDRAL_DATA", raising=False)
+    for folder in (None, tmp_path):
+        with pytest.raises(DataError, match=r"disparity/NAME\.png"):
+            load_scene("art", folder)
+
+
+def test_ours_beat_interpolation_and_the_report_says_so(data: Path, tmp_path: Path) -> None:
+    options = RunOptions(tmp_path, data, "cpu", progress=False)
+    grid = {"sigma_space": [0.75], "sigma_gray": [0.3], "sigma_color": [0.1]}
+    results = [run(row(name="bicubic", factors=(4,)), options), run(row("solver", factors=(4,), grid=grid), options)]
+    scores = [result.metrics["4"]["score"] for result in results]
+    assert scores[1] < 0.5 * scores[0]
+    assert set(results[0].metrics["4"]["pictures"]) == {"art", "books", "moebius", "tsukuba", "venus"}
+    (page,) = write_upsampling_report(results, options, "the command")
+    assert f"| Row | {scores[1]:.2f} |" in page.read_text()
+    assert tables(results).count("\n| ") == 4
+    assert EXPERIMENTS["upsampling"].headline(results[1]) == f"4x {scores[1]:.2f}"
+
+
+def test_the_better_settings_are_chosen_and_ends_are_told() -> None:
+    guide = torch.from_numpy(np.where(np.indices((16, 16))[1] < 6, 0.2, 0.8)).float().expand(3, -1, -1)
+    picture = Picture("edge", 255 * guide[:1], guide)
+    grid = {"sigma_space": [0.5], "sigma_gray": [9.0, 0.2, 4.0], "sigma_color": [0.1, 0.2], "steps": [2]}
+    config = row("gaussian", grid=grid)
+    settings = choose(config, [picture], 4)
+    assert settings["sigma_gray"] == 0.2
+    assert ends_of(config, settings) == ["sigma_color"]
+    assert evaluate(config, picture, 4, settings)[0] < evaluate(config, picture, 4, {**settings, "sigma_gray": 9.0})[0]
+
+
+def test_colors_are_measured_in_decibels() -> None:
+    gray = torch.rand(1, 16, 16)
+    truth = torch.full((3, 16, 16), 0.25)
+    picture = Picture("flat", truth - gray, gray, gray)
+    perfect, _ = evaluate(row(task="chroma"), Picture("flat", truth, gray), 4, {})
+    assert perfect > 80
+    assert evaluate(row(task="chroma"), picture, 4, {})[0] < 40
+
+
+@pytest.mark.parametrize("method", ["guidedFilter", "jointBilateralFilter", "dtFilter"])
+def test_opencv_filters_keep_constants(method: str) -> None:
+    cv2 = pytest.importorskip("cv2")
+    if not hasattr(cv2, "ximgproc"):
+        pytest.skip("OpenCV without its contributed modules")
+    settings = {"sigma_space": 0.5, "sigma_range": 0.1}
+    found = METHODS[method](torch.full((1, 4, 4), 7.0), torch.rand(3, 16, 16), 4, settings)
+    assert float((found - 7).abs().max()) < 1e-3
+
+
+def test_an_unknown_method_is_refused() -> None:
+    with pytest.raises(InputError, match="method must be"):
+        row("nearest")

@@ -1,0 +1,56 @@
+"""Scattered values interpolated anywhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from support import assert_close, to_tensor
+
+import permutohedral as ph
+
+NUMBERS = np.random.default_rng(0)
+
+
+def test_near_samples_it_is_the_gaussian_mean() -> None:
+    values, features = to_tensor(NUMBERS.random((40, 2))), to_tensor(NUMBERS.random((40, 3)) * 2)
+    targets = to_tensor(NUMBERS.random((15, 3)) * 2)
+    weights = to_tensor(NUMBERS.random(40))
+    found, mass = ph.interpolate(values, features, targets, weights=weights)
+    expected, expected_mass = ph.gaussian_filter(values, features, targets, weights=weights, return_mass=True)
+    assert float(mass.min()) > 0.01
+    assert_close(found, expected)
+    assert_close(mass, expected_mass)
+
+
+def test_far_targets_have_the_value_of_the_nearest_samples_and_no_mass() -> None:
+    values, features = to_tensor([[1.0], [5.0]]), to_tensor([[0.0, 0.0], [4000.0, 0.0]])
+    found, mass = ph.interpolate(values, features, to_tensor([[100.0, 0.0], [3900.0, 5.0]]))
+    assert_close(found, [[1.0], [5.0]], torch.float32)
+    assert float(mass.max()) < 1e-6
+
+
+def test_holes_are_filled_and_the_rest_stays() -> None:
+    features = ph.position_features(6, 7, 1.5, dtype=torch.float64)
+    values = to_tensor(NUMBERS.random((42, 1)))
+    holes = values.clone()
+    holes[10:14] = torch.nan
+    found, _ = ph.interpolate(holes, features)
+    assert torch.equal(found[:10], values[:10])
+    assert torch.equal(found[14:], values[14:])
+    assert bool(found.isfinite().all())
+
+
+def test_gradients() -> None:
+    values, features = to_tensor(NUMBERS.random((6, 1))), to_tensor(NUMBERS.random((6, 2)))
+    targets = to_tensor([[0.4, 0.3], [9.1, 7.3]])
+    inputs = [each.requires_grad_() for each in (values, features, targets)]
+    assert torch.autograd.gradcheck(lambda *given: ph.interpolate(*given)[0], inputs, atol=1e-7, fast_mode=True)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    features = torch.zeros(3, 2)
+    with pytest.raises(ph.InputError, match="nothing is known"):
+        ph.interpolate(torch.full((3, 1), torch.nan), features)
+    with pytest.raises(ph.InputError, match="values must be"):
+        ph.interpolate(torch.zeros(4, 1), features)

@@ -1,0 +1,178 @@
+"""Upsampling against sums in NumPy; gradients, laws, bad input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from support import DEVICE, assert_close, to_numpy, to_tensor
+from torch import Tensor
+from torch.nn import functional
+
+import permutohedral as ph
+
+MODES: tuple[Any, ...] = ("gaussian", "affine", "solver")
+
+
+def maps(*shape: int, seed: int = 0) -> Tensor:
+    return to_tensor(np.random.default_rng(seed).random(shape))
+
+
+def expected_gaussian(coarse: Tensor, guide: Tensor, sigma_space: float, sigma_range: float) -> oracle.Array:
+    """Blurred sums over blurred counts, at every pixel."""
+    (height, width), (rows, columns) = guide.shape[1:], coarse.shape[1:]
+
+    def features(image: Tensor, y: Any, x: Any) -> oracle.Array:
+        places = np.stack(np.meshgrid(y, x, indexing="ij"), axis=2).reshape(-1, 2) / sigma_space
+        return np.concatenate([places, to_numpy(image).reshape(len(image), -1).T / sigma_range], axis=1)
+
+    small = functional.adaptive_avg_pool2d(guide, (rows, columns))
+    centers = [(np.arange(n) + 0.5) * (full / n) - 0.5 for n, full in ((rows, height), (columns, width))]
+    points = np.concatenate([features(small, *centers), features(guide, np.arange(height), np.arange(width))])
+    simplices = oracle.locate(points)
+    sources = rows * columns
+    blurred = oracle.blur_matrix(simplices.vertices) @ simplices.weights[:sources].T
+    ones = np.ones((1, sources))
+    values = np.concatenate([to_numpy(coarse).reshape(len(coarse), -1), ones]).T
+    sums = simplices.weights[sources:] @ blurred @ values
+    # a sample alone counts one at its place
+    assert sums[:, -1].min() / (1 + 2.0 ** -(points.shape[1])) > 0.1
+    means: oracle.Array = sums[:, :-1] / sums[:, -1:]
+    return means.T.reshape(len(coarse), height, width)
+
+
+@pytest.mark.parametrize("size", [(2, 4), (3, 4)], ids=["whole ratio", "any ratio"])
+def test_gaussian_means_are_those_of_the_definition(size: tuple[int, int]) -> None:
+    coarse, guide = maps(2, *size), maps(1, 6, 8, seed=1)
+    found = ph.upsample(coarse, guide, 2.3, 2.9, steps=0)
+    assert_close(found, expected_gaussian(coarse, guide, 2.3, 2.9))
+
+
+def test_affine_follows_a_guide_that_explains_everything() -> None:
+    guide = maps(2, 12, 16)
+    fine = 3 * guide[:1] - 2 * guide[1:] + 5
+    coarse = functional.adaptive_avg_pool2d(fine, (3, 4))
+    assert_close(ph.upsample(coarse, guide, 8.0, 5.0, mode="affine", ridge=1e-14), fine, torch.float32)
+
+
+@pytest.mark.parametrize("sampling", ["area", "point"])
+@pytest.mark.parametrize("mode", MODES)
+def test_constants_stay(mode: Any, sampling: Any) -> None:
+    guide, coarse = maps(3, 11, 13).float(), torch.full((2, 1, 4, 5), 60000.5, device=DEVICE)
+    coarse[0, 0, 1:, 2:] = torch.nan
+    found = ph.upsample(coarse, guide, mode=mode, sampling=sampling)
+    assert_close(found, torch.full((2, 1, 11, 13), 60000.5))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_steps_bring_the_result_to_the_data(mode: Any) -> None:
+    guide, coarse = maps(1, 12, 18), maps(1, 3, 6, seed=1)
+
+    def missing(steps: int) -> float:
+        found = ph.upsample(coarse, guide, 3.0, 0.3, mode, steps=steps)
+        return float((functional.adaptive_avg_pool2d(found, (3, 6)) - coarse).abs().max())
+
+    assert missing(12) < 0.8 * missing(1)
+
+
+def test_kept_pixels_lie_where_they_were() -> None:
+    guide = torch.zeros(1, 1, 9, dtype=torch.float64, device=DEVICE)
+    coarse = to_tensor([[[0.0, 1.0, 0.0]]])
+    kept = ph.upsample(coarse, guide, (0.5, 0.8), 1.0, sampling="point", steps=0)[0, 0]
+    means = ph.upsample(coarse, guide, (0.5, 0.8), 1.0, steps=0)[0, 0]
+    assert int(kept.argmax()) == 3
+    assert int(means.argmax()) == 4
+
+
+def test_what_no_sample_reaches_is_interpolated() -> None:
+    guide, coarse = torch.zeros(1, 8, 12, dtype=torch.float64, device=DEVICE), maps(3, 4, 3)
+    guide[0, 3, 4:6] = 1000.0
+    between = functional.interpolate(coarse[None], (8, 12), mode="bilinear", align_corners=False)[0]
+    assert_close(ph.upsample(coarse, guide, steps=0)[:, 3, 4:6], between[:, 3, 4:6])
+
+
+def test_unknown_samples_do_not_count() -> None:
+    guide, coarse = maps(1, 8, 12), maps(2, 4, 6, seed=1)
+    confidence = torch.ones(4, 6, dtype=torch.float64, device=DEVICE)
+    confidence[1:3, 2:4] = 0
+    holes = torch.where(confidence > 0, coarse, torch.nan)
+    wild = torch.where(confidence > 0, coarse, 1e6)
+    expected = ph.upsample(wild, guide, confidence=confidence)
+    assert bool(expected.isfinite().all())
+    assert float(expected.abs().max()) < 10
+    assert_close(ph.upsample(holes, guide), expected)
+    assert_close(ph.upsample(torch.stack([holes, coarse]), guide)[0], expected)
+
+
+def test_memory_is_that_of_the_map() -> None:
+    coarse, guide = maps(5, 4, 3), maps(2, 8, 9, seed=1)
+    first = ph.upsample(coarse, guide)
+    last = ph.upsample(coarse.movedim(0, -1).contiguous().movedim(-1, 0), guide)
+    assert first.is_contiguous()
+    assert last.stride(0) == 1
+    assert_close(last, first)
+    recorded = ph.upsample(coarse.clone().requires_grad_(), guide)
+    assert_close(recorded.detach(), first)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_batches_are_items_side_by_side(mode: Any) -> None:
+    guides, coarse = maps(2, 1, 8, 9), maps(2, 2, 4, 3, seed=1)
+    coarse[1, :, 1, 1] = torch.nan
+    together = ph.upsample(coarse, guides, mode=mode, steps=120)
+    for item in range(2):
+        alone = ph.upsample(coarse[item], guides[item], mode=mode, steps=120)
+        # conjugate gradients of items side by side have other steps
+        assert_close(together[item], alone, torch.float32 if mode == "solver" else torch.float64)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_volumes(mode: Any) -> None:
+    coarse = torch.full((1, 2, 3, 2), 4.0, dtype=torch.float64, device=DEVICE)
+    found = ph.upsample(coarse, maps(1, 4, 6, 5), mode=mode, spatial_axes=3)
+    assert_close(found, torch.full((1, 4, 6, 5), 4.0))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients(mode: Any) -> None:
+    coarse, guide = maps(1, 2, 2).requires_grad_(), maps(1, 4, 5, seed=1).requires_grad_()
+    confidence = (maps(2, 2, seed=2) + 0.2).requires_grad_()
+
+    def run(coarse: Tensor, guide: Tensor, confidence: Tensor) -> Tensor:
+        steps = 30 if mode == "solver" else 1
+        return ph.upsample(coarse, guide, 1.7, 0.9, mode, confidence=confidence, steps=steps)
+
+    assert torch.autograd.gradcheck(run, [coarse, guide, confidence], atol=1e-7, fast_mode=True)
+
+
+def test_sixteen_bits_stay() -> None:
+    assert ph.upsample(maps(2, 3, 3).half(), maps(1, 6, 6).float()).dtype == torch.float16
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mode": "cubic"}, "mode must be"),
+        ({"sampling": "center"}, "sampling must be"),
+        ({"coarse": torch.zeros(3, 4)}, "channels before"),
+        ({"coarse": torch.zeros(1, 3, 4, dtype=torch.uint8)}, "floating"),
+        ({"coarse": torch.full((1, 3, 4), torch.nan)}, "nothing is known"),
+        ({"guide": torch.zeros(64, 96, 3)}, "channels forward"),
+        ({"guide": torch.zeros(2, 1, 6, 8)}, "batch axes"),
+        ({"confidence": torch.ones(6, 8)}, "weights must be"),
+        ({"steps": -1}, "steps"),
+        ({"spatial_axes": 0}, "spatial_axes"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {"coarse": torch.zeros(1, 3, 4), "guide": torch.zeros(1, 6, 8)}
+    with pytest.raises(ph.InputError, match=message):
+        ph.upsample(**{**arguments, **change})
+
+
+def test_an_upsampler_is_for_one_size() -> None:
+    with pytest.raises(ph.InputError, match="for maps of"):
+        ph.Upsampler(torch.zeros(1, 6, 8), (3, 4))(torch.zeros(1, 2, 2))

@@ -1,0 +1,62 @@
+"""Splat by gathering the points at each lattice point, in Triton's interpreter against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from interpreted.internals import incidence, splat
+from support import assert_close
+from torch import Tensor
+
+import permutohedral as ph
+from permutohedral.normalization import Normalization
+from permutohedral.ops import reference
+from permutohedral.ops.dispatch import use_backend
+
+
+def corners(points: int, rows: int, crowded: int) -> tuple[Tensor, Tensor]:
+    """Vertices and weights of the points; the first corner of many of them is one lattice point."""
+    vertices = torch.randint(0, rows, (3, points), dtype=torch.int32)
+    vertices[0, :crowded] = 2
+    return vertices.T, torch.rand(3, points).T
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    ("points", "rows", "crowded"), [(50, 90, 0), (90, 70, 41), (200, 5, 0), (1, 1, 1)],
+    ids=["few at each", "many at one", "many at each", "one"],
+)  # fmt: skip
+def test_splat_listed(points: int, rows: int, crowded: int, deterministic: bool) -> None:
+    """With a channel of ones; corners beyond the last row are left out."""
+    vertices, barycentric = corners(points, rows + 3, crowded)
+    values = torch.randn(points, 5)
+    torch.use_deterministic_algorithms(deterministic)
+    listed = incidence.list_corners(vertices, barycentric, rows)
+    torch.use_deterministic_algorithms(False)
+    exactly = torch.cat([values, torch.ones(points, 1)], dim=1).double()
+    expected = reference.splat(exactly, vertices, barycentric.double(), rows + 3)[:rows].float()
+    assert_close(incidence.splat_listed(values, listed, torch.float32, ones=1), expected)
+    divided, density = incidence.splat_listed_with_density(values, listed)
+    mass = torch.where(expected[:, 5] > 0, expected[:, 5], 1)
+    assert_close(density, mass)
+    assert_close(divided, expected[:, :5] / mass[:, None])
+
+
+@pytest.mark.parametrize("normalization", ["none", "density"])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_filter_of_gathered_points(
+    normalization: Normalization, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results and gradients, at the points themselves and at others."""
+    monkeypatch.setattr(splat, "_WORTH_RUNS", 1)
+    monkeypatch.setattr(splat, "_WORTH_LISTING", 1)
+    features, targets = 2 * torch.rand(30, 2), 2 * torch.rand(12, 2) if elsewhere else None
+    layer = ph.nn.PermutohedralConvolution(3, 4, 2, normalization=normalization)
+    values = torch.randn(30, 3, requires_grad=True)
+    found = []
+    for backend in ("reference", "triton"):
+        with use_backend(backend):
+            output = layer(values, features, targets)
+            found.append((output, *torch.autograd.grad(output.square().sum(), (values, *layer.parameters()))))
+    for expected, ours in zip(*found, strict=True):
+        assert_close(ours, expected)

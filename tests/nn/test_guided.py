@@ -1,0 +1,66 @@
+"""Layers that follow a guide: where they start, and that they learn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from support import DEVICE, assert_close, to_tensor
+from torch import Tensor
+
+import permutohedral as ph
+
+
+def maps(*shape: int, seed: int = 0) -> Tensor:
+    return to_tensor(np.random.default_rng(seed).random(shape), torch.float32)
+
+
+@pytest.mark.parametrize("mix", [False, True])
+def test_upsampling_starts_as_the_dense_gaussian(mix: bool) -> None:
+    coarse, guide = maps(2, 2, 3, 4), maps(2, 1, 9, 12, seed=1)
+    layer = ph.nn.BilateralUpsample2d(2, 1, 2, mix, 1.0, 2.0).to(DEVICE)
+    lattice_free = ph.Upsampler(guide[0], (3, 4), 3.0, 2.0)
+    lattice = lattice_free._joint.lattice
+    features = ph.bilateral_features(guide[0], 3.0, 2.0)
+    assert lattice.target.num_points == len(features)
+    found = layer(coarse, guide)
+    assert_close(layer(coarse[0], guide[0]), found[0])
+    assert_close(layer(torch.full_like(coarse, 7.0), guide), torch.full((2, 2, 9, 12), 7.0))
+    # the separable Gaussian is near to the dense one where lattice points are close
+    assert (found[0] - lattice_free(coarse[0], steps=0)).abs().max() < 0.1
+
+
+def test_upsampling_learns() -> None:
+    guide, coarse = maps(1, 1, 12, 12), maps(1, 1, 4, 4, seed=1)
+    layer = ph.nn.BilateralUpsample2d(1, 1, mix=True, sigma_range=0.5).to(DEVICE)
+    fine = 2 * layer(coarse, guide).detach()
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.02)
+    losses = []
+    for _ in range(15):
+        optimizer.zero_grad()
+        loss = (layer(coarse, guide) - fine).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_the_solver_is_the_function_and_has_gradients() -> None:
+    target, guide = maps(1, 6, 8), maps(2, 6, 8, seed=1)
+    layer = ph.nn.BilateralSolver(2.0, 0.4, 0.5, learn_sigma=True).to(DEVICE)
+    found = layer(target, guide)
+    assert_close(found.detach(), ph.bilateral_solver(target, guide, None, 0.5, 2.0, 0.4))
+    found.square().sum().backward()
+    for parameter in layer.parameters():
+        assert parameter.grad is not None
+        assert bool((parameter.grad != 0).all())
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    layer = ph.nn.BilateralUpsample2d(3, 1)
+    with pytest.raises(ph.InputError, match="3 channels"):
+        layer(torch.zeros(1, 2, 2, 2), torch.zeros(1, 1, 4, 4))
+    with pytest.raises(ph.InputError, match="sigma_space"):
+        ph.nn.BilateralUpsample2d(3, 1, sigma_space=0.0)
+    with pytest.raises(ph.InputError, match="smoothness"):
+        ph.nn.BilateralSolver(smoothness=-1.0)

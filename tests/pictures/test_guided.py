@@ -1,0 +1,142 @@
+"""The commands `upsample`, `solve` and `colorize`: formats and ranges, folders, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+from typer.testing import CliRunner
+
+from permutohedral.cli.application import application
+
+
+def invoke(*arguments: object) -> Any:
+    return CliRunner().invoke(application, [str(argument) for argument in arguments])
+
+
+def edge() -> Any:
+    """Where the right object of the photograph is, `[24, 40]`."""
+    return np.indices((24, 40))[1] >= 18
+
+
+def save_photo(path: Path) -> Path:
+    Image.fromarray(np.where(edge()[..., None], (200, 60, 40), (50, 90, 180)).astype(np.uint8)).save(path)
+    return path
+
+
+def coarse() -> Any:
+    """Means of cells of 4 pixels of a depth that is 1000 left of the edge and 3000 right of it."""
+    return np.where(edge(), 3000.0, 1000.0).reshape(6, 4, 10, 4).mean(axis=(1, 3))
+
+
+@pytest.mark.parametrize(("mode", "most"), [("gaussian", 450), ("solver", 150)])
+def test_sixteen_bits_keep_their_range_and_follow_the_edge(tmp_path: Path, mode: str, most: float) -> None:
+    photo = save_photo(tmp_path / "photo.png")
+    Image.fromarray(coarse().astype(np.uint16)).save(tmp_path / "coarse.png")
+    result = invoke("upsample", tmp_path / "coarse.png", photo, tmp_path / "out.png", "--mode", mode, "--json")
+    assert result.exit_code == 0, result.output
+    (told,) = json.loads(result.output)
+    assert (told["height"], told["width"], told["channels"], told["known"]) == (24, 40, 1, 1.0)
+    with Image.open(tmp_path / "out.png") as image:
+        assert image.mode.startswith("I")
+        found = np.asarray(image).astype(float)
+    assert abs(found - np.where(edge(), 3000, 1000)).max() < most
+
+
+def test_floats_keep_their_range(tmp_path: Path) -> None:
+    photo, depth = save_photo(tmp_path / "photo.png"), coarse() / -7
+    depth[2, 3] = np.nan
+    np.save(tmp_path / "coarse.npy", depth)
+    tifffile.imwrite(tmp_path / "coarse.tif", depth.astype(np.float32))
+    for name in ("coarse.npy", "coarse.tif"):
+        for output in ("out.npy", "out.tif"):
+            result = invoke("upsample", tmp_path / name, photo, tmp_path / output)
+            assert result.exit_code == 0, result.output
+    found, same = np.load(tmp_path / "out.npy"), tifffile.imread(tmp_path / "out.tif")
+    assert found.shape == (24, 40)
+    assert found.min() == pytest.approx(-3000 / 7, rel=0.05)
+    np.testing.assert_array_equal(found, same)
+
+
+def test_holes_are_filled_along_the_edge(tmp_path: Path, random: np.random.Generator) -> None:
+    photo, depth = save_photo(tmp_path / "photo.png"), np.where(edge(), 180, 90)
+    known = random.random((24, 40)) < 0.1
+    Image.fromarray(np.where(known, depth, 0).astype(np.uint8)).save(tmp_path / "depth.png")
+    result = invoke("solve", tmp_path / "depth.png", photo, tmp_path / "out.png", "--unknown", 0, "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)[0]["known"] == pytest.approx(known.mean(), abs=1e-4)
+    with Image.open(tmp_path / "out.png") as image:
+        assert abs(np.asarray(image).astype(float) - depth).max() <= 2
+
+
+def test_confidence_zero_is_unknown(tmp_path: Path) -> None:
+    photo, wrong = save_photo(tmp_path / "photo.png"), np.where(edge(), 180, 90).astype(np.uint8)
+    wrong[5:9, 5:9] = 255
+    certain = np.where(wrong == 255, 0, 255).astype(np.uint8)
+    Image.fromarray(wrong).save(tmp_path / "depth.png")
+    Image.fromarray(certain).save(tmp_path / "certain.png")
+    arguments = tmp_path / "depth.png", photo, tmp_path / "out.png", "--confidence", tmp_path / "certain.png"
+    assert invoke("solve", *arguments).exit_code == 0
+    with Image.open(tmp_path / "out.png") as image:
+        assert abs(np.asarray(image).astype(float) - np.where(edge(), 180, 90)).max() <= 2
+
+
+def test_strokes_color_what_they_lie_on(tmp_path: Path) -> None:
+    gray = np.where(edge(), 180, 60).astype(np.uint8)
+    strokes = np.zeros((24, 40, 4), np.uint8)
+    strokes[10, 4:8] = (90, 60, 30, 255)
+    strokes[10, 30:34] = (150, 180, 210, 255)
+    Image.fromarray(gray).save(tmp_path / "gray.png")
+    Image.fromarray(strokes).save(tmp_path / "strokes.png")
+    result = invoke("colorize", tmp_path / "gray.png", tmp_path / "strokes.png", tmp_path / "out.png")
+    assert result.exit_code == 0, result.output
+    with Image.open(tmp_path / "out.png") as image:
+        found = np.asarray(image).astype(int)
+    expected = np.where(edge()[..., None], (150, 180, 210), (90, 60, 30))
+    assert abs(found - expected).max() <= 3
+
+
+def test_folders_are_taken_file_by_file(tmp_path: Path) -> None:
+    (tmp_path / "maps").mkdir()
+    (tmp_path / "photos").mkdir()
+    for name in ("a", "b"):
+        save_photo(tmp_path / "photos" / f"{name}.png")
+    np.save(tmp_path / "maps" / "a.npy", coarse())
+    Image.fromarray(coarse().astype(np.uint16)).save(tmp_path / "maps" / "b.png")
+    np.save(tmp_path / "maps" / "c.npy", coarse())
+    arguments = tmp_path / "maps", tmp_path / "photos", tmp_path / "out", "--json", "--mode", "gaussian"
+    result = invoke("upsample", *arguments)
+    assert result.exit_code == 1
+    assert "no files of the name c" in result.stderr
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.npy", "b.png"]
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    photo = save_photo(tmp_path / "photo.png")
+    np.save(tmp_path / "coarse.npy", coarse())
+    np.save(tmp_path / "four.npy", np.zeros((1, 2, 3, 4)))
+    np.save(tmp_path / "nothing.npy", np.full((3, 4), np.nan))
+    Image.new("L", (40, 24)).save(tmp_path / "black.png")
+
+    def message(*arguments: object) -> str:
+        result = invoke(*arguments)
+        assert result.exit_code == 1
+        return str(result.stderr)
+
+    out = tmp_path / "out.npy"
+    assert "file of floats" in message("upsample", tmp_path / "coarse.npy", photo, tmp_path / "out.png")
+    assert "no file or folder" in message("upsample", tmp_path / "none.npy", photo, out)
+    assert "no file or folder" in message("upsample", tmp_path / "coarse.npy", tmp_path / "none.png", out)
+    assert "[channels, height, width]" in message("upsample", tmp_path / "four.npy", photo, out)
+    assert "nothing is known" in message("upsample", tmp_path / "nothing.npy", photo, out)
+    assert "permutohedral upsample" in message("solve", tmp_path / "coarse.npy", photo, out)
+    certain = "--confidence", photo
+    assert "must be the same" in message("upsample", tmp_path / "coarse.npy", photo, out, *certain)
+    assert "no strokes" in message("colorize", tmp_path / "black.png", tmp_path / "black.png", tmp_path / "out.png")
+    assert "replace" in message("upsample", tmp_path / "coarse.npy", photo, tmp_path / "coarse.npy")
+    assert not out.exists()
