@@ -13,6 +13,7 @@ from PIL import Image
 from skimage import data
 
 import permutohedral as ph
+from permutohedral.geometry import reach
 from permutohedral.pictures import tiles
 
 # filters a file, and prints the megabytes this took beyond those of the loaded modules
@@ -65,8 +66,8 @@ def test_tiles_of_every_method(method: Any, halo: int, sigmas: tuple[float, floa
 
 
 def test_the_margins_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of them would be seen, so the bound is not generous."""
-    monkeypatch.setattr(tiles, "reach", lambda dimension: (1.5 * (dimension + 1)) ** 0.5)
+    """Three quarters of them would be seen, so the bound is not generous."""
+    monkeypatch.setattr(ph, "reach", lambda axis, halo: 0.75 * reach(axis, halo=halo))
     whole = ph.bilateral_filter(PHOTOGRAPH, 4.0, 0.1)
     assert (tiles.filter_in_tiles(PHOTOGRAPH, PHOTOGRAPH, 4.0, 0.1, tile=150) - whole).abs().max() > 1e-5
 

@@ -305,8 +305,3 @@ def range_error(features: Tensor, limit: int) -> FeatureRangeError:
         f"a key in {features.dtype}; subtract the mean of the features, divide them by a larger bandwidth, or use "
         "float64"
     )
-
-
-def energies_error() -> InputError:
-    """The error for energies whose sum is NaN."""
-    return InputError("energies hold NaN, or infinities of both signs; repair them: every point would be NaN")
