@@ -124,6 +124,8 @@ def summarize(found: list[dict[str, Any]]) -> dict[str, Any]:
 def run(folder: Path) -> dict[str, Any]:
     """Measure every bandwidth on every photograph, with and without noise."""
     torch.set_num_threads(1)
+    # sources may change while it runs
+    commit = find_commit()
     paths = sorted(folder.glob("*.jpg"))
     paths = paths[:: max(1, len(paths) // NUM_PHOTOGRAPHS)][:NUM_PHOTOGRAPHS]
     rows = []
@@ -142,7 +144,7 @@ def run(folder: Path) -> dict[str, Any]:
         "command": "python tools/accuracy_pictures.py --photographs FOLDER",
         "photographs": [path.stem for path in paths],
         "processor": find_processor(),
-        "commit": find_commit(),
+        "commit": commit,
         "version": ph.__version__,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
