@@ -38,7 +38,7 @@ def filter_in_tiles(  # noqa: PLR0913 (the filter, and three options by name)
         sigma_space: bandwidth in pixels.
         sigma_range: bandwidth in color.
         progress: called with the share that is done.
-        method: see `ph.gaussian_filter`; what "auto" takes is the same for all tiles.
+        method: see `ph.gaussian_filter`; what "auto" takes is the same for all tiles, and never landmarks.
         halo: see `ph.gaussian_filter`.
         tile: extent of a tile in pixels, margins included; larger where the margins would be most of it. A picture
             of no more pixels is filtered at once.
