@@ -16,29 +16,54 @@ CPP := $(wildcard native/*.?pp native/*/*.?pp tests/native/*.?pp)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup demo test test-gpu lint audit fuzz sanitize reliability format format-check typecheck \
-  pytest accuracy bench tables figures docs wheel test-wheel clean
+  interpreted pytest accuracy bench tables figures docs wheel test-wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## create .venv with the package and its tools
 
-$(STAMP): pyproject.toml constraints.txt $(wildcard CMakeLists.txt native/* native/*/*)
+# pip leaves compiling modules to their first import, and many tests start processes: what was compiled is kept, whatever
+# the shell says
+unexport PYTHONDONTWRITEBYTECODE
+PIP_INSTALL = test -t 1 || quiet="--quiet --quiet"; $(BIN)/python -m pip install $$quiet --disable-pip-version-check \
+  --no-input --no-compile $(PIP_OPTIONS)
+ONLY_HERE := cmake.define.PERMUTOHEDRAL_ONLY_HERE
+NATIVE := $(wildcard CMakeLists.txt native/* native/*/*)
+
+# pip takes one core for long, so the native core is compiled meanwhile; then the package itself takes seconds
+$(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("Python 3.10 or newer is needed, this is " \
 	  + sys.version.split()[0] + "; choose another with: make PYTHON=python3.12 $(MAKECMDGOALS)")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "python cannot create virtual environments; on Debian or Ubuntu: apt install python3-venv"; exit 1; }
 	@echo "Installing $(TORCH), the package and its tools into $(VENV); the first time takes a few minutes."
 	@test -n "$(CXX_FOUND)" || echo "No C++ compiler found: installing without the native core, which is much slower."
-	@test -t 1 || quiet="--quiet --quiet"; $(PURE) $(BIN)/python -m pip install $$quiet --disable-pip-version-check --no-input \
-	  $(PIP_OPTIONS) --config-settings=cmake.define.PERMUTOHEDRAL_ONLY_HERE=ON \
-	  --constraint constraints.txt $(TORCH) --editable '.[dev]'
+	@$(PIP_INSTALL) scikit-build-core nanobind
+	@$(PIP_INSTALL) nanobind $$($(PURE) $(BIN)/python -c 'import scikit_build_core.build as backend; \
+	  print(*backend.get_requires_for_build_editable())')
+	@$(MAKE) --silent --no-print-directory --jobs=2 $(VENV)/.libraries $(VENV)/.core
+	@$(if $(PURE),export $(PURE);) $(PIP_INSTALL) --no-deps --no-build-isolation --config-settings=$(ONLY_HERE)=ON --editable .
+	@touch $@
+
+# with the package as pure Python
+$(VENV)/.libraries: pyproject.toml constraints.txt
+	@export PERMUTOHEDRAL_PURE=1; $(PIP_INSTALL) --constraint constraints.txt $(TORCH) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.core: pyproject.toml $(NATIVE)
+	@mkdir -p build
+	@$(PURE) $(BIN)/python -c 'import scikit_build_core.build as backend; \
+	  backend.build_editable("build", {"$(ONLY_HERE)": "ON"})' >build/core.log 2>&1 || { cat build/core.log; exit 1; }
 	@touch $@
 
 demo: $(STAMP)  ## filter a picture, train a small filter, draw a figure under out/
 	@$(BIN)/permutohedral demo
 
-test: lint format-check typecheck pytest  ## everything that must pass
+# what takes one core beside the kernels in the interpreter; then the tests, which take them all
+test: $(STAMP)  ## everything that must pass
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target interpreted lint format-check typecheck
+	$(PYTEST)
 
 lint: $(STAMP) audit  ## ruff's rules, and the audit
 	$(BIN)/ruff check $(CHECKED)
@@ -60,12 +85,15 @@ typecheck: $(STAMP)  ## mypy, strict
 
 # One thread per worker: the workers share the cores. A worker more than cores: some tests wait for processes of their own.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() + 1, 5))')
-PYTEST := OMP_NUM_THREADS=1 RECORDED_LAUNCHES=build/launches $(BIN)/python -m pytest --quiet --numprocesses=$(WORKERS)
+PYTEST := OMP_NUM_THREADS=1 RECORDED_LAUNCHES=build/launches $(BIN)/python -m pytest --quiet \
+  --numprocesses=$(WORKERS) --dist=worksteal
 
 # the kernels that the interpreter launches are compiled by the second session
-pytest: $(STAMP)
+interpreted: $(STAMP)
 	@rm -rf build/launches
 	TRITON_INTERPRET=1 $(PYTEST) --maxprocesses=2 tests/interpreted
+
+pytest: interpreted  ## the tests alone
 	$(PYTEST)
 
 accuracy: $(STAMP)  ## measure the approximation, write docs/accuracy.md

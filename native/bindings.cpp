@@ -157,21 +157,13 @@ std::unique_ptr<PendingIndex> index_parents_of(Array<const int32_t, 2> keys, Arr
     return pending;
 }
 
-Levels levels_of(const Array<const int32_t, 2>& keys, const Array<const int32_t, 2>& parents,
-                 const Array<const int32_t, 2>& coarse_keys) {
-    return {keys.data(),
-            parents.data(),
-            coarse_keys.data(),
-            int64_t(keys.shape(0)),
-            int64_t(coarse_keys.shape(0)),
-            int64_t(keys.shape(1))};
-}
-
 void connect_levels_in(Array<const int32_t, 2> keys, Array<const int32_t, 2> parents,
                        Array<const int32_t, 2> coarse_keys, Array<const int32_t, 2> offsets, Array<int32_t, 2> down,
                        Array<int32_t, 2> up, int threads) {
     nb::gil_scoped_release release;
-    connect_levels(levels_of(keys, parents, coarse_keys), offsets.data(), down.data(), up.data(), threads);
+    const Levels levels{keys.data(), parents.data(), int64_t(keys.shape(0)), int64_t(coarse_keys.shape(0)),
+                        int64_t(keys.shape(1))};
+    connect_levels(levels, offsets.data(), down.data(), up.data(), threads);
 }
 
 void coarse_vertices_of(Array<const int32_t, 2> vertices, Array<const int32_t, 2> rows, Array<int32_t, 2> out,
@@ -182,10 +174,11 @@ void coarse_vertices_of(Array<const int32_t, 2> vertices, Array<const int32_t, 2
 }
 
 template <class T>
-void share_among(Array<const int32_t, 2> keys, Array<const int32_t, 2> parents, Array<const int32_t, 2> coarse_keys,
-                 Array<int32_t, 2> rows, Array<T, 2> shares, int threads) {
+void share_among(Array<const int32_t, 2> parents, Array<const int32_t, 2> coarse_keys, Array<int32_t, 2> rows,
+                 Array<T, 2> shares, int threads) {
     nb::gil_scoped_release release;
-    share_among_parents(levels_of(keys, parents, coarse_keys), rows.data(), shares.data(), threads);
+    share_among_parents(parents.data(), coarse_keys.data(), int64_t(rows.shape(0)), int64_t(rows.shape(1)), rows.data(),
+                        shares.data(), threads);
 }
 
 void find_neighbors_in(Array<const int64_t, 1> table, Array<const int32_t, 2> target_keys,
@@ -343,6 +336,29 @@ void sum_window(Array<const T, 4> values, Array<const T, 4> guide, double sigma_
 }
 
 template <class T>
+void sum_landmarks(Array<const T, 4> values, Array<const T, 4> guide, Array<const T, 2> landmarks,
+                   Array<const T, 2> mixture, double sigma_y, double sigma_x, int64_t cell_y, int64_t cell_x,
+                   double reach, double small_mass, int64_t most_repaired, Array<T, 4> out, int threads) {
+    nb::gil_scoped_release release;
+    LandmarkShape shape{};
+    shape.num_items = int64_t(values.shape(0));
+    shape.num_channels = int64_t(values.shape(1));
+    shape.num_guides = int64_t(guide.shape(1));
+    shape.height = int64_t(values.shape(2));
+    shape.width = int64_t(values.shape(3));
+    shape.num_landmarks = int64_t(landmarks.shape(0));
+    shape.sigma_y = sigma_y;
+    shape.sigma_x = sigma_x;
+    shape.cell_y = cell_y;
+    shape.cell_x = cell_x;
+    shape.reach = reach;
+    shape.small_mass = small_mass;
+    shape.most_repaired = most_repaired;
+    kernels<T>().sum_landmarks(shape, values.data(), guide.data(), landmarks.data(), mixture.data(), out.data(),
+                               threads);
+}
+
+template <class T>
 void sum_neighbors(Array<const T, 2> values, Array<const T, 2> features, Array<const T, 2> target_features,
                    double reach, Array<T, 2> out, int threads) {
     nb::gil_scoped_release release;
@@ -375,6 +391,12 @@ template <class T>
 void add_to(Array<T, 2> values, Array<const T, 1> added, int threads) {
     nb::gil_scoped_release release;
     add_to_rows(values.data(), added.data(), int64_t(values.shape(0)), int64_t(values.shape(1)), threads);
+}
+
+template <class T>
+bool is_nan_among(Array<const T, 3> values, int threads) {
+    nb::gil_scoped_release release;
+    return is_sum_nan(values.data(), int64_t(values.size()), threads);
 }
 
 // The kernels of one dtype, as a submodule.
@@ -411,11 +433,13 @@ void bind_kernels(nb::module_ module) {
     module.def("convolve", &convolve<T>);
     module.def("convolve_weight_gradient", &convolve_weight_gradient<T>);
     module.def("sum_window", &sum_window<T>);
+    module.def("sum_landmarks", &sum_landmarks<T>);
     module.def("sum_neighbors", &sum_neighbors<T>);
     module.def("picture_features", &features_of_pictures<T>);
     module.def("interleave", &interleave_planes<T>);
     module.def("divide_rows", &divide_by<T>);
     module.def("add_to_rows", &add_to<T>);
+    module.def("is_sum_nan", &is_nan_among<T>);
 }
 
 // Python runs signal handlers on this thread only

@@ -55,6 +55,15 @@ struct WindowShape {
     double reach;  // pixels farther away than this many standard deviations are left out
 };
 
+struct LandmarkShape {
+    int64_t num_items, num_channels, num_guides, height, width, num_landmarks;
+    double sigma_y, sigma_x;
+    int64_t cell_y, cell_x;  // pixels between the nodes on which is blurred
+    // pixels whose last sum is smaller are summed over a window, at most so many of each item
+    double reach, small_mass;
+    int64_t most_repaired;
+};
+
 // A Gaussian between points, and what it says about their labels: values are divided by a power of the mass of their
 // point, splatted, blurred, multiplied by the matrix of costs, sliced, multiplied by factor, and divided by a power of
 // the mass. The mass of a point is what the same blur makes of ones.
@@ -102,6 +111,10 @@ struct Kernels {
                                      const NeighborTable& neighbors, int64_t groups, T* out, int threads);
     // values and out [num_items, num_channels, height, width], guide [num_items, num_guides, height, width]
     void (*sum_window)(const WindowShape& shape, const T* values, const T* guide, T* out, int threads);
+    // likewise, out [num_items, num_channels + 1, height, width]: the sums of ones are the last; landmarks
+    // [num_landmarks, num_guides], mixture [num_landmarks, num_landmarks]
+    void (*sum_landmarks)(const LandmarkShape& shape, const T* values, const T* guide, const T* landmarks,
+                          const T* mixture, T* out, int threads);
     // values [sources.num_points, num_channels], out [targets.num_points, num_channels]
     void (*sum_neighbors)(const Points<T>& sources, Matrix<const T> values, const Points<T>& targets, double reach,
                           Matrix<T> out, int threads);

@@ -31,20 +31,27 @@ def test_small_windows_are_exact_to_a_thousandth() -> None:
     assert relative_error(actual, ph.bilateral_filter(image, 1.0, 0.1, method="exact")) < 2e-3
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_large_windows_take_the_lattice(channels: int) -> None:
-    image = picture(channels)
-    assert chosen(ph.explain_bilateral(image, 12.0, 0.5)) == "separable"
-    actual = ph.bilateral_filter(image, 12.0, 0.5, method="auto")
-    assert torch.equal(actual, ph.bilateral_filter(image, 12.0, 0.5))
-    with_halo = ph.bilateral_filter(image, 12.0, 0.5, method="auto", halo=1)
-    assert torch.equal(with_halo, ph.bilateral_filter(image, 12.0, 0.5, halo=1))
+@pytest.mark.parametrize(("channels", "noise", "sigma_range"), [(1, 0.0, 0.5), (3, 0.1, 0.1)])
+def test_large_windows_take_the_lattice(channels: int, noise: float, sigma_range: float) -> None:
+    image = picture(channels, noise=noise)
+    assert chosen(ph.explain_bilateral(image, 12.0, sigma_range)) == "separable"
+    actual = ph.bilateral_filter(image, 12.0, sigma_range, method="auto")
+    assert torch.equal(actual, ph.bilateral_filter(image, 12.0, sigma_range))
 
 
 def test_noise_makes_lattices_slow() -> None:
     """The same window: where every pixel has lattice points of its own it takes less time than they do."""
-    assert chosen(ph.explain_bilateral(picture(), 4.0, 0.1)) == "separable"
-    assert chosen(ph.explain_bilateral(picture(noise=0.1), 4.0, 0.1)) == "exact"
+    assert chosen(ph.explain_bilateral(picture(), 6.0, 0.1)) != "exact"
+    assert chosen(ph.explain_bilateral(picture(noise=0.1), 6.0, 0.1)) == "exact"
+
+
+def test_windows_reach_as_far_as_time_permits() -> None:
+    """Less far than `method="exact"`, and farther than would be wrong by what the lattice is."""
+    image = picture(noise=0.1)
+    found = [choice.choose_for_pixels(image, image, sigma, 0.1) for sigma in (2.0, 4.0, 6.0)]
+    assert [each.method for each in found] == ["exact"] * 3
+    assert found[0].reach >= found[1].reach >= found[2].reach >= 2.0
+    assert found[0].reach > found[2].reach
 
 
 def test_lattice_points_are_counted() -> None:

@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import permutohedral
@@ -18,19 +19,19 @@ ORDER = [
     ["errors", "version", "_native"],
     ["neighborhood", "simplices", "tensors"],
     ["ops.primitives", "ops.tracing", "ops.batching"],
-    ["ops.shared_tensors", "ops.fused_primitives"],
+    ["ops.shared_tensors", "ops.fused_primitives", "ops.native_limits"],
     ["ops.reference", "ops.native"],
     ["ops.triton"],
     ["ops.dispatch"],
     ["ops.operator"],
     ["ops.operators", "ops.exact_sums", "ops"],
-    ["ops.fused_filters"],
+    ["ops.fused_filters", "ops.level_operators"],
     ["features", "data"],
     ["memory"],
     ["lattice"],
     ["checks", "geometry", "pyramid", "bounded_lattice"],
     ["steps", "levels"],
-    ["normalization"],
+    ["normalization", "landmarks"],
     ["weighting", "exact"],
     ["estimate", "choice"],
     ["functional"],
@@ -43,15 +44,20 @@ ORDER = [
     ["public"],
     # the package itself: hands on the public names
     [""],
+    # arrays larger than memory
+    ["dask"],
     # files, figures and measures; needs the errors and the version alone
     ["reporting"],
     ["models"],
     # people's files, what is done with them, and what is drawn of them or of the lattice
-    ["pictures"],
+    ["pictures", "clouds"],
     ["figures"],
     # what the experiments share, then each of them: rotation and scale take their digits from MNIST
     ["experiments"],
-    ["experiments.denoising", "experiments.grabcut", "experiments.mnist", "experiments.mri", "experiments.points"],
+    [
+        *("experiments.denoising", "experiments.grabcut", "experiments.lidar", "experiments.mnist", "experiments.mri"),
+        "experiments.points",
+    ],
     ["experiments.upsampling"],
     ["experiments.invariance"],
     ["benchmarks"],
@@ -63,8 +69,8 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 # what every installation has, and what needs more
 CORE = {
     *("errors", "version", "ops", "neighborhood", "simplices", "tensors", "features", "memory", "lattice", "checks"),
-    *("pyramid", "bounded_lattice", "steps", "levels", "normalization", "weighting", "exact", "estimate", "choice"),
-    *("functional", "guided", "crf", "nn", "pydensecrf", "simplecrf", "public", ""),
+    *("geometry", "pyramid", "bounded_lattice", "steps", "levels", "normalization", "landmarks", "weighting", "exact"),
+    *("estimate", "choice", "functional", "guided", "crf", "nn", "pydensecrf", "simplecrf", "public", ""),
 }
 
 
@@ -77,6 +83,7 @@ def unit_of(module: str) -> str:
     raise AssertionError(f"permutohedral.{module} has no place in ORDER")
 
 
+@cache
 def modules() -> dict[str, Path]:
     """Every module of the package by its name below it; the package itself is ''."""
     found = {}

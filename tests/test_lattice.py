@@ -104,6 +104,24 @@ def test_two_convolutions_need_a_halo_to_keep_every_path() -> None:
     assert_close(ph.slice(twice, lattice), expected)
 
 
+@pytest.mark.parametrize("dimension", [1, 2, 3])
+def test_a_dilated_filter_reads_every_other_vertex(dimension: int) -> None:
+    """The taps of size 1 at twice the distance are some of those of size 2: the others have no weight."""
+    features = 2 * draw(20, dimension)
+    lattice = ph.build_lattice(features, neighborhood_size=1, dilation=2)
+    assert lattice.neighborhood == ph.Neighborhood(dimension, 1, dilation=2)
+    values, weight = draw(lattice.num_lattice_points, 2), draw(lattice.neighborhood.filter_size, 2, 3, seed=1)
+    large = np.zeros((len(oracle.taps(dimension, 2)), 2, 3))
+    places = {tap: number for number, tap in enumerate(oracle.taps(dimension, 2))}
+    for tap, each in zip(oracle.taps(dimension, 1), to_numpy(weight), strict=True):
+        large[places[tuple(2 * step for step in tap)]] = each
+    vertices = vertices_of(lattice.source.keys)
+    assert_close(ph.convolve(values, weight, lattice), oracle.convolve(to_numpy(values), large, vertices, vertices, 2))
+    apart = ph.build_lattice(features, neighborhood_size=2, dilation=2)
+    with pytest.raises(ph.InputError, match="without dilation"):
+        ph.gaussian_filter(draw(20, 2), None, lattice=apart, method="dense")
+
+
 def test_statistics() -> None:
     features = draw(20, 2)
     lattice = ph.build_lattice(features, neighborhood_size=1)

@@ -10,6 +10,8 @@ import pytest
 import torch
 from support import assert_close
 
+from permutohedral.errors import NeighborhoodError
+from permutohedral.geometry import tap_positions
 from permutohedral.neighborhood import MAX_TAPS, Neighborhood, axis_offsets, blur_gain, count_taps, gaussian_weight
 
 SIZES = [(d, s) for d in range(1, 7) for s in range(4)]
@@ -49,6 +51,18 @@ def test_offsets_are_sums_of_steps(dimension: int, size: int) -> None:
     assert offsets.dtype == torch.int32
     np.testing.assert_array_equal(offsets.numpy(), expected[:, :dimension])
     assert len(torch.unique(offsets, dim=0)) == len(offsets)
+
+
+def test_a_dilated_filter_has_longer_steps() -> None:
+    plain, dilated = Neighborhood(3, 2), Neighborhood(3, 2, dilation=3)
+    assert dilated.filter_size == plain.filter_size
+    assert torch.equal(dilated.offsets(), 3 * plain.offsets())
+    assert torch.equal(dilated.opposite(), plain.opposite())
+    assert_close(dilated.distances(), 3 * plain.distances())
+    assert_close(tap_positions(dilated).norm(dim=1), dilated.distances())
+    for wrong in (0, 2000, 1.5, True):
+        with pytest.raises(NeighborhoodError, match="dilation must be a whole number from 1"):
+            Neighborhood(3, 2, dilation=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("dimension", "size"), SIZES)

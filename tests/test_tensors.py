@@ -153,7 +153,7 @@ def test_the_default_device_does_not_matter(dimension: int) -> None:
     """Sizes that no other test uses: what is cached is made here."""
     random = torch.Generator(device="cpu").manual_seed(0)
     values, features = (
-        torch.rand(2000, columns, generator=random, device="cpu").to(DEVICE).requires_grad_()
+        torch.rand(414, columns, generator=random, device="cpu").to(DEVICE).requires_grad_()
         for columns in (3, dimension)
     )
     weight = torch.ones(ph.Neighborhood(dimension, 2).filter_size, 3, 2, device=DEVICE, requires_grad=True)
@@ -167,7 +167,7 @@ def test_the_default_device_does_not_matter(dimension: int) -> None:
         assert result.device == DEVICE
         if result.requires_grad:
             result.sum().backward()
-    image = values.detach().T[:1].reshape(1, 40, 50)
+    image = values.detach().T[:1].reshape(1, 18, 23)
     assert ph.bilateral_filter(image, 2.0, 0.2).device == DEVICE
     assert ph.build_lattice(zeros(0, dimension)).device == DEVICE
     layer = ph.nn.PermutohedralConvolution(3, 3, dimension, init="gaussian", device=DEVICE)

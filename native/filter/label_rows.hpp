@@ -66,7 +66,6 @@ constexpr int64_t points_ahead = 4;
 
 template <int V, class T, int K>
 PERMUTOHEDRAL_INLINE void prefetch_rows(const PointSimplex<T, K>& simplex, const T* table, int64_t stride) {
-    if (K > 0 && K < 4) return;
     for (int64_t j = 0; j < simplex.num_corners; ++j) {
         const char* row = reinterpret_cast<const char*>(table + simplex.vertices[j] * stride);
         __builtin_prefetch(row);

@@ -33,7 +33,8 @@ void write_parents(const int32_t* keys, Extent<C> columns, Range range, int32_t*
         int32_t* low = out + 2 * v * columns;
         int32_t* high = low + columns;
         const uint64_t odd = odd_coordinates<C>(key, columns);
-        const int64_t number = __builtin_popcountll(odd);
+        int64_t number = 0;
+        for (int64_t j = 0; j < columns; ++j) number += int64_t(odd >> j & 1);
         low[0] = high[0] = key[0];
         for (int64_t j = 1; j < columns; ++j) {
             const int64_t step = columns * int64_t(odd >> (j - 1) & 1) - number;
@@ -103,19 +104,22 @@ void connect_levels(const Levels& levels, const int32_t* offsets, int32_t* down,
 }
 
 template <class T>
-void share_among_parents(const Levels& levels, int32_t* rows, T* shares, int threads) {
-    const int64_t corners = levels.num_columns;
-    parallel_ranges(threads, levels.num_fine, vertices_per_task, [&](int64_t begin, int64_t end, int) {
-        std::fill(rows + begin * corners, rows + end * corners, -1);
-        std::fill(shares + begin * corners, shares + end * corners, T(0));
-        for (int64_t i = 2 * begin; i < 2 * end; ++i) {
-            const int32_t parent = levels.parents[i];
-            // corner j is the vertex whose coordinates are congruent to j modulo d+1
-            const int64_t remainder = levels.coarse_keys[parent * corners + 1] % corners;
-            const int64_t at = i / 2 * corners + (remainder < 0 ? remainder + corners : remainder);
-            rows[at] = parent;
-            shares[at] += T(0.5);
-        }
+void share_among_parents(const int32_t* parents, const int32_t* coarse_keys, int64_t num_fine, int64_t num_corners,
+                         int32_t* rows, T* shares, int threads) {
+    parallel_ranges(threads, num_fine, vertices_per_task, [&](int64_t begin, int64_t end, int) {
+        dispatch<3, 4, 5, 6, 0>(num_corners, [&](auto constant) {
+            const Extent<decltype(constant)::value> corners(num_corners);
+            std::fill(rows + begin * corners, rows + end * corners, 0);
+            std::fill(shares + begin * corners, shares + end * corners, T(0));
+            for (int64_t i = 2 * begin; i < 2 * end; ++i) {
+                const int32_t parent = parents[i];
+                // corner j is the vertex whose coordinates are congruent to j modulo d+1
+                const int64_t remainder = coarse_keys[parent * int64_t(corners) + 1] % corners;
+                const int64_t at = i / 2 * corners + (remainder < 0 ? remainder + corners : remainder);
+                rows[at] = parent + 1;
+                shares[at] += T(0.5);
+            }
+        });
     });
 }
 
@@ -123,21 +127,22 @@ void coarse_vertices(const int32_t* vertices, int64_t num_points, const int32_t*
                      int32_t* out, int threads) {
     parallel_ranges(threads, num_points, vertices_per_task, [&](int64_t begin, int64_t end, int) {
         dispatch<3, 4, 5, 6, 0>(num_corners, [&](auto constant) {
-            const Extent<decltype(constant)::value> corners(num_corners);
+            constexpr int C = decltype(constant)::value;
+            const Extent<C> corners(num_corners);
             for (int64_t point = begin; point < end; ++point) {
                 const int32_t* own = vertices + point * corners;
-                int32_t* to = out + point * corners;
-                std::copy_n(rows + own[0] * int64_t(corners), int64_t(corners), to);
-                for (int64_t i = 1; i < corners; ++i) {
+                int32_t found[capacity_for<C, max_columns>] = {0};
+                for (int64_t i = 0; i < corners; ++i) {
                     const int32_t* row = rows + own[i] * int64_t(corners);
-                    for (int64_t j = 0; j < corners; ++j) to[j] = std::max(to[j], row[j]);
+                    for (int64_t j = 0; j < corners; ++j) found[j] |= row[j];
                 }
+                for (int64_t j = 0; j < corners; ++j) out[point * corners + j] = found[j] - 1;
             }
         });
     });
 }
 
-template void share_among_parents<float>(const Levels&, int32_t*, float*, int);
-template void share_among_parents<double>(const Levels&, int32_t*, double*, int);
+template void share_among_parents<float>(const int32_t*, const int32_t*, int64_t, int64_t, int32_t*, float*, int);
+template void share_among_parents<double>(const int32_t*, const int32_t*, int64_t, int64_t, int32_t*, double*, int);
 
 }  // namespace permutohedral

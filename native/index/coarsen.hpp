@@ -14,9 +14,8 @@ void index_parents(VertexIndex& index, const int32_t* keys, int64_t num_vertices
 
 // A lattice, the fine one, and that of twice the step, the coarse one.
 struct Levels {
-    const int32_t* keys;         // [num_fine, num_columns]
-    const int32_t* parents;      // [num_fine, 2], rows of the coarse lattice
-    const int32_t* coarse_keys;  // [num_coarse, num_columns]
+    const int32_t* keys;     // [num_fine, num_columns]
+    const int32_t* parents;  // [num_fine, 2], rows of the coarse lattice
     int64_t num_fine, num_coarse, num_columns;
 };
 
@@ -25,12 +24,14 @@ struct Levels {
 // at half of a fine one plus the offset; -1 where there is none.
 void connect_levels(const Levels& levels, const int32_t* offsets, int32_t* down, int32_t* up, int threads);
 
-// Of each fine vertex, the coarse corners that it has a part in, [num_fine, num_columns]: their rows by corner, or -1,
-// and which part.
+// Of each fine vertex, the coarse corners that it has a part in, [num_fine, num_corners]: their rows plus one by
+// corner, or 0, and which part. `coarse_keys [num_coarse, num_corners]`, since there are as many columns as corners.
 template <class T>
-void share_among_parents(const Levels& levels, int32_t* rows, T* shares, int threads);
+void share_among_parents(const int32_t* parents, const int32_t* coarse_keys, int64_t num_fine, int64_t num_corners,
+                         int32_t* rows, T* shares, int threads);
 
-// The coarse vertices of every point: of the rows of its vertices, the largest by corner.
+// The coarse vertices of every point, by `rows` of share_among_parents. All parents of the vertices of a simplex are
+// corners of one coarse simplex, so that at each corner there is one row.
 void coarse_vertices(const int32_t* vertices, int64_t num_points, const int32_t* rows, int64_t num_corners,
                      int32_t* out, int threads);
 

@@ -31,42 +31,56 @@ inline bool key_digits(const int32_t* key, Extent<C> columns, bool lattice_form,
 template <int C>
 bool find_range(const int32_t* keys, int64_t count, Extent<C> columns, bool lattice_form, DigitRange& range) {
     int64_t digits[max_columns];
-    bool valid = true;
-    for (int64_t i = 0; i < count && valid; ++i) {
+    // local, so that they stay in registers
+    int64_t low[capacity_for<C, max_columns>], high[capacity_for<C, max_columns>];
+    bool valid = key_digits<C>(keys, columns, lattice_form, digits);
+    for (int64_t column = 0; column < columns; ++column) low[column] = high[column] = digits[column];
+    for (int64_t i = 1; i < count && valid; ++i) {
         valid = key_digits<C>(keys + i * columns, columns, lattice_form, digits);
         for (int64_t column = 0; column < columns; ++column) {
-            range.low[column] = std::min(i == 0 ? digits[column] : range.low[column], digits[column]);
-            range.high[column] = std::max(i == 0 ? digits[column] : range.high[column], digits[column]);
+            low[column] = std::min(low[column], digits[column]);
+            high[column] = std::max(high[column], digits[column]);
         }
     }
+    std::copy_n(low, int64_t(columns), range.low);
+    std::copy_n(high, int64_t(columns), range.high);
     return valid;
 }
 
 // Packs a key that lies in the range of the packing.
-template <int C>
+template <int C, int W>
 inline void pack_inside(const KeyPacking& packing, const int32_t* key, uint64_t* packed) {
     int64_t digits[max_columns];
     const Extent<C> columns(packing.num_columns);
     key_digits<C>(key, columns, packing.lattice_form != 0, digits);
-    for (int64_t w = 0; w < packing.num_words; ++w) packed[w] = 0;
-    for (int64_t column = 0; column < columns; ++column) {
-        packed[packing.word[column]] |= uint64_t(digits[column] - packing.low[column]) << packing.shift[column];
+    if constexpr (W == 1) {
+        // in a register: the loop would wait for its own stores
+        uint64_t word = 0;
+        for (int64_t column = 0; column < columns; ++column) {
+            word |= uint64_t(digits[column] - packing.low[column]) << packing.shift[column];
+        }
+        *packed = word;
+    } else {
+        for (int64_t w = 0; w < packing.num_words; ++w) packed[w] = 0;
+        for (int64_t column = 0; column < columns; ++column) {
+            packed[packing.word[column]] |= uint64_t(digits[column] - packing.low[column]) << packing.shift[column];
+        }
     }
 }
 
 // Lists the packed keys of a chunk and writes the position of each in the list; returns how many it lists. Keys that were
 // met a while ago are listed again, and found when the lists are merged.
-template <int C>
+template <int C, int W>
 int64_t list_keys(const KeyPacking& packing, const int32_t* keys, int64_t count, uint64_t* list, int32_t* positions) {
-    const int64_t words = packing.num_words;
+    const Extent<W> words(packing.num_words);
     // where the last key of each hash is listed
     std::vector<int32_t> last(size_t{1} << cache_bits, -1);
     int64_t listed = 0;
     for (int64_t i = 0; i < count; ++i) {
         uint64_t* key = list + listed * words;
-        pack_inside<C>(packing, keys + i * Extent<C>(packing.num_columns), key);
-        int32_t& place = last[hash_key<0>(key, words) >> (64 - cache_bits)];
-        if (place < 0 || !same_key<0>(list + place * words, key, words)) place = int32_t(listed++);
+        pack_inside<C, W>(packing, keys + i * Extent<C>(packing.num_columns), key);
+        int32_t& place = last[hash_key<W>(key, words) >> (64 - cache_bits)];
+        if (place < 0 || !same_key<W>(list + place * words, key, words)) place = int32_t(listed++);
         positions[i] = place;
     }
     return listed;
@@ -107,7 +121,7 @@ void index_keys(VertexIndex& index, const int32_t* keys, int64_t num_columns) {
                   count = divide_up(index.num_points, stride);
     std::vector<uint64_t> sample(count * words);
     for (int64_t i = 0; i < count; ++i) {
-        pack_inside<0>(index.packing, keys + i * stride * num_columns, sample.data() + i * words);
+        pack_inside<0, 0>(index.packing, keys + i * stride * num_columns, sample.data() + i * words);
     }
     index.choose_ranges(sample.data(), count);
     parallel_for(index.threads, index.num_chunks, [&](int64_t chunk, int) {
@@ -116,9 +130,10 @@ void index_keys(VertexIndex& index, const int32_t* keys, int64_t num_columns) {
         const Memory packed(sizeof(uint64_t) * (count + 1) * words);
         int64_t distinct = 0;
         dispatch<3, 4, 5, 6, 0>(num_columns, [&](auto columns) {
-            const int32_t* first = keys + begin * num_columns;
-            distinct = list_keys<decltype(columns)::value>(index.packing, first, count, as<uint64_t>(packed),
-                                                           index.vertices + begin);
+            constexpr int C = decltype(columns)::value;
+            const auto list = words == 1 ? list_keys<C, 1> : list_keys<C, 0>;
+            distinct =
+                list(index.packing, keys + begin * num_columns, count, as<uint64_t>(packed), index.vertices + begin);
         });
         index.store_chunk(chunk, as<uint64_t>(packed), distinct);
     });

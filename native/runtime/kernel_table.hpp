@@ -42,6 +42,9 @@ void convolve_weight_gradient(Matrix<const T> lattice_values, Matrix<const T> ou
 template <class T>
 void sum_window(const WindowShape& shape, const T* values, const T* guide, T* out, int threads);
 template <class T>
+void sum_landmarks(const LandmarkShape& shape, const T* values, const T* guide, const T* landmarks, const T* mixture,
+                   T* out, int threads);
+template <class T>
 void sum_neighbors(const Points<T>& sources, Matrix<const T> values, const Points<T>& targets, double reach,
                    Matrix<T> out, int threads);
 

@@ -63,6 +63,8 @@ def check_method(method: str, halo: int, lattice: Lattice | None) -> None:
             "the dense method needs a lattice built with neighborhood_size=2, got one of "
             f"{lattice.neighborhood_size}, which cuts the Gaussian off"
         )
+    if lattice is not None and method == "dense" and lattice.dilation != 1:
+        raise InputError(f"the dense method needs a lattice without dilation, got one of {lattice.dilation}")
 
 
 def check_points(values: Tensor, lattice: Lattice) -> None:

@@ -1,35 +1,42 @@
-"""Which method `method="auto"` takes: the exact one where that takes at most a third longer than the lattice.
+"""Which method `method="auto"` takes: the closest to the definition that takes at most a third longer than the lattice.
 
-The choice follows from the input alone, whatever the backend, so that results do not depend on the machine. Times are
-estimated, in nanoseconds of one core with vectors of 32 bytes, by the constants below. A halo is no choice:
+That is the exact one, over a window as wide as the time permits; else landmarks (`landmarks.py`); else the lattice
+itself. The choice follows from the input alone, whatever the backend, so that results do not depend on the machine.
+Times are estimated, in nanoseconds of one core with vectors of 32 bytes, by the constants below. A halo is no choice:
 it takes more than a third of the time of the lattice (docs/accuracy.md).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from permutohedral.exact import has_no_window, window_size
+from permutohedral.exact import Window, has_no_window, window_of, window_size
 from permutohedral.features import Sigma, bilateral_features, check_image, numbers_of
+from permutohedral.landmarks import MOST_GUIDES, Landmarks, cell_size, choose_landmarks
 from permutohedral.ops import operators
-from permutohedral.ops.tracing import is_traced
+from permutohedral.ops.tracing import is_plain, is_traced, wants_gradient
 from permutohedral.tensors import check_features, check_tensor
 
-# a window that reaches this far, in standard deviations, leaves out 1.1 % of the mass of the Gaussian, and changes
-# results by a tenth of what the lattice does
-AUTO_REACH = 3.0
-# how much longer the exact method may take: a third, less what the estimates may be wrong
-_SLOWER = 1.2
+# windows that reach this far, in standard deviations, leave out 1.1, 4.4, 8.9 and 13.5 % of the mass of the Gaussian:
+# what that changes is a tenth to a half of what the lattice does; landmarks come before the last of them
+_REACHES = 3.0, 2.5, 2.2, 2.0
+# how much longer than the lattice another method may take: a third, less what the estimates may be wrong
+_SLOWER = 1.15
 
 # of the lattice: for each corner of a point, and for each axis at each lattice point
-_CORNER, _LATTICE_POINT = 14.0, 24.0
+_CORNER, _LATTICE_POINT = 9.0, 27.0
 # of the exact method: for each pair, and each of its features and channels; for each pixel besides
-_PAIR, _PAIR_CHANNEL, _PIXEL = 0.36, 0.05, 40.0
+_PAIR, _PAIR_CHANNEL, _PIXEL = 0.32, 0.05, 40.0
+# of landmarks, for four channels: for each at a pixel, for each pair of them at a node, for each pixel besides
+_TERM, _MIXED_PAIR, _TERM_PIXEL = 1.7, 0.25, 40.0
+# windows of fewer pixels are not worth a grid; the grids of larger pictures would take more memory than the lattice
+_LEAST_SIGMA, MOST_PIXELS = 3.0, 2048 * 2048
 
 # squares of a picture in which lattice points are counted
 _SIDE, _SQUARES_ALONG = 48, 2
@@ -42,15 +49,21 @@ class Choice:
     """What the automatic method takes.
 
     Attributes:
-        method: "exact" or "separable".
+        method: "exact", "landmarks" or "separable".
         reason: why, with the estimated times of one core.
+        reach: of the window of the exact method, in standard deviations.
+        landmarks: those to take.
+        window: the picture they are of.
 
     >>> print(Choice("exact", "few points"))
     exact: few points
     """
 
-    method: Literal["exact", "separable"]
+    method: Literal["exact", "landmarks", "separable"]
     reason: str
+    reach: float = _REACHES[0]
+    landmarks: Landmarks | None = None
+    window: Window | None = None
 
     def __str__(self) -> str:
         return f"{self.method}: {self.reason}"
@@ -96,7 +109,7 @@ def choose_for_points(values: Tensor, features: Tensor | None, target_features: 
 
 
 def choose_for_pixels(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: Sigma) -> Choice:
-    """A window of `AUTO_REACH` against the lattice, whose points are counted in parts of the picture if need be.
+    """A window, landmarks or the lattice, whose points are counted in parts of the picture if need be.
 
     >>> image = torch.rand(3, 60, 60)
     >>> choose_for_pixels(image, image, 1.0, 0.1).method
@@ -109,16 +122,53 @@ def choose_for_pixels(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_ra
     pixels, dimension = math.prod(items) * height * width, 2 + guides
     # images that share their guide are channels
     channels = image.shape[:-2].numel() // max(math.prod(items), 1)
-    window = window_size(numbers_of(sigma_space, 2), AUTO_REACH, height, width)
-    exact = pixels * (_PIXEL + window * _pair_time(guides, channels))
+    sigmas = numbers_of(sigma_space, 2)
+    windows = [window_size(sigmas, reach, height, width) for reach in _REACHES]
+    exact = [pixels * (_PIXEL + window * _pair_time(guides, channels)) for window in windows]
     fewest, most = (pixels * _lattice_time(dimension, density) for density in (0.0, dimension + 1.0))
-    if exact <= _SLOWER * fewest:
-        return Choice("exact", f"about {_in_words(exact)}, less than for any lattice")
-    if exact > _SLOWER * most or is_traced():
-        return Choice("separable", f"a window of {window:,} pixels takes longer than the lattice")
+    if exact[0] <= _SLOWER * fewest:
+        return Choice("exact", f"about {_in_words(exact[0])}, less than for any lattice")
+    if is_traced() or (exact[-1] > _SLOWER * most and min(sigmas) < _LEAST_SIGMA):
+        return Choice("separable", f"a window of {windows[-1]:,} pixels takes longer than the lattice")
     lattice = pixels * _lattice_time(dimension, _lattice_points_per_pixel(guide, sigma_space, sigma_range))
-    times = f"about {_in_words(exact)} for a window of {window:,} pixels, {_in_words(lattice)} for the lattice"
-    return Choice("exact" if exact <= _SLOWER * lattice else "separable", times)
+    options = [
+        Choice(
+            "exact",
+            f"about {_in_words(time)} for a window of {size:,} pixels, {_in_words(lattice)} for a lattice",
+            reach,
+        )
+        for reach, size, time in zip(_REACHES, windows, exact, strict=True)
+        if time <= _SLOWER * lattice
+    ]
+    if options and options[0].reach > _REACHES[-1]:
+        return options[0]
+    if guides <= MOST_GUIDES and height * width <= MOST_PIXELS and min(sigmas) >= _LEAST_SIGMA:
+        most = _affordable(_SLOWER * lattice / max(pixels, 1), channels, sigmas)
+        window = (
+            window_of(guide, sigma_space, sigma_range) if most > 0 and _is_constant(image, guide, sigma_range) else None
+        )
+        found = None if window is None else choose_landmarks(window.guide, most)
+        if found is not None:
+            times = f"{found.colors.shape[0]} colors take no longer than {_in_words(lattice)} for a lattice"
+            return Choice("landmarks", times, landmarks=found, window=window)
+    times = f"about {_in_words(exact[-1])} for a window of {windows[-1]:,} pixels, {_in_words(lattice)} for the lattice"
+    return options[0] if options else Choice("separable", times)
+
+
+def _is_constant(*tensors: Sigma) -> bool:
+    """Whether no derivatives are wanted, and nothing is known but torch's own tensors."""
+    return not wants_gradient(*tensors) and is_plain(*tensors)
+
+
+def _affordable(time: float, channels: int, sigmas: Sequence[float]) -> int:
+    """How many landmarks take no longer than `time` for each pixel."""
+    # the mass is one more channel
+    left = time / math.ceil((channels + 1) / 4) - _TERM_PIXEL
+    if left <= 0:
+        return 0
+    # where left = _TERM * most + mixed * most**2
+    mixed = _MIXED_PAIR / (cell_size(sigmas[0]) * cell_size(sigmas[1]))
+    return int(2 * left / (_TERM + math.sqrt(_TERM**2 + 4 * mixed * left)))
 
 
 def _pair_time(dimension: int, channels: int) -> float:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from permutohedral.errors import FeatureRangeError, InputError
 from permutohedral.features import Sigma, check_channels_first, check_image, in_units_of, numbers_of
+from permutohedral.landmarks import Landmarks, sum_landmarks
 from permutohedral.normalization import SMALLEST_MASS, Normalization
 from permutohedral.ops.exact_sums import sum_neighbors, sum_window
 from permutohedral.ops.primitives import accumulation_dtype, window_extents
@@ -120,13 +121,16 @@ def window_of(guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, reach: floa
     return Window(units.reshape(-1, *units.shape[-3:]), (sigma_y, sigma_x), reach)
 
 
-def sum_pixels(values: Tensor, normalization: Normalization, window: Window) -> Tensor:
-    """The bilateral filter: every pixel looks at those in its window.
+def sum_pixels(
+    values: Tensor, normalization: Normalization, window: Window, landmarks: Landmarks | None = None
+) -> Tensor:
+    """The bilateral filter: every pixel looks at those in its window, or at all by way of landmarks.
 
     Args:
         values: `[..., points, channels]`, the pixels in scan order; for a guide of several items, as many items.
         normalization: "homogeneous" or "none".
         window: what the pixels look at.
+        landmarks: of the guide, None for the window.
 
     Returns:
         Like values.
@@ -142,9 +146,13 @@ def sum_pixels(values: Tensor, normalization: Normalization, window: Window) -> 
     *leading, _, channels = values.shape
     # pictures that share their guide are channels
     pixels = values.to(window.guide.dtype).mT.reshape(items, math.prod(leading) * channels // items, height, width)
-    if normalization == "homogeneous":
+    if normalization == "homogeneous" and landmarks is None:
         pixels = torch.cat([pixels, pixels.new_ones(()).expand(items, 1, height, width)], dim=1)
-    sums = sum_window(pixels, window.guide, *window.sigma, window.reach)
+    if landmarks is None:
+        sums = sum_window(pixels, window.guide, *window.sigma, window.reach)
+    else:
+        sums = sum_landmarks(pixels, window.guide, window.sigma, landmarks)
+        sums = sums if normalization == "homogeneous" else sums[:, :-1]
     if normalization == "homogeneous":
         sums = sums[:, :-1] / (sums[:, -1:] + max(SMALLEST_MASS, torch.finfo(values.dtype).tiny))
     return sums.reshape(*leading, channels, height * width).mT.to(values.dtype)

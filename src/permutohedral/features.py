@@ -56,6 +56,7 @@ def grid_features(
     space: Sequence[int],
     sigma: Sigma = 1.0,
     *,
+    origin: Sequence[int] | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
@@ -64,6 +65,7 @@ def grid_features(
     Args:
         space: extents of the grid.
         sigma: samples per feature unit; one number, or one for each axis. A tensor may require gradients.
+        origin: position of the first sample, for a part of a larger grid; default: zeros.
         device: where the features live; torch's default if None.
         dtype: floating dtype of the features; torch's default if None.
 
@@ -76,7 +78,11 @@ def grid_features(
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if not dtype.is_floating_point:
         raise InputError(f"position features need a floating dtype such as torch.float32, got {dtype}")
-    axes = [torch.arange(extent, device=device, dtype=dtype) for extent in space]
+    first = [0] * len(space) if origin is None else origin
+    axes = [
+        torch.arange(start, start + extent, device=device, dtype=dtype)
+        for start, extent in zip(first, space, strict=True)
+    ]
     positions = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).reshape(-1, len(axes))
     return in_units_of(positions, sigma)
 

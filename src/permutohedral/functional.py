@@ -19,7 +19,7 @@ from permutohedral.checks import (
     points_to_rows,
     rows_to_points,
 )
-from permutohedral.choice import AUTO_REACH, choose_for_pixels, choose_for_points
+from permutohedral.choice import choose_for_pixels, choose_for_points
 from permutohedral.errors import InputError
 from permutohedral.exact import EXACT_NORMALIZATIONS, WINDOW_REACH, sum_pixels, sum_points, window_of
 from permutohedral.features import Sigma, bilateral_features, check_guide, check_image
@@ -37,12 +37,12 @@ from permutohedral.normalization import (
 )
 from permutohedral.ops import operators
 from permutohedral.ops.fused_filters import can_fuse, filter_learned, filter_points
-from permutohedral.weighting import Filter, check_weights, filter_weighted, hide_lost, refuse_nan
+from permutohedral.weighting import Filter, check_weights, filter_weighted, hide_lost, refuse_nan, weigh
 
 GaussianMethod = Literal["separable", "dense", "exact", "auto"]
 
 
-def permutohedral_filter(
+def permutohedral_filter(  # noqa: PLR0913 (what is filtered and how)
     values: Tensor,
     features: Tensor | None,
     weight: Tensor,
@@ -50,6 +50,8 @@ def permutohedral_filter(
     neighborhood_size: int = 1,
     normalization: Normalization = "none",
     lattice: Lattice | None = None,
+    *,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Splat, convolve with `weight`, slice: the permutohedral convolution of the paper as one function.
 
@@ -63,6 +65,8 @@ def permutohedral_filter(
             root on either side), "density" (divide every lattice point by its splatted weight before convolving) or
             "coverage" (the same, and divide by the share of the Gaussian that lies on occupied lattice points).
         lattice: built before, instead of features; also the way to filter ragged batches.
+        weights: how much each point counts, as in `gaussian_filter`: in the values, and in the mass or density that
+            the normalization divides by.
 
     Returns:
         `[target points, out_channels]`, with the batch axes of `values`.
@@ -72,15 +76,29 @@ def permutohedral_filter(
     >>> ph.permutohedral_filter(values, features, torch.randn(7, 3, 5)).shape
     torch.Size([100, 5])
     """
-    refuse_nan(values)
+    if weights is None:
+        refuse_nan(values)
     lattice = _lattice_for(features, target_features, lattice, neighborhood_size=neighborhood_size)
-    return filter_with_bias(values, lattice, weight, None, normalization)
+    return filter_with_bias(values, lattice, weight, None, normalization, weights)
 
 
 def filter_with_bias(
-    values: Tensor, lattice: Lattice, weight: Tensor, bias: Tensor | None, normalization: Normalization
+    values: Tensor,
+    lattice: Lattice,
+    weight: Tensor,
+    bias: Tensor | None,
+    normalization: Normalization,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """`permutohedral_filter` on a lattice, and a number `bias [out_channels]` added to every channel of the result."""
+    if weights is not None:
+        if normalization == "symmetric":
+            raise InputError("weights do not go with the normalization 'symmetric': targets have none")
+        check_points(values, lattice)
+        weighted = weigh(values, weights)
+        refuse_nan(weighted)
+        counted = weighted[..., :-1].to(values.dtype)
+        return _filter_in_steps(counted, weight, bias, lattice, normalization, weighted[..., -1:])
     barycentric = lattice.source.barycentric, lattice.target.barycentric
     fused = normalization in ("none", "density") and can_fuse(values, weight, bias, *barycentric)
     if fused:
@@ -96,10 +114,16 @@ def filter_with_bias(
 
 
 def _filter_in_steps(
-    values: Tensor, weight: Tensor, bias: Tensor | None, lattice: Lattice, normalization: Normalization
+    values: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    lattice: Lattice,
+    normalization: Normalization,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """The same, composed of operators."""
-    output = filter_normalized(values, lattice, normalization, partial(convolve_with, weight=weight), DENSE)
+    step = partial(convolve_with, weight=weight)
+    output = filter_normalized(values, lattice, normalization, step, DENSE, weights)
     return output if bias is None else output + bias.to(output.dtype)
 
 
@@ -159,7 +183,9 @@ def gaussian_filter(  # noqa: PLR0913 (what is filtered and how, and three optio
         method: "separable" blurs along the d+1 axes of the lattice, one after another; "dense" convolves with all
             taps of size 2 at once, more accurate where lattice points are missing, and slow beyond d = 4; "exact"
             sums over the sources near each target, without a lattice: for few points, and small windows of images.
-            "auto" is exact where that takes no longer, else separable; `explain_gaussian` tells.
+            "auto" is exact where that takes no longer, else separable; `explain_gaussian` tells. For images there
+            is a third, `explain_bilateral`: few terms over colors, closer than the lattice where colors are near each
+            other for the bandwidth; it is not taken where derivatives are wanted, or in traced code.
         halo: insert untouched lattice points up to this many steps away: more accurate, more memory.
         lattice: built before with `separable=True` (or `neighborhood_size=2` for "dense"), instead of features.
         weights: how much each point counts, `[points]` or with the batch axes of `values`: not negative, or a bool
@@ -319,7 +345,11 @@ def _filter_of_pixels(
     check_method(method, halo, None)
     reach = WINDOW_REACH
     if method == "auto":
-        method, reach = choose_for_pixels(image, guide, sigma_space, sigma_range).method, AUTO_REACH
+        choice = choose_for_pixels(image, guide, sigma_space, sigma_range)
+        # a halo is for the lattice
+        if choice.window is not None and not halo:
+            return partial(sum_pixels, window=choice.window, landmarks=choice.landmarks)
+        method, reach = ("exact" if choice.method == "exact" else "separable"), choice.reach
     if method == "exact" and (window := window_of(guide, sigma_space, sigma_range, reach)) is not None:
         return partial(sum_pixels, window=window)
     features = bilateral_features(guide, sigma_space, sigma_range)

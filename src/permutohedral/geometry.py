@@ -1,6 +1,8 @@
-"""Where lattice points and taps lie in the space of the features; for figures and for looking at filters."""
+"""Where lattice points and taps lie in the space of the features, and how far filters reach there."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -8,6 +10,33 @@ from torch import Tensor
 from permutohedral.neighborhood import Neighborhood
 from permutohedral.ops.reference import elevation_matrix
 from permutohedral.simplices import Simplices
+from permutohedral.tensors import check_count
+
+
+def reach(axis: int, neighborhood_size: int = 2, halo: int = 0) -> float:
+    """How far a filter sees along one feature: what lies further from a target does not change its result at all.
+
+    In steps e_i between lattice points, the corners of a simplex lie within one step of each other along every e_i,
+    a tap of size s within s, and `halo` adds its own. Along the feature j = axis + 1 a step in some of the e_i spans at
+    most sqrt(3/2 j / (j + 1)) feature units, whatever the dimension. Splat and slice take one such span each.
+
+    So the result of a tile with margins this wide is that of the whole, bit for bit where positions are counted from
+    the same origin.
+
+    Args:
+        axis: number of the feature, from 0.
+        neighborhood_size: s of a learned filter; the separable and the dense Gaussian reach as far as 2.
+        halo: see `build_lattice`.
+
+    Returns:
+        Feature units, which are standard deviations of the Gaussian.
+
+    >>> [round(reach(axis), 2) for axis in range(3)]
+    [3.46, 4.0, 4.24]
+    """
+    for name, number in (("axis", axis), ("neighborhood_size", neighborhood_size), ("halo", halo)):
+        check_count(name, number)
+    return (2 + neighborhood_size + halo) * math.sqrt(1.5 * (axis + 1) / (axis + 2))
 
 
 def tap_positions(neighborhood: Neighborhood) -> Tensor:
@@ -17,7 +46,8 @@ def tap_positions(neighborhood: Neighborhood) -> Tensor:
     [0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     """
     taps = neighborhood.taps
-    return _into_features((neighborhood.dimension + 1) * taps - taps.sum(dim=1, keepdim=True))
+    steps = (neighborhood.dimension + 1) * taps - taps.sum(dim=1, keepdim=True)
+    return _into_features(steps * neighborhood.dilation)
 
 
 def lattice_positions(simplices: Simplices) -> Tensor:

@@ -62,6 +62,7 @@ class Lattice:
         axis_neighbors: int32 `[2 (d + 1), lattice points]` for the separable Gaussian, or None.
         batch_size: number of items if the points came as `[batch, points, d]`, else None.
         points_per_item: source and target points of each of these items, which an empty batch knows, too.
+        dilation: length of the steps of `neighborhood_size`.
 
     >>> build_lattice(torch.zeros(10, 2), neighborhood_size=1)
     Lattice(dimension=2, neighborhood_size=1, points=10, target_points=10, lattice_points=3, device='cpu')
@@ -75,6 +76,7 @@ class Lattice:
     axis_neighbors: Tensor | None = None
     batch_size: int | None = None
     points_per_item: tuple[int, int] = (0, 0)
+    dilation: int = 1
 
     @property
     def num_lattice_points(self) -> int:
@@ -83,7 +85,7 @@ class Lattice:
 
     @property
     def neighborhood(self) -> Neighborhood:
-        return neighborhood_of(self.dimension, self.neighborhood_size)
+        return neighborhood_of(self.dimension, self.neighborhood_size, self.dilation)
 
     @property
     def is_shared(self) -> bool:
@@ -168,7 +170,7 @@ class Lattice:
 torch.serialization.add_safe_globals([Lattice, Simplices])
 
 
-def build_lattice(  # noqa: PLR0913 (what describes the points, and three options by name)
+def build_lattice(  # noqa: PLR0913 (what describes the points, and four options by name)
     features: Tensor,
     target_features: Tensor | None = None,
     neighborhood_size: int = 1,
@@ -177,6 +179,7 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and three option
     *,
     halo: int = 0,
     separable: bool = False,
+    dilation: int = 1,
     memory_limit: int | None = None,
 ) -> Lattice:
     """Build the lattice under `features`, for filters of `neighborhood_size`.
@@ -193,6 +196,7 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and three option
         halo: also insert the untouched lattice points up to this many steps away, so that what several
             convolutions or the separable Gaussian pass through them is kept.
         separable: prepare for `gaussian_filter`'s separable method.
+        dilation: length of a step of the filter; see `Neighborhood`.
         memory_limit: bytes the tables may take; default: what the device has free.
 
     Raises:
@@ -206,9 +210,9 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and three option
     torch.Size([1000, 4])
     """
     if is_compiled_in_parts():
-        options = {"halo": halo, "separable": separable, "memory_limit": memory_limit}
+        options = {"halo": halo, "separable": separable, "dilation": dilation, "memory_limit": memory_limit}
         return _build_uncompiled(features, target_features, neighborhood_size, batch, target_batch, **options)
-    neighborhood = neighborhood_of(check_features(features, target_features), neighborhood_size)
+    neighborhood = neighborhood_of(check_features(features, target_features), neighborhood_size, dilation)
     check_halo(halo, neighborhood.dimension)
     batch_size = features.shape[0] if features.dim() == 3 else None
     sources = _flatten(features, batch, "batch")
@@ -236,6 +240,7 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and three option
         axis_neighbors=_find_axis_neighbors(source, neighborhood.dimension) if separable else None,
         batch_size=batch_size,
         points_per_item=(features.shape[-2], (features if target_features is None else target_features).shape[-2]),
+        dilation=dilation,
     )
 
 

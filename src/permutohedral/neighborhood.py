@@ -20,6 +20,8 @@ from permutohedral.errors import InputError, NeighborhoodError
 
 # A filter beyond this is a mistake rather than a model: d = 9, s = 2 has 58,025 taps.
 MAX_TAPS = 1 << 20
+# far beyond what a filter can use, and near enough that no offset overflows
+MAX_DILATION = 1024
 # every step of a halo takes a pass over all lattice points
 MAX_HALO = 1024
 # beyond this even the number of taps takes long to compute
@@ -126,16 +128,20 @@ class Neighborhood:
     Attributes:
         dimension: d >= 1.
         size: s >= 0, the steps the filter reaches in every direction; 0 is the centre alone.
+        dilation: length of a step, r >= 1: with 2 the filter reads every other vertex, and reaches twice as far.
         filter_size: number of taps, (s+1)^{d+1} - s^{d+1}.
 
     >>> Neighborhood(dimension=2, size=1)
-    Neighborhood(dimension=2, size=1, filter_size=7)
+    Neighborhood(dimension=2, size=1, dilation=1, filter_size=7)
+    >>> (Neighborhood(2, 1, dilation=3).offsets() == 3 * Neighborhood(2, 1).offsets()).all().item()
+    True
     >>> Neighborhood(2, 1).taps[:3].tolist()
     [[0, 0, 0], [0, 0, 1], [0, 1, 0]]
     """
 
     dimension: int
     size: int
+    dilation: int = 1
     filter_size: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -146,6 +152,8 @@ class Neighborhood:
                 "neighborhood_size must be a whole number of at least 0 (0 keeps the centre tap alone), got "
                 f"{self.size!r}"
             )
+        if type(self.dilation) is not int or not 1 <= self.dilation <= MAX_DILATION:
+            raise NeighborhoodError(f"dilation must be a whole number from 1 to {MAX_DILATION}, got {self.dilation!r}")
         filter_size = count_taps(self.dimension, self.size)
         if filter_size > MAX_TAPS:
             raise NeighborhoodError(
@@ -162,7 +170,8 @@ class Neighborhood:
 
     def offsets(self, device: torch.device | str = "cpu") -> Tensor:
         """First d coordinates of every tap's offset, int32 `[filter_size, d]`. Shared; do not write to it."""
-        return _constant("offsets", torch.int32, device, self.dimension, self.size)
+        offsets = _constant("offsets", torch.int32, device, self.dimension, self.size)
+        return offsets if self.dilation == 1 else offsets * self.dilation
 
     def opposite(self, device: torch.device | str = "cpu") -> Tensor:
         """For every tap, the tap at the negative offset, int64 `[filter_size]`. Shared; do not write to it.
@@ -175,22 +184,23 @@ class Neighborhood:
     def distances(self) -> Tensor:
         """Distance of every tap from the centre in units of the features, float64 `[filter_size]`.
 
-        ||k||^2 = 3/2 (sum k_i^2 - (sum k_i)^2 / (d+1)).
+        ||k||^2 = 3/2 (sum k_i^2 - (sum k_i)^2 / (d+1)), times the dilation.
         """
         k = _taps(self.dimension, self.size).double()
-        return (1.5 * (k.square().sum(dim=1) - k.sum(dim=1).square() / (self.dimension + 1))).sqrt()
+        step = (1.5 * (k.square().sum(dim=1) - k.sum(dim=1).square() / (self.dimension + 1))).sqrt()
+        return step * self.dilation
 
 
-def neighborhood_of(dimension: int, size: int) -> Neighborhood:
-    """`Neighborhood(dimension, size)`, made once.
+def neighborhood_of(dimension: int, size: int, dilation: int = 1) -> Neighborhood:
+    """`Neighborhood(dimension, size, dilation)`, made once.
 
     >>> neighborhood_of(2, 1).filter_size
     7
     """
     # not an int: let the constructor raise
-    if type(size) is not int or torch.compiler.is_compiling():
-        return Neighborhood(dimension, size)
-    return _known(dimension, size)
+    if type(size) is not int or type(dilation) is not int or torch.compiler.is_compiling():
+        return Neighborhood(dimension, size, dilation)
+    return _known(dimension, size, dilation)
 
 
 _known = lru_cache(maxsize=128)(Neighborhood)

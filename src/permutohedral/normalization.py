@@ -67,11 +67,17 @@ SEPARABLE = Gaussian(_blur_separably, lambda lattice: 2)
 
 
 def filter_normalized(
-    values: Tensor, lattice: Lattice, normalization: Normalization, step: Step, gaussian: Gaussian
+    values: Tensor,
+    lattice: Lattice,
+    normalization: Normalization,
+    step: Step,
+    gaussian: Gaussian,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Splat, `step`, slice, normalized; `gaussian` is the filter that the normalization measures mass with.
 
-    Mass and density are of the dtype of the features: the least of them are zero in float16.
+    Mass and density are of the dtype of the features: the least of them are zero in float16. They are those of
+    `weights [..., points, 1]`, of ones if there are none; the values are weighted already.
     """
     if normalization not in NORMALIZATIONS:
         raise InputError(f"normalization must be one of {', '.join(map(repr, NORMALIZATIONS))}, got {normalization!r}")
@@ -79,40 +85,44 @@ def filter_normalized(
     check_points(values, lattice)
     if normalization == "symmetric":
         values = (values * _mass(lattice.between_sources(), gaussian).rsqrt()).to(values.dtype)
-    output = apply_step(values, lattice, step, by_density=normalization in ("density", "coverage"))
-    if normalization == "coverage":
-        output = (output / _coverage(lattice, gaussian)).to(output.dtype)
+    density = None
+    if normalization in ("density", "coverage"):
+        density = splat_density(lattice) if weights is None else splat(weights, lattice)
+    output = apply_step(values, lattice, step, density)
+    if normalization == "coverage" and density is not None:
+        output = (output / _coverage(lattice, gaussian, density)).to(output.dtype)
     if normalization == "homogeneous":
-        output = (output / _mass(lattice, gaussian)).to(output.dtype)
+        output = (output / _mass(lattice, gaussian, weights)).to(output.dtype)
     if normalization == "symmetric":
         output = (output * _mass(lattice.between_targets(), gaussian).rsqrt()).to(output.dtype)
     return output
 
 
-def apply_step(values: Tensor, lattice: Lattice, step: Step, by_density: bool = False) -> Tensor:
-    """Splat, `step`, slice; divided by the density between the first two if asked for."""
+def apply_step(values: Tensor, lattice: Lattice, step: Step, density: Tensor | None = None) -> Tensor:
+    """Splat, `step`, slice; divided by the density between the first two if one is given."""
     lattice_values = splat(values, lattice)
-    if by_density:
-        density = splat_density(lattice)
+    if density is not None:
         # a halo point, or a vertex that its points touch with weight zero, holds nothing to divide
         lattice_values = (lattice_values / torch.where(density > 0, density, 1.0)).to(values.dtype)
     return slice(step(lattice_values, lattice), lattice)
 
 
-def _mass(lattice: Lattice, gaussian: Gaussian) -> Tensor:
-    """The Gaussian filter of ones, `[..., target points, 1]`."""
+def _mass(lattice: Lattice, gaussian: Gaussian, weights: Tensor | None = None) -> Tensor:
+    """The Gaussian filter of the weights, by default of ones, `[..., target points, 1]`."""
+    if weights is not None:
+        return apply_step(weights, lattice, gaussian.blur) + SMALLEST_MASS
     ones = lattice.source.barycentric.new_ones(lattice.source.num_points, 1)
     if lattice.batch_size is not None:
         ones = ones.reshape(lattice.batch_size, lattice.points_per_item[0], 1)
     return apply_step(ones, lattice, gaussian.blur) + SMALLEST_MASS
 
 
-def _coverage(lattice: Lattice, gaussian: Gaussian) -> Tensor:
+def _coverage(lattice: Lattice, gaussian: Gaussian, density: Tensor) -> Tensor:
     """The share of the Gaussian that lies on occupied lattice points, `[..., target points, 1]`.
 
     Never less than one tap's share, so that what a lone far sample gives is not blown up to a full signal.
     """
-    density = splat_density(lattice).detach()
+    density = density.detach()
     around = slice(gaussian.blur((density > 0).to(density.dtype), lattice), lattice)
     size = gaussian.size(lattice)
     whole = float(gaussian_weight(lattice.dimension, size, torch.float64).sum())

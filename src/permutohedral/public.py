@@ -30,6 +30,7 @@ from permutohedral.functional import (
     gaussian_filter,
     permutohedral_filter,
 )
+from permutohedral.geometry import reach
 from permutohedral.guided import BilateralSolver, Upsampler, bilateral_solver, interpolate, opponent_colors, upsample
 from permutohedral.lattice import Lattice, LatticeStatistics, build_lattice
 from permutohedral.levels import coarsen, convolve_down, convolve_up, pool, refine
@@ -92,6 +93,7 @@ __all__ = [
     "permutohedral_filter",
     "pool",
     "position_features",
+    "reach",
     "refine",
     "rotation_features",
     "slice",

@@ -22,7 +22,7 @@ from permutohedral.errors import InputError
 from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.memory import MemoryLimit
 from permutohedral.neighborhood import Neighborhood
-from permutohedral.ops import operators
+from permutohedral.ops import level_operators, operators
 from permutohedral.simplices import Simplices
 
 # a coordinate has 31 bits, each level takes one of them
@@ -151,28 +151,15 @@ def build_pyramid(
 
 
 def _coarsen_lattice(fine: Lattice, limit: MemoryLimit) -> tuple[Lattice, LevelTables]:
-    neighborhood, device = fine.neighborhood, fine.device
-    keys, parents, table = operators.coarsen_keys(fine.source.keys)
+    neighborhood, device, source = fine.neighborhood, fine.device, fine.source
+    keys, parents, table = level_operators.coarsen_keys(source.keys)
     limit.check_neighbors(fine.num_lattice_points + 2 * keys.shape[0], neighborhood, False)
     offsets, opposite = neighborhood.offsets(device), neighborhood.opposite(device)
     neighbors = operators.find_neighbors(keys, table, keys, offsets)
-    # where the coarse lattice points are among the fine ones
-    places = torch.cat([keys[:, :1], 2 * keys[:, 1:]], dim=1)
-    down = operators.find_neighbors(fine.source.keys, fine.source.table, places, offsets)
-    up = operators.transpose_neighbors(down, opposite, fine.num_lattice_points)
-    vertices, barycentric = _coarsen_simplices(fine.source, keys, parents)
-    source = Simplices(keys, vertices, barycentric, table)
-    return replace(fine, source=source, target=source, neighbors=neighbors), LevelTables(parents, down, up)
-
-
-def _coarsen_simplices(fine: Simplices, keys: Tensor, parents: Tensor) -> tuple[Tensor, Tensor]:
-    """The corners of the coarse simplices and their weights: those of the fine corners, halved between the parents."""
-    points, corners = fine.vertices.shape
-    # corner j is the vertex whose coordinates are congruent to j modulo d+1
-    place = keys[:, 1].remainder(corners).index_select(0, parents.flatten()).view(parents.shape).long()
-    # of each fine lattice point, which coarse corners it has a part in: their rows, -1 for the others, and its share
-    rows = torch.full((len(parents), corners), -1, dtype=parents.dtype, device=parents.device)
-    rows = rows.scatter(1, place, parents)
-    share = fine.barycentric.new_zeros(rows.shape).scatter_add(1, place, fine.barycentric.new_full(place.shape, 0.5))
-    vertices = rows.index_select(0, fine.vertices.flatten()).view(points, corners, corners).amax(dim=1)
-    return vertices, operators.slice(share, fine.vertices, fine.barycentric)
+    down, up = level_operators.connect_levels(source.keys, source.table, keys, parents, offsets, opposite)
+    like = source.barycentric.new_empty(0)
+    vertices, shares = level_operators.coarsen_vertices(source.vertices, keys, parents, like)
+    # the weights of the fine corners, halved between their parents
+    barycentric = operators.slice(shares, source.vertices, source.barycentric)
+    coarse = Simplices(keys, vertices, barycentric, table)
+    return replace(fine, source=coarse, target=coarse, neighbors=neighbors), LevelTables(parents, down, up)

@@ -1,6 +1,6 @@
 """Random calls: every backend agrees with the reference or raises one of the package's errors.
 
-`HYPOTHESIS_PROFILE=search` searches eight times as long, `long` forty times.
+`HYPOTHESIS_PROFILE=search` searches twelve times as long, `long` sixty times.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ import torch
 from mean_field_cases import defined, field
 from support import assert_close
 
+from permutohedral.errors import InputError
+
 
 @pytest.mark.parametrize("with_costs", [False, True])
 @pytest.mark.parametrize("labels", [1, 2, 3, 4, 5, 8, 13, 21, 33, 70])
@@ -60,3 +62,11 @@ def test_exponentials_of_any_size(native: ModuleType) -> None:
         assert float(((actual - expected).abs() / expected)[large].max()) < 4e-7
     nothing = native.mean_field(torch.full((1, 3, 800), torch.inf), None, kernels, 2)
     assert bool(nothing.isfinite().all())
+
+
+@pytest.mark.parametrize("odd", [[torch.nan], [torch.inf, -torch.inf]])
+def test_energies_without_a_sum_are_refused(native: ModuleType, odd: list[float], dtype: torch.dtype) -> None:
+    energies, kernels = field(3, 151, dtype, False)
+    energies.flatten()[-len(odd) :] = torch.tensor(odd, dtype=dtype)
+    with pytest.raises(InputError, match="NaN"):
+        native.mean_field(energies, None, kernels, 1)

@@ -13,6 +13,7 @@ import torch
 
 from permutohedral.errors import InputError
 from permutohedral.ops import dispatch
+from permutohedral.ops.native_limits import limit_kept_memory
 
 _REFUSAL = next(backend for backend in dispatch._BACKENDS if backend.name == "native").refusal("cpu")
 pytestmark = pytest.mark.skipif(_REFUSAL is not None, reason=f"the native backend does not run here: {_REFUSAL}")
@@ -74,12 +75,12 @@ def test_limit() -> None:
     _native.limit_kept_memory(60 * MEGABYTE)
     del tensors
     assert _native.kept_memory() <= 60 * MEGABYTE
-    native.limit_kept_memory("0")
+    limit_kept_memory("0")
     assert _native.kept_memory() == 0
     allocate(50).fill_(1.0)
     assert _native.kept_memory() == 0
     with pytest.raises(InputError, match="must be a number of megabytes, got 'many'"):
-        native.limit_kept_memory("many")
+        limit_kept_memory("many")
 
 
 def test_capsule_that_nobody_takes_over() -> None:

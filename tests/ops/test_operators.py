@@ -12,7 +12,7 @@ from support import DEVICE, on_default_backend, to_tensor
 from torch import Tensor
 
 from permutohedral.neighborhood import Neighborhood, axis_offsets
-from permutohedral.ops import exact_sums, operators
+from permutohedral.ops import exact_sums, level_operators, operators
 from permutohedral.ops.dispatch import primitives_for
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -38,6 +38,7 @@ class Sample:
         self.offsets, self.opposite = neighborhood.offsets(DEVICE), neighborhood.opposite(DEVICE)
         self.neighbors = operators.find_neighbors(keys, table, self.target_keys, self.offsets)
         self.reverse = operators.transpose_neighbors(self.neighbors, self.opposite, len(keys))
+        self.coarse = level_operators.coarsen_keys(keys)[:2]
         self.axis_neighbors = operators.find_neighbors(keys, table, keys, axis_offsets(DIMENSION, DEVICE))
         self.barycentric = barycentric.clone().requires_grad_()
         self.values, self.lattice_values = leaf(POINTS, 4), leaf(len(keys), 4)
@@ -53,6 +54,8 @@ class Sample:
             "index_both": (self.features, None, self.target_features, None),
             "index_keys": (self.keys.repeat(2, 1),),
             "coarsen_keys": (self.keys,),
+            "connect_levels": (self.keys, self.table, *self.coarse, self.offsets, self.opposite),
+            "coarsen_vertices": (self.vertices, *self.coarse, self.barycentric.detach()),
             "find_neighbors": (self.keys, self.table, self.target_keys, self.offsets),
             "transpose_neighbors": (self.neighbors, self.opposite, len(self.keys)),
             "splat": (self.values, self.vertices, self.barycentric, len(self.keys)),
@@ -80,7 +83,8 @@ VARIANTS = {
     "convolve_without_reverse_table": "convolve",
     "blur_reversed": "blur",
 }
-INTEGER = ["index_keys", "coarsen_keys", "find_neighbors", "transpose_neighbors"]
+BETWEEN_LEVELS = ["coarsen_keys", "connect_levels", "coarsen_vertices"]
+INTEGER = ["index_keys", *BETWEEN_LEVELS, "find_neighbors", "transpose_neighbors"]
 WITHOUT_DERIVATIVE = ["filter_gaussian"]
 FLOATING = [
     "index_points",
@@ -108,7 +112,8 @@ def operator(name: str) -> Any:
 
 def called(name: str) -> Any:
     """As the package calls it, which may take a shorter way where nothing is traced."""
-    return getattr(exact_sums if name.startswith("sum_") else operators, VARIANTS.get(name, name))
+    module = exact_sums if name.startswith("sum_") else level_operators if name in BETWEEN_LEVELS else operators
+    return getattr(module, VARIANTS.get(name, name))
 
 
 WAYS = [operator, called]
@@ -168,6 +173,7 @@ def test_a_backend_may_choose_the_strides_of_its_results(name: str, monkeypatch:
     torch.library.opcheck(operator(name), detached)
 
 
+@on_default_backend
 @pytest.mark.parametrize("name", FLOATING)
 def test_traced_gradient(name: str) -> None:
     """The gradients of the traced operator equal those of the eager one, bit for bit."""

@@ -67,8 +67,8 @@ def run_all(native: ModuleType, features: Tensor, channels: int, dtype: torch.dt
     ]
 
 
-@pytest.mark.parametrize("channels", [1, 19, 32])
-@pytest.mark.parametrize("order", ["scan", "random"])
+# many channels are shared among the threads where the points are in no order, few never
+@pytest.mark.parametrize(("channels", "order"), [(1, "scan"), (1, "random"), (32, "scan"), (19, "random")])
 def test_same_bits_on_any_number_of_threads(native: ModuleType, dtype: torch.dtype, channels: int, order: str) -> None:
     points = 70_001
     if order == "scan":

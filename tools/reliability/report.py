@@ -46,6 +46,11 @@ def fuzz_rows() -> list[Row]:
         outcome = known.get(inputs["exit_code"], "something found")
         how = f"{inputs['inputs']:,} inputs in {inputs['seconds']} s, guided by {inputs['guided_by']}"
         rows.append(("bytes that become calls", how, outcome, inputs["command"]))
+    programs = read("fuzz-fields")
+    if programs is not None:
+        marginals = programs["first_outcomes"]["marginals"]
+        outcome = f"{marginals:,} with marginals, without NaN; the others met a ValueError or TypeError first"
+        rows.append(("programs for pydensecrf", f"{programs['programs']:,} programs", outcome, programs["command"]))
     return rows
 
 

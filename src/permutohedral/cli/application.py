@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from permutohedral.cli import backends, benchmark, figures, guided, pictures, reproduce
+from permutohedral.cli import backends, benchmark, clouds, figures, guided, pictures, reproduce
 from permutohedral.version import __version__
 
 # as a reader of the help meets them: what one came for first, what explains it last
 _ORDER = (
-    *("filter", "denoise", "segment", "upsample", "solve", "colorize", "demo"),
+    *("filter", "denoise", "segment", "upsample", "solve", "colorize", "segment-points", "train-points", "demo"),
     *("figure", "reproduce", "benchmark", "backends"),
 )
 
@@ -69,6 +69,8 @@ application.command()(pictures.segment)
 application.command()(guided.upsample)
 application.command()(guided.solve)
 application.command()(guided.colorize)
+application.command("segment-points")(clouds.segment_points)
+application.command("train-points")(clouds.train_points)
 application.command()(pictures.demo)
 figures.add_to(application)
 reproduce.add_to(application)

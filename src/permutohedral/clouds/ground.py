@@ -87,8 +87,8 @@ def _without_noise(low: Tensor) -> Tensor:
     for first in range(0, low.shape[0], chunk):
         rows = low[first : first + chunk]
         around = padded[first : first + len(rows) + size - 1].unfold(0, size, 1).unfold(1, size, 1)
-        third = around.flatten(2).kthvalue(_OTHERS + 1, dim=2).values
-        kept.append(torch.where(rows < third - _DEEP, math.inf, rows))
+        others = around.flatten(2).kthvalue(_OTHERS + 1, dim=2).values
+        kept.append(torch.where(others.isfinite() & (rows < others - _DEEP), math.inf, rows))
     return torch.cat(kept)
 
 

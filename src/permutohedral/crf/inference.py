@@ -16,7 +16,7 @@ from permutohedral.errors import InputError
 from permutohedral.lattice import Lattice
 from permutohedral.memory import check_rows
 from permutohedral.ops import fused_filters
-from permutohedral.ops.fused_primitives import PairwiseTables
+from permutohedral.ops.fused_primitives import PairwiseTables, energies_error
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.tracing import is_traced, wants_gradient
 from permutohedral.tensors import check_count, check_tensor
@@ -76,6 +76,7 @@ def mean_field(  # noqa: PLR0913 (a field, how to solve it, and what is known be
             marginals = _at_once(energies, start, [pair.tables(both_ways) for pair in pairwise], layout, steps)
             if marginals is not None:
                 return _logarithm(marginals) if logarithms else marginals
+        _refuse_nan(energies)
         scores = -layout.to_rows(energies).to(dtype)
         field = _Field(scores, pairwise, strength, both_ways)
         logits = scores if start is None else _logarithm(layout.to_rows(start).to(dtype))
@@ -112,6 +113,7 @@ def free_energy(
     True
     """
     layout = _check(energies, kernels, lattices, {"marginals": marginals})
+    _refuse_nan(energies)
     with torch.autocast(energies.device.type, enabled=False):
         pairwise = _prepare(kernels, lattices, layout)
         dtype = _dtype(pairwise, energies)
@@ -144,10 +146,13 @@ def _check(
                 f"{name} must be like energies, {tuple(energies.shape)} on {energies.device}, got "
                 f"{tuple(given.shape)} on {given.device}"
             )
-    # one NaN would spread to all points; a GPU would have to be waited for
-    if energies.device.type == "cpu" and not is_traced() and bool(energies.detach().sum().isnan()):
-        raise InputError("energies hold NaN, or infinities of both signs; repair them: every point would be NaN")
     return layout
+
+
+def _refuse_nan(energies: Tensor) -> None:
+    """One NaN would spread to all points; a GPU would have to be waited for."""
+    if energies.device.type == "cpu" and not is_traced() and bool(energies.detach().sum().isnan()):
+        raise energies_error()
 
 
 def _prepare(kernels: Sequence[Kernel], lattices: Sequence[Lattice] | None, layout: Layout) -> list[Pairwise]:

@@ -47,8 +47,8 @@ class Layout:
         return (planes.transpose(1, 2) if self.labels_last else planes).reshape(self.shape)
 
     def to_rows(self, tensor: Tensor) -> Tensor:
-        """`[items * points, labels]`."""
-        return self.to_planes(tensor).transpose(1, 2).reshape(self.num_items * self.points, self.labels)
+        """`[items * points, labels]`, row by row in memory as what lattices return, with which it is combined."""
+        return self.to_planes(tensor).transpose(1, 2).reshape(self.num_items * self.points, self.labels).contiguous()
 
     def from_rows(self, rows: Tensor) -> Tensor:
         """Undo `to_rows`; contiguous, as losses want it."""

@@ -31,7 +31,7 @@ def neighborhood_with_taps(filter_size: int) -> Neighborhood:
     """The neighborhood in two or three dimensions that has this many taps.
 
     >>> neighborhood_with_taps(65)
-    Neighborhood(dimension=3, size=2, filter_size=65)
+    Neighborhood(dimension=3, size=2, dilation=1, filter_size=65)
     """
     for dimension in (2, 3):
         for size in range(1, 12):

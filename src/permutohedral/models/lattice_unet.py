@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from permutohedral.errors import InputError
 from permutohedral.lattice import Lattice
 from permutohedral.models.point_cloud import summarize
-from permutohedral.nn.levels import Coarsen, LatticeConvolution, LatticeGroupNorm, Refine
+from permutohedral.nn.levels import (
+    Coarsen,
+    LatticeConvolution,
+    LatticeGroupNorm,
+    LatticeItems,
+    Refine,
+    count_items,
+)
 from permutohedral.pyramid import LatticePyramid, build_pyramid
 from permutohedral.steps import slice, splat
 
@@ -38,11 +45,12 @@ class ResidualBlock(nn.Module):
         self.convolutions = nn.ModuleList(LatticeConvolution(channels, channels, dimension) for _ in range(2))
         self.norms = nn.ModuleList(_norm(channels) for _ in range(2))
 
-    def forward(self, lattice_values: Tensor, lattice: Lattice) -> Tensor:
-        """`[lattice_points, channels]`, in and out."""
+    def forward(self, lattice_values: Tensor, lattice: Lattice, items: LatticeItems | None = None) -> Tensor:
+        """`[lattice_points, channels]`, in and out; blocks on one lattice may share the items."""
+        items = LatticeItems(lattice) if items is None else items
         change = lattice_values
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            change = convolution(F.relu(norm(change, lattice)), lattice)
+            change = convolution(F.relu(norm(change, lattice, items)), lattice)
         return lattice_values + change
 
 
@@ -67,11 +75,11 @@ class _Encoder(nn.Module):
         self.blocks = nn.ModuleList(ResidualBlock(width, dimension) for width in channels)
         self.downs = nn.ModuleList(Coarsen(fine, coarse, dimension) for fine, coarse in pairwise(channels))
 
-    def forward(self, values: Tensor, pyramid: LatticePyramid) -> list[Tensor]:
+    def forward(self, values: Tensor, pyramid: LatticePyramid, items: Sequence[LatticeItems]) -> list[Tensor]:
         finest = pyramid.levels[0]
-        found = [self.blocks[0](self.enter(mean_and_density(values, finest), finest), finest)]
-        for level, (down, block) in enumerate(zip(self.downs, self.blocks[1:], strict=True)):
-            found.append(block(down(found[-1], pyramid, level), pyramid.levels[level + 1]))
+        found = [self.blocks[0](self.enter(mean_and_density(values, finest), finest), finest, items[0])]
+        for level, (down, block) in enumerate(zip(self.downs, self.blocks[1:], strict=True), start=1):
+            found.append(block(down(found[-1], pyramid, level - 1), pyramid.levels[level], items[level]))
         return found
 
 
@@ -138,13 +146,14 @@ class LatticeUNet(_OnPyramid):
 
     def classify(self, values: Tensor, pyramid: LatticePyramid) -> Tensor:
         """`[points, in_channels]` to `[points, classes]`."""
-        skips = self.encoder(values, pyramid)
+        items = _items(pyramid)
+        skips = self.encoder(values, pyramid, items)
         lattice_values = skips.pop()
         for level in reversed(range(len(skips))):
             lattice = pyramid.levels[level]
             refined = self.ups[level](lattice_values, pyramid, level)
             joined = self.joins[level](torch.cat([refined, skips[level]], dim=1), lattice)
-            lattice_values = self.blocks[level](joined, lattice)
+            lattice_values = self.blocks[level](joined, lattice, items[level])
         result: Tensor = self.head(torch.cat([slice(lattice_values, pyramid.levels[0]), values], dim=1))
         return result
 
@@ -173,11 +182,16 @@ class LatticeClassifier(_OnPyramid):
 
     def classify(self, values: Tensor, pyramid: LatticePyramid) -> Tensor:
         """`[points, in_channels]` to `[items, classes]`; without a batch all points are one item."""
-        coarsest: Tensor = self.encoder(values, pyramid)[-1]
-        item = pyramid.levels[-1].source.keys[:, 0].long()
-        items = int(item.max()) + 1 if len(item) else 0
-        result: Tensor = self.head(summarize(coarsest, item, items))
+        items = _items(pyramid)
+        coarsest: Tensor = self.encoder(values, pyramid, items)[-1]
+        result: Tensor = self.head(summarize(coarsest, items[-1].item.long(), items[-1].items))
         return result
+
+
+def _items(pyramid: LatticePyramid) -> list[LatticeItems]:
+    """The items on every level, counted once: a GPU is waited for."""
+    number = count_items(pyramid.levels[0])
+    return [LatticeItems(level, number) for level in pyramid.levels]
 
 
 def _check_widths(channels: Sequence[int]) -> None:

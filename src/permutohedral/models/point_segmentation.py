@@ -15,7 +15,7 @@ from permutohedral.errors import InputError
 from permutohedral.lattice import build_lattice
 from permutohedral.models.lattice_unet import LatticeUNet, ResidualBlock, mean_and_density
 from permutohedral.models.set_abstraction import PointNetSegmenter
-from permutohedral.nn.levels import LatticeConvolution
+from permutohedral.nn.levels import LatticeConvolution, LatticeItems
 from permutohedral.steps import slice
 
 SegmentationModel = Literal["unet", "flat", "pointwise", "pointnet"]
@@ -74,8 +74,9 @@ class FlatSegmenter(nn.Module):
         """`[points, classes]`."""
         lattice = build_lattice(positions / self.step, batch=item)
         lattice_values = self.enter(mean_and_density(values, lattice), lattice)
+        items = LatticeItems(lattice)
         for block in self.blocks:
-            lattice_values = block(lattice_values, lattice)
+            lattice_values = block(lattice_values, lattice, items)
         scores: Tensor = self.head(torch.cat([slice(lattice_values, lattice), values], dim=1))
         return scores
 

@@ -135,8 +135,8 @@ class BilateralConvolution2d(nn.Module):
                 "guide of few channels to forward"
             ) from error
 
-    def forward(self, image: Tensor, guide: Tensor | None = None) -> Tensor:
-        """Convolve `image` over position and `guide`."""
+    def forward(self, image: Tensor, guide: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
+        """Convolve `image` over position and `guide`; `weights [..., height, width]` as in `permutohedral_filter`."""
         check_tensor("image", image)
         if image.dim() not in (3, 4):
             raise InputError(
@@ -152,7 +152,8 @@ class BilateralConvolution2d(nn.Module):
                 f"{tuple(guide.shape)} and {tuple(image.shape)}"
             )
         features = bilateral_features(guide, self.sigma_space, self.sigma_range)
-        output: Tensor = self.convolution(image.flatten(-2).transpose(-1, -2), features)
+        flat = None if weights is None else weights.flatten(-2)
+        output: Tensor = self.convolution(image.flatten(-2).transpose(-1, -2), features, weights=flat)
         output = output.transpose(-1, -2)
         return output.reshape(*output.shape[:-1], *image.shape[-2:])
 

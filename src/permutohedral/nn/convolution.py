@@ -130,6 +130,7 @@ class PermutohedralConvolution(nn.Module):
         lattice: Lattice | None = None,
         batch: Tensor | None = None,
         target_batch: Tensor | None = None,
+        weights: Tensor | None = None,
     ) -> Tensor:
         """Convolve `values` over the lattice of `features`, or over a `lattice` built before.
 
@@ -140,6 +141,7 @@ class PermutohedralConvolution(nn.Module):
             lattice: from `build_lattice`, to share one among layers and calls.
             batch: int `[points]`, the item of each point of a ragged batch.
             target_batch: the same for target_features.
+            weights: how much each point counts, see `permutohedral_filter`.
 
         Returns:
             `[target points, out_channels]` or `[batch, target points, out_channels]`.
@@ -153,7 +155,7 @@ class PermutohedralConvolution(nn.Module):
             raise InputError("give either features or a lattice built from them, not both")
         else:
             self._check_lattice(lattice)
-        return filter_with_bias(values, lattice, self.weight, self.bias, self.normalization)
+        return filter_with_bias(values, lattice, self.weight, self.bias, self.normalization, weights)
 
     def build_lattice(
         self,

@@ -15,9 +15,6 @@ from permutohedral.pyramid import LatticePyramid
 from permutohedral.steps import convolve
 from permutohedral.tensors import refuse_scripting
 
-# up to so many items are summed up as the product with a matrix of zeros and ones
-_FEW_ITEMS = 32
-
 
 class _LatticeFilter(nn.Module):
     """A learned filter over the taps of a neighborhood, and a bias."""
@@ -138,6 +135,41 @@ class LatticePool(nn.Module):
         return pool(lattice_values, pyramid, level)
 
 
+class LatticeItems:
+    """Which lattice points belong to which item of a ragged batch: made once, for all that is normalized on a lattice.
+
+    Args:
+        lattice: whose lattice points.
+        items: how many there are, if that is known; else a GPU is waited for.
+
+    >>> import permutohedral as ph
+    >>> lattice = ph.build_lattice(torch.zeros(4, 2), batch=torch.tensor([0, 0, 2, 2]))
+    >>> LatticeItems(lattice).mean(torch.ones(lattice.num_lattice_points, 1)).flatten().tolist()
+    [1.0, 0.0, 1.0]
+    """
+
+    def __init__(self, lattice: Lattice, items: int | None = None) -> None:
+        self.item = lattice.source.keys[:, 0]
+        self.items = count_items(lattice) if items is None else items
+        # counted without waiting, which bincount does not
+        one = torch.ones((), dtype=torch.int32, device=self.item.device).expand(self.item.shape)
+        members = self.item.new_zeros(self.items).index_add(0, self.item, one)
+        self._members = members.clamp_min(1)[:, None]
+
+    def mean(self, rows: Tensor) -> Tensor:
+        """The mean over the lattice points of each item, `[lattice_points, channels]` to `[items, channels]`."""
+        return rows.new_zeros(self.items, rows.shape[1]).index_add(0, self.item, rows) / self._members
+
+    def spread(self, of_items: Tensor) -> Tensor:
+        """What belongs to the items at each lattice point, `[items, channels]` to `[lattice_points, channels]`."""
+        return of_items.index_select(0, self.item)
+
+
+def count_items(lattice: Lattice) -> int:
+    """How many items a ragged batch has; those behind the last that has lattice points are not seen."""
+    return int(lattice.source.keys[:, 0].max()) + 1 if lattice.num_lattice_points else 0
+
+
 class LatticeGroupNorm(nn.Module):
     """Group normalization over the lattice points of each item: `torch.nn.GroupNorm` for ragged batches.
 
@@ -170,30 +202,25 @@ class LatticeGroupNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(num_channels, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.zeros(num_channels, device=device, dtype=dtype))
 
-    def forward(self, lattice_values: Tensor, lattice: Lattice) -> Tensor:
-        """`[lattice_points, num_channels]`, in and out."""
-        rows, channels = lattice_values.shape
-        item = lattice.source.keys[:, 0]
-        items = int(item.max()) + 1 if rows else 0
-        grouped = lattice_values.float() if lattice_values.dtype.itemsize < 4 else lattice_values
-        grouped = grouped.reshape(rows, self.num_groups, channels // self.num_groups)
-        # sixteen bits could not count the members
-        with torch.autocast(lattice_values.device.type, enabled=False):
-            members = _sum_items(grouped.new_ones(rows, 1), item, items).clamp_min(1) * grouped.shape[2]
-            mean = _sum_items(grouped.sum(dim=2), item, items) / members
-            centered = grouped - mean.index_select(0, item)[:, :, None]
-            variance = _sum_items(centered.square().sum(dim=2), item, items) / members
-        scale = (variance + self.eps).rsqrt().index_select(0, item)[:, :, None]
-        normalized = (centered * scale).reshape(rows, channels)
-        return (normalized * self.weight + self.bias).to(lattice_values.dtype)
+    def forward(self, lattice_values: Tensor, lattice: Lattice, items: LatticeItems | None = None) -> Tensor:
+        """Normalize.
+
+        Args:
+            lattice_values: `[lattice_points, num_channels]`.
+            lattice: of the lattice points.
+            items: of the lattice, if several layers share them.
+
+        Returns:
+            `[lattice_points, num_channels]`.
+        """
+        items = LatticeItems(lattice) if items is None else items
+        values = lattice_values.float() if lattice_values.dtype.itemsize < 4 else lattice_values
+        grouped = values.reshape(len(values), self.num_groups, self.num_channels // self.num_groups)
+        centered = grouped - items.spread(items.mean(grouped.mean(dim=2)))[:, :, None]
+        variance = items.mean(centered.square().mean(dim=2))
+        scale = items.spread((variance + self.eps).rsqrt())[:, :, None]
+        normalized = (centered * scale).reshape(values.shape)
+        return torch.addcmul(self.bias, normalized, self.weight).to(lattice_values.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}"
-
-
-def _sum_items(rows: Tensor, item: Tensor, items: int) -> Tensor:
-    """The sum over the rows of each item, `[items, channels]`."""
-    if items > _FEW_ITEMS:
-        return rows.new_zeros(items, rows.shape[1]).index_add(0, item, rows)
-    # additions to a few numbers by all threads of a GPU would wait for each other
-    return (item == torch.arange(items, device=item.device)[:, None]).to(rows.dtype) @ rows

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from permutohedral.ops.dispatch import forced_backend, on_backend, primitives_for
-from permutohedral.ops.fused_primitives import FilterTables, FusedPrimitives, KeptOfFilter, PairwiseTables
+from permutohedral.ops.fused_primitives import (
+    FilterTables,
+    FusedPrimitives,
+    KeptOfFilter,
+    LandmarkTables,
+    PairwiseTables,
+)
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.shared_tensors import items_of_points
 from permutohedral.ops.tracing import wants_gradient, why_in_steps
@@ -79,6 +85,15 @@ def filter_points(values: Tensor, features: Tensor | None, smallest_mass: float)
     rows, flat = values.reshape(-1, values.shape[-1]), features.reshape(-1, features.shape[-1])
     filtered = cast(FusedPrimitives, primitives).filter_points(rows, flat, batch, smallest)
     return None if filtered is None else filtered.view(values.shape)
+
+
+def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor | None:
+    """In one call, None where torch computes it: see `FusedPrimitives.sum_landmarks`."""
+    if why_in_steps(values, guide) is not None or wants_gradient(values, guide) or values.numel() == 0:
+        return None
+    run = getattr(primitives_for(values), "sum_landmarks", None)
+    sums: Tensor | None = None if run is None else run(values, guide, tables)
+    return sums
 
 
 def filter_learned(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from permutohedral.errors import InputError
 from permutohedral.ops.primitives import Primitives
 
 
@@ -68,6 +69,33 @@ class PairwiseTables(NamedTuple):
     both_ways: bool
 
 
+class LandmarkTables(NamedTuple):
+    """The Gaussian over position and color with few terms over colors (`landmarks.py`).
+
+    Attributes:
+        colors: `[landmarks, guide channels]`, in standard deviations.
+        mixture: `[landmarks, landmarks]`.
+        sigma: over y and x, in pixels.
+        cells: pixels between the nodes on which is blurred, along y and x.
+        reach: of the windows over which pixels of small mass are summed, in standard deviations.
+        small_mass: which are those.
+        most_repaired: of each item, the ones whose mass is least.
+    """
+
+    colors: Tensor
+    mixture: Tensor
+    sigma: tuple[float, float]
+    cells: tuple[int, int]
+    reach: float
+    small_mass: float
+    most_repaired: int
+
+
+def energies_error() -> InputError:
+    """The error for energies whose sum is NaN."""
+    return InputError("energies hold NaN, or infinities of both signs; repair them: every point would be NaN")
+
+
 # what the derivative of a learned filter needs: the lattice values `[lattice_points, in_channels]` that were convolved,
 # and the density `[lattice_points]` they were divided by, in the accumulation dtype, None unless `by_density`; then
 # tables that a backend made on the way
@@ -124,6 +152,19 @@ class FusedPrimitives(Primitives, Protocol):
         """
         ...
 
+    def sum_landmarks(self, values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor:
+        """The sums over all pixels around each, weighted by the Gaussian over position and color.
+
+        Args:
+            values: `[items, channels, height, width]`, not empty.
+            guide: `[items, guide channels, height, width]`, in standard deviations.
+            tables: of the guide.
+
+        Returns:
+            `[items, channels + 1, height, width]`: the sums of ones, the mass, are the last.
+        """
+        ...
+
     def filter_learned(
         self, values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables
     ) -> tuple[Tensor, KeptOfFilter]:
@@ -163,6 +204,9 @@ class FusedPrimitives(Primitives, Protocol):
             start: the first marginals, like energies; None for softmax(-energies).
             kernels: over `items * points` points, those of the items one after another.
             steps: how often the marginals are replaced.
+
+        Raises:
+            InputError: the sum of the energies is NaN, where that is known without waiting for a device.
 
         Returns:
             `[items, labels, points]`, computed in the dtype of the barycentric weights and returned in it; None where

@@ -7,9 +7,7 @@ Here tensors are allocated and made contiguous; the core borrows them. The numbe
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,9 +15,16 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from permutohedral.errors import BackendUnavailable, InputError
+from permutohedral.errors import BackendUnavailable
 from permutohedral.neighborhood import axis_offsets, blur_gain
-from permutohedral.ops.fused_primitives import FilterTables, KeptOfFilter, PairwiseTables
+from permutohedral.ops.fused_primitives import (
+    FilterTables,
+    KeptOfFilter,
+    LandmarkTables,
+    PairwiseTables,
+    energies_error,
+)
+from permutohedral.ops.native_limits import check_dimension, limit_kept_memory, refusing_too_many
 from permutohedral.ops.primitives import accumulation_dtype, key_limit, range_error, transpose_weight
 
 if TYPE_CHECKING:
@@ -39,22 +44,7 @@ _CPU = torch.device("cpu")
 # larger requests are left to the single primitives, before each of which the free memory is checked
 _LARGEST_UNCHECKED_BYTES = 1 << 28
 
-# environment variable: how much freed memory the core keeps, in megabytes
-KEPT_MEMORY_VARIABLE = "PERMUTOHEDRAL_KEPT_MEMORY"
-
-
-def limit_kept_memory(setting: str) -> None:
-    """Keep at most `setting` megabytes of freed memory for the next calls.
-
-    >>> limit_kept_memory("512")
-    """
-    if not setting.isdecimal():
-        raise InputError(f"{KEPT_MEMORY_VARIABLE} must be a number of megabytes, got {setting!r}")
-    _native.limit_kept_memory(int(setting) << 20)
-
-
-if KEPT_MEMORY_VARIABLE in os.environ:
-    limit_kept_memory(os.environ[KEPT_MEMORY_VARIABLE])
+limit_kept_memory()
 
 
 def _core(dtype: torch.dtype) -> Kernels:
@@ -85,15 +75,6 @@ def _threads(work: int) -> int:
     return torch.get_num_threads() if work > 1 << 14 else 1
 
 
-@contextmanager
-def _refusing_too_many() -> Iterator[None]:
-    """Turn the core's error for more lattice points than int32 can number into one of the package's."""
-    try:
-        yield
-    except ValueError as error:
-        raise InputError(str(error)) from error
-
-
 def _finish(pending: PendingIndex, columns: int) -> tuple[Tensor, Tensor]:
     keys = _empty((pending.num_lattice_points, columns), torch.int32)
     table = _empty((pending.table_size,), torch.int64)
@@ -101,17 +82,9 @@ def _finish(pending: PendingIndex, columns: int) -> tuple[Tensor, Tensor]:
     return keys, table
 
 
-def _check_dimension(dimension: int) -> None:
-    if dimension > _native.MAX_DIMENSION:
-        raise InputError(
-            f"the native backend takes features of up to {_native.MAX_DIMENSION} dimensions, got {dimension}; "
-            'use_backend("reference") takes any'
-        )
-
-
 def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     points, d = features.shape
-    _check_dimension(d)
+    check_dimension(d)
     features = _plain(features)
     vertices = _empty((points, d + 1), torch.int32)
     barycentric = _empty((points, d + 1), features.dtype)
@@ -120,7 +93,7 @@ def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor
     limit = key_limit(features.dtype)
     items = None if batch is None else _plain(batch, torch.int32)
     threads = _threads(points * (d + 1))
-    with _refusing_too_many():
+    with refusing_too_many():
         pending = _core(features.dtype).index_points(features, items, limit, vertices, barycentric, threads)
     if pending is None:
         raise range_error(features, limit)
@@ -130,11 +103,11 @@ def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor
 
 def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rows, columns = keys.shape
-    _check_dimension(columns - 1)
+    check_dimension(columns - 1)
     inverse = _empty((rows,), torch.int32)
     if rows == 0:
         return keys.clone(), inverse, torch.empty(0, dtype=torch.int64, device=_CPU)
-    with _refusing_too_many():
+    with refusing_too_many():
         pending = _native.index_keys(_plain(keys), inverse[:, None], _threads(rows))
     unique_keys, table = _finish(pending, columns)
     return unique_keys, inverse, table
@@ -171,6 +144,32 @@ def transpose_neighbors(neighbors: Tensor, opposite: Tensor, num_source: int) ->
     if transposed.numel() > 0:
         _native.transpose_neighbors(_plain(neighbors), _plain(opposite), transposed, _threads(neighbors.numel()))
     return transposed
+
+
+def coarsen_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    parents = _empty((keys.shape[0], 2), torch.int32)
+    if keys.shape[0] == 0:
+        return keys.clone(), parents, torch.empty(0, dtype=torch.int64, device=_CPU)
+    with refusing_too_many():
+        pending = _native.index_parents(_plain(keys), parents, _threads(parents.numel()))
+    coarse_keys, table = _finish(pending, keys.shape[1])
+    return coarse_keys, parents, table
+
+
+def connect_levels(keys: Tensor, coarse_keys: Tensor, parents: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    down, up = (_empty((offsets.shape[0], each.shape[0]), torch.int32) for each in (coarse_keys, keys))
+    operands = _plain(keys), _plain(parents), _plain(coarse_keys), _plain(offsets)
+    _native.connect_levels(*operands, down, up, _threads(up.numel()))
+    return down, up
+
+
+def coarsen_vertices(vertices: Tensor, coarse_keys: Tensor, parents: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    (lattice_points, _), corners = parents.shape, vertices.shape[1]
+    rows, shares = _empty((lattice_points, corners), torch.int32), _empty((lattice_points, corners), like.dtype)
+    _core(like.dtype).share_among_parents(_plain(parents), _plain(coarse_keys), rows, shares, _threads(rows.numel()))
+    out = _empty(vertices.shape, torch.int32)
+    _native.coarse_vertices(_plain(vertices), rows, out, _threads(out.numel() * corners))
+    return out, shares
 
 
 def splat(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int) -> Tensor:
@@ -273,7 +272,7 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smalle
     may_reorder = channels * dtype.itemsize >= _native.CACHE_LINE_BYTES
     items = None if batch is None else _plain(batch, torch.int32)
     core = _core(dtype)
-    with _refusing_too_many():
+    with refusing_too_many():
         pending = core.index_for_filter(_plain(features), items, key_limit(dtype), may_reorder, threads)
     if pending is None or 2 * pending.num_lattice_points * (channels + 1) * dtype.itemsize > _LARGEST_UNCHECKED_BYTES:
         return None
@@ -284,8 +283,10 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smalle
 
 def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor:
     """One pass over the points for each step; the marginals are stored in the last one only."""
-    dtype = kernels[0].barycentric.dtype
-    core = _core(dtype)
+    dtype, threads = kernels[0].barycentric.dtype, _threads(energies.numel())
+    core, energies = _core(dtype), _plain(energies, dtype)
+    if core.is_sum_nan(energies, threads):
+        raise energies_error()
     out = _empty(energies.shape, dtype)
     if out.numel() == 0:
         return out
@@ -295,7 +296,7 @@ def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[Pairwis
         arguments: list[Any] = [*map(_plain, kernel[:3]), *kernel[3:5], costs, *kernel[6:]]
         borrowed.append(core.PairwiseKernel(*arguments))
     start = None if start is None else _plain(start, dtype)
-    core.mean_field(_plain(energies, dtype), start, borrowed, steps, out, _threads(energies.numel()))
+    core.mean_field(energies, start, borrowed, steps, out, threads)
     return out
 
 
@@ -359,7 +360,7 @@ def picture_features(guide: Tensor, sigma_space: float, sigma_range: float) -> T
 
 
 def embed_gradient(features: Tensor, barycentric_gradient: Tensor) -> Tensor:
-    _check_dimension(features.shape[1])
+    check_dimension(features.shape[1])
     out = _empty(features.shape, features.dtype)
     if out.numel() > 0:
         operands = _plain(features), _plain(barycentric_gradient, features.dtype)
@@ -369,7 +370,7 @@ def embed_gradient(features: Tensor, barycentric_gradient: Tensor) -> Tensor:
 
 def embed_differential(features: Tensor, differential: Tensor) -> Tensor:
     points, d = features.shape
-    _check_dimension(d)
+    check_dimension(d)
     out = _empty((points, d + 1), features.dtype)
     if out.numel() > 0:
         operands = _plain(features), _plain(differential, features.dtype)
@@ -384,6 +385,15 @@ def sum_neighbors(values: Tensor, features: Tensor, target_features: Tensor, rea
         return out.zero_()
     operands = _plain(values), _plain(features), _plain(target_features)
     _core(values.dtype).sum_neighbors(*operands, reach, out, _threads(points * targets))
+    return out
+
+
+def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor:
+    items, channels, *extent = values.shape
+    out = _empty((items, channels + 1, *extent), values.dtype)
+    operands = _plain(values), _plain(guide), _plain(tables.colors), _plain(tables.mixture)
+    grid, (reach, small, most) = (*tables.sigma, *tables.cells), tables[-3:]
+    _core(values.dtype).sum_landmarks(*operands, *grid, reach, small, most, out, _threads(values.numel()))
     return out
 
 

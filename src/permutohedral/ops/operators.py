@@ -22,11 +22,11 @@ from permutohedral.ops.batching import (
 )
 from permutohedral.ops.dispatch import primitives_for
 from permutohedral.ops.operator import Derivative, Operator, Tangents, linear_in
-from permutohedral.ops.primitives import accumulation_dtype, parent_keys, transpose_weight
+from permutohedral.ops.primitives import accumulation_dtype, transpose_weight
 from permutohedral.ops.tracing import is_plain, is_traced
 
 
-def _dynamic_size() -> Any:
+def dynamic_size() -> Any:
     """A size that only the data tells, such as the number of lattice points."""
     return torch.library.get_ctx().new_dynamic_size()
 
@@ -36,10 +36,10 @@ def _dynamic_size() -> Any:
 
 def _index_points_shape(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     points, d = features.shape
-    keys = features.new_empty((_dynamic_size(), d + 1), dtype=torch.int32)
+    keys = features.new_empty((dynamic_size(), d + 1), dtype=torch.int32)
     vertices = features.new_empty((points, d + 1), dtype=torch.int32)
     barycentric = features.new_empty((points, d + 1))
-    table = features.new_empty((_dynamic_size(),), dtype=torch.int64)
+    table = features.new_empty((dynamic_size(),), dtype=torch.int64)
     return keys, vertices, barycentric, table
 
 
@@ -148,8 +148,8 @@ embed_differential: Operator[Tensor] = Operator(
 
 
 def _index_keys_shape(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    unique_keys = keys.new_empty((_dynamic_size(), keys.shape[1]))
-    return unique_keys, keys.new_empty((keys.shape[0],)), keys.new_empty((_dynamic_size(),), dtype=torch.int64)
+    unique_keys = keys.new_empty((dynamic_size(), keys.shape[1]))
+    return unique_keys, keys.new_empty((keys.shape[0],)), keys.new_empty((dynamic_size(),), dtype=torch.int64)
 
 
 index_keys: Operator[tuple[Tensor, ...]] = Operator(
@@ -160,24 +160,6 @@ index_keys: Operator[tuple[Tensor, ...]] = Operator(
 )
 
 
-def _coarsen_keys(keys: Tensor) -> tuple[Tensor, ...]:
-    """The keys of the lattice of twice the step, the rows of each key's parents `[lattice_points, 2]`, and a table."""
-    coarse_keys, inverse, table = primitives_for(keys).index_keys(parent_keys(keys).flatten(0, 1))
-    return coarse_keys, inverse.view(-1, 2), table
-
-
-def _coarsen_keys_shape(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    coarse_keys, _, table = _index_keys_shape(keys)
-    return coarse_keys, keys.new_empty((keys.shape[0], 2)), table
-
-
-coarsen_keys: Operator[tuple[Tensor, ...]] = Operator(
-    "coarsen_keys",
-    "(Tensor keys) -> (Tensor, Tensor, Tensor)",
-    _coarsen_keys_shape,
-    _coarsen_keys,
-    batch=padded(keys=(0,), tables=(2,)),
-)
 find_neighbors: Operator[Tensor] = Operator(
     "find_neighbors",
     "(Tensor source_keys, Tensor table, Tensor target_keys, Tensor offsets) -> Tensor",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.checks import check_method
-from permutohedral.choice import AUTO_REACH, choose_for_pixels
+from permutohedral.choice import choose_for_pixels
 from permutohedral.exact import WINDOW_REACH, sum_pixels, window_of
 from permutohedral.functional import GaussianMethod
 
@@ -101,7 +101,9 @@ def _filter_of_parts(
     check_method(method, halo, None)
     window_reach = WINDOW_REACH
     if method == "auto":
-        method, window_reach = choose_for_pixels(values, guide, sigma_space, sigma_range).method, AUTO_REACH
+        choice = choose_for_pixels(values, guide, sigma_space, sigma_range)
+        # landmarks are for pictures of one tile
+        method, window_reach = ("exact" if choice.method == "exact" else "separable"), choice.reach
 
     def filter_window(part: Tensor, edges: Tensor, origin: tuple[int, int]) -> Tensor:
         window = window_of(edges, sigma_space, sigma_range, window_reach)

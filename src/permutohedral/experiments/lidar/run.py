@@ -104,11 +104,28 @@ def test_scenes(folder: Path | None, config: LidarConfig) -> dict[str, Scene]:
 
 
 class CropsTask(Task):
-    """Trains a network on crops, which it draws itself, by the number of the step."""
+    """Trains a network on crops, which it draws itself, by the number of the step.
 
-    def __init__(self, model: nn.Module, config: LidarConfig, scenes: dict[str, Scene]) -> None:
-        super().__init__(model, config.training)
-        self.config, self.scenes = config, scenes
+    Args:
+        model: one of `permutohedral.models.point_segmentation`.
+        settings: how to train; the batch size counts crops.
+        scenes: with labels, by name.
+        places: names of scenes; each crop is drawn from one of these.
+        cropping: how.
+        seed: of the crops.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: TrainingSettings,
+        scenes: dict[str, Scene],
+        places: tuple[str, ...],
+        cropping: Cropping,
+        seed: int,
+    ) -> None:
+        super().__init__(model, settings)
+        self.scenes, self.places, self.cropping, self.seed = scenes, places, cropping, seed
 
     def training_step(self, number: int) -> Tensor:
         """The loss of a batch of crops: the mean over all points whose class is known."""
@@ -127,18 +144,18 @@ class CropsTask(Task):
 
     def draw(self, number: int, place: int) -> Scene:
         """A crop of a step."""
-        seed = (self.config.seed * 1_000_003 + number) * 1009 + place
+        seed = (self.seed * 1_000_003 + number) * 1009 + place
         generator = torch.Generator(self.device).manual_seed(seed)
         chance = int(torch.randint(1 << 30, (1,), generator=torch.Generator().manual_seed(seed)))
-        name = self.config.places[chance % len(self.config.places)]
-        return draw_crop(self.scenes[name], self.config.cropping, generator)
+        name = self.places[chance % len(self.places)]
+        return draw_crop(self.scenes[name], self.cropping, generator)
 
 
 def make_task(config: LidarConfig, model: nn.Module, folder: Path | None) -> CropsTask:
     """The training of a row."""
     names = cast("set[PlaceName]", set(config.places))
     scenes: dict[str, Scene] = {name: training_scene(name, folder, config.heights) for name in sorted(names)}
-    return CropsTask(model, config, scenes)
+    return CropsTask(model, config.training, scenes, config.places, config.cropping, config.seed)
 
 
 def run(config: LidarConfig, options: RunOptions) -> Result | None:

@@ -1,0 +1,22 @@
+"""The filters over Dask arrays: data larger than memory, on one machine or on many.
+
+    import permutohedral.dask as phd
+
+    filtered = phd.bilateral_filter(volume, sigma_space=2.0, sigma_range=0.1, axes="ZYX")   # tile by tile, lazily
+    smoothed = phd.gaussian_filter(values, features)   # points in any order: one lattice of all chunks
+
+Both give what the call in memory gives. Needs the extra `dask`; nothing else of the package imports it.
+"""
+
+from importlib.util import find_spec
+
+from permutohedral.errors import BackendUnavailable
+
+if find_spec("dask") is None:
+    raise BackendUnavailable("permutohedral.dask needs Dask: pip install 'permutohedral[dask]'")
+
+from permutohedral.dask.points import ChunkedLattice, build_lattice, gaussian_filter
+from permutohedral.dask.tiles import bilateral_filter, map_tiles
+from permutohedral.dask.workers import start_workers
+
+__all__ = ["ChunkedLattice", "bilateral_filter", "build_lattice", "gaussian_filter", "map_tiles", "start_workers"]

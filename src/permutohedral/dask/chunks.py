@@ -1,0 +1,129 @@
+"""What is done with one chunk of points, or with the lattices of some: NumPy in, NumPy out, nothing kept between calls.
+
+A part of a lattice is a pair of arrays: keys `[lattice_points, 1 + d]`, and sums `[lattice_points, channels]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from permutohedral.errors import InputError
+from permutohedral.neighborhood import axis_offsets, blur_gain
+from permutohedral.ops import operators
+
+Array = NDArray[np.floating]
+Part = tuple[NDArray[np.int32], Array]
+# keeps a target that no source reaches at zero
+_SMALLEST_MASS = 1e-20
+
+
+class LookUp(NamedTuple):
+    """The lattice points of all chunks, and the table in which the backend finds their keys."""
+
+    keys: NDArray[np.int32]
+    table: NDArray[np.generic]
+
+
+def splat_chunk(features: Array, values: Array | None, chunk: int, mass: bool = True) -> Part:
+    """The sums of a chunk on its own lattice points; with `mass`, those of ones as the last channel.
+
+    Args:
+        features: `[points, d]`.
+        values: `[points, channels]`; None for no channels.
+        chunk: its number, for errors.
+        mass: whether there is such a channel.
+    """
+    places = _checked("features", features, chunk)
+    keys, vertices, barycentric, _ = operators.index_points(places, None)
+    rows = places.new_ones(len(places), 1) if mass else places.new_empty(len(places), 0)
+    if values is not None:
+        given = _checked("values", values, chunk)
+        if len(given) != len(places):
+            raise InputError(f"chunk {chunk} has {len(given)} values and {len(places)} features")
+        rows = torch.cat([given.to(rows.dtype), rows], dim=1)
+    sums = operators.splat(rows, vertices, barycentric, len(keys))
+    return keys.numpy(), sums.numpy()
+
+
+def place_chunk(features: Array, channels: int, chunk: int) -> Part:
+    """The lattice points under the targets of a chunk, over which the blur leads, too; their sums are zero."""
+    places = _checked("target features", features, chunk)
+    keys, *_ = operators.index_points(places, None)
+    return keys.numpy(), _numpy(places.new_zeros(len(keys), channels))
+
+
+def merge_parts(parts: Sequence[Part]) -> Part:
+    """Add parts by key."""
+    if len(parts) == 1:
+        return parts[0]
+    keys = torch.cat([torch.from_numpy(part[0]) for part in parts])
+    sums = torch.cat([torch.from_numpy(part[1]) for part in parts])
+    found, rows, _ = operators.index_keys(keys)
+    ones = sums.new_ones(len(keys), 1)
+    return found.numpy(), operators.splat(sums, rows[:, None], ones, len(found)).numpy()
+
+
+def order_part(part: Part) -> tuple[LookUp, Array]:
+    """A part with the table to look its keys up, and its sums in their order."""
+    keys, rows, table = operators.index_keys(torch.from_numpy(part[0]))
+    sums = torch.from_numpy(part[1])
+    ordered = torch.empty_like(sums)
+    ordered[rows.long()] = sums
+    return LookUp(keys.numpy(), table.numpy()), ordered.numpy()
+
+
+def blur_rows(look_up: LookUp, sums: Array) -> Array:
+    """The Gaussian blur of all sums."""
+    keys = torch.from_numpy(look_up.keys)
+    dimension = keys.shape[1] - 1
+    neighbors = operators.find_neighbors(keys, torch.from_numpy(look_up.table), keys, axis_offsets(dimension))
+    blurred = operators.blur(torch.from_numpy(sums), neighbors, False) / blur_gain(dimension)
+    return _numpy(blurred)
+
+
+def slice_chunk(look_up: LookUp, sums: Array, features: Array, chunk: int, divide: bool = True) -> Array:
+    """Interpolate the sums at the points of a chunk; `divide` by the last channel."""
+    places = _checked("features", features, chunk)
+    keys, vertices, barycentric, _ = operators.index_points(places, None)
+    nowhere = torch.zeros(1, keys.shape[1] - 1, dtype=torch.int32)
+    rows = operators.find_neighbors(torch.from_numpy(look_up.keys), torch.from_numpy(look_up.table), keys, nowhere)[0]
+    found = torch.from_numpy(sums).index_select(0, rows.clamp_min(0).long())
+    found = torch.where((rows < 0)[:, None], 0.0, found)
+    sliced = operators.slice(found, vertices, barycentric)
+    if divide:
+        sliced = sliced[:, :-1] / (sliced[:, -1:] + _SMALLEST_MASS)
+    return _numpy(sliced)
+
+
+def rows_of_part(look_up: LookUp, part: Part) -> Array:
+    """The sums of a part in the rows of all lattice points, zero elsewhere."""
+    keys = torch.from_numpy(part[0])
+    nowhere = torch.zeros(1, keys.shape[1] - 1, dtype=torch.int32)
+    rows = operators.find_neighbors(torch.from_numpy(look_up.keys), torch.from_numpy(look_up.table), keys, nowhere)[0]
+    if bool((rows < 0).any()):
+        raise InputError("values were given at points that the lattice was not built from")
+    sums = np.zeros((len(look_up.keys), part[1].shape[1]), part[1].dtype)
+    sums[rows.numpy()] = part[1]
+    return sums
+
+
+def _checked(name: str, array: Array, chunk: int) -> Tensor:
+    """The array as a tensor, once it is known to be a matrix of finite numbers."""
+    if array.ndim != 2 or array.dtype not in (np.float32, np.float64):
+        raise InputError(f"{name} must be float32 or float64 [points, n], chunk {chunk} is {array.dtype} {array.shape}")
+    finite = np.isfinite(array).all(axis=1)
+    if not finite.all():
+        row = int(np.flatnonzero(~finite)[0])
+        raise InputError(f"{name} are not finite in row {row} of chunk {chunk}: {array[row].tolist()}")
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _numpy(tensor: Tensor) -> Array:
+    array: Array = tensor.numpy()
+    return array

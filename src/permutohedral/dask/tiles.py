@@ -1,0 +1,178 @@
+"""Pictures and volumes tile by tile, each with a margin as wide as the filter reaches: the result of the whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+import dask.array as da
+import numpy as np
+import torch
+from dask.array.overlap import ensure_minimum_chunksize
+from numpy.typing import NDArray
+from torch import Tensor
+
+from permutohedral.dask.workers import check_fits
+from permutohedral.errors import InputError
+from permutohedral.features import Sigma, grid_features, in_units_of, numbers_of
+from permutohedral.functional import gaussian_filter
+from permutohedral.geometry import reach
+
+# values `[channels, *space]` of a tile with its margin, and the position of its first sample; of the same space
+TileFilter = Callable[[Tensor, tuple[int, ...]], Tensor]
+# the axis of channels among names such as Z, Y, X
+_CHANNELS = "C"
+# an axis this short at an end of an array looks like channels
+_FEW = 4
+
+
+def bilateral_filter(
+    image: Any, sigma_space: Sigma, sigma_range: Sigma, guide: Any = None, axes: str | None = None
+) -> Any:
+    """Smooth a chunked picture or volume and keep its edges, lazily; the result of `ph.bilateral_filter` of the whole.
+
+    Args:
+        image: Dask array of any real dtype, or `xarray.DataArray` around one. Its chunks are the tiles; those that are
+            smaller than the filter reaches are joined.
+        sigma_space: standard deviation over positions, in samples; one number, or one for each axis of space.
+        sigma_range: standard deviation over values, in units of the guide; one number, or one for each channel.
+        guide: whose edges are kept, with the axes of `image` and channels of its own; default: the image itself.
+        axes: a letter for each axis, C for channels, such as "YXC", "ZYX" or "CZYX"; default: the dimensions of an
+            xarray, else all axes are space.
+
+    Returns:
+        Like `image`: its type, shape, dtype and coordinates.
+
+    >>> import permutohedral.dask as phd
+    >>> volume = da.random.random((20, 30, 40), chunks=20)
+    >>> phd.bilateral_filter(volume, sigma_space=1.0, sigma_range=0.2, axes="ZYX").compute().shape
+    (20, 30, 40)
+    """
+    names = _axes_of(image, axes)
+    others = [] if guide is None else [guide]
+    dimension = len(names) - names.count(_CHANNELS)
+    sigmas = numbers_of(sigma_space, dimension)
+    # one more for the rounding of positions
+    margins = [math.ceil(sigma * reach(axis)) + 1 for axis, sigma in enumerate(sigmas)]
+    run = partial(_filter_tile, sigmas=sigmas, sigma_range=sigma_range)
+    return _map(run, [image, *others], names, margins)
+
+
+def map_tiles(function: TileFilter, image: Any, margins: Sequence[int], axes: str | None = None) -> Any:
+    """Apply a filter of one's own, such as a fitted layer, tile by tile, lazily.
+
+    Args:
+        function: of values float32 or float64 `[channels, *space]` and the position of their first sample; it returns
+            as many channels.
+        image: as for `bilateral_filter`.
+        margins: how many samples it sees on either side of one, along each axis of space: `ph.reach` standard
+            deviations.
+        axes: as for `bilateral_filter`.
+
+    Returns:
+        Like `image`.
+
+    >>> import permutohedral.dask as phd
+    >>> picture = da.ones((100, 80), chunks=50)
+    >>> float(phd.map_tiles(lambda values, origin: 2 * values, picture, (3, 3)).sum())
+    16000.0
+    """
+    names = _axes_of(image, axes)
+
+    def run(values: Tensor, guide: Tensor, origin: tuple[int, ...]) -> Tensor:
+        return function(values, origin)
+
+    return _map(run, [image], names, list(margins))
+
+
+def _filter_tile(
+    values: Tensor, guide: Tensor, origin: tuple[int, ...], sigmas: list[float], sigma_range: Sigma
+) -> Tensor:
+    """The lattice lies as it does under the whole: positions are counted from its first sample."""
+    places = grid_features(values.shape[1:], sigmas, origin=origin, dtype=guide.dtype)
+    colors = in_units_of(guide.flatten(1).mT, sigma_range)
+    filtered: Tensor = gaussian_filter(values.flatten(1).mT, torch.cat([places, colors], dim=1))
+    return filtered.mT.reshape(values.shape)
+
+
+def _axes_of(image: Any, axes: str | None) -> str:
+    """A letter for each axis of the image, once it is known that they fit."""
+    names = axes
+    if names is None and hasattr(image, "dims"):
+        names = "".join(_CHANNELS if str(name).lower() in ("c", "channel", "band") else "S" for name in image.dims)
+    if names is None:
+        if image.ndim > 2 and min(image.shape[0], image.shape[-1]) <= _FEW:
+            raise InputError(
+                f"an array of shape {image.shape} may have channels: say which with axes, such as axes='YXC' for "
+                "pictures or axes='ZYX' for a volume"
+            )
+        names = "S" * image.ndim
+    if len(names) != image.ndim or names.count(_CHANNELS) > 1 or not 1 <= len(names.replace(_CHANNELS, "")) <= 3:
+        raise InputError(
+            f"axes must name each axis of an array of shape {image.shape}, one to three of space and at most one C for "
+            f"channels, got {axes!r}"
+        )
+    return names
+
+
+def _map(run: Callable[..., Tensor], images: Sequence[Any], names: str, margins: list[int]) -> Any:
+    """Apply `run(values, guide, origin)` to tiles of the first image, guided by the last; the result is like the first.
+
+    Tiles that are smaller than the margins are joined before: Dask would do it later, and positions would be wrong.
+    """
+    wrapped = images[0] if hasattr(images[0], "dims") else None
+    arrays = [_channels_last(image, names) for image in images]
+    if any(array.shape[:-1] != arrays[0].shape[:-1] for array in arrays):
+        raise InputError(f"guide and image must have one space, got {[array.shape for array in arrays]}")
+    depth = (*margins, 0)
+    tiles = tuple(
+        ensure_minimum_chunksize(margin, chunks) for margin, chunks in zip(margins, arrays[0].chunks[:-1], strict=True)
+    )
+    arrays = [array.rechunk((*tiles, -1)) for array in arrays]
+    largest = math.prod(max(chunks) + 2 * margin for chunks, margin in zip(tiles, margins, strict=True))
+    check_fits(largest, len(margins) + arrays[-1].shape[-1], arrays[0].shape[-1])
+    starts = [np.concatenate([[0], np.cumsum(chunks)[:-1]]) for chunks in tiles]
+
+    def filter_block(*blocks: NDArray[Any], block_id: tuple[int, ...] = ()) -> NDArray[Any]:
+        origin = tuple(
+            int(start[number]) - (margin if number else 0)
+            for start, number, margin in zip(starts, block_id, margins, strict=False)
+        )
+        return _filter_block(run, blocks, origin)
+
+    filtered = da.map_overlap(
+        filter_block, *arrays, depth=depth, boundary="none", trim=True, dtype=arrays[0].dtype, allow_rechunk=False,
+        meta=np.empty((0,) * arrays[0].ndim, arrays[0].dtype),
+    )  # fmt: skip
+    filtered = _as_before(filtered, names)
+    return filtered if wrapped is None else wrapped.copy(data=filtered)
+
+
+def _channels_last(image: Any, names: str) -> da.Array:
+    array = image.data if hasattr(image, "dims") else image
+    if not isinstance(array, da.Array):
+        raise InputError(f"the image must be a Dask array, got {type(array).__name__}; see dask.array.from_zarr")
+    if array.ndim != len(names) or np.issubdtype(array.dtype, np.complexfloating):
+        raise InputError(f"the image must be real with the axes {names!r}, got {array.dtype} of shape {array.shape}")
+    if _CHANNELS in names:
+        array = da.moveaxis(array, names.index(_CHANNELS), -1)
+        return cast(da.Array, array.rechunk({-1: -1}))
+    return cast(da.Array, array[..., None])
+
+
+def _as_before(array: da.Array, names: str) -> da.Array:
+    return cast(da.Array, da.moveaxis(array, -1, names.index(_CHANNELS)) if _CHANNELS in names else array[..., 0])
+
+
+def _filter_block(run: Callable[..., Tensor], blocks: Sequence[NDArray[Any]], origin: tuple[int, ...]) -> NDArray[Any]:
+    """One tile `[*space, channels]`; whole numbers are rounded again."""
+    dtype = blocks[0].dtype
+    exact = np.float64 if dtype in (np.float64, np.int64, np.uint64) else np.float32
+    tensors = [torch.from_numpy(np.ascontiguousarray(np.moveaxis(block, -1, 0), dtype=exact)) for block in blocks]
+    filtered: NDArray[Any] = np.moveaxis(run(tensors[0], tensors[-1], origin).numpy(), 0, -1)
+    if np.issubdtype(dtype, np.integer):
+        limits = np.iinfo(dtype)
+        filtered = np.clip(np.rint(filtered), limits.min, limits.max)
+    return filtered.astype(dtype)

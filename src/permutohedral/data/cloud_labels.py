@@ -1,0 +1,80 @@
+"""Writes classes of points: a copy of a file of a point cloud in which nothing but the classes is new."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from permutohedral.data.cloud_files import LABEL_NAMES, reader_of
+from permutohedral.errors import InputError
+
+# formats that hold the same, by ending
+_FAMILIES = {".laz": "las", ".las": "las", ".ply": "ply", ".npz": "npz"}
+
+
+def check_target(source: Path, target: Path) -> None:
+    """Find out before any work whether the classes of `source` can be written to `target`.
+
+    Raises:
+        InputError: the endings name different formats, or unknown ones.
+    """
+    for path in (source, target):
+        reader_of(path)
+    if _FAMILIES[source.suffix.lower()] != _FAMILIES[target.suffix.lower()]:
+        raise InputError(
+            f"{target} must be of the format of {source}, so that all it holds besides the classes can be kept; .las "
+            "and .laz are the same format"
+        )
+
+
+def copy_with_labels(source: Path, target: Path, partial: Path, labels: Tensor) -> None:
+    """Write the points of `source` with new classes.
+
+    Args:
+        source: a file that `read_cloud` reads.
+        target: what it will be called; its ending says whether it is compressed.
+        partial: where to write.
+        labels: uint8 `[points]`, numbers of the LAS standard.
+
+    Raises:
+        InputError: a number does not fit the file.
+    """
+    check_target(source, target)
+    numbers = labels.cpu().numpy().astype(np.uint8)
+    {"las": _copy_las, "ply": _copy_ply, "npz": _copy_npz}[_FAMILIES[target.suffix.lower()]](source, partial, numbers)
+
+
+def _copy_las(source: Path, partial: Path, numbers: np.ndarray) -> None:
+    import laspy
+
+    content = laspy.read(source)
+    # older point formats have five bits for it
+    most = 31 if content.header.point_format.id < 6 else 255
+    if numbers.max(initial=0) > most:
+        raise InputError(f"{source} has room for classes up to {most}, got {numbers.max()}")
+    content.classification = numbers
+    content.write(str(partial))
+
+
+def _copy_ply(source: Path, partial: Path, numbers: np.ndarray) -> None:
+    from plyfile import PlyData, PlyElement
+
+    content = PlyData.read(str(source))
+    vertices = content["vertex"].data
+    names = list(vertices.dtype.names or ())
+    name = next((name for name in LABEL_NAMES if name in names), LABEL_NAMES[0])
+    kinds = [entry for entry in vertices.dtype.descr if entry[0] != name]
+    labelled = np.empty(len(vertices), dtype=[*kinds, (name, "u1")])
+    for each in (each for each in names if each != name):
+        labelled[each] = vertices[each]
+    labelled[name] = numbers
+    elements = [PlyElement.describe(labelled, "vertex") if e.name == "vertex" else e for e in content.elements]
+    PlyData(elements, text=content.text, byte_order=content.byte_order).write(str(partial))
+
+
+def _copy_npz(source: Path, partial: Path, numbers: np.ndarray) -> None:
+    with np.load(source, allow_pickle=False) as content:
+        arrays = {name: content[name] for name in content.files}
+    np.savez_compressed(partial, **{**arrays, "classification": numbers})

@@ -1,0 +1,212 @@
+"""The Gaussian over position and color with few terms over colors: blurred pictures instead of a lattice.
+
+    exp(-|a - b|^2 / 2) = sum_kl w(a, c_k) M_kl w(c_l, b) + error,   w(a, c) = exp(-|a - c|^2 / 2)
+
+The landmarks c_k are colors of the picture, M the inverse of the matrix w(c_k, c_l): the approximation of Nyström. Each
+w(c_l, b) is a picture, to be blurred over positions, which is done on a coarse grid. The wider the Gaussian over
+colors, the fewer the landmarks that do: five to a hundred where a lattice is far off.
+
+Colors that are rare lie far from all landmarks. There the mass is small, and the error great against it: such pixels
+are summed again by the definition, over a window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from permutohedral.ops import fused_filters
+from permutohedral.ops.fused_primitives import LandmarkTables
+from permutohedral.ops.primitives import window_extents
+
+# colors the landmarks are chosen from, and how far apart those are, in standard deviations
+_SAMPLES, _SPACING = 8192, 0.6
+# what w(a, a) may lack at these colors; so many terms take no longer than one, so that they are all used unless even
+# less is left
+_TOLERANCE, _BLOCK, _NOTHING = 0.1, 8, 1e-3
+# there are at least so many landmarks to a hundred colors
+_LEAST_SHARE = 0.2
+# channels of a guide
+MOST_GUIDES = 3
+# pixels between the nodes of the grid, in standard deviations
+_CELL = 0.75
+# pixels with less than this part of the mass that equal colors would have are summed again, over a window
+_SMALL_MASS, _REACH = 0.04, 3.0
+# of those, at most so many pairs to a pixel of the picture, where the mass is least
+_PAIRS = 4
+# numbers that are computed at once
+_AT_ONCE = 1 << 24
+
+
+@dataclass(frozen=True, eq=False)
+class Landmarks:
+    """Colors, and how they are put together.
+
+    Attributes:
+        colors: `[landmarks, guide channels]`, in standard deviations.
+        mixture: `[landmarks, landmarks]`, the inverse of the Gaussian between them.
+    """
+
+    colors: Tensor
+    mixture: Tensor
+
+
+def cell_size(sigma: float) -> int:
+    """Pixels between two nodes of the grid along an axis.
+
+    >>> cell_size(8.0)
+    6
+    """
+    return max(int(_CELL * sigma), 1)
+
+
+def choose_landmarks(guide: Tensor, most: int) -> Landmarks | None:
+    """Landmarks among the colors of pictures, None if more than `most` would be needed.
+
+    Args:
+        guide: `[items, guide channels, height, width]`, in standard deviations.
+        most: how many there may be.
+
+    >>> choose_landmarks(torch.zeros(1, 3, 4, 5), most=9).colors.tolist()
+    [[0.0, 0.0, 0.0]]
+    """
+    colors = _sample(guide)
+    if colors.shape[0] * _LEAST_SHARE > most or colors.shape[0] == 0:
+        return None
+    kernel = _gaussian_between(colors)
+    chosen = _pivots(kernel, most)
+    if chosen is None:
+        return None
+    # those of similar brightness follow each other, since they are near the same pixels
+    chosen = chosen[np.argsort(colors[chosen].sum(1), kind="stable")]
+    mixture = np.linalg.inv(kernel[np.ix_(chosen, chosen)] + 1e-5 * np.eye(chosen.size))
+    return Landmarks(*(torch.from_numpy(array).to(guide) for array in (colors[chosen], mixture)))
+
+
+def _sample(guide: Tensor) -> NDArray[np.float64]:
+    """`[colors, guide channels]`: one of each small cube of colors, out of pixels all over the pictures."""
+    channels, height, width = guide.shape[1:]
+    pixels = height * width
+    along = min(_SAMPLES, pixels)
+    # places at random, one in each of equal parts, against patterns in the picture
+    places = ((np.arange(along) + np.random.default_rng(0).random(along)) * (pixels / along)).astype(np.int64)
+    indices = torch.from_numpy(places.clip(max=pixels - 1)).to(guide.device)
+    taken = guide.detach()[: _SAMPLES // along].flatten(2)[:, :, indices]
+    colors = taken.mT.reshape(-1, channels).cpu().double().numpy()
+    cubes = np.rint(colors / _SPACING).astype(np.int64)
+    cubes -= cubes.min(axis=0, initial=0)
+    keys = cubes @ np.array([1, 1 << 20, 1 << 40], dtype=np.int64)[:channels]
+    unique: NDArray[np.float64] = colors[np.unique(keys, return_index=True)[1]]
+    return unique
+
+
+def _gaussian_between(colors: NDArray[np.float64]) -> NDArray[np.float64]:
+    squares = (colors**2).sum(1)
+    kernel: NDArray[np.float64] = np.exp(colors @ colors.T - 0.5 * (squares[:, None] + squares))
+    return kernel
+
+
+def _pivots(kernel: NDArray[np.float64], most: int) -> NDArray[np.int64] | None:
+    """Rows of the matrix, by Cholesky's decomposition with the largest pivot first, until what is left is small."""
+    left = kernel.diagonal().copy()
+    rows = np.zeros((min(most, len(left)), len(left)))
+    chosen: list[int] = []
+    while left[pivot := int(left.argmax())] > (_NOTHING if len(chosen) % _BLOCK else _TOLERANCE):
+        count = len(chosen)
+        if count == most:
+            return None if left[pivot] > _TOLERANCE else np.array(chosen, dtype=np.int64)
+        row = kernel[pivot] - rows[:count, pivot] @ rows[:count]
+        row *= left[pivot] ** -0.5
+        rows[count] = row
+        left -= row * row
+        chosen.append(pivot)
+    return np.array(chosen, dtype=np.int64)
+
+
+def sum_landmarks(values: Tensor, guide: Tensor, sigma: tuple[float, float], landmarks: Landmarks) -> Tensor:
+    """The sums over all pixels around each, weighted by the Gaussian over position and color.
+
+    Args:
+        values: `[items, channels, height, width]`.
+        guide: `[items, guide channels, height, width]`, in standard deviations.
+        sigma: over y and x, in pixels.
+        landmarks: of the guide.
+
+    Returns:
+        `[items, channels + 1, height, width]`: the sums of ones, the mass, are the last.
+
+    >>> gray = torch.zeros(1, 1, 20, 30)
+    >>> sum_landmarks(gray, gray, (2.0, 2.0), choose_landmarks(gray, 1)).shape
+    torch.Size([1, 2, 20, 30])
+    """
+    full = 2 * np.pi * sigma[0] * sigma[1]
+    most = int(_PAIRS * values.shape[-2] * values.shape[-1] / (full / 2 * _REACH**2 + 1))
+    tables = LandmarkTables(
+        landmarks.colors, landmarks.mixture, sigma, (cell_size(sigma[0]), cell_size(sigma[1])),
+        _REACH, _SMALL_MASS * full, most,
+    )  # fmt: skip
+    sums = fused_filters.sum_landmarks(values, guide, tables)
+    return _compose(values, guide, tables) if sums is None else sums
+
+
+def _compose(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor:
+    """The same of torch's operations, which know their derivatives with respect to values and guide."""
+    items, _, height, width = values.shape
+    values = torch.cat([values, values.new_ones(()).expand(items, 1, height, width)], dim=1)
+    (y, blur_y), (x, blur_x) = (
+        _grid(*along, like=values) for along in zip((height, width), tables.cells, tables.sigma, strict=True)
+    )
+    parts = tables.colors.split(max(_AT_ONCE // max(values.numel(), 1), 1))
+    weights = [torch.exp(-0.5 * (guide[:, None] - part[..., None, None]).square().sum(2)) for part in parts]
+    terms = torch.cat([y.mT @ (each[:, :, None] * values[:, None]) @ x for each in weights], dim=1)
+    terms = blur_y @ torch.einsum("kl,ilcyx->ikcyx", tables.mixture, terms) @ blur_x
+    sums = torch.zeros_like(values)
+    for each, term in zip(weights, terms.split([part.shape[0] for part in parts], dim=1), strict=True):
+        sums = sums + (each[:, :, None] * (y @ term @ x.mT)).sum(1)
+    repaired = [_repair(*item, tables) for item in zip(sums, values, guide, strict=True)]
+    return torch.stack(repaired) if items else sums
+
+
+def _grid(size: int, cell: int, sigma: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    """What pixels give to nodes along an axis, `[size, nodes]`, and the blur between nodes, `[nodes, nodes]`."""
+    nodes = (size + cell - 1) // cell + 1
+    pixels = torch.arange(size, device=like.device)
+    right = ((pixels % cell + 0.5) / cell).to(like.dtype)[:, None]
+    left_node = torch.nn.functional.one_hot(pixels // cell, nodes).to(like.dtype)
+    linear = (1 - right) * left_node + right * left_node.roll(1, 1)
+    # interpolation at the source and at the target has a variance of a sixth of a step, on average
+    steps = sigma / cell
+    variance = steps**2 - 1 / 3
+    places = torch.arange(nodes, device=like.device, dtype=like.dtype)
+    blur = torch.exp(-0.5 / variance * (places[:, None] - places).square()) * (steps * variance**-0.5)
+    return linear, blur
+
+
+def _repair(sums: Tensor, values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor:
+    """The sums `[channels, height, width]` of one item, where the last of them is small over a window instead."""
+    height, width = sums.shape[1:]
+    mass = sums[-1].detach().flatten()
+    small = (mass < tables.small_mass).nonzero()[:, 0]
+    small = small[mass[small].argsort(stable=True)[: tables.most_repaired]]
+    if small.numel() == 0:
+        return sums
+    extents = window_extents(*tables.sigma, tables.reach, height, width)
+    offsets = torch.tensor(
+        [(s * dy, dx) for dy, e in enumerate(extents) for s in {1, -1 if dy else 1} for dx in range(-e, e + 1)],
+        device=sums.device,
+    )
+    scale = torch.tensor(tables.sigma, device=sums.device, dtype=sums.dtype)
+    in_space = torch.exp(-0.5 * (offsets / scale).square().sum(1))
+    found = []
+    for part in small.split(max(_AT_ONCE // (offsets.shape[0] * sums.shape[0]), 1)):
+        rows, columns = (part // width)[:, None] + offsets[:, 0], (part % width)[:, None] + offsets[:, 1]
+        inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
+        near = rows.clamp(0, height - 1) * width + columns.clamp(0, width - 1)
+        own = guide.flatten(1)[:, part, None]
+        in_color = torch.exp(-0.5 * (guide.flatten(1)[:, near] - own).square().sum(0))
+        found.append((values.flatten(1)[:, near] * (in_color * in_space * inside)).sum(-1))
+    return sums.flatten(1).index_copy(1, small, torch.cat(found, dim=1)).view(sums.shape)

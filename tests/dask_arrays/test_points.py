@@ -1,0 +1,79 @@
+"""Points in chunks give the result of all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+import permutohedral as ph
+from permutohedral.errors import InputError, MemoryLimitError
+
+pytest.importorskip("dask.array", reason="Dask is not installed")
+
+import dask
+import dask.array as da
+
+import permutohedral.dask as phd
+from permutohedral.dask import workers
+
+DRAW = np.random.default_rng(0)
+FEATURES = (4 * DRAW.random((900, 3))).astype(np.float32)
+VALUES = DRAW.random((900, 2)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def _here() -> Iterator[None]:
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+def chunked(array: np.ndarray, chunk: int) -> Any:
+    return da.from_array(array, chunks=(chunk, 1))
+
+
+@pytest.mark.parametrize("chunk", [900, 450, 130, 30])
+def test_any_chunks_give_what_the_call_in_memory_gives(chunk: int) -> None:
+    found = phd.gaussian_filter(chunked(VALUES, 200), chunked(FEATURES, chunk)).compute()
+    expected = ph.gaussian_filter(torch.from_numpy(VALUES), torch.from_numpy(FEATURES)).numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_other_targets_and_those_far_away() -> None:
+    targets = np.concatenate([FEATURES[:50] + 0.1, np.full((3, 3), 100, np.float32)])
+    found = phd.gaussian_filter(chunked(VALUES, 300), chunked(FEATURES, 300), chunked(targets, 20)).compute()
+    tensors = [torch.from_numpy(array) for array in (VALUES, FEATURES, targets)]
+    expected = ph.gaussian_filter(tensors[0], tensors[1], tensors[2]).numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    assert (found[50:] == 0).all()
+
+
+def test_the_steps_one_by_one() -> None:
+    """Their composition is the filter without normalization, of several signals on one lattice."""
+    lattice = phd.build_lattice(chunked(FEATURES, 200))
+    for values in (VALUES, 2 * VALUES):
+        sums = lattice.blur(lattice.splat(chunked(values, 100)))
+        found = lattice.slice(sums, channels=2).compute()
+        tensors = [torch.from_numpy(array) for array in (values, FEATURES)]
+        expected = ph.gaussian_filter(tensors[0], tensors[1], normalization="none").numpy()
+        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-6)
+
+
+def test_what_is_wrong_names_chunk_and_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = FEATURES.copy()
+    wrong[207, 1] = np.nan
+    with pytest.raises(InputError, match="features are not finite in row 7 of chunk 2"):
+        phd.gaussian_filter(chunked(VALUES, 100), chunked(wrong, 100)).compute()
+    with pytest.raises(InputError, match="900 values and 899 features"):
+        phd.gaussian_filter(chunked(VALUES, 100), chunked(FEATURES[:899], 100))
+    with pytest.raises(InputError, match="Dask array"):
+        phd.gaussian_filter(chunked(VALUES, 100), cast(Any, FEATURES))
+    lattice = phd.build_lattice(chunked(FEATURES[:10], 10))
+    with pytest.raises(InputError, match="10 features"):
+        lattice.splat(chunked(VALUES, 100))
+    monkeypatch.setattr(workers, "worker_memory", lambda: 1000)
+    with pytest.raises(MemoryLimitError, match="rechunk to at most"):
+        phd.gaussian_filter(chunked(VALUES, 100), chunked(FEATURES, 100))

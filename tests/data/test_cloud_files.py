@@ -1,0 +1,151 @@
+"""Files of point clouds, and the scans of four places."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import data_folder
+from town import make_town
+
+from permutohedral.data.cloud_files import read_cloud
+from permutohedral.data.cloud_labels import check_target, copy_with_labels
+from permutohedral.data.lidar import CLASSES, halve, load_scan
+from permutohedral.errors import DataError, InputError
+
+POSITIONS, LABELS = (each.numpy() for each in make_town(50))
+
+
+def write_las(path: Path, point_format: int = 1) -> None:
+    laspy = pytest.importorskip("laspy")
+    content = laspy.create(point_format=point_format, file_version="1.4" if point_format > 5 else "1.2")
+    content.header.scales, content.header.offsets = [0.01] * 3, np.floor(POSITIONS.min(axis=0))
+    content.x, content.y, content.z = POSITIONS.T
+    content.classification = LABELS
+    content.intensity = np.arange(50)
+    content.write(str(path))
+
+
+def write_ply(path: Path) -> None:
+    plyfile = pytest.importorskip("plyfile")
+    kinds = [("x", "f8"), ("red", "u1"), ("y", "f8"), ("z", "f8"), ("label", "u1")]
+    vertices = np.empty(50, dtype=kinds)
+    for axis, name in enumerate("xyz"):
+        vertices[name] = POSITIONS[:, axis]
+    vertices["red"], vertices["label"] = np.arange(50), LABELS
+    plyfile.PlyData([plyfile.PlyElement.describe(vertices, "vertex")]).write(str(path))
+
+
+def write_npz(path: Path) -> None:
+    np.savez(path, positions=POSITIONS, classification=LABELS, red=np.arange(50))
+
+
+WRITERS = {".las": write_las, ".laz": write_las, ".ply": write_ply, ".npz": write_npz}
+
+
+@pytest.mark.parametrize("ending", WRITERS)
+def test_points_and_classes_are_read(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"town{ending.upper()}"
+    WRITERS[ending](tmp_path / f"town{ending}")
+    (tmp_path / f"town{ending}").rename(path)
+    cloud = read_cloud(path)
+    tolerance = 0.0051 if ending in (".las", ".laz") else 0.0
+    assert float((cloud.positions - torch.from_numpy(POSITIONS)).abs().max()) <= tolerance
+    assert cloud.labels is not None
+    assert cloud.labels.tolist() == LABELS.tolist()
+
+
+@pytest.mark.parametrize("ending", WRITERS)
+def test_nothing_but_the_classes_changes(ending: str, tmp_path: Path) -> None:
+    source, target = tmp_path / f"town{ending}", tmp_path / f"new{ending}"
+    WRITERS[ending](source)
+    copy_with_labels(source, target, target, torch.full((50,), 9, dtype=torch.uint8))
+    before, after = read_cloud(source), read_cloud(target)
+    assert torch.equal(before.positions, after.positions)
+    assert after.labels is not None
+    assert after.labels.tolist() == [9] * 50
+    if ending == ".ply":
+        from plyfile import PlyData
+
+        assert PlyData.read(str(target))["vertex"]["red"].tolist() == list(range(50))
+    elif ending == ".npz":
+        assert np.load(target)["red"].tolist() == list(range(50))
+    else:
+        import laspy
+
+        assert np.asarray(laspy.read(target).intensity).tolist() == list(range(50))
+
+
+def test_las_becomes_laz_and_ply_does_not(tmp_path: Path) -> None:
+    write_las(tmp_path / "town.las")
+    target = tmp_path / "town.laz"
+    copy_with_labels(tmp_path / "town.las", target, target, torch.from_numpy(LABELS))
+    assert read_cloud(target).positions.shape == (50, 3)
+    assert target.stat().st_size < (tmp_path / "town.las").stat().st_size
+    with pytest.raises(InputError, match="must be of the format of"):
+        check_target(tmp_path / "town.las", tmp_path / "town.ply")
+
+
+def test_old_formats_have_room_for_few_classes(tmp_path: Path) -> None:
+    for point_format, fits in ((1, False), (6, True)):
+        write_las(tmp_path / "town.las", point_format)
+        labels, target = torch.full((50,), 40, dtype=torch.uint8), tmp_path / "new.las"
+        if fits:
+            copy_with_labels(tmp_path / "town.las", target, target, labels)
+            continue
+        with pytest.raises(InputError, match="room for classes up to 31, got 40"):
+            copy_with_labels(tmp_path / "town.las", target, target, labels)
+
+
+def test_what_was_never_classified_has_no_classes(tmp_path: Path) -> None:
+    source, target = tmp_path / "town.las", tmp_path / "new.las"
+    write_las(source)
+    copy_with_labels(source, target, target, torch.zeros(50, dtype=torch.uint8))
+    assert read_cloud(target).labels is None
+
+
+def test_what_is_no_cloud_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"ends with \.laz, \.las, \.ply, \.npz"):
+        read_cloud(tmp_path / "town.txt")
+    for ending in WRITERS:
+        with pytest.raises(DataError, match="cannot read the point cloud"):
+            read_cloud(tmp_path / f"nothing{ending}")
+        (tmp_path / f"text{ending}").write_text("text")
+        with pytest.raises(DataError, match="cannot read the point cloud"):
+            read_cloud(tmp_path / f"text{ending}")
+    np.savez(tmp_path / "flat.npz", positions=np.zeros((4, 2)))
+    with pytest.raises(DataError, match="no points with three finite coordinates"):
+        read_cloud(tmp_path / "flat.npz")
+    np.savez(tmp_path / "nan.npz", positions=np.full((4, 3), np.nan))
+    with pytest.raises(DataError, match="no points with three finite coordinates"):
+        read_cloud(tmp_path / "nan.npz")
+    np.savez(tmp_path / "short.npz", positions=np.zeros((4, 3)), classification=np.zeros(3))
+    with pytest.raises(DataError, match="4 points and classes of shape"):
+        read_cloud(tmp_path / "short.npz")
+
+
+def test_the_scans_are_what_they_were() -> None:
+    pytest.importorskip("lazrs")
+    scan = load_scan("house", data_folder("lidar"))
+    assert torch.bincount(scan.labels + 1).tolist() == [3579, 25545, 20885, 7075]
+    assert len(CLASSES) == 3
+    west, east = halve(scan)
+    assert len(west.labels) + len(east.labels) == 57084
+    assert float(west.positions[:, 0].max()) < 0 <= float(east.positions[:, 0].min())
+
+
+def test_a_damaged_scan_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PERMUTOHEDRAL_DATA", raising=False)
+    with pytest.raises(DataError, match="the scans are not downloaded"):
+        load_scan("house")
+    with pytest.raises(DataError, match=r"house\.laz is missing"):
+        load_scan("house", tmp_path)
+    (tmp_path / "house.laz").write_bytes(b"LASF")
+    with pytest.raises(DataError, match="is damaged"):
+        load_scan("house", tmp_path)
+    (tmp_path / "house.laz").unlink()
+    np.savez(tmp_path / "house.npz", positions=POSITIONS)
+    with pytest.raises(DataError, match="has no classes"):
+        load_scan("house", tmp_path)

@@ -1,0 +1,40 @@
+"""The drop-in for pydensecrf with `device="cuda"`: what it answers on the CPU, as arrays."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from pydensecrf_cases import CASES, Case, solve
+from support import INTERPRETED
+
+from permutohedral.pydensecrf import densecrf
+
+pytestmark = pytest.mark.skipif(INTERPRETED, reason="the drop-in knows no interpreter")
+
+
+def on_gpu(width: int, height: int, labels: int) -> densecrf.DenseCRF2D:
+    return densecrf.DenseCRF2D(width, height, labels, device="cuda")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_it_answers_as_on_the_cpu(case: Case) -> None:
+    expected, found = (
+        solve(module, case) for module in (densecrf, SimpleNamespace(**vars(densecrf) | {"DenseCRF2D": on_gpu}))
+    )
+    for name in expected:
+        assert isinstance(found[name], np.ndarray)
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_field_of_points() -> None:
+    random = np.random.default_rng(0)
+    unary, features = random.uniform(0, 3, (4, 300)).astype(np.float32), random.normal(size=(3, 300)) * 2
+    answers = []
+    for device in ("cpu", "cuda"):
+        field = densecrf.DenseCRF(300, 4, device=device)
+        field.setUnaryEnergy(unary)
+        field.addPairwiseEnergy(features.astype(np.float32), compat=3)
+        answers.append(np.array(field.inference(5)))
+    np.testing.assert_allclose(answers[1], answers[0], rtol=1e-4, atol=1e-5)

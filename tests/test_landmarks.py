@@ -1,0 +1,175 @@
+"""The Gaussian over position and color with few terms over colors, against its definition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import assert_close, relative_error
+from torch import Tensor
+
+import permutohedral as ph
+from permutohedral.landmarks import Landmarks, choose_landmarks, sum_landmarks
+
+SIGMA = (4.0, 3.0)
+
+
+def picture(height: int, width: int, channels: int = 3, items: int = 1) -> Tensor:
+    """`[items, channels, height, width]`: waves, in standard deviations of the color."""
+    y, x = torch.meshgrid(torch.linspace(0, 3, height), torch.linspace(0, 4, width), indexing="ij")
+    waves = [2 * torch.sin(x * (c + 1) + i) * y.cos() for i in range(items) for c in range(channels)]
+    return torch.stack(waves).view(items, channels, height, width)
+
+
+def by_definition(values: Tensor, guide: Tensor, sigma: tuple[float, float] = SIGMA) -> Tensor:
+    """Sums over all pairs of pixels."""
+    height, width = values.shape[-2:]
+    y, x = np.mgrid[:height, :width]
+    positions = np.stack([y.ravel() / sigma[0], x.ravel() / sigma[1]], axis=1)
+    sums = np.empty(values.shape)
+    for item, (value, color) in enumerate(zip(values.double().numpy(), guide.double().numpy(), strict=True)):
+        features = np.concatenate([positions, color.reshape(color.shape[0], -1).T], axis=1)
+        kernel = np.exp(-0.5 * ((features[:, None] - features) ** 2).sum(-1))
+        sums[item] = (kernel @ value.reshape(value.shape[0], -1).T).T.reshape(value.shape)
+    return torch.from_numpy(sums)
+
+
+def with_mass(guide: Tensor) -> Tensor:
+    return torch.cat([guide, torch.ones_like(guide[:, :1])], dim=1)
+
+
+def landmarks_of(guide: Tensor) -> Landmarks:
+    found = choose_landmarks(guide, 200)
+    assert found is not None
+    return found
+
+
+def quotient(sums: Tensor) -> Tensor:
+    return sums[:, :-1] / sums[:, -1:]
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize(
+    ("height", "width", "channels", "items", "dtype"),
+    [
+        (31, 22, 3, 1, torch.float32),
+        (20, 25, 1, 2, torch.float64),
+        (1, 40, 2, 1, torch.float32),
+        (40, 1, 3, 1, torch.float32),
+    ],
+)
+def test_sums_are_close_to_the_definition(
+    height: int, width: int, channels: int, items: int, dtype: torch.dtype
+) -> None:
+    guide = picture(height, width, channels, items).to(dtype)
+    # more channels than are summed at once
+    values = picture(height, width, 5, items).to(dtype)
+    sums = sum_landmarks(values, guide, SIGMA, landmarks_of(guide))
+    assert sums.dtype == dtype
+    expected = by_definition(with_mass(values), guide)
+    # the spaces between the nodes change the mass, and little of the mean
+    assert relative_error(sums[:, -1], expected[:, -1]) < 0.06
+    assert relative_error(quotient(sums), quotient(expected)) < 0.06
+
+
+def test_backends_agree() -> None:
+    guide = picture(26, 35)
+    landmarks = landmarks_of(guide)
+    actual = sum_landmarks(guide, guide, SIGMA, landmarks)
+    with ph.use_backend("reference"):
+        assert relative_error(actual, sum_landmarks(guide, guide, SIGMA, landmarks)) < 5e-4
+
+
+def test_any_number_of_threads_gives_the_same_bits() -> None:
+    guide = picture(60, 70)
+    before, landmarks = torch.get_num_threads(), landmarks_of(guide)
+    results = []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            results.append(sum_landmarks(guide, guide, SIGMA, landmarks))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*results)
+
+
+@pytest.mark.usefixtures("backend")
+def test_rare_colors_are_summed_by_the_definition() -> None:
+    guide = picture(40, 50)
+    landmarks = landmarks_of(guide)
+    guide[0, :, 20, 30] = torch.tensor([9.0, -9.0, 9.0])
+    guide[0, :, 20, 33] = torch.tensor([9.0, -9.0, 8.0])
+    # one at a border
+    guide[0, :, 39, 0] = torch.tensor([-9.0, 9.0, 9.0])
+    sums, expected = sum_landmarks(guide, guide, SIGMA, landmarks), by_definition(with_mass(guide), guide)
+    for y, x in ((20, 30), (20, 33), (39, 0)):
+        assert_close(sums[0, :, y, x], expected[0, :, y, x])
+
+
+def test_landmarks_give_the_gaussian_between_colors() -> None:
+    guide = picture(40, 50) + 0.3 * torch.randn(1, 3, 40, 50, generator=torch.Generator().manual_seed(0))
+    found = landmarks_of(guide)
+    colors = guide[0].flatten(1).mT.double().numpy()[::7]
+    landmarks = found.colors.double().numpy()
+
+    to_landmarks, expected = (np.exp(-0.5 * ((colors[:, None] - b) ** 2).sum(-1)) for b in (landmarks, colors))
+    approximate = to_landmarks @ found.mixture.double().numpy() @ to_landmarks.T
+    error = np.abs(approximate - expected)
+    assert error.mean() < 0.01
+    # colors between the small cubes that landmarks are taken from
+    assert error.max() < 0.25
+    assert len(landmarks) < 100
+    assert choose_landmarks(guide, len(landmarks) - 1) is None
+    assert choose_landmarks(guide[:0], 100) is None
+
+
+def test_derivatives() -> None:
+    """The sums are linear and symmetric in the values, and smooth in the guide."""
+    generator = torch.Generator().manual_seed(0)
+    guide = picture(9, 11).double().requires_grad_()
+    landmarks = landmarks_of(guide)
+    values = torch.rand(1, 2, 9, 11, generator=generator, dtype=torch.float64, requires_grad=True)
+    # with the mass, which does not depend on the values
+    other = torch.rand(1, 3, 9, 11, generator=generator, dtype=torch.float64)
+    sums = sum_landmarks(values, guide, SIGMA, landmarks)
+    gradient, of_guide = torch.autograd.grad(sums, (values, guide), other)
+    with torch.no_grad(), ph.use_backend("reference"):
+        assert_close(gradient, sum_landmarks(other[:, :2], guide, SIGMA, landmarks)[:, :2])
+        step = 1e-6 * torch.rand(guide.shape, generator=generator, dtype=torch.float64)
+        change = sum_landmarks(values, guide + step, SIGMA, landmarks) - sum_landmarks(
+            values, guide - step, SIGMA, landmarks
+        )
+    assert float((change * other).sum()) / 2 == pytest.approx(float((of_guide * step).sum()), rel=1e-4)
+
+
+@pytest.mark.usefixtures("backend")
+class TestAuto:
+    image = picture(90, 110)[0] / 8 + 0.5
+
+    def test_takes_them_where_the_lattice_is_coarse(self) -> None:
+        assert ph.explain_bilateral(self.image, 12.0, 0.5).startswith("landmarks: ")
+        actual = ph.bilateral_filter(self.image, 12.0, 0.5, method="auto")
+        expected = ph.bilateral_filter(self.image, 12.0, 0.5, method="exact")
+        assert relative_error(actual, expected) < 0.02
+        assert relative_error(ph.bilateral_filter(self.image, 12.0, 0.5), expected) > 0.04
+        halo = ph.bilateral_filter(self.image, 12.0, 0.5, method="auto", halo=1)
+        assert torch.equal(halo, ph.bilateral_filter(self.image, 12.0, 0.5, halo=1))
+
+    def test_holes_and_mass(self) -> None:
+        known = torch.ones(90, 110, dtype=torch.bool)
+        known[30:50, 40:60] = False
+        options: dict[str, Any] = {"guide": self.image, "weights": known, "return_mass": True}
+        actual, mass = ph.bilateral_filter(self.image, 12.0, 0.5, method="auto", **options)
+        expected, exact_mass = ph.bilateral_filter(self.image, 12.0, 0.5, method="exact", **options)
+        assert relative_error(actual, expected) < 0.02
+        assert relative_error(mass, exact_mass) < 0.08
+
+    def test_not_where_derivatives_are_wanted(self) -> None:
+        image = self.image.clone().requires_grad_()
+        assert ph.explain_bilateral(image, 12.0, 0.5).startswith("separable: ")
+        ph.bilateral_filter(image, 12.0, 0.5, method="auto").sum().backward()
+        assert image.grad is not None
+        with torch.no_grad():
+            assert ph.explain_bilateral(image, 12.0, 0.5).startswith("landmarks: ")
