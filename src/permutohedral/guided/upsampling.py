@@ -132,6 +132,10 @@ class Upsampler:
             missing = maps - self.grids.observe(upsampled)
             if weights is not None:
                 missing = torch.where(weights > 0, missing, 0.0)
+            if self.mode == "affine" and self.grids.sampling == "area":
+                # what the model leaves over has little to do with the edges of the guide
+                upsampled = upsampled + self.grids.enlarge(missing)
+                continue
             missing = layout.to_rows(missing)
             upsampled = upsampled + reach.average_to_maps(missing, missing, layout, channels_last)
         return upsampled
