@@ -60,7 +60,7 @@ def make_scene(positions: Tensor, labels: Tensor | None = None, ground: bool = T
     Args:
         positions: `[points, 3]`, meters, float64 if they are far from the origin.
         labels: int64 `[points]`, -1 where they are not known.
-        ground: look for the ground; else heights are above the middle of the cloud.
+        ground: look for the ground; else heights are above the median of the cloud.
 
     >>> make_scene(torch.rand(100, 3, dtype=torch.float64) * 30 + 5e5).heights.shape
     torch.Size([100, 3])
@@ -69,7 +69,9 @@ def make_scene(positions: Tensor, labels: Tensor | None = None, ground: bool = T
         positions = positions - (positions.amin(dim=0) + positions.amax(dim=0)) / 2
     near = positions.float()
     if not ground:
-        return Scene(near, near[:, 2:].repeat(1, len(WINDOWS)), labels)
+        # the middle of all points, which a few far below do not move
+        heights = near[:, 2:] - near[:, 2].median() if len(near) else near[:, 2:]
+        return Scene(near, heights.repeat(1, len(WINDOWS)), labels)
     heights = torch.stack([heights_above_ground(near, *window) for window in WINDOWS], dim=1)
     return Scene(near, heights, labels)
 

@@ -48,7 +48,7 @@ class LidarConfig:
         options: arguments of the model.
         places: of the crops; each is drawn from one of these, so a place named twice gives twice as many.
         cropping: how crops are cut out and varied.
-        heights: whether the network is given heights above the ground, else above the middle of the scan.
+        heights: whether the network is given heights above the ground, else above the median of the scan.
         test_points: so many of each test scene, drawn at random; default: all.
         seed: of weights and batches.
     """
