@@ -28,7 +28,7 @@ ORDER = [
     ["ops.fused_filters", "ops.level_operators"],
     ["features", "data"],
     ["memory"],
-    ["lattice"],
+    ["lattice", "largest"],
     ["checks", "geometry", "pyramid", "bounded_lattice"],
     ["steps", "levels"],
     ["normalization", "landmarks"],
@@ -70,7 +70,7 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 CORE = {
     *("errors", "version", "ops", "neighborhood", "simplices", "tensors", "features", "memory", "lattice", "checks"),
     *("geometry", "pyramid", "bounded_lattice", "steps", "levels", "normalization", "landmarks", "weighting", "exact"),
-    *("estimate", "choice", "functional", "guided", "crf", "nn", "pydensecrf", "simplecrf", "public", ""),
+    *("estimate", "choice", "functional", "guided", "largest", "crf", "nn", "pydensecrf", "simplecrf", "public", ""),
 }
 
 

@@ -41,7 +41,7 @@ def with_mass(guide: Tensor) -> Tensor:
 
 
 def landmarks_of(guide: Tensor) -> Landmarks:
-    found = choose_landmarks(guide, 200)
+    found = choose_landmarks(guide, [1.0] * guide.shape[1], 200)
     assert found is not None
     return found
 
@@ -121,8 +121,8 @@ def test_landmarks_give_the_gaussian_between_colors() -> None:
     # colors between the small cubes that landmarks are taken from
     assert error.max() < 0.25
     assert len(landmarks) < 100
-    assert choose_landmarks(guide, len(landmarks) - 1) is None
-    assert choose_landmarks(guide[:0], 100) is None
+    assert choose_landmarks(guide, [1.0] * 3, len(landmarks) // 2) is None
+    assert choose_landmarks(guide[:0], [1.0] * 3, 100) is None
 
 
 def test_derivatives() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from permutohedral import memory
+from permutohedral.errors import InputError
 from permutohedral.memory import MemoryForecast, forecast_memory
 
 needs_core = pytest.mark.skipif(memory._compiled_core() is None, reason="the compiled core is not installed")
@@ -45,6 +46,17 @@ def test_the_forecast_of_the_core(
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert forecast_memory(*arguments, **options) == MemoryForecast(*expected)
+
+
+def test_a_pyramid_is_its_levels_and_the_tables_between() -> None:
+    one, other = (forecast_memory(1000, 3, 1, 0, number) for number in (900, 300))
+    both = forecast_memory(1000, 3, 1, 0, (900, 300), levels=2)
+    assert both.simplices == one.simplices + other.simplices
+    assert both.lattice_points == one.lattice_points + other.lattice_points
+    assert both.neighbors == one.neighbors + other.neighbors + 4 * (15 * (900 + 300) + 2 * 900)
+    assert forecast_memory(1000, 3, levels=3).total > forecast_memory(1000, 3, levels=2).total
+    with pytest.raises(InputError, match="names 2 levels, but there are 3"):
+        forecast_memory(1000, 3, num_lattice_points=(9, 3), levels=3)
 
 
 @needs_core

@@ -252,3 +252,18 @@ ERRORS: dict[str, ErrorCase] = {
 @pytest.mark.parametrize("case", ERRORS)
 def test_errors(case: str) -> None:
     assert_raises(*ERRORS[case])
+
+
+def test_the_largest_values_around_a_lattice_point() -> None:
+    features, values = draw(20, 2, scale=2.0), draw(20, 3)
+    lattice = ph.build_lattice(features, halo=1)
+    largest = ph.splat(values, lattice, reduce="max")
+    for row in range(lattice.num_lattice_points):
+        around = (lattice.source.vertices == row).any(dim=1)
+        expected = to_numpy(values)[to_numpy(around).astype(bool)].max(axis=0) if bool(around.any()) else np.zeros(3)
+        assert_close(largest[row], expected)
+    assert_close(ph.splat(torch.stack([values, -values]), lattice, reduce="max")[0], to_numpy(largest))
+    values.requires_grad_()
+    assert gradcheck(lambda each: ph.splat(each, lattice, reduce="max"), (values,))
+    with pytest.raises(ph.InputError, match="reduce must be 'sum' or 'max', got 'mean'"):
+        ph.splat(values, lattice, reduce="mean")  # type: ignore[arg-type]

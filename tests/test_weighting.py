@@ -281,6 +281,18 @@ NUMBERS: dict[str, ErrorCase] = {
         InputError,
         "1 of 34 are NaN",
     ),
+    "learned, negative weights": (
+        lambda: ph.permutohedral_filter(*scatter()[:2], torch.ones(15).double(), weights=-torch.ones(17).double()),
+        InputError,
+        "not negative",
+    ),
+    "learned, unknown values that count": (
+        lambda: ph.permutohedral_filter(
+            spoiled(torch.nan), scatter()[1], torch.ones(15).double(), weights=torch.ones(17).double()
+        ),
+        InputError,
+        "values must be finite",
+    ),
 }
 
 
@@ -299,3 +311,49 @@ def test_large_values_are_finite() -> None:
     """Their sum is not."""
     values = torch.full((17, 2), 3e38, device=DEVICE)
     assert ph.gaussian_filter(values, scatter(torch.float32)[1]).shape == (17, 2)
+
+
+@pytest.mark.parametrize("normalization", ["none", "homogeneous", "density", "coverage"])
+def test_learned_filters_count_a_point_as_often_as_its_weight_says(normalization: Any) -> None:
+    """Points of weight zero are as good as none, whatever their values; those of weight two are two."""
+    values, features, _ = scatter()
+    weight = to_tensor(np.random.default_rng(0).normal(size=(15, 2, 3)))
+    weights = to_tensor([0.0, 2.0, 1.0, 1.0] * 4 + [0.0])
+    repeated = torch.repeat_interleave(torch.arange(17, device=values.device), weights.long())
+    targets = features[::2] + 0.2
+    expected = ph.permutohedral_filter(
+        values[repeated], features[repeated], weight, targets, normalization=normalization
+    )
+    options: dict[str, Any] = {"normalization": normalization, "weights": weights}
+    holes = torch.where(weights[:, None] == 0, torch.nan, values)
+    assert_close(ph.permutohedral_filter(holes, features, weight, targets, **options), expected)
+    batch = ph.permutohedral_filter(holes.expand(2, -1, -1), features, weight, targets, **options)
+    assert_close(batch[1], expected)
+
+
+def test_learned_layers_take_weights() -> None:
+    values, features, weights = scatter(torch.float32)
+    layer = ph.nn.PermutohedralConvolution(2, 4, dimension=3).to(values.device)
+    holes = torch.where(weights[:, None] == 0, torch.nan, values).requires_grad_()
+    actual = layer(holes, features, weights=weights)
+    known = weights > 0
+    expected = layer(values[known], features[known], features, weights=weights[known])
+    assert_close(actual, expected)
+    actual.square().sum().backward()
+    assert holes.grad is not None
+    assert bool(holes.grad.isfinite().all())
+    assert bool((holes.grad[~known] == 0).all())
+    image = torch.rand(2, 3, 6, 7, device=values.device)
+    mask = torch.rand(6, 7, device=values.device) > 0.4
+    picture_layer = ph.nn.BilateralConvolution2d(3, 2).to(values.device)
+    lost = torch.where(mask, image, torch.nan)
+    assert_close(picture_layer(lost, image, mask), picture_layer(torch.where(mask, image, 9.0), image, mask))
+
+
+def test_learned_filters_refuse_weights_that_do_not_fit() -> None:
+    values, features, weights = scatter()
+    weight = to_tensor(np.ones((15, 2, 1)))
+    with pytest.raises(InputError, match="symmetric"):
+        ph.permutohedral_filter(values, features, weight, normalization="symmetric", weights=weights)
+    with pytest.raises(InputError, match="one for each point"):
+        ph.permutohedral_filter(values, features, weight, weights=weights[:3])

@@ -27,6 +27,7 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.reporting.markdown import markdown_table
+from permutohedral.reporting.provenance import find_commit, find_processor
 from permutohedral.reporting.quality import relative_error
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -123,6 +124,8 @@ def summarize(found: list[dict[str, Any]]) -> dict[str, Any]:
 def run(folder: Path) -> dict[str, Any]:
     """Measure every bandwidth on every photograph, with and without noise."""
     torch.set_num_threads(1)
+    # sources may change while it runs
+    commit = find_commit()
     paths = sorted(folder.glob("*.jpg"))
     paths = paths[:: max(1, len(paths) // NUM_PHOTOGRAPHS)][:NUM_PHOTOGRAPHS]
     rows = []
@@ -140,6 +143,8 @@ def run(folder: Path) -> dict[str, Any]:
         "what": "bilateral filter of photographs against its definition",
         "command": "python tools/accuracy_pictures.py --photographs FOLDER",
         "photographs": [path.stem for path in paths],
+        "processor": find_processor(),
+        "commit": commit,
         "version": ph.__version__,
         "torch": str(torch.__version__),
         "python": platform.python_version(),

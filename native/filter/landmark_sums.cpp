@@ -23,6 +23,8 @@ constexpr int taps = 2;
 constexpr int vectors_at_once = 2;
 // weights below two to this power count as zero
 constexpr double least_exponent = -13.3;
+// so few blocks of landmarks are all taken as active: it takes less time than to find out
+constexpr int64_t fewest_blocks = 2;
 // the blur of the nodes reaches this many of its standard deviations
 constexpr double blur_reach = 4.5;
 // rows and vectors of the product with the mixture that stay in registers
@@ -91,9 +93,8 @@ public:
     void run(const std::vector<const T*>& given, const T* guide, T* out, int threads) {
         const auto channels = int64_t(given.size());
         parallel_for(threads, y_.num_cells, [&](int64_t cell_y, int) { find_active(guide, cell_y); });
-        parallel_for(threads, y_.num_nodes(), [&](int64_t y, int) {
-            std::fill(node(nodes_, y, 0), node(nodes_, y + 1, 0), T(0));
-        });
+        parallel_for(threads, y_.num_nodes(),
+                     [&](int64_t y, int) { std::fill(node(nodes_, y, 0), node(nodes_, y + 1, 0), T(0)); });
         Planes planes;
         // where there are fewer channels the last one stands in, and what comes of it is not written
         for (int64_t c = 0; c < C; ++c) planes.at[c] = given[std::min(c, channels - 1)];
@@ -118,19 +119,23 @@ private:
 
     int64_t node_size() const { return C * num_terms_; }
     int64_t row_size() const { return x_.num_nodes() * node_size(); }
-    T* node(T* nodes, int64_t y, int64_t x) const {
-        return nodes + y * row_size() + x * node_size();
-    }
+    T* node(T* nodes, int64_t y, int64_t x) const { return nodes + y * row_size() + x * node_size(); }
     // how many blocks of landmarks are near the colors of a cell, and which
     int32_t* active(int64_t cell_y, int64_t cell_x) const {
         return active_ + (cell_y * x_.num_cells + cell_x) * (num_blocks_ + 1);
     }
-    const T* landmark(int64_t g, int64_t block) const {
-        return landmarks_ + g * num_terms_ + block * lanes<T>;
-    }
+    const T* landmark(int64_t g, int64_t block) const { return landmarks_ + g * num_terms_ + block * lanes<T>; }
     int64_t plane() const { return shape_.height * shape_.width; }
 
     void find_active(const T* guide, int64_t cell_y) {
+        if (num_blocks_ <= fewest_blocks) {
+            for (int64_t cell_x = 0; cell_x < x_.num_cells; ++cell_x) {
+                int32_t* all = active(cell_y, cell_x);
+                all[0] = int32_t(num_blocks_);
+                for (int32_t block = 0; block < num_blocks_; ++block) all[block + 1] = block;
+            }
+            return;
+        }
         const Range rows = y_.pixels(cell_y);
         std::vector<T> least(guides_), most(guides_);
         for (int64_t cell_x = 0; cell_x < x_.num_cells; ++cell_x) {
@@ -204,8 +209,8 @@ private:
                                                 &x_.spline[taps * (x - columns.begin)], sums);
                 }
                 for (; x < columns.end; ++x) {
-                    add_pixels<1>(values, guide, y * shape_.width + x, block,
-                                  &x_.spline[taps * (x - columns.begin)], sums);
+                    add_pixels<1>(values, guide, y * shape_.width + x, block, &x_.spline[taps * (x - columns.begin)],
+                                  sums);
                 }
                 for (int j = 0; j < taps; ++j) {
                     const T weight = y_.spline[taps * (y - rows.begin) + j];

@@ -56,8 +56,7 @@ void sum_pixel(const WindowShape& shape, const std::vector<const T*>& values, co
         }
     }
     for (int64_t c = 0; c < num_channels; ++c) {
-        out[c * plane + pixel] =
-            reduce_lanes<T, lanes<T>>(sums[c], [](Vector<T> a, Vector<T> b) { return a + b; })[0];
+        out[c * plane + pixel] = reduce_lanes<T, lanes<T>>(sums[c], [](Vector<T> a, Vector<T> b) { return a + b; })[0];
     }
 }
 
@@ -75,9 +74,8 @@ void repair_sums(const WindowShape& shape, const std::vector<const T*>& values, 
         std::nth_element(small.begin(), small.begin() + most, small.end(), less);
         small.resize(most);
     }
-    parallel_for(threads, int64_t(small.size()), [&](int64_t i, int) {
-        sum_pixel(shape, values, guide, small[i], out);
-    });
+    parallel_for(threads, int64_t(small.size()),
+                 [&](int64_t i, int) { sum_pixel(shape, values, guide, small[i], out); });
 }
 
 }  // namespace

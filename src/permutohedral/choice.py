@@ -9,7 +9,6 @@ it takes more than a third of the time of the lattice (docs/accuracy.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,12 +33,12 @@ _CORNER, _LATTICE_POINT = 9.0, 27.0
 # of the exact method: for each pair, and each of its features and channels; for each pixel besides
 _PAIR, _PAIR_CHANNEL, _PIXEL = 0.32, 0.05, 40.0
 # of landmarks, for four channels: for each at a pixel, for each pair of them at a node, for each pixel besides
-_TERM, _MIXED_PAIR, _TERM_PIXEL = 1.7, 0.25, 40.0
+_TERM, _MIXED_PAIR, _TERM_PIXEL = 1.7, 0.25, 42.0
 # windows of fewer pixels are not worth a grid; the grids of larger pictures would take more memory than the lattice
 _LEAST_SIGMA, MOST_PIXELS = 3.0, 2048 * 2048
 
 # squares of a picture in which lattice points are counted
-_SIDE, _SQUARES_ALONG = 48, 2
+_SIDE, _SQUARES_ALONG = 40, 2
 # lattice points of a cloud for each point, which are not counted
 _OF_A_CLOUD = 1.0
 
@@ -142,33 +141,38 @@ def choose_for_pixels(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_ra
     ]
     if options and options[0].reach > _REACHES[-1]:
         return options[0]
-    if guides <= MOST_GUIDES and height * width <= MOST_PIXELS and min(sigmas) >= _LEAST_SIGMA:
-        most = _affordable(_SLOWER * lattice / max(pixels, 1), channels, sigmas)
-        window = (
-            window_of(guide, sigma_space, sigma_range) if most > 0 and _is_constant(image, guide, sigma_range) else None
-        )
-        found = None if window is None else choose_landmarks(window.guide, most)
-        if found is not None:
-            times = f"{found.colors.shape[0]} colors take no longer than {_in_words(lattice)} for a lattice"
-            return Choice("landmarks", times, landmarks=found, window=window)
+    found = _with_landmarks(image, guide, sigma_space, sigma_range, lattice)
+    if found is not None:
+        return found
     times = f"about {_in_words(exact[-1])} for a window of {windows[-1]:,} pixels, {_in_words(lattice)} for the lattice"
     return options[0] if options else Choice("separable", times)
 
 
-def _is_constant(*tensors: Sigma) -> bool:
-    """Whether no derivatives are wanted, and nothing is known but torch's own tensors."""
-    return not wants_gradient(*tensors) and is_plain(*tensors)
-
-
-def _affordable(time: float, channels: int, sigmas: Sequence[float]) -> int:
-    """How many landmarks take no longer than `time` for each pixel."""
+def _with_landmarks(
+    image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, lattice: float
+) -> Choice | None:
+    """Landmarks that take no longer than the lattice; none for what is differentiated."""
+    *items, guides, height, width = guide.shape
+    sigmas = numbers_of(sigma_space, 2)
+    if guides > MOST_GUIDES or height * width > MOST_PIXELS or min(sigmas) < _LEAST_SIGMA:
+        return None
+    count = math.prod(items)
+    if count * height * width == 0 or wants_gradient(image, guide, sigma_range) or not is_plain(image, guide):
+        return None
     # the mass is one more channel
-    left = time / math.ceil((channels + 1) / 4) - _TERM_PIXEL
+    passes = math.ceil((image.shape[:-2].numel() // count + 1) / 4)
+    left = _SLOWER * lattice / (count * height * width * passes) - _TERM_PIXEL
     if left <= 0:
-        return 0
+        return None
     # where left = _TERM * most + mixed * most**2
     mixed = _MIXED_PAIR / (cell_size(sigmas[0]) * cell_size(sigmas[1]))
-    return int(2 * left / (_TERM + math.sqrt(_TERM**2 + 4 * mixed * left)))
+    most = int(2 * left / (_TERM + math.sqrt(_TERM**2 + 4 * mixed * left)))
+    pictures = guide.reshape(-1, guides, height, width)
+    found = choose_landmarks(pictures, numbers_of(sigma_range, guides), most)
+    if found is None:
+        return None
+    reason = f"{found.colors.shape[0]} colors take no longer than {_in_words(lattice)} for a lattice"
+    return Choice("landmarks", reason, landmarks=found, window=window_of(guide, sigma_space, sigma_range))
 
 
 def _pair_time(dimension: int, channels: int) -> float:

@@ -12,6 +12,7 @@ are summed again by the definition, over a window.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from permutohedral.ops import fused_filters
 from permutohedral.ops.fused_primitives import LandmarkTables
-from permutohedral.ops.primitives import window_extents
+from permutohedral.ops.primitives import accumulation_dtype, window_extents
 
 # colors the landmarks are chosen from, and how far apart those are, in standard deviations
 _SAMPLES, _SPACING = 8192, 0.6
@@ -64,17 +65,19 @@ def cell_size(sigma: float) -> int:
     return max(int(_CELL * sigma), 1)
 
 
-def choose_landmarks(guide: Tensor, most: int) -> Landmarks | None:
+def choose_landmarks(guide: Tensor, sigma: Sequence[float], most: int) -> Landmarks | None:
     """Landmarks among the colors of pictures, None if more than `most` would be needed.
 
     Args:
-        guide: `[items, guide channels, height, width]`, in standard deviations.
-        most: how many there may be.
+        guide: `[items, guide channels, height, width]`.
+        sigma: standard deviations of the channels.
+        most: how many landmarks there may be.
 
-    >>> choose_landmarks(torch.zeros(1, 3, 4, 5), most=9).colors.tolist()
+    >>> choose_landmarks(torch.zeros(1, 3, 4, 5), [0.1, 0.1, 0.1], most=9).colors.tolist()
     [[0.0, 0.0, 0.0]]
     """
-    colors = _sample(guide)
+    colors = _sample(guide) / np.array(sigma)
+    colors = _thin_out(colors[np.isfinite(colors).all(1)])
     if colors.shape[0] * _LEAST_SHARE > most or colors.shape[0] == 0:
         return None
     kernel = _gaussian_between(colors)
@@ -84,11 +87,12 @@ def choose_landmarks(guide: Tensor, most: int) -> Landmarks | None:
     # those of similar brightness follow each other, since they are near the same pixels
     chosen = chosen[np.argsort(colors[chosen].sum(1), kind="stable")]
     mixture = np.linalg.inv(kernel[np.ix_(chosen, chosen)] + 1e-5 * np.eye(chosen.size))
-    return Landmarks(*(torch.from_numpy(array).to(guide) for array in (colors[chosen], mixture)))
+    dtype = accumulation_dtype(guide.dtype)
+    return Landmarks(*(torch.from_numpy(array).to(guide.device, dtype) for array in (colors[chosen], mixture)))
 
 
 def _sample(guide: Tensor) -> NDArray[np.float64]:
-    """`[colors, guide channels]`: one of each small cube of colors, out of pixels all over the pictures."""
+    """`[colors, guide channels]`, out of pixels all over the pictures."""
     channels, height, width = guide.shape[1:]
     pixels = height * width
     along = min(_SAMPLES, pixels)
@@ -96,10 +100,15 @@ def _sample(guide: Tensor) -> NDArray[np.float64]:
     places = ((np.arange(along) + np.random.default_rng(0).random(along)) * (pixels / along)).astype(np.int64)
     indices = torch.from_numpy(places.clip(max=pixels - 1)).to(guide.device)
     taken = guide.detach()[: _SAMPLES // along].flatten(2)[:, :, indices]
-    colors = taken.mT.reshape(-1, channels).cpu().double().numpy()
+    colors: NDArray[np.float64] = taken.mT.reshape(-1, channels).cpu().double().numpy()
+    return colors
+
+
+def _thin_out(colors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """One of each small cube of colors."""
     cubes = np.rint(colors / _SPACING).astype(np.int64)
     cubes -= cubes.min(axis=0, initial=0)
-    keys = cubes @ np.array([1, 1 << 20, 1 << 40], dtype=np.int64)[:channels]
+    keys = cubes @ np.array([1, 1 << 20, 1 << 40], dtype=np.int64)[: colors.shape[1]]
     unique: NDArray[np.float64] = colors[np.unique(keys, return_index=True)[1]]
     return unique
 
@@ -140,7 +149,7 @@ def sum_landmarks(values: Tensor, guide: Tensor, sigma: tuple[float, float], lan
         `[items, channels + 1, height, width]`: the sums of ones, the mass, are the last.
 
     >>> gray = torch.zeros(1, 1, 20, 30)
-    >>> sum_landmarks(gray, gray, (2.0, 2.0), choose_landmarks(gray, 1)).shape
+    >>> sum_landmarks(gray, gray, (2.0, 2.0), choose_landmarks(gray, [1.0], 1)).shape
     torch.Size([1, 2, 20, 30])
     """
     full = 2 * np.pi * sigma[0] * sigma[1]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from permutohedral.checks import check_weight, count, lattice_to_rows, to_autocast, unfold
 from permutohedral.errors import InputError
+from permutohedral.largest import largest_of
 from permutohedral.lattice import Lattice
 from permutohedral.memory import check_rows
 from permutohedral.ops import operators
@@ -129,32 +130,6 @@ def pool(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
     children = torch.arange(fine.num_lattice_points, device=fine.device).repeat_interleave(2)
     pooled = largest_of(rows, children, tables.parents.flatten().long(), coarse.num_lattice_points)
     return unfold(pooled, leading)
-
-
-def largest_of(rows: Tensor, members: Tensor, groups: Tensor, num_groups: int) -> Tensor:
-    """The largest of each channel in each group; a derivative of any order goes to the first of the largest.
-
-    Args:
-        rows: `[rows, channels]`.
-        members: int64 `[memberships]`, rows.
-        groups: int64 `[memberships]`, the group of each; no group is empty.
-        num_groups: how many there are.
-
-    Returns:
-        `[num_groups, channels]`.
-
-    >>> largest_of(torch.tensor([[1.0], [3.0], [2.0]]), torch.arange(3), torch.tensor([0, 0, 1]), 2).tolist()
-    [[3.0], [2.0]]
-    """
-    with torch.no_grad():
-        candidates = rows.index_select(0, members)
-        place = groups[:, None].expand_as(candidates)
-        most = rows.new_empty(num_groups, rows.shape[1])
-        most = most.scatter_reduce(0, place, candidates, "amax", include_self=False)
-        wins = candidates == most.index_select(0, groups)
-        numbers = torch.where(wins, members[:, None], rows.shape[0])
-        first = members.new_empty(most.shape).scatter_reduce(0, place, numbers, "amin", include_self=False)
-    return rows.gather(0, first)
 
 
 def _between(pyramid: LatticePyramid, level: int) -> tuple[Lattice, Lattice, LevelTables]:

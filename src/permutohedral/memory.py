@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -54,18 +56,21 @@ class MemoryForecast:
         return self.simplices + self.lattice_points + max(self.scratch, self.neighbors + self.values)
 
 
-def forecast_memory(  # noqa: PLR0913 (what describes the request, and three options by name)
+def forecast_memory(  # noqa: PLR0913 (what describes the request, and four options by name)
     num_points: int,
     dimension: int,
     neighborhood_size: int = 1,
     channels: int = 1,
-    num_lattice_points: int | None = None,
+    num_lattice_points: int | Sequence[int] | None = None,
     *,
     dtype: torch.dtype = torch.float32,
     separable: bool = False,
     ordered: bool = False,
+    levels: int = 1,
 ) -> MemoryForecast:
     """Forecast the memory of `build_lattice` and one filter without gradients, without allocating anything.
+
+    With `levels`, of `build_pyramid` and one filter on its finest level.
 
     The figures are those of the native backend (measured in docs/reliability.md), which is asked what it will allocate.
     On a GPU the lookup table takes up to 128 bytes more per lattice point. Where the compiled core is not installed,
@@ -81,6 +86,8 @@ def forecast_memory(  # noqa: PLR0913 (what describes the request, and three opt
         dtype: of features and values.
         separable: for the separable Gaussian, which needs a `neighborhood_size` of 0 only.
         ordered: points that follow each other are near each other, as pixels are; building then takes less memory.
+        levels: of a pyramid. `num_lattice_points` is then that of every level, the finest first, or one number that
+            bounds them all.
 
     >>> forecast_memory(1_000_000, dimension=5, num_lattice_points=100_000, ordered=True).simplices // 2**20
     45
@@ -89,32 +96,48 @@ def forecast_memory(  # noqa: PLR0913 (what describes the request, and three opt
     check_count("dimension", dimension, least=1)
     check_count("neighborhood_size", neighborhood_size)
     check_count("channels", channels)
-    if num_lattice_points is not None:
-        check_count("num_lattice_points", num_lattice_points)
+    check_count("levels", levels, least=1)
     if not dtype.is_floating_point:
         raise InputError(f"dtype must be floating, got {dtype}")
     size, corners = torch.finfo(dtype).bits // 8, num_points * (dimension + 1)
     # 16-bit values are computed in 32 bits
     weight_size = max(size, 4)
-    lattice_points = corners if num_lattice_points is None else num_lattice_points
+    lattice_points, *coarse = _on_levels(corners if num_lattice_points is None else num_lattice_points, levels)
     taps = count_taps(dimension, neighborhood_size) + (2 * (dimension + 1) if separable else 0)
     # the Gaussian has two more buffers of the size of its input, and a channel for the mass
     rows = 3 * lattice_points * (channels / 2 + 1) if separable else lattice_points * channels
     core = _compiled_core()
+    tables = 0
     if core is None:
         # the reference backend, measured: for each corner its key as int64, twice, and eight more words while sorting
-        table, scratch, order = 0, 8 * corners * (2 * (dimension + 1) + 8), 0
+        scratch, order = 8 * corners * (2 * (dimension + 1) + 8), 0
     else:
         row_bytes = (channels / 2 + separable) * size
-        request = (num_points, dimension, lattice_points, weight_size, row_bytes, ordered)
-        table, scratch, order = core.forecast(*request, torch.get_num_threads())
+        request = (weight_size, row_bytes, ordered, torch.get_num_threads())
+        tables, scratch, order = core.forecast(num_points, dimension, lattice_points, *request)
+        tables += sum(core.forecast(num_points, dimension, number, *request)[0] for number in coarse)
+    # between two levels: the taps down and up, and two parents of each fine lattice point
+    pairs = pairwise([lattice_points, *coarse])
+    between = sum(count_taps(dimension, neighborhood_size) * (fine + below) + 2 * fine for fine, below in pairs)
+    simplices = corners * (_INDEX_BYTES + weight_size)
     return MemoryForecast(
-        simplices=corners * (_INDEX_BYTES + weight_size),
-        lattice_points=lattice_points * (dimension + 1) * _INDEX_BYTES + table,
-        neighbors=lattice_points * taps * _INDEX_BYTES,
-        scratch=scratch,
+        simplices=levels * simplices,
+        lattice_points=(lattice_points + sum(coarse)) * (dimension + 1) * _INDEX_BYTES + tables,
+        neighbors=((lattice_points + sum(coarse)) * taps + between) * _INDEX_BYTES,
+        # while the finest lattice is built, the simplices of the others are not there yet
+        scratch=max(scratch - (levels - 1) * simplices, 0),
         values=int((rows + num_points * channels / 2) * size) + order,
     )
+
+
+def _on_levels(num_lattice_points: int | Sequence[int], levels: int) -> list[int]:
+    """The lattice points of every level."""
+    given = list(num_lattice_points) if isinstance(num_lattice_points, Sequence) else [num_lattice_points] * levels
+    for number in given:
+        check_count("num_lattice_points", number)
+    if len(given) != levels:
+        raise InputError(f"num_lattice_points names {len(given)} levels, but there are {levels}")
+    return given
 
 
 def _compiled_core() -> ModuleType | None:

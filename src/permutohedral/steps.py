@@ -10,6 +10,9 @@ Shapes of values, by the lattice (`build_lattice`):
 
 from __future__ import annotations
 
+from typing import Literal
+
+import torch
 from torch import Tensor
 
 from permutohedral.checks import (
@@ -21,30 +24,41 @@ from permutohedral.checks import (
     to_autocast,
     unfold,
 )
+from permutohedral.errors import InputError
+from permutohedral.largest import largest_of
 from permutohedral.lattice import Lattice
 from permutohedral.memory import check_rows
 from permutohedral.ops import operators
 from permutohedral.simplices import Simplices
 
 
-def splat(values: Tensor, lattice: Lattice) -> Tensor:
+def splat(values: Tensor, lattice: Lattice, reduce: Literal["sum", "max"] = "sum") -> Tensor:
     """Sum the values of the source points into the lattice: l_j = sum_{i in C(j)} b_{i,j} v_i.
 
     Args:
         values: float `[points, channels]`, `[batch, points, channels]` or `[..., points, channels]`.
         lattice: from `build_lattice`.
+        reduce: "sum"; or "max", the largest value of each channel among the points C(j) around a lattice point,
+            whatever their weights; zero where there are none, as in a halo.
 
     Returns:
         `[lattice_points, channels]`, or `[..., lattice_points, channels]` where many share one lattice.
 
-    >>> import torch
     >>> import permutohedral as ph
     >>> lattice = ph.build_lattice(torch.rand(100, 2))
     >>> float(ph.splat(torch.ones(100, 1), lattice).sum().round())
     100.0
     """
     rows, leading = points_to_rows(values, lattice)
-    return unfold(_splat(rows, lattice.source), leading)
+    if reduce == "sum":
+        return unfold(_splat(rows, lattice.source), leading)
+    if reduce != "max":
+        raise InputError(f"reduce must be 'sum' or 'max', got {reduce!r}")
+    points, corners = lattice.source.vertices.shape
+    members = torch.arange(points, device=rows.device).repeat_interleave(corners)
+    return unfold(
+        largest_of(rows, members, lattice.source.vertices.flatten().long(), lattice.num_lattice_points), leading
+    )
 
 
 def convolve(lattice_values: Tensor, weight: Tensor, lattice: Lattice) -> Tensor:

@@ -40,6 +40,8 @@ def test_help_tells_what_there_is_in_eighty_columns() -> None:
         "upsample",
         "solve",
         "colorize",
+        "segment-points",
+        "train-points",
         "demo",
         "figure",
         "reproduce",

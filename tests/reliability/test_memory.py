@@ -5,10 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import resource
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
-from reliability.measure_memory import REQUESTS, Request, measure_leak, measure_peak
+from reliability.measure_memory import REQUESTS, Request, measure_leak, measure_peak, settle, status
 
 import permutohedral as ph
 from permutohedral.memory import _kept_memory, available_memory, check_rows
@@ -35,6 +36,28 @@ def test_the_peak_is_the_forecast(number: int) -> None:
     request: Request = replace(REQUESTS[number], points=REQUESTS[number].points // 2)
     measured = in_a_process(measure_peak, request)
     assert abs(float(str(measured["ratio"])) - 1) <= PEAK_TOLERANCE, measured
+
+
+def peak_of_a_pyramid(arguments: tuple[int, int, float]) -> dict[str, object]:
+    """The peak of building a pyramid on points near a sphere, and its forecast."""
+    points, levels, radius = arguments
+    torch.manual_seed(0)
+    torch.set_num_threads(2)
+    features = torch.nn.functional.normalize(torch.randn(points, 3)) * radius
+    ph.build_pyramid(features[:1000], levels)
+    settle()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = status("VmRSS")
+    pyramid = ph.build_pyramid(features, levels)
+    numbers = [level.num_lattice_points for level in pyramid.levels]
+    forecast = ph.forecast_memory(points, 3, channels=0, num_lattice_points=numbers, levels=levels)
+    return {"ratio": (status("VmHWM") - before) / forecast.total, "lattice_points": numbers}
+
+
+@needs_native
+def test_the_peak_of_a_pyramid_is_the_forecast() -> None:
+    measured = in_a_process(peak_of_a_pyramid, (200_000, 3, 100.0))
+    assert abs(float(str(measured["ratio"])) - 1) <= 0.1, measured
 
 
 def test_nothing_leaks() -> None:

@@ -33,7 +33,7 @@ def benchmark(  # noqa: PLR0913 (one parameter for each option)
         list[Path] | None, typer.Option(metavar="FILE", help="Draw a chart here; may be repeated.")
     ] = None,
 ) -> None:
-    """Time the operators beside their peers, with the error of each.
+    """Time the operators beside their peers, with their errors.
 
     An operator whose result disagrees with the reference is not timed, and the exit code is 1.
 

@@ -25,9 +25,9 @@ def segment_points(
     accelerator: Accelerator = "auto",
     as_json: Json = False,
 ) -> None:
-    """Classify the points of a cloud: ground, vegetation, buildings.
+    """Find ground, vegetation and buildings in laser scans.
 
-    For airborne laser scans of any size: the last coordinate is up, and positions are in meters. The classes go into
+    For airborne scans of any size: the last coordinate is up, and positions are in meters. The classes go into
     the standard field, as 2, 5 and 6; everything else in the file stays. OUTPUT is replaced if it exists, and never
     half-written.
 

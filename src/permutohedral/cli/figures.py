@@ -40,7 +40,7 @@ def add_to(application: typer.Typer) -> None:
     figures.command("neighborhood")(_draw_neighborhood)
     figures.command("simplices")(_draw_simplices)
     figures.command("levels")(_draw_levels)
-    application.add_typer(figures, name="figure", help="Draw the lattice: its operations, its filters, its simplices.")
+    application.add_typer(figures, name="figure", help="Draw the lattice, its operations, filters and simplices.")
 
 
 def _draw(outputs: list[Path], make: Callable[[], Figure]) -> None:

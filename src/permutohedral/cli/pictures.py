@@ -58,7 +58,7 @@ def filter_pictures(  # noqa: PLR0913 (one parameter for each option)
     sigma_range: SigmaRange = 0.1,
     method: Annotated[
         Method,
-        typer.Option(help="separable: fast; dense, exact: closer to the definition; auto: exact where as fast."),
+        typer.Option(help="separable: fast; dense, exact: closer to the definition; auto: closest where as fast."),
     ] = Method.separable,
     halo: Annotated[
         int, typer.Option(min=0, metavar="STEPS", help="More lattice points, for accuracy; takes longer.")

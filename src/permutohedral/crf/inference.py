@@ -16,8 +16,8 @@ from permutohedral.errors import InputError
 from permutohedral.lattice import Lattice
 from permutohedral.memory import check_rows
 from permutohedral.ops import fused_filters
-from permutohedral.ops.fused_primitives import PairwiseTables, energies_error
-from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.ops.fused_primitives import PairwiseTables
+from permutohedral.ops.primitives import accumulation_dtype, energies_error
 from permutohedral.ops.tracing import is_traced, wants_gradient
 from permutohedral.tensors import check_count, check_tensor
 

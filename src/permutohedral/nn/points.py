@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError
+from permutohedral.largest import largest_of
 from permutohedral.lattice import Lattice
-from permutohedral.levels import largest_of
 from permutohedral.ops import operators
 from permutohedral.tensors import refuse_scripting
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from permutohedral.errors import InputError
 from permutohedral.ops.primitives import Primitives
 
 
@@ -89,11 +88,6 @@ class LandmarkTables(NamedTuple):
     reach: float
     small_mass: float
     most_repaired: int
-
-
-def energies_error() -> InputError:
-    """The error for energies whose sum is NaN."""
-    return InputError("energies hold NaN, or infinities of both signs; repair them: every point would be NaN")
 
 
 # what the derivative of a learned filter needs: the lattice values `[lattice_points, in_channels]` that were convolved,

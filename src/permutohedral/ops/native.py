@@ -7,7 +7,7 @@ Here tensors are allocated and made contiguous; the core borrows them. The numbe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,15 +17,9 @@ from torch.utils.dlpack import from_dlpack
 
 from permutohedral.errors import BackendUnavailable
 from permutohedral.neighborhood import axis_offsets, blur_gain
-from permutohedral.ops.fused_primitives import (
-    FilterTables,
-    KeptOfFilter,
-    LandmarkTables,
-    PairwiseTables,
-    energies_error,
-)
+from permutohedral.ops.fused_primitives import FilterTables, KeptOfFilter, LandmarkTables, PairwiseTables
 from permutohedral.ops.native_limits import check_dimension, limit_kept_memory, refusing_too_many
-from permutohedral.ops.primitives import accumulation_dtype, key_limit, range_error, transpose_weight
+from permutohedral.ops.primitives import accumulation_dtype, energies_error, key_limit, range_error, transpose_weight
 
 if TYPE_CHECKING:
     from permutohedral._native import Kernels, PendingIndex
@@ -76,8 +70,7 @@ def _threads(work: int) -> int:
 
 
 def _finish(pending: PendingIndex, columns: int) -> tuple[Tensor, Tensor]:
-    keys = _empty((pending.num_lattice_points, columns), torch.int32)
-    table = _empty((pending.table_size,), torch.int64)
+    keys, table = _empty((pending.num_lattice_points, columns), torch.int32), _empty((pending.table_size,), torch.int64)
     pending.finish(keys, table)
     return keys, table
 
@@ -102,15 +95,24 @@ def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor
 
 
 def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    unique_keys, inverse, table = _number(_native.index_keys, keys, 1)
+    return unique_keys, inverse[:, 0], table
+
+
+def coarsen_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return _number(_native.index_parents, keys, 2)
+
+
+def _number(index: Callable[..., PendingIndex], keys: Tensor, each: int) -> tuple[Tensor, Tensor, Tensor]:
     rows, columns = keys.shape
     check_dimension(columns - 1)
-    inverse = _empty((rows,), torch.int32)
+    numbers = _empty((rows, each), torch.int32)
     if rows == 0:
-        return keys.clone(), inverse, torch.empty(0, dtype=torch.int64, device=_CPU)
+        return keys.clone(), numbers, torch.empty(0, dtype=torch.int64, device=_CPU)
     with refusing_too_many():
-        pending = _native.index_keys(_plain(keys), inverse[:, None], _threads(rows))
+        pending = index(_plain(keys), numbers, _threads(rows * each))
     unique_keys, table = _finish(pending, columns)
-    return unique_keys, inverse, table
+    return unique_keys, numbers, table
 
 
 def _table_of(keys: Tensor) -> Tensor:
@@ -146,16 +148,6 @@ def transpose_neighbors(neighbors: Tensor, opposite: Tensor, num_source: int) ->
     return transposed
 
 
-def coarsen_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    parents = _empty((keys.shape[0], 2), torch.int32)
-    if keys.shape[0] == 0:
-        return keys.clone(), parents, torch.empty(0, dtype=torch.int64, device=_CPU)
-    with refusing_too_many():
-        pending = _native.index_parents(_plain(keys), parents, _threads(parents.numel()))
-    coarse_keys, table = _finish(pending, keys.shape[1])
-    return coarse_keys, parents, table
-
-
 def connect_levels(keys: Tensor, coarse_keys: Tensor, parents: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     down, up = (_empty((offsets.shape[0], each.shape[0]), torch.int32) for each in (coarse_keys, keys))
     operands = _plain(keys), _plain(parents), _plain(coarse_keys), _plain(offsets)
@@ -165,7 +157,7 @@ def connect_levels(keys: Tensor, coarse_keys: Tensor, parents: Tensor, offsets: 
 
 def coarsen_vertices(vertices: Tensor, coarse_keys: Tensor, parents: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
     (lattice_points, _), corners = parents.shape, vertices.shape[1]
-    rows, shares = _empty((lattice_points, corners), torch.int32), _empty((lattice_points, corners), like.dtype)
+    rows, shares = (_empty((lattice_points, corners), kind) for kind in (torch.int32, like.dtype))
     _core(like.dtype).share_among_parents(_plain(parents), _plain(coarse_keys), rows, shares, _threads(rows.numel()))
     out = _empty(vertices.shape, torch.int32)
     _native.coarse_vertices(_plain(vertices), rows, out, _threads(out.numel() * corners))
@@ -354,27 +346,23 @@ def picture_features(guide: Tensor, sigma_space: float, sigma_range: float) -> T
     features = _empty((count * height * width, 2 + channels), dtype)
     if features.numel() > 0:
         pictures = _plain(guide, dtype).view(count, channels, height, width)
-        threads = _threads(features.numel())
-        _core(dtype).picture_features(pictures, sigma_space, sigma_range, features, threads)
+        _core(dtype).picture_features(pictures, sigma_space, sigma_range, features, _threads(features.numel()))
     return features.view(*leading, height * width, 2 + channels)
 
 
 def embed_gradient(features: Tensor, barycentric_gradient: Tensor) -> Tensor:
-    check_dimension(features.shape[1])
-    out = _empty(features.shape, features.dtype)
-    if out.numel() > 0:
-        operands = _plain(features), _plain(barycentric_gradient, features.dtype)
-        _core(features.dtype).embed_gradient(*operands, out, _threads(features.numel()))
-    return out
+    return _embed(_core(features.dtype).embed_gradient, features, barycentric_gradient, features.shape[1])
 
 
 def embed_differential(features: Tensor, differential: Tensor) -> Tensor:
-    points, d = features.shape
-    check_dimension(d)
-    out = _empty((points, d + 1), features.dtype)
+    return _embed(_core(features.dtype).embed_differential, features, differential, features.shape[1] + 1)
+
+
+def _embed(kernel: Callable[..., None], features: Tensor, operand: Tensor, columns: int) -> Tensor:
+    check_dimension(features.shape[1])
+    out = _empty((features.shape[0], columns), features.dtype)
     if out.numel() > 0:
-        operands = _plain(features), _plain(differential, features.dtype)
-        _core(features.dtype).embed_differential(*operands, out, _threads(features.numel()))
+        kernel(_plain(features), _plain(operand, features.dtype), out, _threads(features.numel()))
     return out
 
 

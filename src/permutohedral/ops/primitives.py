@@ -286,6 +286,11 @@ def check_items(batch: Tensor, name: str = "batch") -> None:
         raise InputError(f"{name} must hold items from 0 to 2**31 - 1, got {low} to {high}")
 
 
+def energies_error() -> InputError:
+    """The error for energies whose sum is NaN."""
+    return InputError("energies hold NaN, or infinities of both signs; repair them: every point would be NaN")
+
+
 def range_error(features: Tensor, limit: int) -> FeatureRangeError:
     """The error for features that have no key, told apart by what is wrong with them."""
     bad = ~torch.isfinite(features)

@@ -12,22 +12,11 @@ import permutohedral as ph
 from permutohedral.checks import check_method
 from permutohedral.choice import choose_for_pixels
 from permutohedral.exact import WINDOW_REACH, sum_pixels, window_of
+from permutohedral.features import grid_features
 from permutohedral.functional import GaussianMethod
 
 # extent of a tile with its margins; to filter its pixels takes about 500 MB
 _TILE = 2048
-
-
-def reach(dimension: int) -> float:
-    """How far a value travels at most along one feature, in feature units.
-
-    Splatting and slicing move it within a simplex, by half of the result each. The blur moves it by one step along each
-    of the `dimension + 1` axes, which together extend `sqrt(1.5 (dimension + 1))` in any direction.
-
-    >>> reach(5)
-    6.0
-    """
-    return 2 * math.sqrt(1.5 * (dimension + 1))
 
 
 def filter_in_tiles(  # noqa: PLR0913 (the filter, and three options by name)
@@ -49,7 +38,7 @@ def filter_in_tiles(  # noqa: PLR0913 (the filter, and three options by name)
         sigma_space: bandwidth in pixels.
         sigma_range: bandwidth in color.
         progress: called with the share that is done.
-        method: see `ph.gaussian_filter`; what "auto" takes is the same for all tiles.
+        method: see `ph.gaussian_filter`; what "auto" takes is the same for all tiles, and never landmarks.
         halo: see `ph.gaussian_filter`.
         tile: extent of a tile in pixels, margins included; larger where the margins would be most of it. A picture
             of no more pixels is filtered at once.
@@ -67,12 +56,12 @@ def filter_in_tiles(  # noqa: PLR0913 (the filter, and three options by name)
         return ph.bilateral_filter(values, sigma_space, sigma_range, guide, method, halo)
     filter_part, far = _filter_of_parts(values, guide, sigma_space, sigma_range, method, halo)
     # one more for the rounding of positions
-    margin = math.ceil(sigma_space * far) + 1
-    inner = max(tile - 2 * margin, 6 * margin)
+    margin_y, margin_x = (math.ceil(sigma_space * each) + 1 for each in far)
+    inner = max(tile - 2 * margin_x, 6 * margin_x)
     result = torch.empty_like(values)
     places = [(rows, columns) for rows in _intervals(height, inner) for columns in _intervals(width, inner)]
     for number, (rows, columns) in enumerate(places):
-        y, x = _widen(rows, margin, height), _widen(columns, margin, width)
+        y, x = _widen(rows, margin_y, height), _widen(columns, margin_x, width)
         filtered = filter_part(values[:, y, x], guide[:, y, x], (y.start, x.start))
         kept = filtered[:, rows.start - y.start : rows.stop - y.start, columns.start - x.start : columns.stop - x.start]
         result[:, rows, columns] = kept
@@ -96,8 +85,8 @@ _PartFilter = Callable[[Tensor, Tensor, tuple[int, int]], Tensor]
 
 def _filter_of_parts(
     values: Tensor, guide: Tensor, sigma_space: float, sigma_range: float, method: GaussianMethod, halo: int
-) -> tuple[_PartFilter, float]:
-    """The filter of a part, and how far it reaches, in standard deviations."""
+) -> tuple[_PartFilter, tuple[float, float]]:
+    """The filter of a part, and how far it reaches along y and x, in standard deviations."""
     check_method(method, halo, None)
     window_reach = WINDOW_REACH
     if method == "auto":
@@ -112,11 +101,11 @@ def _filter_of_parts(
 
     def filter_lattice(part: Tensor, edges: Tensor, origin: tuple[int, int]) -> Tensor:
         """The lattice lies as it does under the whole."""
-        _, height, width = part.shape
-        y, x = (torch.arange(start, start + extent) for start, extent in zip(origin, (height, width), strict=True))
-        places = torch.stack(torch.meshgrid(y, x, indexing="ij"), dim=-1).reshape(-1, 2)
-        features = ph.join_features(places.to(edges.dtype) / sigma_space, ph.color_features(edges, sigma_range))
+        places = grid_features(part.shape[1:], sigma_space, origin=origin, dtype=edges.dtype)
+        features = ph.join_features(places, ph.color_features(edges, sigma_range))
         filtered: Tensor = ph.gaussian_filter(part.flatten(1).mT, features, method=method, halo=halo)
         return filtered.mT.reshape(part.shape)
 
-    return (filter_window, window_reach) if method == "exact" else (filter_lattice, reach(2 + guide.shape[0]))
+    if method == "exact":
+        return filter_window, (window_reach, window_reach)
+    return filter_lattice, (ph.reach(0, halo=halo), ph.reach(1, halo=halo))

@@ -16,14 +16,15 @@ from typer.testing import CliRunner
 
 from permutohedral.cli.application import application
 from permutohedral.clouds.scenes import Cropping, make_scene
-from permutohedral.clouds.weights import load_segmenter
+from permutohedral.clouds.weights import STANDARD_CLASSES, load_segmenter
 from permutohedral.data.lidar import CLASSES, to_classes
 from permutohedral.errors import InputError
 from permutohedral.experiments.config import read_config, shipped_configs
 from permutohedral.experiments.lidar.own_files import OwnTraining, train_on_files
 from permutohedral.experiments.lidar.report import EXPERIMENTS, ROWS, VARIANTS, lidar_table, write_lidar_report
 from permutohedral.experiments.lidar.run import HALVED, UNSEEN, LidarConfig, build_model, evaluate, run, time_step
-from permutohedral.experiments.result import Result, read_weights
+from permutohedral.experiments.lidar.ship import ship
+from permutohedral.experiments.result import Result, read_weights, write_result
 from permutohedral.experiments.training import RunOptions, TrainingSettings
 from permutohedral.models.deep_denoising import count_weights
 
@@ -120,11 +121,13 @@ def test_the_report_gives_mean_and_spread_of_the_seeds(tmp_path: Path) -> None:
         iou = {place: dict.fromkeys(CLASSES, share) for place in (HALVED, UNSEEN)}
         metrics = {"miou": {HALVED: share, UNSEEN: share / 2}, "iou": iou, "weights": 1234}
         environment = {"commit": "abc", "hardware": {"processor": "x", "cores": 2}}
-        results.append(Result("lidar", "row", {"title": "Row"}, metrics, seed, {}, environment))
-    line = "| Row | 1,234 | 3 | 0.800 ± 0.100 | 0.800 / 0.800 / 0.800 | 0.400 ± 0.050 | 0.800 / 0.800 / 0.800 |  |"
+        config = {"title": "Row", "training": {"steps": 100, "batch_size": 8}}
+        results.append(Result("lidar", "row", config, metrics, seed, {}, environment))
+    line = "| Row | 1,234 | 3 | 800 | 0.800 ± 0.100 | 0.800 / 0.800 / 0.800 | 0.400 ± 0.050 | 0.800 / 0.800 / 0.800 |"
     assert line in lidar_table(results)
     [path] = write_lidar_report(results, RunOptions(tmp_path), "permutohedral reproduce lidar")
     assert line in path.read_text()
+    assert "row on x, 2 cores at `abc`" in path.read_text()
 
 
 def test_steps_are_timed(towns: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +147,7 @@ def test_the_command_times_steps_and_makes_the_whole_way(towns: Path, monkeypatc
     assert result.exit_code == 0, result.output
     assert "| point by point |" in result.stdout
     assert "point by point: 12.3 ms a step" in result.stderr
-    assert "the median of 30 steps of about 4,567 points" in (towns / "out" / "report.md").read_text()
+    assert "| pointwise | 4,567 | 12.3 |" in (towns / "out" / "report.md").read_text()
 
 
 def test_networks_are_trained_on_own_files(towns: Path) -> None:
@@ -176,6 +179,18 @@ def test_files_without_the_classes_are_refused(towns: Path) -> None:
         )
     with pytest.raises(InputError, match=r"something\.safetensors"):
         train_on_files([towns / "fusa.npz"], towns / "n.bin", OwnTraining(), options(towns))
+
+
+def test_a_trained_row_is_shipped(towns: Path) -> None:
+    trained = replace(options(towns / "out"), data=towns)
+    result = run(row(), trained)
+    assert result is not None
+    write_result(result, towns / "out" / "runs" / "row-0.json")
+    ship(towns / "out", towns / "network.safetensors", "row")
+    network, description = load_segmenter(towns / "network.safetensors")
+    assert description.classes == STANDARD_CLASSES
+    expected = read_weights(towns / "out" / "weights" / "row-0.safetensors")
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in network.state_dict().items())
 
 
 def test_the_scans_are_split_by_place() -> None:

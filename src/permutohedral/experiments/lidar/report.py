@@ -19,38 +19,52 @@ from permutohedral.reporting.markdown import markdown_table
 from permutohedral.reporting.provenance import name_machine, short_commit
 
 ROWS = ("pointwise", "pointnet", "flat", "unet")
-# what helps: each differs from unet or flat in one setting
-VARIANTS = ("unet_one_place", "unet_no_augmentation", "unet_no_ground", "flat_no_ground")
+# a shorter training; then what helps: each differs from unet or flat in one setting
+VARIANTS = (
+    "unet_small",
+    "unet_small_no_ground",
+    "unet_one_place",
+    "unet_no_augmentation",
+    "unet_no_ground",
+    "flat_no_ground",
+)
 
 _TIMES = "steps.json"
 
 
-def lidar_table(results: Sequence[Result], times: Mapping[str, Any] | None = None) -> str:
+def lidar_table(results: Sequence[Result]) -> str:
     """A Markdown table: means over the seeds ± their sample standard deviation.
-
-    Args:
-        results: of all rows and seeds.
-        times: what `time_steps` wrote, if it did.
 
     >>> iou = {place: dict.fromkeys(CLASSES, 0.5) for place in (HALVED, UNSEEN)}
     >>> metrics = {"miou": {HALVED: 0.875, UNSEEN: 0.7}, "iou": iou, "weights": 7000}
-    >>> times = {"rows": {"a": {"milliseconds": 12.34}}}
-    >>> print(lidar_table([Result("lidar", "a", {"title": "A"}, metrics, 0)], times).splitlines()[2])
-    | A | 7,000 | 1 | 0.875 | 0.500 / 0.500 / 0.500 | 0.700 | 0.500 / 0.500 / 0.500 | 12.3 |
+    >>> config = {"title": "A", "training": {"steps": 10, "batch_size": 8}}
+    >>> print(lidar_table([Result("lidar", "a", config, metrics, 0)]).splitlines()[2])
+    | A | 7,000 | 1 | 80 | 0.875 | 0.500 / 0.500 / 0.500 | 0.700 | 0.500 / 0.500 / 0.500 |
     """
     lines = []
-    for name, runs in by_row(results).items():
-        cells = [runs[0].config["title"], f"{runs[0].metrics['weights']:,}", str(len(runs))]
+    for runs in by_row(results).values():
+        training = runs[0].config["training"]
+        crops = f"{training['steps'] * training['batch_size']:,}"
+        cells = [runs[0].config["title"], f"{runs[0].metrics['weights']:,}", str(len(runs)), crops]
         for place in (HALVED, UNSEEN):
             shares = np.array([run.metrics["miou"][place] for run in runs])
             spread = f" ± {shares.std(ddof=1):.3f}" if len(runs) > 1 else ""
             classes = [np.mean([run.metrics["iou"][place][each] for run in runs]) for each in CLASSES]
             cells += [f"{shares.mean():.3f}{spread}", " / ".join(f"{share:.3f}" for share in classes)]
-        timed = (times or {"rows": {}})["rows"].get(name)
-        lines.append([*cells, f"{timed['milliseconds']:.1f}" if timed else ""])
+        lines.append(cells)
     detail = " / ".join(CLASSES)
     places = [f"mIoU, other half of {HALVED}", detail, f"mIoU, {UNSEEN}, never seen", detail]
-    return markdown_table(["Network", "Weights", "Seeds", *places, "ms a step"], lines)
+    return markdown_table(["Network", "Weights", "Seeds", "Crops learned", *places], lines)
+
+
+def times_table(times: Mapping[str, Any]) -> str:
+    """What `time_steps` wrote, as a Markdown table.
+
+    >>> print(times_table({"rows": {"unet": {"milliseconds": 12.34, "points": 1234.0}}}).splitlines()[2])
+    | unet | 1,234 | 12.3 |
+    """
+    rows = [[n, f"{row['points']:,.0f}", f"{row['milliseconds']:.1f}"] for n, row in times["rows"].items()]
+    return markdown_table(["Row", "Points of a step", "ms a step"], rows)
 
 
 def write_lidar_report(results: Sequence[Result], options: RunOptions, command: str) -> list[Path]:
@@ -61,14 +75,7 @@ def write_lidar_report(results: Sequence[Result], options: RunOptions, command: 
         options: with the output folder.
         command: that made them.
     """
-    environment = results[0].environment
     times = read_times(options.output)
-    timed = (
-        f" Steps were timed alone, one row after another, on {name_machine(times['environment']['hardware'])}, without "
-        f"the drawing of the crops: the median of 30 steps of about {max(_points(times)):,.0f} points."
-        if times
-        else ""
-    )
     lines = [
         "# Laser scans: ground, vegetation and buildings",
         "",
@@ -77,19 +84,31 @@ def write_lidar_report(results: Sequence[Result], options: RunOptions, command: 
         "another scanner, a fifteenth of the density; nothing of it was trained on. Points of overlapping flights, "
         "water, bridges, noise and such as nobody classified are seen and not counted.",
         "",
-        lidar_table(results, times),
+        lidar_table(results),
         "",
-        f"Made with `{command}` on {name_machine(environment['hardware'])} at {short_commit(environment['commit'])}."
-        f"{timed} All figures with their settings are in `runs/`.",
+        f"Made with `{command}`: {'; '.join(_machines(results))}. All figures with their settings are in `runs/`.",
         "",
     ]
+    if times is not None:
+        machine, commit = name_machine(times["environment"]["hardware"]), short_commit(times["environment"]["commit"])
+        lines += [
+            f"A training step alone, without the drawing of the crops, on {machine} at {commit}: the median of 30.",
+            "",
+            times_table(times),
+            "",
+        ]
     path = options.output / "report.md"
     write_text(path, "\n".join(lines))
     return [path]
 
 
-def _points(times: Mapping[str, Any]) -> list[float]:
-    return [row["points"] for row in times["rows"].values()]
+def _machines(results: Sequence[Result]) -> list[str]:
+    """Which rows were made where, in words."""
+    rows: dict[str, dict[str, None]] = {}
+    for result in results:
+        machine = name_machine(result.environment["hardware"])
+        rows.setdefault(f"on {machine} at {short_commit(result.environment['commit'])}", {})[result.name] = None
+    return [f"{', '.join(names)} {where}" for where, names in rows.items()]
 
 
 def time_steps(configs: list[LidarConfig], options: RunOptions, tell: Tell) -> list[LidarConfig]:
