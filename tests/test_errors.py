@@ -364,6 +364,8 @@ def test_every_error_names_a_section_that_there_is() -> None:
         assert str(kind("so it is")) == f"so it is (see docs/errors.md#{kind.section})"
         assert str(ph.InputError(f"first: {kind('so it is')}")).count("see docs") == 1
         assert str(pickle.loads(pickle.dumps(kind("so it is")))) == str(kind("so it is"))
+        # as Dask makes an error that a worker raised
+        assert isinstance(kind.__new__(kind), kind)
 
 
 def test_errors_are_also_what_a_caller_expects() -> None:

@@ -51,7 +51,8 @@ class NeighborhoodError(InputError):
     section = "neighborhood"
 
 
-class MemoryLimitError(PermutohedralError, MemoryError):
+# this order, since MemoryError makes its instances in a way of its own, which those who send errors between processes call
+class MemoryLimitError(MemoryError, PermutohedralError):
     """A request that would need more memory than the stated limit; nothing was allocated."""
 
     section = "memory"

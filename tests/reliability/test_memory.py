@@ -56,7 +56,7 @@ def peak_of_a_pyramid(arguments: tuple[int, int, float]) -> dict[str, object]:
 
 @needs_native
 def test_the_peak_of_a_pyramid_is_the_forecast() -> None:
-    measured = in_a_process(peak_of_a_pyramid, (200_000, 3, 100.0))
+    measured = in_a_process(peak_of_a_pyramid, (500_000, 3, 150.0))
     assert abs(float(str(measured["ratio"])) - 1) <= 0.1, measured
 
 

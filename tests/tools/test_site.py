@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -86,5 +87,6 @@ def test_every_public_name_is_in_the_reference() -> None:
     text = "".join(path.read_text() for path in (DOCS / "api").glob("*.md"))
     named = set(re.findall(r"^::: permutohedral\.(.+)$", text, flags=re.MULTILINE))
     public = {name for name in ph.__all__ if name not in ("crf", "nn", "__version__")}
-    inner = {f"{module.__name__.rpartition('.')[2]}.{name}" for module in (ph.crf, ph.nn) for name in module.__all__}
+    modules = ph.crf, ph.nn, importlib.import_module("permutohedral.dask")
+    inner = {f"{module.__name__.rpartition('.')[2]}.{name}" for module in modules for name in module.__all__}
     assert named == public | inner
