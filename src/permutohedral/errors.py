@@ -51,7 +51,7 @@ class NeighborhoodError(InputError):
     section = "neighborhood"
 
 
-# this order, since MemoryError makes its instances in a way of its own, which those who send errors between processes call
+# in this order, since MemoryError makes its instances in its own way, which Dask calls where it sends errors
 class MemoryLimitError(MemoryError, PermutohedralError):
     """A request that would need more memory than the stated limit; nothing was allocated."""
 
