@@ -29,6 +29,7 @@ def make_repository(folder: Path) -> str:
     """A repository with one commit of all files in the folder; that commit."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "note.txt").write_text("a note")
+    (folder / ".gitignore").write_text("__pycache__/\n")
     git(folder, "init", "-q")
     git(folder, "add", "-A")
     git(folder, "commit", "-q", "-m", "a note")
