@@ -29,7 +29,6 @@ def make_repository(folder: Path) -> str:
     """A repository with one commit of all files in the folder; that commit."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "note.txt").write_text("a note")
-    (folder / ".gitignore").write_text("__pycache__/\n")
     git(folder, "init", "-q")
     git(folder, "add", "-A")
     git(folder, "commit", "-q", "-m", "a note")
@@ -51,6 +50,8 @@ def commit_in_process(package: Path, working: Path) -> str:
         "from permutohedral.reporting.provenance import find_commit; print(find_commit())"
     )
     environment = {name: value for name, value in os.environ.items() if name != COMMIT_VARIABLE}
+    # files of bytecode beside the sources would be changes
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
     environment["PYTHONPATH"] = os.pathsep.join([str(package.parent), *(path for path in sys.path if path)])
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=working, env=environment, capture_output=True, text=True, check=True
