@@ -83,8 +83,8 @@ format-check: $(STAMP)
 typecheck: $(STAMP)  ## mypy, strict
 	$(BIN)/mypy
 
-# One thread per worker: the workers share the cores. A worker more than cores: some tests wait for processes of their own.
-WORKERS := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() + 1, 5))')
+# One thread per worker: the workers share the cores.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count(), 5))')
 PYTEST := OMP_NUM_THREADS=1 RECORDED_LAUNCHES=build/launches $(BIN)/python -m pytest --quiet \
   --numprocesses=$(WORKERS) --dist=worksteal
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,20 @@ def disk(folder: Path, size: str) -> Iterator[Path]:
         yield folder
     finally:
         _run("umount", "--lazy", str(folder))
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """As on a full disk: writes beyond `size` bytes are short, then fail."""
+    before, writing = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
+    # Python would keep half of the bytecode of what is imported meanwhile
+    sys.dont_write_bytecode = True
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        sys.dont_write_bytecode = writing
 
 
 def remount(folder: Path, options: str) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import http.server
 import pickle
-import resource
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from reliability.disks import disk, remount
+from reliability.disks import disk, largest_file, remount
 from reliability.trainings import Experiment, finish, start, train_and_explain, what_is_left
 
 from permutohedral.data.download import CACHE_VARIABLE, RemoteFile, checksum, find_files
@@ -95,19 +94,14 @@ def test_a_file_that_grows_too_large(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "file.png"
     path.write_text("before")
     layer = torch.nn.Linear(100, 1000)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
     writers: dict[str, Callable[[], object]] = {
         "text": lambda: write_text(path, "x" * 100_000),
         "weights": lambda: write_weights(path, layer),
         "checkpoint": lambda: WholeCheckpoints().save_checkpoint({"global_step": 1, **layer.state_dict()}, path),
         "picture": lambda: write_picture(Picture(torch.rand(3, 200, 200)), path),
     }
-    try:
-        with pytest.raises(StorageError, match=r"cannot write .*what was there before is unchanged"):
-            writers[kind]()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with largest_file(50_000), pytest.raises(StorageError, match=r"cannot write .*what was there before is unchanged"):
+        writers[kind]()
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from reliability.disks import disk
+from reliability.disks import disk, largest_file
 
 from permutohedral.errors import StorageError
 from permutohedral.pictures.files import Picture, read_picture, write_picture
@@ -23,17 +20,6 @@ ENDINGS = ["jpg", "png", "tif", "bmp", "ppm", "webp", "gif", "jp2"]
 def noise(*shape: int) -> Picture:
     """So faint that a JPEG of it takes less than two bytes for each pixel, which Pillow writes at once."""
     return Picture(0.5 + 0.2 * torch.rand(shape, generator=torch.Generator().manual_seed(0)))
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """As on a full disk: writes beyond it are short, then fail."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
