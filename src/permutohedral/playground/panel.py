@@ -31,19 +31,18 @@ class Panel:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.number = 0
-        self._stale = True
+        self._stale, self._open = True, False
         with ui.element("div").classes("pg-panel hidden") as self.root:
-            with ui.element("div").classes("pg-card"):
+            with ui.element("div").classes("pg-card pg-controls"):
                 ui.label(self.hint).classes("pg-hint")
                 self.add_controls()
-            with ui.element("div").classes("pg-main"):
-                with ui.element("div").classes("pg-card"):
-                    self._busy = ui.linear_progress(show_value=False).props("indeterminate size=3px instant-feedback")
-                    self._busy.classes("pg-busy hidden")
-                    self.add_view()
-                    self._status = ui.html("", sanitize=False).classes("pg-status").props('role="status"')
-                with ui.element("div").classes("pg-card"):
-                    self._add_code()
+            with ui.element("div").classes("pg-card"):
+                self._busy = ui.linear_progress(show_value=False).props("indeterminate size=3px instant-feedback")
+                self._busy.classes("pg-busy hidden")
+                self.add_view()
+                self._status = ui.html("", sanitize=False).classes("pg-status").props('role="status"')
+            with ui.element("div").classes("pg-card"):
+                self._add_code()
 
     def add_controls(self) -> None:
         """Put the controls into the card on the left."""
@@ -67,12 +66,14 @@ class Panel:
     def open(self) -> None:
         """Show the tab."""
         self.root.classes(remove="hidden")
+        self._open = True
         if self._stale:
             self.refresh()
 
     def hide(self) -> None:
         """Hide the tab."""
         self.root.classes(add="hidden")
+        self._open = False
 
     def forget(self) -> None:
         """Another photo was loaded: compute anew when the tab is opened."""
@@ -81,9 +82,9 @@ class Panel:
 
     def refresh(self) -> None:
         """Compute what the controls say, and show the code for it; what was downloaded before is no longer that."""
-        if self.session.photo is None:
+        self._stale = not self._open or self.session.photo is None
+        if self._stale:
             return
-        self._stale = False
         self.number += 1
         code = self.code()
         self._command.set_text(code.command)
@@ -133,7 +134,7 @@ class Panel:
             with ui.element("div").classes("pg-caption"):
                 ui.label(f"The same in {title}" if title == "Python" else f"The same on the {title}")
                 copy = ui.button("copy", icon="content_copy").props(f'flat dense no-caps size=sm aria-label="copy {title}"')
-            with ui.element("pre"):
+            with ui.element("pre").classes("" if title == "Python" else "pg-wrap"):
                 text = ui.label().props(f'data-code="{title}"')
         copy.on_click(partial(_copy, text))
         return text

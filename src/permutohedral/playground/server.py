@@ -8,6 +8,7 @@ import sys
 import threading
 import webbrowser
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
@@ -98,7 +99,9 @@ def serve(
         threading.Thread(target=_load_library, daemon=True).start()
 
     server = _Server(announce, TokenRequired(playground.app, token, port))
-    server.run(sockets=[listener])
+    # Ctrl-C is how it ends; the server has closed all by then, and hands the signal on
+    with suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])
     _end(playground)
 
 

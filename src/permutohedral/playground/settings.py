@@ -62,9 +62,9 @@ class SegmentSettings:
     """A dense field over strokes; few pixels are labeled, so it reaches further than that of `permutohedral segment`."""
 
     certainty: float = 0.95
-    sigma_space: float = 60.0
-    sigma_range: float = 0.1
-    strength: float = 8.0
+    sigma_space: float = 40.0
+    sigma_range: float = 0.04
+    strength: float = 12.0
     smoothness: float = 1.0
     steps: int = 10
 

@@ -52,7 +52,7 @@ export default {
     group: { default: "" },
     brush: { default: null }, // label, radius and color; null where nothing is drawn
     strokes: { default: () => [] },
-    ratio: { default: 0.66 }, // most height of the stage, as a share of its width
+    ratio: { default: 0.7 }, // most height of the stage, as a share of its width
   },
   data() {
     return { mode: "compare", amplify: 8, percent: 100, shown: { kind: "", number: 0 }, before: false, after: false };
@@ -91,13 +91,16 @@ export default {
         const answer = await fetch(layer.url);
         return answer.ok ? new Uint8Array(await answer.arrayBuffer()) : null;
       }));
+      let accepted = false;
       layers.forEach((layer, i) => {
         const expected = layer.channels * layer.width * layer.height;
         // a newer one is under way, or took its place on the server
         if (this.asked[layer.name] !== layer.number || !loaded[i] || loaded[i].length !== expected) return;
         this.layers[layer.name] = { canvas: toCanvas(loaded[i], layer), ...layer };
         this.bytes[layer.name] = loaded[i];
+        accepted = true;
       });
+      if (!accepted) return;
       const before = this.layers.before;
       if (before && (!this.photo || this.photo.width !== before.region[2] || this.photo.height !== before.region[3])) {
         this.photo = { width: before.region[2], height: before.region[3] };

@@ -36,8 +36,7 @@ class LatticePanel(Panel):
 
     def add_controls(self) -> None:
         self._settings = LatticeSettings()
-        self._size = Slider("s, reach of a learned filter", (0, 1, 2, 3), self._settings.size, " steps", self._resize)
-        self._weights = ui.html("", sanitize=False).classes("pg-status")
+        self._size = Slider("s, reach of a learned filter", (0, 1, 2, 3), self._settings.size, "", self._resize)
 
     def add_view(self) -> None:
         self._plane = Plane((self._settings.x, self._settings.y), self._place)

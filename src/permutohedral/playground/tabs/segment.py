@@ -74,6 +74,7 @@ class SegmentPanel(Panel):
         """Strokes for the photo that comes with the page."""
         self._strokes = list(strokes)
         self._show_strokes()
+        self.refresh()
 
     def settings(self) -> SegmentSettings:
         """What the controls say."""
