@@ -35,7 +35,7 @@ class Slider:
     @property
     def value(self) -> float:
         """The number it stands at."""
-        return self._values[round(self._slider.value)]
+        return self._values[int(self._slider.value)]
 
     def set(self, value: float) -> None:
         """Move it to one of its numbers."""

@@ -67,7 +67,7 @@ class Page:
         self._denoise, self._segment = DenoisePanel(self.session), SegmentPanel(self.session)
         others = FilterPanel(self.session), UpsamplePanel(self.session), LatticePanel(self.session)
         self._panels: dict[str, Panel] = {panel.title: panel for panel in (self._denoise, self._segment, *others)}
-        self._opened = others[0]
+        self._opened: Panel = others[0]
         tabs.set_value(self._opened.title)
         self._open(self._opened.title)
 
@@ -91,7 +91,7 @@ class Page:
     def _show(self, photo: Photo) -> None:
         self.session.photo = photo
         height, width = photo.pixels.shape[1:]
-        self._name.set_text(f"{Path(photo.name).name} · {width} × {height}")
+        self._name.set_text(f"{Path(photo.name).name} · {width} x {height}")
         for panel in self._panels.values():
             panel.forget()
         self._opened.refresh()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from html import escape
 from typing import TYPE_CHECKING
 
 from nicegui import ui
@@ -87,8 +87,8 @@ class Panel:
             return
         self.number += 1
         code = self.code()
-        self._command.set_text(code.command)
-        self._python.set_text(code.python.strip())
+        self._command.set_content(_in_words(code.command))
+        self._python.set_content(escape(code.python.strip()))
         self.offer([])
         self.compute()
 
@@ -129,20 +129,25 @@ class Panel:
         for link in self._links:
             link.set_visibility(False)
 
-    def _add_text(self, title: str) -> ui.label:
+    def _add_text(self, title: str) -> ui.html:
         with ui.element("div").classes("pg-code"):
             with ui.element("div").classes("pg-caption"):
                 ui.label(f"The same in {title}" if title == "Python" else f"The same on the {title}")
-                copy = ui.button("copy", icon="content_copy").props(f'flat dense no-caps size=sm aria-label="copy {title}"')
-            with ui.element("pre").classes("" if title == "Python" else "pg-wrap"):
-                text = ui.label().props(f'data-code="{title}"')
-        copy.on_click(partial(_copy, text))
-        return text
+                copy = ui.button("copy", icon="content_copy", on_click=lambda: self._copy(title))
+                copy.props(f'flat dense no-caps size=sm aria-label="copy {title}"')
+            with ui.element("pre"):
+                return ui.html("", sanitize=False).props(f'data-code="{title}"')
+
+    def _copy(self, title: str) -> None:
+        code = self.code()
+        ui.clipboard.write(code.python if title == "Python" else code.command)
+        ui.notify("copied", timeout=800)
 
 
-def _copy(text: ui.label) -> None:
-    ui.clipboard.write(text.text)
-    ui.notify("copied", timeout=800)
+def _in_words(command: str) -> str:
+    """A line that breaks between words alone, not after the hyphens of options."""
+    words = "".join(f"<span>{escape(word)}</span> " for word in command.split(" "))
+    return f'<div class="pg-wrap">{words.strip()}</div>'
 
 
 def _seconds(seconds: float) -> str:

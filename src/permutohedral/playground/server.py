@@ -69,9 +69,7 @@ class Playground:
         return Response(content, media_type="application/octet-stream", headers=headers)
 
 
-def serve(
-    photo: Path | None, host: str, port: int, open_browser: bool, tell: Callable[[str], None]
-) -> None:
+def serve(photo: Path | None, host: str, port: int, open_browser: bool, tell: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C.
 
     Args:
@@ -132,7 +130,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _load_library() -> None:
-    import permutohedral.playground.compute.filtering
+    import permutohedral.playground.compute.filtering  # noqa: F401  (for what it brings along)
 
 
 def _end(playground: Playground) -> None:

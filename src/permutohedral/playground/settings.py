@@ -59,7 +59,7 @@ class Stroke:
 
 @dataclass(frozen=True)
 class SegmentSettings:
-    """A dense field over strokes; few pixels are labeled, so it reaches further than that of `permutohedral segment`."""
+    """A dense field over strokes: these label few pixels, so it reaches further than `permutohedral segment`."""
 
     certainty: float = 0.95
     sigma_space: float = 40.0

@@ -16,8 +16,8 @@ from permutohedral.playground.settings import FilterSettings
 def filter_photo(photo: Photo, guide: Photo | None, settings: FilterSettings, check: Callable[[], None]) -> Result:
     """The whole photo; `check` is called after each tile."""
     edges = _edges(photo, guide, settings).pixels
-    sigmas, options = (settings.sigma_space, settings.sigma_range), {"method": settings.method, "halo": settings.halo}
-    return run(lambda: filter_in_tiles(photo.pixels, edges, *sigmas, lambda share: check(), **options))
+    sigmas, method, halo = (settings.sigma_space, settings.sigma_range), settings.method, settings.halo
+    return run(lambda: filter_in_tiles(photo.pixels, edges, *sigmas, lambda share: check(), method=method, halo=halo))
 
 
 def preview(photo: Photo, guide: Photo | None, settings: FilterSettings) -> Layer:

@@ -20,12 +20,13 @@ from permutohedral.playground.compute.result import Result
 from permutohedral.playground.settings import BRUSHES, SegmentSettings, Stroke
 
 
-def draw_strokes(strokes: Sequence[Stroke], height: int, width: int, factor: int = 1) -> LabelMap:
-    """The strokes as a label map of a photo of this size, or of its preview, smaller by `factor`.
+def draw_strokes(strokes: Sequence[Stroke], size: Sequence[int], factor: int = 1) -> LabelMap:
+    """The strokes as a label map of this height and width, those of the photo divided by `factor`.
 
     Raises:
         InputError: fewer than two labels are drawn.
     """
+    height, width = size
     image = Image.new("L", (width, height), 0)
     draw = ImageDraw.Draw(image)
     for stroke in strokes:
@@ -60,7 +61,7 @@ class Segments:
 
 def segment_photo(photo: Photo, strokes: Sequence[Stroke], settings: SegmentSettings) -> Segments:
     """The whole photo."""
-    given = draw_strokes(strokes, *photo.pixels.shape[1:])
+    given = draw_strokes(strokes, photo.pixels.shape[1:])
     with measured() as cost:
         found = _spread(photo.pixels, given, settings, 1)
     drawn = overlay(photo.pixels, found)
@@ -69,7 +70,7 @@ def segment_photo(photo: Photo, strokes: Sequence[Stroke], settings: SegmentSett
 
 def preview(photo: Photo, strokes: Sequence[Stroke], settings: SegmentSettings) -> Layer:
     """The small photo."""
-    given = draw_strokes(strokes, *photo.small.shape[1:], photo.factor)
+    given = draw_strokes(strokes, photo.small.shape[1:], photo.factor)
     return make_layer(overlay(photo.small, _spread(photo.small, given, settings, photo.factor)), photo.factor)
 
 

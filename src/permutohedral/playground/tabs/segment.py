@@ -40,11 +40,9 @@ class SegmentPanel(Panel):
         self._brush = 0
         start = SegmentSettings()
         with ui.element("div").classes("pg-row"):
-            self._brushes = [
-                ui.element("button").classes("pg-brush").style(f"background: {color}").props(f'aria-label="brush {n + 1}"')
-                for n, color in enumerate(_COLORS)
-            ]
-        for number, brush in enumerate(self._brushes):
+            self._brushes = [ui.element("button").classes("pg-brush") for _ in _COLORS]
+        for number, (brush, color) in enumerate(zip(self._brushes, _COLORS, strict=True)):
+            brush.style(f"background: {color}").props(f'aria-label="brush {number + 1}"')
             brush.on("click", partial(self._choose, number))
         with ui.element("div").classes("pg-row"):
             ui.button("undo", icon="undo", on_click=self._undo).props("flat dense no-caps")
@@ -114,8 +112,8 @@ class SegmentPanel(Panel):
 
             self.session.remember(kind, found.result.cost.seconds)
             self._viewer.show([self.session.put(self.title, "after", found.result.layer)], "full", number)
-            parts = [f'<i style="color: rgb{color}">&#9632;</i> <b>{100 * share:.0f} %</b>' for color, share in shares(found)]
-            self.tell(found.result.cost, *parts)
+            square = '<i style="color: rgb{}">&#9632;</i> <b>{:.0f} %</b>'
+            self.tell(found.result.cost, *(square.format(color, 100 * share) for color, share in shares(found)))
             if number == self.number:
                 self.offer([("out.png", partial(_encode, found.found)), ("labels.png", partial(_encode, found.given))])
 
@@ -132,7 +130,7 @@ class SegmentPanel(Panel):
 
     def _show_strokes(self) -> None:
         drawn = [
-            {"points": [list(point) for point in stroke.points], "radius": stroke.radius, "color": _COLORS[stroke.label]}
+            {"points": stroke.points, "radius": stroke.radius, "color": _COLORS[stroke.label]}
             for stroke in self._strokes
         ]
         brush = {"label": self._brush, "radius": self._radius.value, "color": _COLORS[self._brush]}
