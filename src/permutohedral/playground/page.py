@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from permutohedral.playground.compute.photos import Photo
 
 # over the photo of a cup that comes with scikit-image: the table, the cup and its saucer, the coffee
-_EXAMPLE = (
+EXAMPLE_STROKES = (
     Stroke(0, 5.0, ((30.0, 130.0), (25.0, 330.0), (60.0, 380.0))),
     Stroke(0, 5.0, ((30.0, 30.0), (90.0, 20.0), (90.0, 75.0), (150.0, 40.0))),
     Stroke(0, 5.0, ((450.0, 40.0), (560.0, 120.0), (560.0, 330.0), (480.0, 370.0))),
@@ -80,7 +80,7 @@ class Page:
             return
         self._show(photo)
         if self._first is None:
-            self._segment.draw_example(_EXAMPLE)
+            self._segment.draw_example(EXAMPLE_STROKES)
             self._denoise.add_example_noise()
 
     async def _take_upload(self, name: str, content: bytes) -> None:
