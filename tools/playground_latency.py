@@ -33,8 +33,9 @@ _WATCH = """() => {
   window.drawn = [];
   window.addEventListener('keydown', () => { window.pressed = performance.now(); }, { capture: true });
   new MutationObserver(() => {
-    const { shown, number } = viewer.dataset;
-    requestAnimationFrame(() => window.drawn.push({ shown, number: +number, after: performance.now() - window.pressed }));
+    const { shown } = viewer.dataset;
+    const tell = () => window.drawn.push({ shown, after: performance.now() - window.pressed });
+    requestAnimationFrame(tell);
   }).observe(viewer, { attributes: true, attributeFilter: ['data-number', 'data-shown'] });
 }"""
 

@@ -244,7 +244,23 @@ def upsampling(task: str) -> str:
     return upsampling_table(load_experiment("upsampling").read_results(RESULTS / "upsampling"), task)
 
 
+def playground() -> str:
+    """Milliseconds until the page of `permutohedral playground` shows something."""
+    measured = json.loads((RESULTS / "playground.json").read_text())
+    rows = [
+        [words, f"{measured['milliseconds'][name]['median']:,.0f}", "" if goal is None else f"{goal:,}"]
+        for name, words, goal in (
+            ("filter", "from a moved slider to the picture, in the median", 250),
+            ("preview", "to the smaller picture that comes first where that takes longer", 80),
+            ("page", "from the command to the page", 4000),
+            ("first picture", "from the command to the first filtered picture", None),
+        )
+    ]
+    return markdown_table(["", "milliseconds", "goal"], rows)
+
+
 _TABLES: dict[str, Callable[[], str]] = {
+    "playground": playground,
     **{f"upsampling-{task}": partial(upsampling, task) for task in ("depth", "colors", "chroma")},
     "segmentation": segmentation,
     "denoising": denoising,

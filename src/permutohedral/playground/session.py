@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 SLOW = 0.15
 # above this the whole picture waits until the slider rests
 VERY_SLOW = 0.5
-_REST = 0.25
+# seconds without a move after which a slider rests
+REST = 0.25
 
 
 class Session:
@@ -65,7 +66,7 @@ class Session:
 
     def rest_before(self, kind: Any) -> float:
         """How long a computation of this kind waits for the slider to rest."""
-        return _REST if self._seconds.get(kind, 0.0) > VERY_SLOW else 0.0
+        return REST if self._seconds.get(kind, 0.0) > VERY_SLOW else 0.0
 
     def remember(self, kind: Any, seconds: float) -> None:
         """How long a computation of this kind took."""

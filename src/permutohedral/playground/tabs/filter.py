@@ -12,6 +12,7 @@ from permutohedral.playground.components import Viewer
 from permutohedral.playground.controls import Choice, Slider, upload_button
 from permutohedral.playground.panel import Panel
 from permutohedral.playground.runner import Stage
+from permutohedral.playground.session import REST
 from permutohedral.playground.settings import METHODS, FilterSettings
 from permutohedral.playground.uploads import photo_of_upload
 
@@ -99,7 +100,7 @@ class FilterPanel(Panel):
             told = f"error about <b>{100 * error.relative:.2g} %</b>, at a pixel <b>{255 * error.worst:.2g}</b> of 255"
             self.tell(kept[0].cost, told)
 
-        stages = [Stage(full, show_full, self.session.rest_before(kind)), Stage(estimate, show_error)]
+        stages = [Stage(full, show_full, self.session.rest_before(kind)), Stage(estimate, show_error, REST)]
         if self.session.is_slow(kind):
             stages.insert(0, Stage(preview, show_preview))
         self.session.submit(stages)
