@@ -17,6 +17,7 @@ import regions
 
 from permutohedral.experiments.experiment import load_experiment
 from permutohedral.reporting.markdown import markdown_table
+from permutohedral.reporting.provenance import name_machine
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
@@ -256,7 +257,7 @@ def playground() -> str:
             ("first picture", "from the command to the first filtered picture", None),
         )
     ]
-    return markdown_table(["", "milliseconds", "goal"], rows)
+    return markdown_table([name_machine(measured["hardware"]), "milliseconds", "goal"], rows)
 
 
 _TABLES: dict[str, Callable[[], str]] = {

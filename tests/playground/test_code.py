@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+import permutohedral as ph
 from permutohedral.cli.application import application
 from permutohedral.pictures.files import Picture
 from permutohedral.playground import code as texts
@@ -19,7 +20,7 @@ from permutohedral.playground import settings as given
 from permutohedral.playground.code import Code
 from permutohedral.playground.compute import denoising, filtering, lattices, segmenting, upsampling
 from permutohedral.playground.compute.layers import encode_png
-from permutohedral.playground.compute.photos import Photo, read_photo
+from permutohedral.playground.compute.photos import Photo, make_photo, read_photo
 
 
 def nothing(*_: object) -> None:
@@ -135,6 +136,19 @@ def test_lattice(photo: Photo, capsys: pytest.CaptureFixture[str]) -> None:
     corners, weights = np.array(found["corners"]), np.array(found["weights"])
     np.testing.assert_allclose(weights @ corners, [-1.2, 0.7], atol=1e-12)
     assert CliRunner().invoke(application, shlex.split(code.command)[1:]).exit_code == 0
+
+
+@pytest.mark.parametrize(("method", "halo"), [("exact", 0), ("dense", 0), ("separable", 1)])
+def test_parts_give_the_bits_of_the_whole(method: given.Method, halo: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filtering, "_PART", 32)
+    photo = make_photo(Picture(torch.rand(3, 50, 70, generator=torch.Generator().manual_seed(0))), "photo")
+    looked: list[bool] = []
+    result = filtering.filter_photo(
+        photo, None, given.FilterSettings(1.5, 0.3, method, halo), lambda: looked.append(True)
+    )
+    assert len(looked) > 1
+    whole = ph.bilateral_filter(photo.pixels, 1.5, 0.3, method=method, halo=halo)
+    assert torch.equal(result.pixels, whole)
 
 
 def test_previews_cover_the_photo(photo: Photo) -> None:

@@ -12,12 +12,18 @@ from permutohedral.playground.compute.photos import Photo
 from permutohedral.playground.compute.result import Result, run
 from permutohedral.playground.settings import FilterSettings
 
+# what takes long is filtered in parts of this extent, to end soon when it is no longer wanted; the bits are the same
+_PART = 512
+
 
 def filter_photo(photo: Photo, guide: Photo | None, settings: FilterSettings, check: Callable[[], None]) -> Result:
     """The whole photo; `check` is called after each tile."""
     edges = _edges(photo, guide, settings).pixels
     sigmas, method, halo = (settings.sigma_space, settings.sigma_range), settings.method, settings.halo
-    return run(lambda: filter_in_tiles(photo.pixels, edges, *sigmas, lambda share: check(), method=method, halo=halo))
+    tile = {"tile": _PART} if method in ("dense", "exact") or halo > 0 else {}
+    return run(
+        lambda: filter_in_tiles(photo.pixels, edges, *sigmas, lambda share: check(), method=method, halo=halo, **tile)
+    )
 
 
 def preview(photo: Photo, guide: Photo | None, settings: FilterSettings) -> Layer:
