@@ -91,8 +91,9 @@ def test_segment(photo: Photo) -> None:
     strokes = (given.Stroke(3, 2.0, ((40.0, 5.0), (45.0, 30.0))), given.Stroke(1, 2.5, ((8.0, 5.0), (8.0, 30.0))))
     settings = given.SegmentSettings(sigma_space=20.0, sigma_range=0.2)
     found = segmenting.segment_photo(photo, strokes, settings)
-    assert found.found.labels[18, 4] == 0
-    assert found.found.labels[18, 48] == 1
+    painted = (255 * found.found.paint().pixels[:, 18]).round().int()
+    assert tuple(painted[:, 4].tolist()) == given.BRUSHES[1]
+    assert tuple(painted[:, 48].tolist()) == given.BRUSHES[3]
     Path("labels.png").write_bytes(encode_png(found.given.paint()))
     Path("out.png").write_bytes(encode_png(found.found.paint()))
     run(texts.segment_code(settings, photo.name), "out.png")

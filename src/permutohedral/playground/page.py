@@ -74,8 +74,11 @@ class Page:
     async def load(self) -> None:
         """Load the first photo."""
         path = example_photo() if self._first is None else self._first
+        # now the library is loaded, too
+        self._set_busy(True)
         photo = await photo_of_path(path, str(path))
         if photo is None:
+            self._set_busy(False)
             self._name.set_text("no photo")
             return
         self._show(photo)

@@ -38,7 +38,7 @@ class Panel:
                 self.add_controls()
             with ui.element("div").classes("pg-card"):
                 self._busy = ui.linear_progress(show_value=False).props("indeterminate size=3px instant-feedback")
-                self._busy.classes("pg-busy hidden")
+                self._busy.classes("pg-busy pg-idle")
                 self.add_view()
                 self._status = ui.html("", sanitize=False).classes("pg-status").props('role="status"')
             with ui.element("div").classes("pg-card"):
@@ -89,6 +89,7 @@ class Panel:
         code = self.code()
         self._command.set_content(_in_words(code.command))
         self._python.set_content(escape(code.python.strip()))
+        self._status.classes(add="pg-old")
         self.offer([])
         self.compute()
 
@@ -109,13 +110,14 @@ class Panel:
             if cost.peak_bytes is not None:
                 told.append(f"memory of the process <b>{cost.peak_bytes / 1e6:.0f} MB</b>")
         self._status.set_content("".join(f"<span>{part}</span>" for part in (*told, *parts)))
+        self._status.classes(remove="pg-old")
 
     def set_busy(self, busy: bool) -> None:
         """Whether something is computed."""
         if busy:
-            self._busy.props(add="indeterminate").classes(remove="hidden")
+            self._busy.props(add="indeterminate").classes(remove="pg-idle")
         else:
-            self._busy.classes(add="hidden")
+            self._busy.classes(add="pg-idle")
 
     def set_progress(self, share: float) -> None:
         """How much of it is done."""

@@ -43,10 +43,11 @@ class Playground:
         self.app.add_api_route("/pixels/{key}/{tab}/{name}", self._pixels)
         self.app.add_api_route("/files/{key}/{tab}/{name}", self._file)
         ui.page("/", title="permutohedral playground", favicon=_ICON)(lambda: build_page(photo, self.sessions))
-        # the way to a browser on this machine is faster than a compressor; nothing moves by itself
+        # the way to a browser on this machine is faster than a compressor, nothing moves by itself, and the page has
+        # a style of its own
         ui.run_with(
-            self.app, gzip_middleware_factory=None, binding_refresh_interval=None, show_welcome_message=False,
-            reconnect_timeout=10,
+            self.app, gzip_middleware_factory=None, binding_refresh_interval=None, tailwind=False,
+            show_welcome_message=False, reconnect_timeout=10,
         )  # fmt: skip
 
     def _session(self, key: str) -> Session:
@@ -93,8 +94,6 @@ def serve(photo: Path | None, host: str, port: int, open_browser: bool, tell: Ca
         if open_browser:
             # starting a browser may take long
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-        # meanwhile: the first picture needs it
-        threading.Thread(target=_load_library, daemon=True).start()
 
     server = _Server(announce, TokenRequired(playground.app, token, port))
     # Ctrl-C is how it ends; the server has closed all by then, and hands the signal on
@@ -127,10 +126,6 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise InputError(f"cannot listen at {host}, port {port}: {error.strerror or error}") from error
     return listener
-
-
-def _load_library() -> None:
-    import permutohedral.playground.compute.filtering  # noqa: F401  (for what it brings along)
 
 
 def _end(playground: Playground) -> None:

@@ -28,7 +28,8 @@ def explain(error: Exception) -> str:
 
 def tell_error(error: Exception) -> None:
     """Show it for a while."""
-    ui.notify(explain(error), type="negative", multi_line=True, timeout=8000, close_button="close")
+    close = {"icon": "close", "color": "white", "round": True, "aria-label": "close"}
+    ui.notify(explain(error), type="negative", multi_line=True, timeout=8000, actions=[close])
 
 
 async def read_beside(read: Callable[..., Read], *given: Any) -> Read | None:

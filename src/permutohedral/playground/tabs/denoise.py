@@ -22,10 +22,10 @@ _ESTIMATED = 0.0
 _NOISE = (5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0)
 _STRENGTH = (0.0, 0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 2.0)
 _NAMES = {
-    "pcnn_cnn": "pcnn_cnn: lattice and pixels, fast",
+    "pcnn_cnn": "pcnn_cnn: fast",
     "deep_small": "deep_small: better, slow",
     "deep_large": "deep_large: best, slowest",
-    "auto": "auto: deep, by the noise",
+    "auto": "auto: deep, slow",
 }
 
 
