@@ -13,6 +13,7 @@ from PIL import Image
 
 from permutohedral.errors import InputError
 from permutohedral.pictures.files import Picture
+from permutohedral.playground.compute.filtering import check_guide
 from permutohedral.playground.compute.layers import encode_png, make_layer
 from permutohedral.playground.compute.photos import PREVIEW_PIXELS, make_photo, read_photo, shrink
 
@@ -61,6 +62,13 @@ def test_an_opaque_alpha_channel_is_no_transparency(tmp_path: Path) -> None:
     photo = read_photo(path, "a.png")
     assert photo.layer.planes == np.moveaxis(RGB, -1, 0).tobytes()
     assert (photo.layer.channels, photo.layer.height, photo.layer.width) == (3, 9, 7)
+
+
+def test_a_guide_must_have_the_size_of_the_photo() -> None:
+    photo, guide = (make_photo(Picture(torch.rand(3, 9, width)), f"{width}.png") for width in (7, 8))
+    assert check_guide(photo, photo) is photo
+    with pytest.raises(InputError, match=r"8\.png has 8 x 9 pixels and the photo 7 x 9"):
+        check_guide(photo, guide)
 
 
 def test_the_small_photo_has_the_means_of_squares() -> None:

@@ -39,12 +39,19 @@ def estimate(photo: Photo, guide: Photo | None, settings: FilterSettings, result
     return ph.estimate_bilateral_error(result.pixels, photo.pixels, settings.sigma_space, settings.sigma_range, edges)
 
 
-def _edges(photo: Photo, guide: Photo | None, settings: FilterSettings) -> Photo:
-    if not settings.guided or guide is None:
-        return photo
+def check_guide(photo: Photo, guide: Photo) -> Photo:
+    """The guide.
+
+    Raises:
+        InputError: it is not of the size of the photo.
+    """
     if guide.pixels.shape[1:] != photo.pixels.shape[1:]:
         raise InputError(
-            f"the guide has {guide.pixels.shape[2]} x {guide.pixels.shape[1]} pixels and the photo "
+            f"the guide {guide.name} has {guide.pixels.shape[2]} x {guide.pixels.shape[1]} pixels and the photo "
             f"{photo.pixels.shape[2]} x {photo.pixels.shape[1]}; scale one of them to the size of the other"
         )
     return guide
+
+
+def _edges(photo: Photo, guide: Photo | None, settings: FilterSettings) -> Photo:
+    return guide if settings.guided and guide is not None else photo

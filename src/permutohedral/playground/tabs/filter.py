@@ -14,7 +14,7 @@ from permutohedral.playground.panel import Panel
 from permutohedral.playground.runner import Stage
 from permutohedral.playground.session import REST
 from permutohedral.playground.settings import METHODS, FilterSettings
-from permutohedral.playground.uploads import photo_of_upload
+from permutohedral.playground.uploads import photo_of_upload, read_beside
 
 if TYPE_CHECKING:
     import permutohedral as ph
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _SPACE = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0, 24.0, 32.0, 40.0, 48.0, 64.0)
 _RANGE = (0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 1.0)
+
+_SIZE = "of the size of the photo"
 
 
 class FilterPanel(Panel):
@@ -42,7 +44,7 @@ class FilterPanel(Panel):
         self._edges = Choice("edges from", {False: "the photo itself", True: "a guide"}, False, self._choose_edges)
         with ui.element("div").classes("hidden") as self._upload:
             upload_button("choose the guide", self._take_guide)
-            self._guide_name = ui.label("of the size of the photo").classes("pg-hint")
+            self._guide_name = ui.label(_SIZE).classes("pg-hint")
 
     def add_view(self) -> None:
         self._viewer = Viewer(("photo", "filtered"))
@@ -50,6 +52,10 @@ class FilterPanel(Panel):
     def take_photo(self) -> None:
         photo = self.session.photo
         assert photo is not None
+        # its guide was for another
+        self._guide = None
+        self._edges.set(False)
+        self._guide_name.set_text(_SIZE)
         self._viewer.clear_after()
         self._viewer.show([self.session.put(self.title, "before", photo.layer)], "before", 0)
 
@@ -112,10 +118,17 @@ class FilterPanel(Panel):
 
     async def _take_guide(self, name: str, content: bytes) -> None:
         guide = await photo_of_upload(self.session, name, content)
-        if guide is not None:
-            self._guide = guide
-            self._guide_name.set_text(name)
-            self.refresh()
+        if guide is None or await read_beside(_check_guide, self.session.photo, guide) is None:
+            return
+        self._guide = guide
+        self._guide_name.set_text(name)
+        self.refresh()
+
+
+def _check_guide(photo: Photo, guide: Photo) -> Photo:
+    from permutohedral.playground.compute.filtering import check_guide
+
+    return check_guide(photo, guide)
 
 
 def _encode(photo: Photo, result: Result) -> bytes:
