@@ -16,7 +16,7 @@ class Viewer(Element, component="viewer.js"):
 
     Args:
         names: of the two sides.
-        group: viewers of one group zoom together; "" for none.
+        group: viewers of one group zoom together, and their sides have pixels of different sizes; "" for none.
         on_stroke: gets a stroke when the mouse is let go.
     """
 
@@ -25,6 +25,7 @@ class Viewer(Element, component="viewer.js"):
     ) -> None:
         super().__init__()
         self._props["names"], self._props["group"] = list(names), group
+        self._props["differing"] = not group
         self._props["label"] = f"{names[0]} and {names[1]}"
         if on_stroke is not None:
             self.on("stroke", lambda event: on_stroke(event.args))

@@ -32,7 +32,7 @@ export default {
         <span class="pg-tag pg-kind" v-show="shown.kind === 'preview'">preview</span>
       </div>
       <div class="pg-tools">
-        <div class="pg-choice" role="group" aria-label="what is shown">
+        <div class="pg-choice" v-show="differing" role="group" aria-label="what is shown">
           <button type="button" :class="{ on: mode === 'compare' }" @click="choose('compare')">compare</button>
           <button type="button" :class="{ on: mode === 'difference' }" @click="choose('difference')">difference</button>
         </div>
@@ -50,6 +50,7 @@ export default {
     names: { default: () => ["before", "after"] },
     label: { default: "before and after" },
     group: { default: "" },
+    differing: { default: true }, // whether both sides have the same pixels, so that there is a difference
     brush: { default: null }, // label, radius and color; null where nothing is drawn
     strokes: { default: () => [] },
     ratio: { default: 0.7 }, // most height of the stage, as a share of its width
@@ -281,8 +282,8 @@ export default {
       context.rect(x, y, this.photo.width * scale, this.photo.height * scale);
       context.clip();
       if (before) this.paint(context, before.canvas, before.region);
-      const differing = this.mode === "difference" ? this.differenceLayer() : null;
-      if (differing) this.paint(context, differing, before.region);
+      const changes = this.mode === "difference" ? this.differenceLayer() : null;
+      if (changes) this.paint(context, changes, before.region);
       else if (after) {
         const edge = this.dividerAt();
         context.save();
