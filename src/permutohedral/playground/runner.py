@@ -56,6 +56,11 @@ class Runner:
         self._closed = False
         self.busy = False
 
+    @property
+    def has_work(self) -> bool:
+        """Whether something is computed or waits."""
+        return self.busy or self._newest is not None
+
     def submit(self, stages: Sequence[Stage]) -> None:
         """Compute this next, instead of all that waits."""
         with self._changed:

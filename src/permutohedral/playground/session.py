@@ -45,7 +45,7 @@ class Session:
         self._seconds: dict[Any, float] = {}
         self._number = 0
         self._busy = busy
-        self._runner = Runner(lambda error: self.on_page(fail, error), lambda: self.on_page(busy, False))
+        self._runner = Runner(lambda error: self.on_page(fail, error), lambda: self.on_page(self._tell_idle))
 
     def keep_upload(self, name: str, content: bytes) -> Path:
         """A file with this content, for as long as the tab is open."""
@@ -95,6 +95,11 @@ class Session:
     def is_computing(self) -> bool:
         """Whether the thread of this tab is busy."""
         return self._runner.busy
+
+    def _tell_idle(self) -> None:
+        # a request may have come meanwhile
+        if not self._runner.has_work:
+            self._busy(False)
 
     def on_page(self, call: Callable[..., None], *given: Any) -> None:
         """Call it in the thread of the page."""
