@@ -52,6 +52,8 @@ ORDER = [
     # people's files, what is done with them, and what is drawn of them or of the lattice
     ["pictures", "clouds"],
     ["figures"],
+    # a page to try them with sliders
+    ["playground"],
     # what the experiments share, then each of them: rotation and scale take their digits from MNIST
     ["experiments"],
     [

@@ -17,6 +17,7 @@ import regions
 
 from permutohedral.experiments.experiment import load_experiment
 from permutohedral.reporting.markdown import markdown_table
+from permutohedral.reporting.provenance import name_machine
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
@@ -244,7 +245,23 @@ def upsampling(task: str) -> str:
     return upsampling_table(load_experiment("upsampling").read_results(RESULTS / "upsampling"), task)
 
 
+def playground() -> str:
+    """Milliseconds until the page of `permutohedral playground` shows something."""
+    measured = json.loads((RESULTS / "playground.json").read_text())
+    rows = [
+        [words, f"{measured['milliseconds'][name]['median']:,.0f}", "" if goal is None else f"{goal:,}"]
+        for name, words, goal in (
+            ("filter", "from a moved slider to the picture, in the median", 250),
+            ("preview", "to the smaller picture that comes first where that takes longer", 80),
+            ("page", "from the command to the page", 4000),
+            ("first picture", "from the command to the first filtered picture", None),
+        )
+    ]
+    return markdown_table([name_machine(measured["hardware"]), "milliseconds", "goal"], rows)
+
+
 _TABLES: dict[str, Callable[[], str]] = {
+    "playground": playground,
     **{f"upsampling-{task}": partial(upsampling, task) for task in ("depth", "colors", "chroma")},
     "segmentation": segmentation,
     "denoising": denoising,

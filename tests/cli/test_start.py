@@ -14,7 +14,7 @@ from PIL import Image
 COMMAND = "from permutohedral.__main__ import main; main()"
 # names on stderr, at the end, all modules that the command has loaded
 LISTED_MODULES = f"import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); {COMMAND}"
-SLOW_TO_LOAD = {"torch", "numpy", "PIL", "matplotlib", "rich"}
+SLOW_TO_LOAD = {"torch", "numpy", "PIL", "matplotlib", "rich", "nicegui"}
 # sends Ctrl-C to this process when the module named by the first argument is imported
 INTERRUPTED_IMPORT = """
 import os, signal, sys
