@@ -136,10 +136,11 @@ def test_steps_are_timed(towns: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times = time_step(row(), replace(options(towns), data=towns))
     assert times["milliseconds"] > 0
     assert 0 < times["points"] <= 1200
+    assert times["dense_points"] > 0
 
 
 def test_the_command_times_steps_and_makes_the_whole_way(towns: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    times = {"milliseconds": 12.34, "points": 4567.0}
+    times = {"milliseconds": 12.34, "points": 4567.0, "dense_milliseconds": 5.67, "dense_points": 8901.0}
     monkeypatch.setattr("permutohedral.experiments.lidar.report.time_step", lambda *_: times)
     place = ["--output", str(towns / "out"), "--data", str(towns), "--accelerator", "cpu"]
     arguments = ["reproduce", "lidar", "--smoke", "--time-steps", "--row", "pointwise", *place]
@@ -147,7 +148,7 @@ def test_the_command_times_steps_and_makes_the_whole_way(towns: Path, monkeypatc
     assert result.exit_code == 0, result.output
     assert "| point by point |" in result.stdout
     assert "point by point: 12.3 ms a step" in result.stderr
-    assert "| pointwise | 4,567 | 12.3 |" in (towns / "out" / "report.md").read_text()
+    assert "| pointwise | 4,567 | 12.3 | 8,901 | 5.7 |" in (towns / "out" / "report.md").read_text()
 
 
 def test_networks_are_trained_on_own_files(towns: Path) -> None:
