@@ -38,7 +38,7 @@ class Sample:
         self.offsets, self.opposite = neighborhood.offsets(DEVICE), neighborhood.opposite(DEVICE)
         self.neighbors = operators.find_neighbors(keys, table, self.target_keys, self.offsets)
         self.reverse = operators.transpose_neighbors(self.neighbors, self.opposite, len(keys))
-        self.coarse = level_operators.coarsen_keys(keys)[:2]
+        self.coarse = level_operators.coarsen_keys(keys, table)[:2]
         self.axis_neighbors = operators.find_neighbors(keys, table, keys, axis_offsets(DIMENSION, DEVICE))
         self.barycentric = barycentric.clone().requires_grad_()
         self.values, self.lattice_values = leaf(POINTS, 4), leaf(len(keys), 4)
@@ -53,9 +53,9 @@ class Sample:
             "index_points_in_batches": (self.features, self.batch),
             "index_both": (self.features, None, self.target_features, None),
             "index_keys": (self.keys.repeat(2, 1),),
-            "coarsen_keys": (self.keys,),
+            "coarsen_keys": (self.keys, self.table),
             "connect_levels": (self.keys, self.table, *self.coarse, self.offsets, self.opposite),
-            "coarsen_vertices": (self.vertices, *self.coarse, self.barycentric.detach()),
+            "coarsen_simplices": (self.vertices, self.barycentric, *self.coarse),
             "find_neighbors": (self.keys, self.table, self.target_keys, self.offsets),
             "transpose_neighbors": (self.neighbors, self.opposite, len(self.keys)),
             "splat": (self.values, self.vertices, self.barycentric, len(self.keys)),
@@ -83,8 +83,8 @@ VARIANTS = {
     "convolve_without_reverse_table": "convolve",
     "blur_reversed": "blur",
 }
-BETWEEN_LEVELS = ["coarsen_keys", "connect_levels", "coarsen_vertices"]
-INTEGER = ["index_keys", *BETWEEN_LEVELS, "find_neighbors", "transpose_neighbors"]
+BETWEEN_LEVELS = ["coarsen_keys", "connect_levels", "coarsen_simplices"]
+INTEGER = ["index_keys", "coarsen_keys", "connect_levels", "find_neighbors", "transpose_neighbors"]
 WITHOUT_DERIVATIVE = ["filter_gaussian"]
 FLOATING = [
     "index_points",
@@ -98,6 +98,7 @@ FLOATING = [
     "convolve_weight_gradient",
     "blur",
     "blur_reversed",
+    "coarsen_simplices",
     "sum_neighbors",
     "sum_window",
     "embed_gradient",

@@ -3,6 +3,7 @@
 from permutohedral.ops.triton.build.embedding import embed_differential, embed_gradient
 from permutohedral.ops.triton.build.fixed_rows import index_points_bounded
 from permutohedral.ops.triton.build.lattice import index_both, index_points
+from permutohedral.ops.triton.build.levels import coarsen_keys, coarsen_simplices, connect_levels
 from permutohedral.ops.triton.build.neighbors import find_neighbors, transpose_neighbors
 from permutohedral.ops.triton.build.picture_features import picture_features
 from permutohedral.ops.triton.build.wide_keys import index_keys
@@ -19,6 +20,9 @@ from permutohedral.ops.triton.filter.weight_gradient import convolve_gradients, 
 __all__ = [
     "barycentric_gradient",
     "blur",
+    "coarsen_keys",
+    "coarsen_simplices",
+    "connect_levels",
     "convolve",
     "convolve_gradients",
     "convolve_weight_gradient",
