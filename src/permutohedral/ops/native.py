@@ -103,9 +103,7 @@ def coarsen_keys(keys: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return _number(_native.index_parents, (keys, table), 2)
 
 
-def _number(
-    index: Callable[..., PendingIndex], given: tuple[Tensor, ...], each: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _number(index: Callable[..., PendingIndex], given: tuple[Tensor, ...], each: int) -> tuple[Tensor, Tensor, Tensor]:
     rows, columns = given[0].shape
     check_dimension(columns - 1)
     numbers = _empty((rows, each), torch.int32)

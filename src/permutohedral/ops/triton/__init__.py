@@ -11,6 +11,7 @@ from permutohedral.ops.triton.filter.blur import blur
 from permutohedral.ops.triton.filter.convolve import convolve
 from permutohedral.ops.triton.filter.exact_sums import sum_neighbors, sum_window
 from permutohedral.ops.triton.filter.gaussian import filter_gaussian, filter_points
+from permutohedral.ops.triton.filter.item_norm import differentiate_items_norm, normalize_items
 from permutohedral.ops.triton.filter.learned_filter import differentiate_learned, filter_learned
 from permutohedral.ops.triton.filter.mean_field import mean_field
 from permutohedral.ops.triton.filter.slice import barycentric_gradient, slice
@@ -26,6 +27,7 @@ __all__ = [
     "convolve",
     "convolve_gradients",
     "convolve_weight_gradient",
+    "differentiate_items_norm",
     "differentiate_learned",
     "embed_differential",
     "embed_gradient",
@@ -38,6 +40,7 @@ __all__ = [
     "index_points",
     "index_points_bounded",
     "mean_field",
+    "normalize_items",
     "picture_features",
     "slice",
     "splat",
