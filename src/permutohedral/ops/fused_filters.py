@@ -142,11 +142,11 @@ def normalize_items(
     run = getattr(primitives_for(values), "normalize_items", None)
     if run is None:
         return None
-    arguments = values, *affine, rows(), groups, eps
+    norm = rows(), groups, eps
     if wants_gradient(values, *affine):
-        output: Tensor | None = _ItemsNorm.apply(*arguments, composed)  # type: ignore[no-untyped-call]
+        output: Tensor | None = _ItemsNorm.apply(values, *affine, norm, composed)  # type: ignore[no-untyped-call]
         return output
-    found = run(*arguments)
+    found = run(values, *affine, *norm)
     return None if found is None else found[0]
 
 
@@ -218,19 +218,12 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 class _ItemsNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        values: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        rows: ItemRows,
-        groups: int,
-        eps: float,
-        composed: Composed,
+        ctx: Any, values: Tensor, weight: Tensor, bias: Tensor, norm: tuple[ItemRows, int, float], composed: Composed
     ) -> Tensor | None:
-        found = cast(FusedPrimitives, primitives_for(values)).normalize_items(values, weight, bias, rows, groups, eps)
+        found = cast(FusedPrimitives, primitives_for(values)).normalize_items(values, weight, bias, *norm)
         if found is None:
             return None
-        ctx.rows, ctx.groups, ctx.composed, ctx.backend = rows, groups, composed, forced_backend()
+        ctx.rows, ctx.groups, ctx.composed, ctx.backend = *norm[:2], composed, forced_backend()
         ctx.save_for_backward(values, weight, bias, found[1])
         return found[0]
 
@@ -238,8 +231,8 @@ class _ItemsNorm(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         with on_backend(ctx.backend):
             if torch.is_grad_enabled():
-                return *_differentiate_composed(ctx, gradient), None, None, None, None
+                return *_differentiate_composed(ctx, gradient), None, None
             values, weight, _, statistics = ctx.saved_tensors
             backend = cast(FusedPrimitives, primitives_for(gradient))
             found = backend.differentiate_items_norm(gradient, values, weight, statistics, ctx.rows, ctx.groups)
-            return *found, None, None, None, None
+            return *found, None, None

@@ -256,5 +256,5 @@ class FusedPrimitives(Primitives, Protocol):
     def differentiate_items_norm(
         self, gradient: Tensor, values: Tensor, weight: Tensor, statistics: Tensor, rows: ItemRows, groups: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of `normalize_items` with respect to values, weight and bias; `statistics` is what it returned."""
+        """The gradients of `normalize_items` with respect to values, weight and bias, by its `statistics`."""
         ...

@@ -41,7 +41,7 @@ _BLOCK = 128
 
 @triton.jit
 def odd_parts(keys, vertex, D: tl.constexpr):
-    """How many of the d+1 numbers n_j - n_0 are odd, int32 like `vertex`, and the last coordinate of the lattice point."""
+    """How many of the d+1 numbers n_j - n_0 are odd, int32, for each `vertex`."""
     first = tl.load(keys + vertex * (D + 1) + 1)
     last = tl.zeros_like(first)
     odd = tl.zeros_like(first)
@@ -121,7 +121,7 @@ def coarsen_simplices_kernel(
     vertices, barycentric, coarse_keys, parents, coarse_vertices, coarse_barycentric,
     num_points, num_vertices, next_point, next_corner, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Each fine corner goes to its parents, half to each; `coarse_vertices` and `coarse_barycentric` are `[d + 1, points]`.
+    """Each fine corner goes to its parents, half to each; the results are `[d + 1, points]`.
 
     All parents are corners of one coarse simplex, corner j the one whose coordinates are congruent to j modulo d+1.
     """

@@ -1,7 +1,7 @@
 """Group normalization over the lattice points of each item, and its gradients.
 
-Every program works on a part of the lattice points of one item: `CHUNKS` of them share an item, each takes blocks of its
-list in turn and leaves sums by channel. Whoever needs the sums of an item adds those of its parts, in the same order
+Every program works on a part of the lattice points of one item: `CHUNKS` of them share an item, each takes blocks of
+its list in turn and leaves sums by channel. Whoever needs the sums of an item adds those of its parts, in the same order
 every time: no atomics, equal bits.
 """
 
@@ -214,9 +214,9 @@ def normalize_items(
     output = torch.empty_like(values)
     order = rows.starts if rows.order is None else rows.order
     configuration, grid = (rows.order is not None, channels, chunks), (items, chunks, 1)
-    tensors = values, order, rows.starts, sums
-    _bind(sum_values_kernel, *configuration)(grid, tensors, ())
-    _bind(sum_squares_kernel, *configuration, WIDTH=width)(grid, tensors, ())
+    summed = values, order, rows.starts, sums
+    _bind(sum_values_kernel, *configuration)(grid, summed, ())
+    _bind(sum_squares_kernel, *configuration, WIDTH=width)(grid, summed, ())
     tensors = values, weight, bias, order, rows.starts, sums, statistics, output
     _bind(normalize_items_kernel, *configuration, WIDTH=width, EPS=eps)(grid, tensors, ())
     return output, statistics
@@ -232,8 +232,8 @@ def differentiate_items_norm(
     output = torch.empty_like(values)
     order = rows.starts if rows.order is None else rows.order
     configuration, grid = (rows.order is not None, channels, chunks), (items, chunks, 1)
-    tensors = gradient, values, order, rows.starts, statistics, sums
-    _bind(sum_gradients_kernel, *configuration)(grid, tensors, ())
+    summed = gradient, values, order, rows.starts, statistics, sums
+    _bind(sum_gradients_kernel, *configuration)(grid, summed, ())
     tensors = gradient, values, weight, order, rows.starts, statistics, sums, output
     _bind(differentiate_norm_kernel, *configuration, WIDTH=width)(grid, tensors, ())
     to_bias, to_weight = sums.sum(dim=(1, 2)).to(weight.dtype)
