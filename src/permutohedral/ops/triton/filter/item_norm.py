@@ -1,8 +1,8 @@
 """Group normalization over the lattice points of each item, and its gradients.
 
 Every program works on a part of the lattice points of one item: `CHUNKS` of them share an item, each takes blocks of
-its list in turn and leaves sums by channel. Whoever needs the sums of an item adds those of its parts, in the same order
-every time: no atomics, equal bits.
+its list in turn and leaves sums by channel. Whoever needs the sums of an item adds those of its parts, in the same
+order every time: no atomics, equal bits.
 """
 
 from __future__ import annotations
