@@ -338,9 +338,9 @@ def convolve_gradients(
     if lattice_values.numel() == 0 or neighbors.numel() == 0:
         return None
     if not uses_halves(weight.dtype, in_channels, out_channels, True):
-        gradient = rows_contiguous(output_gradient)
-        to_values = convolve_adjoint(gradient, weight, reverse, opposite, 1, None)
-        return to_values, convolve_weight_gradient(lattice_values, gradient, neighbors, 1)
+        slope = rows_contiguous(output_gradient)
+        adjoint = convolve_adjoint(slope, weight, reverse, opposite, 1, None)
+        return adjoint, convolve_weight_gradient(lattice_values, slope, neighbors, 1)
     values, gradient = halve(rows_contiguous(lattice_values), rows_contiguous(output_gradient))
     to_values = convolve_halves(*gradient, weight, reverse.contiguous(), opposite)
     return to_values, _gradient_of_halves(values, gradient, neighbors.contiguous(), 1)
