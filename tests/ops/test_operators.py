@@ -145,7 +145,7 @@ def differentiable(name: str, way: Callable[[str], Any]) -> tuple[Callable[..., 
 def test_opcheck(name: str) -> None:
     """Schema, fake tensors, autograd registration, and the traced operator with static and dynamic shapes."""
     arguments = Sample().arguments(name)
-    if not name.startswith(("index_points", "index_both")):
+    if not name.startswith(("index_points", "index_both", "coarsen_simplices")):
         torch.library.opcheck(operator(name), arguments)
         return
     # opcheck adds all outputs up in the dtype of the first, which fails for integers before floats, so it traces
