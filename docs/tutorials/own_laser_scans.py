@@ -44,7 +44,8 @@ def make_town(seed: int, side: float = 60.0, points: int = 8000) -> Path:
         labels[tree] = TREE
     height += 0.03 * random.normal(size=points)
     path = folder / f"town{seed}.npz"
-    np.savez(path, positions=np.column_stack([flat, height]) + [676_000.0, 246_000.0, 500.0], classification=labels)
+    positions = np.column_stack([flat + np.array([676_000.0, 246_000.0]), height + 500])
+    np.savez(path, positions=positions, classification=labels)
     return path
 
 

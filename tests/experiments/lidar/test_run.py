@@ -184,12 +184,12 @@ def test_files_without_the_classes_are_refused(towns: Path) -> None:
 
 def test_a_trained_row_is_shipped(towns: Path) -> None:
     trained = replace(options(towns / "out"), data=towns)
-    result = run(row(), trained)
+    result = run(row(above="nothing"), trained)
     assert result is not None
     write_result(result, towns / "out" / "runs" / "row-0.json")
     ship(towns / "out", towns / "network.safetensors", "row")
     network, description = load_segmenter(towns / "network.safetensors")
-    assert description.classes == STANDARD_CLASSES
+    assert (description.classes, description.above) == (STANDARD_CLASSES, "nothing")
     expected = read_weights(towns / "out" / "weights" / "row-0.safetensors")
     assert all(torch.equal(tensor, expected[name]) for name, tensor in network.state_dict().items())
 

@@ -19,7 +19,7 @@ def ship(folder: Path, output: Path, row: str = "unet_small", seed: int = 0) -> 
     """Write the network of a row, with what describes it, into one file."""
     config = parse_config(LidarConfig, read_result(folder / "runs" / f"{row}-{seed}.json").config)
     network = load_row(build_model(config), config, folder)
-    save_segmenter(network, Description(config.model, dict(config.options), STANDARD_CLASSES), output)
+    save_segmenter(network, Description(config.model, dict(config.options), STANDARD_CLASSES, config.above), output)
 
 
 def main() -> None:
