@@ -133,9 +133,8 @@ def differentiable(name: str, way: Callable[[str], Any]) -> tuple[Callable[..., 
         for place, each in zip(places, floating, strict=True):
             complete[place] = each
         result = run(*complete)
-        if name == "index_both":
-            return torch.cat([result[2], result[6]])
-        return result[2] if name.startswith("index_points") else result
+        found = [result] if isinstance(result, Tensor) else [each for each in result if each.is_floating_point()]
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     return function, tuple(arguments[place] for place in places)
 
