@@ -13,7 +13,7 @@ from permutohedral.lattice import Lattice
 from permutohedral.levels import convolve_down, convolve_up, pool
 from permutohedral.neighborhood import Neighborhood
 from permutohedral.ops.fused_filters import normalize_items
-from permutohedral.ops.fused_primitives import ItemRows
+from permutohedral.ops.fused_primitives import ItemRows, ItemsNorm
 from permutohedral.pyramid import LatticePyramid
 from permutohedral.tensors import refuse_scripting
 
@@ -213,13 +213,16 @@ class LatticeGroupNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(num_channels, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.zeros(num_channels, device=device, dtype=dtype))
 
-    def forward(self, lattice_values: Tensor, lattice: Lattice, items: LatticeItems | None = None) -> Tensor:
+    def forward(
+        self, lattice_values: Tensor, lattice: Lattice, items: LatticeItems | None = None, relu: bool = False
+    ) -> Tensor:
         """Normalize.
 
         Args:
             lattice_values: `[lattice_points, num_channels]`.
             lattice: of the lattice points.
             items: of the lattice, if several layers share them.
+            relu: then make zero what is negative, in the same step on a GPU.
 
         Returns:
             `[lattice_points, num_channels]`.
@@ -228,10 +231,14 @@ class LatticeGroupNorm(nn.Module):
 
         def composed(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             assert bias is not None
-            return _normalize(values, weight, bias, items, self.num_groups, self.eps)
+            normalized = _normalize(values, weight, bias, items, self.num_groups, self.eps)
+            return normalized.relu() if relu else normalized
+
+        def norm() -> ItemsNorm:
+            return ItemsNorm(items.rows(), self.num_groups, self.eps, relu)
 
         affine = self.weight, self.bias
-        fused = normalize_items(lattice_values, affine, items.rows, self.num_groups, self.eps, composed)
+        fused = normalize_items(lattice_values, affine, norm, composed)
         return composed(lattice_values, *affine) if fused is None else fused
 
     def extra_repr(self) -> str:

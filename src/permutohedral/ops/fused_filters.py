@@ -16,7 +16,7 @@ from permutohedral.ops.dispatch import forced_backend, on_backend, primitives_fo
 from permutohedral.ops.fused_primitives import (
     FilterTables,
     FusedPrimitives,
-    ItemRows,
+    ItemsNorm,
     KeptOfFilter,
     LandmarkTables,
     PairwiseTables,
@@ -116,37 +116,29 @@ def filter_learned(
 
 
 def normalize_items(
-    values: Tensor,
-    affine: tuple[Tensor, Tensor],
-    rows: Callable[[], ItemRows],
-    groups: int,
-    eps: float,
-    composed: Composed,
+    values: Tensor, affine: tuple[Tensor, Tensor], norm: Callable[[], ItemsNorm], composed: Composed
 ) -> Tensor | None:
     """Group normalization of each item in one call, None where it is composed: see `FusedPrimitives.normalize_items`.
 
     Args:
         values: `[rows, channels]`.
         affine: weight and bias, `[channels]`.
-        rows: makes the list of the rows of each item, where it is needed.
-        groups: of channels that are normalized together.
-        eps: added to the variance.
+        norm: tells how, and lists the rows of each item, where it is needed.
         composed: the same of torch's operators, for derivatives of derivatives.
     """
     if torch.is_autocast_enabled(values.device.type):
         # which leaves normalization as it is
         with torch.autocast(values.device.type, enabled=False):
-            return normalize_items(values, affine, rows, groups, eps, composed)
+            return normalize_items(values, affine, norm, composed)
     if why_in_steps(values, *affine) is not None or values.numel() == 0:
         return None
     run = getattr(primitives_for(values), "normalize_items", None)
     if run is None:
         return None
-    norm = rows(), groups, eps
     if wants_gradient(values, *affine):
-        output: Tensor | None = _ItemsNorm.apply(values, *affine, norm, composed)  # type: ignore[no-untyped-call]
+        output: Tensor | None = _ItemsNorm.apply(values, *affine, norm(), composed)  # type: ignore[no-untyped-call]
         return output
-    found = run(values, *affine, *norm)
+    found = run(values, *affine, norm())
     return None if found is None else found[0]
 
 
@@ -218,12 +210,12 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 class _ItemsNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, values: Tensor, weight: Tensor, bias: Tensor, norm: tuple[ItemRows, int, float], composed: Composed
+        ctx: Any, values: Tensor, weight: Tensor, bias: Tensor, norm: ItemsNorm, composed: Composed
     ) -> Tensor | None:
-        found = cast(FusedPrimitives, primitives_for(values)).normalize_items(values, weight, bias, *norm)
+        found = cast(FusedPrimitives, primitives_for(values)).normalize_items(values, weight, bias, norm)
         if found is None:
             return None
-        ctx.rows, ctx.groups, ctx.composed, ctx.backend = *norm[:2], composed, forced_backend()
+        ctx.norm, ctx.composed, ctx.backend = norm, composed, forced_backend()
         ctx.save_for_backward(values, weight, bias, found[1])
         return found[0]
 
@@ -232,7 +224,7 @@ class _ItemsNorm(torch.autograd.Function):
         with on_backend(ctx.backend):
             if torch.is_grad_enabled():
                 return *_differentiate_composed(ctx, gradient), None, None
-            values, weight, _, statistics = ctx.saved_tensors
+            values, weight, bias, statistics = ctx.saved_tensors
             backend = cast(FusedPrimitives, primitives_for(gradient))
-            found = backend.differentiate_items_norm(gradient, values, weight, statistics, ctx.rows, ctx.groups)
+            found = backend.differentiate_items_norm(gradient, values, (weight, bias), statistics, ctx.norm)
             return *found, None, None

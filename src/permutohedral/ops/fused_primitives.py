@@ -104,6 +104,22 @@ class ItemRows(NamedTuple):
     items: int
 
 
+class ItemsNorm(NamedTuple):
+    """Group normalization of the rows of each item.
+
+    Attributes:
+        rows: of the items.
+        groups: of channels that are normalized together.
+        eps: added to the variance.
+        relu: whether what is negative then becomes zero.
+    """
+
+    rows: ItemRows
+    groups: int
+    eps: float
+    relu: bool
+
+
 # what the derivative of a learned filter needs: the lattice values `[lattice_points, in_channels]` that were convolved,
 # and the density `[lattice_points]` they were divided by, in the accumulation dtype, None unless `by_density`; then
 # tables that a backend made on the way
@@ -237,16 +253,14 @@ class FusedPrimitives(Primitives, Protocol):
         ...
 
     def normalize_items(
-        self, values: Tensor, weight: Tensor, bias: Tensor, rows: ItemRows, groups: int, eps: float
+        self, values: Tensor, weight: Tensor, bias: Tensor, norm: ItemsNorm
     ) -> tuple[Tensor, Tensor] | None:
         """Group normalization of the rows of each item.
 
         Args:
             values: `[rows, channels]`.
             weight, bias: `[channels]`, applied to what is normalized.
-            rows: of the items.
-            groups: of channels that are normalized together.
-            eps: added to the variance.
+            norm: how.
 
         Returns:
             The result, like values, and `[items, 2, channels]`: mean and scale; None where it is to be composed.
@@ -254,7 +268,7 @@ class FusedPrimitives(Primitives, Protocol):
         ...
 
     def differentiate_items_norm(
-        self, gradient: Tensor, values: Tensor, weight: Tensor, statistics: Tensor, rows: ItemRows, groups: int
+        self, gradient: Tensor, values: Tensor, affine: tuple[Tensor, Tensor], statistics: Tensor, norm: ItemsNorm
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of `normalize_items` with respect to values, weight and bias, by its `statistics`."""
+        """The gradients of `normalize_items` with respect to values and `affine`, weight and bias, by its `statistics`."""
         ...

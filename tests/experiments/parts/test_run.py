@@ -21,7 +21,7 @@ from permutohedral.experiments.parts.run import PartsConfig, build_model, draw_p
 from permutohedral.experiments.training import RunOptions, TrainingSettings
 from permutohedral.models.deep_denoising import count_weights
 
-TRAINING = TrainingSettings(steps=40, batch_size=8, optimizer="adam", learning_rate=0.01, weight_decay=0.0)
+TRAINING = TrainingSettings(steps=25, batch_size=8, optimizer="adam", learning_rate=0.01, weight_decay=0.0)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.fused_primitives import ItemRows
+from permutohedral.ops.fused_primitives import ItemsNorm
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.triton.runtime import Bound, on_device, power_of_two
 
@@ -65,6 +65,14 @@ def mean_of_groups(sums, channel, members, CHANNELS: tl.constexpr, WIDTH: tl.con
 
 
 @triton.jit
+def slope_of(slope, normalized, factor, added, RELU: tl.constexpr):
+    """The gradient before weight and bias: with RELU none where the result was not positive."""
+    if RELU:
+        slope = tl.where(normalized * factor[None, :] + added[None, :] > 0, slope, 0.0)
+    return slope
+
+
+@triton.jit
 def sum_values_kernel(
     values, order, starts, sums,
     ORDERED: tl.constexpr, CHANNELS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -103,10 +111,12 @@ def sum_squares_kernel(
 @triton.jit
 def normalize_items_kernel(
     values, weight, bias, order, starts, sums, statistics, output,
-    ORDERED: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, EPS: tl.constexpr, CHUNKS: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    ORDERED: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, EPS: tl.constexpr, RELU: tl.constexpr,
+    CHUNKS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Normalize a part of an item; mean and scale of its channels go to `statistics [items, 2, channels]`."""
+    """Normalize a part of an item, with RELU without what is negative then; mean and scale of its channels go to
+    `statistics [items, 2, channels]`.
+    """
     item, chunk, channel = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK_C)
     real = channel < CHANNELS
     first, last = tl.load(starts + item), tl.load(starts + item + 1)
@@ -125,6 +135,8 @@ def normalize_items_kernel(
         row = rows_of(order, place, last, ORDERED)
         value = load_rows(values, row, place < last, channel, CHANNELS, sums.dtype.element_ty)
         normalized = (value - mean[None, :]) * scale[None, :] * factor[None, :] + added[None, :]
+        if RELU:
+            normalized = tl.maximum(normalized, 0.0)
         mask = (place < last)[:, None] & real[None, :]
         there = output + row[:, None] * CHANNELS + channel[None, :]
         tl.store(there, normalized.to(output.dtype.element_ty), mask=mask)
@@ -132,8 +144,8 @@ def normalize_items_kernel(
 
 @triton.jit
 def sum_gradients_kernel(
-    gradient, values, order, starts, statistics, sums,
-    ORDERED: tl.constexpr, CHANNELS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    gradient, values, weight, bias, order, starts, statistics, sums, ORDERED: tl.constexpr, CHANNELS: tl.constexpr,
+    RELU: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The sums of the gradients of a part of an item, and of their products with the normalized values.
 
@@ -144,6 +156,8 @@ def sum_gradients_kernel(
     first, last = tl.load(starts + item), tl.load(starts + item + 1)
     mean = tl.load(statistics + 2 * item * CHANNELS + channel, mask=real, other=0.0)
     scale = tl.load(statistics + (2 * item + 1) * CHANNELS + channel, mask=real, other=0.0)
+    factor = tl.load(weight + channel, mask=real, other=0.0).to(sums.dtype.element_ty)
+    added = tl.load(bias + channel, mask=real, other=0.0).to(sums.dtype.element_ty)
     plain = tl.zeros([BLOCK_C], sums.dtype.element_ty)
     product = tl.zeros([BLOCK_C], sums.dtype.element_ty)
     for begin in range(first + chunk * BLOCK, last, CHUNKS * BLOCK):
@@ -151,8 +165,10 @@ def sum_gradients_kernel(
         row = rows_of(order, place, last, ORDERED)
         slope = load_rows(gradient, row, place < last, channel, CHANNELS, sums.dtype.element_ty)
         value = load_rows(values, row, place < last, channel, CHANNELS, sums.dtype.element_ty)
+        normalized = (value - mean[None, :]) * scale[None, :]
+        slope = slope_of(slope, normalized, factor, added, RELU)
         plain += tl.sum(slope, axis=0)
-        product += tl.sum(slope * (value - mean[None, :]) * scale[None, :], axis=0)
+        product += tl.sum(slope * normalized, axis=0)
     here = sums + (item * CHUNKS + chunk) * CHANNELS + channel
     tl.store(here, plain, mask=real)
     tl.store(second_of(here, CHANNELS, CHUNKS), product, mask=real)
@@ -160,9 +176,9 @@ def sum_gradients_kernel(
 
 @triton.jit
 def differentiate_norm_kernel(
-    gradient, values, weight, order, starts, statistics, sums, output,
-    ORDERED: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    gradient, values, weight, bias, order, starts, statistics, sums, output,
+    ORDERED: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, RELU: tl.constexpr, CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the values of a part of an item."""
     item, chunk, channel = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK_C)
@@ -171,6 +187,7 @@ def differentiate_norm_kernel(
     mean = tl.load(statistics + 2 * item * CHANNELS + channel, mask=real, other=0.0)
     scale = tl.load(statistics + (2 * item + 1) * CHANNELS + channel, mask=real, other=0.0)
     factor = tl.load(weight + channel, mask=real, other=0.0).to(sums.dtype.element_ty)
+    added = tl.load(bias + channel, mask=real, other=0.0).to(sums.dtype.element_ty)
     plain = sum_parts(sums, item, channel, CHANNELS, CHUNKS) * factor
     product = sum_parts(second_of(sums, CHANNELS, CHUNKS), item, channel, CHANNELS, CHUNKS) * factor
     plain = mean_of_groups(plain, channel, last - first, CHANNELS, WIDTH, BLOCK_C)
@@ -181,6 +198,7 @@ def differentiate_norm_kernel(
         slope = load_rows(gradient, row, place < last, channel, CHANNELS, sums.dtype.element_ty)
         value = load_rows(values, row, place < last, channel, CHANNELS, sums.dtype.element_ty)
         normalized = (value - mean[None, :]) * scale[None, :]
+        slope = slope_of(slope, normalized, factor, added, RELU)
         found = (slope * factor[None, :] - plain[None, :] - normalized * product[None, :]) * scale[None, :]
         mask = (place < last)[:, None] & real[None, :]
         there = output + row[:, None] * CHANNELS + channel[None, :]
@@ -202,13 +220,12 @@ def _bind(kernel: object, ordered: bool, channels: int, chunks: int, **constants
 
 
 @on_device
-def normalize_items(
-    values: Tensor, weight: Tensor, bias: Tensor, rows: ItemRows, groups: int, eps: float
-) -> tuple[Tensor, Tensor] | None:
+def normalize_items(values: Tensor, weight: Tensor, bias: Tensor, norm: ItemsNorm) -> tuple[Tensor, Tensor] | None:
     channels, device, dtype = values.shape[1], values.device, accumulation_dtype(values.dtype)
     if channels > MOST_CHANNELS or values.shape[0] == 0:
         return None
-    values, items, chunks, width = values.contiguous(), rows.items, _chunks(rows.items), channels // groups
+    rows, width = norm.rows, channels // norm.groups
+    values, items, chunks = values.contiguous(), rows.items, _chunks(rows.items)
     sums = torch.empty(2, items, chunks, channels, dtype=dtype, device=device)
     statistics = torch.empty(items, 2, channels, dtype=dtype, device=device)
     output = torch.empty_like(values)
@@ -218,23 +235,24 @@ def normalize_items(
     _bind(sum_values_kernel, *configuration)(grid, summed, ())
     _bind(sum_squares_kernel, *configuration, WIDTH=width)(grid, summed, ())
     tensors = values, weight, bias, order, rows.starts, sums, statistics, output
-    _bind(normalize_items_kernel, *configuration, WIDTH=width, EPS=eps)(grid, tensors, ())
+    bound = _bind(normalize_items_kernel, *configuration, WIDTH=width, EPS=norm.eps, RELU=norm.relu)
+    bound(grid, tensors, ())
     return output, statistics
 
 
 @on_device
 def differentiate_items_norm(
-    gradient: Tensor, values: Tensor, weight: Tensor, statistics: Tensor, rows: ItemRows, groups: int
+    gradient: Tensor, values: Tensor, affine: tuple[Tensor, Tensor], statistics: Tensor, norm: ItemsNorm
 ) -> tuple[Tensor, Tensor, Tensor]:
     values, gradient, channels = values.contiguous(), gradient.contiguous(), values.shape[1]
-    items, chunks, width = rows.items, _chunks(rows.items), channels // groups
+    rows, width = norm.rows, channels // norm.groups
+    items, chunks = rows.items, _chunks(rows.items)
     sums = torch.empty(2, items, chunks, channels, dtype=statistics.dtype, device=values.device)
     output = torch.empty_like(values)
     order = rows.starts if rows.order is None else rows.order
     configuration, grid = (rows.order is not None, channels, chunks), (items, chunks, 1)
-    summed = gradient, values, order, rows.starts, statistics, sums
-    _bind(sum_gradients_kernel, *configuration)(grid, summed, ())
-    tensors = gradient, values, weight, order, rows.starts, statistics, sums, output
-    _bind(differentiate_norm_kernel, *configuration, WIDTH=width)(grid, tensors, ())
-    to_bias, to_weight = sums.sum(dim=(1, 2)).to(weight.dtype)
+    summed = gradient, values, *affine, order, rows.starts, statistics, sums
+    _bind(sum_gradients_kernel, *configuration, RELU=norm.relu)(grid, summed, ())
+    _bind(differentiate_norm_kernel, *configuration, WIDTH=width, RELU=norm.relu)(grid, (*summed, output), ())
+    to_bias, to_weight = sums.sum(dim=(1, 2)).to(affine[0].dtype)
     return output, to_weight, to_bias
