@@ -270,5 +270,5 @@ class FusedPrimitives(Primitives, Protocol):
     def differentiate_items_norm(
         self, gradient: Tensor, values: Tensor, affine: tuple[Tensor, Tensor], statistics: Tensor, norm: ItemsNorm
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of `normalize_items` with respect to values and `affine`, weight and bias, by its `statistics`."""
+        """The gradients of `normalize_items` with respect to values, weight and bias (`affine`)."""
         ...
