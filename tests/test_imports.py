@@ -56,10 +56,8 @@ ORDER = [
     ["playground"],
     # what the experiments share, then each of them: rotation and scale take their digits from MNIST
     ["experiments"],
-    [
-        *("experiments.denoising", "experiments.grabcut", "experiments.lidar", "experiments.mnist", "experiments.mri"),
-        "experiments.points",
-    ],
+    ["experiments.parts", "experiments.points"],
+    ["experiments.denoising", "experiments.grabcut", "experiments.lidar", "experiments.mnist", "experiments.mri"],
     ["experiments.upsampling"],
     ["experiments.invariance"],
     ["benchmarks"],

@@ -260,9 +260,23 @@ def playground() -> str:
     return markdown_table([name_machine(measured["hardware"]), "milliseconds", "goal"], rows)
 
 
+def levels() -> str:
+    """Times of pyramids and of filters on them, and what these multiply, by the kind of points."""
+    found = json.loads((RESULTS / "levels-cpu.json").read_text())
+    rows = []
+    for name, row in found["rows"].items():
+        times, products = row["milliseconds"], row["products"]
+        cells = [f"{times[each]:.1f}" for each in ("lattice", "pyramid")] + [f"{row['ratio']['pyramid']:.2f}"]
+        cells += [f"{times[each]:.1f}" for each in ("flat", "two_levels")] + [f"{row['ratio']['two_levels']:.2f}"]
+        rows.append([name, *cells, f"{products['two_levels'] / products['flat']:.2f}"])
+    heads = ["100,000 points", "lattice, ms", "four levels, ms", "ratio", "one convolution, ms", "on two levels, ms"]
+    return markdown_table([*heads, "ratio", "ratio of the products"], rows)
+
+
 _TABLES: dict[str, Callable[[], str]] = {
     "playground": playground,
     **{f"upsampling-{task}": partial(upsampling, task) for task in ("depth", "colors", "chroma")},
+    "levels": levels,
     "segmentation": segmentation,
     "denoising": denoising,
     "noise-levels": noise_levels,
