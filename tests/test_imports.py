@@ -27,6 +27,7 @@ ORDER = [
     ["ops.operators", "ops.exact_sums", "ops"],
     ["ops.fused_filters", "ops.level_operators"],
     ["features", "data"],
+    ["stacked_features"],
     ["memory"],
     ["lattice", "largest"],
     ["checks", "geometry", "pyramid", "bounded_lattice"],
@@ -71,6 +72,7 @@ CORE = {
     *("errors", "version", "ops", "neighborhood", "simplices", "tensors", "features", "memory", "lattice", "checks"),
     *("geometry", "pyramid", "bounded_lattice", "steps", "levels", "normalization", "landmarks", "weighting", "exact"),
     *("estimate", "choice", "functional", "guided", "largest", "crf", "nn", "pydensecrf", "simplecrf", "public", ""),
+    "stacked_features",
 }
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from permutohedral.dask.workers import check_fits
 from permutohedral.errors import InputError
-from permutohedral.features import Sigma, grid_features, in_units_of, numbers_of
-from permutohedral.functional import gaussian_filter
+from permutohedral.features import Sigma, numbers_of
+from permutohedral.functional import bilateral_filter as filter_at_once
 from permutohedral.geometry import reach
 
 # values `[channels, *space]` of a tile with its margin, and the position of its first sample; of the same space
@@ -91,10 +91,7 @@ def _filter_tile(
     values: Tensor, guide: Tensor, origin: tuple[int, ...], sigmas: list[float], sigma_range: Sigma
 ) -> Tensor:
     """The lattice lies as it does under the whole: positions are counted from its first sample."""
-    places = grid_features(values.shape[1:], sigmas, origin=origin, dtype=guide.dtype)
-    colors = in_units_of(guide.flatten(1).mT, sigma_range)
-    filtered: Tensor = gaussian_filter(values.flatten(1).mT, torch.cat([places, colors], dim=1))
-    return filtered.mT.reshape(values.shape)
+    return filter_at_once(values, sigmas, sigma_range, guide, spatial_axes=len(origin), origin=origin)
 
 
 def _axes_of(image: Any, axes: str | None) -> str:
