@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from permutohedral.dask.workers import keep_little
 from permutohedral.errors import InputError
 from permutohedral.neighborhood import axis_offsets, blur_gain
 from permutohedral.ops import operators
@@ -39,6 +40,7 @@ def splat_chunk(features: Array, values: Array | None, chunk: int, mass: bool = 
         chunk: its number, for errors.
         mass: whether there is such a channel.
     """
+    keep_little()
     places = _checked("features", features, chunk)
     keys, vertices, barycentric, _ = operators.index_points(places, None)
     rows = places.new_ones(len(places), 1) if mass else places.new_empty(len(places), 0)

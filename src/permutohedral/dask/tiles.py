@@ -14,7 +14,7 @@ from dask.array.overlap import ensure_minimum_chunksize
 from numpy.typing import NDArray
 from torch import Tensor
 
-from permutohedral.dask.workers import check_fits
+from permutohedral.dask.workers import check_fits, keep_little
 from permutohedral.errors import InputError
 from permutohedral.features import Sigma, numbers_of
 from permutohedral.functional import bilateral_filter as filter_at_once
@@ -54,10 +54,8 @@ def bilateral_filter(
     others = [] if guide is None else [guide]
     dimension = len(names) - names.count(_CHANNELS)
     sigmas = numbers_of(sigma_space, dimension)
-    # one more for the rounding of positions
-    margins = [math.ceil(sigma * reach(axis)) + 1 for axis, sigma in enumerate(sigmas)]
-    run = partial(_filter_tile, sigmas=sigmas, sigma_range=sigma_range)
-    return _map(run, [image, *others], names, margins)
+    run = partial(filter_tile, sigmas=sigmas, sigma_range=sigma_range)
+    return _map(run, [image, *others], names, margins_of(sigmas))
 
 
 def map_tiles(function: TileFilter, image: Any, margins: Sequence[int], axes: str | None = None) -> Any:
@@ -87,7 +85,17 @@ def map_tiles(function: TileFilter, image: Any, margins: Sequence[int], axes: st
     return _map(run, [image], names, list(margins))
 
 
-def _filter_tile(
+def margins_of(sigmas: Sequence[float]) -> list[int]:
+    """How far the bilateral filter sees along each axis of space, in samples.
+
+    >>> margins_of([2.0, 2.0])
+    [8, 9]
+    """
+    # one more for the rounding of positions
+    return [math.ceil(sigma * reach(axis)) + 1 for axis, sigma in enumerate(sigmas)]
+
+
+def filter_tile(
     values: Tensor, guide: Tensor, origin: tuple[int, ...], sigmas: list[float], sigma_range: Sigma
 ) -> Tensor:
     """The lattice lies as it does under the whole: positions are counted from its first sample."""
@@ -137,7 +145,7 @@ def _map(run: Callable[..., Tensor], images: Sequence[Any], names: str, margins:
             int(start[number]) - (margin if number else 0)
             for start, number, margin in zip(starts, block_id, margins, strict=False)
         )
-        return _filter_block(run, blocks, origin)
+        return run_on_block(run, blocks, origin)
 
     filtered = da.map_overlap(
         filter_block, *arrays, depth=depth, boundary="none", trim=True, dtype=arrays[0].dtype, allow_rechunk=False,
@@ -163,8 +171,9 @@ def _as_before(array: da.Array, names: str) -> da.Array:
     return cast(da.Array, da.moveaxis(array, -1, names.index(_CHANNELS)) if _CHANNELS in names else array[..., 0])
 
 
-def _filter_block(run: Callable[..., Tensor], blocks: Sequence[NDArray[Any]], origin: tuple[int, ...]) -> NDArray[Any]:
-    """One tile `[*space, channels]`; whole numbers are rounded again."""
+def run_on_block(run: Callable[..., Tensor], blocks: Sequence[NDArray[Any]], origin: tuple[int, ...]) -> NDArray[Any]:
+    """`run` of tiles `[*space, channels]`, the values and perhaps a guide; whole numbers are rounded again."""
+    keep_little()
     dtype = blocks[0].dtype
     exact = np.float64 if dtype in (np.float64, np.int64, np.uint64) else np.float32
     tensors = [torch.from_numpy(np.ascontiguousarray(np.moveaxis(block, -1, 0), dtype=exact)) for block in blocks]

@@ -10,9 +10,14 @@ import torch
 
 from permutohedral.errors import MemoryLimitError
 from permutohedral.memory import available_memory, forecast_memory
+from permutohedral.ops.native_limits import KEPT_MEMORY_VARIABLE, limit_kept_memory
 
-# what a worker keeps beside a task: the package, other tasks' results
+# what a task may take; the rest is the package, and other tasks' results
 _SHARE = 0.5
+# of its limit, what the core may keep in a worker between tasks
+_KEPT_SHARE = 0.25
+# tables beyond this are not kept in one piece, and filters take longer
+_LARGEST_TABLES = 1 << 28
 
 
 # a worker that was killed may take long to come back: importing torch on a busy machine does
@@ -36,7 +41,8 @@ def start_workers(workers: int | None = None, memory: str | int | None = None) -
     limits = {
         "distributed.deploy.lost-worker-timeout": _SECONDS_TO_COME_BACK,
         "distributed.scheduler.no-workers-timeout": _SECONDS_WITHOUT_WORKERS,
-        "distributed.nanny.pre-spawn-environ": _environment(memory),
+        # each has a thread for its tasks
+        "distributed.nanny.pre-spawn-environ": {"OMP_NUM_THREADS": "1"},
     }
     dask.config.set(limits)
     cluster = LocalCluster(
@@ -48,14 +54,19 @@ def start_workers(workers: int | None = None, memory: str | int | None = None) -
     return Client(cluster)
 
 
-def _environment(memory: str | int | None) -> dict[str, str]:
-    """What a worker starts with: its tasks have a thread each, and the core keeps a small part of the limit only."""
-    from dask.utils import parse_bytes
+def keep_little() -> None:
+    """In a worker, let the core keep no more freed memory than a part of the worker's limit; no change elsewhere."""
+    if os.environ.get(KEPT_MEMORY_VARIABLE) is not None:
+        return
+    try:
+        from distributed import get_worker
 
-    chosen = {"OMP_NUM_THREADS": "1"}
-    if memory is not None and memory != "auto":
-        chosen["PERMUTOHEDRAL_KEPT_MEMORY"] = str(max(parse_bytes(memory) >> 24, 1))
-    return chosen
+        limit = get_worker().memory_manager.memory_limit
+        if limit:
+            limit_kept_memory(str(int(_KEPT_SHARE * limit) >> 20))
+    except (ImportError, ValueError):
+        # no worker, or no compiled core
+        return
 
 
 def worker_memory() -> int:
@@ -72,11 +83,26 @@ def worker_memory() -> int:
 
 def check_fits(num_points: int, dimension: int, channels: int) -> None:
     """Raise if a task on this many points would need more than a worker has."""
-    needed = forecast_memory(num_points, dimension, 0, channels, num_points, separable=True, ordered=True).total
-    free = int(_SHARE * worker_memory())
+    needed, free = _needed(num_points, dimension, channels), int(_SHARE * worker_memory())
     if needed > free:
         fitting = max(int(num_points * free / needed), 1)
         raise MemoryLimitError(
             f"a chunk of {num_points:,} points needs {needed / 2**20:,.0f} MiB, and a worker has "
             f"{free / 2**20:,.0f} MiB for it: rechunk to at most {fitting:,} points, or give workers more memory"
         )
+
+
+def points_that_fit(dimension: int, channels: int) -> int:
+    """How many points of a picture or volume a task can filter at once in the memory of a worker.
+
+    >>> points_that_fit(4, 1) > 1000
+    True
+    """
+    many = 1_000_000
+    fitting = _SHARE * worker_memory() * many / _needed(many, dimension, channels)
+    return max(int(min(fitting, _LARGEST_TABLES / (8 * (dimension + 1)))), 1)
+
+
+def _needed(num_points: int, dimension: int, channels: int) -> int:
+    """Bytes, if there is a lattice point for each point, and the values go in and out."""
+    return forecast_memory(num_points, dimension, 0, 2 * channels, num_points, separable=True, ordered=True).total

@@ -1,0 +1,99 @@
+"""Stores that are being written: under another name until they are whole, with marks of the tiles that are done."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from permutohedral.arrays.sources import is_store
+from permutohedral.errors import InputError
+from permutohedral.reporting.atomic import cannot_write
+
+_NOTES = ".permutohedral"
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A folder beside its final name.
+
+    Attributes:
+        target: the final name.
+
+    >>> Unfinished(Path("out.zarr")).folder
+    PosixPath('out.zarr.unfinished')
+    """
+
+    target: Path
+
+    @property
+    def folder(self) -> Path:
+        """Where it is written."""
+        return self.target.with_name(self.target.name + ".unfinished")
+
+    def begin(self, settings: Mapping[str, Any], resume: bool) -> bool:
+        """Make the folder, or take up what an interrupted call left.
+
+        Args:
+            settings: what decides the result; JSON. What was begun with others is not taken up.
+            resume: whether to take up what is there, instead of beginning anew.
+
+        Returns:
+            Whether something was taken up.
+
+        Raises:
+            InputError: the target is something else than a store, or what is there was begun with other settings.
+            StorageError: the folder cannot be written.
+        """
+        if self.target.exists() and not is_store(self.target):
+            raise InputError(f"{self.target} exists and is no Zarr store; name another OUTPUT")
+        notes = self.folder / _NOTES
+        # a store without notes was about to get its final name, or hardly begun
+        if resume and (notes / "settings.json").is_file():
+            begun = json.loads((notes / "settings.json").read_text())
+            if begun != json.loads(json.dumps(settings)):
+                changed = ", ".join(key for key in settings if begun.get(key) != settings[key]) or "its form"
+                raise InputError(
+                    f"{self.folder} was begun with other settings ({changed}): give the same, or leave --resume away "
+                    "to begin anew"
+                )
+            return True
+        try:
+            if self.folder.exists():
+                shutil.rmtree(self.folder)
+            (notes / "tiles").mkdir(parents=True)
+        except OSError as error:
+            raise cannot_write(self.target, error) from error
+        return False
+
+    def note_settings(self, settings: Mapping[str, Any]) -> None:
+        """From now on the folder can be taken up."""
+        (self.folder / _NOTES / "settings.json").write_text(json.dumps(settings))
+
+    def is_done(self, tile: tuple[int, ...]) -> bool:
+        """Whether a tile was written."""
+        return self._mark(tile).exists()
+
+    def mark(self, tile: tuple[int, ...]) -> None:
+        """Note that a tile was written."""
+        self._mark(tile).touch()
+
+    def finish(self) -> None:
+        """Give the store its final name, in the place of what has it."""
+        shutil.rmtree(self.folder / _NOTES)
+        if not self.target.exists():
+            os.rename(self.folder, self.target)
+            return
+        replaced = self.target.with_name(self.target.name + ".replaced")
+        if replaced.exists():
+            shutil.rmtree(replaced)
+        os.rename(self.target, replaced)
+        os.rename(self.folder, self.target)
+        shutil.rmtree(replaced)
+
+    def _mark(self, tile: tuple[int, ...]) -> Path:
+        return self.folder / _NOTES / "tiles" / ".".join(map(str, tile))

@@ -1,0 +1,113 @@
+"""Where the tasks of a command run: in this process, on workers of this machine, or on a cluster; with a bar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+from permutohedral.errors import InputError
+
+Task = TypeVar("Task")
+
+
+@dataclass
+class Workers:
+    """What runs tasks, for the time of a `with` block.
+
+    Attributes:
+        workers: processes to start on this machine; 0 for none: tasks run here, one after another.
+        memory: the limit of each, such as "2GiB"; None for an equal share of what there is.
+        scheduler: the address of a cluster that is there already, instead.
+
+    >>> with Workers() as here:
+    ...     here.run(print, ["a", "b"], "printing")
+    a
+    b
+    """
+
+    workers: int = 0
+    memory: str | None = None
+    scheduler: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.scheduler is not None and (self.workers or self.memory is not None):
+            raise InputError("a scheduler has workers of its own: give either --scheduler, or --workers and --memory")
+        if self.memory is not None:
+            _check_memory(self.memory)
+            self.workers = self.workers or 1
+        self._client: Any = None
+
+    def __enter__(self) -> Workers:
+        if self.scheduler is not None:
+            self._client = _connect(self.scheduler)
+        elif self.workers:
+            from permutohedral.dask.workers import start_workers
+
+            self._client = start_workers(self.workers, self.memory)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def run(self, function: Callable[[Task], Any], tasks: Sequence[Task], title: str) -> None:
+        """Call a function for each of the tasks; what it returns is dropped, and its first error is raised."""
+        with _bar(title, len(tasks)) as advance:
+            for _ in self._results(function, tasks):
+                advance()
+
+    def _results(self, function: Callable[[Task], Any], tasks: Sequence[Task]) -> Iterable[None]:
+        if self._client is None:
+            for task in tasks:
+                function(task)
+                yield
+            return
+        from distributed import as_completed
+
+        # what is written is no value: a task that was done before must not count as done
+        futures = self._client.map(function, tasks, pure=False)
+        try:
+            for future in as_completed(futures):
+                future.result()
+                future.release()
+                yield
+        finally:
+            self._client.cancel(futures)
+
+
+@contextmanager
+def _bar(title: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar on a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(title, total=total)
+        yield lambda: progress.update(bar, advance=1)
+
+
+def _check_memory(memory: str) -> None:
+    from dask.utils import parse_bytes
+
+    try:
+        parse_bytes(memory)
+    except ValueError as error:
+        raise InputError(f"--memory takes a size such as 2GiB, got {memory!r}") from error
+
+
+def _connect(address: str) -> Any:
+    from distributed import Client
+
+    try:
+        client = Client(address, timeout="10s")
+    except (OSError, ValueError, TimeoutError) as error:
+        raise InputError(f"there is no scheduler at {address}: {error}") from error
+    return client
