@@ -51,6 +51,7 @@ ORDER = [
     ["reporting"],
     ["models"],
     # people's files, what is done with them, and what is drawn of them or of the lattice
+    ["arrays"],
     ["pictures", "clouds"],
     ["figures"],
     # what the experiments share, then each of them: rotation and scale take their digits from MNIST

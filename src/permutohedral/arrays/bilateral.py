@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -129,19 +129,24 @@ def filter_array(
     if target.suffix != ".zarr":
         raise InputError(f"arrays are written as Zarr stores: give OUTPUT a name that ends with .zarr, not {target}")
     source = open_source(path, axes)
-    if target.resolve() == path.resolve() or target.resolve() in path.resolve().parents:
+    # a link stays, and what it points to is replaced
+    target = target.resolve()
+    if target == path.resolve() or target in path.resolve().parents:
         raise InputError(f"{target} would replace what is read; name another OUTPUT")
     workers = Workers() if workers is None else workers
     with workers as running:
         tiling = plan_tiles(source, target, sigma_space, sigma_range)
         settings = {**asdict(tiling), "changed": path.stat().st_mtime}
+        # more or less memory does not change the result
+        del settings["tile"]
         unfinished = Unfinished(target)
-        if unfinished.begin(settings, resume):
-            left = [index for index in tiling.indices() if not unfinished.is_done(index)]
-        else:
+        division = unfinished.begin(settings, resume)
+        if division is None:
             _make_store(unfinished.folder, tiling)
-            unfinished.note_settings(settings)
-            left = list(tiling.indices())
+            unfinished.note(settings, tiling.tile)
+        else:
+            tiling = replace(tiling, tile=tuple(division))
+        left = [index for index in tiling.indices() if not unfinished.is_done(index)]
         running.run(tiling.filter_tile, left, f"filtering {path.name}")
     unfinished.finish()
     return tiling

@@ -62,8 +62,8 @@ class Source:
 
 
 def is_store(path: Path) -> bool:
-    """Whether a Zarr array or group lies there, or its name says that one should."""
-    return path.suffix == ".zarr" or any((path / name).is_file() for name in ("zarr.json", ".zarray", ".zgroup"))
+    """Whether a Zarr array or group lies there."""
+    return any((path / name).is_file() for name in ("zarr.json", ".zarray", ".zgroup"))
 
 
 def open_source(path: Path, axes: str | None = None) -> Source:

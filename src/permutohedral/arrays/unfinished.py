@@ -35,7 +35,7 @@ class Unfinished:
         """Where it is written."""
         return self.target.with_name(self.target.name + ".unfinished")
 
-    def begin(self, settings: Mapping[str, Any], resume: bool) -> bool:
+    def begin(self, settings: Mapping[str, Any], resume: bool) -> Any:
         """Make the folder, or take up what an interrupted call left.
 
         Args:
@@ -43,7 +43,7 @@ class Unfinished:
             resume: whether to take up what is there, instead of beginning anew.
 
         Returns:
-            Whether something was taken up.
+            How what is taken up was divided, as `note` got it; None if nothing was.
 
         Raises:
             InputError: the target is something else than a store, or what is there was begun with other settings.
@@ -54,25 +54,26 @@ class Unfinished:
         notes = self.folder / _NOTES
         # a store without notes was about to get its final name, or hardly begun
         if resume and (notes / "settings.json").is_file():
-            begun = json.loads((notes / "settings.json").read_text())
-            if begun != json.loads(json.dumps(settings)):
-                changed = ", ".join(key for key in settings if begun.get(key) != settings[key]) or "its form"
+            begun, division = json.loads((notes / "settings.json").read_text())
+            wanted = json.loads(json.dumps(settings))
+            if begun != wanted:
+                changed = ", ".join(key for key in wanted if begun.get(key) != wanted[key])
                 raise InputError(
                     f"{self.folder} was begun with other settings ({changed}): give the same, or leave --resume away "
                     "to begin anew"
                 )
-            return True
+            return division
         try:
             if self.folder.exists():
                 shutil.rmtree(self.folder)
             (notes / "tiles").mkdir(parents=True)
         except OSError as error:
             raise cannot_write(self.target, error) from error
-        return False
+        return None
 
-    def note_settings(self, settings: Mapping[str, Any]) -> None:
-        """From now on the folder can be taken up."""
-        (self.folder / _NOTES / "settings.json").write_text(json.dumps(settings))
+    def note(self, settings: Mapping[str, Any], division: Any) -> None:
+        """From now on the folder can be taken up, divided in the same way."""
+        (self.folder / _NOTES / "settings.json").write_text(json.dumps([settings, division]))
 
     def is_done(self, tile: tuple[int, ...]) -> bool:
         """Whether a tile was written."""

@@ -16,6 +16,7 @@ _EXTRA_OF_MODULE = {
     **dict.fromkeys(("PIL", "skimage", "matplotlib", "safetensors", "tifffile"), "images"),
     **dict.fromkeys(("pytorch_lightning", "pooch", "scipy", "yaml"), "experiments"),
     **dict.fromkeys(("laspy", "lazrs", "plyfile"), "clouds"),
+    **dict.fromkeys(("dask", "distributed", "zarr"), "dask"),
     "rich": "cli",
 }
 
