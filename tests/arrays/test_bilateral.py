@@ -41,7 +41,7 @@ def store(path: Path, array: Array, **options: Any) -> Path:
 
 
 def read(path: Path) -> Array:
-    found: Array = zarr.open_array(str(path), mode="r")[...]
+    found: Array = np.asarray(zarr.open_array(str(path), mode="r")[...])
     return found
 
 

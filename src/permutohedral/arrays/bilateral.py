@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from permutohedral.arrays.sources import Region, Source, open_source
+from permutohedral.arrays.sources import Region, Source, is_store, open_source
 from permutohedral.arrays.unfinished import Unfinished
 from permutohedral.arrays.workers import Workers
 from permutohedral.dask.tiles import filter_tile, margins_of, run_on_block
@@ -133,6 +133,8 @@ def filter_array(
     target = target.resolve()
     if target == path.resolve() or target in path.resolve().parents:
         raise InputError(f"{target} would replace what is read; name another OUTPUT")
+    if target.exists() and not is_store(target):
+        raise InputError(f"{target} exists and is no Zarr store; name another OUTPUT")
     workers = Workers() if workers is None else workers
     with workers as running:
         tiling = plan_tiles(source, target, sigma_space, sigma_range)

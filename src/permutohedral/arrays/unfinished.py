@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from permutohedral.arrays.sources import is_store
 from permutohedral.errors import InputError
 from permutohedral.reporting.atomic import cannot_write
 
@@ -46,11 +45,9 @@ class Unfinished:
             How what is taken up was divided, as `note` got it; None if nothing was.
 
         Raises:
-            InputError: the target is something else than a store, or what is there was begun with other settings.
+            InputError: what is there was begun with other settings.
             StorageError: the folder cannot be written.
         """
-        if self.target.exists() and not is_store(self.target):
-            raise InputError(f"{self.target} exists and is no Zarr store; name another OUTPUT")
         notes = self.folder / _NOTES
         # a store without notes was about to get its final name, or hardly begun
         if resume and (notes / "settings.json").is_file():
@@ -95,6 +92,10 @@ class Unfinished:
         os.rename(self.target, replaced)
         os.rename(self.folder, self.target)
         shutil.rmtree(replaced)
+
+    def remove(self) -> None:
+        """Forget all of it."""
+        shutil.rmtree(self.folder)
 
     def _mark(self, tile: tuple[int, ...]) -> Path:
         return self.folder / _NOTES / "tiles" / ".".join(map(str, tile))

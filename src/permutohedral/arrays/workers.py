@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -56,27 +56,41 @@ class Workers:
             self._client.close()
             self._client = None
 
+    @property
+    def has_client(self) -> bool:
+        """Whether others than this process run the tasks."""
+        return self._client is not None
+
     def run(self, function: Callable[[Task], Any], tasks: Sequence[Task], title: str) -> None:
         """Call a function for each of the tasks; what it returns is dropped, and its first error is raised."""
-        with _bar(title, len(tasks)) as advance:
-            for _ in self._results(function, tasks):
-                advance()
-
-    def _results(self, function: Callable[[Task], Any], tasks: Sequence[Task]) -> Iterable[None]:
         if self._client is None:
-            for task in tasks:
-                function(task)
-                yield
+            with _bar(title, len(tasks)) as advance:
+                for task in tasks:
+                    function(task)
+                    advance()
             return
+        # what is written is no value: a task that was done before must not count as done
+        self._wait(self._client.map(function, tasks, pure=False), title)
+
+    def compute(self, tasks: Sequence[Any], title: str) -> None:
+        """Compute delayed objects of Dask; their results are dropped, and the first error is raised."""
+        if self._client is None:
+            with _bar(title, len(tasks)) as advance:
+                for task in tasks:
+                    task.compute()
+                    advance()
+            return
+        self._wait(self._client.compute(tasks), title)
+
+    def _wait(self, futures: Sequence[Any], title: str) -> None:
         from distributed import as_completed
 
-        # what is written is no value: a task that was done before must not count as done
-        futures = self._client.map(function, tasks, pure=False)
         try:
-            for future in as_completed(futures):
-                future.result()
-                future.release()
-                yield
+            with _bar(title, len(futures)) as advance:
+                for future in as_completed(futures):
+                    future.result()
+                    future.release()
+                    advance()
         finally:
             self._client.cancel(futures)
 

@@ -49,7 +49,7 @@ def start_workers(workers: int | None = None, memory: str | int | None = None) -
         n_workers=workers or os.cpu_count(),
         threads_per_worker=1,
         memory_limit="auto" if memory is None else memory,
-        dashboard_address=None,
+        dashboard_address=":0",
     )
     return Client(cluster)
 
