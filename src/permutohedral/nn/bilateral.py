@@ -70,11 +70,25 @@ class BilateralFilter(nn.Module):
         """Standard deviation over colors: one number, or one for each channel."""
         return self.log_sigma[self._numbers_of_space :].exp().squeeze(0)
 
-    def forward(self, image: Tensor, guide: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
-        """Filter `image`, keeping the edges of `guide`, by default its own; `weights` as in `bilateral_filter`."""
-        sigmas = self.sigma_space, self.sigma_range
-        options = self.method, self.halo
-        return bilateral_filter(image, *sigmas, guide, *options, spatial_axes=self.spatial_axes, weights=weights)
+    def forward(
+        self,
+        image: Tensor,
+        guide: Tensor | None = None,
+        weights: Tensor | None = None,
+        origin: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Filter `image`, keeping the edges of `guide`, by default its own; the rest as in `bilateral_filter`."""
+        return bilateral_filter(
+            image,
+            self.sigma_space,
+            self.sigma_range,
+            guide,
+            self.method,
+            self.halo,
+            spatial_axes=self.spatial_axes,
+            origin=origin,
+            weights=weights,
+        )
 
     def extra_repr(self) -> str:
         sigmas = _in_words(self.sigma_space.tolist()), _in_words(self.sigma_range.tolist())
@@ -128,8 +142,21 @@ class _BilateralConvolution(nn.Module):
                 "guide_channels, and a guide of few channels to forward"
             ) from error
 
-    def forward(self, image: Tensor, guide: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
-        """Convolve `image` over position and `guide`; `weights [..., *space]` as in `permutohedral_filter`."""
+    def forward(
+        self,
+        image: Tensor,
+        guide: Tensor | None = None,
+        weights: Tensor | None = None,
+        origin: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Convolve `image` over position and `guide`.
+
+        Args:
+            image: `[batch, in_channels, *space]`, or without batch.
+            guide: likewise, with guide_channels; default: the image.
+            weights: `[..., *space]`, as in `permutohedral_filter`.
+            origin: position of the first pixel, for a part of a larger image, as in `bilateral_filter`.
+        """
         axes = self.spatial_axes
         check_tensor("image", image)
         if image.dim() not in (axes + 1, axes + 2):
@@ -146,7 +173,7 @@ class _BilateralConvolution(nn.Module):
                 f"guide and image must have one batch, {space_in_words(axes, ' and ')}, got "
                 f"{tuple(guide.shape)} and {tuple(image.shape)}"
             )
-        features = bilateral_features(guide, self.sigma_space, self.sigma_range, spatial_axes=axes)
+        features = bilateral_features(guide, self.sigma_space, self.sigma_range, spatial_axes=axes, origin=origin)
         flat = None if weights is None else weights.flatten(-axes)
         output: Tensor = self.convolution(image.flatten(-axes).transpose(-1, -2), features, weights=flat)
         output = output.transpose(-1, -2)
