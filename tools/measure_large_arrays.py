@@ -26,6 +26,7 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import zarr
+from zarr.codecs import BloscCodec
 
 from permutohedral.arrays.bilateral import Tiling, plan_tiles
 from permutohedral.arrays.sources import open_source
@@ -88,10 +89,13 @@ def make_grid(path: Path, space: tuple[int, ...], channels: int, chunk: int) -> 
     names = "zyx"[-len(space) :] + ("c" if channels > 1 else "")
     shape = (*space, channels) if channels > 1 else space
     chunks = (*(min(chunk, extent) for extent in space), channels)[: len(shape)]
-    array = zarr.create_array(str(path), shape=shape, chunks=chunks, dtype="uint8", dimension_names=[*names])
-    for index in np.ndindex(*(-(-extent // chunk) for extent in space)):
-        origin = tuple(number * chunk for number in index)
-        size = tuple(min(chunk, extent - start) for start, extent in zip(origin, space, strict=True))
+    # what converters of microscopes' files write by default
+    options: dict[str, Any] = {"compressors": BloscCodec(cname="lz4"), "dimension_names": [*names]}
+    array = zarr.create_array(str(path), shape=shape, chunks=chunks, dtype="uint8", **options)
+    step = 4 * chunk
+    for index in np.ndindex(*(-(-extent // step) for extent in space)):
+        origin = tuple(number * step for number in index)
+        size = tuple(min(step, extent - start) for start, extent in zip(origin, space, strict=True))
         region = tuple(slice(start, start + extent) for start, extent in zip(origin, size, strict=True))
         part = scene(size, origin, seed=0)
         if channels > 1:
@@ -161,7 +165,7 @@ def measure_kills(folder: Path, scale: float) -> dict[str, Any]:
     """Two of the workers are killed, one after another, in the middle of a volume; compared with a run without."""
     side = 16 * round(512 * scale ** (1 / 3) / 16)
     source = folder / "in.zarr"
-    make_grid(source, (side, side, side), 1, 128)
+    make_grid(source, (side, side, side), 1, 64)
     rows: dict[str, Any] = {}
     for name in ("undisturbed", "killed"):
         tiling = prepare(source, folder / f"{name}.zarr", (2.0, 0.2), "1GiB")
@@ -208,7 +212,7 @@ def measure_points(folder: Path, scale: float) -> dict[str, Any]:
 
     def work(client: Any) -> None:
         smooth = gaussian_filter(da.from_zarr(values), da.from_zarr(features))
-        smooth.to_zarr(str(target), zarr_array_kwargs={"compressors": None})
+        smooth.to_zarr(str(target), compressors=None)
 
     found = on_workers("1536MiB", work)
     found["per_processor_second"] = round(count / found["processor_seconds"])
@@ -218,13 +222,13 @@ def measure_points(folder: Path, scale: float) -> dict[str, Any]:
 def measure_volume(folder: Path, scale: float) -> dict[str, Any]:
     """A gigavoxel of 8 bits, 2 samples and 0.2."""
     side = 16 * round(1024 * scale ** (1 / 3) / 16)
-    return measure_grid(folder, (side, side, side), 1, (2.0, 0.2), "1GiB", 128)
+    return measure_grid(folder, (side, side, side), 1, (2.0, 0.2), "1GiB", 64)
 
 
 def measure_picture(folder: Path, scale: float) -> dict[str, Any]:
     """A gigapixel of color, 16 pixels and 0.1."""
     side = 64 * round(32768 * scale**0.5 / 64)
-    return measure_grid(folder, (side, side), 3, (16.0, 0.1), "1536MiB", 1024)
+    return measure_grid(folder, (side, side), 3, (16.0, 0.1), "1536MiB", 256)
 
 
 def measure_simpleitk(folder: Path, scale: float) -> dict[str, Any]:

@@ -202,7 +202,7 @@ def member_of(source: Source) -> str:
 
 
 def _make_store(folder: Path, tiling: Tiling) -> None:
-    """An empty store like the source, in its chunks as far as they fit the tiles."""
+    """An empty store like the source: compressed alike, in its chunks as far as they fit the tiles."""
     import zarr
 
     source = tiling.source
@@ -212,6 +212,8 @@ def _make_store(folder: Path, tiling: Tiling) -> None:
         options["chunk_key_encoding"] = {"name": "v2", "separator": "/"}
     elif source.kind != "tiff" or source.axes:
         options["dimension_names"] = [letter.lower() for letter in source.axes]
+    if source.kind != "tiff":
+        options["compressors"] = source.open().compressors
     if source.kind == "ome":
         zarr.create_group(str(folder), zarr_format=source.zarr_format, attributes=_one_level(source.attributes))
     zarr.create_array(str(folder), name=member_of(source) or None, shape=source.shape, **options)

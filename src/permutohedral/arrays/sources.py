@@ -50,10 +50,11 @@ class Source:
 
     def read(self, region: Region) -> NDArray[Any]:
         """A part of the array."""
-        found: NDArray[Any] = np.asarray(self._open()[region])
+        found: NDArray[Any] = np.asarray(self.open()[region])
         return found
 
-    def _open(self) -> Any:
+    def open(self) -> Any:
+        """The array, as zarr gives it."""
         if self.kind == "tiff":
             return _open_tiff(Path(self.path))
         import zarr

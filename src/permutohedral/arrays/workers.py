@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
-from permutohedral.errors import InputError
+from permutohedral.errors import BackendUnavailable, InputError, MemoryLimitError
 
 Task = TypeVar("Task")
 
@@ -84,6 +84,7 @@ class Workers:
 
     def _wait(self, futures: Sequence[Any], title: str) -> None:
         from distributed import as_completed
+        from distributed.scheduler import KilledWorker, NoWorkerError
 
         try:
             with _bar(title, len(futures)) as advance:
@@ -91,6 +92,15 @@ class Workers:
                     future.result()
                     future.release()
                     advance()
+        except NoWorkerError as error:
+            raise BackendUnavailable(
+                "all workers were lost; see their logs, start others, and go on with --resume"
+            ) from error
+        except KilledWorker as error:
+            raise MemoryLimitError(
+                "several workers died of the same task, most likely for want of memory: give them more with --memory, "
+                "and go on with --resume"
+            ) from error
         finally:
             self._client.cancel(futures)
 

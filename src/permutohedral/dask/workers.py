@@ -36,7 +36,7 @@ def start_workers(workers: int | None = None, memory: str | int | None = None) -
     Returns:
         A `distributed.Client`; close it, or use it in a `with` block.
     """
-    from distributed import Client, LocalCluster
+    from distributed import Client
 
     limits = {
         "distributed.deploy.lost-worker-timeout": _SECONDS_TO_COME_BACK,
@@ -45,13 +45,13 @@ def start_workers(workers: int | None = None, memory: str | int | None = None) -
         "distributed.nanny.pre-spawn-environ": {"OMP_NUM_THREADS": "1"},
     }
     dask.config.set(limits)
-    cluster = LocalCluster(
+    # a client that starts its workers ends them, too
+    return Client(
         n_workers=workers or os.cpu_count(),
         threads_per_worker=1,
         memory_limit="auto" if memory is None else memory,
         dashboard_address=":0",
     )
-    return Client(cluster)
 
 
 def keep_little() -> None:
