@@ -22,7 +22,8 @@ z, y, x = np.meshgrid(np.arange(24) * 2.0, np.arange(80.0), np.arange(80.0), ind
 clean = 0.3 + 0.4 * (np.sin(z / 9) + np.sin(y / 11) + np.sin(x / 13) > 0)
 noisy = (255 * np.clip(clean + 0.1 * random.standard_normal(clean.shape), 0, 1)).astype(np.uint8)
 
-folder = Path(tempfile.mkdtemp())
+temporary = tempfile.TemporaryDirectory()
+folder = Path(temporary.name)
 axes = [{"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"]
 scale = [{"type": "scale", "scale": [2.0, 1.0, 1.0]}]
 levels = [{"path": "0", "coordinateTransformations": scale}]
@@ -87,3 +88,4 @@ for plot, title, shown in zip(plots, ("noisy", "filtered"), (noisy[12], result["
     plot.set_title(title)
     plot.set_axis_off()
 plt.show()
+temporary.cleanup()
