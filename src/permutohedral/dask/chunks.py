@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from permutohedral.dask.workers import keep_little
+from permutohedral.dask.workers import check_merged, keep_little
 from permutohedral.errors import InputError
 from permutohedral.neighborhood import axis_offsets, blur_gain
 from permutohedral.ops import operators
@@ -65,6 +65,9 @@ def merge_parts(parts: Sequence[Part]) -> Part:
     """Add parts by key."""
     if len(parts) == 1:
         return parts[0]
+    first_keys, first_sums = parts[0]
+    row_bytes = first_keys.itemsize * first_keys.shape[1] + first_sums.itemsize * first_sums.shape[1]
+    check_merged(sum(len(part[0]) for part in parts), row_bytes)
     keys = torch.cat([torch.from_numpy(part[0]) for part in parts])
     sums = torch.cat([torch.from_numpy(part[1]) for part in parts])
     found, rows, _ = operators.index_keys(keys)

@@ -207,7 +207,10 @@ def run_on_block(
     keep_little()
     exact = _floats_of(blocks[0].dtype)
     tensors = [torch.from_numpy(np.ascontiguousarray(np.moveaxis(block, -1, 0), dtype=exact)) for block in blocks]
-    filtered: NDArray[Any] = np.moveaxis(run(tensors[0], tensors[-1], origin).numpy(), 0, -1)
+    try:
+        filtered: NDArray[Any] = np.moveaxis(run(tensors[0], tensors[-1], origin).numpy(), 0, -1)
+    except InputError as error:
+        raise InputError(f"in the tile whose first sample is {origin}: {error.message}") from error
     if np.issubdtype(dtype, np.integer):
         limits = np.iinfo(dtype)
         filtered = np.clip(np.rint(filtered), limits.min, limits.max)

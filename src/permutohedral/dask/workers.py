@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from typing import Any
 
 import dask.config
@@ -56,17 +57,41 @@ def start_workers(workers: int | None = None, memory: str | int | None = None) -
 
 def keep_little() -> None:
     """In a worker, let the core keep no more freed memory than a part of the worker's limit; no change elsewhere."""
-    if os.environ.get(KEPT_MEMORY_VARIABLE) is not None:
-        return
-    try:
-        from distributed import get_worker
+    limit = _limit_here()
+    if limit is not None and os.environ.get(KEPT_MEMORY_VARIABLE) is None and find_spec("permutohedral._native"):
+        limit_kept_memory(str(int(_KEPT_SHARE * limit) >> 20))
 
-        limit = get_worker().memory_manager.memory_limit
-        if limit:
-            limit_kept_memory(str(int(_KEPT_SHARE * limit) >> 20))
-    except (ImportError, ValueError):
-        # no worker, or no compiled core
-        return
+
+def _limit_here() -> int | None:
+    """Bytes of the worker that runs this task, for each of its threads; None outside of workers."""
+    if find_spec("distributed") is None:
+        return None
+    from distributed import get_worker
+
+    try:
+        worker = get_worker()
+    except ValueError:
+        return None
+    limit = worker.memory_manager.memory_limit
+    return limit // max(worker.state.nthreads, 1) if limit else None
+
+
+def check_merged(num_lattice_points: int, row_bytes: int) -> None:
+    """Raise, in a worker, if lattices of so many lattice points together are too many for it to be added.
+
+    Args:
+        num_lattice_points: of all that are added.
+        row_bytes: of the key and the sums of one.
+    """
+    limit = _limit_here()
+    # what is added, the sum, and the table to look keys up
+    needed = 4 * num_lattice_points * row_bytes
+    if limit is not None and needed > _SHARE * limit:
+        raise MemoryLimitError(
+            f"the lattices of some chunks have {num_lattice_points:,} lattice points, and to add them takes "
+            f"{needed / 2**20:,.0f} MiB, where a worker has {_SHARE * limit / 2**20:,.0f} MiB for it: give workers "
+            "more memory, take larger bandwidths, or filter parts of the space apart"
+        )
 
 
 def worker_memory() -> int:
