@@ -28,6 +28,7 @@ import numpy as np
 import zarr
 from zarr.codecs import BloscCodec
 
+from permutohedral.arrays import bilateral
 from permutohedral.arrays.bilateral import Tiling, plan_tiles
 from permutohedral.arrays.sources import open_source
 from permutohedral.arrays.unfinished import Unfinished
@@ -115,16 +116,20 @@ def prepare(source: Path, target: Path, sigmas: tuple[float, float], memory: str
     """The tiles of workers with so much memory, and an empty store for them."""
     from dask.utils import parse_bytes
 
-    from permutohedral.arrays import bilateral
     from permutohedral.dask import workers
 
     limit = parse_bytes(memory)
     workers.worker_memory = lambda: limit
     tiling = plan_tiles(open_source(source), target, *sigmas)
-    unfinished = Unfinished(target)
+    begin_store(tiling)
+    return tiling
+
+
+def begin_store(tiling: Tiling) -> None:
+    """An empty store for the tiles."""
+    unfinished = Unfinished(Path(tiling.target))
     unfinished.begin({}, resume=False)
     bilateral._make_store(unfinished.folder, tiling)
-    return tiling
 
 
 def measure_grid(
@@ -154,10 +159,12 @@ def overhead(tiling: Tiling, on_workers_each: float) -> float:
     """Processor time of a tile on workers over that in a loop of this process, of tiles all over the array."""
     every = list(tiling.indices())
     some = every[:: max(len(every) // 8, 1)]
-    tiling.filter_tile(some[0])
+    again = Tiling(**{**tiling.__dict__, "target": tiling.target.replace("out.zarr", "again.zarr")})
+    begin_store(again)
+    again.filter_tile(some.pop())
     started = time.process_time()
     for index in some:
-        tiling.filter_tile(index)
+        again.filter_tile(index)
     return round(on_workers_each * len(some) / (time.process_time() - started), 3)
 
 

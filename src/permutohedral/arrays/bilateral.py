@@ -53,16 +53,18 @@ class Tiling:
         return itertools.product(*map(range, counts))
 
     def filter_tile(self, index: tuple[int, ...]) -> None:
-        """Read, filter and write one tile."""
+        """Read, filter and write one tile, unless that was done: a worker that was lost may have done it."""
         import zarr
 
+        unfinished = Unfinished(Path(self.target))
+        if unfinished.is_done(index):
+            return
         inner, outer = self._regions(index)
         block = self._space_first(self.source.read(outer))
         origin = tuple(outer[axis].start for axis in self._space)
         run = partial(filter_tile, sigmas=list(self.sigmas), sigma_range=self.sigma_range)
         filtered = self._as_before(run_on_block(run, [block], origin, block.dtype))
         kept = tuple(slice(a.start - b.start, a.stop - b.start) for a, b in zip(inner, outer, strict=True))
-        unfinished = Unfinished(Path(self.target))
         array = zarr.open_array(str(unfinished.folder / member_of(self.source)), mode="r+")
         array[inner] = filtered[kept]
         unfinished.mark(index)
