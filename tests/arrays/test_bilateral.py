@@ -71,24 +71,34 @@ def test_a_volume_of_whole_numbers_in_tiles(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_the_finest_level_of_an_ome_zarr(tmp_path: Path, zarr_format: Any) -> None:
-    """Times one by one, channels together; what describes it stays, but for the levels."""
-    movie = draw(2, 2, 6, 30, 16)
+    """Times one by one, channels together; what describes it stays, and coarser levels are means."""
+    movie = draw(2, 2, 6, 30, 17)
     scale = [{"type": "scale", "scale": [1, 1, 2.0, 0.5, 0.5]}]
     scales: dict[str, Any] = {
         "axes": [{"name": name, "type": "space"} for name in "tczyx"],
-        "datasets": [{"path": "s0", "coordinateTransformations": scale}, {"path": "s1"}],
+        "datasets": [{"path": "s0", "coordinateTransformations": scale}, {"path": "s1"}, {"path": "s2"}],
     }
     attributes: Any = {"multiscales": [scales], "omero": {"channels": []}}
     attributes = {"ome": {"version": "0.5", **attributes}} if zarr_format == 3 else attributes
     zarr.create_group(str(tmp_path / "in.zarr"), zarr_format=zarr_format, attributes=attributes)
     store(tmp_path / "in.zarr" / "s0", movie, chunks=(1, 1, 6, 8, 8), zarr_format=zarr_format)
+    for name, shape in (("s1", (2, 2, 6, 15, 9)), ("s2", (2, 2, 3, 7, 4))):
+        store(tmp_path / "in.zarr" / name, draw(*shape), zarr_format=zarr_format)
     filter_array(tmp_path / "in.zarr", tmp_path / "out.zarr", 1.0, 0.3)
     group: Any = zarr.open_group(str(tmp_path / "out.zarr"), mode="r")
     described: Any = dict(group.attrs).get("ome", dict(group.attrs))
-    assert described["multiscales"][0]["datasets"] == [{"path": "0", "coordinateTransformations": scale}]
+    levels = described["multiscales"][0]["datasets"]
+    assert levels == [{"path": "0", "coordinateTransformations": scale}, {"path": "1"}, {"path": "2"}]
     assert described["multiscales"][0]["axes"] == scales["axes"]
     assert described["omero"] == {"channels": []}
-    np.testing.assert_array_equal(group["0"][...], np.stack([expected(volume, 1.0, 0.3) for volume in movie]))
+    finest = np.stack([expected(volume, 1.0, 0.3) for volume in movie])
+    np.testing.assert_array_equal(group["0"][...], finest)
+    # the last column is alone
+    wide = np.concatenate([finest, finest[..., -1:]], axis=-1)
+    second = wide.reshape(2, 2, 6, 15, 2, 9, 2).mean(axis=(4, 6))
+    np.testing.assert_allclose(group["1"][...], second, rtol=1e-6)
+    third = second[..., :14, :8].reshape(2, 2, 3, 2, 7, 2, 4, 2).mean(axis=(3, 5, 7))
+    np.testing.assert_allclose(group["2"][...], third, rtol=1e-6)
 
 
 def test_a_tiff(tmp_path: Path) -> None:

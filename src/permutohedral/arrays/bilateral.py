@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from permutohedral.arrays.levels import levels_of
 from permutohedral.arrays.sources import Region, Source, is_store, open_source
 from permutohedral.arrays.unfinished import Unfinished
 from permutohedral.arrays.workers import Workers
@@ -112,7 +113,7 @@ def filter_array(
     """Filter a Zarr array, OME-Zarr or TIFF of any size into a Zarr store, which appears when it is whole.
 
     Args:
-        path: what is filtered; of an OME-Zarr the finest level.
+        path: what is filtered; of an OME-Zarr the finest level, and the others are made of the result.
         target: the store; an OME-Zarr if `path` is one.
         sigma_space: in samples; one number, or one for each axis of space.
         sigma_range: in units of the values; of whole numbers, of the largest.
@@ -152,6 +153,8 @@ def filter_array(
             tiling = replace(tiling, tile=tuple(division))
         left = [index for index in tiling.indices() if not unfinished.is_done(index)]
         running.run(tiling.filter_tile, left, f"filtering {path.name}")
+        for level in levels_of(str(target), [source.shape, *source.coarser], tiling.tile):
+            running.run(level.make_tile, list(level.indices()), f"level {level.number}")
     unfinished.finish()
     return tiling
 
@@ -216,16 +219,19 @@ def _make_store(folder: Path, tiling: Tiling) -> None:
         options["dimension_names"] = [letter.lower() for letter in source.axes]
     if source.kind != "tiff":
         options["compressors"] = source.open().compressors
-    if source.kind == "ome":
-        zarr.create_group(str(folder), zarr_format=source.zarr_format, attributes=_one_level(source.attributes))
-    zarr.create_array(str(folder), name=member_of(source) or None, shape=source.shape, **options)
+    if source.kind != "ome":
+        zarr.create_array(str(folder), shape=source.shape, **options)
+        return
+    zarr.create_group(str(folder), zarr_format=source.zarr_format, attributes=_numbered_levels(source.attributes))
+    for number, shape in enumerate((source.shape, *source.coarser)):
+        zarr.create_array(str(folder), name=str(number), shape=shape, **options)
 
 
-def _one_level(attributes: Any) -> dict[str, Any]:
-    """What describes an OME-Zarr, of which the finest level is left."""
+def _numbered_levels(attributes: Any) -> dict[str, Any]:
+    """What describes an OME-Zarr, of the first of its pictures, whose levels are called 0, 1, ..."""
     described = dict(attributes)
     inner = described.get("ome", described)
     scales = dict(inner["multiscales"][0])
-    scales["datasets"] = [{**scales["datasets"][0], "path": "0"}]
+    scales["datasets"] = [{**level, "path": str(number)} for number, level in enumerate(scales["datasets"])]
     inner = {**inner, "multiscales": [scales]}
     return {**described, "ome": inner} if "ome" in described else inner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +34,7 @@ class Source:
         dtype: its numbers, as NumPy names them.
         chunks: extents of what is read at once.
         axes: a letter for each axis: T for times, which are filtered one by one, C for channels, others for space.
+        coarser: of an OME-Zarr, extents of the other levels.
         attributes: of an OME-Zarr, what describes it; of others empty.
         zarr_format: of a store.
     """
@@ -45,6 +46,7 @@ class Source:
     dtype: str
     chunks: tuple[int, ...]
     axes: str
+    coarser: tuple[tuple[int, ...], ...] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
     zarr_format: Literal[2, 3] = 3
 
@@ -91,7 +93,7 @@ def open_source(path: Path, axes: str | None = None) -> Source:
     names = _check_axes(path, source.shape, (axes or source.axes).upper())
     if np.dtype(source.dtype).kind not in "uif":
         raise InputError(f"{path} holds {source.dtype}, and only real numbers can be filtered")
-    return Source(**{**source.__dict__, "axes": names})
+    return replace(source, axes=names)
 
 
 def _describe_store(path: Path) -> Source:
@@ -105,9 +107,10 @@ def _describe_store(path: Path) -> Source:
     if not scales:
         members = ", ".join(sorted(name for name, _ in found.arrays())) or "none"
         raise InputError(f"{path} is a group and no OME-Zarr: name one of its arrays, as in {path}/NAME ({members})")
-    member = scales[0]["datasets"][0]["path"]
+    member, *others = [level["path"] for level in scales[0]["datasets"]]
     axes = "".join(_name_of_axis(axis)[0] for axis in scales[0].get("axes", "tczyx"))
-    return _describe_array(path, "ome", member, found[member], axes, attributes)
+    source = _describe_array(path, "ome", member, found[member], axes, attributes)
+    return replace(source, coarser=tuple(tuple(found[other].shape) for other in others))
 
 
 def _describe_array(
@@ -116,7 +119,7 @@ def _describe_array(
     # NumPy's scalars are no JSON
     plain = json.loads(json.dumps(attributes))
     shape, chunks = tuple(array.shape), tuple(array.chunks)
-    return Source(str(path), kind, member, shape, str(array.dtype), chunks, axes, plain, array.metadata.zarr_format)
+    return Source(str(path), kind, member, shape, str(array.dtype), chunks, axes, (), plain, array.metadata.zarr_format)
 
 
 def _name_of_axis(axis: Any) -> str:
