@@ -83,7 +83,7 @@ def filter_pictures(  # noqa: PLR0913 (one parameter for each option)
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Smooth pictures, volumes and larger arrays, and keep their edges.
+    """Smooth pictures, volumes and arrays, and keep edges.
 
     A bilateral filter, or with --guide a joint bilateral one. The ending of OUTPUT names the format; on stdout it is
     that of the input. An alpha channel is kept as it is, and weights the colors. OUTPUT is replaced if it exists,
