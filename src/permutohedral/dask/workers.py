@@ -13,8 +13,10 @@ from permutohedral.errors import MemoryLimitError
 from permutohedral.memory import available_memory, forecast_memory
 from permutohedral.ops.native_limits import KEPT_MEMORY_VARIABLE, limit_kept_memory
 
-# what a task may take, and what the core may keep for the next one; the rest is the package, and other tasks' results
+# what a task may take of the limit of a worker; the rest is the package, and other tasks' results
 _SHARE = 0.5
+# what the core may keep of it between tasks: with the package, less than what Dask finds too much
+_KEPT_SHARE = 0.375
 # tables beyond this are not kept in one piece, and filters take longer
 _LARGEST_TABLES = 1 << 28
 
@@ -57,7 +59,7 @@ def keep_little() -> None:
     """In a worker, let the core keep no more freed memory than a part of the worker's limit; no change elsewhere."""
     limit = _limit_here()
     if limit is not None and os.environ.get(KEPT_MEMORY_VARIABLE) is None and find_spec("permutohedral._native"):
-        limit_kept_memory(str(int(_SHARE * limit) >> 20))
+        limit_kept_memory(str(int(_KEPT_SHARE * limit) >> 20))
 
 
 def _limit_here() -> int | None:
