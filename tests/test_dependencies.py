@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # modules by the names of their packages, where the two differ
 MODULES = {
+    "simpleitk": "SimpleITK",
     "pillow": "PIL",
     "scikit-image": "skimage",
     "opencv-python-headless": "cv2",

@@ -235,7 +235,7 @@ def measure_volume(folder: Path, scale: float) -> dict[str, Any]:
 def measure_picture(folder: Path, scale: float) -> dict[str, Any]:
     """A gigapixel of color, 16 pixels and 0.1."""
     side = 64 * round(32768 * scale**0.5 / 64)
-    return measure_grid(folder, (side, side), 3, (16.0, 0.1), "1536MiB", 256)
+    return measure_grid(folder, (side, side), 3, (16.0, 0.1), "1GiB", 256)
 
 
 def measure_simpleitk(folder: Path, scale: float) -> dict[str, Any]:

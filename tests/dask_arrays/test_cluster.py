@@ -59,7 +59,7 @@ def test_the_same_bits_without_workers_and_after_one_was_killed(client: Any) -> 
     np.testing.assert_array_equal(np.asarray(filtered), expected[1])
     [(threads, megabytes)] = client.run(kept_megabytes).values()
     assert threads == "1"
-    assert int(megabytes or 0) <= 384
+    assert int(megabytes or 0) <= 256
 
 
 def test_the_command_on_a_cluster(client: Any, tmp_path: Path) -> None:

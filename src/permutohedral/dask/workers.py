@@ -15,8 +15,8 @@ from permutohedral.ops.native_limits import KEPT_MEMORY_VARIABLE, limit_kept_mem
 
 # what a task may take of the limit of a worker; the rest is the package, and other tasks' results
 _SHARE = 0.5
-# what the core may keep of it between tasks: with the package, less than what Dask finds too much
-_KEPT_SHARE = 0.375
+# what the core may keep of it between tasks: with the package and a task, less than what Dask finds too much
+_KEPT_SHARE = 0.25
 # tables beyond this are not kept in one piece, and filters take longer
 _LARGEST_TABLES = 1 << 28
 
