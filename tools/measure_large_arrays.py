@@ -13,7 +13,7 @@ import argparse
 import hashlib
 import json
 import os
-import resource
+import re
 import shutil
 import signal
 import tempfile
@@ -43,8 +43,9 @@ def usage(dask_worker: Any = None) -> dict[str, float]:
     """Of the process that runs this: processor time, largest memory, and what went to the disk for lack of it."""
     spilled = getattr(getattr(dask_worker, "data", None), "spilled_total", 0)
     spilled = getattr(spilled, "disk", spilled)
-    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"processor": time.process_time(), "largest_mib": largest, "spilled": float(spilled)}
+    # getrusage would tell the memory of the process that started this one, if that was larger
+    [largest] = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return {"processor": time.process_time(), "largest_mib": int(largest) / 1024, "spilled": float(spilled)}
 
 
 def on_workers(memory: str, work: Callable[[Any], None]) -> dict[str, Any]:
