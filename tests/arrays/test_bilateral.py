@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import permutohedral as ph
-from permutohedral.errors import DataError, InputError
+from permutohedral.errors import DataError, InputError, StorageError
 
 pytest.importorskip("dask.array", reason="Dask is not installed")
 pytest.importorskip("zarr", reason="zarr is not installed")
@@ -137,6 +137,18 @@ def test_going_on_after_an_interruption(tmp_path: Path, monkeypatch: pytest.Monk
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.zarr", "out.zarr"]
 
 
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = store(tmp_path / "in.zarr", draw(20, 20))
+
+    def full(*given: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(zarr.Array, "__setitem__", full)
+    with pytest.raises(StorageError, match="No space left on device; nothing was left there"):
+        filter_array(source, tmp_path / "out.zarr", 1.0, 0.1)
+    assert not (tmp_path / "out.zarr").exists()
+
+
 def test_what_is_wrong_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out.zarr"
     colors = store(tmp_path / "colors.zarr", draw(20, 20, 3))
@@ -167,6 +179,9 @@ def test_what_is_wrong_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(bilateral, "points_that_fit", dask_workers.points_that_fit)
     with pytest.raises(InputError, match="is no Zarr store"):
         filter_array(colors, out, 1.0, 0.1, "YXC")
+    (tmp_path / "other.zarr.unfinished").mkdir()
+    with pytest.raises(InputError, match="is in the way"):
+        filter_array(colors, tmp_path / "other.zarr", 1.0, 0.1, "YXC")
     with pytest.raises(InputError, match="either --scheduler"):
         Workers(2, None, "tcp://localhost:1")
     with pytest.raises(InputError, match="such as 2GiB"):

@@ -67,8 +67,8 @@ class Tiling:
         filtered = self._as_before(run_on_block(run, [block], origin, block.dtype))
         kept = tuple(slice(a.start - b.start, a.stop - b.start) for a, b in zip(inner, outer, strict=True))
         array = zarr.open_array(str(unfinished.folder / member_of(self.source)), mode="r+")
-        array[inner] = filtered[kept]
-        unfinished.mark(index)
+        with unfinished.writing(index):
+            array[inner] = filtered[kept]
 
     @property
     def _space(self) -> list[int]:

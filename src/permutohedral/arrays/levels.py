@@ -55,8 +55,9 @@ class Level:
         finer: Any = zarr.open_array(str(unfinished.folder / str(self.number - 1)), mode="r")
         coarser: Any = zarr.open_array(str(unfinished.folder / str(self.number)), mode="r+")
         sizes = [part.stop - part.start for part in own]
-        coarser[tuple(own)] = average(np.asarray(finer[tuple(wide)]), sizes, factors)
-        unfinished.mark(mark)
+        means = average(np.asarray(finer[tuple(wide)]), sizes, factors)
+        with unfinished.writing(mark):
+            coarser[tuple(own)] = means
 
 
 def levels_of(target: str, shapes: Sequence[tuple[int, ...]], tile: tuple[int, ...]) -> list[Level]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,11 +46,11 @@ class Unfinished:
             How what is taken up was divided, as `note` got it; None if nothing was.
 
         Raises:
-            InputError: what is there was begun with other settings.
+            InputError: what is there was begun with other settings, or is something else.
             StorageError: the folder cannot be written.
         """
         notes = self.folder / _NOTES
-        # a store without notes was about to get its final name, or hardly begun
+        # without settings it was hardly begun
         if resume and (notes / "settings.json").is_file():
             begun, division = json.loads((notes / "settings.json").read_text())
             wanted = json.loads(json.dumps(settings))
@@ -60,6 +61,8 @@ class Unfinished:
                     "to begin anew"
                 )
             return division
+        if self.folder.exists() and not notes.is_dir():
+            raise InputError(f"{self.folder} is in the way, and no command has notes in it; move it, or remove it")
         try:
             if self.folder.exists():
                 shutil.rmtree(self.folder)
@@ -76,9 +79,18 @@ class Unfinished:
         """Whether a tile was written."""
         return self._mark(tile).exists()
 
-    def mark(self, tile: tuple[int, ...]) -> None:
-        """Note that a tile was written."""
-        self._mark(tile).touch()
+    @contextmanager
+    def writing(self, tile: tuple[int, ...]) -> Iterator[None]:
+        """Around what writes a tile: notes that it was written, once it was.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        try:
+            yield
+            self._mark(tile).touch()
+        except OSError as error:
+            raise cannot_write(self.target, error) from error
 
     def finish(self) -> None:
         """Give the store its final name, in the place of what has it."""
@@ -86,9 +98,7 @@ class Unfinished:
         if not self.target.exists():
             os.rename(self.folder, self.target)
             return
-        replaced = self.target.with_name(self.target.name + ".replaced")
-        if replaced.exists():
-            shutil.rmtree(replaced)
+        replaced = self.target.with_name(f"{self.target.name}.replaced.{os.getpid()}")
         os.rename(self.target, replaced)
         os.rename(self.folder, self.target)
         shutil.rmtree(replaced)

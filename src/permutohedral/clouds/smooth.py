@@ -188,8 +188,8 @@ def _smooth_chunks(
 def _keep(smooth: NDArray[Any], target: str, number: int) -> None:
     """Write the result of a chunk beside the target."""
     unfinished = Unfinished(Path(target))
-    np.save(unfinished.folder / f"{number}.npy", smooth)
-    unfinished.mark((number,))
+    with unfinished.writing((number,)):
+        np.save(unfinished.folder / f"{number}.npy", smooth)
 
 
 def _assemble(scan: Scan, chunks: list[tuple[int, int]], unfinished: Unfinished, target: Path) -> None:
