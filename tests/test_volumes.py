@@ -70,9 +70,11 @@ def test_a_part_with_its_origin_is_part_of_the_whole() -> None:
     whole = ph.bilateral_filter(volume, sigmas, 0.3, spatial_axes=3)
     margin = math.ceil(1.5 * ph.reach(0)) + 1
     part = ph.bilateral_filter(volume[:, 7:], sigmas, 0.3, spatial_axes=3, origin=(7, 0, 0))
-    assert torch.equal(part[:, margin:], whole[:, 7 + margin :])
+    assert_close(part[:, margin:], whole[:, 7 + margin :])
+    # on a GPU sums are made in any order
+    assert DEVICE.type != "cpu" or torch.equal(part[:, margin:], whole[:, 7 + margin :])
     elsewhere = ph.bilateral_filter(volume[:, 7:], sigmas, 0.3, spatial_axes=3)
-    assert not torch.equal(elsewhere[:, margin:], whole[:, 7 + margin :])
+    assert relative_error(elsewhere[:, margin:], whole[:, 7 + margin :]) > TOLERANCE[torch.float32]
 
 
 def test_voxels_of_no_weight_are_left_out() -> None:
