@@ -27,6 +27,7 @@ ORDER = [
     ["ops.operators", "ops.exact_sums", "ops"],
     ["ops.fused_filters", "ops.level_operators"],
     ["features", "data"],
+    ["stacked_features"],
     ["memory"],
     ["lattice", "largest"],
     ["checks", "geometry", "pyramid", "bounded_lattice"],
@@ -50,6 +51,7 @@ ORDER = [
     ["reporting"],
     ["models"],
     # people's files, what is done with them, and what is drawn of them or of the lattice
+    ["arrays"],
     ["pictures", "clouds"],
     ["figures"],
     # a page to try them with sliders
@@ -71,6 +73,7 @@ CORE = {
     *("errors", "version", "ops", "neighborhood", "simplices", "tensors", "features", "memory", "lattice", "checks"),
     *("geometry", "pyramid", "bounded_lattice", "levels", "filters", "functional", "guided", "largest", "crf", "nn"),
     *("pydensecrf", "simplecrf", "public", ""),
+    "stacked_features",
 }
 
 

@@ -15,8 +15,8 @@ from permutohedral.version import __version__
 
 # as a reader of the help meets them: what one came for first, what explains it last
 _ORDER = (
-    *("filter", "denoise", "segment", "upsample", "solve", "colorize", "segment-points", "train-points", "demo"),
-    *("playground", "figure", "reproduce", "benchmark", "backends"),
+    *("filter", "denoise", "segment", "upsample", "solve", "colorize", "smooth-points", "segment-points"),
+    *("train-points", "demo", "playground", "figure", "reproduce", "benchmark", "backends"),
 )
 
 
@@ -69,6 +69,7 @@ application.command()(pictures.segment)
 application.command()(guided.upsample)
 application.command()(guided.solve)
 application.command()(guided.colorize)
+application.command("smooth-points")(clouds.smooth_points)
 application.command("segment-points")(clouds.segment_points)
 application.command("train-points")(clouds.train_points)
 application.command()(pictures.demo)

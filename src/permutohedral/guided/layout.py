@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.features import Sigma, bilateral_features, check_channels_first, grid_features, in_units_of
-from permutohedral.features import join_features as join
+from permutohedral.features import Sigma, bilateral_features, check_channels_first
 from permutohedral.filters.weighting import check_weights
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.tensors import check_tensor
@@ -56,8 +55,7 @@ def check_space(guide: Tensor, spatial_axes: int) -> tuple[int, ...]:
             f"guide must be floating, with channels before {spatial_axes} axes of space, got {guide.dtype} of shape "
             f"{tuple(guide.shape)}; give one without channels guide.unsqueeze({-spatial_axes - 1})"
         )
-    if spatial_axes == 2:
-        check_channels_first(guide)
+    check_channels_first(guide, spatial_axes)
     return tuple(guide.shape[-spatial_axes:])
 
 
@@ -79,13 +77,7 @@ def layout_of(name: str, maps: Tensor, items: tuple[int, ...], device: torch.dev
 
 def features_of(guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, spatial_axes: int) -> Tensor:
     """Position and guide of every sample in standard deviations, `[points, d]`, or `[items, points, d]` of a batch."""
-    if spatial_axes == 2:
-        features = bilateral_features(guide, sigma_space, sigma_range)
-    else:
-        wide = guide.to(accumulation_dtype(guide.dtype))
-        space = wide.shape[-spatial_axes:]
-        position = grid_features(space, sigma_space, device=wide.device, dtype=wide.dtype)
-        features = join(position, in_units_of(wide.flatten(-spatial_axes).mT, sigma_range))
+    features = bilateral_features(guide, sigma_space, sigma_range, spatial_axes=spatial_axes)
     return features.flatten(0, -3) if features.dim() > 3 else features
 
 
