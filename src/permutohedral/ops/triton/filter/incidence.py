@@ -15,13 +15,24 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.ops.triton.runtime import WIDEST_TILE, Bound, cdiv, launch, power_of_two, rows_contiguous
+from permutohedral.ops.triton.runtime import (
+    WIDEST_TILE,
+    Bound,
+    Launch,
+    cdiv,
+    launch,
+    power_of_two,
+    rows_contiguous,
+    start_all,
+)
 from permutohedral.ops.triton.zeros import zeros
 
 _BLOCK = 256
 # lattice points with more points than this are summed one after another, each by all threads of a program
 _TOGETHER = 16
-# entries of one lattice point that are read at once
+# where most have more, a program has so many of them, and reads so many numbers at once with so many warps
+_CROWDED_ROWS, _CROWDED_NUMBERS, _CROWDED_WARPS = 1, 1024, 1
+# entries of one lattice point that are read at once, where most have fewer
 _ENTRIES = 16
 
 
@@ -73,15 +84,17 @@ def list_corners_kernel(
 
 
 @triton.jit
-def load_entries(
-    values, points, weights, entry, here, channel, CHANNELS: tl.constexpr, STRIDE: tl.constexpr, DTYPE: tl.constexpr
-):  # fmt: skip
-    """The weights and the values `[entries, channels]` of some entries, ones where there is no channel."""
-    point = tl.load(points + entry, mask=here, other=0)
-    weight = tl.load(weights + entry, mask=here, other=0.0).to(DTYPE)
+def load_rows(values, point, here, channel, CHANNELS: tl.constexpr, STRIDE: tl.constexpr, DTYPE: tl.constexpr):
+    """The values `[entries, channels]` of some points, ones where there is no channel."""
     real = here[:, None] & (channel < CHANNELS)[None, :]
-    value = tl.load(values + point.to(tl.int64)[:, None] * STRIDE + channel[None, :], mask=real, other=1.0)
-    return weight, value.to(DTYPE)
+    place = values + point.to(tl.int64)[:, None] * STRIDE + channel[None, :]
+    return tl.load(place, mask=real, other=1.0).to(DTYPE)
+
+
+@triton.jit
+def load_entries(points, weights, entry, here, DTYPE: tl.constexpr):
+    """The points of some entries, and their weights: zero where there is no entry."""
+    return tl.load(points + entry, mask=here, other=0), tl.load(weights + entry, mask=here, other=0.0).to(DTYPE)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -106,10 +119,8 @@ def gather_points_kernel(
     total = tl.zeros([BLOCK, BLOCK_C], dtype)
     mass = tl.zeros([BLOCK], dtype)
     for step in range(tl.minimum(longest, TOGETHER)):
-        weight, value = load_entries(
-            values, points, weights, begin + step, step < count, channel, CHANNELS, VALUE_STRIDE, dtype
-        )
-        total += weight[:, None] * value
+        point, weight = load_entries(points, weights, begin + step, step < count, dtype)
+        total += weight[:, None] * load_rows(values, point, step < count, channel, CHANNELS, VALUE_STRIDE, dtype)
         mass += weight
     if longest > TOGETHER:
         for place in range(BLOCK):
@@ -117,13 +128,17 @@ def gather_points_kernel(
             end = tl.load(starts + this + 1)
             rest = tl.zeros([ENTRIES, BLOCK_C], dtype)
             rest_mass = tl.zeros([ENTRIES], dtype)
-            for first in range(tl.load(starts + this) + TOGETHER, end, ENTRIES):
-                entry = first + tl.arange(0, ENTRIES)
-                weight, value = load_entries(
-                    values, points, weights, entry, entry < end, channel, CHANNELS, VALUE_STRIDE, dtype
-                )
-                rest += weight[:, None] * value
+            start = tl.load(starts + this) + TOGETHER
+            entry = start + tl.arange(0, ENTRIES)
+            point, weight = load_entries(points, weights, entry, entry < end, dtype)
+            for _ in range(start, end, ENTRIES):
+                value = load_rows(values, point, entry < end, channel, CHANNELS, VALUE_STRIDE, dtype)
                 rest_mass += weight
+                # the next points are on their way while these are waited for
+                entry += ENTRIES
+                point, next_weight = load_entries(points, weights, entry, entry < end, dtype)
+                rest += weight[:, None] * value
+                weight = next_weight
             chosen = tl.arange(0, BLOCK) == place
             total += tl.where(chosen[:, None], tl.sum(rest, axis=0)[None, :], 0.0)
             mass += tl.where(chosen, tl.sum(rest_mass, axis=0), 0.0)
@@ -173,21 +188,29 @@ def list_corners(vertices: Tensor, barycentric: Tensor, num_rows: int) -> Incide
 @cache
 def _bind_gather(divided: bool, channels: int, width: int, value_stride: int, crowded: bool) -> Bound:
     block_c = min(power_of_two(width), WIDEST_TILE)
-    # where most lattice points have many points, few of them share a program
-    block = 4 if crowded else max(2048 // block_c, 16)
-    together = 0 if crowded else _TOGETHER
+    block, entries, warps = max(2048 // block_c, 16), _ENTRIES, 2
+    if crowded:
+        block, entries, warps = _CROWDED_ROWS, min(_CROWDED_NUMBERS // block_c, 128), _CROWDED_WARPS
     return Bound(
         gather_points_kernel, DIVIDED=divided, CHANNELS=channels, WIDTH=width, VALUE_STRIDE=value_stride,
-        TOGETHER=together, ENTRIES=_ENTRIES, BLOCK=block, BLOCK_C=block_c, num_warps=2,
+        TOGETHER=0 if crowded else _TOGETHER, ENTRIES=entries, BLOCK=block, BLOCK_C=block_c, num_warps=warps,
     )  # fmt: skip
 
 
-def _gather(values: Tensor, incidence: Incidence, output: Tensor, density: Tensor | None) -> None:
-    values, (rows, width) = rows_contiguous(values), output.shape
+def gather_into(output: Tensor, values: Tensor, incidence: Incidence, density: Tensor | None = None) -> Launch:
+    """What sums the entries of every lattice point into `output [lattice_points, channels]`, which is not empty.
+
+    Args:
+        output: one more channel than the values have is that of ones.
+        values: `[points, channels]`, its rows contiguous.
+        incidence: of the points.
+        density: what gets the density that the sums are then divided by.
+    """
+    rows, width = output.shape
     crowded = incidence.points.shape[0] > _TOGETHER * rows
     bound = _bind_gather(density is not None, values.shape[1], width, values.stride(0), crowded)
     tensors = (values, *incidence, output, output if density is None else density)
-    bound.over(rows, width, tensors, (rows,))
+    return bound, bound.tiles(rows, width), tensors, (rows,)
 
 
 def splat_listed(values: Tensor, incidence: Incidence, dtype: torch.dtype, ones: int = 0) -> Tensor:
@@ -195,7 +218,7 @@ def splat_listed(values: Tensor, incidence: Incidence, dtype: torch.dtype, ones:
     rows = incidence.starts.shape[0] - 1
     output = torch.empty(rows, values.shape[1] + ones, dtype=dtype, device=values.device)
     if output.numel():
-        _gather(values, incidence, output, None)
+        start_all([gather_into(output, rows_contiguous(values), incidence)])
     return output
 
 
@@ -205,5 +228,5 @@ def splat_listed_with_density(values: Tensor, incidence: Incidence) -> tuple[Ten
     output = torch.empty(rows, values.shape[1], dtype=values.dtype, device=values.device)
     density = torch.empty(rows, dtype=accumulation_dtype(values.dtype), device=values.device)
     if rows:
-        _gather(values, incidence, output, density)
+        start_all([gather_into(output, rows_contiguous(values), incidence, density)])
     return output, density

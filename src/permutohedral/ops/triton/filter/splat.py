@@ -16,8 +16,17 @@ from torch import Tensor
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.triton.filter.incidence import Incidence, list_corners, splat_listed
 from permutohedral.ops.triton.filter.normalize import convert, normalize
-from permutohedral.ops.triton.runtime import Bound, cdiv, on_device, power_of_two, rows_contiguous, tile
-from permutohedral.ops.triton.zeros import zeros
+from permutohedral.ops.triton.runtime import (
+    Bound,
+    Launch,
+    cdiv,
+    on_device,
+    power_of_two,
+    rows_contiguous,
+    start_all,
+    tile,
+)
+from permutohedral.ops.triton.zeros import clear, zeros
 
 # fewer points than this do not fill the GPU, and do not queue for the same lattice points
 _WORTH_RUNS = 1 << 16
@@ -210,11 +219,11 @@ def _can_run(values: Tensor, vertices: Tensor, barycentric: Tensor, width: int) 
     )  # fmt: skip
 
 
-def _launch_runs(values: Tensor, vertices: Tensor, barycentric: Tensor, output: Tensor) -> None:
+def _add_runs(values: Tensor, vertices: Tensor, barycentric: Tensor, output: Tensor) -> Launch:
     (points, channels), (rows, width), (value_stride, channel_stride) = values.shape, output.shape, values.stride()
     bound = _bind_runs(channels, width, value_stride, vertices.shape[1])
     tensors, sizes = (values, vertices, barycentric, output), (points, rows, vertices.stride(1) // 4, channel_stride)
-    bound((cdiv(points, _RUN_BLOCK * _RUN.value), 1, 1), tensors, sizes)
+    return bound, (cdiv(points, _RUN_BLOCK * _RUN.value), 1, 1), tensors, sizes
 
 
 @cache
@@ -236,9 +245,9 @@ def _bind_splat(
     )  # fmt: skip
 
 
-def _launch_splat(
+def _add_points(
     values: Tensor, vertices: Tensor, barycentric: Tensor, output: Tensor, num_rows: int, beside: tl.constexpr
-) -> None:
+) -> Launch:
     values, (points, channels), width = rows_contiguous(values), values.shape, output.shape[1]
     (vertex_stride, vertex_corners), (weight_stride, weight_corners) = vertices.stride(), barycentric.stride()
     run = 4 if points >= _WORTH_RUNS else 1
@@ -246,7 +255,17 @@ def _launch_splat(
         channels, width, values.stride(0), vertex_stride, weight_stride, vertices.shape[1], run, beside.value
     )
     tensors, sizes = (values, vertices, barycentric, output), (points, num_rows, vertex_corners, weight_corners)
-    bound.over(cdiv(points, run), width, tensors, sizes)
+    return bound, bound.tiles(cdiv(points, run), width), tensors, sizes
+
+
+def splat_into(output: Tensor, values: Tensor, vertices: Tensor, barycentric: Tensor) -> list[Launch]:
+    """What splats to `output [rows, channels]` in the accumulation dtype; one more channel is that of ones.
+
+    Vertices of at least `rows` are left out. There is at least one point, row and channel.
+    """
+    if _can_run(values, vertices, barycentric, output.shape[1]):
+        return [clear(output), _add_runs(values, vertices, barycentric, output)]
+    return [clear(output), _add_points(values, vertices, barycentric, output, output.shape[0], NOTHING)]
 
 
 def list_if_worth(values: Tensor, vertices: Tensor, barycentric: Tensor, num_rows: int) -> Incidence | None:
@@ -271,13 +290,11 @@ def splat_sums(
     incidence = list_if_worth(values, vertices, barycentric, num_rows)
     if incidence is not None:
         return splat_listed(values, incidence, dtype or summed, ones)
-    output = zeros(num_rows, width, dtype=summed, device=values.device)
-    if points == 0 or num_rows == 0 or width == 0:
-        pass
-    elif _can_run(values, vertices, barycentric, width):
-        _launch_runs(values, vertices, barycentric, output)
-    else:
-        _launch_splat(values, vertices, barycentric, output, num_rows, NOTHING)
+    if points == 0:
+        return zeros(num_rows, width, dtype=dtype or summed, device=values.device)
+    output = torch.empty(num_rows, width, dtype=summed, device=values.device)
+    if output.numel():
+        start_all(splat_into(output, values, vertices, barycentric))
     return convert(output, dtype or summed)
 
 
@@ -293,7 +310,7 @@ def splat_with_density(values: Tensor, vertices: Tensor, barycentric: Tensor, nu
     else:
         sums = zeros(num_rows + cdiv(num_rows, channels), channels, dtype=dtype, device=values.device)
         behind = num_rows * channels
-        _launch_splat(values, vertices, barycentric, sums, num_rows, DENSITY)
+        start_all([_add_points(values, vertices, barycentric, sums, num_rows, DENSITY)])
     return normalize(sums, (num_rows, channels), behind, values.dtype)
 
 
@@ -309,7 +326,7 @@ def splat_with_totals(values: Tensor, vertices: Tensor, barycentric: Tensor, num
         totals = values.sum(dim=0, keepdim=True, dtype=dtype)
     else:
         totals = sums = zeros(num_rows + 1, values.shape[1], dtype=dtype, device=values.device)
-        _launch_splat(values, vertices, barycentric, sums, num_rows, TOTALS)
+        start_all([_add_points(values, vertices, barycentric, sums, num_rows, TOTALS)])
     return convert(sums, values.dtype), totals
 
 
