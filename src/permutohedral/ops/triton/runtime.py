@@ -110,11 +110,11 @@ class Bound:
             grid: number of programs along three axes.
             tensors: what the kernel reads and writes, all on the current device; at least one. A kernel that can do
                 without one takes any other tensor in its place.
-            sizes: numbers that change from call to call, at least one.
+            sizes: numbers that change from call to call.
         """
         device = tensors[0].get_device()
         kind, addresses = (device, *map(_dtype_of, tensors)), (*map(_address_of, tensors),)
-        usual = not reduce(or_, addresses) & _MISALIGNED and max(sizes) < _MOST
+        usual = not reduce(or_, addresses) & _MISALIGNED and max(sizes, default=0) < _MOST
         starter = self._starters.get(kind)
         if starter is None or not Bound.direct or not usual:
             self._start_as_documented(grid, tensors, sizes, kind if usual else None)
@@ -133,7 +133,7 @@ class Bound:
         """
         device = tensors[0].get_device()
         starter, addresses = self._starters.get((device, *map(_dtype_of, tensors))), [*map(_address_of, tensors)]
-        if starter is None or not Bound.direct or reduce(or_, addresses) & _MISALIGNED or max(sizes) >= _MOST:
+        if starter is None or not Bound.direct or reduce(or_, addresses) & _MISALIGNED or max(sizes, default=0) >= _MOST:
             return partial(self, grid, tensors, sizes)
         start, before, behind = starter
         return partial(start, *grid, _stream_of(device), *before, *addresses, *sizes, *behind)
