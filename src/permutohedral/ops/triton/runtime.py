@@ -133,7 +133,12 @@ class Bound:
         """
         device = tensors[0].get_device()
         starter, addresses = self._starters.get((device, *map(_dtype_of, tensors))), [*map(_address_of, tensors)]
-        if starter is None or not Bound.direct or reduce(or_, addresses) & _MISALIGNED or max(sizes, default=0) >= _MOST:
+        if (
+            starter is None
+            or not Bound.direct
+            or reduce(or_, addresses) & _MISALIGNED
+            or max(sizes, default=0) >= _MOST
+        ):
             return partial(self, grid, tensors, sizes)
         start, before, behind = starter
         return partial(start, *grid, _stream_of(device), *before, *addresses, *sizes, *behind)
