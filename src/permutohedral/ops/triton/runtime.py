@@ -59,6 +59,13 @@ def rows_contiguous(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
+def empty_corners(points: int, corners: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`[points, corners]`, corner by corner in memory, with room for a multiple of four points at each."""
+    room = cdiv(points, 4) * 4
+    whole = torch.empty_strided((room, corners), (1, room), dtype=dtype, device=device)
+    return whole if room == points else whole[:points]
+
+
 def tile(channels: int) -> dict[str, int]:
     """The shape of tiles: about 1024 elements, and a thread for each point of few channels."""
     block_c = min(power_of_two(channels), WIDEST_TILE)

@@ -28,6 +28,7 @@ from permutohedral.ops.triton.runtime import (
     Launch,
     bind,
     cdiv,
+    empty_corners,
     launch,
     on_device,
     prepare_all,
@@ -45,11 +46,11 @@ _NARROW, _ALIGNED = 4, 4
 _MASS_BLOCK = 256
 
 
-@triton.jit(do_not_specialize=["num_points", "vertex_corner_stride", "weight_corner_stride"])
+@triton.jit(do_not_specialize=["num_points", "vertex_corner_stride", "weight_corner_stride", "output_corner_stride"])
 def divide_weights_kernel(
     lattice_masses, vertices, weights, output, num_points, vertex_corner_stride, weight_corner_stride,
-    ROOT: tl.constexpr, SMALLEST: tl.constexpr, VERTEX_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr,
-    CORNERS: tl.constexpr, BLOCK: tl.constexpr,
+    output_corner_stride, ROOT: tl.constexpr, SMALLEST: tl.constexpr, VERTEX_STRIDE: tl.constexpr,
+    WEIGHT_STRIDE: tl.constexpr, CORNERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The weights of every point divided by its mass, sliced from the lattice, or by the ROOT of that."""
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -62,8 +63,8 @@ def divide_weights_kernel(
     mass += SMALLEST
     divisor = tl.sqrt(mass) if ROOT else mass
     for corner in tl.static_range(CORNERS):
-        place = point * WEIGHT_STRIDE + corner * weight_corner_stride
-        tl.store(output + place, tl.load(weights + place, mask=inside, other=0.0) / divisor, mask=inside)
+        weight = tl.load(weights + point * WEIGHT_STRIDE + corner * weight_corner_stride, mask=inside, other=0.0)
+        tl.store(output + corner * output_corner_stride + point, weight / divisor, mask=inside)
 
 
 @triton.jit
@@ -206,13 +207,12 @@ def _divided_by_mass(tables: PairwiseTables) -> Tensor:
     # of no values, beside a channel of ones
     ones = splat_sums(weights[:, :0], vertices, weights, neighbors.shape[1], 1)
     masses, points = blur_rows(ones, neighbors, False, None), weights.shape[0]
-    # in the order of the weights, with room where they have it
-    output = torch.empty_strided(weights.shape, weights.stride(), dtype=weights.dtype, device=weights.device)
+    output = empty_corners(points, weights.shape[1], weights.dtype, weights.device)
     launch(
         divide_weights_kernel, (cdiv(points, _MASS_BLOCK),), (masses, vertices, weights, output),
-        (points, vertices.stride(1), weights.stride(1)), ROOT=tables.source_power == tables.target_power,
-        SMALLEST=SMALLEST_MASS, VERTEX_STRIDE=vertices.stride(0), WEIGHT_STRIDE=weights.stride(0),
-        CORNERS=vertices.shape[1], BLOCK=_MASS_BLOCK,
+        (points, vertices.stride(1), weights.stride(1), output.stride(1)),
+        ROOT=tables.source_power == tables.target_power, SMALLEST=SMALLEST_MASS, VERTEX_STRIDE=vertices.stride(0),
+        WEIGHT_STRIDE=weights.stride(0), CORNERS=vertices.shape[1], BLOCK=_MASS_BLOCK,
     )  # fmt: skip
     return output
 

@@ -130,14 +130,14 @@ def splat_runs_kernel(
         before = tl.full([BLOCK], -1, tl.int32)
         last_total = tl.zeros([BLOCK, BLOCK_C], dtype)
         before_total = tl.zeros([BLOCK, BLOCK_C], dtype)
-        # the number of points is a multiple of four
+        # there is room for a multiple of four points
         vertex_a = tl.load(vertices + begin + quad, mask=(first < num_points)[:, None], other=-1)
         vertex_b = tl.load(vertices + begin + quad + 4, mask=(first + 4 < num_points)[:, None], other=-1)
         weight_a = tl.load(barycentric + begin + quad, mask=(first < num_points)[:, None], other=0.0)
         weight_b = tl.load(barycentric + begin + quad + 4, mask=(first + 4 < num_points)[:, None], other=0.0)
         for step in tl.static_range(8):
             vertex = pick(vertex_a, step) if step < 4 else pick(vertex_b, step - 4)
-            vertex = tl.where(vertex < num_rows, vertex, -1)
+            vertex = tl.where((vertex < num_rows) & (first + step < num_points), vertex, -1)
             weight = pick(weight_a, step) if step < 4 else pick(weight_b, step - 4)
             value = choose(step, value_0, value_1, value_2, value_3, value_4, value_5, value_6, value_7)
             last, last_total, before, before_total = add_point(
@@ -212,10 +212,10 @@ def splat_kernel(
 
 def _can_run(values: Tensor, vertices: Tensor, barycentric: Tensor, width: int) -> bool:
     """Whether there are enough points, few channels, and corners in rows of four that one access reads."""
-    points, rows = values.shape[0], vertices.stride(1)
+    room = vertices.stride(1)
     return (
-        points >= _WORTH_RUNS and width <= _WIDEST_RUN and points % 4 == 0 and rows % 4 == 0
-        and vertices.stride() == barycentric.stride() == (1, rows)
+        values.shape[0] >= _WORTH_RUNS and width <= _WIDEST_RUN and room % 4 == 0
+        and vertices.stride() == barycentric.stride() == (1, room)
     )  # fmt: skip
 
 
