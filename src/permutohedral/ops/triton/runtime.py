@@ -136,7 +136,7 @@ class Bound:
     def prepare(self, grid: Grid, tensors: tuple[Tensor, ...], sizes: tuple[float, ...]) -> Callable[[], None]:
         """What starts it with these arguments, for those who do so many times: it does not look at them again.
 
-        The tensors must be kept, and the stream must stay the current one.
+        It keeps the tensors, and starts the kernel on the stream that is the current one now.
         """
         device = tensors[0].get_device()
         starter, addresses = self._starters.get((device, *map(_dtype_of, tensors))), [*map(_address_of, tensors)]
@@ -148,7 +148,10 @@ class Bound:
         ):
             return partial(self, grid, tensors, sizes)
         start, before, behind = starter
-        return partial(start, *grid, _stream_of(device), *before, *addresses, *sizes, *behind)
+        again = partial(start, *grid, _stream_of(device), *before, *addresses, *sizes, *behind)
+        # addresses alone would not keep memory from being given to others
+        again.tensors = tensors  # type: ignore[attr-defined]
+        return again
 
     def _start_as_documented(
         self,
