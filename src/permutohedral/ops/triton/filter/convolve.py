@@ -209,7 +209,7 @@ def _launch_matrix(
         precision, order,
     )  # fmt: skip
     deterministic = torch.are_deterministic_algorithms_enabled()
-    key = (convolve_kernel, constants, dtype, targets.bit_length(), output.get_device(), deterministic)
+    key = ("convolve", constants, dtype, targets.bit_length(), output.get_device(), deterministic)
     tuned = CHOSEN.get(key)
     if tuned is None:
         shape = Shape("convolve", precision, dtype, in_channels, per_group, targets)

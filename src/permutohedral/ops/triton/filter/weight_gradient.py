@@ -242,7 +242,7 @@ def _matrix_partials(lattice_values: Tensor, output_gradient: Tensor, neighbors:
     constants = (
         lattice_values.stride(0), output_gradient.stride(0), out_channels, in_channels, per_group, precision, parts,
     )  # fmt: skip
-    key = (weight_gradient_kernel, constants, dtype, targets.bit_length(), neighbors.get_device(), deterministic)
+    key = ("gradient", constants, dtype, targets.bit_length(), neighbors.get_device(), deterministic)
     tuned = CHOSEN.get(key)
     if tuned is None:
         shape = Shape("gradient", precision, dtype, in_channels, per_group, targets)
