@@ -81,16 +81,16 @@ def draw_numbers(table, codes, slot, code, created, PTX: tl.constexpr, ROWS: tl.
     return number
 
 
-@triton.jit(do_not_specialize=["num_points", "capacity"])
+@triton.jit(do_not_specialize=["num_points", "corner_stride", "capacity"])
 def insert_points_kernel(
-    features, batch, table, codes, vertices, barycentric, num_points, capacity,
+    features, batch, table, codes, vertices, barycentric, num_points, corner_stride, capacity,
     STRIDE: tl.constexpr, HAS_BATCH: tl.constexpr, DIGIT_BITS: tl.constexpr, ITEM_BITS: tl.constexpr,
     CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Embed a block of points, insert their corners, list the code of every row number.
 
-    `vertices` and `barycentric` come from `empty_corners`. With DIGIT_BITS = 0 the table's header says how to pack a
-    key; else the bits are dealt out evenly, around the first point.
+    `vertices` and `barycentric` are `[d + 1, points]`, `corner_stride` elements from one corner to the next. With
+    DIGIT_BITS = 0 the table's header says how to pack a key; else bits are dealt out evenly, around the first point.
     """
     row = tl.arange(0, ROWS)[:, None]
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -107,8 +107,7 @@ def insert_points_kernel(
     flag = table + tl.zeros([1, 1], tl.int32)
     failed = tl.maximum(tl.load(flag + FULL), tl.load(flag + NO_ROOM)) > 0
     cell, rank, delta, valid = find_simplex(features, point, STRIDE, D, ROWS)
-    # rows of four, as `empty_corners` makes them
-    place = position[None, :] + row.to(tl.int64) * ((num_points + 3) // 4 * 4)
+    place = position[None, :] + row.to(tl.int64) * corner_stride
     real = (row <= D) & inside[None, :]
     weights = tl.maximum(weights_from(delta, rank, D, ROWS) + (row == 0).to(delta.dtype), 0.0)
     tl.store(barycentric + place, weights, mask=real)
@@ -251,7 +250,7 @@ def insert_points(features: Tensor, batch: Tensor | None, capacity: int, by_rang
         pack_by_range(table, features, batch)
     bound = _bind_insert(d, features.stride(0), batch is not None, by_range)
     tensors = features, features if batch is None else batch, table.storage, codes, vertices, barycentric
-    bound((cdiv(points, _INSERT_BLOCK), 1, 1), tensors, (points, capacity))
+    bound((cdiv(points, _INSERT_BLOCK), 1, 1), tensors, (points, vertices.stride(1), capacity))
     return Insertion(table, codes, vertices, barycentric)
 
 

@@ -104,13 +104,14 @@ def add_point(
 @triton.jit(do_not_specialize=["num_points", "num_rows", "corner_quads", "channel_stride"])
 def splat_runs_kernel(
     values, vertices, barycentric, output, num_points, num_rows, corner_quads, channel_stride,
-    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, VALUE_STRIDE: tl.constexpr, CORNERS: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    WHOLE: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, VALUE_STRIDE: tl.constexpr,
+    CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Add every point to those corners of its simplex that are among the first `num_rows`; where WIDTH exceeds
     CHANNELS, a channel of ones with it.
 
-    `vertices` and `barycentric` are `[corners, points]`, 4 `corner_quads` elements from one corner to the next.
+    `vertices` and `barycentric` are `[corners, points]`, 4 `corner_quads` elements from one corner to the next. They
+    are read by fours, so the points are looked at unless their number is a multiple of four (WHOLE).
     """
     first = (tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)) * _RUN
     channel = tl.arange(0, BLOCK_C)
@@ -137,7 +138,9 @@ def splat_runs_kernel(
         weight_b = tl.load(barycentric + begin + quad + 4, mask=(first + 4 < num_points)[:, None], other=0.0)
         for step in tl.static_range(8):
             vertex = pick(vertex_a, step) if step < 4 else pick(vertex_b, step - 4)
-            vertex = tl.where((vertex < num_rows) & (first + step < num_points), vertex, -1)
+            vertex = tl.where(vertex < num_rows, vertex, -1)
+            if not WHOLE:
+                vertex = tl.where(first + step < num_points, vertex, -1)
             weight = pick(weight_a, step) if step < 4 else pick(weight_b, step - 4)
             value = choose(step, value_0, value_1, value_2, value_3, value_4, value_5, value_6, value_7)
             last, last_total, before, before_total = add_point(
@@ -221,15 +224,15 @@ def _can_run(values: Tensor, vertices: Tensor, barycentric: Tensor, width: int) 
 
 def _add_runs(values: Tensor, vertices: Tensor, barycentric: Tensor, output: Tensor) -> Launch:
     (points, channels), (rows, width), (value_stride, channel_stride) = values.shape, output.shape, values.stride()
-    bound = _bind_runs(channels, width, value_stride, vertices.shape[1])
+    bound = _bind_runs(points % 4 == 0, channels, width, value_stride, vertices.shape[1])
     tensors, sizes = (values, vertices, barycentric, output), (points, rows, vertices.stride(1) // 4, channel_stride)
     return bound, (cdiv(points, _RUN_BLOCK * _RUN.value), 1, 1), tensors, sizes
 
 
 @cache
-def _bind_runs(channels: int, width: int, value_stride: int, corners: int) -> Bound:
+def _bind_runs(whole: bool, channels: int, width: int, value_stride: int, corners: int) -> Bound:
     return Bound(
-        splat_runs_kernel, CHANNELS=channels, WIDTH=width, VALUE_STRIDE=value_stride, CORNERS=corners,
+        splat_runs_kernel, WHOLE=whole, CHANNELS=channels, WIDTH=width, VALUE_STRIDE=value_stride, CORNERS=corners,
         BLOCK=_RUN_BLOCK, BLOCK_C=power_of_two(width), num_warps=cdiv(_RUN_BLOCK, 32),
     )  # fmt: skip
 
