@@ -149,9 +149,12 @@ def clouds() -> dict[str, dict[str, float]]:
 
         return lambda: _step(layers, optimizer_of_three, run)
 
-    found["training step, three layers on one lattice, 8 clouds of about 2,300 points"] = measure(
-        [batch() for _ in range(40)], 3
-    )
+    batches = [batch() for _ in range(40)]
+    found["training step, three layers on one lattice, 8 clouds of about 2,300 points"] = measure(batches, 3)
+    # torch runs the backward pass of a GPU in a thread of its own, which it takes long to wake
+    with torch.autograd.set_multithreading_enabled(False):
+        found["the same, the backward pass in the calling thread"] = measure(batches, 3)
+        found["training step of one layer, likewise"] = measure([cloud(number) for number in sizes], 3)
     return found
 
 

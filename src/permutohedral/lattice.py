@@ -6,6 +6,7 @@ lies where each tap of a filter points). `Lattice` holds these tables and nothin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -246,6 +247,26 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and four options
 
 # one break of the graph around all of it
 _build_uncompiled = uncompiled(build_lattice)
+
+
+def build_two(features: Sequence[Tensor], batches: Sequence[Tensor | None]) -> list[Lattice]:
+    """`build_lattice(..., neighborhood_size=0, separable=True)` of two sets of points; a GPU is waited for once."""
+    sources: list[Tensor | None] = []
+    for each, batch in zip(features, batches, strict=True):
+        dimension = check_features(each, None)
+        sources += _flatten(each, batch, "batch")
+        limit = MemoryLimit(None, each.device)
+        limit.check_simplices(each.numel() // dimension, dimension, each.element_size())
+    both = operators.index_both(*sources)
+    lattices = []
+    for each, tables in zip(features, (both[:4], both[4:]), strict=True):
+        source, neighborhood = Simplices(*tables), neighborhood_of(each.shape[-1], 0, 1)
+        MemoryLimit(None, each.device).check_neighbors(source.num_lattice_points, neighborhood, True)
+        along, points = _find_axis_neighbors(source, each.shape[-1]), each.shape[-2]
+        items = each.shape[0] if each.dim() == 3 else None
+        neighbors = _find_neighbors(source, source, neighborhood)
+        lattices.append(Lattice(each.shape[-1], 0, source, source, neighbors, along, items, (points, points)))
+    return lattices
 
 
 def _flatten(features: Tensor, batch: Tensor | None, batch_name: str) -> tuple[Tensor, Tensor | None]:

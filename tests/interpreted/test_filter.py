@@ -109,14 +109,18 @@ def test_splat_of_consecutive_points(
     """Runs of equal corners, corners in turn, and others; points that are no multiple of what a thread takes."""
     monkeypatch.setattr(splat, "_WORTH_RUNS", 1)
     exact = torch.float64 if dtype == torch.float64 else torch.float32
+    # rows of four, the last of which is whole or holds two points
+    points = 2050 if channels == 3 else 2052
     vertices = torch.randint(0, 6, (3, 2052), dtype=torch.int32)
     vertices[0, 9:40], vertices[1, 4:30:2], vertices[1, 5:31:2] = 2, 4, 1
     barycentric = torch.rand(3, 2052, dtype=exact)
-    values = torch.randn(2052, channels).to(dtype)
-    assert splat._can_run(values, vertices.T, barycentric.T, channels + ones)
-    found = splat.splat_sums(values, vertices.T, barycentric.T, 6, ones)
-    exactly = torch.cat([values.double(), torch.ones(2052, ones, dtype=torch.float64)], dim=1)
-    expected = reference.splat(exactly, vertices.T, barycentric.T.double(), 6)
+    barycentric[:, points:] = torch.nan
+    corners = vertices.T[:points], barycentric.T[:points]
+    values = torch.randn(points, channels).to(dtype)
+    assert splat._can_run(values, *corners, channels + ones)
+    found = splat.splat_sums(values, *corners, 6, ones)
+    exactly = torch.cat([values.double(), torch.ones(points, ones, dtype=torch.float64)], dim=1)
+    expected = reference.splat(exactly, corners[0], corners[1].double(), 6)
     assert_close(found, expected.to(exact))
 
 

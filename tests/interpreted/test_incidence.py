@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from interpreted.internals import incidence, splat
+from interpreted.internals import incidence, normalize, splat
 from support import assert_close
 from torch import Tensor
 
@@ -40,6 +40,16 @@ def test_splat_listed(points: int, rows: int, crowded: int, deterministic: bool)
     mass = torch.where(expected[:, 5] > 0, expected[:, 5], 1)
     assert_close(density, mass)
     assert_close(divided, expected[:, :5] / mass[:, None])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_sums_of_rows(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over all points, in parts; the last part and the last channels are not whole."""
+    monkeypatch.setattr(normalize, "_WORTH_PARTS", 1)
+    monkeypatch.setattr(normalize, "_PARTS", 3)
+    values = torch.randn(70, 293).to(dtype).T
+    for given in (values, values.contiguous()[:, 3:], values[:1]):
+        assert_close(normalize.sum_rows(given), given.double().sum(dim=0).to(dtype), dtype)
 
 
 @pytest.mark.parametrize("normalization", ["none", "density"])

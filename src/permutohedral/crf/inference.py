@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from permutohedral.crf.damping import Damping, find_damping
-from permutohedral.crf.kernels import Kernel
+from permutohedral.crf.kernels import Kernel, build_lattices
 from permutohedral.crf.layout import Layout, items_of_rows, layout_of
 from permutohedral.crf.pairwise import Pairwise, prepare
 from permutohedral.errors import InputError
@@ -156,9 +156,8 @@ def _refuse_nan(energies: Tensor) -> None:
 
 
 def _prepare(kernels: Sequence[Kernel], lattices: Sequence[Lattice] | None, layout: Layout) -> list[Pairwise]:
-    pairwise = [
-        prepare(kernel, None if lattices is None else lattices[number], layout) for number, kernel in enumerate(kernels)
-    ]
+    lattices = build_lattices(kernels) if lattices is None else lattices
+    pairwise = [prepare(kernel, lattice, layout) for kernel, lattice in zip(kernels, lattices, strict=True)]
     if len({pair.lattice.dtype for pair in pairwise}) > 1:
         raise InputError("the features of all kernels must be of one dtype; convert some with .float() or .double()")
     return pairwise

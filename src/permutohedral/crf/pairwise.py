@@ -101,11 +101,9 @@ class Pairwise:
         return sums.detach()
 
 
-def prepare(kernel: Kernel, lattice: Lattice | None, layout: Layout) -> Pairwise:
+def prepare(kernel: Kernel, lattice: Lattice, layout: Layout) -> Pairwise:
     """The kernel on the rows of `layout`."""
-    if lattice is None:
-        lattice = kernel.build_lattice()
-    elif lattice.source.num_points not in (layout.points, layout.num_items * layout.points):
+    if lattice.source.num_points not in (layout.points, layout.num_items * layout.points):
         raise InputError(f"a lattice of {lattice.source.num_points} points does not fit a kernel of {layout.points}")
     if lattice.axis_neighbors is None or lattice.target is not lattice.source:
         raise InputError("the lattice of a kernel is that of Kernel.build_lattice, with separable=True and no targets")

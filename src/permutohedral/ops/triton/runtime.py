@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from functools import reduce, wraps
+from collections.abc import Callable, Iterable
+from functools import partial, reduce, wraps
 from operator import attrgetter, or_
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
@@ -21,7 +21,7 @@ _MISALIGNED = 15
 # and for sizes of 32 bits
 _MOST = 1 << 31
 # maps of such functions are faster than comprehensions
-_dtype_of = attrgetter("dtype")
+_dtype_of, _address_of = attrgetter("dtype"), Tensor.data_ptr
 
 
 def on_device(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -59,17 +59,25 @@ def rows_contiguous(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
+def empty_corners(points: int, corners: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`[points, corners]`, corner by corner in memory, with room for a multiple of four points at each."""
+    room = cdiv(points, 4) * 4
+    whole = torch.empty_strided((room, corners), (1, room), dtype=dtype, device=device)
+    return whole if room == points else whole[:points]
+
+
 def tile(channels: int) -> dict[str, int]:
     """The shape of tiles: about 1024 elements, and a thread for each point of few channels."""
     block_c = min(power_of_two(channels), WIDEST_TILE)
     return {"BLOCK": max(min(1024 // block_c, 128), 16), "BLOCK_C": block_c}
 
 
-def _is_usual(addresses: Sequence[int], sizes: tuple[float, ...]) -> bool:
-    """Whether these are what kernels are compiled for first."""
-    return not reduce(or_, addresses) & _MISALIGNED and (not sizes or max(sizes) < _MOST)
+# the stream that work on a device is queued in; builds of torch for the CPU have none
+_stream_of: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
 
 
+# number of programs along three axes
+Grid = tuple[int, int, int]
 # what starts a binary: a function of C, and its arguments before and behind ours
 _Starter = tuple[Any, tuple[Any, ...], tuple[Any, ...]]
 
@@ -94,12 +102,15 @@ class Bound:
         self._kernel, self._constants = kernel, constants
         self._starters: dict[tuple[object, ...], _Starter] = {}
 
-    def over(self, rows: int, channels: int, tensors: tuple[Tensor, ...], sizes: tuple[float, ...]) -> None:
-        """Start as many programs as tiles (constants BLOCK and BLOCK_C) cover `[rows, channels]`."""
-        block, block_c = self._constants["BLOCK"], self._constants["BLOCK_C"]
-        self((-(-rows // block), -(-channels // block_c), 1), tensors, sizes)
+    def tiles(self, rows: int, channels: int) -> Grid:
+        """As many programs as tiles (constants BLOCK and BLOCK_C) cover `[rows, channels]`."""
+        return -(-rows // self._constants["BLOCK"]), -(-channels // self._constants["BLOCK_C"]), 1
 
-    def __call__(self, grid: tuple[int, int, int], tensors: tuple[Tensor, ...], sizes: tuple[float, ...]) -> None:
+    def over(self, rows: int, channels: int, tensors: tuple[Tensor, ...], sizes: tuple[float, ...]) -> None:
+        """Start as many programs as tiles cover `[rows, channels]`."""
+        self(self.tiles(rows, channels), tensors, sizes)
+
+    def __call__(self, grid: Grid, tensors: tuple[Tensor, ...], sizes: tuple[float, ...]) -> None:
         """Start it on the current device and stream.
 
         Args:
@@ -109,24 +120,49 @@ class Bound:
             sizes: numbers that change from call to call.
         """
         device = tensors[0].get_device()
-        kind = (device, *map(_dtype_of, tensors))
-        addresses = (*map(Tensor.data_ptr, tensors),)
+        kind, addresses = (device, *map(_dtype_of, tensors)), (*map(_address_of, tensors),)
+        usual = not reduce(or_, addresses) & _MISALIGNED and max(sizes, default=0) < _MOST
         starter = self._starters.get(kind)
-        if starter is None or not Bound.direct or not _is_usual(addresses, sizes):
-            self._start_as_documented(grid, tensors, sizes, kind)
+        if starter is None or not Bound.direct or not usual:
+            self._start_as_documented(grid, tensors, sizes, kind if usual else None)
             return
         start, before, behind = starter
         try:
             start(*grid, _stream_of(device), *before, *addresses, *sizes, *behind)
         except TypeError:
             Bound.direct = False
-            self._start_as_documented(grid, tensors, sizes, kind)
+            self._start_as_documented(grid, tensors, sizes, None)
+
+    def prepare(self, grid: Grid, tensors: tuple[Tensor, ...], sizes: tuple[float, ...]) -> Callable[[], None]:
+        """What starts it with these arguments, for those who do so many times: it does not look at them again.
+
+        It keeps the tensors, and starts the kernel on the stream that is the current one now.
+        """
+        device = tensors[0].get_device()
+        starter, addresses = self._starters.get((device, *map(_dtype_of, tensors))), [*map(_address_of, tensors)]
+        if (
+            starter is None
+            or not Bound.direct
+            or reduce(or_, addresses) & _MISALIGNED
+            or max(sizes, default=0) >= _MOST
+        ):
+            return partial(self, grid, tensors, sizes)
+        start, before, behind = starter
+        again = partial(start, *grid, _stream_of(device), *before, *addresses, *sizes, *behind)
+        # addresses alone would not keep memory from being given to others
+        again.tensors = tensors  # type: ignore[attr-defined]
+        return again
 
     def _start_as_documented(
-        self, grid: tuple[int, ...], tensors: tuple[Tensor, ...], sizes: tuple[float, ...], kind: tuple[object, ...]
+        self,
+        grid: tuple[int, ...],
+        tensors: tuple[Tensor, ...],
+        sizes: tuple[float, ...],
+        kind: tuple[object, ...] | None,
     ) -> None:
+        """Start it by Triton's own means, and keep the binary if that is one for arguments of a `kind`."""
         binary = self._kernel[grid](*tensors, *sizes, **self._constants)
-        if not Bound.direct or not _is_usual([tensor.data_ptr() for tensor in tensors], sizes):
+        if kind is None or not Bound.direct:
             return
         try:
             self._keep(kind, binary)
@@ -146,20 +182,36 @@ class Bound:
         self._starters[kind] = starter.launch, before, behind
 
 
-def _stream_of(device: int) -> int:
-    return torch._C._cuda_getCurrentRawStream(device)
+# a kernel and what it is to be started with: `launch[0](*launch[1:])`, or the same prepared
+Launch = tuple[Bound, Grid, tuple[Tensor, ...], tuple[float, ...]]
+
+
+def start_all(launches: Iterable[Launch]) -> None:
+    """Start them, one after another."""
+    for bound, grid, tensors, sizes in launches:
+        bound(grid, tensors, sizes)
+
+
+def prepare_all(launches: Iterable[Launch]) -> list[Callable[[], None]]:
+    """What starts them, again and again: see `Bound.prepare`."""
+    return [bound.prepare(grid, tensors, sizes) for bound, grid, tensors, sizes in launches]
 
 
 _bound: dict[tuple[object, ...], Bound] = {}
 
 
-def launch(
-    kernel: Any, grid: tuple[int, ...], tensors: tuple[Tensor, ...], sizes: tuple[float, ...], **constants: Any
-) -> None:
-    """`kernel[grid](*tensors, *sizes, **constants)`, for up to three axes: see `Bound`, which is made once."""
+def bind(kernel: Any, **constants: Any) -> Bound:
+    """The kernel with these constants, made once."""
     key = (id(kernel), *constants.values())
     bound = _bound.get(key)
     if bound is None:
         bound = _bound[key] = Bound(kernel, **constants)
+    return bound
+
+
+def launch(
+    kernel: Any, grid: tuple[int, ...], tensors: tuple[Tensor, ...], sizes: tuple[float, ...], **constants: Any
+) -> None:
+    """`kernel[grid](*tensors, *sizes, **constants)`, for up to three axes: see `Bound`."""
     columns, rows, layers = (*grid, 1, 1)[:3]
-    bound((columns, rows, layers), tensors, sizes)
+    bind(kernel, **constants)((columns, rows, layers), tensors, sizes)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from triton.runtime.errors import OutOfResources
 
-from permutohedral.ops.triton.runtime import INTERPRETED, power_of_two
+from permutohedral.ops.triton.runtime import INTERPRETED, Bound, bind, power_of_two
 
 Blocks = dict[str, int]
 
@@ -24,11 +24,21 @@ _WORTH_FOUR_TAPS = 1 << 20
 _REPEATS = 10
 # in turn, so that a GPU that slows down meanwhile slows all of them
 _ROUNDS = 3
-_cache: dict[tuple[object, ...], Blocks] = {}
+
+
+class Tuned(NamedTuple):
+    """A kernel with all its constants, the block shape among them."""
+
+    bound: Bound
+    blocks: Blocks
+
+
+# what was chosen, by all that it depends on: see `choose`
+CHOSEN: dict[tuple[object, ...], Tuned] = {}
 
 
 class Shape(NamedTuple):
-    """What the best block shape depends on."""
+    """What the best block shape depends on, besides the device."""
 
     kernel: str
     precision: str
@@ -36,9 +46,6 @@ class Shape(NamedTuple):
     in_channels: int
     out_channels: int
     targets: int
-
-    def key(self, device: torch.device) -> tuple[object, ...]:
-        return *self[:5], self.targets.bit_length(), device, torch.are_deterministic_algorithms_enabled()
 
 
 def likely_blocks(shape: Shape) -> Blocks:
@@ -89,7 +96,7 @@ def _may_search(shape: Shape) -> bool:
     if INTERPRETED or work < _WORTH_SEARCHING or os.environ.get("PERMUTOHEDRAL_AUTOTUNE", "1") == "0":
         return False
     # what was fastest in one process need not be so in another, and other blocks add in another order
-    return not (torch.cuda.is_current_stream_capturing() or torch.are_deterministic_algorithms_enabled())
+    return not torch.are_deterministic_algorithms_enabled()
 
 
 def _fit(launch: Callable[[Blocks], None], blocks: Blocks) -> Blocks:
@@ -126,14 +133,28 @@ def _search(choices: list[Blocks], launch: Callable[[Blocks], None]) -> Blocks:
     return choices[fastest.index(min(fastest))]
 
 
-def run_blocks(shape: Shape, launch: Callable[[Blocks], None], device: torch.device) -> None:
-    """Launch with the best known block shape; the first time a large shape is met, find it."""
-    key = shape.key(device)
-    blocks = _cache.get(key)
-    if blocks is not None:
-        launch(blocks)
-        return
+def choose(
+    key: tuple[object, ...], shape: Shape, kernel: Any, constants: dict[str, Any], start: Callable[[Tuned], object]
+) -> Tuned:
+    """The kernel with the best known block shape, kept in `CHOSEN`; for large shapes that is searched for.
+
+    Args:
+        key: the constants, the dtype, the number of targets as a power of two, the device, and whether torch's mode is
+            deterministic.
+        shape: the same, as far as block shapes depend on it.
+        kernel: from `triton.jit`.
+        constants: all but the block shape.
+        start: starts it, with blocks that may not fit the GPU.
+    """
+
+    def bound_to(blocks: Blocks) -> Tuned:
+        return Tuned(bind(kernel, **constants, **blocks), blocks)
+
+    def launch(blocks: Blocks) -> None:
+        start(bound_to(blocks))
+
+    if INTERPRETED or torch.cuda.is_current_stream_capturing():
+        return bound_to(likely_blocks(shape))
     blocks = _search(candidates(shape), launch) if _may_search(shape) else likely_blocks(shape)
-    fitting = _fit(launch, blocks)
-    if not INTERPRETED and not torch.cuda.is_current_stream_capturing():
-        _cache[key] = fitting
+    tuned = CHOSEN[key] = bound_to(_fit(launch, blocks))
+    return tuned

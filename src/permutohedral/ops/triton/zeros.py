@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.triton.runtime import Bound, cdiv
+from permutohedral.ops.triton.runtime import Bound, Launch, cdiv, start_all
 
 _BLOCK = 4096
 
@@ -27,10 +27,15 @@ def clear_kernel(elements, number, BLOCK: tl.constexpr):
 _clear = Bound(clear_kernel, BLOCK=_BLOCK, num_warps=8)
 
 
+def clear(elements: Tensor) -> Launch:
+    """What fills a contiguous tensor, which is not empty, with zeros."""
+    number = elements.numel()
+    return _clear, (cdiv(number, _BLOCK), 1, 1), (elements,), (number,)
+
+
 def zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """`torch.zeros`, on the current device."""
     output = torch.empty(shape, dtype=dtype, device=device)
-    number = output.numel()
-    if number:
-        _clear((cdiv(number, _BLOCK), 1, 1), (output,), (number,))
+    if output.numel():
+        start_all([clear(output)])
     return output

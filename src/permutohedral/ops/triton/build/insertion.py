@@ -33,7 +33,7 @@ from permutohedral.ops.triton.build.packed_table import (
     load_number,
     store_lanes,
 )
-from permutohedral.ops.triton.runtime import HAS_PTX, Bound, cdiv
+from permutohedral.ops.triton.runtime import HAS_PTX, Bound, cdiv, empty_corners
 
 # a single warp needs no barrier to know that all its probes have ended
 _INSERT_BLOCK = 32
@@ -95,16 +95,16 @@ def wait_for_numbers(table, slot, number, wanted, PTX: tl.constexpr):
     return tl.maximum(number, 0)
 
 
-@triton.jit(do_not_specialize=["num_points", "capacity"])
+@triton.jit(do_not_specialize=["num_points", "corner_stride", "capacity"])
 def insert_points_kernel(
-    features, batch, table, codes, vertices, barycentric, num_points, capacity,
+    features, batch, table, codes, vertices, barycentric, num_points, corner_stride, capacity,
     STRIDE: tl.constexpr, HAS_BATCH: tl.constexpr, DIGIT_BITS: tl.constexpr, ITEM_BITS: tl.constexpr,
     CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Embed a block of points, insert their corners, list the code of every row number.
 
-    `vertices` and `barycentric` are `[d + 1, points]`. With DIGIT_BITS = 0 the table's header says how to pack a key;
-    else the bits are dealt out evenly, around the first point.
+    `vertices` and `barycentric` are `[d + 1, points]`, `corner_stride` elements from one corner to the next. With
+    DIGIT_BITS = 0 the table's header says how to pack a key; else bits are dealt out evenly, around the first point.
     """
     row = tl.arange(0, ROWS)[:, None]
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -121,7 +121,7 @@ def insert_points_kernel(
     flag = table + tl.zeros([1, 1], tl.int32)
     failed = tl.maximum(tl.load(flag + FULL), tl.load(flag + NO_ROOM)) > 0
     cell, rank, delta, valid = find_simplex(features, point, STRIDE, D, ROWS)
-    place = position[None, :] + row.to(tl.int64) * num_points
+    place = position[None, :] + row.to(tl.int64) * corner_stride
     real = (row <= D) & inside[None, :]
     weights = tl.maximum(weights_from(delta, rank, D, ROWS) + (row == 0).to(delta.dtype), 0.0)
     tl.store(barycentric + place, weights, mask=real)
@@ -247,16 +247,16 @@ def insert_points(features: Tensor, batch: Tensor | None, capacity: int, by_rang
         by_range: whether the bits of a key are dealt out by the range of the data.
     """
     points, d = features.shape
-    device, corners = features.device, ((points, d + 1), (1, points))
+    device = features.device
     table = PackedTable.empty(capacity, device)
     codes = torch.empty(capacity, dtype=torch.int64, device=device)
-    vertices = torch.empty_strided(*corners, dtype=torch.int32, device=device)
-    barycentric = torch.empty_strided(*corners, dtype=features.dtype, device=device)
+    vertices = empty_corners(points, d + 1, torch.int32, device)
+    barycentric = empty_corners(points, d + 1, features.dtype, device)
     if by_range:
         pack_by_range(table, features, batch)
     bound = _bind_insert(d, features.stride(0), batch is not None, by_range)
     tensors = features, features if batch is None else batch, table.storage, codes, vertices, barycentric
-    bound((cdiv(points, _INSERT_BLOCK), 1, 1), tensors, (points, capacity))
+    bound((cdiv(points, _INSERT_BLOCK), 1, 1), tensors, (points, vertices.stride(1), capacity))
     return Insertion(table, codes, vertices, barycentric)
 
 

@@ -41,12 +41,14 @@ def renumber_rows_kernel(
     tl.store(entry_of(table, slot) + 1, number.to(tl.int64)[None, :] + 1, mask=inside[None, :])
 
 
-@triton.jit(do_not_specialize=["num_entries"])
-def renumber_vertices_kernel(vertices, new_number, num_entries, BLOCK: tl.constexpr):
-    entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = entry < num_entries
-    vertex = tl.load(vertices + entry, mask=inside, other=0)
-    tl.store(vertices + entry, tl.load(new_number + vertex, mask=inside, other=0), mask=inside)
+@triton.jit(do_not_specialize=["num_points", "corner_stride"])
+def renumber_vertices_kernel(vertices, new_number, num_points, corner_stride, BLOCK: tl.constexpr):
+    """One corner of a block of points."""
+    point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = point < num_points
+    place = vertices + tl.program_id(1).to(tl.int64) * corner_stride + point
+    vertex = tl.load(place, mask=inside, other=0)
+    tl.store(place, tl.load(new_number + vertex, mask=inside, other=0), mask=inside)
 
 
 def renumber(insertion: Insertion, num: int, exact: bool) -> Insertion:
@@ -67,6 +69,7 @@ def renumber(insertion: Insertion, num: int, exact: bool) -> Insertion:
         renumber_rows_kernel, grid, (table.storage, insertion.codes, order, codes, new_number), (num, table.capacity),
         PTX=HAS_PTX, BLOCK=256,
     )  # fmt: skip
-    entries = vertices.numel()
-    launch(renumber_vertices_kernel, (cdiv(entries, 1024),), (vertices, new_number), (entries,), BLOCK=1024)
+    (points, corners), stride = vertices.shape, vertices.stride(1)
+    blocks = (cdiv(points, 1024), corners)
+    launch(renumber_vertices_kernel, blocks, (vertices, new_number), (points, stride), BLOCK=1024)
     return Insertion(table, codes, vertices, insertion.barycentric)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.triton.build.packed_table import count_rows
-from permutohedral.ops.triton.runtime import Bound, on_device, rows_contiguous, tile
+from permutohedral.ops.triton.runtime import Bound, Launch, on_device, rows_contiguous, start_all, tile
 
 # blurring two axes at once reads more and starts less: below this many lattice points the starts count
 _WORTH_SINGLE_AXES = 1 << 18
@@ -76,8 +76,10 @@ def _bind_blur(counted: bool, two: bool, channels: int, lattice_stride: int) -> 
     )
 
 
-def blur_rows(lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool, table: Tensor | None) -> Tensor:
-    """`blur`; with the storage of a `PackedTable` only the rows that it holds, if there are no more than have room."""
+def blur_passes(
+    lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool, table: Tensor | None = None
+) -> tuple[list[Launch], Tensor]:
+    """What `blur_rows` starts, and the memory it leaves the result in."""
     num, channels = lattice_values.shape
     axes = list(range(axis_neighbors.shape[0] // 2))
     if reverse:
@@ -89,13 +91,21 @@ def blur_rows(lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool, tab
     # two buffers in turn, the result in the last of them
     spare = [last if between == last.dtype else torch.empty_like(last, dtype=between)]
     spare.append(torch.empty_like(spare[0]) if len(passes) > 1 else last)
+    launches: list[Launch] = []
     for number, axis in enumerate(passes, 1):
         output = last if number == len(passes) else spare[(len(passes) - number) % 2]
         bound = _bind_blur(table is not None, len(axis) > 1, channels, lattice_values.stride(0))
         tensors = lattice_values, axis_neighbors, axis_neighbors if table is None else table, output
-        bound.over(num, channels, tensors, (num, axis[0], axis[-1]))
+        launches.append((bound, bound.tiles(num, channels), tensors, (num, axis[0], axis[-1])))
         lattice_values = output
-    return last
+    return launches, last
+
+
+def blur_rows(lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool, table: Tensor | None) -> Tensor:
+    """`blur`; with the storage of a `PackedTable` only the rows that it holds, if there are no more than have room."""
+    launches, blurred = blur_passes(lattice_values, axis_neighbors, reverse, table)
+    start_all(launches)
+    return blurred
 
 
 @on_device

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from permutohedral.ops.triton.filter.scaled_float16 import halve, halve_weight
 from permutohedral.ops.triton.runtime import INTERPRETED, cdiv, launch, on_device, power_of_two, rows_contiguous
-from permutohedral.ops.triton.tuning import Blocks, Shape, run_blocks
+from permutohedral.ops.triton.tuning import CHOSEN, Shape, Tuned, choose
 
 # below this many channels of a group a matrix unit would mostly multiply padding
 _FEWEST_CHANNELS = 8
@@ -28,6 +28,8 @@ _WORTH_TURNING = 1 << 16
 AS_GIVEN = tl.constexpr(0)
 TURNED = tl.constexpr(1)
 ADJOINT = tl.constexpr(2)
+# of `convolve_kernel`, without the block shape
+_CONSTANTS = ("HAS_SCALES", "DIVIDED", "STRIDE", "OUT_CHANNELS", "IN", "OUT", "PRECISION", "ORDER")
 
 
 @triton.jit
@@ -197,15 +199,22 @@ def _launch_matrix(
         output if divisors is None else divisors, output,
     )  # fmt: skip
 
-    def run(blocks: Blocks) -> None:
-        grid = (cdiv(targets, blocks["BLOCK_M"]), cdiv(per_group, blocks["BLOCK_N"]) * groups)
-        launch(
-            convolve_kernel, grid, tensors, (targets, filter_size),
-            HAS_SCALES=scales is not None, DIVIDED=divisors is not None, STRIDE=lattice_values.stride(0),
-            OUT_CHANNELS=out_channels, IN=in_channels, OUT=per_group, PRECISION=precision, ORDER=order, **blocks,
-        )  # fmt: skip
+    def start(tuned: Tuned) -> None:
+        bound, blocks = tuned
+        grid = cdiv(targets, blocks["BLOCK_M"]), cdiv(per_group, blocks["BLOCK_N"]) * groups, 1
+        bound(grid, tensors, (targets, filter_size))
 
-    run_blocks(Shape("convolve", precision, dtype, in_channels, per_group, targets), run, lattice_values.device)
+    constants = (
+        scales is not None, divisors is not None, lattice_values.stride(0), out_channels, in_channels, per_group,
+        precision, order,
+    )  # fmt: skip
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    key = ("convolve", constants, dtype, targets.bit_length(), output.get_device(), deterministic)
+    tuned = CHOSEN.get(key)
+    if tuned is None:
+        shape = Shape("convolve", precision, dtype, in_channels, per_group, targets)
+        tuned = choose(key, shape, convolve_kernel, dict(zip(_CONSTANTS, constants, strict=True)), start)
+    start(tuned)
 
 
 def _launch_direct(

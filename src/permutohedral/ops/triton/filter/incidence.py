@@ -15,13 +15,23 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.ops.triton.runtime import WIDEST_TILE, Bound, cdiv, launch, power_of_two, rows_contiguous
+from permutohedral.ops.triton.runtime import (
+    WIDEST_TILE,
+    Bound,
+    Launch,
+    cdiv,
+    launch,
+    power_of_two,
+    rows_contiguous,
+    start_all,
+)
 from permutohedral.ops.triton.zeros import zeros
 
 _BLOCK = 256
+_ROW_BLOCK = 1024
 # lattice points with more points than this are summed one after another, each by all threads of a program
 _TOGETHER = 16
-# entries of one lattice point that are read at once
+# entries of one lattice point that are read at once, where most have fewer
 _ENTRIES = 16
 
 
@@ -29,12 +39,14 @@ class Incidence(NamedTuple):
     """Which points have which lattice point as a corner.
 
     Attributes:
-        starts: `[lattice_points + 1]`, where the entries of each lattice point begin.
-        points: int32, the points of all entries.
-        weights: their weights at the lattice point.
+        starts: `[lattice_points]`, where the entries of each lattice point begin.
+        counts: how many they are.
+        points: int32, the points of all entries; or int64, with the bits of their weights above them.
+        weights: their weights at the lattice point; the points again, if these have them.
     """
 
     starts: Tensor
+    counts: Tensor
     points: Tensor
     weights: Tensor
 
@@ -44,13 +56,24 @@ def count_corners_kernel(
     vertices, counts, ranks, num_points, num_rows, corner_stride,
     VERTEX_STRIDE: tl.constexpr, CORNERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Number the entries of every lattice point, whose number is left behind its place in `counts`."""
+    """Number the entries of every lattice point, whose number is left in `counts`."""
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     for corner in tl.static_range(CORNERS):
         inside = point < num_points
         vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * corner_stride, mask=inside, other=0)
-        rank = tl.atomic_add(counts + 1 + vertex, 1, mask=inside & (vertex < num_rows), sem="relaxed")
+        rank = tl.atomic_add(counts + vertex, 1, mask=inside & (vertex < num_rows), sem="relaxed")
         tl.store(ranks + tl.cast(corner, tl.int64) * num_points + point, rank, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def place_rows_kernel(counts, starts, num_rows, BLOCK: tl.constexpr):
+    """Give the entries of every lattice point a place, those of a block together; the next free one is the last of the
+    `counts`.
+    """
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    count = tl.load(counts + row, mask=row < num_rows, other=0)
+    first = tl.atomic_add(counts + num_rows, tl.sum(count, axis=0), sem="relaxed")
+    tl.store(starts + row, first + tl.cumsum(count, axis=0) - count, mask=row < num_rows)
 
 
 @triton.jit(do_not_specialize=["num_points", "num_rows", "vertex_corner_stride", "weight_corner_stride"])
@@ -68,25 +91,36 @@ def list_corners_kernel(
         inside = inside & (vertex < num_rows)
         rank = tl.load(ranks + tl.cast(corner, tl.int64) * num_points + point, mask=inside, other=0)
         entry = tl.load(starts + vertex, mask=inside, other=0) + rank
-        tl.store(points + entry, point.to(tl.int32), mask=inside)
-        tl.store(weights + entry, weight, mask=inside)
+        if points.dtype.element_ty == tl.int64:
+            # such stores are scattered: one is half as expensive as two
+            bits = weight.to(tl.int32, bitcast=True).to(tl.int64)
+            tl.store(points + entry, (bits << 32) | point, mask=inside)
+        else:
+            tl.store(points + entry, point.to(tl.int32), mask=inside)
+            tl.store(weights + entry, weight, mask=inside)
 
 
 @triton.jit
-def load_entries(
-    values, points, weights, entry, here, channel, CHANNELS: tl.constexpr, STRIDE: tl.constexpr, DTYPE: tl.constexpr
-):  # fmt: skip
-    """The weights and the values `[entries, channels]` of some entries, ones where there is no channel."""
-    point = tl.load(points + entry, mask=here, other=0)
-    weight = tl.load(weights + entry, mask=here, other=0.0).to(DTYPE)
+def load_rows(values, point, here, channel, CHANNELS: tl.constexpr, STRIDE: tl.constexpr, DTYPE: tl.constexpr):
+    """The values `[entries, channels]` of some points, ones where there is no channel."""
     real = here[:, None] & (channel < CHANNELS)[None, :]
-    value = tl.load(values + point.to(tl.int64)[:, None] * STRIDE + channel[None, :], mask=real, other=1.0)
-    return weight, value.to(DTYPE)
+    place = values + point.to(tl.int64)[:, None] * STRIDE + channel[None, :]
+    return tl.load(place, mask=real, other=1.0).to(DTYPE)
+
+
+@triton.jit
+def load_entries(points, weights, entry, here, DTYPE: tl.constexpr):
+    """The points of some entries, and their weights: zero where there is no entry."""
+    found = tl.load(points + entry, mask=here, other=0)
+    if points.dtype.element_ty == tl.int64:
+        return found.to(tl.int32), (found >> 32).to(tl.int32).to(tl.float32, bitcast=True).to(DTYPE)
+    else:
+        return found, tl.load(weights + entry, mask=here, other=0.0).to(DTYPE)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def gather_points_kernel(
-    values, starts, points, weights, output, density, num_rows,
+    values, starts, counts, points, weights, output, density, num_rows,
     DIVIDED: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, VALUE_STRIDE: tl.constexpr,
     TOGETHER: tl.constexpr, ENTRIES: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -100,30 +134,32 @@ def gather_points_kernel(
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = row < num_rows
     begin = tl.load(starts + row, mask=inside, other=0)
-    count = (tl.load(starts + row + 1, mask=inside, other=0) - begin).to(tl.int32)
+    count = tl.load(counts + row, mask=inside, other=0).to(tl.int32)
     longest = tl.max(count, axis=0)
     dtype: tl.constexpr = tl.float64 if values.dtype.element_ty == tl.float64 else tl.float32
     total = tl.zeros([BLOCK, BLOCK_C], dtype)
     mass = tl.zeros([BLOCK], dtype)
     for step in range(tl.minimum(longest, TOGETHER)):
-        weight, value = load_entries(
-            values, points, weights, begin + step, step < count, channel, CHANNELS, VALUE_STRIDE, dtype
-        )
-        total += weight[:, None] * value
+        point, weight = load_entries(points, weights, begin + step, step < count, dtype)
+        total += weight[:, None] * load_rows(values, point, step < count, channel, CHANNELS, VALUE_STRIDE, dtype)
         mass += weight
     if longest > TOGETHER:
         for place in range(BLOCK):
             this = tl.minimum(first_row + place, num_rows - 1)
-            end = tl.load(starts + this + 1)
+            start = tl.load(starts + this)
+            end = start + tl.load(counts + this)
             rest = tl.zeros([ENTRIES, BLOCK_C], dtype)
             rest_mass = tl.zeros([ENTRIES], dtype)
-            for first in range(tl.load(starts + this) + TOGETHER, end, ENTRIES):
-                entry = first + tl.arange(0, ENTRIES)
-                weight, value = load_entries(
-                    values, points, weights, entry, entry < end, channel, CHANNELS, VALUE_STRIDE, dtype
-                )
-                rest += weight[:, None] * value
+            entry = start + TOGETHER + tl.arange(0, ENTRIES)
+            point, weight = load_entries(points, weights, entry, entry < end, dtype)
+            for _ in range(start + TOGETHER, end, ENTRIES):
+                value = load_rows(values, point, entry < end, channel, CHANNELS, VALUE_STRIDE, dtype)
                 rest_mass += weight
+                # the next points are on their way while these are waited for
+                entry += ENTRIES
+                point, next_weight = load_entries(points, weights, entry, entry < end, dtype)
+                rest += weight[:, None] * value
+                weight = next_weight
             chosen = tl.arange(0, BLOCK) == place
             total += tl.where(chosen[:, None], tl.sum(rest, axis=0)[None, :], 0.0)
             mass += tl.where(chosen, tl.sum(rest_mass, axis=0), 0.0)
@@ -151,59 +187,73 @@ def list_corners(vertices: Tensor, barycentric: Tensor, num_rows: int) -> Incide
         ordered, order = torch.sort(vertices.reshape(-1), stable=True)
         rows = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
         starts = torch.searchsorted(ordered, rows, out_int32=place_dtype == torch.int32)
-        return Incidence(starts, (order // corners).int(), barycentric.reshape(-1)[order])
+        return Incidence(starts[:-1], starts.diff(), (order // corners).int(), barycentric.reshape(-1)[order])
+    # behind them, the first place that is free
     counts = zeros(num_rows + 1, dtype=place_dtype, device=device)
     ranks = torch.empty(entries, dtype=place_dtype, device=device)
-    points = torch.empty(entries, dtype=torch.int32, device=device)
-    weights = torch.empty(entries, dtype=barycentric.dtype, device=device)
+    starts = torch.empty(num_rows, dtype=place_dtype, device=device)
+    together = barycentric.dtype == torch.float32
+    points = torch.empty(entries, dtype=torch.int64 if together else torch.int32, device=device)
+    weights = points if together else torch.empty(entries, dtype=barycentric.dtype, device=device)
     grid, strides = (cdiv(num_points, _BLOCK),), {"VERTEX_STRIDE": vertices.stride(0)}
     launch(
         count_corners_kernel, grid, (vertices, counts, ranks), (num_points, num_rows, vertices.stride(1)),
         **strides, CORNERS=corners, BLOCK=_BLOCK,
     )  # fmt: skip
-    starts = torch.cumsum(counts, dim=0, dtype=place_dtype)
+    launch(place_rows_kernel, (cdiv(num_rows, _ROW_BLOCK),), (counts, starts), (num_rows,), BLOCK=_ROW_BLOCK)
     launch(
         list_corners_kernel, grid, (vertices, barycentric, starts, ranks, points, weights),
         (num_points, num_rows, vertices.stride(1), barycentric.stride(1)),
         **strides, WEIGHT_STRIDE=barycentric.stride(0), CORNERS=corners, BLOCK=_BLOCK,
     )  # fmt: skip
-    return Incidence(starts, points, weights)
+    return Incidence(starts, counts, points, weights)
 
 
 @cache
-def _bind_gather(divided: bool, channels: int, width: int, value_stride: int, crowded: bool) -> Bound:
+def _bind_gather(divided: bool, channels: int, width: int, value_stride: int, crowded: int) -> Bound:
     block_c = min(power_of_two(width), WIDEST_TILE)
-    # where most lattice points have many points, few of them share a program
-    block = 4 if crowded else max(2048 // block_c, 16)
-    together = 0 if crowded else _TOGETHER
+    blocks = {"TOGETHER": _TOGETHER, "ENTRIES": _ENTRIES, "BLOCK": max(1024 // block_c, 16), "num_warps": 2}
+    if crowded:
+        # fastest on an H200: for lattice points whose entries are read at once, and for others
+        entries = min(1024 // block_c, 128)
+        blocks = {"TOGETHER": 0, "ENTRIES": entries, "BLOCK": 4 if crowded == 1 else 1, "num_warps": 1}
     return Bound(
         gather_points_kernel, DIVIDED=divided, CHANNELS=channels, WIDTH=width, VALUE_STRIDE=value_stride,
-        TOGETHER=together, ENTRIES=_ENTRIES, BLOCK=block, BLOCK_C=block_c, num_warps=2,
+        BLOCK_C=block_c, **blocks,
     )  # fmt: skip
 
 
-def _gather(values: Tensor, incidence: Incidence, output: Tensor, density: Tensor | None) -> None:
-    values, (rows, width) = rows_contiguous(values), output.shape
-    crowded = incidence.points.shape[0] > _TOGETHER * rows
+def gather_into(output: Tensor, values: Tensor, incidence: Incidence, density: Tensor | None = None) -> Launch:
+    """What sums the entries of every lattice point into `output [lattice_points, channels]`, which is not empty.
+
+    Args:
+        output: one more channel than the values have is that of ones.
+        values: `[points, channels]`, its rows contiguous.
+        incidence: of the points.
+        density: what gets the density that the sums are then divided by.
+    """
+    rows, width = output.shape
+    mean = incidence.points.shape[0] // rows
+    crowded = (mean > _TOGETHER) + (mean > 2 * _TOGETHER)
     bound = _bind_gather(density is not None, values.shape[1], width, values.stride(0), crowded)
     tensors = (values, *incidence, output, output if density is None else density)
-    bound.over(rows, width, tensors, (rows,))
+    return bound, bound.tiles(rows, width), tensors, (rows,)
 
 
 def splat_listed(values: Tensor, incidence: Incidence, dtype: torch.dtype, ones: int = 0) -> Tensor:
     """Sums `[lattice_points, channels + ones]` in `dtype`, the last of them from a channel of ones."""
-    rows = incidence.starts.shape[0] - 1
+    rows = incidence.starts.shape[0]
     output = torch.empty(rows, values.shape[1] + ones, dtype=dtype, device=values.device)
     if output.numel():
-        _gather(values, incidence, output, None)
+        start_all([gather_into(output, rows_contiguous(values), incidence)])
     return output
 
 
 def splat_listed_with_density(values: Tensor, incidence: Incidence) -> tuple[Tensor, Tensor]:
     """Lattice values `[lattice_points, channels]` divided by their density, and the density: one where it was zero."""
-    rows = incidence.starts.shape[0] - 1
+    rows = incidence.starts.shape[0]
     output = torch.empty(rows, values.shape[1], dtype=values.dtype, device=values.device)
     density = torch.empty(rows, dtype=accumulation_dtype(values.dtype), device=values.device)
     if rows:
-        _gather(values, incidence, output, density)
+        start_all([gather_into(output, rows_contiguous(values), incidence, density)])
     return output, density

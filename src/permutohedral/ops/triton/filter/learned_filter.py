@@ -8,6 +8,7 @@ from permutohedral.ops.fused_primitives import FilterTables, KeptOfFilter
 from permutohedral.ops.triton.build.neighbors import transpose_neighbors
 from permutohedral.ops.triton.filter.convolve import convolve, convolve_adjoint, uses_halves
 from permutohedral.ops.triton.filter.incidence import Incidence, splat_listed, splat_listed_with_density
+from permutohedral.ops.triton.filter.normalize import sum_rows
 from permutohedral.ops.triton.filter.slice import slice, slice_into
 from permutohedral.ops.triton.filter.splat import list_if_worth, splat, splat_with_density, splat_with_totals
 from permutohedral.ops.triton.filter.weight_gradient import (
@@ -51,7 +52,7 @@ def differentiate_learned(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of `filter_learned` with respect to values, weight and bias: see `FusedPrimitives`."""
     if not (wanted[0] or wanted[1]):
-        return None, None, gradient.sum(dim=0)
+        return None, None, sum_rows(gradient)
     (lattice_values, density, *listed), rows = kept, tables.neighbors.shape[1]
     corners, totals = (tables.target_vertices, tables.target_barycentric, rows), None
     incidence = Incidence(*listed) if listed else list_if_worth(gradient, *corners)
@@ -69,7 +70,7 @@ def differentiate_learned(
         # the density divides what is computed of halves, too
         at_sources = at_sources if at_sources is None or density is None else at_sources.div_(density[:, None])
     if wanted[2] and to_bias is None:
-        to_bias = gradient.sum(dim=0)
+        to_bias = sum_rows(gradient)
     if not wanted[0]:
         return None, to_weight, to_bias
     if at_sources is None:

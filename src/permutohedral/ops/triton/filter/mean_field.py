@@ -1,14 +1,16 @@
 """The mean field of a dense conditional random field.
 
-A step is a kernel that slices the lattices of all kernels and takes the softmax, then splat and blur for each of them.
-Scales and factors are part of the barycentric weights. Tiles are `[BLOCK points, BLOCK_L labels]`; rows of many labels
+A step is splat and blur for each kernel, then one kernel that slices all their lattices and takes the softmax. Scales
+are part of the barycentric weights. Tiles are `[BLOCK points, BLOCK_L labels]`; rows of many labels
 are padded with zeros to WIDTH elements, so that a thread reads four of them at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +19,24 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.fused_primitives import SMALLEST_MASS, PairwiseTables
-from permutohedral.ops.triton.filter.blur import blur, blur_rows
-from permutohedral.ops.triton.filter.incidence import Incidence, list_corners, splat_listed
-from permutohedral.ops.triton.filter.splat import splat_sums
-from permutohedral.ops.triton.runtime import WIDEST_TILE, cdiv, launch, on_device, tile
+from permutohedral.ops.triton.filter.blur import blur_passes, blur_rows
+from permutohedral.ops.triton.filter.incidence import Incidence, gather_into, list_corners
+from permutohedral.ops.triton.filter.splat import splat_into, splat_sums
+from permutohedral.ops.triton.runtime import (
+    WIDEST_TILE,
+    Launch,
+    bind,
+    cdiv,
+    empty_corners,
+    launch,
+    on_device,
+    prepare_all,
+    start_all,
+    tile,
+)
+
+# a part of a step: the start of a kernel, or an operation of torch
+Call = Callable[[], Any]
 
 # the kernel has arguments for as many lattices
 _MOST_KERNELS = 2
@@ -29,11 +45,11 @@ _NARROW, _ALIGNED = 4, 4
 _MASS_BLOCK = 256
 
 
-@triton.jit(do_not_specialize=["num_points", "vertex_corner_stride", "weight_corner_stride"])
+@triton.jit(do_not_specialize=["num_points", "vertex_corner_stride", "weight_corner_stride", "output_corner_stride"])
 def divide_weights_kernel(
     lattice_masses, vertices, weights, output, num_points, vertex_corner_stride, weight_corner_stride,
-    ROOT: tl.constexpr, SMALLEST: tl.constexpr, VERTEX_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr,
-    CORNERS: tl.constexpr, BLOCK: tl.constexpr,
+    output_corner_stride, ROOT: tl.constexpr, SMALLEST: tl.constexpr, VERTEX_STRIDE: tl.constexpr,
+    WEIGHT_STRIDE: tl.constexpr, CORNERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The weights of every point divided by its mass, sliced from the lattice, or by the ROOT of that."""
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -46,79 +62,109 @@ def divide_weights_kernel(
     mass += SMALLEST
     divisor = tl.sqrt(mass) if ROOT else mass
     for corner in tl.static_range(CORNERS):
-        place = point * WEIGHT_STRIDE + corner * weight_corner_stride
-        tl.store(output + place, tl.load(weights + place, mask=inside, other=0.0) / divisor, mask=inside)
+        weight = tl.load(weights + point * WEIGHT_STRIDE + corner * weight_corner_stride, mask=inside, other=0.0)
+        tl.store(output + corner * output_corner_stride + point, weight / divisor, mask=inside)
 
 
 @triton.jit
-def add_slice(
-    logits, lattice_values, vertices, weights, point, inside, label, vertex_corner_stride, weight_corner_stride,
-    WIDTH: tl.constexpr, VERTEX_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr, CORNERS: tl.constexpr,
+def softmax(logits, known):
+    """Over the labels that are `known`; zeros at points that have no possible label."""
+    logits = tl.where(known, logits, float("-inf"))
+    highest = tl.max(logits, axis=1)
+    highest = tl.where(highest == float("-inf"), 0.0, highest)
+    exponentials = tl.exp(logits - highest[:, None])
+    total = tl.sum(exponentials, axis=1)
+    return exponentials / tl.where(total > 0, total, 1.0)[:, None]
+
+
+@triton.jit
+def plane_of(point, label, points_per_item, LABELS: tl.constexpr):
+    """Where points and labels lie in `[items, labels, points_per_item]`."""
+    item = point // points_per_item
+    start = item * LABELS * points_per_item + (point - item * points_per_item)
+    return start[:, None] + label.to(tl.int64)[None, :] * points_per_item
+
+
+@triton.jit(do_not_specialize=["num_points", "points_per_item"])
+def scores_kernel(
+    energies, scores, output, num_points, points_per_item, PLANES: tl.constexpr, LABELS: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """Add what lies at the points of one lattice."""
-    for corner in tl.static_range(CORNERS):
-        vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * vertex_corner_stride, mask=inside, other=0)
-        weight = tl.load(weights + point * WEIGHT_STRIDE + corner * weight_corner_stride, mask=inside, other=0.0)
-        place = lattice_values + vertex.to(tl.int64)[:, None] * WIDTH + label[None, :]
-        present = inside[:, None] & (label < WIDTH)[None, :]
-        logits += weight[:, None] * tl.load(place, mask=present, other=0.0)
-    return logits
-
-
-@triton.jit(
-    do_not_specialize=[
-        "num_points", "points_per_item", "first_vertex_stride", "first_weight_stride", "second_vertex_stride",
-        "second_weight_stride",
-    ]
-)  # fmt: skip
-def marginals_kernel(
-    energies, output, first_values, first_vertices, first_weights, second_values, second_vertices, second_weights,
-    num_points, points_per_item, first_vertex_stride, first_weight_stride, second_vertex_stride, second_weight_stride,
-    KERNELS: tl.constexpr, PLANES: tl.constexpr, LABELS: tl.constexpr, WIDTH: tl.constexpr,
-    FIRST_VERTEX: tl.constexpr, FIRST_WEIGHT: tl.constexpr, FIRST_CORNERS: tl.constexpr,
-    SECOND_VERTEX: tl.constexpr, SECOND_WEIGHT: tl.constexpr, SECOND_CORNERS: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_L: tl.constexpr,
-):  # fmt: skip
-    """softmax(-energies + slices of KERNELS lattices), as rows `[points, WIDTH]`, or as PLANES like energies.
-
-    Energies are `[items, labels, points_per_item]`.
+    """softmax(-energies) of energies `[items, labels, points_per_item]`: as PLANES like these; or as rows `[points,
+    WIDTH]`, and -energies as such rows, too, which every step reads.
     """
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     label = tl.arange(0, BLOCK_L)
     inside = point < num_points
     known = inside[:, None] & (label < LABELS)[None, :]
-    dtype: tl.constexpr = output.dtype.element_ty
-    item = point // points_per_item
-    start = item * LABELS * points_per_item + (point - item * points_per_item)
-    plane = start[:, None] + label.to(tl.int64)[None, :] * points_per_item
-    logits = -tl.load(energies + plane, mask=known, other=0.0).to(dtype)
-    if KERNELS > 0:
-        logits = add_slice(
-            logits, first_values, first_vertices, first_weights, point, inside, label, first_vertex_stride,
-            first_weight_stride, WIDTH, FIRST_VERTEX, FIRST_WEIGHT, FIRST_CORNERS,
-        )  # fmt: skip
+    plane = plane_of(point, label, points_per_item, LABELS)
+    score = -tl.load(energies + plane, mask=known, other=0.0).to(output.dtype.element_ty)
+    if PLANES:
+        tl.store(output + plane, softmax(score, known), mask=known)
+    else:
+        place = point[:, None] * WIDTH + label[None, :]
+        padded = inside[:, None] & (label < WIDTH)[None, :]
+        tl.store(scores + place, score, mask=padded)
+        tl.store(output + place, softmax(score, known), mask=padded)
+
+
+@triton.jit
+def add_slice(
+    logits, lattice_values, vertices, weights, factor, point, inside, label, vertex_corner_stride,
+    weight_corner_stride, WIDTH: tl.constexpr, VERTEX_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr,
+    CORNERS: tl.constexpr,
+):  # fmt: skip
+    """Add what lies at the points of one lattice, times the factor."""
+    for corner in tl.static_range(CORNERS):
+        vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * vertex_corner_stride, mask=inside, other=0)
+        weight = tl.load(weights + point * WEIGHT_STRIDE + corner * weight_corner_stride, mask=inside, other=0.0)
+        place = lattice_values + vertex.to(tl.int64)[:, None] * WIDTH + label[None, :]
+        present = inside[:, None] & (label < WIDTH)[None, :]
+        logits += (factor * weight)[:, None] * tl.load(place, mask=present, other=0.0)
+    return logits
+
+
+@triton.jit(
+    do_not_specialize=[
+        "num_points", "points_per_item", "first_vertex_stride", "first_weight_stride", "first_factor",
+        "second_vertex_stride", "second_weight_stride", "second_factor",
+    ]
+)  # fmt: skip
+def marginals_kernel(
+    scores, output, first_values, first_vertices, first_weights, second_values, second_vertices, second_weights,
+    num_points, points_per_item, first_vertex_stride, first_weight_stride, first_factor, second_vertex_stride,
+    second_weight_stride, second_factor, KERNELS: tl.constexpr, PLANES: tl.constexpr, LABELS: tl.constexpr,
+    WIDTH: tl.constexpr, FIRST_VERTEX: tl.constexpr, FIRST_WEIGHT: tl.constexpr, FIRST_CORNERS: tl.constexpr,
+    SECOND_VERTEX: tl.constexpr, SECOND_WEIGHT: tl.constexpr, SECOND_CORNERS: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_L: tl.constexpr,
+):  # fmt: skip
+    """softmax(scores + slices of KERNELS lattices), as rows `[points, WIDTH]`, or as PLANES `[items, labels,
+    points_per_item]`; the scores are rows.
+    """
+    point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    label = tl.arange(0, BLOCK_L)
+    inside = point < num_points
+    row, padded = point[:, None] * WIDTH + label[None, :], inside[:, None] & (label < WIDTH)[None, :]
+    logits = tl.load(scores + row, mask=padded, other=0.0)
+    logits = add_slice(
+        logits, first_values, first_vertices, first_weights, first_factor, point, inside, label, first_vertex_stride,
+        first_weight_stride, WIDTH, FIRST_VERTEX, FIRST_WEIGHT, FIRST_CORNERS,
+    )  # fmt: skip
     if KERNELS > 1:
         logits = add_slice(
-            logits, second_values, second_vertices, second_weights, point, inside, label, second_vertex_stride,
-            second_weight_stride, WIDTH, SECOND_VERTEX, SECOND_WEIGHT, SECOND_CORNERS,
+            logits, second_values, second_vertices, second_weights, second_factor, point, inside, label,
+            second_vertex_stride, second_weight_stride, WIDTH, SECOND_VERTEX, SECOND_WEIGHT, SECOND_CORNERS,
         )  # fmt: skip
-    logits = tl.where(known, logits, float("-inf"))
-    highest = tl.max(logits, axis=1)
-    # points behind the last, or with no possible label, have nothing but infinities
-    highest = tl.where(highest == float("-inf"), 0.0, highest)
-    exponentials = tl.exp(logits - highest[:, None])
-    total = tl.sum(exponentials, axis=1)
-    marginals = exponentials / tl.where(total > 0, total, 1.0)[:, None]
+    known = inside[:, None] & (label < LABELS)[None, :]
     if PLANES:
-        tl.store(output + plane, marginals, mask=known)
+        tl.store(output + plane_of(point, label, points_per_item, LABELS), softmax(logits, known), mask=known)
     else:
-        place = output + point[:, None] * WIDTH + label[None, :]
-        tl.store(place, marginals, mask=inside[:, None] & (label < WIDTH)[None, :])
+        tl.store(output + row, softmax(logits, known), mask=padded)
 
 
 @dataclass(frozen=True)
 class _Kernel:
-    """The tables of a kernel with its scales in the weights, and its costs for padded rows.
+    """The tables of a kernel with its scales in the weights; what is sliced is multiplied by the factor.
 
     `incidence` lists the points at each lattice point, None where they are added without it.
     """
@@ -126,25 +172,39 @@ class _Kernel:
     tables: PairwiseTables
     source_weights: Tensor
     target_weights: Tensor
-    costs: Tensor | None
+    factor: float
     incidence: Incidence | None
 
-    def filter(self, marginals: Tensor) -> Tensor:
-        """From rows `[points, width]` to the lattice, ready to be sliced."""
-        neighbors = self.tables.axis_neighbors
+    def filter(self, marginals: Tensor) -> tuple[list[Call], Tensor]:
+        """The calls that bring rows `[points, width]` to the lattice, and where they then lie, ready to be sliced."""
+        tables, neighbors = self.tables, self.tables.axis_neighbors.contiguous()
+        splatted = marginals.new_empty(neighbors.shape[1], marginals.shape[1])
         if self.incidence is None:
-            splatted = splat_sums(marginals, self.tables.vertices, self.source_weights, neighbors.shape[1], 0)
+            launches = splat_into(splatted, marginals, tables.vertices, self.source_weights)
         else:
-            splatted = splat_listed(marginals, self.incidence, marginals.dtype)
-        blurred = blur(splatted, neighbors, False)
-        if self.tables.both_ways:
-            blurred = (blurred + blur(splatted, neighbors, True)) / 2
-        return blurred if self.costs is None else (blurred @ self.costs).contiguous()
+            launches = [gather_into(splatted, marginals, self.incidence)]
+        passes, blurred = blur_passes(splatted, neighbors, False)
+        calls: list[Call] = [*prepare_all([*launches, *passes])]
+        if tables.both_ways:
+            passes, backward = blur_passes(splatted, neighbors, True)
+            calls += [*prepare_all(passes), partial(torch.lerp, blurred, backward, 0.5, out=blurred)]
+        if tables.costs is None:
+            return calls, blurred
+        behind = marginals.shape[1] - tables.costs.shape[0]
+        costs = F.pad(tables.costs.to(marginals.dtype), (0, behind, 0, behind))
+        return [*calls, partial(torch.matmul, blurred, costs, out=splatted)], splatted
 
 
 def _width(labels: int) -> int:
     """Elements of a row."""
     return labels if labels <= _NARROW else cdiv(labels, _ALIGNED) * _ALIGNED
+
+
+def _blocks(labels: int) -> dict[str, int]:
+    """The shape of tiles, and warps for each: those that were fastest on an H200 for 21 labels."""
+    blocks = tile(_width(labels))
+    halved = 2 if labels > _NARROW else 1
+    return {"BLOCK": blocks["BLOCK"] // halved, "BLOCK_L": blocks["BLOCK_C"], "num_warps": 4 // halved}
 
 
 def _divided_by_mass(tables: PairwiseTables) -> Tensor:
@@ -153,13 +213,12 @@ def _divided_by_mass(tables: PairwiseTables) -> Tensor:
     # of no values, beside a channel of ones
     ones = splat_sums(weights[:, :0], vertices, weights, neighbors.shape[1], 1)
     masses, points = blur_rows(ones, neighbors, False, None), weights.shape[0]
-    # in the order of the weights, with room where they have it
-    output = torch.empty_strided(weights.shape, weights.stride(), dtype=weights.dtype, device=weights.device)
+    output = empty_corners(points, weights.shape[1], weights.dtype, weights.device)
     launch(
         divide_weights_kernel, (cdiv(points, _MASS_BLOCK),), (masses, vertices, weights, output),
-        (points, vertices.stride(1), weights.stride(1)), ROOT=tables.source_power == tables.target_power,
-        SMALLEST=SMALLEST_MASS, VERTEX_STRIDE=vertices.stride(0), WEIGHT_STRIDE=weights.stride(0),
-        CORNERS=vertices.shape[1], BLOCK=_MASS_BLOCK,
+        (points, vertices.stride(1), weights.stride(1), output.stride(1)),
+        ROOT=tables.source_power == tables.target_power, SMALLEST=SMALLEST_MASS, VERTEX_STRIDE=vertices.stride(0),
+        WEIGHT_STRIDE=weights.stride(0), CORNERS=vertices.shape[1], BLOCK=_MASS_BLOCK,
     )  # fmt: skip
     return output
 
@@ -169,36 +228,47 @@ def _with_scales(tables: PairwiseTables, labels: int, steps: int) -> _Kernel:
     scaled = weights if tables.source_power == tables.target_power == 0 else _divided_by_mass(tables)
     source = scaled if tables.source_power > 0 else weights
     target = scaled if tables.target_power > 0 else weights
-    behind, costs = _width(labels) - labels, tables.costs
-    if costs is not None:
-        costs = F.pad(costs.to(weights.dtype), (0, behind, 0, behind))
     # for one splat, or of few labels, it would take longer than it saves
-    is_listed = steps > 1 and labels > _NARROW
+    is_listed = (steps > 1 and labels > _NARROW) or torch.are_deterministic_algorithms_enabled()
     incidence = list_corners(tables.vertices, source, tables.axis_neighbors.shape[1]) if is_listed else None
-    return _Kernel(tables, source, target * tables.factor, costs, incidence)
+    factor = float(tables.factor)
+    if target.dtype == torch.float64:
+        # a kernel is given numbers of 32 bits
+        target, factor = target * factor, 1.0
+    return _Kernel(tables, source, target, factor, incidence)
 
 
-def _marginals(energies: Tensor, kernels: Sequence[_Kernel], values: Sequence[Tensor], planes: bool) -> Tensor:
-    """The next marginals; `values` on the lattices of the kernels, none of them for softmax(-energies)."""
-    items, labels, points = energies.shape
-    shape = energies.shape if planes else (items * points, _width(labels))
-    output = torch.empty(shape, dtype=kernels[0].target_weights.dtype, device=energies.device)
-    tensors, sizes = [energies, output], [items * points, points]
+def _marginals(
+    output: Tensor, scores: Tensor, kernels: Sequence[_Kernel], values: Sequence[Tensor], shape: tuple[int, int, int]
+) -> Launch:
+    """What fills `output`, rows or planes of `shape`, with the next marginals; `values` lie on the lattices."""
+    items, labels, points = shape
+    width, blocks = _width(labels), _blocks(labels)
+    tensors: list[Tensor] = [scores, output]
+    sizes: list[float] = [items * points, points]
     constants: dict[str, int] = {}
     for number, name in enumerate(("FIRST", "SECOND")):
-        kernel = kernels[min(number, len(kernels) - 1)]
-        vertices, weights = kernel.tables.vertices, kernel.target_weights
-        tensors += [values[number] if number < len(values) else output, vertices, weights]
-        sizes += [vertices.stride(1), weights.stride(1)]
+        place = min(number, len(kernels) - 1)
+        vertices, weights = kernels[place].tables.vertices, kernels[place].target_weights
+        tensors += [values[place], vertices, weights]
+        sizes += [vertices.stride(1), weights.stride(1), kernels[place].factor]
         constants |= {f"{name}_VERTEX": vertices.stride(0), f"{name}_WEIGHT": weights.stride(0)}
         constants[f"{name}_CORNERS"] = vertices.shape[1]
-    blocks = tile(_width(labels))
-    launch(
-        marginals_kernel, (cdiv(items * points, blocks["BLOCK"]),), tuple(tensors), tuple(sizes),
-        KERNELS=len(values), PLANES=planes, LABELS=labels, WIDTH=_width(labels), **constants, BLOCK=blocks["BLOCK"],
-        BLOCK_L=blocks["BLOCK_C"],
+    bound = bind(
+        marginals_kernel, KERNELS=len(kernels), PLANES=output.dim() == 3, LABELS=labels, WIDTH=width, **constants,
+        **blocks,
     )  # fmt: skip
-    return output
+    return bound, (cdiv(items * points, blocks["BLOCK"]), 1, 1), tuple(tensors), tuple(sizes)
+
+
+def _begin(output: Tensor, scores: Tensor, energies: Tensor) -> None:
+    """Fill `output`, rows or planes, with softmax(-energies), and rows of `scores` with -energies."""
+    items, labels, points = energies.shape
+    blocks = _blocks(labels)
+    launch(
+        scores_kernel, (cdiv(items * points, blocks["BLOCK"]),), (energies, scores, output), (items * points, points),
+        PLANES=output.dim() == 3, LABELS=labels, WIDTH=_width(labels), **blocks,
+    )  # fmt: skip
 
 
 @on_device
@@ -207,14 +277,34 @@ def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[Pairwis
     items, labels, points = energies.shape
     if len(kernels) > _MOST_KERNELS or labels > WIDEST_TILE or energies.numel() == 0:
         return None
-    energies = energies.contiguous()
-    scaled = [_with_scales(each, labels, steps) for each in kernels]
+    dtype = kernels[0].barycentric.dtype
+    planes = torch.empty(energies.shape, dtype=dtype, device=energies.device)
+    if steps == 0:
+        _begin(planes, planes, energies.contiguous())
+        return planes
+    marginals, scores = (planes.new_empty(items * points, _width(labels)) for _ in range(2))
+    _begin(marginals, scores, energies.contiguous())
+    if start is not None:
+        marginals[:, :labels] = start.transpose(1, 2).reshape(items * points, labels)
+    scaled: list[_Kernel] = []
     values: list[Tensor] = []
-    for step in range(steps):
-        if step == 0 and start is not None:
-            marginals = start.to(scaled[0].target_weights.dtype).transpose(1, 2).reshape(items * points, labels)
-            marginals = F.pad(marginals, (0, _width(labels) - labels))
-        else:
-            marginals = _marginals(energies, scaled, values, planes=False)
-        values = [kernel.filter(marginals) for kernel in scaled]
-    return _marginals(energies, scaled, values, planes=True)
+    filters: list[Call] = []
+    for tables in kernels:
+        scaled.append(_with_scales(tables, labels, steps))
+        calls, filtered = scaled[-1].filter(marginals)
+        values.append(filtered)
+        filters += calls
+        # the GPU begins while the next kernel is prepared
+        _run(calls)
+    arguments = scores, scaled, values, (items, labels, points)
+    # the same memory in every step, so that its launches are prepared once
+    step = [*prepare_all([_marginals(marginals, *arguments)]), *filters]
+    for _ in range(steps - 1):
+        _run(step)
+    start_all([_marginals(planes, *arguments)])
+    return planes
+
+
+def _run(calls: Iterable[Call]) -> None:
+    for call in calls:
+        call()

@@ -16,8 +16,17 @@ from torch import Tensor
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.triton.filter.incidence import Incidence, list_corners, splat_listed
 from permutohedral.ops.triton.filter.normalize import convert, normalize
-from permutohedral.ops.triton.runtime import Bound, cdiv, on_device, power_of_two, rows_contiguous, tile
-from permutohedral.ops.triton.zeros import zeros
+from permutohedral.ops.triton.runtime import (
+    Bound,
+    Launch,
+    cdiv,
+    on_device,
+    power_of_two,
+    rows_contiguous,
+    start_all,
+    tile,
+)
+from permutohedral.ops.triton.zeros import clear, zeros
 
 # fewer points than this do not fill the GPU, and do not queue for the same lattice points
 _WORTH_RUNS = 1 << 16
@@ -95,13 +104,14 @@ def add_point(
 @triton.jit(do_not_specialize=["num_points", "num_rows", "corner_quads", "channel_stride"])
 def splat_runs_kernel(
     values, vertices, barycentric, output, num_points, num_rows, corner_quads, channel_stride,
-    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, VALUE_STRIDE: tl.constexpr, CORNERS: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    WHOLE: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, VALUE_STRIDE: tl.constexpr,
+    CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Add every point to those corners of its simplex that are among the first `num_rows`; where WIDTH exceeds
     CHANNELS, a channel of ones with it.
 
-    `vertices` and `barycentric` are `[corners, points]`, 4 `corner_quads` elements from one corner to the next.
+    `vertices` and `barycentric` are `[corners, points]`, 4 `corner_quads` elements from one corner to the next. They
+    are read by fours, so the points are looked at unless their number is a multiple of four (WHOLE).
     """
     first = (tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)) * _RUN
     channel = tl.arange(0, BLOCK_C)
@@ -121,7 +131,7 @@ def splat_runs_kernel(
         before = tl.full([BLOCK], -1, tl.int32)
         last_total = tl.zeros([BLOCK, BLOCK_C], dtype)
         before_total = tl.zeros([BLOCK, BLOCK_C], dtype)
-        # the number of points is a multiple of four
+        # there is room for a multiple of four points
         vertex_a = tl.load(vertices + begin + quad, mask=(first < num_points)[:, None], other=-1)
         vertex_b = tl.load(vertices + begin + quad + 4, mask=(first + 4 < num_points)[:, None], other=-1)
         weight_a = tl.load(barycentric + begin + quad, mask=(first < num_points)[:, None], other=0.0)
@@ -129,6 +139,8 @@ def splat_runs_kernel(
         for step in tl.static_range(8):
             vertex = pick(vertex_a, step) if step < 4 else pick(vertex_b, step - 4)
             vertex = tl.where(vertex < num_rows, vertex, -1)
+            if not WHOLE:
+                vertex = tl.where(first + step < num_points, vertex, -1)
             weight = pick(weight_a, step) if step < 4 else pick(weight_b, step - 4)
             value = choose(step, value_0, value_1, value_2, value_3, value_4, value_5, value_6, value_7)
             last, last_total, before, before_total = add_point(
@@ -203,24 +215,24 @@ def splat_kernel(
 
 def _can_run(values: Tensor, vertices: Tensor, barycentric: Tensor, width: int) -> bool:
     """Whether there are enough points, few channels, and corners in rows of four that one access reads."""
-    points, rows = values.shape[0], vertices.stride(1)
+    room = vertices.stride(1)
     return (
-        points >= _WORTH_RUNS and width <= _WIDEST_RUN and points % 4 == 0 and rows % 4 == 0
-        and vertices.stride() == barycentric.stride() == (1, rows)
+        values.shape[0] >= _WORTH_RUNS and width <= _WIDEST_RUN and room % 4 == 0
+        and vertices.stride() == barycentric.stride() == (1, room)
     )  # fmt: skip
 
 
-def _launch_runs(values: Tensor, vertices: Tensor, barycentric: Tensor, output: Tensor) -> None:
+def _add_runs(values: Tensor, vertices: Tensor, barycentric: Tensor, output: Tensor) -> Launch:
     (points, channels), (rows, width), (value_stride, channel_stride) = values.shape, output.shape, values.stride()
-    bound = _bind_runs(channels, width, value_stride, vertices.shape[1])
+    bound = _bind_runs(points % 4 == 0, channels, width, value_stride, vertices.shape[1])
     tensors, sizes = (values, vertices, barycentric, output), (points, rows, vertices.stride(1) // 4, channel_stride)
-    bound((cdiv(points, _RUN_BLOCK * _RUN.value), 1, 1), tensors, sizes)
+    return bound, (cdiv(points, _RUN_BLOCK * _RUN.value), 1, 1), tensors, sizes
 
 
 @cache
-def _bind_runs(channels: int, width: int, value_stride: int, corners: int) -> Bound:
+def _bind_runs(whole: bool, channels: int, width: int, value_stride: int, corners: int) -> Bound:
     return Bound(
-        splat_runs_kernel, CHANNELS=channels, WIDTH=width, VALUE_STRIDE=value_stride, CORNERS=corners,
+        splat_runs_kernel, WHOLE=whole, CHANNELS=channels, WIDTH=width, VALUE_STRIDE=value_stride, CORNERS=corners,
         BLOCK=_RUN_BLOCK, BLOCK_C=power_of_two(width), num_warps=cdiv(_RUN_BLOCK, 32),
     )  # fmt: skip
 
@@ -236,9 +248,9 @@ def _bind_splat(
     )  # fmt: skip
 
 
-def _launch_splat(
+def _add_points(
     values: Tensor, vertices: Tensor, barycentric: Tensor, output: Tensor, num_rows: int, beside: tl.constexpr
-) -> None:
+) -> Launch:
     values, (points, channels), width = rows_contiguous(values), values.shape, output.shape[1]
     (vertex_stride, vertex_corners), (weight_stride, weight_corners) = vertices.stride(), barycentric.stride()
     run = 4 if points >= _WORTH_RUNS else 1
@@ -246,7 +258,17 @@ def _launch_splat(
         channels, width, values.stride(0), vertex_stride, weight_stride, vertices.shape[1], run, beside.value
     )
     tensors, sizes = (values, vertices, barycentric, output), (points, num_rows, vertex_corners, weight_corners)
-    bound.over(cdiv(points, run), width, tensors, sizes)
+    return bound, bound.tiles(cdiv(points, run), width), tensors, sizes
+
+
+def splat_into(output: Tensor, values: Tensor, vertices: Tensor, barycentric: Tensor) -> list[Launch]:
+    """What splats to `output [rows, channels]` in the accumulation dtype; one more channel is that of ones.
+
+    Vertices of at least `rows` are left out. There is at least one point, row and channel.
+    """
+    if _can_run(values, vertices, barycentric, output.shape[1]):
+        return [clear(output), _add_runs(values, vertices, barycentric, output)]
+    return [clear(output), _add_points(values, vertices, barycentric, output, output.shape[0], NOTHING)]
 
 
 def list_if_worth(values: Tensor, vertices: Tensor, barycentric: Tensor, num_rows: int) -> Incidence | None:
@@ -271,13 +293,11 @@ def splat_sums(
     incidence = list_if_worth(values, vertices, barycentric, num_rows)
     if incidence is not None:
         return splat_listed(values, incidence, dtype or summed, ones)
-    output = zeros(num_rows, width, dtype=summed, device=values.device)
-    if points == 0 or num_rows == 0 or width == 0:
-        pass
-    elif _can_run(values, vertices, barycentric, width):
-        _launch_runs(values, vertices, barycentric, output)
-    else:
-        _launch_splat(values, vertices, barycentric, output, num_rows, NOTHING)
+    if points == 0:
+        return zeros(num_rows, width, dtype=dtype or summed, device=values.device)
+    output = torch.empty(num_rows, width, dtype=summed, device=values.device)
+    if output.numel():
+        start_all(splat_into(output, values, vertices, barycentric))
     return convert(output, dtype or summed)
 
 
@@ -293,7 +313,7 @@ def splat_with_density(values: Tensor, vertices: Tensor, barycentric: Tensor, nu
     else:
         sums = zeros(num_rows + cdiv(num_rows, channels), channels, dtype=dtype, device=values.device)
         behind = num_rows * channels
-        _launch_splat(values, vertices, barycentric, sums, num_rows, DENSITY)
+        start_all([_add_points(values, vertices, barycentric, sums, num_rows, DENSITY)])
     return normalize(sums, (num_rows, channels), behind, values.dtype)
 
 
@@ -309,7 +329,7 @@ def splat_with_totals(values: Tensor, vertices: Tensor, barycentric: Tensor, num
         totals = values.sum(dim=0, keepdim=True, dtype=dtype)
     else:
         totals = sums = zeros(num_rows + 1, values.shape[1], dtype=dtype, device=values.device)
-        _launch_splat(values, vertices, barycentric, sums, num_rows, TOTALS)
+        start_all([_add_points(values, vertices, barycentric, sums, num_rows, TOTALS)])
     return convert(sums, values.dtype), totals
 
 

@@ -23,7 +23,7 @@ from permutohedral.ops.triton.filter.convolve import (
 )
 from permutohedral.ops.triton.filter.scaled_float16 import halve
 from permutohedral.ops.triton.runtime import Bound, cdiv, launch, on_device, power_of_two, rows_contiguous
-from permutohedral.ops.triton.tuning import Blocks, Shape, run_blocks
+from permutohedral.ops.triton.tuning import CHOSEN, Shape, Tuned, choose
 
 # from so many on, numbers of 32 bits take longer to transpose than to convert to three of 16 bits
 _MANY_CHANNELS = 64
@@ -32,6 +32,8 @@ _FEW_PROGRAMS = 528
 _MANY_PROGRAMS = 2112
 # entries of the weight that a program sums
 _SUM_BLOCK = 128
+# of `weight_gradient_kernel`, without the block shape
+_CONSTANTS = ("STRIDE", "GRADIENT_STRIDE", "OUT_CHANNELS", "IN", "OUT", "PRECISION", "PARTS")
 
 
 @triton.jit
@@ -231,25 +233,27 @@ def _matrix_partials(lattice_values: Tensor, output_gradient: Tensor, neighbors:
     in_channels, out_channels = lattice_values.shape[1] // groups, output_gradient.shape[1]
     per_group, precision = out_channels // groups, float32_precision(lattice_values.dtype)
     parts = 3 if precision == "tf32x3" and min(in_channels, per_group) >= _MANY_CHANNELS else 1
-    partials = torch.empty(0)
 
-    def run(blocks: Blocks) -> None:
-        nonlocal partials
+    def start(tuned: Tuned) -> Tensor:
+        bound, blocks = tuned
         tiles = cdiv(in_channels, blocks["BLOCK_K"]) * cdiv(per_group, blocks["BLOCK_N"]) * groups
-        taps = cdiv(filter_size, blocks["TAPS"])
-        small = blocks["num_warps"] == 1 or blocks["TAPS"] == 4
+        taps, small = cdiv(filter_size, blocks["TAPS"]), blocks["num_warps"] == 1 or blocks["TAPS"] == 4
         splits, size = _splits(targets, tiles * taps, _MANY_PROGRAMS if small else _FEW_PROGRAMS)
-        shape = (splits, filter_size, in_channels, out_channels)
-        partials = lattice_values.new_empty(shape, dtype=torch.float32)
-        launch(
-            weight_gradient_kernel, (taps, splits, tiles), (lattice_values, output_gradient, neighbors, partials),
-            (targets, filter_size, size), STRIDE=lattice_values.stride(0), GRADIENT_STRIDE=output_gradient.stride(0),
-            OUT_CHANNELS=out_channels, IN=in_channels, OUT=per_group, PRECISION=precision, PARTS=parts, **blocks,
-        )  # fmt: skip
+        partials = lattice_values.new_empty((splits, filter_size, in_channels, out_channels), dtype=torch.float32)
+        tensors, sizes = (lattice_values, output_gradient, neighbors, partials), (targets, filter_size, size)
+        bound((taps, splits, tiles), tensors, sizes)
+        return partials
 
-    shape = Shape("gradient", precision, lattice_values.dtype, in_channels, per_group, targets)
-    run_blocks(shape, run, lattice_values.device)
-    return partials
+    dtype, deterministic = lattice_values.dtype, torch.are_deterministic_algorithms_enabled()
+    constants = (
+        lattice_values.stride(0), output_gradient.stride(0), out_channels, in_channels, per_group, precision, parts,
+    )  # fmt: skip
+    key = ("gradient", constants, dtype, targets.bit_length(), neighbors.get_device(), deterministic)
+    tuned = CHOSEN.get(key)
+    if tuned is None:
+        shape = Shape("gradient", precision, dtype, in_channels, per_group, targets)
+        tuned = choose(key, shape, weight_gradient_kernel, dict(zip(_CONSTANTS, constants, strict=True)), start)
+    return start(tuned)
 
 
 def _sum_splits(partials: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
