@@ -228,6 +228,14 @@ void slice(Array<const T, 2> lattice_values, Array<const int32_t, 2> vertices, A
     kernels<T>().slice(simplices_of(vertices, barycentric.data()), matrix_of(lattice_values), matrix_of(out), threads);
 }
 
+// out [points, channels], or planes [channels, points]
+template <class T>
+void mix_rows(Array<const T, 2> rows, Array<const int32_t, 2> vertices, Array<const T, 2> weights, bool planes,
+              Array<T, 2> out, int threads) {
+    nb::gil_scoped_release release;
+    kernels<T>().mix_rows(simplices_of(vertices, weights.data()), matrix_of(rows), planes, out.data(), threads);
+}
+
 template <class T>
 void filter_gaussian(Array<const T, 2> values, Array<const int32_t, 2> vertices, Array<const T, 2> barycentric,
                      Array<const int32_t, 2> axis_neighbors, Array<const int32_t, 2> target_vertices,
@@ -414,6 +422,7 @@ void bind_kernels(nb::module_ module) {
     module.def("share_among_parents", &share_among<T>);
     module.def("splat", &splat<T>);
     module.def("slice", &slice<T>);
+    module.def("mix_rows", &mix_rows<T>);
     module.def("barycentric_gradient", &barycentric_gradient<T>);
     module.def("blur", &blur<T>);
     module.def("filter_gaussian", &filter_gaussian<T>);

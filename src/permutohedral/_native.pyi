@@ -53,6 +53,9 @@ class Kernels(Protocol):
     def slice(
         self, lattice_values: Tensor, vertices: Tensor, barycentric: Tensor, out: Tensor, threads: int
     ) -> None: ...
+    def mix_rows(
+        self, rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool, out: Tensor, threads: int
+    ) -> None: ...
     def barycentric_gradient(
         self, values: Tensor, lattice_values: Tensor, vertices: Tensor, out: Tensor, threads: int
     ) -> None: ...

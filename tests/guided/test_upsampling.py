@@ -129,6 +129,29 @@ def test_batches_are_items_side_by_side(mode: Any) -> None:
         assert_close(together[item], alone, torch.float32 if mode == "solver" else torch.float64)
 
 
+@pytest.mark.parametrize(("sampling", "size"), [("area", (4, 5)), ("point", (4, 5)), ("area", (1, 9))])
+def test_many_channels_are_many_maps(sampling: Any, size: tuple[int, int]) -> None:
+    """Which are mixed out of coarse samples, channels first or last, instead of filtered on the lattice."""
+    coarse, guide = maps(2, 200, *size), maps(2, 3, 13, 22, seed=1)
+    coarse[0, :, 0, 1] = torch.nan
+    upsampler = ph.Upsampler(guide, size, None, 0.2, sampling=sampling)
+    found = upsampler(coarse)
+    assert found.is_contiguous()
+    apart = [upsampler(coarse[:, channel : channel + 1]) for channel in (0, 57, 199)]
+    assert_close(found[:, [0, 57, 199]], torch.cat(apart, dim=1))
+    last = upsampler(coarse.contiguous(memory_format=torch.channels_last))
+    assert last.is_contiguous(memory_format=torch.channels_last)
+    assert_close(last, found)
+    # items that follow one guide are further channels
+    alone = ph.upsample(coarse[1:].view(4, 50, *size), guide[1], None, 0.2, sampling=sampling)
+    assert_close(alone.view(1, 200, 13, 22), found[1:])
+
+
+def test_gradients_of_many_channels() -> None:
+    coarse, guide = maps(40, 3).requires_grad_(), maps(1, 7, seed=1).requires_grad_()
+    assert torch.autograd.gradcheck(lambda c, g: ph.upsample(c, g, 1.2, 0.3, spatial_axes=1), (coarse, guide))
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_volumes(mode: Any) -> None:
     coarse = torch.full((1, 2, 3, 2), 4.0, dtype=torch.float64, device=DEVICE)

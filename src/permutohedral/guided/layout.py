@@ -30,6 +30,16 @@ class Layout:
     channels: int
     shared: bool
 
+    @property
+    def guides(self) -> int:
+        """How many guides there are."""
+        return 1 if self.shared else math.prod(self.leading)
+
+    @property
+    def row_channels(self) -> int:
+        """Of a row: those of all items that follow one guide."""
+        return self.channels * (math.prod(self.leading) if self.shared else 1)
+
     def to_rows(self, maps: Tensor) -> Tensor:
         """`[..., channels, *space]` to `[rows, channels of a row]`."""
         items = math.prod(self.leading)

@@ -119,7 +119,9 @@ class Upsampler:
             flat = maps.reshape(-1, *maps.shape[-axes - 1 :]), weights.reshape(-1, *weights.shape[-axes - 1 :])
             complete = fill_unknown(*flat, axes).view(maps.shape)
             rows = Layout(layout.leading, 1, layout.shared).to_rows(weights)
-        reach = joint.reach(rows)
+        # by the weights of coarse samples if they are fewer than the channels
+        many = rows.shape[0] > 0 and layout.row_channels >= 2 * joint.windows.slots
+        reach = joint.mixture(rows) if many else joint.reach(rows)
         if self.mode == "affine":
             own = Layout(tuple(self._guide.shape[: -axes - 1]), self._guide.shape[-axes - 1], layout.shared)
             guide = own.to_rows(self._guide.to(accumulation_dtype(self._guide.dtype)))
@@ -127,7 +129,7 @@ class Upsampler:
             upsampled = layout.from_rows(model, self.grids.fine)
             upsampled = upsampled if channels_last else upsampled.contiguous()
         else:
-            upsampled = reach.average_to_maps(layout.to_rows(maps), layout.to_rows(complete), layout, channels_last)
+            upsampled = reach.average(complete, layout, channels_last)
         for _ in range(steps):
             missing = maps - self.grids.observe(upsampled)
             if weights is not None:
@@ -136,8 +138,7 @@ class Upsampler:
                 # what the model leaves over has little to do with the edges of the guide
                 upsampled = upsampled + self.grids.enlarge(missing)
                 continue
-            missing = layout.to_rows(missing)
-            upsampled = upsampled + reach.average_to_maps(missing, missing, layout, channels_last)
+            upsampled = upsampled + reach.average(missing, layout, channels_last)
         return upsampled
 
 

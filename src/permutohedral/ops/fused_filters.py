@@ -87,6 +87,15 @@ def filter_points(values: Tensor, features: Tensor | None, smallest_mass: float)
     return None if filtered is None else filtered.view(values.shape)
 
 
+def mix_rows(rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool) -> Tensor | None:
+    """In one call, None where it is a slice: see `FusedPrimitives.mix_rows`."""
+    if why_in_steps(rows, weights) is not None or wants_gradient(rows, weights):
+        return None
+    run = getattr(primitives_for(rows), "mix_rows", None)
+    mixed: Tensor | None = None if run is None else run(rows, vertices, weights, planes)
+    return mixed
+
+
 def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor | None:
     """In one call, None where torch computes it: see `FusedPrimitives.sum_landmarks`."""
     if why_in_steps(values, guide) is not None or wants_gradient(values, guide) or values.numel() == 0:

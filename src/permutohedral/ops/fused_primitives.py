@@ -146,6 +146,17 @@ class FusedPrimitives(Primitives, Protocol):
         """
         ...
 
+    def mix_rows(self, rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool) -> Tensor:
+        """`slice` for few rows of many channels and weights of which many are zero, which are passed over.
+
+        Args:
+            rows: `[rows, channels]`.
+            vertices: int32 `[points, terms]`: which rows each point is a sum of.
+            weights: `[points, terms]`.
+            planes: the result is `[channels, points]`, else `[points, channels]`.
+        """
+        ...
+
     def sum_landmarks(self, values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor:
         """The sums over all pixels around each, weighted by the Gaussian over position and color.
 

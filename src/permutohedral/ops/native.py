@@ -184,6 +184,15 @@ def slice(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tens
     return out.to(lattice_values.dtype)
 
 
+def mix_rows(rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool) -> Tensor:
+    dtype, points, channels = accumulation_dtype(rows.dtype), vertices.shape[0], rows.shape[1]
+    out = _empty((channels, points) if planes else (points, channels), dtype)
+    if out.numel() > 0:
+        operands = _plain(rows, dtype), _plain(vertices), _plain(weights, dtype)
+        _core(dtype).mix_rows(*operands, planes, out, _threads(out.numel()))
+    return out.to(rows.dtype)
+
+
 def barycentric_gradient(values: Tensor, lattice_values: Tensor, vertices: Tensor) -> Tensor:
     dtype, channels = accumulation_dtype(values.dtype), values.shape[1]
     out = _empty(vertices.shape, dtype)
