@@ -23,6 +23,9 @@ UpsamplingMode = Literal["gaussian", "affine", "solver"]
 # by mode: bandwidth over positions as a share of the distance between coarse samples, and steps
 _DEFAULTS: dict[UpsamplingMode, tuple[float, int]] = {"gaussian": (0.5, 2), "affine": (1.0, 2), "solver": (0.75, 10)}
 
+# sums of more coarse samples are not computed term by term
+_MOST_SLOTS = 64
+
 
 class Upsampler:
     """Upsampling along the edges of one guide, for any number of maps of one size: it holds the lattice.
@@ -119,8 +122,8 @@ class Upsampler:
             flat = maps.reshape(-1, *maps.shape[-axes - 1 :]), weights.reshape(-1, *weights.shape[-axes - 1 :])
             complete = fill_unknown(*flat, axes).view(maps.shape)
             rows = Layout(layout.leading, 1, layout.shared).to_rows(weights)
-        # by the weights of coarse samples if they are fewer than the channels
-        many = rows.shape[0] > 0 and layout.row_channels >= 2 * joint.windows.slots
+        # by the weights of coarse samples where these are fewer than the channels
+        many = joint.windows.slots <= min(layout.row_channels // 2, _MOST_SLOTS)
         reach = joint.mixture(rows) if many else joint.reach(rows)
         if self.mode == "affine":
             own = Layout(tuple(self._guide.shape[: -axes - 1]), self._guide.shape[-axes - 1], layout.shared)

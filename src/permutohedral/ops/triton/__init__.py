@@ -12,7 +12,7 @@ from permutohedral.ops.triton.filter.exact_sums import sum_neighbors, sum_window
 from permutohedral.ops.triton.filter.gaussian import filter_gaussian, filter_points
 from permutohedral.ops.triton.filter.learned_filter import differentiate_learned, filter_learned
 from permutohedral.ops.triton.filter.mean_field import mean_field
-from permutohedral.ops.triton.filter.slice import barycentric_gradient, slice
+from permutohedral.ops.triton.filter.slice import barycentric_gradient, mix_rows, slice
 from permutohedral.ops.triton.filter.splat import splat
 from permutohedral.ops.triton.filter.weight_gradient import convolve_gradients, convolve_weight_gradient
 
@@ -34,6 +34,7 @@ __all__ = [
     "index_points",
     "index_points_bounded",
     "mean_field",
+    "mix_rows",
     "picture_features",
     "slice",
     "splat",
