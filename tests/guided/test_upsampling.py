@@ -171,6 +171,24 @@ def test_gradients(mode: Any) -> None:
     assert torch.autograd.gradcheck(run, [coarse, guide, confidence], atol=1e-7, fast_mode=True)
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="arrays lie in the memory of the host")
+def test_arrays_give_arrays() -> None:
+    random = np.random.default_rng(0)
+    coarse, guide = random.random((2, 4, 5)), random.random((3, 9, 11))[:, ::-1]
+    coarse.flags.writeable = False
+    found = ph.upsample(coarse, guide, confidence=np.ones((4, 5)))
+    assert isinstance(found, np.ndarray)
+    tensors = torch.from_numpy(coarse.copy()), torch.from_numpy(guide.copy())
+    assert_close(torch.from_numpy(found), ph.upsample(*tensors))
+    assert isinstance(ph.Upsampler(guide, (4, 5))(coarse), np.ndarray)
+    solved = ph.bilateral_solver(coarse, guide, observe="cells", start=found)
+    assert isinstance(solved, np.ndarray)
+    assert isinstance(ph.BilateralSolver(guide)(coarse[:, 0], observe=np.zeros((5, 2))), np.ndarray)
+    values, mass = ph.interpolate(coarse[:, 0].T, random.random((5, 2)))
+    assert isinstance(values, np.ndarray)
+    assert isinstance(mass, np.ndarray)
+
+
 def test_sixteen_bits_stay() -> None:
     assert ph.upsample(maps(2, 3, 3).half(), maps(1, 6, 6).float()).dtype == torch.float16
 

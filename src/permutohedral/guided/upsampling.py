@@ -11,6 +11,7 @@ from torch import Tensor
 from permutohedral.errors import InputError
 from permutohedral.features import Sigma
 from permutohedral.guided.affine import affine_model
+from permutohedral.guided.arrays import Data, as_given, optional_tensor, to_tensor
 from permutohedral.guided.grids import Grids, Sampling, fill_unknown
 from permutohedral.guided.joint import default_sigma, joint_lattice, ones_for
 from permutohedral.guided.layout import Layout, check_space, known_values, layout_of
@@ -31,7 +32,8 @@ class Upsampler:
     """Upsampling along the edges of one guide, for any number of maps of one size: it holds the lattice.
 
     Args:
-        guide: float `[guide channels, *space]`, or `[..., guide channels, *space]` with a guide for each item.
+        guide: float `[guide channels, *space]`, or `[..., guide channels, *space]` with a guide for each item; a NumPy
+            array, too.
         size: extents of the coarse maps.
         sigma_space: see `upsample`.
         sigma_range: see `upsample`.
@@ -47,7 +49,7 @@ class Upsampler:
 
     def __init__(
         self,
-        guide: Tensor,
+        guide: Data,
         size: tuple[int, ...],
         sigma_space: Sigma | None = None,
         sigma_range: Sigma = 0.1,
@@ -59,25 +61,31 @@ class Upsampler:
         if mode not in _DEFAULTS:
             raise InputError(f"mode must be one of {', '.join(map(repr, _DEFAULTS))}, got {mode!r}")
         self.mode: UpsamplingMode = mode
-        self.grids = Grids(tuple(size), check_space(guide, spatial_axes), sampling)
+        self._guide = to_tensor(guide)
+        self.grids = Grids(tuple(size), check_space(self._guide, spatial_axes), sampling)
         share, self._steps = _DEFAULTS[mode]
         sigma = default_sigma(self.grids, share) if sigma_space is None else sigma_space
-        self._guide = guide
         if mode == "solver":
-            self._solver = BilateralSolver(guide, sigma, sigma_range, spatial_axes=spatial_axes)
+            self._solver = BilateralSolver(self._guide, sigma, sigma_range, spatial_axes=spatial_axes)
         else:
-            self._joint = joint_lattice(guide, self.grids, sigma, sigma_range)
+            self._joint = joint_lattice(self._guide, self.grids, sigma, sigma_range)
 
     def __call__(
         self,
-        coarse: Tensor,
-        confidence: Tensor | None = None,
+        coarse: Data,
+        confidence: Data | None = None,
         steps: int | None = None,
         *,
         smoothness: float | Tensor = 0.3,
         ridge: float = 1e-3,
-    ) -> Tensor:
+    ) -> Data:
         """See `upsample`."""
+        found = self._upsample(to_tensor(coarse), optional_tensor(confidence), steps, smoothness, ridge)
+        return as_given(found, coarse)
+
+    def _upsample(
+        self, coarse: Tensor, confidence: Tensor | None, steps: int | None, smoothness: float | Tensor, ridge: float
+    ) -> Tensor:
         axes = len(self.grids.coarse)
         layout = layout_of("coarse", coarse, tuple(self._guide.shape[: -axes - 1]), self._guide.device, axes)
         if tuple(coarse.shape[-axes:]) != self.grids.coarse:
@@ -146,20 +154,22 @@ class Upsampler:
 
 
 def upsample(  # noqa: PLR0913 (map and guide, their bandwidths, and what each mode adds)
-    coarse: Tensor,
-    guide: Tensor,
+    coarse: Data,
+    guide: Data,
     sigma_space: Sigma | None = None,
     sigma_range: Sigma = 0.1,
     mode: UpsamplingMode = "gaussian",
     *,
-    confidence: Tensor | None = None,
+    confidence: Data | None = None,
     steps: int | None = None,
     sampling: Sampling = "area",
     smoothness: float | Tensor = 0.3,
     ridge: float = 1e-3,
     spatial_axes: int = 2,
-) -> Tensor:
+) -> Data:
     """Bring a coarse map to the size of a guide, along its edges: depth, flow, labels, color, features of a network.
+
+    Takes and gives tensors, or NumPy arrays.
 
     Args:
         coarse: float `[..., channels, *small]`, in any range and of any number of channels. NaN is unknown, and filled.
@@ -189,8 +199,9 @@ def upsample(  # noqa: PLR0913 (map and guide, their bandwidths, and what each m
     >>> ph.upsample(torch.rand(2, 384, 5, 7), torch.rand(2, 3, 40, 50), mode="gaussian", steps=0).shape
     torch.Size([2, 384, 40, 50])
     """
-    if not isinstance(coarse, Tensor) or coarse.dim() <= spatial_axes:
-        layout_of("coarse", coarse, (), guide.device, spatial_axes)
-    size = tuple(coarse.shape[-spatial_axes:])
+    given = to_tensor(coarse)
+    if not isinstance(given, Tensor) or given.dim() <= spatial_axes:
+        layout_of("coarse", given, (), to_tensor(guide).device, spatial_axes)
+    size = tuple(given.shape[-spatial_axes:])
     upsampler = Upsampler(guide, size, sigma_space, sigma_range, mode, sampling=sampling, spatial_axes=spatial_axes)
     return upsampler(coarse, confidence, steps, smoothness=smoothness, ridge=ridge)

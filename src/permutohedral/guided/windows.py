@@ -28,7 +28,7 @@ class Windows:
 
     >>> windows = find_windows(Grids((4,), (32,), "area"), 2.0)
     >>> windows.sizes, windows.samples().tolist()[12:14]
-    ((3,), [[0, 1, 2], [0, 1, 2]])
+    ((3,), [[0, 1, 2], [3, 1, 2]])
     """
 
     grids: Grids

@@ -33,7 +33,8 @@ def by_mode(mode: UpsamplingMode) -> Upsample:
         sigma_range = options.pop("sigma_gray")
         if len(guide) == 3:
             guide, sigma_range = ph.opponent_colors(guide), [sigma_range, *[options.pop("sigma_color")] * 2]
-        return ph.upsample(coarse, guide, sigma_space, sigma_range, mode, **options)
+        found: Tensor = ph.upsample(coarse, guide, sigma_space, sigma_range, mode, **options)
+        return found
 
     return run
 
