@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "filter/cells.hpp"
 #include "filter/pixels.hpp"
 #include "filter/point_filter.hpp"
 #include "filter/rows.hpp"
@@ -407,6 +408,20 @@ bool is_nan_among(Array<const T, 3> values, int threads) {
     return is_sum_nan(values.data(), int64_t(values.size()), threads);
 }
 
+template <class T>
+CellSums<T> sum_cells(Array<const int32_t, 2> vertices, Array<const T, 2> barycentric, int64_t items,
+                      const std::vector<int64_t>& coarse, const std::vector<int64_t>& fine, int threads) {
+    const CellGrids grids{items, {coarse.at(0), coarse.at(1), coarse.at(2)}, {fine.at(0), fine.at(1), fine.at(2)}};
+    nb::gil_scoped_release release;
+    return CellSums<T>(simplices_of(vertices, barycentric.data()), grids, threads);
+}
+
+template <class T>
+void write_cells(const CellSums<T>& sums, Array<int32_t, 1> cells, Array<int32_t, 2> vertices, Array<T, 2> weights) {
+    nb::gil_scoped_release release;
+    sums.write(cells.data(), vertices.data(), weights.data());
+}
+
 // The kernels of one dtype, as a submodule.
 template <class T>
 void bind_kernels(nb::module_ module) {
@@ -444,6 +459,11 @@ void bind_kernels(nb::module_ module) {
     module.def("sum_window", &sum_window<T>);
     module.def("sum_landmarks", &sum_landmarks<T>);
     module.def("sum_neighbors", &sum_neighbors<T>);
+    nb::class_<CellSums<T>>(module, "CellSums")
+        .def_prop_ro("num_rows", &CellSums<T>::num_rows)
+        .def_prop_ro("terms", [](const CellSums<T>&) { return CellSums<T>::terms; })
+        .def("write", &write_cells<T>);
+    module.def("sum_cells", &sum_cells<T>);
     module.def("picture_features", &features_of_pictures<T>);
     module.def("interleave", &interleave_planes<T>);
     module.def("divide_rows", &divide_by<T>);

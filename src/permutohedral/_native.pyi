@@ -29,6 +29,13 @@ class PointFilter(Protocol):
 class BorrowedKernel(Protocol):
     """Tables of one kernel of a mean field."""
 
+class CellSums(Protocol):
+    """The lattice points under cells of points."""
+
+    num_rows: int
+    terms: int
+    def write(self, cells: Tensor, vertices: Tensor, weights: Tensor) -> None: ...
+
 class Kernels(Protocol):
     """The submodule for one dtype. None instead of an index: a feature is out of range."""
 
@@ -56,6 +63,9 @@ class Kernels(Protocol):
     def mix_rows(
         self, rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool, out: Tensor, threads: int
     ) -> None: ...
+    def sum_cells(
+        self, vertices: Tensor, barycentric: Tensor, items: int, coarse: list[int], fine: list[int], threads: int
+    ) -> CellSums: ...
     def barycentric_gradient(
         self, values: Tensor, lattice_values: Tensor, vertices: Tensor, out: Tensor, threads: int
     ) -> None: ...

@@ -19,7 +19,7 @@ from permutohedral.guided.layout import Layout, check_space, features_of, known_
 from permutohedral.guided.smoothness import Smoothness, smoothness_on
 from permutohedral.lattice import build_lattice
 from permutohedral.memory import check_rows
-from permutohedral.ops import operators
+from permutohedral.ops import fused_filters, operators
 from permutohedral.ops.tracing import wants_gradient
 from permutohedral.simplices import Simplices
 from permutohedral.tensors import check_count, check_tensor
@@ -201,31 +201,64 @@ def _system(simplices: Simplices, smoothness: Smoothness, data: _Data, strength:
     Data at samples are lumped: each lattice point has its share of them, as in a grid without interpolation. Means of
     cells are not: that a mean is right, whatever its parts, is what they are for.
     """
-    vertices, number = simplices.vertices, simplices.num_lattice_points
     barycentric = simplices.barycentric if smoothness.mass.requires_grad else simplices.barycentric.detach()
-    if isinstance(data.where, Tensor):
-        vertices, barycentric = vertices.index_select(0, data.where), barycentric.index_select(0, data.where)
-
-    def gather(rows: Tensor) -> Tensor:
-        """From what is seen to the lattice."""
-        if isinstance(data.where, Grids):
-            maps = data.layout.from_rows(rows, data.where.coarse)
-            rows = data.layout.to_rows(data.where.spread(maps))
-        return operators.splat(rows, vertices, barycentric, number)
-
-    right, lumped = gather(data.values * data.weights), gather(data.weights)
+    seen = _see(simplices, barycentric, data)
+    right, lumped = seen.gather(data.values * data.weights), seen.gather(data.weights)
     # positive where there is neither data nor a neighbor
     smallest = torch.finfo(lumped.dtype).eps ** 2
     diagonal = (strength * smoothness.diagonal() + lumped).detach().clamp_min(smallest)
 
     def product(rows: Tensor) -> Tensor:
         rough = strength * smoothness.roughen(rows)
-        if not isinstance(data.where, Grids):
+        if seen.observe is None:
             return rough + lumped * rows
-        maps = data.layout.from_rows(operators.slice(rows, vertices, barycentric), data.where.fine)
-        return rough + gather(data.weights * data.layout.to_rows(data.where.observe(maps)))
+        return rough + seen.gather(data.weights * seen.observe(rows))
 
     return _System(product, right, diagonal, lumped, smoothness)
+
+
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """What is seen of lattice values, and its transpose.
+
+    Attributes:
+        gather: from rows of data to the lattice.
+        observe: means of cells; None where data are at samples.
+    """
+
+    gather: Product
+    observe: Product | None
+
+
+def _see(simplices: Simplices, barycentric: Tensor, data: _Data) -> _Seen:
+    vertices, number, where, layout = simplices.vertices, simplices.num_lattice_points, data.where, data.layout
+    if not isinstance(where, Grids):
+        if where is not None:
+            vertices, barycentric = vertices.index_select(0, where), barycentric.index_select(0, where)
+        return _Seen(lambda rows: operators.splat(rows, vertices, barycentric, number), None)
+    grids, tables = where, fused_filters.sum_cells(vertices, barycentric, where.coarse, where.fine)
+    if tables is not None:
+        cells, points, weights = tables
+        ones = weights.new_ones(len(cells), 1)
+
+        def gather(rows: Tensor) -> Tensor:
+            return operators.splat(rows.index_select(0, cells), points, weights, number)
+
+        def observe(rows: Tensor) -> Tensor:
+            # which adds up faster than torch's index_add
+            return operators.splat(operators.slice(rows, points, weights), cells[:, None], ones, len(data.values))
+
+    else:
+
+        def gather(rows: Tensor) -> Tensor:
+            maps = grids.spread(layout.from_rows(rows, grids.coarse))
+            return operators.splat(layout.to_rows(maps), vertices, barycentric, number)
+
+        def observe(rows: Tensor) -> Tensor:
+            maps = layout.from_rows(operators.slice(rows, vertices, barycentric), grids.fine)
+            return layout.to_rows(grids.observe(maps))
+
+    return _Seen(gather, observe)
 
 
 def _detached(number: float | Tensor) -> float | Tensor:

@@ -22,7 +22,7 @@ from permutohedral.tensors import check_count
 UpsamplingMode = Literal["gaussian", "affine", "solver"]
 
 # by mode: bandwidth over positions as a share of the distance between coarse samples, and steps
-_DEFAULTS: dict[UpsamplingMode, tuple[float, int]] = {"gaussian": (0.5, 2), "affine": (1.0, 2), "solver": (0.75, 10)}
+_DEFAULTS: dict[UpsamplingMode, tuple[float, int]] = {"gaussian": (0.5, 2), "affine": (1.0, 2), "solver": (0.75, 16)}
 
 # sums of more coarse samples are not computed term by term
 _MOST_SLOTS = 64
@@ -182,7 +182,7 @@ def upsample(  # noqa: PLR0913 (map and guide, their bandwidths, and what each m
             smooth along the guide (`bilateral_solver`): the best and the slowest. docs/upsampling.md compares them.
         confidence: how much each coarse sample counts, `[..., *small]`, not negative; zero is unknown.
         steps: how often the result is corrected by what it lacks on the coarse grid, 2 unless given; of "solver" its
-            iterations, 10 unless given.
+            iterations, 16 unless given.
         sampling: "area" if coarse samples are means of cells, with centers at (i + 1/2) N / n - 1/2; "point" if they
             are the pixels at floor(i N / n).
         smoothness: for "solver", see `bilateral_solver`.

@@ -96,6 +96,17 @@ def mix_rows(rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool) -> T
     return mixed
 
 
+def sum_cells(
+    vertices: Tensor, barycentric: Tensor, coarse: tuple[int, ...], fine: tuple[int, ...]
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """In one call, None where points are sliced and averaged: see `FusedPrimitives.sum_cells`."""
+    if why_in_steps(vertices, barycentric) is not None or wants_gradient(barycentric):
+        return None
+    run = getattr(primitives_for(barycentric), "sum_cells", None)
+    tables: tuple[Tensor, Tensor, Tensor] | None = None if run is None else run(vertices, barycentric, coarse, fine)
+    return tables
+
+
 def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor | None:
     """In one call, None where torch computes it: see `FusedPrimitives.sum_landmarks`."""
     if why_in_steps(values, guide) is not None or wants_gradient(values, guide) or values.numel() == 0:

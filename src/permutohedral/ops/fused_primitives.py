@@ -157,6 +157,23 @@ class FusedPrimitives(Primitives, Protocol):
         """
         ...
 
+    def sum_cells(
+        self, vertices: Tensor, barycentric: Tensor, coarse: tuple[int, ...], fine: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The slice of all points, followed by the mean over cells, as sums of the lattice points under each cell.
+
+        Args:
+            vertices: int32 `[items * points, corners]`, the points of an item those of the fine grid.
+            barycentric: likewise.
+            coarse: extents of the grid of cells, as `torch.nn.functional.adaptive_avg_pool2d` has them.
+            fine: of the grid of points, of as many axes, at most three.
+
+        Returns:
+            int32 `[rows]`, the cell of each row; int32 `[rows, terms]` and `[rows, terms]`, lattice points and weights.
+            The sum of a row, added to those of the other rows of its cell, is the mean.
+        """
+        ...
+
     def sum_landmarks(self, values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor:
         """The sums over all pixels around each, weighted by the Gaussian over position and color.
 

@@ -193,6 +193,19 @@ def mix_rows(rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool) -> T
     return out.to(rows.dtype)
 
 
+def sum_cells(
+    vertices: Tensor, barycentric: Tensor, coarse: tuple[int, ...], fine: tuple[int, ...]
+) -> tuple[Tensor, Tensor, Tensor]:
+    items, padding = vertices.shape[0] // math.prod(fine), [1] * (3 - len(fine))
+    core, operands = _core(barycentric.dtype), (_plain(vertices), _plain(barycentric))
+    sums = core.sum_cells(*operands, items, [*padding, *coarse], [*padding, *fine], _threads(vertices.numel()))
+    shape = sums.num_rows, sums.terms
+    cells, points = _empty(shape[:1], torch.int32), _empty(shape, torch.int32)
+    weights = _empty(shape, barycentric.dtype)
+    sums.write(cells, points, weights)
+    return cells, points, weights
+
+
 def barycentric_gradient(values: Tensor, lattice_values: Tensor, vertices: Tensor) -> Tensor:
     dtype, channels = accumulation_dtype(values.dtype), values.shape[1]
     out = _empty(vertices.shape, dtype)

@@ -12,7 +12,7 @@ from permutohedral.experiments.upsampling.run import UpsamplingConfig, run
 from permutohedral.reporting.markdown import markdown_table
 from permutohedral.reporting.provenance import name_machine
 
-_DEPTH = ("depth_bicubic", "depth_gaussian", "depth_consistent", "depth_solver", "depth_solver_16")
+_DEPTH = ("depth_bicubic", "depth_gaussian", "depth_consistent", "depth_solver")
 _COLORS = ("colors_bicubic", "colors_gaussian", "colors_affine", "colors_solver")
 _CHROMA = ("chroma_bicubic", "chroma_gaussian", "chroma_solver")
 _KEPT = ("kept_linear", "kept_gaussian", "kept_filter", "kept_learned")
