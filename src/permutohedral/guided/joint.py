@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,13 +37,18 @@ class Joint:
         grids: coarse and fine.
         lattice: from `build_lattice` with `separable=True`.
         coarse_guide: `[rows of coarse samples, guide channels]`.
-        windows: the coarse samples that may reach each target.
+        sigma_space: bandwidth over positions.
     """
 
     grids: Grids
     lattice: Lattice
     coarse_guide: Tensor
-    windows: Windows
+    sigma_space: Sigma
+
+    @cached_property
+    def windows(self) -> Windows:
+        """The coarse samples that may reach each target."""
+        return find_windows(self.grids, self.sigma_space, self.lattice.device)
 
     def gather(self, rows: Tensor) -> Tensor:
         """Rows of coarse samples to blurred lattice values; one sample alone has the weight `gain` at its place."""
@@ -169,23 +175,27 @@ def mix_planes(rows: Tensor, samples: Tensor, shares: Tensor) -> Tensor:
     return planes
 
 
-def joint_lattice(guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_range: Sigma) -> Joint:
+def joint_lattice(
+    guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_range: Sigma, origin: Sequence[int] | None = None
+) -> Joint:
     """The lattice under `grids.coarse` samples of a guide `[..., channels, *grids.fine]` and under all of them."""
-    sources, targets, seen = joint_features(guide, grids, sigma_space, sigma_range)
+    sources, targets, seen = joint_features(guide, grids, sigma_space, sigma_range, origin)
     lattice = build_lattice(sources, targets, 0, separable=True)
-    return Joint(grids, lattice, seen.reshape(-1, seen.shape[-1]), find_windows(grids, sigma_space, guide.device))
+    return Joint(grids, lattice, seen.reshape(-1, seen.shape[-1]), sigma_space)
 
 
 def joint_features(
-    guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_range: Sigma
+    guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_range: Sigma, origin: Sequence[int] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Features of the coarse samples and of all, `[..., points, d]`, and the guide at the coarse ones."""
     axes = len(grids.fine)
     wide = guide.to(accumulation_dtype(guide.dtype))
-    targets = features_of(guide, sigma_space, sigma_range, axes)
+    targets = features_of(guide, sigma_space, sigma_range, axes, origin)
     seen = grids.observe(wide).flatten(-axes).mT
-    positions = in_units_of(grids.positions(wide.dtype, wide.device), sigma_space)
-    sources = join(positions, in_units_of(seen, sigma_range))
+    positions = grids.positions(wide.dtype, wide.device)
+    if origin is not None:
+        positions = positions + positions.new_tensor(origin)
+    sources = join(in_units_of(positions, sigma_space), in_units_of(seen, sigma_range))
     if sources.dim() > 3:
         sources = sources.flatten(0, -3)
     return sources, targets, seen

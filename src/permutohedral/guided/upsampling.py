@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -26,6 +27,8 @@ _DEFAULTS: dict[UpsamplingMode, tuple[float, int]] = {"gaussian": (0.5, 2), "aff
 
 # sums of more coarse samples are not computed term by term
 _MOST_SLOTS = 64
+# no window is so small that fewer are worth it
+_FEWEST_CHANNELS = 8
 
 
 class Upsampler:
@@ -40,6 +43,8 @@ class Upsampler:
         mode: see `upsample`.
         sampling: see `upsample`.
         spatial_axes: see `upsample`.
+        origin: position of the first sample of the guide, for a part of a larger one: of two parts that overlap by
+            `reach`, the results agree. The solver, in which all samples matter to all, has none.
 
     >>> import permutohedral as ph
     >>> upsampler = ph.Upsampler(torch.rand(3, 48, 64), size=(6, 8))
@@ -47,7 +52,7 @@ class Upsampler:
     (torch.Size([1, 48, 64]), torch.Size([2, 5, 48, 64]))
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the guide, its bandwidths, and where things lie)
         self,
         guide: Data,
         size: tuple[int, ...],
@@ -57,7 +62,10 @@ class Upsampler:
         *,
         sampling: Sampling = "area",
         spatial_axes: int = 2,
+        origin: Sequence[int] | None = None,
     ) -> None:
+        if mode == "solver" and origin is not None:
+            raise InputError("the solver has no parts: leave out the origin, or take another mode")
         if mode not in _DEFAULTS:
             raise InputError(f"mode must be one of {', '.join(map(repr, _DEFAULTS))}, got {mode!r}")
         self.mode: UpsamplingMode = mode
@@ -68,7 +76,7 @@ class Upsampler:
         if mode == "solver":
             self._solver = BilateralSolver(self._guide, sigma, sigma_range, spatial_axes=spatial_axes)
         else:
-            self._joint = joint_lattice(self._guide, self.grids, sigma, sigma_range)
+            self._joint = joint_lattice(self._guide, self.grids, sigma, sigma_range, origin)
 
     def __call__(
         self,
@@ -131,7 +139,8 @@ class Upsampler:
             complete = fill_unknown(*flat, axes).view(maps.shape)
             rows = Layout(layout.leading, 1, layout.shared).to_rows(weights)
         # by the weights of coarse samples where these are fewer than the channels
-        many = joint.windows.slots <= min(layout.row_channels // 2, _MOST_SLOTS)
+        few = layout.row_channels < _FEWEST_CHANNELS
+        many = not few and joint.windows.slots <= min(layout.row_channels // 2, _MOST_SLOTS)
         reach = joint.mixture(rows) if many else joint.reach(rows)
         if self.mode == "affine":
             own = Layout(tuple(self._guide.shape[: -axes - 1]), self._guide.shape[-axes - 1], layout.shared)
