@@ -16,7 +16,8 @@ _DEPTH = ("depth_bicubic", "depth_gaussian", "depth_consistent", "depth_solver")
 _COLORS = ("colors_bicubic", "colors_gaussian", "colors_affine", "colors_solver")
 _CHROMA = ("chroma_bicubic", "chroma_gaussian", "chroma_solver")
 _KEPT = ("kept_linear", "kept_gaussian", "kept_filter", "kept_learned")
-ROWS = (*_DEPTH, *_COLORS, *_CHROMA, *_KEPT)
+_FEATURES = ("features_bicubic", "features_gaussian", "features_consistent", "features_affine")
+ROWS = (*_DEPTH, *_COLORS, *_CHROMA, *_KEPT, *_FEATURES)
 # need OpenCV with its contributed modules
 MORE_ROWS = (
     *("depth_opencv_guided", "depth_opencv_joint", "depth_opencv_dt"),
@@ -26,6 +27,7 @@ MORE_ROWS = (
 TITLES = {
     "depth": "Disparities along a photograph: root mean square error in units of 8 bits",
     "colors": "RGB along gray: PSNR in dB",
+    "features": "24 channels of a network along the gray picture it sees: variance over mean square error in dB",
     "kept": "RGB along gray, of one pixel out of as many along each axis: PSNR in dB",
     "chroma": "RGB less gray along gray, which is added again: PSNR in dB",
 }

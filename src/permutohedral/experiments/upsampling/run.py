@@ -23,13 +23,16 @@ from permutohedral.experiments.result import Result, make_result
 from permutohedral.experiments.training import RunOptions, TrainingSettings
 from permutohedral.experiments.upsampling.learned import train
 from permutohedral.experiments.upsampling.methods import METHODS, Upsample
+from permutohedral.models.pretrained import load_pretrained
 from permutohedral.reporting.quality import psnr
 
-Task = Literal["depth", "colors", "chroma", "kept"]
+Task = Literal["depth", "colors", "chroma", "kept", "features"]
 
 _CHOSEN_ON, _MEASURED_ON = ("cones", "teddy"), ("art", "books", "moebius", "tsukuba", "venus")
 # of the pictures of BSDS500: of val to choose settings on, of test to measure
 _VAL_PICTURES, _TEST_PICTURES = 5, 50
+# those of which there are features, which have many channels
+_FEATURE_PICTURES = 10
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,8 @@ class UpsamplingConfig:
         name: of the row and its files.
         title: what the table calls it.
         task: "depth", disparities along a photograph; "colors", RGB along gray; "chroma", RGB less gray along gray; all
-            of these of means of cells. "kept", RGB along gray of one pixel out of `factor` along each axis.
+            of these of means of cells. "kept", RGB along gray of one pixel out of `factor` along each axis. "features",
+            means of cells of what a network makes of a gray picture, along that picture.
         method: of `METHODS`.
         factors: how many times as large the result is along each axis.
         grid: values of settings to choose from, by name.
@@ -94,7 +98,8 @@ def pictures_of(task: Task, folder: Path | None, limit: int | None) -> tuple[lis
             scenes = [load_scene(name, folder) for name in names[:limit]]
             sets.append([Picture(scene.name, scene.disparity, scene.color) for scene in scenes])
         return sets[0], sets[1]
-    several = load_colors("val", folder, limit or _VAL_PICTURES), load_colors("test", folder, limit or _TEST_PICTURES)
+    measured = _FEATURE_PICTURES if task == "features" else _TEST_PICTURES
+    several = load_colors("val", folder, limit or _VAL_PICTURES), load_colors("test", folder, limit or measured)
     chosen_on, measured_on = ([_colored(name, rgb, task) for name, rgb in each.items()] for each in several)
     return chosen_on, measured_on
 
@@ -103,7 +108,21 @@ def _colored(name: str, rgb: Tensor, task: Task) -> Picture:
     # whole cells, as others have it
     rgb = rgb[:, : rgb.shape[1] // 16 * 16, : rgb.shape[2] // 16 * 16]
     gray = rgb.mean(dim=0, keepdim=True)
+    if task == "features":
+        return Picture(name, features_of_network(gray), gray)
     return Picture(name, rgb - gray, gray, gray) if task == "chroma" else Picture(name, rgb, gray)
+
+
+def features_of_network(gray: Tensor) -> Tensor:
+    """What the shipped denoiser deep_small has before its last layer, `[24, height, width]`, each of variance one."""
+    model, _ = load_pretrained("deep_small")
+    kept: list[Tensor] = []
+    handle = model.get_submodule("tail").register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0][0]))
+    with torch.no_grad():
+        model(gray[None])
+    handle.remove()
+    features = kept[0] - kept[0].mean(dim=(1, 2), keepdim=True)
+    return features / features.std(dim=(1, 2), keepdim=True).clamp_min(1e-6)
 
 
 def run(config: UpsamplingConfig, options: RunOptions) -> Result | None:
@@ -161,7 +180,11 @@ def ends_of(config: UpsamplingConfig, settings: dict[str, Any]) -> list[str]:
 def evaluate(
     method: Upsample, task: Task, picture: Picture, factor: int, settings: dict[str, Any]
 ) -> tuple[float, float]:
-    """The root mean square error in units of 8 bits, or PSNR in dB, and the seconds of processor time."""
+    """The score and the seconds of processor time.
+
+    The score is the root mean square error in units of 8 bits for "depth", for features their variance over the mean
+    square error in dB, else the PSNR in dB.
+    """
     if task == "kept":
         coarse = picture.truth[:, ::factor, ::factor].contiguous()
     else:
@@ -171,6 +194,8 @@ def evaluate(
         started = time.process_time()
         found = method(coarse, picture.guide, factor, settings)
         seconds = time.process_time() - started
+    if task == "features":
+        return -10 * math.log10(float((found - picture.truth).square().mean())), seconds
     if task == "depth":
         return float((found.clamp(0, 255) - picture.truth).square().mean().sqrt()), seconds
     return psnr((found + picture.added).clamp(0, 1), picture.truth + picture.added), seconds
