@@ -12,11 +12,11 @@ from permutohedral.models.color_upsampling import ColorUpsampler, load_color_ups
 
 
 def test_shipped_weights_find_color_along_gray() -> None:
-    """Areas of one color each, in light and shade: color follows gray within them."""
+    """Areas of muted colors in light and shade, as photographs have them."""
     y, x = torch.meshgrid(torch.arange(96), torch.arange(96), indexing="ij")
     areas = ((x - 43) ** 2 + (y - 50) ** 2 < 900).long() + (x + 2 * y > 170).long() * 2
-    image = torch.tensor([[0.1, 0.3, 0.2], [0.8, 0.3, 0.2], [0.2, 0.5, 0.9], [0.9, 0.9, 0.6]])[areas].movedim(-1, 0)
-    image = image * (0.7 + 0.2 * torch.sin(x / 7) + 0.1 * torch.cos((x + 3 * y) / 11))
+    colors = torch.tensor([[0.5, 0.45, 0.4], [0.3, 0.35, 0.3], [0.6, 0.6, 0.65], [0.4, 0.35, 0.35]])
+    image = colors[areas].movedim(-1, 0) * (0.7 + 0.3 * torch.sin(x / 5) * torch.cos(y / 6))
     gray = image.mean(dim=0, keepdim=True)
     with torch.no_grad():
         for factor in (2, 4, 8, 16):
@@ -24,7 +24,7 @@ def test_shipped_weights_find_color_along_gray() -> None:
             found = model(image[:, ::factor, ::factor], gray)
             start = ColorUpsampler(model.filter.sigma_space, model.filter.sigma_range)
             untrained = start(image[:, ::factor, ::factor], gray)
-            assert (found - image).square().mean() < (untrained - image).square().mean()
+            assert (found - image).square().mean() < 0.7 * (untrained - image).square().mean()
 
 
 def test_files_hold_all(tmp_path: Path) -> None:
