@@ -79,7 +79,8 @@ def photograph(height: int, width: int, generator: torch.Generator) -> Tensor:
 
 def ours(case: Case, coarse: Tensor, guide: Tensor) -> Tensor:
     """Along the edges."""
-    return ph.upsample(coarse, guide, sigma_range=SIGMA_RANGE, **case.options)
+    found: Tensor = ph.upsample(coarse, guide, sigma_range=SIGMA_RANGE, **case.options)
+    return found
 
 
 def bilinear(case: Case, coarse: Tensor, guide: Tensor) -> Tensor:

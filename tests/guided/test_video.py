@@ -54,6 +54,6 @@ def test_what_does_not_fit_is_refused() -> None:
         list(ph.upsample_frames([(coarse[:, 0], guide[:, 0]), (coarse[:, 1, 1:], guide[:, 1])]))
     for options in ({"sigma_time": 0.0}, {"at_once": 0}, {"steps": -1}):
         with pytest.raises(ph.InputError):
-            ph.upsample_frames([], **options)  # type: ignore[arg-type]
+            ph.upsample_frames([], **options)
     with pytest.raises(ph.InputError, match="no parts"):
         ph.Upsampler(guide[:, 0], (3, 4), mode="solver", origin=(0, 0))

@@ -61,7 +61,8 @@ def test_missing_data_tells_the_layout(tmp_path: Path, monkeypatch: pytest.Monke
 def test_ours_beat_interpolation_and_the_report_says_so(data: Path, tmp_path: Path) -> None:
     options = RunOptions(tmp_path, data, "cpu", progress=False)
     grid = {"sigma_space": [0.75], "sigma_gray": [0.3], "sigma_color": [0.1]}
-    results = [run(row(name="bicubic", factors=(4,)), options), run(row("solver", factors=(4,), grid=grid), options)]
+    rows = row(name="bicubic", factors=(4,)), row("solver", factors=(4,), grid=grid)
+    results = [result for each in rows if (result := run(each, options)) is not None]
     scores = [result.metrics["4"]["score"] for result in results]
     assert scores[1] < 0.5 * scores[0]
     assert set(results[0].metrics["4"]["pictures"]) == {"art", "books", "moebius", "tsukuba", "venus"}
