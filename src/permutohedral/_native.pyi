@@ -1,4 +1,4 @@
-"""The compiled core, built from `native/`; called by `ops/native.py`, and by `memory.py` for its forecast.
+"""The compiled core, built from `native/`; called by `ops/native/`, and by `memory.py` for its forecast.
 
 Results are written into tensors given by the caller. Shapes are those of `ops/primitives.py`; `threads` is the largest
 number of threads to use.

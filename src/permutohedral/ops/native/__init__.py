@@ -18,6 +18,8 @@ from torch.utils.dlpack import from_dlpack
 from permutohedral.errors import BackendUnavailable
 from permutohedral.neighborhood import axis_offsets, blur_gain
 from permutohedral.ops.fused_primitives import FilterTables, KeptOfFilter, LandmarkTables, PairwiseTables
+from permutohedral.ops.native.sums import mix_rows as mix_rows
+from permutohedral.ops.native.sums import sum_cells as sum_cells
 from permutohedral.ops.native_limits import check_dimension, limit_kept_memory, refusing_too_many
 from permutohedral.ops.primitives import accumulation_dtype, energies_error, key_limit, range_error, transpose_weight
 
@@ -182,28 +184,6 @@ def slice(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tens
         operands = _plain(lattice_values, dtype), _plain(vertices), _plain(barycentric, dtype)
         _core(dtype).slice(*operands, out, threads)
     return out.to(lattice_values.dtype)
-
-
-def mix_rows(rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool) -> Tensor:
-    dtype, points, channels = accumulation_dtype(rows.dtype), vertices.shape[0], rows.shape[1]
-    out = _empty((channels, points) if planes else (points, channels), dtype)
-    if out.numel() > 0:
-        operands = _plain(rows, dtype), _plain(vertices), _plain(weights, dtype)
-        _core(dtype).mix_rows(*operands, planes, out, _threads(out.numel()))
-    return out.to(rows.dtype)
-
-
-def sum_cells(
-    vertices: Tensor, barycentric: Tensor, coarse: tuple[int, ...], fine: tuple[int, ...]
-) -> tuple[Tensor, Tensor, Tensor]:
-    items, padding = vertices.shape[0] // math.prod(fine), [1] * (3 - len(fine))
-    core, operands = _core(barycentric.dtype), (_plain(vertices), _plain(barycentric))
-    sums = core.sum_cells(*operands, items, [*padding, *coarse], [*padding, *fine], _threads(vertices.numel()))
-    shape = sums.num_rows, sums.terms
-    cells, points = _empty(shape[:1], torch.int32), _empty(shape, torch.int32)
-    weights = _empty(shape, barycentric.dtype)
-    sums.write(cells, points, weights)
-    return cells, points, weights
 
 
 def barycentric_gradient(values: Tensor, lattice_values: Tensor, vertices: Tensor) -> Tensor:
