@@ -148,13 +148,17 @@ std::unique_ptr<PendingIndex> index_given_keys(Array<const int32_t, 2> keys, Arr
     return pending;
 }
 
-std::unique_ptr<PendingIndex> index_parents_of(Array<const int32_t, 2> keys, Array<int32_t, 2> parents, int threads) {
+std::unique_ptr<PendingIndex> index_parents_of(Array<const int32_t, 2> keys, Array<const int64_t, 1> table,
+                                               Array<int32_t, 2> parents, int threads) {
     auto pending = std::make_unique<PendingIndex>();
     pending->vertices = parents;
-    const int64_t vertices = int64_t(keys.shape(0));
+    const int64_t vertices = int64_t(keys.shape(0)), columns = int64_t(keys.shape(1));
     nb::gil_scoped_release release;
     pending->index = std::make_unique<VertexIndex>(2 * vertices, 1, parents.data(), threads);
-    index_parents(*pending->index, keys.data(), vertices, int64_t(keys.shape(1)));
+    const bool by_cells =
+        table.shape(0) > 0 && kernels<float>().index_parents_by_cells(
+                                  *pending->index, view_lookup_table(table.data(), int64_t(table.shape(0))));
+    if (!by_cells) index_parents_by_hashing(*pending->index, keys.data(), vertices, columns);
     return pending;
 }
 
@@ -167,19 +171,14 @@ void connect_levels_in(Array<const int32_t, 2> keys, Array<const int32_t, 2> par
     connect_levels(levels, offsets.data(), down.data(), up.data(), threads);
 }
 
-void coarse_vertices_of(Array<const int32_t, 2> vertices, Array<const int32_t, 2> rows, Array<int32_t, 2> out,
-                        int threads) {
-    nb::gil_scoped_release release;
-    coarse_vertices(vertices.data(), int64_t(vertices.shape(0)), rows.data(), int64_t(rows.shape(1)), out.data(),
-                    threads);
-}
-
 template <class T>
-void share_among(Array<const int32_t, 2> parents, Array<const int32_t, 2> coarse_keys, Array<int32_t, 2> rows,
-                 Array<T, 2> shares, int threads) {
+void coarsen_simplices(Array<const int32_t, 2> vertices, Array<const T, 2> barycentric, Array<const int32_t, 2> parents,
+                       Array<const int32_t, 2> coarse_keys, Array<int32_t, 2> coarse_vertices,
+                       Array<T, 2> coarse_barycentric, int threads) {
     nb::gil_scoped_release release;
-    share_among_parents(parents.data(), coarse_keys.data(), int64_t(rows.shape(0)), int64_t(rows.shape(1)), rows.data(),
-                        shares.data(), threads);
+    const CoarseSimplices coarse{parents.data(), coarse_keys.data(), int64_t(parents.shape(0))};
+    kernels<T>().coarsen_simplices(simplices_of(vertices, barycentric.data()), coarse, coarse_vertices.data(),
+                                   coarse_barycentric.data(), threads);
 }
 
 void find_neighbors_in(Array<const int64_t, 1> table, Array<const int32_t, 2> target_keys,
@@ -434,7 +433,7 @@ void bind_kernels(nb::module_ module) {
                "threads"_a);
     module.def("embed_gradient", &embed_gradient<T>);
     module.def("embed_differential", &embed_differential<T>);
-    module.def("share_among_parents", &share_among<T>);
+    module.def("coarsen_simplices", &coarsen_simplices<T>);
     module.def("splat", &splat<T>);
     module.def("slice", &slice<T>);
     module.def("mix_rows", &mix_rows<T>);
@@ -526,7 +525,6 @@ NB_MODULE(_native, module) {
     module.def("index_keys", &index_given_keys);
     module.def("index_parents", &index_parents_of);
     module.def("connect_levels", &connect_levels_in);
-    module.def("coarse_vertices", &coarse_vertices_of);
     module.def("find_neighbors", &find_neighbors_in);
     module.def("transpose_neighbors", &transpose_neighbors_in);
     bind_kernels<float>(module.def_submodule("float32"));

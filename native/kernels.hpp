@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "index/lookup_table.hpp"
 #include "index/vertex_index.hpp"
 
 namespace permutohedral {
@@ -21,6 +22,13 @@ struct Simplices {
     const int32_t* vertices;  // [num_points, num_corners]
     const T* barycentric;     // [num_points, num_corners]
     int64_t num_points, num_corners;
+};
+
+// The lattice points of a lattice and of that of twice the step.
+struct CoarseSimplices {
+    const int32_t* parents;      // [num_fine, 2], rows of the coarse lattice
+    const int32_t* coarse_keys;  // [num_coarse, d + 1]
+    int64_t num_fine;
 };
 
 // Values of points, or of lattice points.
@@ -93,6 +101,11 @@ struct Kernels {
     // Numbers the vertices, so that VertexIndex::finish can follow; false if a coordinate does not fit below `limit`.
     // Writes `barycentric [num_points, d + 1]`, in the order of the index where that reorders the points.
     bool (*index_points)(const Points<T>& points, T limit, VertexIndex& index, T* barycentric);
+    // Numbers the parents of the vertices in a table, see index_parents_by_hashing; false where that is to do it.
+    bool (*index_parents_by_cells)(VertexIndex& index, const LookupTable& fine);
+    // vertices and barycentric [num_points, d + 1] on the lattice of twice the step
+    void (*coarsen_simplices)(const Simplices<T>& fine, const CoarseSimplices& coarse, int32_t* vertices,
+                              T* barycentric, int threads);
     void (*embed_gradient)(const Points<T>& points, const T* gradient, T* out, int threads);
     void (*embed_differential)(const Points<T>& points, const T* differential, T* out, int threads);
     void (*splat)(const Simplices<T>& simplices, Matrix<const T> values, Matrix<T> out, int threads);

@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # modules by the names of their packages, where the two differ
 MODULES = {
+    "simpleitk": "SimpleITK",
     "pillow": "PIL",
     "scikit-image": "skimage",
     "opencv-python-headless": "cv2",
@@ -89,14 +90,17 @@ def test_each_folder_needs_the_extra_that_it_belongs_to() -> None:
     """A user who installs the extra of a command has all that the command imports."""
     extras = declared()
     folders = {
-        "pictures": "images",
-        "clouds": "clouds",
-        "figures": "images",
-        "models": "experiments",
-        "experiments": "experiments",
+        "arrays": ("dask", "images"),
+        "pictures": ("images",),
+        # scans beyond memory need both
+        "clouds": ("clouds", "dask"),
+        "figures": ("images",),
+        "models": ("experiments",),
+        "experiments": ("experiments",),
     }
-    for folder, extra in folders.items():
-        allowed = {MODULES.get(package, package.replace("-", "_")) for package in extras[extra] | extras["cli"]}
+    for folder, named in folders.items():
+        packages = extras["cli"].union(*(extras[extra] for extra in named))
+        allowed = {MODULES.get(package, package.replace("-", "_")) for package in packages}
         allowed |= {"torch", "numpy"}
         # an experiment that compares with them says how to install them
         missing = imported(f"src/permutohedral/{folder}").keys() - allowed - {"bm3d", "cv2"}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import oracle
 import pytest
 import torch
+from numpy.typing import NDArray
 from support import DEVICE, TOLERANCE, assert_close, relative_error, to_numpy, to_tensor
 from torch import Tensor
 
@@ -31,6 +32,38 @@ def located(features: Tensor, targets: Tensor | None) -> tuple[oracle.Simplices,
     return source, source if targets is None else oracle.locate(to_numpy(targets))
 
 
+# once for all backends: the oracle is slower than they are
+@cache
+def expected_gaussian(
+    dtype: torch.dtype, dimension: int, apart: bool, normalization: Any, halo: int | None
+) -> NDArray[np.float64]:
+    """The separable Gaussian with a halo, or the dense one, of what `scatter` gives."""
+    values, features, targets = scatter(dtype, dimension, apart)
+    simplices, step = located(features, targets), oracle.dense_gaussian_step
+    if halo is not None:
+        simplices, step = oracle.on_common_vertices(*simplices, halo), oracle.separable_gaussian_step
+    return oracle.normalized_filter(to_numpy(values), simplices, normalization, step, step)
+
+
+@cache
+def expected_learned(
+    dtype: torch.dtype, dimension: int, apart: bool, normalization: Any, size: int
+) -> NDArray[np.float64]:
+    """The filter of `learned_weight`, of what `scatter` gives."""
+    values, features, targets = scatter(dtype, dimension, apart)
+    weight = to_numpy(learned_weight(dtype, dimension, size))
+    step, gaussian = oracle.learned_step(weight, size), partial(oracle.dense_gaussian_step, size=size)
+    simplices = located(features, targets)
+    if targets is not None:
+        assert_reached(simplices, gaussian)
+    return oracle.normalized_filter(to_numpy(values), simplices, normalization, step, gaussian, size)
+
+
+def learned_weight(dtype: torch.dtype, dimension: int, size: int) -> Tensor:
+    taps = ph.Neighborhood(dimension, size).filter_size
+    return to_tensor(np.random.default_rng(1).normal(size=(taps, 2, 3)), dtype)
+
+
 apart_or_not = pytest.mark.parametrize("apart", [False, True], ids=["same_points", "different_points"])
 
 
@@ -40,9 +73,7 @@ apart_or_not = pytest.mark.parametrize("apart", [False, True], ids=["same_points
 def test_separable_gaussian(dimension: int, halo: int, normalization: Any, apart: bool, dtype: torch.dtype) -> None:
     values, features, targets = scatter(dtype, dimension, apart)
     actual = ph.gaussian_filter(values, features, targets, normalization, method="separable", halo=halo)
-    simplices = oracle.on_common_vertices(*located(features, targets), halo)
-    step = oracle.separable_gaussian_step
-    assert_close(actual, oracle.normalized_filter(to_numpy(values), simplices, normalization, step, step))
+    assert_close(actual, expected_gaussian(dtype, dimension, apart, normalization, halo))
 
 
 @apart_or_not
@@ -50,8 +81,7 @@ def test_separable_gaussian(dimension: int, halo: int, normalization: Any, apart
 @pytest.mark.parametrize("dimension", [1, 2, 4])
 def test_dense_gaussian(dimension: int, normalization: Any, apart: bool, dtype: torch.dtype) -> None:
     values, features, targets = scatter(dtype, dimension, apart)
-    step = oracle.dense_gaussian_step
-    expected = oracle.normalized_filter(to_numpy(values), located(features, targets), normalization, step, step)
+    expected = expected_gaussian(dtype, dimension, apart, normalization, None)
     actual = ph.gaussian_filter(values, features, targets, normalization, method="dense")
     assert_close(actual, expected)
     # every path of the Gaussian is in its taps, so the lattice points around add nothing
@@ -65,14 +95,9 @@ def test_normalizations_of_a_learned_filter(
     dimension: int, size: int, normalization: Any, apart: bool, dtype: torch.dtype
 ) -> None:
     values, features, targets = scatter(dtype, dimension, apart)
-    taps = ph.Neighborhood(dimension, size).filter_size
-    weight = to_tensor(np.random.default_rng(1).normal(size=(taps, 2, 3)), dtype)
+    weight = learned_weight(dtype, dimension, size)
     actual = ph.permutohedral_filter(values, features, weight, targets, size, normalization)
-    step, gaussian = oracle.learned_step(to_numpy(weight), size), partial(oracle.dense_gaussian_step, size=size)
-    simplices = located(features, targets)
-    if targets is not None:
-        assert_reached(simplices, gaussian)
-    assert_close(actual, oracle.normalized_filter(to_numpy(values), simplices, normalization, step, gaussian, size))
+    assert_close(actual, expected_learned(dtype, dimension, apart, normalization, size))
 
 
 def assert_reached(simplices: tuple[oracle.Simplices, oracle.Simplices], gaussian: oracle.Step) -> None:

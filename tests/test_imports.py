@@ -27,6 +27,7 @@ ORDER = [
     ["ops.operators", "ops.exact_sums", "ops"],
     ["ops.fused_filters", "ops.level_operators"],
     ["features", "data"],
+    ["stacked_features"],
     ["memory"],
     ["lattice", "largest"],
     ["checks", "geometry", "pyramid", "bounded_lattice"],
@@ -50,14 +51,15 @@ ORDER = [
     ["reporting"],
     ["models"],
     # people's files, what is done with them, and what is drawn of them or of the lattice
+    ["arrays"],
     ["pictures", "clouds"],
     ["figures"],
+    # a page to try them with sliders
+    ["playground"],
     # what the experiments share, then each of them: rotation and scale take their digits from MNIST
     ["experiments"],
-    [
-        *("experiments.denoising", "experiments.grabcut", "experiments.lidar", "experiments.mnist", "experiments.mri"),
-        "experiments.points",
-    ],
+    ["experiments.parts", "experiments.points"],
+    ["experiments.denoising", "experiments.grabcut", "experiments.lidar", "experiments.mnist", "experiments.mri"],
     ["experiments.upsampling"],
     ["experiments.invariance"],
     ["benchmarks"],
@@ -71,6 +73,7 @@ CORE = {
     *("errors", "version", "ops", "neighborhood", "simplices", "tensors", "features", "memory", "lattice", "checks"),
     *("geometry", "pyramid", "bounded_lattice", "levels", "filters", "functional", "guided", "largest", "crf", "nn"),
     *("pydensecrf", "simplecrf", "public", ""),
+    "stacked_features",
 }
 
 

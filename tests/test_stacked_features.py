@@ -12,7 +12,7 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.errors import InputError
-from permutohedral.features import (
+from permutohedral.stacked_features import (
     circle_features,
     lattice_step,
     log_scale_features,

@@ -17,6 +17,7 @@ import regions
 
 from permutohedral.experiments.experiment import load_experiment
 from permutohedral.reporting.markdown import markdown_table
+from permutohedral.reporting.provenance import name_machine
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
@@ -255,9 +256,104 @@ def upsampling_speed(machine: str) -> str:
     return markdown_table(["", "ms", "torch bilinear, ms", "GB beyond the result"], cells)
 
 
+def playground() -> str:
+    """Milliseconds until the page of `permutohedral playground` shows something."""
+    measured = json.loads((RESULTS / "playground.json").read_text())
+    rows = [
+        [words, f"{measured['milliseconds'][name]['median']:,.0f}", "" if goal is None else f"{goal:,}"]
+        for name, words, goal in (
+            ("filter", "from a moved slider to the picture, in the median", 250),
+            ("preview", "to the smaller picture that comes first where that takes longer", 80),
+            ("page", "from the command to the page", 4000),
+            ("first picture", "from the command to the first filtered picture", None),
+        )
+    ]
+    return markdown_table([name_machine(measured["hardware"]), "milliseconds", "goal"], rows)
+
+
+def levels() -> str:
+    """Times of pyramids and of filters on them, and what these multiply, by the kind of points."""
+    found = json.loads((RESULTS / "levels-cpu.json").read_text())
+    rows = []
+    for name, row in found["rows"].items():
+        times, products = row["milliseconds"], row["products"]
+        cells = [f"{times[each]:.1f}" for each in ("lattice", "pyramid")] + [f"{row['ratio']['pyramid']:.2f}"]
+        cells += [f"{times[each]:.1f}" for each in ("flat", "two_levels")] + [f"{row['ratio']['two_levels']:.2f}"]
+        rows.append([name, *cells, f"{products['two_levels'] / products['flat']:.2f}"])
+    heads = ["100,000 points", "lattice, ms", "four levels, ms", "ratio", "one convolution, ms", "on two levels, ms"]
+    return markdown_table([*heads, "ratio", "ratio of the products"], rows)
+
+
+def large_arrays() -> str:
+    """What two workers did with arrays beyond their memory."""
+    names = {
+        "points": "points, 3 features",
+        "volume": "volume, 2 voxels / 0.2",
+        "picture": "color picture, 16 px / 0.1",
+    }
+    found = {name: json.loads((RESULTS / "large-arrays" / f"{name}.json").read_text()) for name in names}
+    rows = [
+        [
+            names[name],
+            f"{row['samples'] / 1e6:,.0f}",
+            str(row["memory_limit"]),
+            f"{row['largest_mib']:,} MiB",
+            f"{row['spilled_bytes'] / 2**20:.0f} MiB",
+            f"{row['seconds']:.0f} s",
+            f"{row['per_processor_second'] / 1e6:.1f}",
+            f"{row['overhead']:.2f}" if "overhead" in row else "",
+        ]
+        for name, row in found.items()
+    ]
+    header = ["array", "million samples", "limit of a worker", "largest memory of one", "spilled", "time"]
+    told = markdown_table([*header, "million samples per processor second", "of a loop over the same tiles"], rows)
+    return f"{told}\n\n{_commands(found)}"
+
+
+def large_arrays_beside() -> str:
+    """The bilateral filter of volumes beside SimpleITK's."""
+    found = json.loads((RESULTS / "large-arrays" / "simpleitk.json").read_text())
+    rows = [
+        [
+            f"{row['sigma_space']:g} voxels / {row['sigma_range']:g}",
+            f"{row['ours_per_second'] / 1e6:.2f}",
+            f"{row['theirs_per_second'] / 1e6:.4f}",
+            f"{row['ratio']:,.0f}",
+            f"{100 * row['relative_difference']:.2f} %",
+        ]
+        for row in found["rows"]
+    ]
+    header = ["bandwidths", "ours, Mvoxel/s", f"SimpleITK {found['version']}, Mvoxel/s", "times", "relative difference"]
+    return f"{markdown_table(header, rows)}\n\n{_commands({'simpleitk': found})}"
+
+
+def large_arrays_kills() -> str:
+    """Workers that are killed, in a sentence."""
+    found = json.loads((RESULTS / "large-arrays" / "kills.json").read_text())
+    same = "the same checksum" if found["same_checksum"] else "**another checksum**"
+    calm, killed = found["undisturbed"]["seconds"], found["killed"]["seconds"]
+    told = (
+        f"A volume of {found['side']}^3 voxels took {calm:.0f} s, and {killed:.0f} s with two workers killed on the way"
+    )
+    return f"{told}, {found['time_ratio']:.2f} times as long, with {same}. {_commands({'kills': found})}"
+
+
+def _commands(found: dict[str, Any]) -> str:
+    """Which commands made rows, on what machine."""
+    commands = ", ".join(f"`{row['command']}`" for row in found.values())
+    loads = ", ".join(f"{row['load_before']:.1f}" for row in found.values())
+    first = next(iter(found.values()))
+    return f"On {first['cores']} cores, {first['processor']}, with a load of {loads} before: {commands}."
+
+
 _TABLES: dict[str, Callable[[], str]] = {
+    "playground": playground,
     **{f"upsampling-{task}": partial(upsampling, task) for task in ("depth", "colors", "chroma", "kept", "features")},
     **{f"upsampling-speed-{machine}": partial(upsampling_speed, machine) for machine in ("cpu", "h200")},
+    "levels": levels,
+    "large-arrays": large_arrays,
+    "large-arrays-beside": large_arrays_beside,
+    "large-arrays-kills": large_arrays_kills,
     "segmentation": segmentation,
     "denoising": denoising,
     "noise-levels": noise_levels,

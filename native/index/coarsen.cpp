@@ -10,7 +10,7 @@
 namespace permutohedral {
 namespace {
 
-constexpr int64_t vertices_per_task = 4096;
+constexpr int64_t vertices_per_task = 4096, connected_per_task = 512;
 
 // Which n_j - n_1 are odd, a bit for each of the d+1 coordinates. C is the number of columns if known at compile time,
 // else 0; there are as many coordinates, since the last takes the place of the item.
@@ -67,7 +67,7 @@ std::vector<int32_t> taps_by_set(const int32_t* offsets, int64_t columns) {
 
 }  // namespace
 
-void index_parents(VertexIndex& index, const int32_t* keys, int64_t num_vertices, int64_t num_columns) {
+void index_parents_by_hashing(VertexIndex& index, const int32_t* keys, int64_t num_vertices, int64_t num_columns) {
     const Memory memory(sizeof(int32_t) * 2 * num_vertices * num_columns);
     int32_t* parents = as<int32_t>(memory);
     parallel_ranges(index.threads, num_vertices, vertices_per_task, [&](int64_t begin, int64_t end, int) {
@@ -81,12 +81,14 @@ void index_parents(VertexIndex& index, const int32_t* keys, int64_t num_vertices
 void connect_levels(const Levels& levels, const int32_t* offsets, int32_t* down, int32_t* up, int threads) {
     const int64_t columns = levels.num_columns, taps = (int64_t{1} << columns) - 1;
     const std::vector<int32_t> tap_of = taps_by_set(offsets, columns);
-    parallel_for(threads, taps, [&](int64_t tap, int) {
-        std::fill_n(down + tap * levels.num_coarse, levels.num_coarse, -1);
-        std::fill_n(up + tap * levels.num_fine, levels.num_fine, -1);
-    });
+    parallel_for(threads, taps,
+                 [&](int64_t tap, int) { std::fill_n(down + tap * levels.num_coarse, levels.num_coarse, -1); });
     // every entry is written by one vertex
-    parallel_ranges(threads, levels.num_fine, vertices_per_task, [&](int64_t begin, int64_t end, int) {
+    parallel_ranges(threads, levels.num_fine, connected_per_task, [&](int64_t begin, int64_t end, int) {
+        // few at once, which stay in the cache until the taps are filled in
+        for (int64_t tap = 0; tap < taps; ++tap) {
+            std::fill(up + tap * levels.num_fine + begin, up + tap * levels.num_fine + end, -1);
+        }
         dispatch<3, 4, 5, 6, 0>(columns, [&](auto constant) {
             constexpr int C = decltype(constant)::value;
             for (int64_t x = begin; x < end; ++x) {
@@ -102,47 +104,5 @@ void connect_levels(const Levels& levels, const int32_t* offsets, int32_t* down,
         });
     });
 }
-
-template <class T>
-void share_among_parents(const int32_t* parents, const int32_t* coarse_keys, int64_t num_fine, int64_t num_corners,
-                         int32_t* rows, T* shares, int threads) {
-    parallel_ranges(threads, num_fine, vertices_per_task, [&](int64_t begin, int64_t end, int) {
-        dispatch<3, 4, 5, 6, 0>(num_corners, [&](auto constant) {
-            const Extent<decltype(constant)::value> corners(num_corners);
-            std::fill(rows + begin * corners, rows + end * corners, 0);
-            std::fill(shares + begin * corners, shares + end * corners, T(0));
-            for (int64_t i = 2 * begin; i < 2 * end; ++i) {
-                const int32_t parent = parents[i];
-                // corner j is the vertex whose coordinates are congruent to j modulo d+1
-                const int64_t remainder = coarse_keys[parent * int64_t(corners) + 1] % corners;
-                const int64_t at = i / 2 * corners + (remainder < 0 ? remainder + corners : remainder);
-                rows[at] = parent + 1;
-                shares[at] += T(0.5);
-            }
-        });
-    });
-}
-
-void coarse_vertices(const int32_t* vertices, int64_t num_points, const int32_t* rows, int64_t num_corners,
-                     int32_t* out, int threads) {
-    parallel_ranges(threads, num_points, vertices_per_task, [&](int64_t begin, int64_t end, int) {
-        dispatch<3, 4, 5, 6, 0>(num_corners, [&](auto constant) {
-            constexpr int C = decltype(constant)::value;
-            const Extent<C> corners(num_corners);
-            for (int64_t point = begin; point < end; ++point) {
-                const int32_t* own = vertices + point * corners;
-                int32_t found[capacity_for<C, max_columns>] = {0};
-                for (int64_t i = 0; i < corners; ++i) {
-                    const int32_t* row = rows + own[i] * int64_t(corners);
-                    for (int64_t j = 0; j < corners; ++j) found[j] |= row[j];
-                }
-                for (int64_t j = 0; j < corners; ++j) out[point * corners + j] = found[j] - 1;
-            }
-        });
-    });
-}
-
-template void share_among_parents<float>(const int32_t*, const int32_t*, int64_t, int64_t, int32_t*, float*, int);
-template void share_among_parents<double>(const int32_t*, const int32_t*, int64_t, int64_t, int32_t*, double*, int);
 
 }  // namespace permutohedral

@@ -9,8 +9,8 @@ namespace permutohedral {
 
 // Numbers the parents of `keys [num_vertices, num_columns]`; `index` is of 2 num_vertices points of one corner each, the
 // two parents of every vertex one after the other. With x = sum_j n_j e_j and S = {j : n_j - n_1 odd}, they are
-// (x - e_S) / 2 and (x + e_S) / 2.
-void index_parents(VertexIndex& index, const int32_t* keys, int64_t num_vertices, int64_t num_columns);
+// (x - e_S) / 2 and (x + e_S) / 2. For any keys; kernels.hpp has a faster way for most.
+void index_parents_by_hashing(VertexIndex& index, const int32_t* keys, int64_t num_vertices, int64_t num_columns);
 
 // A lattice, the fine one, and that of twice the step, the coarse one.
 struct Levels {
@@ -23,16 +23,5 @@ struct Levels {
 // down [taps, num_coarse]: the fine vertex at twice a coarse one plus the offset; up [taps, num_fine]: the coarse vertex
 // at half of a fine one plus the offset; -1 where there is none.
 void connect_levels(const Levels& levels, const int32_t* offsets, int32_t* down, int32_t* up, int threads);
-
-// Of each fine vertex, the coarse corners that it has a part in, [num_fine, num_corners]: their rows plus one by
-// corner, or 0, and which part. `coarse_keys [num_coarse, num_corners]`, since there are as many columns as corners.
-template <class T>
-void share_among_parents(const int32_t* parents, const int32_t* coarse_keys, int64_t num_fine, int64_t num_corners,
-                         int32_t* rows, T* shares, int threads);
-
-// The coarse vertices of every point, by `rows` of share_among_parents. All parents of the vertices of a simplex are
-// corners of one coarse simplex, so that at each corner there is one row.
-void coarse_vertices(const int32_t* vertices, int64_t num_points, const int32_t* rows, int64_t num_corners,
-                     int32_t* out, int threads);
 
 }  // namespace permutohedral

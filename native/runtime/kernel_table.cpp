@@ -9,6 +9,8 @@ template <class T>
 constexpr Kernels<T> all_kernels() {
     Kernels<T> kernels{};
     kernels.index_points = &index_points<T>;
+    kernels.index_parents_by_cells = &index_parents_by_cells;
+    kernels.coarsen_simplices = &coarsen_simplices<T>;
     kernels.embed_gradient = &embed_gradient<T>;
     kernels.embed_differential = &embed_differential<T>;
     kernels.splat = &splat<T>;

@@ -15,6 +15,10 @@ struct PointOrder;
 
 template <class T>
 bool index_points(const Points<T>& points, T limit, VertexIndex& index, T* barycentric);
+bool index_parents_by_cells(VertexIndex& index, const LookupTable& fine);
+template <class T>
+void coarsen_simplices(const Simplices<T>& fine, const CoarseSimplices& coarse, int32_t* vertices, T* barycentric,
+                       int threads);
 template <class T>
 void embed_gradient(const Points<T>& points, const T* gradient, T* out, int threads);
 template <class T>

@@ -1,7 +1,5 @@
 """Features out of images: where a pixel is and what it looks like, measured in standard deviations.
 
-`rotation_features` and `log_scale_features` stack transformed versions of an image in a third coordinate.
-
 A feature is a point of R^d. One unit of every feature is one standard deviation of the Gaussian, so each
 function here divides by a `sigma`. Pixels come in scan order, the last axis of the image fastest.
 """
@@ -60,10 +58,10 @@ def grid_features(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Positions of the samples of a grid of any dimension, in the order of its axes.
+    """Positions of the samples of a signal, picture or volume, in the order of its axes.
 
     Args:
-        space: extents of the grid.
+        space: extents of the grid, such as (depth, height, width).
         sigma: samples per feature unit; one number, or one for each axis. A tensor may require gradients.
         origin: position of the first sample, for a part of a larger grid; default: zeros.
         device: where the features live; torch's default if None.
@@ -78,13 +76,9 @@ def grid_features(
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if not dtype.is_floating_point:
         raise InputError(f"position features need a floating dtype such as torch.float32, got {dtype}")
-    first = [0] * len(space) if origin is None else origin
-    axes = [
-        torch.arange(start, start + extent, device=device, dtype=dtype)
-        for start, extent in zip(first, space, strict=True)
-    ]
-    positions = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).reshape(-1, len(axes))
-    return in_units_of(positions, sigma)
+    if not len(space):
+        raise InputError("space must have at least one axis, such as (height, width)")
+    return torch.cat(_positions(space, sigma, origin, device, dtype), dim=-1).flatten(0, -2)
 
 
 def color_features(image: Tensor, sigma: Sigma = 1.0) -> Tensor:
@@ -141,41 +135,84 @@ def join_features(*features: Tensor) -> Tensor:
     return torch.cat([part.expand(*batch_shape, *part.shape[-2:]) for part in features], dim=-1)
 
 
-def bilateral_features(guide: Tensor, sigma_space: Sigma, sigma_range: Sigma) -> Tensor:
-    """Position and color of every pixel in standard deviations.
+def bilateral_features(
+    guide: Tensor,
+    sigma_space: Sigma,
+    sigma_range: Sigma,
+    *,
+    spatial_axes: int = 2,
+    origin: Sequence[int] | None = None,
+) -> Tensor:
+    """Position and color of every pixel, or voxel, in standard deviations.
 
     Args:
-        guide: float `[..., channels, height, width]`.
-        sigma_space: standard deviation over positions, in pixels.
-        sigma_range: standard deviation over colors, in units of the guide's values.
+        guide: float `[..., channels, *space]`.
+        sigma_space: standard deviation over positions, in pixels; one number, or one for each axis.
+        sigma_range: standard deviation over colors, in units of the guide's values; one, or one for each channel.
+        spatial_axes: how many axes follow the channels: 1 for signals, 2 for pictures, 3 for volumes.
+        origin: position of the first pixel, for a part of a larger picture; default: zeros.
 
     Returns:
-        float32 or float64 `[..., height * width, 2 + channels]`: y, x, then the channels.
+        float32 or float64 `[..., points, spatial_axes + channels]`: positions in the order of the axes, (y, x) for
+        pictures, then the channels.
 
     >>> bilateral_features(torch.rand(3, 4, 5), 2.0, 0.1).shape
     torch.Size([20, 5])
+    >>> bilateral_features(torch.rand(1, 2, 4, 5), 2.0, 0.1, spatial_axes=3).shape
+    torch.Size([40, 4])
     """
-    check_tensor("image", guide)
-    check_channels_first(guide)
-    at_once = picture_features(guide, sigma_space, sigma_range)
+    check_image(guide, spatial_axes)
+    check_channels_first(guide, spatial_axes)
+    at_once = picture_features(guide, sigma_space, sigma_range) if spatial_axes == 2 and origin is None else None
     if at_once is not None:
         return at_once
-    guide = guide.to(accumulation_dtype(guide.dtype))
-    color = color_features(guide, sigma_range)
-    position = position_features(guide.shape[-2], guide.shape[-1], sigma_space, device=guide.device, dtype=guide.dtype)
-    return join_features(position, color)
+    wide = guide.to(accumulation_dtype(guide.dtype))
+    items, space = wide.shape[: -spatial_axes - 1], wide.shape[-spatial_axes:]
+    places = _positions(space, sigma_space, origin, wide.device, wide.dtype)
+    colors = in_units_of(wide.movedim(-spatial_axes - 1, -1), sigma_range)
+    features = torch.cat([*(place.expand(*items, *space, 1) for place in places), colors], dim=-1)
+    return features.flatten(-spatial_axes - 1, -2)
 
 
-def check_image(image: Tensor) -> None:
-    """Raise unless `image` is floating and `[..., channels, height, width]`.
+def _positions(
+    space: Sequence[int],
+    sigma: Sigma,
+    origin: Sequence[int] | None,
+    device: torch.device | str | None,
+    dtype: torch.dtype,
+) -> list[Tensor]:
+    """The coordinate along each axis in standard deviations, `[*space, 1]`; views, which take no memory."""
+    axes = len(space)
+    first = [0] * axes if origin is None else list(origin)
+    if len(first) != axes:
+        raise InputError(f"origin must have a number for each of {axes} axes, got {len(first)}")
+    lines = []
+    for axis, (start, extent, unit) in enumerate(zip(first, space, _units(sigma, axes, dtype), strict=True)):
+        line = torch.arange(start, start + extent, device=device, dtype=dtype) / unit
+        lines.append(line.reshape(-1, *[1] * (axes - axis)).expand(*space, 1))
+    return lines
+
+
+def _units(sigma: Sigma, axes: int, dtype: torch.dtype) -> Sequence[float | Tensor]:
+    """`sigma` of each axis; those of a tensor keep their derivatives."""
+    if not isinstance(sigma, Tensor):
+        return numbers_of(sigma, axes)
+    if sigma.dim() > 1 or sigma.numel() not in (1, axes):
+        raise InputError(f"sigma must be one number or one for each of {axes}, got {tuple(sigma.shape)}")
+    return _positive_tensor(sigma).to(dtype).expand(axes).unbind()
+
+
+def check_image(image: Tensor, spatial_axes: int = 2) -> None:
+    """Raise unless `image` is floating and `[..., channels, *space]`, with so many axes of space.
 
     >>> check_image(torch.rand(3, 480, 640))
     """
     check_tensor("image", image)
-    if image.dim() < 3:
+    check_count("spatial_axes", spatial_axes, least=1)
+    if image.dim() <= spatial_axes:
         raise InputError(
-            f"image must be [..., channels, height, width], got the shape {tuple(image.shape)}; "
-            "give a gray image one channel with image.unsqueeze(-3)"
+            f"image must be [..., channels, {space_in_words(spatial_axes)}], got the shape {tuple(image.shape)}; "
+            f"give a gray image one channel with image.unsqueeze({-spatial_axes - 1})"
         )
     if not image.dtype.is_floating_point:
         raise InputError(
@@ -184,161 +221,49 @@ def check_image(image: Tensor) -> None:
         )
 
 
-def check_channels_first(guide: Tensor) -> None:
+def check_channels_first(guide: Tensor, spatial_axes: int = 2) -> None:
     """Raise for an image `[height, width, channels]`, whose rows would be taken for channels.
 
     >>> check_channels_first(torch.rand(3, 480, 640))
     """
     many, few = 32, 4
-    if guide.dim() >= 3 and guide.shape[-3] > many and guide.shape[-1] <= few:
+    channels = -spatial_axes - 1
+    if spatial_axes > 1 and guide.dim() > spatial_axes and guide.shape[channels] > many and guide.shape[-1] <= few:
+        space = space_in_words(spatial_axes)
         raise InputError(
-            f"an image must be [..., channels, height, width], got {tuple(guide.shape)}, which looks like [height, "
-            "width, channels]; bring the channels forward with image.movedim(-1, -3)"
+            f"an image must be [..., channels, {space}], got {tuple(guide.shape)}, which looks like [{space}, "
+            f"channels]; bring the channels forward with image.movedim(-1, {channels})"
         )
 
 
-def check_guide(guide: Tensor, image: Tensor) -> None:
-    """Raise unless `guide` belongs to `image`, both `[..., channels, height, width]`.
+def check_guide(guide: Tensor, image: Tensor, spatial_axes: int = 2) -> None:
+    """Raise unless `guide` belongs to `image`, both `[..., channels, *space]`.
 
     >>> check_guide(torch.rand(1, 480, 640), torch.rand(2, 3, 480, 640))
     """
     check_tensor("guide", guide)
-    if guide.shape[-2:] != image.shape[-2:]:
+    if guide.shape[-spatial_axes:] != image.shape[-spatial_axes:]:
         raise InputError(
-            f"guide and image must have one height and width, got {tuple(guide.shape)} and {tuple(image.shape)}"
+            f"guide and image must have one {space_in_words(spatial_axes, ' and ')}, got {tuple(guide.shape)} "
+            f"and {tuple(image.shape)}"
         )
-    if guide.dim() > 3 and guide.shape[:-3] != image.shape[:-3]:
+    items = guide.shape[: -spatial_axes - 1]
+    if items and items != image.shape[: -spatial_axes - 1]:
         raise InputError(
             "a guide with batch axes must have those of the image, got "
-            f"{tuple(guide.shape[:-3])} and {tuple(image.shape[:-3])}"
+            f"{tuple(items)} and {tuple(image.shape[: -spatial_axes - 1])}"
         )
 
 
-def circle_features(angles: Tensor, sigma: float = 10.0, period: float = 360.0) -> Tensor:
-    """Angles as points on a circle in the plane, where the first and the last are neighbors like any others.
+def space_in_words(axes: int, last: str = ", ") -> str:
+    """What so many axes of space are called, with `last` before the last one.
 
-    The circumference is `period / sigma` feature units, so nearby angles are as far apart as `angle / sigma` says, and
-    there is no seam. Tangents turn along the circle: filters that depend on the distance alone, as the Gaussian, treat
-    all angles alike; a learned filter does not. For these, keep the angle a coordinate of its own and repeat the signal
-    beyond its ends, with the bandwidth of `whole_steps_sigma`.
-
-    Args:
-        angles: floating `[points]`.
-        sigma: angle per feature unit, in the unit of `period`.
-        period: angle of a whole turn: 360 for degrees, 2 pi for radians, 24 for hours of the day.
-
-    Returns:
-        `[points, 2]`.
-
-    >>> features = circle_features(torch.tensor([0.0, 359.0]), sigma=10.0)
-    >>> round(float((features[0] - features[1]).norm()), 4)
-    0.1
+    >>> space_in_words(3, " and ")
+    'depth, height and width'
     """
-    check_tensor("angles", angles)
-    if angles.dim() != 1 or not angles.dtype.is_floating_point:
-        raise InputError(f"angles must be floating [points], got {angles.dtype} of shape {tuple(angles.shape)}")
-    turn = angles * (2 * math.pi / _check_positive("period", period))
-    return torch.stack([turn.cos(), turn.sin()], dim=-1) * (period / (2 * math.pi * _check_positive("sigma", sigma)))
-
-
-def rotation_features(
-    height: int, width: int, angles: Tensor, sigma_space: float = 1.0, sigma_angle: float = 10.0
-) -> Tensor:
-    """Where the pixels of an image lie in a stack of its rotated versions: (y, x, angle).
-
-    Rotating the image moves it along the stack: a filter over these features sees every rotation of what it looks for.
-
-    Args:
-        height: number of rows.
-        width: number of columns.
-        angles: floating `[levels]`, degrees counterclockwise about the middle of the image, one for each version.
-        sigma_space: pixels per feature unit.
-        sigma_angle: degrees per feature unit.
-
-    Returns:
-        `[levels * height * width, 3]`, the levels one after another; like `angles`.
-
-    >>> rotation_features(1, 3, torch.tensor([0.0, 90.0])).round(decimals=4)[:, :2].abs().tolist()
-    [[0.0, 0.0], [0.0, 1.0], [0.0, 2.0], [1.0, 1.0], [0.0, 1.0], [1.0, 1.0]]
-    """
-    turn = torch.deg2rad(_check_levels("angles", angles))
-    # (y, x) moves to (y cos - x sin, y sin + x cos), y being down
-    matrix = torch.stack([turn.cos(), -turn.sin(), turn.sin(), turn.cos()], dim=1).reshape(-1, 2, 2)
-    return _stack(height, width, matrix, sigma_space, angles / _check_positive("sigma_angle", sigma_angle))
-
-
-def log_scale_features(
-    height: int, width: int, log_scales: Tensor, sigma_space: float = 1.0, sigma_scale: float = 0.1
-) -> Tensor:
-    """Where the pixels of an image lie in a stack of its scaled versions: (y, x, logarithm of the scale).
-
-    Scaling the image moves it along the stack, as far as the logarithm of the factor.
-
-    Args:
-        height: number of rows.
-        width: number of columns.
-        log_scales: floating `[levels]`, natural logarithms of the factors about the middle of the image.
-        sigma_space: pixels per feature unit.
-        sigma_scale: logarithm per feature unit; 0.1 is about 10 percent.
-
-    Returns:
-        `[levels * height * width, 3]`, the levels one after another; like `log_scales`.
-
-    >>> log_scale_features(1, 3, torch.tensor([2.0]).log())[:, 1].tolist()
-    [-1.0, 1.0, 3.0]
-    """
-    factors = _check_levels("log_scales", log_scales).exp()
-    matrix = factors[:, None, None] * torch.eye(2, dtype=factors.dtype, device=factors.device)
-    return _stack(height, width, matrix, sigma_space, log_scales / _check_positive("sigma_scale", sigma_scale))
-
-
-def lattice_step(dimension: int) -> float:
-    """Feature units between a lattice point and the next one along the last feature.
-
-    Moving the last feature of all points by this moves the lattice onto itself, and the result of any filter with it.
-
-    >>> round(lattice_step(3), 4)
-    1.0607
-    """
-    return math.sqrt(1.5 * dimension / (dimension + 1))
-
-
-def whole_steps_sigma(sigma: float, period: float = 360.0, dimension: int = 3) -> float:
-    """The bandwidth next to `sigma` that divides `period` into whole lattice steps along the last feature.
-
-    With it, a signal of that period that is repeated beyond its ends is filtered without a seam: results at t and at
-    t + period are the same, whatever the filter.
-
-    >>> sigma = whole_steps_sigma(10.0)
-    >>> round(sigma, 3), round(360 / (sigma * lattice_step(3)), 6)
-    (9.983, 34.0)
-    """
-    steps = max(
-        1, round(_check_positive("period", period) / (_check_positive("sigma", sigma) * lattice_step(dimension)))
-    )
-    return period / (steps * lattice_step(dimension))
-
-
-def _stack(height: int, width: int, matrices: Tensor, sigma_space: float, last: Tensor) -> Tensor:
-    """Positions moved by each of `matrices [levels, 2, 2]` about the middle, joined with `last [levels]`."""
-    positions = position_features(height, width, device=last.device, dtype=last.dtype)
-    middle = torch.tensor([(height - 1) / 2, (width - 1) / 2], device=last.device, dtype=last.dtype)
-    moved = (positions - middle) @ matrices.transpose(1, 2) + middle
-    moved = moved / _check_positive("sigma_space", sigma_space)
-    return torch.cat([moved, last[:, None, None].expand(-1, height * width, 1)], dim=2).flatten(0, 1)
-
-
-def _check_levels(name: str, levels: Tensor) -> Tensor:
-    check_tensor(name, levels)
-    if levels.dim() != 1 or not levels.dtype.is_floating_point:
-        raise InputError(f"{name} must be floating [levels], got {levels.dtype} of shape {tuple(levels.shape)}")
-    return levels
-
-
-def _check_positive(name: str, number: float) -> float:
-    if not (math.isfinite(number) and number > 0):
-        raise InputError(f"{name} must be positive and finite, got {number}")
-    return number
+    if axes not in (2, 3):
+        return "length" if axes == 1 else "*space"
+    return ("depth, " if axes == 3 else "") + f"height{last}width"
 
 
 def in_units_of(features: Tensor, sigma: Sigma) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal, overload
 
@@ -259,6 +260,8 @@ def bilateral_filter(
     method: GaussianMethod = "separable",
     halo: int = 0,
     *,
+    spatial_axes: int = 2,
+    origin: Sequence[int] | None = None,
     weights: Tensor | None = None,
     fill_value: float = 0.0,
     return_mass: Literal[False] = False,
@@ -274,13 +277,15 @@ def bilateral_filter(
     method: GaussianMethod = "separable",
     halo: int = 0,
     *,
+    spatial_axes: int = 2,
+    origin: Sequence[int] | None = None,
     weights: Tensor | None = None,
     fill_value: float = 0.0,
     return_mass: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
 
 
-def bilateral_filter(  # noqa: PLR0913 (what is filtered and how, and three options by name)
+def bilateral_filter(  # noqa: PLR0913 (what is filtered and how, and five options by name)
     image: Tensor,
     sigma_space: Sigma,
     sigma_range: Sigma,
@@ -288,6 +293,8 @@ def bilateral_filter(  # noqa: PLR0913 (what is filtered and how, and three opti
     method: GaussianMethod = "separable",
     halo: int = 0,
     *,
+    spatial_axes: int = 2,
+    origin: Sequence[int] | None = None,
     weights: Tensor | None = None,
     fill_value: float = 0.0,
     return_mass: bool = False,
@@ -295,66 +302,73 @@ def bilateral_filter(  # noqa: PLR0913 (what is filtered and how, and three opti
     """Smooth an image and keep its edges: the Gaussian filter over position and color.
 
     Args:
-        image: float `[..., channels, height, width]`.
-        sigma_space: standard deviation over positions, in pixels; one number, or one for y and one for x.
+        image: float `[..., channels, *space]`, by default `[..., channels, height, width]`.
+        sigma_space: standard deviation over positions, in pixels; one number, or one for each axis.
         sigma_range: standard deviation over colors, in units of the guide's values; one, or one for each channel.
-        guide: `[..., guide channels, height, width]`, whose edges are kept; default: the image itself.
-        method: see `gaussian_filter`.
+        guide: `[..., guide channels, *space]`, whose edges are kept; default: the image itself.
+        method: see `gaussian_filter`; windows of "exact", and few terms over colors, are for pictures.
         halo: see `gaussian_filter`.
-        weights: how much each pixel counts, `[..., height, width]`; see `gaussian_filter`. A pixel of weight zero that
+        spatial_axes: how many axes follow the channels: 1 for signals, 2 for pictures, 3 for volumes.
+        origin: position of the first pixel, for a part of a larger picture, whose lattice is that of the whole.
+        weights: how much each pixel counts, `[..., *space]`; see `gaussian_filter`. A pixel of weight zero that
             is its own guide and not finite is near no other, and gets `fill_value`.
         fill_value: see `gaussian_filter`.
         return_mass: see `gaussian_filter`.
 
     Returns:
-        The filtered image, of the shape of `image`; with `return_mass`, the mass `[..., height, width]` as well.
+        The filtered image, of the shape of `image`; with `return_mass`, the mass `[..., *space]` as well.
 
     >>> import permutohedral as ph
     >>> ph.bilateral_filter(torch.rand(3, 32, 48), sigma_space=4.0, sigma_range=0.1).shape
     torch.Size([3, 32, 48])
+    >>> volume = torch.rand(1, 20, 32, 48)
+    >>> ph.bilateral_filter(volume, sigma_space=(1.0, 2.0, 2.0), sigma_range=0.1, spatial_axes=3).shape
+    torch.Size([1, 20, 32, 48])
     """
-    check_image(image)
-    *leading, channels, height, width = image.shape
+    check_image(image, spatial_axes)
+    leading, space = image.shape[: -spatial_axes - 1], image.shape[-spatial_axes:]
     lost = None
     if weights is not None:
-        weights = check_weights(weights, (*leading, height, width), image)
+        weights = check_weights(weights, (*leading, *space), image)
         if guide is None:
-            image, lost = hide_lost(image, weights)
+            image, lost = hide_lost(image, weights, spatial_axes)
     edges = image if guide is None else guide
-    run = _filter_of_pixels(image, edges, sigma_space, sigma_range, method, halo)
+    check_method(method, halo, None)
+    arguments = image, edges, sigma_space, sigma_range, method, halo
+    run, method = _without_lattice(*arguments) if spatial_axes == 2 else (None, method)
+    if run is None:
+        features = bilateral_features(edges, sigma_space, sigma_range, spatial_axes=spatial_axes, origin=origin)
+        features = features.flatten(0, -3) if features.dim() > 3 else features
+        run = partial(_filter_gaussian, features=features, target_features=None, method=method, halo=halo, lattice=None)
     if guide is not None:
-        check_guide(guide, image)
-    values, weights = image.flatten(-2).mT, None if weights is None else weights.flatten(-2)
-    if edges.dim() > 4:
-        values = values.flatten(0, -3)
-        weights = None if weights is None else weights.flatten(0, -2)
+        check_guide(guide, image, spatial_axes)
+    values, items = image.flatten(-spatial_axes).mT, edges.dim() > spatial_axes + 2
+    values = values.flatten(0, -3) if items else values
+    weights = None if weights is None else weights.reshape(values.shape[:-1])
     filtered, mass = filter_weighted(run, values, weights, "homogeneous", fill_value, return_mass)
-    filtered = filtered.mT.reshape(*leading, channels, height, width)
+    filtered = filtered.mT.reshape(image.shape)
     if lost is not None:
-        filtered = torch.where(lost.unsqueeze(-3), fill_value, filtered)
+        filtered = torch.where(lost.unsqueeze(-spatial_axes - 1), fill_value, filtered)
     if mass is None:
         return filtered
-    mass = mass.reshape(*leading, height, width)
+    mass = mass.reshape(*leading, *space)
     return filtered, mass if lost is None else torch.where(lost, 0.0, mass)
 
 
-def _filter_of_pixels(
+def _without_lattice(
     image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, method: GaussianMethod, halo: int
-) -> Filter:
-    """The filter between the pixels of the guide; several axes of items become one."""
-    check_method(method, halo, None)
+) -> tuple[Filter | None, GaussianMethod]:
+    """The filter between the pixels of pictures; None for a lattice or all pairs, with the method that remains."""
     reach = WINDOW_REACH
     if method == "auto":
         choice = choose_for_pixels(image, guide, sigma_space, sigma_range)
         # a halo is for the lattice
         if choice.window is not None and not halo:
-            return partial(sum_pixels, window=choice.window, landmarks=choice.landmarks)
+            return partial(sum_pixels, window=choice.window, landmarks=choice.landmarks), method
         method, reach = ("exact" if choice.method == "exact" else "separable"), choice.reach
     if method == "exact" and (window := window_of(guide, sigma_space, sigma_range, reach)) is not None:
-        return partial(sum_pixels, window=window)
-    features = bilateral_features(guide, sigma_space, sigma_range)
-    features = features.flatten(0, -3) if features.dim() > 3 else features
-    return partial(_filter_gaussian, features=features, target_features=None, method=method, halo=halo, lattice=None)
+        return partial(sum_pixels, window=window), method
+    return None, method
 
 
 def _fused_gaussian(values: Tensor, lattice: Lattice, smallest_mass: float) -> Tensor:

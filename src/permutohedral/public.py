@@ -14,14 +14,10 @@ from permutohedral.errors import (
 )
 from permutohedral.features import (
     bilateral_features,
-    circle_features,
     color_features,
+    grid_features,
     join_features,
-    lattice_step,
-    log_scale_features,
     position_features,
-    rotation_features,
-    whole_steps_sigma,
 )
 from permutohedral.filters.choice import explain_bilateral, explain_gaussian
 from permutohedral.filters.estimate import ErrorEstimate, estimate_bilateral_error, estimate_error
@@ -48,6 +44,13 @@ from permutohedral.neighborhood import Neighborhood, gaussian_weight
 from permutohedral.ops.dispatch import available_backends, explain_backend, use_backend
 from permutohedral.pyramid import LatticePyramid, LevelTables, build_pyramid
 from permutohedral.simplices import Simplices
+from permutohedral.stacked_features import (
+    circle_features,
+    lattice_step,
+    log_scale_features,
+    rotation_features,
+    whole_steps_sigma,
+)
 from permutohedral.version import __version__
 
 __all__ = [
@@ -92,6 +95,7 @@ __all__ = [
     "forecast_memory",
     "gaussian_filter",
     "gaussian_weight",
+    "grid_features",
     "interpolate",
     "join_features",
     "lattice_step",

@@ -152,14 +152,10 @@ def build_pyramid(
 
 def _coarsen_lattice(fine: Lattice, limit: MemoryLimit) -> tuple[Lattice, LevelTables]:
     neighborhood, device, source = fine.neighborhood, fine.device, fine.source
-    keys, parents, table = level_operators.coarsen_keys(source.keys)
+    keys, parents, table = level_operators.coarsen_keys(source.keys, source.table)
     limit.check_neighbors(fine.num_lattice_points + 2 * keys.shape[0], neighborhood, False)
     # first what takes memory beside its result
-    like = source.barycentric.new_empty(0)
-    vertices, shares = level_operators.coarsen_vertices(source.vertices, keys, parents, like)
-    # the weights of the fine corners, halved between their parents
-    barycentric = operators.slice(shares, source.vertices, source.barycentric)
-    del shares
+    vertices, barycentric = level_operators.coarsen_simplices(source.vertices, source.barycentric, keys, parents)
     offsets, opposite = neighborhood.offsets(device), neighborhood.opposite(device)
     neighbors = operators.find_neighbors(keys, table, keys, offsets)
     down, up = level_operators.connect_levels(source.keys, source.table, keys, parents, offsets, opposite)

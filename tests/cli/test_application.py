@@ -40,6 +40,7 @@ def test_help_tells_what_there_is_in_eighty_columns() -> None:
         "upsample",
         "solve",
         "colorize",
+        "smooth-points",
         "segment-points",
         "train-points",
         "demo",

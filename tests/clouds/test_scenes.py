@@ -42,8 +42,9 @@ def test_a_scene_is_near_the_origin_and_has_heights() -> None:
     between = (positions - positions[0]).float()
     torch.testing.assert_close(scene.positions - scene.positions[0], between, atol=1e-4, rtol=0)
     assert scene.values().shape == (3000, VALUE_CHANNELS)
-    without = make_scene(positions, ground=False)
+    without = make_scene(positions, above="median")
     assert float(without.heights.median()) == 0.0
+    assert not bool(make_scene(positions, above="nothing").heights.any())
     assert len((without.heights - without.positions[:, 2:]).round(decimals=3).unique()) == 1
 
 

@@ -1,9 +1,11 @@
-"""Real workers: results do not depend on their number, or on one that is killed."""
+"""Real workers: results do not depend on them, or on one that is killed; that all are lost is told."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,33 +14,67 @@ import pytest
 pytest.importorskip("distributed", reason="Dask's distributed is not installed")
 pytest.importorskip("zarr", reason="zarr is not installed")
 
+import dask
 import dask.array as da
 import zarr
 from distributed import wait
+from typer.testing import CliRunner
 
 import permutohedral.dask as phd
+from permutohedral.arrays.workers import Workers
+from permutohedral.cli.application import application
+from permutohedral.errors import BackendUnavailable
 
 
-def digest(client: Any, kill: bool) -> bytes:
-    """The bytes of a filter of seeded points and of a picture."""
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    with phd.start_workers(workers=1, memory="1GiB") as started:
+        yield started
+
+
+def filters() -> tuple[da.Array, da.Array]:
+    """A filter of seeded points, and of a picture."""
     draw = np.random.default_rng(0)
     features, values = (4 * draw.random((600, 2))).astype(np.float32), draw.random((600, 1)).astype(np.float32)
     smoothed = phd.gaussian_filter(da.from_array(values, chunks=(60, 1)), da.from_array(features, chunks=(60, 2)))
     picture = da.from_array(draw.random((60, 60)).astype(np.float32), chunks=20)
+    return smoothed, phd.bilateral_filter(picture, 1.0, 0.3)
+
+
+def kept_megabytes() -> tuple[str | None, str | None]:
+    from permutohedral import _native
+
+    return os.environ["OMP_NUM_THREADS"], str(_native.kept_memory() >> 20)
+
+
+def test_the_same_bits_without_workers_and_after_one_was_killed(client: Any) -> None:
+    with dask.config.set(scheduler="synchronous"):
+        expected = [np.asarray(array) for array in filters()]
+    smoothed, filtered = filters()
     kept = client.persist(smoothed)
-    if kill:
-        wait(kept)
-        [worker] = client.run(os.getpid).values()
-        os.kill(worker, signal.SIGKILL)
-    filtered = phd.bilateral_filter(picture, 1.0, 0.3)
-    return np.asarray(kept).tobytes() + np.asarray(filtered).tobytes()
+    wait(kept)
+    [worker] = client.run(os.getpid).values()
+    os.kill(worker, signal.SIGKILL)
+    np.testing.assert_array_equal(np.asarray(kept), expected[0])
+    np.testing.assert_array_equal(np.asarray(filtered), expected[1])
+    [(threads, megabytes)] = client.run(kept_megabytes).values()
+    assert threads == "1"
+    assert int(megabytes or 0) <= 256
 
 
-def test_the_same_bits_after_a_worker_was_killed(tmp_path: Any) -> None:
-    with phd.start_workers(workers=1, memory="1GiB") as client:
-        undisturbed = digest(client, kill=False)
-        assert digest(client, kill=True) == undisturbed
-        volume = da.ones((8, 20, 20), chunks=10)
-        phd.bilateral_filter(volume, 1.0, 0.1, axes="ZYX").to_zarr(str(tmp_path / "out.zarr"))
-        assert np.allclose(zarr.open_array(str(tmp_path / "out.zarr"))[:], 1)
-        assert client.run(lambda: os.environ["OMP_NUM_THREADS"]).popitem()[1] == "1"
+def test_the_command_on_a_cluster(client: Any, tmp_path: Path) -> None:
+    zarr.create_array(str(tmp_path / "in.zarr"), shape=(8, 20, 20), dtype="float32")[...] = 1
+    files = str(tmp_path / "in.zarr"), str(tmp_path / "out.zarr")
+    options = ["--sigma-space", "1", "--scheduler", client.scheduler.address]
+    result = CliRunner().invoke(application, ["filter", *files, *options])
+    assert result.exit_code == 0, result.output
+    assert np.allclose(np.asarray(zarr.open_array(files[1])[...]), 1)
+
+
+def test_that_all_workers_are_lost_is_an_error(client: Any) -> None:
+    """After four minutes, as the start of workers says; here after one second."""
+    assert dask.config.get("distributed.scheduler.no-workers-timeout") <= 300
+    client.cluster.scheduler.no_workers_timeout = 1.0
+    client.cluster.scale(0)
+    with Workers(scheduler=client.scheduler.address) as running, pytest.raises(BackendUnavailable, match="--resume"):
+        running.run(abs, [1, 2], "counting")

@@ -74,6 +74,9 @@ def test_what_is_wrong_names_chunk_and_row(monkeypatch: pytest.MonkeyPatch) -> N
     lattice = phd.build_lattice(chunked(FEATURES[:10], 10))
     with pytest.raises(InputError, match="10 features"):
         lattice.splat(chunked(VALUES, 100))
+    monkeypatch.setattr(workers, "_limit_here", lambda: 10_000)
+    with pytest.raises(MemoryLimitError, match="take larger bandwidths"):
+        phd.gaussian_filter(chunked(VALUES, 100), chunked(FEATURES, 100))
     monkeypatch.setattr(workers, "worker_memory", lambda: 1000)
     with pytest.raises(MemoryLimitError, match="rechunk to at most"):
         phd.gaussian_filter(chunked(VALUES, 100), chunked(FEATURES, 100))

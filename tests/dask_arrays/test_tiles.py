@@ -111,6 +111,10 @@ def test_what_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         phd.bilateral_filter(color, 2.0, 0.1, da.zeros((40, 41, 3), chunks=20), axes="YXC")
     with pytest.raises(InputError, match="Dask array"):
         phd.bilateral_filter(np.zeros((40, 40)), 2.0, 0.1)
+    broken = np.ones((40, 40), np.float32)
+    broken[33, 5] = np.nan
+    with pytest.raises(InputError, match=r"in the tile whose first sample is \(12, 0\): .* NaN"):
+        phd.bilateral_filter(da.from_array(broken, chunks=20), 2.0, 0.1).compute()
     monkeypatch.setattr(workers, "worker_memory", lambda: 1000)
     with pytest.raises(MemoryLimitError, match="rechunk to at most"):
         phd.bilateral_filter(color, 2.0, 0.1, axes="YXC")

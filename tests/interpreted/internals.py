@@ -8,7 +8,7 @@ from permutohedral.ops.triton.build import lattice, wide_keys
 from permutohedral.ops.triton.build import neighbors as search
 from permutohedral.ops.triton.build.fixed_rows import index_points_bounded
 from permutohedral.ops.triton.build.packed_table import PackedTable
-from permutohedral.ops.triton.filter import blur, convolve, gaussian, incidence, splat
+from permutohedral.ops.triton.filter import blur, convolve, gaussian, incidence, item_norm, splat
 
 __all__ = [
     "PackedTable",
@@ -17,6 +17,7 @@ __all__ = [
     "gaussian",
     "incidence",
     "index_points_bounded",
+    "item_norm",
     "lattice",
     "search",
     "splat",

@@ -263,16 +263,3 @@ def test_picture_features(dtype: torch.dtype) -> None:
             found = ph.bilateral_features(guide, 3.0, 0.7)
         with use_backend("reference"):
             assert torch.equal(found, ph.bilateral_features(guide, 3.0, 0.7))
-
-
-def test_pyramids() -> None:
-    """Every level is the lattice of its scale."""
-    features, values = 3 * torch.randn(6, 2, dtype=torch.float64), torch.randn(6, 2, dtype=torch.float64)
-    with use_backend("triton"):
-        pyramid = ph.build_pyramid(features, levels=2)
-        coarsened = ph.coarsen(ph.splat(values, pyramid.levels[0]), pyramid, 0)
-        assert_close(coarsened, ph.splat(values, pyramid.levels[1]))
-        for number, level in enumerate(pyramid.levels):
-            alone = ph.build_lattice(features / 2**number)
-            assert level.num_lattice_points == alone.num_lattice_points
-            assert_close(ph.slice(ph.splat(values, level), level), ph.slice(ph.splat(values, alone), alone))

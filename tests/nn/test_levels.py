@@ -55,8 +55,9 @@ def test_derivatives_of_values_and_parameters(name: str) -> None:
     inputs = [draw(pyramid.levels[level].num_lattice_points, 2), *parameters.values()]
     for each in inputs:
         each.requires_grad_()
-    assert gradcheck(function, inputs, fast_mode=True)
-    assert gradgradcheck(function, inputs, fast_mode=True)
+    # the order of atomic additions on a GPU may differ
+    assert gradcheck(function, inputs, fast_mode=True, nondet_tol=1e-10)
+    assert gradgradcheck(function, inputs, fast_mode=True, nondet_tol=1e-10)
 
 
 def test_the_bias_is_added() -> None:

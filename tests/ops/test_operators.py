@@ -38,7 +38,7 @@ class Sample:
         self.offsets, self.opposite = neighborhood.offsets(DEVICE), neighborhood.opposite(DEVICE)
         self.neighbors = operators.find_neighbors(keys, table, self.target_keys, self.offsets)
         self.reverse = operators.transpose_neighbors(self.neighbors, self.opposite, len(keys))
-        self.coarse = level_operators.coarsen_keys(keys)[:2]
+        self.coarse = level_operators.coarsen_keys(keys, table)[:2]
         self.axis_neighbors = operators.find_neighbors(keys, table, keys, axis_offsets(DIMENSION, DEVICE))
         self.barycentric = barycentric.clone().requires_grad_()
         self.values, self.lattice_values = leaf(POINTS, 4), leaf(len(keys), 4)
@@ -53,9 +53,9 @@ class Sample:
             "index_points_in_batches": (self.features, self.batch),
             "index_both": (self.features, None, self.target_features, None),
             "index_keys": (self.keys.repeat(2, 1),),
-            "coarsen_keys": (self.keys,),
+            "coarsen_keys": (self.keys, self.table),
             "connect_levels": (self.keys, self.table, *self.coarse, self.offsets, self.opposite),
-            "coarsen_vertices": (self.vertices, *self.coarse, self.barycentric.detach()),
+            "coarsen_simplices": (self.vertices, self.barycentric, *self.coarse),
             "find_neighbors": (self.keys, self.table, self.target_keys, self.offsets),
             "transpose_neighbors": (self.neighbors, self.opposite, len(self.keys)),
             "splat": (self.values, self.vertices, self.barycentric, len(self.keys)),
@@ -83,8 +83,8 @@ VARIANTS = {
     "convolve_without_reverse_table": "convolve",
     "blur_reversed": "blur",
 }
-BETWEEN_LEVELS = ["coarsen_keys", "connect_levels", "coarsen_vertices"]
-INTEGER = ["index_keys", *BETWEEN_LEVELS, "find_neighbors", "transpose_neighbors"]
+BETWEEN_LEVELS = ["coarsen_keys", "connect_levels", "coarsen_simplices"]
+INTEGER = ["index_keys", "coarsen_keys", "connect_levels", "find_neighbors", "transpose_neighbors"]
 WITHOUT_DERIVATIVE = ["filter_gaussian"]
 FLOATING = [
     "index_points",
@@ -98,6 +98,7 @@ FLOATING = [
     "convolve_weight_gradient",
     "blur",
     "blur_reversed",
+    "coarsen_simplices",
     "sum_neighbors",
     "sum_window",
     "embed_gradient",
@@ -132,9 +133,8 @@ def differentiable(name: str, way: Callable[[str], Any]) -> tuple[Callable[..., 
         for place, each in zip(places, floating, strict=True):
             complete[place] = each
         result = run(*complete)
-        if name == "index_both":
-            return torch.cat([result[2], result[6]])
-        return result[2] if name.startswith("index_points") else result
+        found = [result] if isinstance(result, Tensor) else [each for each in result if each.is_floating_point()]
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     return function, tuple(arguments[place] for place in places)
 
@@ -144,7 +144,7 @@ def differentiable(name: str, way: Callable[[str], Any]) -> tuple[Callable[..., 
 def test_opcheck(name: str) -> None:
     """Schema, fake tensors, autograd registration, and the traced operator with static and dynamic shapes."""
     arguments = Sample().arguments(name)
-    if not name.startswith(("index_points", "index_both")):
+    if not name.startswith(("index_points", "index_both", "coarsen_simplices")):
         torch.library.opcheck(operator(name), arguments)
         return
     # opcheck adds all outputs up in the dtype of the first, which fails for integers before floats, so it traces

@@ -10,7 +10,9 @@ import pytest
 from datasets import data_folder
 from reliability import killed_commands
 from reliability.trainings import STEPS, Experiment, finish, losses, prepare, start, what_is_left
+from typer.testing import CliRunner
 
+from permutohedral.cli.application import application
 from permutohedral.experiments.checkpoints import read_checkpoint
 
 KILLS = 6
@@ -81,7 +83,9 @@ def test_the_command_itself(tmp_path: Path) -> None:
             break
     assert process.returncode == -9
     for output in (killed, tmp_path / "straight"):
-        killed_commands.finish(arguments, output)
+        # in this process, which has loaded everything; only what is killed needs one of its own
+        typed = CliRunner().invoke(application, killed_commands.as_typed(arguments, output))
+        assert typed.exit_code == 0, typed.output
     left = killed_commands.left_behind(killed)
     assert left["cnn.safetensors"]
     assert left == killed_commands.left_behind(tmp_path / "straight")

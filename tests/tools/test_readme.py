@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import readme
 import tables
@@ -39,10 +41,28 @@ def typed() -> list[str]:
     return [line for line in lines if not set(shlex.split(line)) & set(LEFT_OUT)]
 
 
+def write_arrays(folder: Path) -> None:
+    """The stores and the laser scan that pages filter."""
+    zarr: Any = pytest.importorskip("zarr", reason="zarr is not installed")
+    laspy: Any = pytest.importorskip("laspy", reason="laspy is not installed")
+    tifffile: Any = pytest.importorskip("tifffile", reason="tifffile is not installed")
+    volume = np.random.default_rng(0).random((6, 9, 8), dtype=np.float32)
+    zarr.create_array(str(folder / "volume.zarr"), data=volume)
+    levels = {"axes": [{"name": name} for name in "zyx"], "datasets": [{"path": "0"}]}
+    described = {"ome": {"version": "0.5", "multiscales": [levels]}}
+    zarr.create_group(str(folder / "cells.ome.zarr"), attributes=described).create_array("0", data=volume)
+    tifffile.imwrite(folder / "slide.tif", (255 * volume[0]).astype(np.uint8))
+    scan = laspy.LasData(laspy.LasHeader(point_format=6, version="1.4"))
+    scan.x, scan.y, scan.z = volume.reshape(3, -1).astype(np.float64)
+    scan.write(folder / "scan.laz")
+
+
 @pytest.mark.parametrize("command", typed())
 def test_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     readme.write_pictures(tmp_path)
+    if ".zarr" in command or ".laz" in command:
+        write_arrays(tmp_path)
     result = CliRunner().invoke(application, shlex.split(command)[1:])
     assert result.exit_code == 0, result.output
 

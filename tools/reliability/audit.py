@@ -25,6 +25,7 @@ FLOORS = {
     "pooch": ("1.8", "none known"),
     "requests": ("2.32", "CVE-2024-35195: certificates not checked after one unchecked request"),
     "pytorch-lightning": ("2.4", "CVE-2024-8019, CVE-2024-8020 concern its servers, which are not used here"),
+    "starlette": ("0.49.1", "CVE-2025-54121, CVE-2025-62727: requests that keep a server busy"),
 }
 
 

@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 
+def as_typed(arguments: list[str], output: Path) -> list[str]:
+    """What follows `permutohedral` on the command line."""
+    return ["reproduce", *arguments, "--smoke", "--resume", "--accelerator", "cpu", "--output", str(output)]
+
+
 def start(arguments: list[str], output: Path) -> subprocess.Popen[bytes]:
     """The command in a process of its own."""
-    command = [sys.executable, "-m", "permutohedral", "reproduce", *arguments, "--smoke", "--resume"]
-    command += ["--accelerator", "cpu", "--output", str(output)]
+    command = [sys.executable, "-m", "permutohedral", *as_typed(arguments, output)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 

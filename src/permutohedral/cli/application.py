@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from permutohedral.cli import backends, benchmark, clouds, figures, guided, pictures, reproduce
+from permutohedral.cli import backends, benchmark, clouds, figures, guided, pictures, playground, reproduce
 from permutohedral.version import __version__
 
 # as a reader of the help meets them: what one came for first, what explains it last
 _ORDER = (
-    *("filter", "denoise", "segment", "upsample", "solve", "colorize", "segment-points", "train-points", "demo"),
-    *("figure", "reproduce", "benchmark", "backends"),
+    *("filter", "denoise", "segment", "upsample", "solve", "colorize", "smooth-points", "segment-points"),
+    *("train-points", "demo", "playground", "figure", "reproduce", "benchmark", "backends"),
 )
 
 
@@ -69,9 +69,11 @@ application.command()(pictures.segment)
 application.command()(guided.upsample)
 application.command()(guided.solve)
 application.command()(guided.colorize)
+application.command("smooth-points")(clouds.smooth_points)
 application.command("segment-points")(clouds.segment_points)
 application.command("train-points")(clouds.train_points)
 application.command()(pictures.demo)
+application.command()(playground.playground)
 figures.add_to(application)
 reproduce.add_to(application)
 application.command()(benchmark.benchmark)

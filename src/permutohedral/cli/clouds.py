@@ -1,4 +1,4 @@
-"""The commands for point clouds: `segment-points` and `train-points`."""
+"""The commands for point clouds: `smooth-points`, `segment-points` and `train-points`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from permutohedral.cli.shared import Json, explained
+from permutohedral.cli.arrays import Memory, Resume, Scheduler, WorkerCount
+from permutohedral.cli.shared import Json, explained, positive
 
 Accelerator = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or gpu.")]
 
@@ -83,6 +84,38 @@ def train_points(  # noqa: PLR0913 (one parameter for each option)
         options = RunOptions(folder, None, accelerator, 1, resume, progress=sys.stderr.isatty())
         accuracy = train_on_files(sources, output, training, options)
         typer.echo(f"{100 * accuracy:.1f} % of the classified points it was trained on are right", err=True)
+
+
+def smooth_points(  # noqa: PLR0913 (one parameter for each option)
+    source: Annotated[Path, typer.Argument(metavar="INPUT", help="A .laz or .las file of any size.")],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="A copy of it, .laz or .las.")],
+    sigma: Annotated[
+        float, typer.Option(callback=positive, metavar="NUMBER", help="Bandwidth, in units of the coordinates.")
+    ] = 1.0,
+    field: Annotated[
+        str, typer.Option(metavar="NAME", help="What is smoothed: position, or a field such as intensity.")
+    ] = "position",
+    workers: WorkerCount = 0,
+    memory: Memory = None,
+    scheduler: Scheduler = None,
+    resume: Resume = False,
+) -> None:
+    """Smooth the points of laser scans, or what they measured.
+
+    Each point, or one field of it, becomes the Gaussian mean of those around. The file is read in chunks, and
+    everything else in it stays. OUTPUT is replaced if it exists, and never half-written.
+
+    Example: permutohedral smooth-points scan.laz smooth.laz --sigma 2.0
+
+    Example: permutohedral smooth-points scan.laz smooth.laz --field intensity --workers 4 --memory 2GiB
+    """
+    with explained():
+        from permutohedral.arrays.workers import Workers
+        from permutohedral.clouds.smooth import smooth_file
+
+        count = smooth_file(source, output, sigma, field, Workers(workers, memory, scheduler), resume)
+        if sys.stdout.isatty():
+            typer.echo(f"{source} -> {output}: {count:,} points")
 
 
 def parse_classes(given: list[str] | None) -> dict[str, tuple[int, ...]] | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from permutohedral.cli.arrays import Memory, Resume, Scheduler, WorkerCount, check_sigmas, filter_array, parse_sigmas
 from permutohedral.cli.shared import STREAM, Json, SigmaRange, SigmaSpace, explained
 from permutohedral.errors import InputError
 
@@ -54,7 +55,12 @@ def filter_pictures(  # noqa: PLR0913 (one parameter for each option)
             metavar="PATH", help="Take the edges from this picture, or from those of the same names in this folder."
         ),
     ] = None,
-    sigma_space: SigmaSpace = 8.0,
+    sigma_space: Annotated[
+        str,
+        typer.Option(
+            callback=check_sigmas, metavar="PIXELS", help="Bandwidth in space; of arrays one for each axis: 1,2,2."
+        ),
+    ] = "8.0",
     sigma_range: SigmaRange = 0.1,
     method: Annotated[
         Method,
@@ -68,27 +74,53 @@ def filter_pictures(  # noqa: PLR0913 (one parameter for each option)
         str | None, typer.Option(metavar="NAME", help="Force a backend; see permutohedral backends.")
     ] = None,
     recursive: Recursive = False,
+    axes: Annotated[
+        str | None, typer.Option(metavar="LETTERS", help="Axes of an array, if it does not say: ZYX, CYX, TZYX.")
+    ] = None,
+    workers: WorkerCount = 0,
+    memory: Memory = None,
+    scheduler: Scheduler = None,
+    resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Smooth pictures, and keep their edges.
+    """Smooth pictures, volumes and arrays, and keep edges.
 
     A bilateral filter, or with --guide a joint bilateral one. The ending of OUTPUT names the format; on stdout it is
     that of the input. An alpha channel is kept as it is, and weights the colors. OUTPUT is replaced if it exists,
     and never half-written. One of several pictures that cannot be read is reported, the others are done, and the
     exit code is 1.
 
+    If OUTPUT ends with .zarr, INPUT is one array of any size, a Zarr array, an OME-Zarr or a TIFF, and is filtered in
+    tiles; the options from --axes on are for these.
+
     Example: permutohedral filter photo.png smooth.png --sigma-space 16
 
     Example: permutohedral filter depth.png sharp.png --guide photo.png
 
     Example: permutohedral filter noisy.png smooth.png --sigma-space 2 --method auto --check
+
+    Example: permutohedral filter volume.zarr smooth.zarr --sigma-space 1,2,2 --workers 4 --memory 2GiB
     """
+    bandwidths = parse_sigmas(sigma_space)
+    of_pictures = guide is not None or method != Method.separable or halo or check or backend or recursive
+    of_arrays = axes is not None or workers or memory is not None or scheduler is not None or resume
     with explained():
+        if _are_arrays(sources, output):
+            if of_pictures:
+                raise InputError("--guide, --method, --halo, --check, --backend and --recursive are for pictures")
+            running = workers, memory, scheduler
+            filter_array(sources, output, (bandwidths, sigma_range), axes, running, resume, as_json)
+            return
+        if of_arrays or len(bandwidths) != 1:
+            raise InputError(
+                "--axes, --workers, --memory, --scheduler, --resume and several bandwidths are for arrays, for which "
+                "OUTPUT ends with .zarr"
+            )
         import permutohedral as ph
         from permutohedral.pictures.batch import check_companions, plan_files, process_files
         from permutohedral.pictures.bilateral import Bilateral
 
-        request = Bilateral(sigma_space, sigma_range, guide, method.value, halo, check)
+        request = Bilateral(bandwidths[0], sigma_range, guide, method.value, halo, check)
         with ph.use_backend(backend):
             _check_stdout(output, as_json)
             files = plan_files(sources, output, recursive)
@@ -231,6 +263,11 @@ def demo(
         from permutohedral.pictures.demo import run
 
         run(output, steps)
+
+
+def _are_arrays(sources: Sequence[Path], output: Path) -> bool:
+    """Whether the request is for arrays in stores, and not for pictures."""
+    return output.suffix == ".zarr" or any(source.suffix == ".zarr" for source in sources)
 
 
 def report(outcomes: Sequence[Outcome], as_json: bool) -> None:

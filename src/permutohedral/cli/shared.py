@@ -16,6 +16,8 @@ _EXTRA_OF_MODULE = {
     **dict.fromkeys(("PIL", "skimage", "matplotlib", "safetensors", "tifffile"), "images"),
     **dict.fromkeys(("pytorch_lightning", "pooch", "scipy", "yaml"), "experiments"),
     **dict.fromkeys(("laspy", "lazrs", "plyfile"), "clouds"),
+    **dict.fromkeys(("nicegui", "fastapi", "starlette", "uvicorn"), "playground"),
+    **dict.fromkeys(("dask", "distributed", "zarr"), "dask"),
     "rich": "cli",
 }
 

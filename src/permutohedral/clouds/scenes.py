@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ UNKNOWN = -1
 # points a square meter: denser clouds are thinned out to learn from, and dealt into several to be classified, so that a
 # network knows the density of what it sees
 DENSEST = 12.0
+# what heights are measured from
+Above = Literal["ground", "median", "nothing"]
 # side in meters of the squares by which areas are measured
 _SQUARE = 2.0
 
@@ -54,13 +57,14 @@ class Scene:
         return torch.cat([self.heights.clamp(-2.0, 40.0) / 10, near], dim=1)
 
 
-def make_scene(positions: Tensor, labels: Tensor | None = None, ground: bool = True) -> Scene:
+def make_scene(positions: Tensor, labels: Tensor | None = None, above: Above = "ground") -> Scene:
     """The scene of a whole cloud.
 
     Args:
         positions: `[points, 3]`, meters, float64 if they are far from the origin.
         labels: int64 `[points]`, -1 where they are not known.
-        ground: look for the ground; else heights are above the median of the cloud.
+        above: heights are above the ground, which is looked for; or above the median of the cloud; or, with "nothing",
+            all zero, so that a network has the positions alone.
 
     >>> make_scene(torch.rand(100, 3, dtype=torch.float64) * 30 + 5e5).heights.shape
     torch.Size([100, 3])
@@ -68,7 +72,9 @@ def make_scene(positions: Tensor, labels: Tensor | None = None, ground: bool = T
     if len(positions):
         positions = positions - (positions.amin(dim=0) + positions.amax(dim=0)) / 2
     near = positions.float()
-    if not ground:
+    if above == "nothing":
+        return Scene(near, near.new_zeros(len(near), len(WINDOWS)), labels)
+    if above == "median":
         # the middle of all points, which a few far below do not move
         heights = near[:, 2:] - near[:, 2].median() if len(near) else near[:, 2:]
         return Scene(near, heights.repeat(1, len(WINDOWS)), labels)

@@ -47,7 +47,7 @@ def segment_file(
     where = choose_device(device)
     network, description = load_segmenter(model)
     cloud = read_cloud(source)
-    scene = make_scene(cloud.positions)
+    scene = make_scene(cloud.positions, above=description.above)
     with rich.progress.Progress(
         console=rich.console.Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
     ) as progress:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from permutohedral.clouds.scenes import VALUE_CHANNELS
+from permutohedral.clouds.scenes import VALUE_CHANNELS, Above
 from permutohedral.errors import DataError, InputError
 from permutohedral.models.point_segmentation import build_segmenter
 from permutohedral.reporting.atomic import replacing
@@ -43,11 +43,13 @@ class Description:
         model: of `permutohedral.models.point_segmentation.build_segmenter`.
         options: of the model.
         classes: that it tells apart, in the order of its scores.
+        above: what the heights that it reads are above; see `make_scene`.
     """
 
     model: str
     options: dict[str, Any]
     classes: tuple[PointClass, ...]
+    above: Above = "ground"
 
     def build(self) -> nn.Module:
         """The network, without weights."""
@@ -88,7 +90,7 @@ def load_segmenter(path: Path | None = None) -> tuple[nn.Module, Description]:
             content = json.loads((file.metadata() or {})["points"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dictionary)
         classes = tuple(PointClass(each["name"], tuple(each["numbers"])) for each in content["classes"])
-        description = Description(content["model"], content["options"], classes)
+        description = Description(content["model"], content["options"], classes, content.get("above", "ground"))
         network = description.build()
         network.load_state_dict(tensors)
     except KeyError as error:

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.features import Sigma, bilateral_features, grid_features, in_units_of, join_features
+from permutohedral.features import Sigma, bilateral_features, grid_features
 from permutohedral.lattice import Lattice, build_lattice
-from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.tracing import is_traced
 from permutohedral.tensors import check_count, check_tensor
 
@@ -134,12 +133,8 @@ def bilateral_kernel(
             f"{tuple(guide.shape)}; dimension tells their number"
         )
     space = tuple(guide.shape[guide.dim() - dimension :])
-    if dimension == 2:
-        return Kernel(bilateral_features(guide, sigma_space, sigma_range), compatibility, normalization, space)
-    guide = guide.to(accumulation_dtype(guide.dtype))
-    positions = grid_features(space, sigma_space, device=guide.device, dtype=guide.dtype)
-    colors = in_units_of(guide.flatten(guide.dim() - dimension).transpose(-1, -2), sigma_range)
-    return Kernel(join_features(positions, colors), compatibility, normalization, space)
+    features = bilateral_features(guide, sigma_space, sigma_range, spatial_axes=dimension)
+    return Kernel(features, compatibility, normalization, space)
 
 
 def _check_compatibility(compatibility: object) -> None:

@@ -5,6 +5,7 @@ A part of a lattice is a pair of arrays: keys `[lattice_points, 1 + d]`, and sum
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from permutohedral.dask.workers import check_merged, keep_little
 from permutohedral.errors import InputError
 from permutohedral.neighborhood import axis_offsets, blur_gain
 from permutohedral.ops import operators
@@ -39,6 +41,7 @@ def splat_chunk(features: Array, values: Array | None, chunk: int, mass: bool = 
         chunk: its number, for errors.
         mass: whether there is such a channel.
     """
+    keep_little()
     places = _checked("features", features, chunk)
     keys, vertices, barycentric, _ = operators.index_points(places, None)
     rows = places.new_ones(len(places), 1) if mass else places.new_empty(len(places), 0)
@@ -62,6 +65,9 @@ def merge_parts(parts: Sequence[Part]) -> Part:
     """Add parts by key."""
     if len(parts) == 1:
         return parts[0]
+    first_keys, first_sums = parts[0]
+    row_bytes = first_keys.itemsize * first_keys.shape[1] + first_sums.itemsize * first_sums.shape[1]
+    check_merged(sum(len(part[0]) for part in parts), row_bytes)
     keys = torch.cat([torch.from_numpy(part[0]) for part in parts])
     sums = torch.cat([torch.from_numpy(part[1]) for part in parts])
     found, rows, _ = operators.index_keys(keys)
@@ -117,9 +123,11 @@ def _checked(name: str, array: Array, chunk: int) -> Tensor:
     """The array as a tensor, once it is known to be a matrix of finite numbers."""
     if array.ndim != 2 or array.dtype not in (np.float32, np.float64):
         raise InputError(f"{name} must be float32 or float64 [points, n], chunk {chunk} is {array.dtype} {array.shape}")
-    finite = np.isfinite(array).all(axis=1)
-    if not finite.all():
-        row = int(np.flatnonzero(~finite)[0])
+    # the sum tells at a fraction of the cost, unless it overflows
+    with np.errstate(all="ignore"):
+        finite = math.isfinite(np.add.reduce(array, axis=None))
+    if not finite and len(bad := np.flatnonzero(~np.isfinite(array).all(axis=1))):
+        row = int(bad[0])
         raise InputError(f"{name} are not finite in row {row} of chunk {chunk}: {array[row].tolist()}")
     return torch.from_numpy(np.ascontiguousarray(array))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, cast
 
 import dask.array as da
@@ -159,8 +160,15 @@ def _blurred(ordered: Any) -> Any:
 
 
 def _computed_here(pair: Any) -> tuple[Any, Any]:
-    """Both of a pair as delayed objects, computed where the scheduler keeps results."""
+    """Both of a pair as delayed objects, computed where the scheduler keeps results; raises what went wrong."""
     (kept,) = persist(pair)
+    if find_spec("distributed") is not None:
+        from distributed import futures_of
+
+        # features would be loaded for slices meanwhile
+        for future in futures_of(kept):
+            if future.exception() is not None:
+                future.result()
     return kept[0], kept[1]
 
 

@@ -10,14 +10,14 @@ from typing import Any, cast
 import dask.array as da
 import numpy as np
 import torch
-from dask.array.overlap import ensure_minimum_chunksize
+from dask.array.overlap import ensure_minimum_chunksize, overlap, trim_internal
 from numpy.typing import NDArray
 from torch import Tensor
 
-from permutohedral.dask.workers import check_fits
+from permutohedral.dask.workers import check_fits, keep_little
 from permutohedral.errors import InputError
-from permutohedral.features import Sigma, grid_features, in_units_of, numbers_of
-from permutohedral.functional import gaussian_filter
+from permutohedral.features import Sigma, numbers_of
+from permutohedral.functional import bilateral_filter as filter_at_once
 from permutohedral.geometry import reach
 
 # values `[channels, *space]` of a tile with its margin, and the position of its first sample; of the same space
@@ -50,14 +50,12 @@ def bilateral_filter(
     >>> phd.bilateral_filter(volume, sigma_space=1.0, sigma_range=0.2, axes="ZYX").compute().shape
     (20, 30, 40)
     """
-    names = _axes_of(image, axes)
+    names = axes_of(image, axes)
     others = [] if guide is None else [guide]
     dimension = len(names) - names.count(_CHANNELS)
     sigmas = numbers_of(sigma_space, dimension)
-    # one more for the rounding of positions
-    margins = [math.ceil(sigma * reach(axis)) + 1 for axis, sigma in enumerate(sigmas)]
-    run = partial(_filter_tile, sigmas=sigmas, sigma_range=sigma_range)
-    return _map(run, [image, *others], names, margins)
+    run = partial(filter_tile, sigmas=sigmas, sigma_range=sigma_range)
+    return map_with_margins(run, [image, *others], names, margins_of(sigmas))
 
 
 def map_tiles(function: TileFilter, image: Any, margins: Sequence[int], axes: str | None = None) -> Any:
@@ -79,25 +77,32 @@ def map_tiles(function: TileFilter, image: Any, margins: Sequence[int], axes: st
     >>> float(phd.map_tiles(lambda values, origin: 2 * values, picture, (3, 3)).sum())
     16000.0
     """
-    names = _axes_of(image, axes)
+    names = axes_of(image, axes)
 
     def run(values: Tensor, guide: Tensor, origin: tuple[int, ...]) -> Tensor:
         return function(values, origin)
 
-    return _map(run, [image], names, list(margins))
+    return map_with_margins(run, [image], names, list(margins))
 
 
-def _filter_tile(
+def margins_of(sigmas: Sequence[float]) -> list[int]:
+    """How far the bilateral filter sees along each axis of space, in samples.
+
+    >>> margins_of([2.0, 2.0])
+    [8, 9]
+    """
+    # one more for the rounding of positions
+    return [math.ceil(sigma * reach(axis)) + 1 for axis, sigma in enumerate(sigmas)]
+
+
+def filter_tile(
     values: Tensor, guide: Tensor, origin: tuple[int, ...], sigmas: list[float], sigma_range: Sigma
 ) -> Tensor:
     """The lattice lies as it does under the whole: positions are counted from its first sample."""
-    places = grid_features(values.shape[1:], sigmas, origin=origin, dtype=guide.dtype)
-    colors = in_units_of(guide.flatten(1).mT, sigma_range)
-    filtered: Tensor = gaussian_filter(values.flatten(1).mT, torch.cat([places, colors], dim=1))
-    return filtered.mT.reshape(values.shape)
+    return filter_at_once(values, sigmas, sigma_range, guide, spatial_axes=len(origin), origin=origin)
 
 
-def _axes_of(image: Any, axes: str | None) -> str:
+def axes_of(image: Any, axes: str | None) -> str:
     """A letter for each axis of the image, once it is known that they fit."""
     names = axes
     if names is None and hasattr(image, "dims"):
@@ -117,22 +122,42 @@ def _axes_of(image: Any, axes: str | None) -> str:
     return names
 
 
-def _map(run: Callable[..., Tensor], images: Sequence[Any], names: str, margins: list[int]) -> Any:
-    """Apply `run(values, guide, origin)` to tiles of the first image, guided by the last; the result is like the first.
+def map_with_margins(
+    run: Callable[..., Tensor],
+    images: Sequence[Any],
+    names: str,
+    margins: list[int],
+    out_channels: int | None = None,
+) -> Any:
+    """Apply `run(values, guide, origin)` to tiles of the first image, guided by the last.
 
     Tiles that are smaller than the margins are joined before: Dask would do it later, and positions would be wrong.
+
+    Args:
+        run: the filter of a tile with its margins.
+        images: what is filtered, and perhaps a guide.
+        names: a letter for each axis.
+        margins: for each axis of space.
+        out_channels: of the result, which is then floating; default: those of the first image, and its dtype.
+
+    Returns:
+        Like the first image.
     """
     wrapped = images[0] if hasattr(images[0], "dims") else None
     arrays = [_channels_last(image, names) for image in images]
     if any(array.shape[:-1] != arrays[0].shape[:-1] for array in arrays):
         raise InputError(f"guide and image must have one space, got {[array.shape for array in arrays]}")
-    depth = (*margins, 0)
     tiles = tuple(
         ensure_minimum_chunksize(margin, chunks) for margin, chunks in zip(margins, arrays[0].chunks[:-1], strict=True)
     )
     arrays = [array.rechunk((*tiles, -1)) for array in arrays]
+    dtype, channels = arrays[0].dtype, arrays[0].shape[-1]
+    if out_channels is not None:
+        dtype, channels = np.dtype(_floats_of(dtype)), out_channels
+        if _CHANNELS not in names and channels != 1:
+            raise InputError(f"a result of {channels} channels needs an axis for them: give the image one, named C")
     largest = math.prod(max(chunks) + 2 * margin for chunks, margin in zip(tiles, margins, strict=True))
-    check_fits(largest, len(margins) + arrays[-1].shape[-1], arrays[0].shape[-1])
+    check_fits(largest, len(margins) + arrays[-1].shape[-1], max(arrays[0].shape[-1], channels))
     starts = [np.concatenate([[0], np.cumsum(chunks)[:-1]]) for chunks in tiles]
 
     def filter_block(*blocks: NDArray[Any], block_id: tuple[int, ...] = ()) -> NDArray[Any]:
@@ -140,14 +165,23 @@ def _map(run: Callable[..., Tensor], images: Sequence[Any], names: str, margins:
             int(start[number]) - (margin if number else 0)
             for start, number, margin in zip(starts, block_id, margins, strict=False)
         )
-        return _filter_block(run, blocks, origin)
+        return run_on_block(run, blocks, origin, dtype)
 
-    filtered = da.map_overlap(
-        filter_block, *arrays, depth=depth, boundary="none", trim=True, dtype=arrays[0].dtype, allow_rechunk=False,
-        meta=np.empty((0,) * arrays[0].ndim, arrays[0].dtype),
-    )  # fmt: skip
-    filtered = _as_before(filtered, names)
-    return filtered if wrapped is None else wrapped.copy(data=filtered)
+    depth = dict(enumerate((*margins, 0)))
+    wide = [overlap(array, depth, boundary="none", allow_rechunk=False) for array in arrays]
+    chunks, empty = (*wide[0].chunks[:-1], (channels,)), np.empty((0,) * wide[0].ndim, dtype)
+    mapped = da.map_blocks(filter_block, *wide, dtype=dtype, chunks=chunks, meta=empty)
+    filtered = _as_before(trim_internal(mapped, depth, boundary="none"), names)
+    return filtered if wrapped is None else _wrap(filtered, wrapped)
+
+
+def _wrap(filtered: da.Array, like: Any) -> Any:
+    """A labelled array like another; if it has other channels, without the labels of these."""
+    if filtered.shape == like.shape:
+        return like.copy(data=filtered)
+    changed = {dim for dim, extent in zip(like.dims, filtered.shape, strict=True) if like.sizes[dim] != extent}
+    kept = {name: labels for name, labels in like.coords.items() if not changed & set(labels.dims)}
+    return type(like)(filtered, coords=kept, dims=like.dims, name=like.name, attrs=like.attrs)
 
 
 def _channels_last(image: Any, names: str) -> da.Array:
@@ -166,13 +200,23 @@ def _as_before(array: da.Array, names: str) -> da.Array:
     return cast(da.Array, da.moveaxis(array, -1, names.index(_CHANNELS)) if _CHANNELS in names else array[..., 0])
 
 
-def _filter_block(run: Callable[..., Tensor], blocks: Sequence[NDArray[Any]], origin: tuple[int, ...]) -> NDArray[Any]:
-    """One tile `[*space, channels]`; whole numbers are rounded again."""
-    dtype = blocks[0].dtype
-    exact = np.float64 if dtype in (np.float64, np.int64, np.uint64) else np.float32
+def run_on_block(
+    run: Callable[..., Tensor], blocks: Sequence[NDArray[Any]], origin: tuple[int, ...], dtype: Any
+) -> NDArray[Any]:
+    """`run` of tiles `[*space, channels]`, the values and perhaps a guide; whole numbers are rounded again."""
+    keep_little()
+    exact = _floats_of(blocks[0].dtype)
     tensors = [torch.from_numpy(np.ascontiguousarray(np.moveaxis(block, -1, 0), dtype=exact)) for block in blocks]
-    filtered: NDArray[Any] = np.moveaxis(run(tensors[0], tensors[-1], origin).numpy(), 0, -1)
+    try:
+        filtered: NDArray[Any] = np.moveaxis(run(tensors[0], tensors[-1], origin).numpy(), 0, -1)
+    except InputError as error:
+        raise InputError(f"in the tile whose first sample is {origin}: {error.message}") from error
     if np.issubdtype(dtype, np.integer):
         limits = np.iinfo(dtype)
         filtered = np.clip(np.rint(filtered), limits.min, limits.max)
     return filtered.astype(dtype)
+
+
+def _floats_of(dtype: Any) -> Any:
+    """What numbers of this kind are computed with."""
+    return np.float64 if dtype in (np.float64, np.int64, np.uint64) else np.float32

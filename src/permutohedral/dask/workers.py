@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from typing import Any
 
 import dask.config
@@ -10,9 +11,14 @@ import torch
 
 from permutohedral.errors import MemoryLimitError
 from permutohedral.memory import available_memory, forecast_memory
+from permutohedral.ops.native_limits import KEPT_MEMORY_VARIABLE, limit_kept_memory
 
-# what a worker keeps beside a task: the package, other tasks' results
+# what a task may take of the limit of a worker; the rest is the package, and other tasks' results
 _SHARE = 0.5
+# what the core may keep of it between tasks: with the package and a task, less than what Dask finds too much
+_KEPT_SHARE = 0.25
+# tables beyond this are not kept in one piece, and filters take longer
+_LARGEST_TABLES = 1 << 28
 
 
 # a worker that was killed may take long to come back: importing torch on a busy machine does
@@ -31,31 +37,61 @@ def start_workers(workers: int | None = None, memory: str | int | None = None) -
     Returns:
         A `distributed.Client`; close it, or use it in a `with` block.
     """
-    from distributed import Client, LocalCluster
+    from distributed import Client
 
     limits = {
         "distributed.deploy.lost-worker-timeout": _SECONDS_TO_COME_BACK,
         "distributed.scheduler.no-workers-timeout": _SECONDS_WITHOUT_WORKERS,
-        "distributed.nanny.pre-spawn-environ": _environment(memory),
+        # each has a thread for its tasks
+        "distributed.nanny.pre-spawn-environ": {"OMP_NUM_THREADS": "1"},
     }
     dask.config.set(limits)
-    cluster = LocalCluster(
+    # a client that starts its workers ends them, too
+    return Client(
         n_workers=workers or os.cpu_count(),
         threads_per_worker=1,
         memory_limit="auto" if memory is None else memory,
-        dashboard_address=None,
+        dashboard_address=":0",
     )
-    return Client(cluster)
 
 
-def _environment(memory: str | int | None) -> dict[str, str]:
-    """What a worker starts with: its tasks have a thread each, and the core keeps a small part of the limit only."""
-    from dask.utils import parse_bytes
+def keep_little() -> None:
+    """In a worker, let the core keep no more freed memory than a part of the worker's limit; no change elsewhere."""
+    limit = _limit_here()
+    if limit is not None and os.environ.get(KEPT_MEMORY_VARIABLE) is None and find_spec("permutohedral._native"):
+        limit_kept_memory(str(int(_KEPT_SHARE * limit) >> 20))
 
-    chosen = {"OMP_NUM_THREADS": "1"}
-    if memory is not None and memory != "auto":
-        chosen["PERMUTOHEDRAL_KEPT_MEMORY"] = str(max(parse_bytes(memory) >> 24, 1))
-    return chosen
+
+def _limit_here() -> int | None:
+    """Bytes of the worker that runs this task, for each of its threads; None outside of workers."""
+    if find_spec("distributed") is None:
+        return None
+    from distributed import get_worker
+
+    try:
+        worker = get_worker()
+    except ValueError:
+        return None
+    limit = worker.memory_manager.memory_limit
+    return limit // max(worker.state.nthreads, 1) if limit else None
+
+
+def check_merged(num_lattice_points: int, row_bytes: int) -> None:
+    """Raise, in a worker, if lattices of so many lattice points together are too many for it to be added.
+
+    Args:
+        num_lattice_points: of all that are added.
+        row_bytes: of the key and the sums of one.
+    """
+    limit = _limit_here()
+    # what is added, the sum, and the table to look keys up
+    needed = 4 * num_lattice_points * row_bytes
+    if limit is not None and needed > _SHARE * limit:
+        raise MemoryLimitError(
+            f"the lattices of some chunks have {num_lattice_points:,} lattice points, and to add them takes "
+            f"{needed / 2**20:,.0f} MiB, where a worker has {_SHARE * limit / 2**20:,.0f} MiB for it: give workers "
+            "more memory, take larger bandwidths, or filter parts of the space apart"
+        )
 
 
 def worker_memory() -> int:
@@ -72,11 +108,26 @@ def worker_memory() -> int:
 
 def check_fits(num_points: int, dimension: int, channels: int) -> None:
     """Raise if a task on this many points would need more than a worker has."""
-    needed = forecast_memory(num_points, dimension, 0, channels, num_points, separable=True, ordered=True).total
-    free = int(_SHARE * worker_memory())
+    needed, free = _needed(num_points, dimension, channels), int(_SHARE * worker_memory())
     if needed > free:
         fitting = max(int(num_points * free / needed), 1)
         raise MemoryLimitError(
             f"a chunk of {num_points:,} points needs {needed / 2**20:,.0f} MiB, and a worker has "
             f"{free / 2**20:,.0f} MiB for it: rechunk to at most {fitting:,} points, or give workers more memory"
         )
+
+
+def points_that_fit(dimension: int, channels: int) -> int:
+    """How many points of a picture or volume a task can filter at once in the memory of a worker.
+
+    >>> points_that_fit(4, 1) > 1000
+    True
+    """
+    many = 1_000_000
+    fitting = _SHARE * worker_memory() * many / _needed(many, dimension, channels)
+    return max(int(min(fitting, _LARGEST_TABLES / (8 * (dimension + 1)))), 1)
+
+
+def _needed(num_points: int, dimension: int, channels: int) -> int:
+    """Bytes, if there is a lattice point for each point, and the values go in and out."""
+    return forecast_memory(num_points, dimension, 0, 2 * channels, num_points, separable=True, ordered=True).total

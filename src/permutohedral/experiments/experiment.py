@@ -88,6 +88,12 @@ REGISTRY = (
         "Writes a JSON file for each row and seed, its weights, a report in Markdown and figures.",
     ),
     Entry(
+        "parts",
+        "parts",
+        "Tell the categories of toy parts from their shapes.",
+        "Writes a JSON file for each row and seed, its weights and a report in Markdown.",
+    ),
+    Entry(
         "upsampling",
         "upsampling",
         "Bring depth and color to the size of a picture, along its edges.",

@@ -93,8 +93,9 @@ def _side_by_side(
 ) -> Iterator[tuple[Config, Result | str | None]]:
     """A row that fails becomes the text of its error, and the others go on."""
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    # a forked process cannot use CUDA
-    context = multiprocessing.get_context("spawn")
+    # a copy of this process could not use CUDA; copies of one that has loaded the libraries and nothing more can
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", __name__, run.__module__])
     quiet = replace(options, progress=False)
     with ProcessPoolExecutor(jobs, context, torch.set_num_threads, (threads,)) as pool:
         running = {pool.submit(_run_and_write, config, path, run, quiet): config for config, path in waiting}

@@ -79,14 +79,20 @@ def explain_gaussian(values: Tensor, features: Tensor, target_features: Tensor |
     return str(choose_for_points(values, features, target_features))
 
 
-def explain_bilateral(image: Tensor, sigma_space: Sigma, sigma_range: Sigma, guide: Tensor | None = None) -> str:
+def explain_bilateral(
+    image: Tensor, sigma_space: Sigma, sigma_range: Sigma, guide: Tensor | None = None, *, spatial_axes: int = 2
+) -> str:
     """Which method `bilateral_filter` takes with `method="auto"`, and why.
 
     >>> explain_bilateral(torch.rand(3, 40, 50), sigma_space=1.0, sigma_range=0.1).split(":")[0]
     'exact'
     """
-    check_image(image)
-    return str(choose_for_pixels(image, image if guide is None else guide, sigma_space, sigma_range))
+    check_image(image, spatial_axes)
+    edges = image if guide is None else guide
+    if spatial_axes == 2:
+        return str(choose_for_pixels(image, edges, sigma_space, sigma_range))
+    features = bilateral_features(edges, sigma_space, sigma_range, spatial_axes=spatial_axes)
+    return str(choose_for_points(image.flatten(-spatial_axes).mT, features, None))
 
 
 def choose_for_points(values: Tensor, features: Tensor | None, target_features: Tensor | None) -> Choice:

@@ -87,10 +87,11 @@ def weigh(values: Tensor, weights: Tensor | None) -> Tensor:
     return torch.cat([known * weights, weights], dim=-1)
 
 
-def hide_lost(image: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """`image [..., channels, height, width]`, zero where its weight is zero and it is not finite, and where that is."""
-    lost = (weights == 0) & ~image.isfinite().all(dim=-3)
-    return torch.where(lost.unsqueeze(-3), 0.0, image), lost
+def hide_lost(image: Tensor, weights: Tensor, spatial_axes: int = 2) -> tuple[Tensor, Tensor]:
+    """`image [..., channels, *space]`, zero where its weight is zero and it is not finite, and where that is."""
+    channels = -spatial_axes - 1
+    lost = (weights == 0) & ~image.isfinite().all(dim=channels)
+    return torch.where(lost.unsqueeze(channels), 0.0, image), lost
 
 
 def check_weights(weights: Tensor, shape: Sequence[int], values: Tensor) -> Tensor:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.features import Sigma, bilateral_features, check_channels_first, grid_features, in_units_of
-from permutohedral.features import join_features as join
+from permutohedral.features import Sigma, bilateral_features, check_channels_first
 from permutohedral.filters.weighting import check_weights
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.tensors import check_tensor
@@ -67,8 +66,7 @@ def check_space(guide: Tensor, spatial_axes: int) -> tuple[int, ...]:
             f"guide must be floating, with channels before {spatial_axes} axes of space, got {guide.dtype} of shape "
             f"{tuple(guide.shape)}; give one without channels guide.unsqueeze({-spatial_axes - 1})"
         )
-    if spatial_axes == 2:
-        check_channels_first(guide)
+    check_channels_first(guide, spatial_axes)
     return tuple(guide.shape[-spatial_axes:])
 
 
@@ -95,8 +93,8 @@ def features_of(
 
     `origin` is the position of the first sample, for a part of a larger guide.
     """
-    if spatial_axes == 2 and origin is None:
-        features = bilateral_features(guide, sigma_space, sigma_range)
+    if origin is None:
+        features = bilateral_features(guide, sigma_space, sigma_range, spatial_axes=spatial_axes)
     else:
         wide = guide.to(accumulation_dtype(guide.dtype))
         space = wide.shape[-spatial_axes:]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError
@@ -50,7 +49,7 @@ class ResidualBlock(nn.Module):
         items = LatticeItems(lattice) if items is None else items
         change = lattice_values
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            change = convolution(F.relu(norm(change, lattice, items)), lattice)
+            change = convolution(norm(change, lattice, items, relu=True), lattice)
         return lattice_values + change
 
 

@@ -1,6 +1,11 @@
 """Layers, with the conventions of `torch.nn`."""
 
-from permutohedral.nn.bilateral import BilateralConvolution2d, BilateralFilter
+from permutohedral.nn.bilateral import (
+    BilateralConvolution1d,
+    BilateralConvolution2d,
+    BilateralConvolution3d,
+    BilateralFilter,
+)
 from permutohedral.nn.convolution import PermutohedralConvolution
 from permutohedral.nn.crf import DenseCRF
 from permutohedral.nn.gaussian import GaussianFilter
@@ -9,7 +14,9 @@ from permutohedral.nn.levels import Coarsen, LatticeConvolution, LatticeGroupNor
 from permutohedral.nn.points import DeformSlice, PointSplat
 
 __all__ = [
+    "BilateralConvolution1d",
     "BilateralConvolution2d",
+    "BilateralConvolution3d",
     "BilateralFilter",
     "BilateralSolver",
     "BilateralUpsample2d",

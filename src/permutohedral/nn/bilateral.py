@@ -1,14 +1,16 @@
-"""Layers over images: position and color of the pixels are the features."""
+"""Layers over signals, pictures and volumes: position and color of the pixels are the features."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError, NeighborhoodError
-from permutohedral.features import bilateral_features
+from permutohedral.features import bilateral_features, space_in_words
 from permutohedral.filters.normalization import Normalization
 from permutohedral.functional import GaussianMethod, bilateral_filter
 from permutohedral.nn.convolution import Initialization, PermutohedralConvolution
@@ -19,57 +21,185 @@ class BilateralFilter(nn.Module):
     """The bilateral filter as a layer, optionally with learned standard deviations.
 
     Args:
-        sigma_space: standard deviation over positions, in pixels.
-        sigma_range: standard deviation over colors, in units of the guide's values.
-        method: see `gaussian_filter`.
+        sigma_space: standard deviation over positions, in pixels; one number, or one for each axis.
+        sigma_range: standard deviation over colors, in units of the guide's values; one, or one for each channel.
+        method: see `bilateral_filter`.
         halo: see `gaussian_filter`.
-        learn_sigma: train both standard deviations.
+        learn_sigma: train all standard deviations.
+        spatial_axes: how many axes follow the channels: 1 for signals, 2 for pictures, 3 for volumes.
 
     Shape:
-        image `[..., channels, height, width]`, guide `[..., guide channels, height, width]`.
+        image `[..., channels, *space]`, guide `[..., guide channels, *space]`.
 
     >>> BilateralFilter(sigma_space=4.0, sigma_range=0.1)(torch.rand(2, 3, 16, 16)).shape
     torch.Size([2, 3, 16, 16])
+    >>> of_volumes = BilateralFilter(sigma_space=(1.0, 2.0, 2.0), sigma_range=0.1, spatial_axes=3)
+    >>> of_volumes(torch.rand(1, 8, 16, 16)).shape
+    torch.Size([1, 8, 16, 16])
     """
 
     __prepare_scriptable__ = refuse_scripting
 
     def __init__(
         self,
-        sigma_space: float,
-        sigma_range: float,
+        sigma_space: float | Sequence[float],
+        sigma_range: float | Sequence[float],
         method: GaussianMethod = "separable",
         halo: int = 0,
         learn_sigma: bool = False,
+        spatial_axes: int = 2,
     ) -> None:
         super().__init__()
         self.method: GaussianMethod = method
         self.halo = halo
-        logarithms = torch.tensor([_log_sigma("sigma_space", sigma_space), _log_sigma("sigma_range", sigma_range)])
+        self.spatial_axes = spatial_axes
+        over_space = _sigmas("sigma_space", sigma_space, spatial_axes)
+        over_range = _sigmas("sigma_range", sigma_range, None)
+        # one logarithm for each number that was given, those of space first
+        self._numbers_of_space = len(over_space)
+        logarithms = torch.tensor([math.log(sigma) for sigma in (*over_space, *over_range)])
         self.log_sigma = nn.Parameter(logarithms, requires_grad=learn_sigma)
 
     @property
     def sigma_space(self) -> Tensor:
-        """Standard deviation over positions."""
-        return self.log_sigma[0].exp()
+        """Standard deviation over positions: one number, or one for each axis."""
+        return self.log_sigma[: self._numbers_of_space].exp().squeeze(0)
 
     @property
     def sigma_range(self) -> Tensor:
-        """Standard deviation over colors."""
-        return self.log_sigma[1].exp()
+        """Standard deviation over colors: one number, or one for each channel."""
+        return self.log_sigma[self._numbers_of_space :].exp().squeeze(0)
 
-    def forward(self, image: Tensor, guide: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
-        """Filter `image`, keeping the edges of `guide`, by default its own; `weights` as in `bilateral_filter`."""
-        sigmas = self.sigma_space, self.sigma_range
-        return bilateral_filter(image, *sigmas, guide, self.method, self.halo, weights=weights)
+    def forward(
+        self,
+        image: Tensor,
+        guide: Tensor | None = None,
+        weights: Tensor | None = None,
+        origin: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Filter `image`, keeping the edges of `guide`, by default its own; the rest as in `bilateral_filter`."""
+        return bilateral_filter(
+            image,
+            self.sigma_space,
+            self.sigma_range,
+            guide,
+            self.method,
+            self.halo,
+            spatial_axes=self.spatial_axes,
+            origin=origin,
+            weights=weights,
+        )
 
     def extra_repr(self) -> str:
-        sigma_space, sigma_range = self.log_sigma.detach().exp().tolist()
+        sigmas = _in_words(self.sigma_space.tolist()), _in_words(self.sigma_range.tolist())
+        volumes = "" if self.spatial_axes == 2 else f", spatial_axes={self.spatial_axes}"
         learned = ", learn_sigma=True" if self.log_sigma.requires_grad else ""
-        return f"sigma_space={sigma_space:.4g}, sigma_range={sigma_range:.4g}{learned}"
+        return f"sigma_space={sigmas[0]}, sigma_range={sigmas[1]}{volumes}{learned}"
 
 
-class BilateralConvolution2d(nn.Module):
+class _BilateralConvolution(nn.Module):
+    """What the layers for signals, pictures and volumes share: all but the number of axes."""
+
+    __prepare_scriptable__ = refuse_scripting
+
+    spatial_axes: ClassVar[int]
+
+    def __init__(  # noqa: PLR0913 (one argument per property, as torch.nn.Conv2d)
+        self,
+        in_channels: int,
+        out_channels: int,
+        guide_channels: int | None = None,
+        neighborhood_size: int = 1,
+        groups: int = 1,
+        bias: bool = True,
+        sigma_space: float | Sequence[float] = 2.0,
+        sigma_range: float | Sequence[float] = 0.2,
+        init: Initialization = "kaiming",
+        normalization: Normalization = "density",
+        learn_scale: bool = False,
+    ) -> None:
+        super().__init__()
+        guides = in_channels if guide_channels is None else guide_channels
+        _sigmas("sigma_space", sigma_space, self.spatial_axes)
+        _sigmas("sigma_range", sigma_range, guides)
+        self.guide_channels = guide_channels
+        self.sigma_space, self.sigma_range = sigma_space, sigma_range
+        try:
+            self.convolution = PermutohedralConvolution(
+                in_channels,
+                out_channels,
+                self.spatial_axes + guides,
+                neighborhood_size,
+                groups,
+                bias,
+                init,
+                normalization,
+                learn_scale,
+            )
+        except NeighborhoodError as error:
+            raise NeighborhoodError(
+                f"{error.message}. Here the dimension is {self.spatial_axes} + the channels of the guide: pass "
+                "guide_channels, and a guide of few channels to forward"
+            ) from error
+
+    def forward(
+        self,
+        image: Tensor,
+        guide: Tensor | None = None,
+        weights: Tensor | None = None,
+        origin: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Convolve `image` over position and `guide`.
+
+        Args:
+            image: `[batch, in_channels, *space]`, or without batch.
+            guide: likewise, with guide_channels; default: the image.
+            weights: `[..., *space]`, as in `permutohedral_filter`.
+            origin: position of the first pixel, for a part of a larger image, as in `bilateral_filter`.
+        """
+        axes = self.spatial_axes
+        check_tensor("image", image)
+        if image.dim() not in (axes + 1, axes + 2):
+            space = space_in_words(axes)
+            raise InputError(
+                f"image must be [batch, channels, {space}] or [channels, {space}], got {tuple(image.shape)}"
+            )
+        if guide is None and self.guide_channels is not None:
+            raise InputError(f"this layer was made with guide_channels={self.guide_channels}: pass a guide")
+        guide = image if guide is None else guide
+        check_tensor("guide", guide)
+        if guide.shape[: -axes - 1] != image.shape[: -axes - 1] or guide.shape[-axes:] != image.shape[-axes:]:
+            raise InputError(
+                f"guide and image must have one batch, {space_in_words(axes, ' and ')}, got "
+                f"{tuple(guide.shape)} and {tuple(image.shape)}"
+            )
+        features = bilateral_features(guide, self.sigma_space, self.sigma_range, spatial_axes=axes, origin=origin)
+        flat = None if weights is None else weights.flatten(-axes)
+        output: Tensor = self.convolution(image.flatten(-axes).transpose(-1, -2), features, weights=flat)
+        output = output.transpose(-1, -2)
+        return output.reshape(*output.shape[:-1], *image.shape[-axes:])
+
+    def extra_repr(self) -> str:
+        return f"sigma_space={_in_words(self.sigma_space)}, sigma_range={_in_words(self.sigma_range)}"
+
+
+class BilateralConvolution1d(_BilateralConvolution):
+    """A learned convolution over position and value: stands where a `torch.nn.Conv1d` of stride 1 stood.
+
+    The arguments are those of `BilateralConvolution2d`.
+
+    Shape:
+        image `[batch, in_channels, length]` (or without batch), guide likewise with guide_channels; the result is
+        `[batch, out_channels, length]`.
+
+    >>> BilateralConvolution1d(1, 16)(torch.rand(2, 1, 50)).shape
+    torch.Size([2, 16, 50])
+    """
+
+    spatial_axes = 1
+
+
+class BilateralConvolution2d(_BilateralConvolution):
     """A learned convolution over position and color: stands where a `torch.nn.Conv2d` of stride 1 stood.
 
     Args:
@@ -80,8 +210,8 @@ class BilateralConvolution2d(nn.Module):
         neighborhood_size: s of the filter.
         groups: see `torch.nn.Conv2d`.
         bias: see `torch.nn.Conv2d`.
-        sigma_space: pixels per lattice step.
-        sigma_range: guide values per lattice step.
+        sigma_space: pixels per lattice step; one number, or one for each axis.
+        sigma_range: guide values per lattice step; one number, or one for each channel of the guide.
         init: see `PermutohedralConvolution`.
         normalization: see `PermutohedralConvolution`.
         learn_scale: see `PermutohedralConvolution`.
@@ -95,73 +225,41 @@ class BilateralConvolution2d(nn.Module):
     torch.Size([2, 16, 16, 16])
     """
 
-    __prepare_scriptable__ = refuse_scripting
-
-    def __init__(  # noqa: PLR0913 (one argument per property, as torch.nn.Conv2d)
-        self,
-        in_channels: int,
-        out_channels: int,
-        guide_channels: int | None = None,
-        neighborhood_size: int = 1,
-        groups: int = 1,
-        bias: bool = True,
-        sigma_space: float = 2.0,
-        sigma_range: float = 0.2,
-        init: Initialization = "kaiming",
-        normalization: Normalization = "density",
-        learn_scale: bool = False,
-    ) -> None:
-        super().__init__()
-        _log_sigma("sigma_space", sigma_space)
-        _log_sigma("sigma_range", sigma_range)
-        self.guide_channels = guide_channels
-        self.sigma_space, self.sigma_range = sigma_space, sigma_range
-        dimension = 2 + (in_channels if guide_channels is None else guide_channels)
-        try:
-            self.convolution = PermutohedralConvolution(
-                in_channels,
-                out_channels,
-                dimension,
-                neighborhood_size,
-                groups,
-                bias,
-                init,
-                normalization,
-                learn_scale,
-            )
-        except NeighborhoodError as error:
-            raise NeighborhoodError(
-                f"{error.message}. Here the dimension is 2 + the channels of the guide: pass guide_channels, and a "
-                "guide of few channels to forward"
-            ) from error
-
-    def forward(self, image: Tensor, guide: Tensor | None = None, weights: Tensor | None = None) -> Tensor:
-        """Convolve `image` over position and `guide`; `weights [..., height, width]` as in `permutohedral_filter`."""
-        check_tensor("image", image)
-        if image.dim() not in (3, 4):
-            raise InputError(
-                f"image must be [batch, channels, height, width] or [channels, height, width], got {tuple(image.shape)}"
-            )
-        if guide is None and self.guide_channels is not None:
-            raise InputError(f"this layer was made with guide_channels={self.guide_channels}: pass a guide")
-        guide = image if guide is None else guide
-        check_tensor("guide", guide)
-        if guide.shape[:-3] != image.shape[:-3] or guide.shape[-2:] != image.shape[-2:]:
-            raise InputError(
-                "guide and image must have one batch, height and width, got "
-                f"{tuple(guide.shape)} and {tuple(image.shape)}"
-            )
-        features = bilateral_features(guide, self.sigma_space, self.sigma_range)
-        flat = None if weights is None else weights.flatten(-2)
-        output: Tensor = self.convolution(image.flatten(-2).transpose(-1, -2), features, weights=flat)
-        output = output.transpose(-1, -2)
-        return output.reshape(*output.shape[:-1], *image.shape[-2:])
-
-    def extra_repr(self) -> str:
-        return f"sigma_space={self.sigma_space:.4g}, sigma_range={self.sigma_range:.4g}"
+    spatial_axes = 2
 
 
-def _log_sigma(name: str, sigma: float) -> float:
-    if not (math.isfinite(sigma) and sigma > 0):
+class BilateralConvolution3d(_BilateralConvolution):
+    """A learned convolution over position and value: stands where a `torch.nn.Conv3d` of stride 1 stood.
+
+    The arguments are those of `BilateralConvolution2d`; a volume of one channel makes features of four dimensions.
+
+    Shape:
+        image `[batch, in_channels, depth, height, width]` (or without batch), guide likewise with guide_channels; the
+        result is `[batch, out_channels, depth, height, width]`.
+
+    >>> layer = BilateralConvolution3d(1, 16, sigma_space=(1.0, 2.0, 2.0))
+    >>> layer(torch.rand(2, 1, 6, 8, 8)).shape
+    torch.Size([2, 16, 6, 8, 8])
+    """
+
+    spatial_axes = 3
+
+
+def _sigmas(name: str, sigma: float | Sequence[float], count: int | None) -> list[float]:
+    """The numbers that were given: one, or `count` of them, any number for None."""
+    given = [sigma] if isinstance(sigma, (int, float)) else list(sigma)
+    if not all(math.isfinite(number) and number > 0 for number in given):
         raise InputError(f"{name} must be positive and finite, got {sigma}")
-    return math.log(sigma)
+    if count is not None and len(given) not in (1, count):
+        raise InputError(f"{name} must be one number or one for each of {count}, got {len(given)}")
+    return given
+
+
+def _in_words(sigma: float | Sequence[float]) -> str:
+    """
+    >>> _in_words((1.0, 2.5))
+    '(1, 2.5)'
+    """
+    if isinstance(sigma, (int, float)):
+        return f"{sigma:.4g}"
+    return f"({', '.join(f'{number:.4g}' for number in sigma)})"

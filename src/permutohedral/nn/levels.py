@@ -12,6 +12,8 @@ from permutohedral.filters.steps import convolve
 from permutohedral.lattice import Lattice
 from permutohedral.levels import convolve_down, convolve_up, pool
 from permutohedral.neighborhood import Neighborhood
+from permutohedral.ops.fused_filters import normalize_items
+from permutohedral.ops.fused_primitives import ItemRows, ItemsNorm
 from permutohedral.pyramid import LatticePyramid
 from permutohedral.tensors import refuse_scripting
 
@@ -153,12 +155,21 @@ class LatticeItems:
         self.items = count_items(lattice) if items is None else items
         # counted without waiting, which bincount does not
         one = torch.ones((), dtype=torch.int32, device=self.item.device).expand(self.item.shape)
-        members = self.item.new_zeros(self.items).index_add(0, self.item, one)
-        self._members = members.clamp_min(1)[:, None]
+        self._counted = self.item.new_zeros(self.items).index_add(0, self.item, one)
+        self._members = self._counted.clamp_min(1)[:, None]
+        self._rows: ItemRows | None = None
 
     def mean(self, rows: Tensor) -> Tensor:
         """The mean over the lattice points of each item, `[lattice_points, channels]` to `[items, channels]`."""
         return rows.new_zeros(self.items, rows.shape[1]).index_add(0, self.item, rows) / self._members
+
+    def rows(self) -> ItemRows:
+        """The lattice points of each item, listed when it is first asked for."""
+        if self._rows is None:
+            order = None if self.items == 1 else torch.sort(self.item, stable=True).indices.to(torch.int32)
+            starts = nn.functional.pad(self._counted.cumsum(0, dtype=torch.int32), (1, 0))
+            self._rows = ItemRows(order, starts, self.items)
+        return self._rows
 
     def spread(self, of_items: Tensor) -> Tensor:
         """What belongs to the items at each lattice point, `[items, channels]` to `[lattice_points, channels]`."""
@@ -202,25 +213,44 @@ class LatticeGroupNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(num_channels, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.zeros(num_channels, device=device, dtype=dtype))
 
-    def forward(self, lattice_values: Tensor, lattice: Lattice, items: LatticeItems | None = None) -> Tensor:
+    def forward(
+        self, lattice_values: Tensor, lattice: Lattice, items: LatticeItems | None = None, relu: bool = False
+    ) -> Tensor:
         """Normalize.
 
         Args:
             lattice_values: `[lattice_points, num_channels]`.
             lattice: of the lattice points.
             items: of the lattice, if several layers share them.
+            relu: then make zero what is negative, in the same step on a GPU.
 
         Returns:
             `[lattice_points, num_channels]`.
         """
         items = LatticeItems(lattice) if items is None else items
-        values = lattice_values.float() if lattice_values.dtype.itemsize < 4 else lattice_values
-        grouped = values.reshape(len(values), self.num_groups, self.num_channels // self.num_groups)
-        centered = grouped - items.spread(items.mean(grouped.mean(dim=2)))[:, :, None]
-        variance = items.mean(centered.square().mean(dim=2))
-        scale = items.spread((variance + self.eps).rsqrt())[:, :, None]
-        normalized = (centered * scale).reshape(values.shape)
-        return torch.addcmul(self.bias, normalized, self.weight).to(lattice_values.dtype)
+
+        def composed(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            assert bias is not None
+            normalized = _normalize(values, weight, bias, items, self.num_groups, self.eps)
+            return normalized.relu() if relu else normalized
+
+        def norm() -> ItemsNorm:
+            return ItemsNorm(items.rows(), self.num_groups, self.eps, relu)
+
+        affine = self.weight, self.bias
+        fused = normalize_items(lattice_values, affine, norm, composed)
+        return composed(lattice_values, *affine) if fused is None else fused
 
     def extra_repr(self) -> str:
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}"
+
+
+def _normalize(values: Tensor, weight: Tensor, bias: Tensor, items: LatticeItems, groups: int, eps: float) -> Tensor:
+    """Group normalization of each item, step by step."""
+    wide = values.float() if values.dtype.itemsize < 4 else values
+    grouped = wide.reshape(len(wide), groups, wide.shape[1] // groups)
+    centered = grouped - items.spread(items.mean(grouped.mean(dim=2)))[:, :, None]
+    variance = items.mean(centered.square().mean(dim=2))
+    scale = items.spread((variance + eps).rsqrt())[:, :, None]
+    normalized = (centered * scale).reshape(wide.shape)
+    return torch.addcmul(bias, normalized, weight).to(values.dtype)

@@ -90,6 +90,36 @@ class LandmarkTables(NamedTuple):
     most_repaired: int
 
 
+class ItemRows(NamedTuple):
+    """Which rows belong to which item of a ragged batch.
+
+    Attributes:
+        order: int32 `[rows]`, the rows, those of the first item first; None where they lie in this order.
+        starts: int32 `[items + 1]`, where those of each item begin in it, and the number of all.
+        items: how many there are, at least one.
+    """
+
+    order: Tensor | None
+    starts: Tensor
+    items: int
+
+
+class ItemsNorm(NamedTuple):
+    """Group normalization of the rows of each item.
+
+    Attributes:
+        rows: of the items.
+        groups: of channels that are normalized together.
+        eps: added to the variance.
+        relu: whether what is negative then becomes zero.
+    """
+
+    rows: ItemRows
+    groups: int
+    eps: float
+    relu: bool
+
+
 # what the derivative of a learned filter needs: the lattice values `[lattice_points, in_channels]` that were convolved,
 # and the density `[lattice_points]` they were divided by, in the accumulation dtype, None unless `by_density`; then
 # tables that a backend made on the way
@@ -248,4 +278,25 @@ class FusedPrimitives(Primitives, Protocol):
         """The gradients of `convolve` in one group with respect to lattice_values and weight, None where one after
         the other is as good; `reverse` is the table from source to target.
         """
+        ...
+
+    def normalize_items(
+        self, values: Tensor, weight: Tensor, bias: Tensor, norm: ItemsNorm
+    ) -> tuple[Tensor, Tensor] | None:
+        """Group normalization of the rows of each item.
+
+        Args:
+            values: `[rows, channels]`.
+            weight, bias: `[channels]`, applied to what is normalized.
+            norm: how.
+
+        Returns:
+            The result, like values, and `[items, 2, channels]`: mean and scale; None where it is to be composed.
+        """
+        ...
+
+    def differentiate_items_norm(
+        self, gradient: Tensor, values: Tensor, affine: tuple[Tensor, Tensor], statistics: Tensor, norm: ItemsNorm
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of `normalize_items` with respect to values, weight and bias (`affine`)."""
         ...

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from permutohedral.ops.batching import padded
+from permutohedral.ops.batching import Arguments, padded
 from permutohedral.ops.dispatch import primitives_for
-from permutohedral.ops.operator import Operator
-from permutohedral.ops.operators import dynamic_size
+from permutohedral.ops.operator import Derivative, Operator, Tangents
+from permutohedral.ops.operators import barycentric_gradient, dynamic_size
 from permutohedral.ops.primitives import parent_keys
 
 Tables = tuple[Tensor, Tensor]
@@ -25,24 +25,24 @@ def _own(name: str, tensor: Tensor) -> Any:
     return getattr(primitives_for(tensor), name, None)
 
 
-def _coarsen_keys(keys: Tensor) -> tuple[Tensor, ...]:
+def _coarsen_keys(keys: Tensor, table: Tensor) -> tuple[Tensor, ...]:
     """The keys of the lattice of twice the step, the rows of each key's parents `[lattice_points, 2]`, and a table."""
     own = _own("coarsen_keys", keys)
     if own is not None:
-        coarsened: tuple[Tensor, ...] = own(keys)
+        coarsened: tuple[Tensor, ...] = own(keys, table)
         return coarsened
     coarse_keys, inverse, table = primitives_for(keys).index_keys(parent_keys(keys).flatten(0, 1))
     return coarse_keys, inverse.view(-1, 2), table
 
 
-def _coarsen_keys_shape(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _coarsen_keys_shape(keys: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     coarse_keys = keys.new_empty((dynamic_size(), keys.shape[1]))
     return coarse_keys, keys.new_empty((keys.shape[0], 2)), keys.new_empty((dynamic_size(),), dtype=torch.int64)
 
 
 coarsen_keys: Operator[tuple[Tensor, ...]] = Operator(
     "coarsen_keys",
-    "(Tensor keys) -> (Tensor, Tensor, Tensor)",
+    "(Tensor keys, Tensor table) -> (Tensor, Tensor, Tensor)",
     _coarsen_keys_shape,
     _coarsen_keys,
     batch=padded(keys=(0,), tables=(2,)),
@@ -80,31 +80,59 @@ connect_levels: Operator[Tables] = Operator(
 )
 
 
-def _coarsen_vertices(vertices: Tensor, coarse_keys: Tensor, parents: Tensor, like: Tensor) -> Tables:
-    """The corners of the coarse simplices `[points, d + 1]`, and how much of each fine vertex goes to which corner.
+def _coarse_corners(vertices: Tensor, coarse_keys: Tensor, parents: Tensor) -> Tensor:
+    """The corner of the coarse simplices that each parent is, int64 `[lattice_points, 2]`."""
+    # corner j is the vertex whose coordinates are congruent to j modulo d+1
+    corner = coarse_keys[:, 1].remainder(vertices.shape[1])
+    return corner.index_select(0, parents.flatten()).view(parents.shape).long()
 
-    That is `[lattice_points, d + 1]` of the dtype of `like`: one half for each parent, by the corner that it is.
-    """
-    own = _own("coarsen_vertices", vertices)
+
+def _share(corner: Tensor, corners: int, like: Tensor) -> Tensor:
+    """How much of each fine vertex goes to which coarse corner, `[lattice_points, d + 1]`: a half for each parent."""
+    shares = like.new_zeros(corner.shape[0], corners)
+    return shares.scatter_add(1, corner, like.new_full((1, 1), 0.5).expand(corner.shape))
+
+
+def _coarsen_simplices(vertices: Tensor, barycentric: Tensor, coarse_keys: Tensor, parents: Tensor) -> Tables:
+    """The corners of the coarse simplices `[points, d + 1]`, and the weights of the points there."""
+    own = _own("coarsen_simplices", vertices)
     if own is not None:
-        coarsened: Tables = own(vertices, coarse_keys, parents, like)
+        coarsened: Tables = own(vertices, barycentric, coarse_keys, parents)
         return coarsened
     points, corners = vertices.shape
-    # corner j is the vertex whose coordinates are congruent to j modulo d+1
-    place = coarse_keys[:, 1].remainder(corners).index_select(0, parents.flatten()).view(parents.shape).long()
+    corner = _coarse_corners(vertices, coarse_keys, parents)
     # of each fine lattice point, the rows of the coarse corners that it has a part in, -1 for the others
     rows = torch.full((len(parents), corners), -1, dtype=parents.dtype, device=parents.device)
-    rows = rows.scatter(1, place, parents)
-    shares = like.new_zeros(rows.shape).scatter_add(1, place, like.new_full(place.shape, 0.5))
-    return rows.index_select(0, vertices.flatten()).view(points, corners, corners).amax(dim=1), shares
+    rows = rows.scatter(1, corner, parents)
+    coarse_vertices = rows.index_select(0, vertices.flatten()).view(points, corners, corners).amax(dim=1)
+    shares = _share(corner, corners, barycentric)
+    return coarse_vertices, primitives_for(vertices).slice(shares, vertices, barycentric)
 
 
-coarsen_vertices: Operator[Tables] = Operator(
-    "coarsen_vertices",
-    "(Tensor vertices, Tensor coarse_keys, Tensor parents, Tensor like) -> (Tensor, Tensor)",
-    lambda vertices, coarse_keys, parents, like: (
+def _keep_simplices(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    vertices, _, coarse_keys, parents = inputs
+    ctx.save_for_backward(vertices, coarse_keys, parents)
+
+
+def _coarsen_simplices_backward(ctx: Any, of_vertices: None, gradient: Tensor) -> tuple[None, Tensor, None, None]:
+    vertices, coarse_keys, parents = ctx.saved_tensors
+    shares = _share(_coarse_corners(vertices, coarse_keys, parents), vertices.shape[1], gradient)
+    return None, barycentric_gradient(gradient, shares, vertices), None, None
+
+
+def _push_simplices(operator: Any, arguments: Arguments, tangents: Tangents) -> tuple[None, Tensor | None]:
+    vertices, _, *levels = arguments
+    # linear in the weights
+    return None, None if tangents[1] is None else operator(vertices, tangents[1], *levels)[1]
+
+
+coarsen_simplices: Operator[Tables] = Operator(
+    "coarsen_simplices",
+    "(Tensor vertices, Tensor barycentric, Tensor coarse_keys, Tensor parents) -> (Tensor, Tensor)",
+    lambda vertices, barycentric, coarse_keys, parents: (
         vertices.new_empty(vertices.shape),
-        like.new_empty((parents.shape[0], vertices.shape[1])),
+        barycentric.new_empty(vertices.shape),
     ),
-    _coarsen_vertices,
+    _coarsen_simplices,
+    derivative=Derivative(_keep_simplices, _coarsen_simplices_backward, _push_simplices),
 )

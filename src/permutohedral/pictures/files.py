@@ -61,16 +61,16 @@ class Picture:
         return replace(self, pixels=pixels)
 
 
-def read_picture(path: Path) -> Picture:
+def read_picture(path: Path, most_pixels: int | None = None) -> Picture:
     """Read a picture of any format that Pillow knows, turned upright; from stdin if `path` is "-".
 
     Raises:
-        InputError: the file is missing, is no picture, is damaged, holds several frames, or more than `MAX_PIXELS`
-            pixels.
+        InputError: the file is missing, is no picture, is damaged, holds several frames, or more than `most_pixels`,
+            or where that is None `MAX_PIXELS`, pixels.
     """
     source = io.BytesIO(sys.stdin.buffer.read()) if path == STREAM else path
     try:
-        with _open(source, path) as image:
+        with _open(source, path, most_pixels) as image:
             frames = getattr(image, "n_frames", 1)
             if frames > 1 and image.format not in _FIRST_FRAME:
                 raise InputError(f"{path} holds {frames} frames; extract the one to filter first")
@@ -95,7 +95,7 @@ def read_picture(path: Path) -> Picture:
 
 
 @contextmanager
-def _open(source: Path | io.BytesIO, path: Path) -> Iterator[Image.Image]:
+def _open(source: Path | io.BytesIO, path: Path, most_pixels: int | None) -> Iterator[Image.Image]:
     """The picture, not decoded yet, unless it claims too many pixels."""
     # our limit replaces Pillow's, which only warns up to twice its own limit
     before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
@@ -104,6 +104,10 @@ def _open(source: Path | io.BytesIO, path: Path) -> Iterator[Image.Image]:
     finally:
         Image.MAX_IMAGE_PIXELS = before
     with image:
+        if most_pixels is not None and image.width * image.height > most_pixels:
+            raise InputError(
+                f"{path} has {image.width:,} x {image.height:,} pixels, more than {most_pixels:,}; cut or scale it"
+            )
         limit = _max_pixels()
         if image.width * image.height > limit:
             raise InputError(
@@ -206,12 +210,21 @@ def write_picture(picture: Picture, path: Path) -> list[str]:
         StorageError: the file cannot be written.
     """
     check_output(path)
-    content, lost = encode(_to_numbers(picture), _format_for(picture, path), path, picture.metadata)
+    content, lost = encode_picture(picture, path)
     if path == STREAM:
         _write_to_stdout(content)
     else:
         write_bytes(path, content)
     return lost
+
+
+def encode_picture(picture: Picture, path: Path) -> tuple[bytes, list[str]]:
+    """What `write_picture` writes to `path`, and the names of the metadata that the format cannot hold.
+
+    Raises:
+        InputError: the format cannot hold the picture.
+    """
+    return encode(_to_numbers(picture), _format_for(picture, path), path, picture.metadata)
 
 
 def _write_to_stdout(content: bytes) -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.checks import check_method
-from permutohedral.features import grid_features
 from permutohedral.filters.choice import choose_for_pixels
 from permutohedral.filters.exact import WINDOW_REACH, sum_pixels, window_of
 from permutohedral.functional import GaussianMethod
@@ -101,10 +100,7 @@ def _filter_of_parts(
 
     def filter_lattice(part: Tensor, edges: Tensor, origin: tuple[int, int]) -> Tensor:
         """The lattice lies as it does under the whole."""
-        places = grid_features(part.shape[1:], sigma_space, origin=origin, dtype=edges.dtype)
-        features = ph.join_features(places, ph.color_features(edges, sigma_range))
-        filtered: Tensor = ph.gaussian_filter(part.flatten(1).mT, features, method=method, halo=halo)
-        return filtered.mT.reshape(part.shape)
+        return ph.bilateral_filter(part, sigma_space, sigma_range, edges, method, halo, origin=origin)
 
     if method == "exact":
         return filter_window, (window_reach, window_reach)

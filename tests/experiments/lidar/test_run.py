@@ -136,10 +136,11 @@ def test_steps_are_timed(towns: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times = time_step(row(), replace(options(towns), data=towns))
     assert times["milliseconds"] > 0
     assert 0 < times["points"] <= 1200
+    assert times["dense_points"] > 0
 
 
 def test_the_command_times_steps_and_makes_the_whole_way(towns: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    times = {"milliseconds": 12.34, "points": 4567.0}
+    times = {"milliseconds": 12.34, "points": 4567.0, "dense_milliseconds": 5.67, "dense_points": 8901.0}
     monkeypatch.setattr("permutohedral.experiments.lidar.report.time_step", lambda *_: times)
     place = ["--output", str(towns / "out"), "--data", str(towns), "--accelerator", "cpu"]
     arguments = ["reproduce", "lidar", "--smoke", "--time-steps", "--row", "pointwise", *place]
@@ -147,7 +148,7 @@ def test_the_command_times_steps_and_makes_the_whole_way(towns: Path, monkeypatc
     assert result.exit_code == 0, result.output
     assert "| point by point |" in result.stdout
     assert "point by point: 12.3 ms a step" in result.stderr
-    assert "| pointwise | 4,567 | 12.3 |" in (towns / "out" / "report.md").read_text()
+    assert "| pointwise | 4,567 | 12.3 | 8,901 | 5.7 |" in (towns / "out" / "report.md").read_text()
 
 
 def test_networks_are_trained_on_own_files(towns: Path) -> None:
@@ -183,12 +184,12 @@ def test_files_without_the_classes_are_refused(towns: Path) -> None:
 
 def test_a_trained_row_is_shipped(towns: Path) -> None:
     trained = replace(options(towns / "out"), data=towns)
-    result = run(row(), trained)
+    result = run(row(above="nothing"), trained)
     assert result is not None
     write_result(result, towns / "out" / "runs" / "row-0.json")
     ship(towns / "out", towns / "network.safetensors", "row")
     network, description = load_segmenter(towns / "network.safetensors")
-    assert description.classes == STANDARD_CLASSES
+    assert (description.classes, description.above) == (STANDARD_CLASSES, "nothing")
     expected = read_weights(towns / "out" / "weights" / "row-0.safetensors")
     assert all(torch.equal(tensor, expected[name]) for name, tensor in network.state_dict().items())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytorch_lightning as lightning
@@ -90,14 +90,15 @@ def train_on_files(sources: Sequence[Path], output: Path, training: OwnTraining,
     for source in sources:
         reader_of(source)
     description, settings = training.describe(), training.settings()
-    scenes = read_scenes(sources, description.classes)
     lightning.seed_everything(training.seed, workers=True, verbose=False)
     network = description.build()
     if training.start is not None:
         started, other = load_segmenter(training.start)
+        description = replace(description, above=other.above)
         if (other.model, other.options, len(other.classes)) != ("unet", _OPTIONS, len(description.classes)):
             raise InputError(f"{training.start} is another network, or tells {len(other.classes)} classes apart")
         network.load_state_dict(started.state_dict())
+    scenes = read_scenes(sources, description)
     network.train().to(options.device)
     identity = _Identity(tuple(map(str, sources)), description.classes, training.seed, settings)
     checkpoints = checkpoint_folder(identity, options.output, output.stem)
@@ -115,12 +116,13 @@ def train_on_files(sources: Sequence[Path], output: Path, training: OwnTraining,
     return right / counted
 
 
-def read_scenes(sources: Sequence[Path], classes: Sequence[PointClass]) -> dict[str, Scene]:
-    """The scenes of files, by name of the file.
+def read_scenes(sources: Sequence[Path], description: Description) -> dict[str, Scene]:
+    """The scenes of files, by name of the file, as a network reads them.
 
     Raises:
         InputError: a file has no points of the classes, or a class no points.
     """
+    classes = description.classes
     table = torch.full((256,), UNKNOWN, dtype=torch.int64)
     for place, each in enumerate(classes):
         for number in each.numbers:
@@ -134,7 +136,7 @@ def read_scenes(sources: Sequence[Path], classes: Sequence[PointClass]) -> dict[
         if labels is None or not bool((labels != UNKNOWN).any()):
             raise InputError(f"{source} has no points of the classes {', '.join(each.name for each in classes)}")
         found += torch.bincount(labels[labels != UNKNOWN], minlength=len(classes))
-        scenes[str(source)] = make_scene(cloud.positions, labels)
+        scenes[str(source)] = make_scene(cloud.positions, labels, description.above)
     missing = [each.name for each, number in zip(classes, found.tolist(), strict=True) if not number]
     if missing:
         raise InputError(f"no file has points of the class {missing[0]}; leave it out, or name its numbers by --class")

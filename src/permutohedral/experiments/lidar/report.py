@@ -18,7 +18,8 @@ from permutohedral.experiments.training import RunOptions
 from permutohedral.reporting.markdown import markdown_table
 from permutohedral.reporting.provenance import name_machine, short_commit
 
-ROWS = ("pointwise", "pointnet", "flat", "unet")
+# with heights above the ground; then with the positions alone, which shows what levels bring
+ROWS = ("pointwise", "pointnet", "flat", "unet", "pointnet_positions", "flat_positions", "unet_positions")
 # a shorter training; then what helps: each differs from unet or flat in one setting
 VARIANTS = (
     "unet_small",
@@ -60,11 +61,16 @@ def lidar_table(results: Sequence[Result]) -> str:
 def times_table(times: Mapping[str, Any]) -> str:
     """What `time_steps` wrote, as a Markdown table.
 
-    >>> print(times_table({"rows": {"unet": {"milliseconds": 12.34, "points": 1234.0}}}).splitlines()[2])
-    | unet | 1,234 | 12.3 |
+    >>> row = {"milliseconds": 12.34, "points": 1234.0, "dense_milliseconds": 23.4, "dense_points": 160000.0}
+    >>> print(times_table({"rows": {"unet": row}}).splitlines()[2])
+    | unet | 1,234 | 12.3 | 160,000 | 23.4 |
     """
-    rows = [[n, f"{row['points']:,.0f}", f"{row['milliseconds']:.1f}"] for n, row in times["rows"].items()]
-    return markdown_table(["Row", "Points of a step", "ms a step"], rows)
+    names = ("points", "milliseconds", "dense_points", "dense_milliseconds")
+    rows = [
+        [name, *(f"{row[each]:,.1f}" if "milli" in each else f"{row[each]:,.0f}" for each in names)]
+        for name, row in times["rows"].items()
+    ]
+    return markdown_table(["Row", "Points of a step", "ms a step", "Points of a dense step", "ms a dense step"], rows)
 
 
 def write_lidar_report(results: Sequence[Result], options: RunOptions, command: str) -> list[Path]:
@@ -92,7 +98,8 @@ def write_lidar_report(results: Sequence[Result], options: RunOptions, command: 
     if times is not None:
         machine, commit = name_machine(times["environment"]["hardware"]), short_commit(times["environment"]["commit"])
         lines += [
-            f"A training step alone, without the drawing of the crops, on {machine} at {commit}: the median of 30.",
+            f"A training step alone, without the drawing of the crops, on {machine} at {commit}: the median of 30. "
+            f"Dense steps have crops of {HALVED} that are not thinned out.",
             "",
             times_table(times),
             "",
@@ -114,7 +121,9 @@ def _machines(results: Sequence[Result]) -> list[str]:
 def time_steps(configs: list[LidarConfig], options: RunOptions, tell: Tell) -> list[LidarConfig]:
     """Time a training step of each row and write the times; returns the same rows."""
     rows: dict[str, dict[str, float]] = {}
-    for config in configs:
+    # seeds and heights change nothing about the time
+    models = [config.model for config in configs]
+    for config in (config for number, config in enumerate(configs) if config.model not in models[:number]):
         rows[config.name] = time_step(config, options)
         tell(f"{config.title}: {rows[config.name]['milliseconds']:.1f} ms a step")
     content = {"rows": rows, "environment": describe_environment(options.device)}

@@ -6,7 +6,7 @@ Trained on the west half of one place and on two others, tested on the east half
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import median
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from permutohedral.clouds.classify import classify_points
-from permutohedral.clouds.scenes import UNKNOWN, VALUE_CHANNELS, Cropping, Scene, draw_crop, join, make_scene
+from permutohedral.clouds.scenes import UNKNOWN, VALUE_CHANNELS, Above, Cropping, Scene, draw_crop, join, make_scene
 from permutohedral.data.lidar import CLASSES, PlaceName, halve, load_scan
 from permutohedral.errors import InputError
 from permutohedral.experiments.batches import own_part
@@ -34,6 +34,8 @@ PLACES = (HALVED, "lake", "house")
 
 # steps before any is timed, and steps whose median is told
 _WARM_UP, _TIMED = 10, 30
+# crops that are not thinned out but to their number of points: how a step grows with the points
+_DENSE = Cropping(35.0, 40.0, sparsest=60.0, densest=60.0)
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class LidarConfig:
         options: arguments of the model.
         places: of the crops; each is drawn from one of these, so a place named twice gives twice as many.
         cropping: how crops are cut out and varied.
-        heights: whether the network is given heights above the ground, else above the median of the scan.
+        above: what the heights that a network is given are above; with "nothing" it has the positions alone.
         test_points: so many of each test scene, drawn at random; default: all.
         seed: of weights and batches.
     """
@@ -60,7 +62,7 @@ class LidarConfig:
     options: dict[str, Any] = field(default_factory=dict)
     places: tuple[str, ...] = (HALVED, HALVED, HALVED, "lake", "house")
     cropping: Cropping = field(default_factory=Cropping)
-    heights: bool = True
+    above: Above = "ground"
     test_points: int | None = None
     seed: int = 0
 
@@ -80,18 +82,18 @@ def build_model(config: LidarConfig) -> nn.Module:
 
 
 @lru_cache(maxsize=8)
-def training_scene(place: PlaceName, folder: Path | None, heights: bool = True) -> Scene:
+def training_scene(place: PlaceName, folder: Path | None, above: Above = "ground") -> Scene:
     """What may be trained on of a place."""
     scan = load_scan(place, folder)
     scan = halve(scan)[0] if place == HALVED else scan
-    return make_scene(scan.positions, scan.labels, heights)
+    return make_scene(scan.positions, scan.labels, above)
 
 
 def test_scenes(folder: Path | None, config: LidarConfig) -> dict[str, Scene]:
     """What is tested on, by the name of the place."""
     scans = {HALVED: halve(load_scan(HALVED, folder))[1], UNSEEN: load_scan(UNSEEN, folder)}
     scenes: dict[str, Scene] = {
-        name: make_scene(scan.positions, scan.labels, config.heights) for name, scan in scans.items()
+        name: make_scene(scan.positions, scan.labels, config.above) for name, scan in scans.items()
     }
     if config.test_points is None:
         return scenes
@@ -154,7 +156,7 @@ class CropsTask(Task):
 def make_task(config: LidarConfig, model: nn.Module, folder: Path | None) -> CropsTask:
     """The training of a row."""
     names = cast("set[PlaceName]", set(config.places))
-    scenes: dict[str, Scene] = {name: training_scene(name, folder, config.heights) for name in sorted(names)}
+    scenes: dict[str, Scene] = {name: training_scene(name, folder, config.above) for name in sorted(names)}
     return CropsTask(model, config.training, scenes, config.places, config.cropping, config.seed)
 
 
@@ -211,7 +213,17 @@ def evaluate(network: nn.Module, scene: Scene, device: torch.device) -> dict[str
 
 
 def time_step(config: LidarConfig, options: RunOptions) -> dict[str, float]:
-    """Milliseconds of a training step with nothing beside it, once its crops are drawn, and its points: medians."""
+    """Milliseconds of a training step with nothing beside it, once its crops are drawn, and its points: medians.
+
+    Of the crops that the row learns from, and of `dense` ones; as `fit` trains, forward and backward in one thread.
+    """
+    dense = replace(config, places=(HALVED,), cropping=replace(_DENSE, points=config.cropping.points))
+    times, points = _time_steps(config, options)
+    dense_times, dense_points = _time_steps(dense, options)
+    return {"milliseconds": times, "points": points, "dense_milliseconds": dense_times, "dense_points": dense_points}
+
+
+def _time_steps(config: LidarConfig, options: RunOptions) -> tuple[float, float]:
     task = make_task(config, build_model(config), options.data).to(options.device)
     optimizer = cast(torch.optim.Optimizer, task.configure_optimizers()["optimizer"])
     times, points = [], []
@@ -220,12 +232,13 @@ def time_step(config: LidarConfig, options: RunOptions) -> dict[str, float]:
         _synchronize(options.device)
         started = time.perf_counter()
         optimizer.zero_grad()
-        task.loss(crops, item).backward()
+        with torch.autograd.set_multithreading_enabled(False):
+            task.loss(crops, item).backward()
         optimizer.step()
         _synchronize(options.device)
         times.append(1000 * (time.perf_counter() - started))
         points.append(len(item))
-    return {"milliseconds": median(times[_WARM_UP:]), "points": median(points[_WARM_UP:])}
+    return median(times[_WARM_UP:]), median(points[_WARM_UP:])
 
 
 def _synchronize(device: torch.device) -> None:

@@ -15,11 +15,11 @@ from permutohedral.experiments.result import read_result
 from permutohedral.experiments.trained_row import load_row
 
 
-def ship(folder: Path, output: Path, row: str = "unet_small", seed: int = 0) -> None:
+def ship(folder: Path, output: Path, row: str = "unet_positions", seed: int = 0) -> None:
     """Write the network of a row, with what describes it, into one file."""
     config = parse_config(LidarConfig, read_result(folder / "runs" / f"{row}-{seed}.json").config)
     network = load_row(build_model(config), config, folder)
-    save_segmenter(network, Description(config.model, dict(config.options), STANDARD_CLASSES), output)
+    save_segmenter(network, Description(config.model, dict(config.options), STANDARD_CLASSES, config.above), output)
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write the network for laser scans that comes with the package.")
     parser.add_argument("folder", type=Path, help="where reproduce lidar left its results")
     parser.add_argument("output", type=Path, help="the file of weights to write")
-    parser.add_argument("--row", default="unet_small", help="whose network")
+    parser.add_argument("--row", default="unet_positions", help="whose network")
     parser.add_argument("--seed", type=int, default=0, help="of the training")
     arguments = parser.parse_args()
     ship(arguments.folder, arguments.output, arguments.row, arguments.seed)

@@ -97,22 +97,22 @@ def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor
 
 
 def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    unique_keys, inverse, table = _number(_native.index_keys, keys, 1)
+    unique_keys, inverse, table = _number(_native.index_keys, (keys,), 1)
     return unique_keys, inverse[:, 0], table
 
 
-def coarsen_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _number(_native.index_parents, keys, 2)
+def coarsen_keys(keys: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return _number(_native.index_parents, (keys, table), 2)
 
 
-def _number(index: Callable[..., PendingIndex], keys: Tensor, each: int) -> tuple[Tensor, Tensor, Tensor]:
-    rows, columns = keys.shape
+def _number(index: Callable[..., PendingIndex], given: tuple[Tensor, ...], each: int) -> tuple[Tensor, Tensor, Tensor]:
+    rows, columns = given[0].shape
     check_dimension(columns - 1)
     numbers = _empty((rows, each), torch.int32)
     if rows == 0:
-        return keys.clone(), numbers, torch.empty(0, dtype=torch.int64, device=_CPU)
+        return given[0].clone(), numbers, torch.empty(0, dtype=torch.int64, device=_CPU)
     with refusing_too_many():
-        pending = index(_plain(keys), numbers, _threads(rows * each))
+        pending = index(*map(_plain, given), numbers, _threads(rows * each))
     unique_keys, table = _finish(pending, columns)
     return unique_keys, numbers, table
 
@@ -157,13 +157,13 @@ def connect_levels(keys: Tensor, coarse_keys: Tensor, parents: Tensor, offsets: 
     return down, up
 
 
-def coarsen_vertices(vertices: Tensor, coarse_keys: Tensor, parents: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    (lattice_points, _), corners = parents.shape, vertices.shape[1]
-    rows, shares = (_empty((lattice_points, corners), kind) for kind in (torch.int32, like.dtype))
-    _core(like.dtype).share_among_parents(_plain(parents), _plain(coarse_keys), rows, shares, _threads(rows.numel()))
-    out = _empty(vertices.shape, torch.int32)
-    _native.coarse_vertices(_plain(vertices), rows, out, _threads(out.numel() * corners))
-    return out, shares
+def coarsen_simplices(
+    vertices: Tensor, barycentric: Tensor, coarse_keys: Tensor, parents: Tensor
+) -> tuple[Tensor, Tensor]:
+    out = _empty(vertices.shape, torch.int32), _empty(vertices.shape, barycentric.dtype)
+    operands = _plain(vertices), _plain(barycentric), _plain(parents), _plain(coarse_keys)
+    _core(barycentric.dtype).coarsen_simplices(*operands, *out, _threads(vertices.numel() * vertices.shape[1]))
+    return out
 
 
 def splat(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int) -> Tensor:

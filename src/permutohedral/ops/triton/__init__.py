@@ -3,6 +3,7 @@
 from permutohedral.ops.triton.build.embedding import embed_differential, embed_gradient
 from permutohedral.ops.triton.build.fixed_rows import index_points_bounded
 from permutohedral.ops.triton.build.lattice import index_both, index_points
+from permutohedral.ops.triton.build.levels import coarsen_keys, coarsen_simplices, connect_levels
 from permutohedral.ops.triton.build.neighbors import find_neighbors, transpose_neighbors
 from permutohedral.ops.triton.build.picture_features import picture_features
 from permutohedral.ops.triton.build.wide_keys import index_keys
@@ -10,6 +11,7 @@ from permutohedral.ops.triton.filter.blur import blur
 from permutohedral.ops.triton.filter.convolve import convolve
 from permutohedral.ops.triton.filter.exact_sums import sum_neighbors, sum_window
 from permutohedral.ops.triton.filter.gaussian import filter_gaussian, filter_points
+from permutohedral.ops.triton.filter.item_norm import differentiate_items_norm, normalize_items
 from permutohedral.ops.triton.filter.learned_filter import differentiate_learned, filter_learned
 from permutohedral.ops.triton.filter.mean_field import mean_field
 from permutohedral.ops.triton.filter.slice import barycentric_gradient, mix_rows, slice
@@ -19,9 +21,13 @@ from permutohedral.ops.triton.filter.weight_gradient import convolve_gradients, 
 __all__ = [
     "barycentric_gradient",
     "blur",
+    "coarsen_keys",
+    "coarsen_simplices",
+    "connect_levels",
     "convolve",
     "convolve_gradients",
     "convolve_weight_gradient",
+    "differentiate_items_norm",
     "differentiate_learned",
     "embed_differential",
     "embed_gradient",
@@ -35,6 +41,7 @@ __all__ = [
     "index_points_bounded",
     "mean_field",
     "mix_rows",
+    "normalize_items",
     "picture_features",
     "slice",
     "splat",

@@ -81,6 +81,20 @@ def draw_numbers(table, codes, slot, code, created, PTX: tl.constexpr, ROWS: tl.
     return number
 
 
+@triton.jit
+def wait_for_numbers(table, slot, number, wanted, PTX: tl.constexpr):
+    """The numbers in the slots, which other lanes may still have to draw; 0 for lanes that are not `wanted`."""
+    waiting = wanted & (number < 0)
+    waits = 0
+    while is_any(waiting) & (waits < _MOST_WAITS):
+        number = tl.maximum(number, load_number(entry_of(table, slot) + 1, waiting, PTX).to(tl.int32) - 1)
+        waiting = waiting & (number < 0)
+        waits += 1
+    if is_any(waiting):
+        tl.store(table + FULL, 1)
+    return tl.maximum(number, 0)
+
+
 @triton.jit(do_not_specialize=["num_points", "capacity"])
 def insert_points_kernel(
     features, batch, table, codes, vertices, barycentric, num_points, capacity,
@@ -142,15 +156,7 @@ def insert_points_kernel(
     if is_any(lost):
         tl.store(table + FULL, 1)
     number = tl.maximum(number, draw_numbers(table, codes, slot, code, created, PTX, ROWS, BLOCK))
-    waiting = wanted & (number < 0) & ~lost
-    waits = 0
-    while is_any(waiting) & (waits < _MOST_WAITS):
-        number = tl.maximum(number, load_number(entry_of(table, slot) + 1, waiting, PTX).to(tl.int32) - 1)
-        waiting = waiting & (number < 0)
-        waits += 1
-    if is_any(waiting):
-        tl.store(table + FULL, 1)
-    tl.store(vertices + place, tl.maximum(number, 0), mask=real)
+    tl.store(vertices + place, wait_for_numbers(table, slot, number, wanted & ~lost, PTX), mask=real)
 
 
 @triton.jit(do_not_specialize=["num_points"])

@@ -79,14 +79,15 @@ def order(insertion: Insertion, told: Report) -> Insertion:
     return renumber(insertion, told.num_lattice_points, exact) if exact or scattered else insertion
 
 
-def _finish(insertion: Insertion, told: Report) -> Indexed:
+def finish(insertion: Insertion, told: Report, columns: int) -> Indexed:
+    """What was inserted, with keys of so many columns."""
     insertion = order(insertion, told)
     table, fitting = insertion.table, capacity_for(told.num_lattice_points)
     if table.capacity > max(2 * fitting, _SMALL_CAPACITY):
         # most of the table is empty, and that takes much memory
         table = PackedTable.empty(fitting, table.storage.device)
     vertices = insertion.vertices
-    keys = torch.empty(told.num_lattice_points, vertices.shape[1], dtype=torch.int32, device=vertices.device)
+    keys = torch.empty(told.num_lattice_points, columns, dtype=torch.int32, device=vertices.device)
     unpack_keys(insertion, keys, table)
     return keys, vertices, insertion.barycentric, table.storage
 
@@ -102,7 +103,7 @@ def _index(attempts: list[_Attempt]) -> list[Indexed]:
 def _settle(attempt: _Attempt, insertion: Insertion, told: Report) -> Indexed:
     check_range(attempt.features, attempt.batch, told)
     if not told.no_room and not told.full:
-        return _finish(insertion, told)
+        return finish(insertion, told, insertion.vertices.shape[1])
     following = attempt.next(told)
     return wide_keys.index_points(attempt.features, attempt.batch) if following is None else _index([following])[0]
 

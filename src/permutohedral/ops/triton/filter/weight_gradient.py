@@ -14,7 +14,13 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.ops.triton.filter.convolve import convolve_halves, float32_precision, uses_halves, uses_matrix_units
+from permutohedral.ops.triton.filter.convolve import (
+    convolve_adjoint,
+    convolve_halves,
+    float32_precision,
+    uses_halves,
+    uses_matrix_units,
+)
 from permutohedral.ops.triton.filter.scaled_float16 import halve
 from permutohedral.ops.triton.runtime import Bound, cdiv, launch, on_device, power_of_two, rows_contiguous
 from permutohedral.ops.triton.tuning import Blocks, Shape, run_blocks
@@ -326,12 +332,15 @@ def convolve_gradients(
     reverse: Tensor,
     opposite: Tensor,
 ) -> tuple[Tensor, Tensor] | None:
-    """Both gradients of the convolution in one group: see `FusedPrimitives`. Of halves, which are made once."""
+    """Both gradients of the convolution in one group: see `FusedPrimitives`. Halves are made once; without them, the
+    adjoint reads the weight as it lies."""
     _, in_channels, out_channels = weight.shape
     if lattice_values.numel() == 0 or neighbors.numel() == 0:
         return None
     if not uses_halves(weight.dtype, in_channels, out_channels, True):
-        return None
+        slope = rows_contiguous(output_gradient)
+        adjoint = convolve_adjoint(slope, weight, reverse, opposite, 1, None)
+        return adjoint, convolve_weight_gradient(lattice_values, slope, neighbors, 1)
     values, gradient = halve(rows_contiguous(lattice_values), rows_contiguous(output_gradient))
     to_values = convolve_halves(*gradient, weight, reverse.contiguous(), opposite)
     return to_values, _gradient_of_halves(values, gradient, neighbors.contiguous(), 1)

@@ -1,0 +1,164 @@
+"""Arrays in files, of which a part can be read: Zarr arrays, the finest level of an OME-Zarr, TIFF."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from permutohedral.errors import DataError, InputError
+
+Region = tuple[slice, ...]
+
+# samples of a pixel of a TIFF are its channels; pages of unknown meaning are slices
+_TIFF_AXES = {"S": "C", "I": "Z", "Q": "Z"}
+_TIFF_ENDINGS = (".tif", ".tiff", ".btf")
+# an axis this short at an end of an array looks like channels
+_FEW = 4
+
+
+@dataclass(frozen=True)
+class Source:
+    """An array in a file; small, and opened anew wherever a part is read.
+
+    Attributes:
+        path: the file, or the folder of a store.
+        kind: what it is.
+        member: the array in a group of a store, "" for the store itself.
+        shape: its extents.
+        dtype: its numbers, as NumPy names them.
+        chunks: extents of what is read at once.
+        axes: a letter for each axis: T for times, which are filtered one by one, C for channels, others for space.
+        coarser: of an OME-Zarr, extents of the other levels.
+        attributes: of an OME-Zarr, what describes it; of others empty.
+        zarr_format: of a store.
+    """
+
+    path: str
+    kind: Literal["zarr", "ome", "tiff"]
+    member: str
+    shape: tuple[int, ...]
+    dtype: str
+    chunks: tuple[int, ...]
+    axes: str
+    coarser: tuple[tuple[int, ...], ...] = ()
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    zarr_format: Literal[2, 3] = 3
+
+    def read(self, region: Region) -> NDArray[Any]:
+        """A part of the array."""
+        found: NDArray[Any] = np.asarray(self.open()[region])
+        return found
+
+    def open(self) -> Any:
+        """The array, as zarr gives it."""
+        if self.kind == "tiff":
+            return _open_tiff(Path(self.path))
+        import zarr
+
+        return zarr.open_array(str(Path(self.path) / self.member), mode="r")
+
+
+def is_store(path: Path) -> bool:
+    """Whether a Zarr array or group lies there."""
+    return any((path / name).is_file() for name in ("zarr.json", ".zarray", ".zgroup"))
+
+
+def open_source(path: Path, axes: str | None = None) -> Source:
+    """The array in a file; of an OME-Zarr its finest level.
+
+    Args:
+        path: a Zarr array, an OME-Zarr, or a TIFF.
+        axes: a letter for each axis, as in `Source`; default: what the file says.
+
+    Raises:
+        InputError: the axes are unknown, or not of a kind that can be filtered.
+        DataError: the file cannot be read.
+    """
+    if not path.exists():
+        raise InputError(f"there is no {path}")
+    try:
+        source = _describe_tiff(path) if path.suffix.lower() in _TIFF_ENDINGS else _describe_store(path)
+    except (InputError, ModuleNotFoundError):
+        raise
+    # the libraries have errors of their own
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(f"cannot read the array {path}: {reason}") from error
+    names = _check_axes(path, source.shape, (axes or source.axes).upper())
+    if np.dtype(source.dtype).kind not in "uif":
+        raise InputError(f"{path} holds {source.dtype}, and only real numbers can be filtered")
+    return replace(source, axes=names)
+
+
+def _describe_store(path: Path) -> Source:
+    import zarr
+
+    found: Any = zarr.open(str(path), mode="r")
+    if isinstance(found, zarr.Array):
+        return _describe_array(path, "zarr", "", found, _dimension_names(found), {})
+    attributes: dict[str, Any] = dict(found.attrs)
+    scales = attributes.get("ome", attributes).get("multiscales")
+    if not scales:
+        members = ", ".join(sorted(name for name, _ in found.arrays())) or "none"
+        raise InputError(f"{path} is a group and no OME-Zarr: name one of its arrays, as in {path}/NAME ({members})")
+    member, *others = [level["path"] for level in scales[0]["datasets"]]
+    axes = "".join(_name_of_axis(axis)[0] for axis in scales[0].get("axes", "tczyx"))
+    source = _describe_array(path, "ome", member, found[member], axes, attributes)
+    return replace(source, coarser=tuple(tuple(found[other].shape) for other in others))
+
+
+def _describe_array(
+    path: Path, kind: Literal["zarr", "ome"], member: str, array: Any, axes: str, attributes: Mapping[str, Any]
+) -> Source:
+    # NumPy's scalars are no JSON
+    plain = json.loads(json.dumps(attributes))
+    shape, chunks = tuple(array.shape), tuple(array.chunks)
+    return Source(str(path), kind, member, shape, str(array.dtype), chunks, axes, (), plain, array.metadata.zarr_format)
+
+
+def _name_of_axis(axis: Any) -> str:
+    name = str(axis["name"] if isinstance(axis, Mapping) else axis)
+    return "C" if name.lower() in ("c", "channel", "band") else name.upper()
+
+
+def _dimension_names(array: Any) -> str:
+    """The first letters of names that xarray or the store gave, "" if there are none."""
+    names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
+    return "" if not names or None in names else "".join(_name_of_axis(name)[0] for name in names)
+
+
+def _describe_tiff(path: Path) -> Source:
+    import tifffile
+
+    with tifffile.TiffFile(path) as file:
+        axes = "".join(_TIFF_AXES.get(letter, letter) for letter in file.series[0].axes)
+    array = _open_tiff(path)
+    shape, chunks = tuple(array.shape), tuple(array.chunks)
+    return Source(str(path), "tiff", "", shape, str(array.dtype), chunks, axes)
+
+
+def _open_tiff(path: Path) -> Any:
+    import tifffile
+    import zarr
+
+    return zarr.open_array(tifffile.imread(path, aszarr=True, level=0), mode="r")
+
+
+def _check_axes(path: Path, shape: Sequence[int], axes: str) -> str:
+    if not axes:
+        if len(shape) > 2 and min(shape[0], shape[-1]) <= _FEW:
+            raise InputError(f"{path} has the shape {tuple(shape)} and no names of its axes; say --axes YXC, ZYX, ...")
+        axes = "TZYX"[-len(shape) :] if len(shape) <= 3 else ""
+    space = axes.replace("C", "").replace("T", "")
+    if len(axes) != len(shape) or len(set(axes)) != len(axes) or not 1 <= len(space) <= 3:
+        raise InputError(
+            f"{path} has the shape {tuple(shape)}: its axes need a letter each, one to three of space, at most one C "
+            f"for channels and one T for times, got {axes!r}; say them with --axes"
+        )
+    return axes

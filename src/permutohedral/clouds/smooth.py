@@ -1,0 +1,213 @@
+"""Smooths laser scans of any size: every point, or a field of it, becomes the Gaussian mean of the points around.
+
+The file is read in chunks, twice: for the sums on the lattice of all points, then for what each point gets. Results of
+chunks lie beside the target until all are there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from permutohedral.arrays.unfinished import Unfinished
+from permutohedral.arrays.workers import Workers
+from permutohedral.errors import DataError, InputError
+from permutohedral.reporting.atomic import replacing
+
+# what --field takes for the coordinates themselves
+POSITION = "position"
+# points of a chunk at most: more take more memory and are no faster
+_MOST_POINTS = 2_000_000
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A `.las` or `.laz` file, opened anew wherever a part of it is read.
+
+    Attributes:
+        path: the file.
+        num_points: in it.
+        origin: what is subtracted from its coordinates.
+        dtype: the numbers that coordinates are computed with: fine enough for the steps of the file.
+        field: what is smoothed.
+    """
+
+    path: str
+    num_points: int
+    origin: tuple[float, float, float]
+    dtype: str
+    field: str
+
+    def read(self, chunk: tuple[int, int]) -> Any:
+        """The points from one number to another, as laspy gives them."""
+        import laspy
+
+        first, last = chunk
+        with laspy.open(self.path) as reader:
+            reader.seek(first)
+            return reader.read_points(last - first)
+
+    def positions(self, chunk: tuple[int, int]) -> NDArray[Any]:
+        """`[points, 3]`, from the origin."""
+        points = self.read(chunk)
+        axes = [np.asarray(points[axis]) - start for axis, start in zip("xyz", self.origin, strict=True)]
+        return np.stack(axes, axis=1).astype(self.dtype)
+
+    def features(self, chunk: tuple[int, int], sigma: float) -> NDArray[Any]:
+        """`[points, 3]`, in standard deviations."""
+        found: NDArray[Any] = self.positions(chunk) / np.dtype(self.dtype).type(sigma)
+        return found
+
+    def values(self, chunk: tuple[int, int]) -> NDArray[Any]:
+        """`[points, channels]` of what is smoothed."""
+        if self.field == POSITION:
+            return self.positions(chunk)
+        return np.asarray(self.read(chunk)[self.field]).astype(self.dtype)[:, None]
+
+
+def smooth_file(
+    source: Path,
+    target: Path,
+    sigma: float,
+    field: str = POSITION,
+    workers: Workers | None = None,
+    resume: bool = False,
+    most_points: int = _MOST_POINTS,
+) -> int:
+    """Write a copy of a laser scan in which positions, or another field, are smooth.
+
+    Args:
+        source: a `.laz` or `.las` file.
+        target: the same; replaced whole, or not at all.
+        sigma: standard deviation of the Gaussian, in units of the coordinates.
+        field: "position", or a field of the points that holds numbers, such as "intensity".
+        workers: where to run; None for this process.
+        resume: take up what an interrupted call left.
+        most_points: of a chunk.
+
+    Returns:
+        The number of points.
+
+    Raises:
+        InputError: the request makes no sense.
+        DataError: the file cannot be read.
+        StorageError: the file cannot be written.
+    """
+    for path in (source, target):
+        if path.suffix.lower() not in (".las", ".laz"):
+            raise InputError(f"{path} is no laser scan: its name ends with .las or .laz")
+    scan = _open_scan(source, field)
+    unfinished = Unfinished(target)
+    with Workers() if workers is None else workers as running:
+        chunks = _divide(scan, most_points)
+        settings = {"scan": scan.__dict__, "sigma": sigma, "changed": source.stat().st_mtime}
+        division = unfinished.begin(settings, resume)
+        if division is None:
+            unfinished.note(settings, chunks)
+        else:
+            chunks = [(first, last) for first, last in division]
+        left = [number for number in range(len(chunks)) if not unfinished.is_done((number,))]
+        if left and scan.num_points:
+            _smooth_chunks(scan, chunks, left, sigma, unfinished, running)
+    with replacing(target) as partial_file:
+        _assemble(scan, chunks, unfinished, partial_file)
+    unfinished.remove()
+    return scan.num_points
+
+
+def _open_scan(path: Path, field: str) -> Scan:
+    """What is known before any point is read."""
+    import laspy
+
+    try:
+        with laspy.open(path) as reader:
+            header = reader.header
+    except ModuleNotFoundError:
+        raise
+    # laspy and what it decompresses with have errors of their own
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise DataError(f"cannot read the laser scan {path}: {reason}") from error
+    names = list(header.point_format.dimension_names)
+    if field != POSITION and (field not in names or field in "XYZ"):
+        raise InputError(f"{path} has no field {field!r} to smooth; it has {POSITION}, {', '.join(names[3:])}")
+    steps, extents = np.asarray(header.scales), np.asarray(header.maxs) - np.asarray(header.mins)
+    # a quarter of a step of the file must not be lost to rounding
+    fine = bool((extents * np.finfo(np.float32).eps / 2 <= steps / 4).all())
+    origin = tuple(float(each) for each in header.mins)
+    return Scan(str(path), header.point_count, origin, "float32" if fine else "float64", field)  # type: ignore[arg-type]
+
+
+def _divide(scan: Scan, most_points: int) -> list[tuple[int, int]]:
+    """First and last number of each chunk, as large as a worker can take."""
+    from permutohedral.dask.workers import points_that_fit
+
+    channels = 3 if scan.field == POSITION else 1
+    # scattered points may have a lattice point for each of their corners
+    most = max(min(most_points, points_that_fit(3, channels) // 4), 1)
+    return [(first, min(first + most, scan.num_points)) for first in range(0, scan.num_points, most)]
+
+
+def _smooth_chunks(
+    scan: Scan,
+    chunks: list[tuple[int, int]],
+    left: list[int],
+    sigma: float,
+    unfinished: Unfinished,
+    running: Workers,
+) -> None:
+    import dask
+    import dask.array as da
+    from dask.delayed import delayed
+
+    from permutohedral.dask.points import gaussian_filter
+
+    channels = 3 if scan.field == POSITION else 1
+    call: Any = delayed
+
+    def array_of(read: Any, columns: int) -> Any:
+        parts = [
+            da.from_delayed(call(read)(chunk), (chunk[1] - chunk[0], columns), dtype=scan.dtype) for chunk in chunks
+        ]
+        return da.concatenate(parts)
+
+    # outside of workers one chunk after another, with all threads of the core
+    with dask.config.set({} if running.has_client else {"scheduler": "synchronous"}):
+        features = array_of(partial(scan.features, sigma=sigma), 3)
+        smooth = gaussian_filter(array_of(scan.values, channels), features)
+        blocks = smooth.to_delayed().ravel()
+        tasks = [call(_keep)(blocks[number], str(unfinished.target), number) for number in left]
+        running.compute(tasks, f"smoothing {Path(scan.path).name}")
+
+
+def _keep(smooth: NDArray[Any], target: str, number: int) -> None:
+    """Write the result of a chunk beside the target."""
+    unfinished = Unfinished(Path(target))
+    with unfinished.writing((number,)):
+        np.save(unfinished.folder / f"{number}.npy", smooth)
+
+
+def _assemble(scan: Scan, chunks: list[tuple[int, int]], unfinished: Unfinished, target: Path) -> None:
+    """The points of the scan with the results of all chunks."""
+    import laspy
+
+    with (
+        laspy.open(scan.path) as reader,
+        laspy.open(target, mode="w", header=reader.header, do_compress=target.suffix.lower() == ".laz") as writer,
+    ):
+        for number, (first, last) in enumerate(chunks):
+            points = reader.read_points(last - first)
+            smooth = np.load(unfinished.folder / f"{number}.npy")
+            if scan.field == POSITION:
+                for axis, (name, start) in enumerate(zip("xyz", scan.origin, strict=True)):
+                    points[name] = smooth[:, axis].astype(np.float64) + start
+            else:
+                kind = np.asarray(points[scan.field]).dtype
+                numbers = smooth[:, 0] if kind.kind == "f" else np.rint(smooth[:, 0])
+                points[scan.field] = numbers.astype(kind)
+            writer.write_points(points)

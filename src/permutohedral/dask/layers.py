@@ -1,0 +1,108 @@
+"""Fitted layers over chunked pictures and volumes: how far each sees, and where its tiles lie in the whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from permutohedral.dask.tiles import axes_of, map_with_margins
+from permutohedral.errors import InputError
+from permutohedral.features import numbers_of
+from permutohedral.geometry import reach
+from permutohedral.nn.bilateral import (
+    BilateralConvolution1d,
+    BilateralConvolution2d,
+    BilateralConvolution3d,
+    BilateralFilter,
+)
+
+_BILATERAL = BilateralConvolution1d | BilateralConvolution2d | BilateralConvolution3d
+_GRID = nn.Conv1d | nn.Conv2d | nn.Conv3d
+# what sees one sample at a time
+_POINTWISE = (
+    *(nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Identity),
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+)
+
+
+def map_layer(layer: nn.Module, image: Any, axes: str | None = None, margins: Sequence[int] | None = None) -> Any:
+    """Apply a fitted layer or model tile by tile, lazily: the result of the layer on the whole.
+
+    Tiles lie where they lie in the whole, for bilateral layers and for those in an `nn.Sequential`. Other modules are
+    called with values alone.
+
+    Args:
+        layer: a bilateral layer, `BilateralFilter`, or an `nn.Sequential` of them, of convolutions of stride 1 and
+            of what sees one sample at a time; with `margins` any module that keeps the extents. It is not trained:
+            put it into evaluation mode first.
+        image: as for `bilateral_filter`; the layer gets `[1, channels, *space]`.
+        axes: as for `bilateral_filter`.
+        margins: how many samples the layer sees on either side, along each axis of space; default: found out.
+
+    Returns:
+        Like `image`, but floating, with the channels that the layer makes.
+
+    >>> import dask.array as da
+    >>> import permutohedral.dask as phd
+    >>> layer = BilateralConvolution2d(1, 4, sigma_space=2.0).eval()
+    >>> phd.map_layer(layer, da.ones((1, 60, 50), chunks=(1, 30, 25), dtype="float32"), axes="CYX").shape
+    (4, 60, 50)
+    """
+    if any(module.training for module in layer.modules() if isinstance(module, (nn.Dropout, nn.BatchNorm2d))):
+        raise InputError("the layer is being trained; call layer.eval() first")
+    names = axes_of(image, axes)
+    space = len(names) - names.count("C")
+    found = [sum(each) for each in zip(*_margins(layer, space), strict=True)] if margins is None else list(margins)
+
+    def run(values: Tensor, guide: Tensor, origin: tuple[int, ...]) -> Tensor:
+        with torch.no_grad():
+            return _apply(layer, values[None], origin)[0]
+
+    channels = image.shape[names.index("C")] if "C" in names else 1
+    small = torch.zeros(1, channels, *(2 * margin + 1 for margin in found))
+    with torch.no_grad():
+        result = _apply(layer, small, (0,) * space)
+    if result.shape[2:] != small.shape[2:]:
+        raise InputError(f"the layer changes extents, from {tuple(small.shape)} to {tuple(result.shape)}")
+    return map_with_margins(run, [image], names, found, out_channels=result.shape[1])
+
+
+def _apply(layer: nn.Module, values: Tensor, origin: tuple[int, ...]) -> Tensor:
+    """The layer on `[1, channels, *space]`, whose first sample is at `origin`."""
+    if isinstance(layer, nn.Sequential):
+        for part in layer:
+            values = _apply(part, values, origin)
+        return values
+    placed = {"origin": origin} if isinstance(layer, (_BILATERAL, BilateralFilter)) else {}
+    result: Tensor = layer(values, **placed)
+    return result
+
+
+def _margins(layer: nn.Module, space: int) -> list[list[int]]:
+    """What each part of a layer sees, in samples, along each axis."""
+    if isinstance(layer, nn.Sequential):
+        return [margins for part in layer for margins in _margins(part, space)]
+    if isinstance(layer, _POINTWISE):
+        return [[0] * space]
+    if isinstance(layer, BilateralFilter) and layer.method in ("separable", "dense"):
+        sigmas = numbers_of(layer.sigma_space.detach(), space)
+        return [_seen(sigmas, 2, layer.halo)]
+    if isinstance(layer, _BILATERAL):
+        convolution = layer.convolution
+        factors = [1.0] * space if convolution.scale is None else convolution.scale.detach().tolist()[:space]
+        sigmas = [sigma / factor for sigma, factor in zip(numbers_of(layer.sigma_space, space), factors, strict=True)]
+        once = _seen(sigmas, convolution.neighborhood_size, 0)
+        # the masses that sources are divided by come from as far again
+        return [once, once] if convolution.normalization == "symmetric" else [once]
+    if isinstance(layer, _GRID) and set(layer.stride) == {1}:
+        return [[size * dilation // 2 for size, dilation in zip(layer.kernel_size, layer.dilation, strict=True)]]
+    raise InputError(f"how far {type(layer).__name__} sees is not known; give margins, one for each axis of space")
+
+
+def _seen(sigmas: Sequence[float], size: int, halo: int) -> list[int]:
+    # one more for the rounding of positions
+    return [math.ceil(sigma * reach(axis, size, halo)) + 1 for axis, sigma in enumerate(sigmas)]

@@ -1,0 +1,1 @@
+"""The categories of toy parts, from their shapes."""

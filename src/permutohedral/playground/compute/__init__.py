@@ -1,0 +1,1 @@
+"""What the tabs of the page compute, without the page."""

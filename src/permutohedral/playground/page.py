@@ -1,0 +1,129 @@
+"""The page: its head, its tabs, and the photo they share."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nicegui import ui
+
+from permutohedral.playground.components import STYLE
+from permutohedral.playground.controls import upload_button
+from permutohedral.playground.panel import Panel
+from permutohedral.playground.session import Session
+from permutohedral.playground.settings import Stroke
+from permutohedral.playground.tabs.denoise import DenoisePanel
+from permutohedral.playground.tabs.filter import FilterPanel
+from permutohedral.playground.tabs.lattice import LatticePanel
+from permutohedral.playground.tabs.segment import SegmentPanel
+from permutohedral.playground.tabs.upsample import UpsamplePanel
+from permutohedral.playground.uploads import photo_of_path, photo_of_upload, tell_error
+
+if TYPE_CHECKING:
+    from permutohedral.playground.compute.photos import Photo
+
+# over the photo of a cup that comes with scikit-image: the table, the cup and its saucer, the coffee
+EXAMPLE_STROKES = (
+    Stroke(0, 5.0, ((30.0, 130.0), (25.0, 330.0), (60.0, 380.0))),
+    Stroke(0, 5.0, ((30.0, 30.0), (90.0, 20.0), (90.0, 75.0), (150.0, 40.0))),
+    Stroke(0, 5.0, ((450.0, 40.0), (560.0, 120.0), (560.0, 330.0), (480.0, 370.0))),
+    Stroke(2, 5.0, ((110.0, 160.0), (110.0, 240.0), (190.0, 330.0), (300.0, 365.0), (420.0, 320.0), (455.0, 240.0))),
+    Stroke(2, 5.0, ((190.0, 120.0), (205.0, 60.0), (280.0, 35.0), (370.0, 70.0), (385.0, 150.0), (300.0, 200.0))),
+    Stroke(2, 5.0, ((230.0, 250.0), (330.0, 230.0), (360.0, 290.0), (408.0, 90.0))),
+    Stroke(3, 5.0, ((240.0, 115.0), (225.0, 140.0), (290.0, 165.0), (345.0, 150.0), (300.0, 105.0))),
+)
+
+
+def example_photo() -> Path:
+    """A photograph that comes with scikit-image."""
+    found = importlib.util.find_spec("skimage")
+    if found is None or not found.submodule_search_locations:
+        raise ModuleNotFoundError("the example needs scikit-image", name="skimage")
+    return Path(found.submodule_search_locations[0]) / "data" / "coffee.png"
+
+
+class Page:
+    """What one browser tab shows.
+
+    Args:
+        photo: the first photo; None for the example.
+    """
+
+    def __init__(self, photo: Path | None) -> None:
+        ui.add_css(STYLE)
+        ui.colors(primary="#3f51b5")
+        self._slot = ui.context.slot
+        self.session = Session(self._fail, self._set_busy)
+        self._first = photo
+        with ui.element("div").classes("pg-head"):
+            ui.html("<span>permutohedral</span> playground", sanitize=False).classes("pg-name")
+            with ui.tabs(on_change=lambda event: self._open(event.value)).classes("pg-tabs").props("dense") as tabs:
+                for kind in (FilterPanel, DenoisePanel, SegmentPanel, UpsamplePanel, LatticePanel):
+                    ui.tab(kind.title)
+            with ui.element("div").classes("pg-photo"):
+                self._name = ui.label("loading").classes("pg-file")
+                upload_button("open a photo", self._take_upload)
+        self._denoise, self._segment = DenoisePanel(self.session), SegmentPanel(self.session)
+        others = FilterPanel(self.session), UpsamplePanel(self.session), LatticePanel(self.session)
+        self._panels: dict[str, Panel] = {panel.title: panel for panel in (self._denoise, self._segment, *others)}
+        self._opened: Panel = others[0]
+        tabs.set_value(self._opened.title)
+        self._open(self._opened.title)
+
+    async def load(self) -> None:
+        """Load the first photo."""
+        path = example_photo() if self._first is None else self._first
+        # now the library is loaded, too
+        self._set_busy(True)
+        photo = await photo_of_path(path, str(path))
+        if photo is None:
+            self._set_busy(False)
+            self._name.set_text("no photo")
+            return
+        self._show(photo)
+        if self._first is None:
+            self._segment.draw_example(EXAMPLE_STROKES)
+            self._denoise.add_example_noise()
+
+    async def _take_upload(self, name: str, content: bytes) -> None:
+        photo = await photo_of_upload(self.session, name, content)
+        if photo is not None:
+            self._show(photo)
+
+    def _show(self, photo: Photo) -> None:
+        self.session.photo = photo
+        height, width = photo.pixels.shape[1:]
+        self._name.set_text(f"{Path(photo.name).name} · {width} x {height}")
+        for panel in self._panels.values():
+            panel.forget()
+        self._opened.refresh()
+
+    def _open(self, title: str) -> None:
+        self._opened.hide()
+        self._opened = self._panels[title]
+        self._opened.open()
+
+    def _fail(self, error: Exception) -> None:
+        with self._slot:
+            tell_error(error)
+        self._set_busy(False)
+
+    def _set_busy(self, busy: bool) -> None:
+        for panel in self._panels.values():
+            panel.set_busy(busy and panel is self._opened)
+
+
+async def build_page(photo: Path | None, sessions: dict[str, Session]) -> None:
+    """Make the page of a new browser tab, and forget it when that is closed."""
+    page = Page(photo)
+    session = page.session
+    sessions[session.key] = session
+
+    def forget() -> None:
+        sessions.pop(session.key, None)
+        session.close()
+
+    ui.context.client.on_delete(forget)
+    await ui.context.client.connected()
+    await page.load()

@@ -1,0 +1,156 @@
+"""What the tabs have in common: controls, a view, what the last run took, and the code that does the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from nicegui import ui
+
+from permutohedral.playground.code import Code
+from permutohedral.playground.session import Session
+
+if TYPE_CHECKING:
+    from permutohedral.playground.compute.measure import Cost
+
+# a file to download: its name, and what makes its content when it is asked for
+File = tuple[str, Callable[[], bytes]]
+
+
+class Panel:
+    """One tab.
+
+    Args:
+        session: of the browser tab.
+    """
+
+    title = ""
+    hint = ""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.number = 0
+        self._stale, self._open = True, False
+        with ui.element("div").classes("pg-panel hidden") as self.root:
+            with ui.element("div").classes("pg-card pg-controls"):
+                ui.label(self.hint).classes("pg-hint")
+                self.add_controls()
+            with ui.element("div").classes("pg-card"):
+                self._busy = ui.linear_progress(show_value=False).props("indeterminate size=3px instant-feedback")
+                self._busy.classes("pg-busy pg-idle")
+                self.add_view()
+                self._status = ui.html("", sanitize=False).classes("pg-status").props('role="status"')
+            with ui.element("div").classes("pg-card"):
+                self._add_code()
+
+    def add_controls(self) -> None:
+        """Put the controls into the card on the left."""
+        raise NotImplementedError
+
+    def add_view(self) -> None:
+        """Put what shows the result into the card on the right."""
+        raise NotImplementedError
+
+    def code(self) -> Code:
+        """What does the same as the controls say."""
+        raise NotImplementedError
+
+    def compute(self) -> None:
+        """Ask the session for what the controls say."""
+        raise NotImplementedError
+
+    def take_photo(self) -> None:
+        """Another photo is there."""
+
+    def open(self) -> None:
+        """Show the tab."""
+        self.root.classes(remove="hidden")
+        self._open = True
+        if self._stale:
+            self.refresh()
+
+    def hide(self) -> None:
+        """Hide the tab."""
+        self.root.classes(add="hidden")
+        self._open = False
+
+    def forget(self) -> None:
+        """Another photo was loaded: compute anew when the tab is opened."""
+        self._stale = True
+        self.take_photo()
+
+    def refresh(self) -> None:
+        """Compute what the controls say, and show the code for it; what was downloaded before is no longer that."""
+        self._stale = not self._open or self.session.photo is None
+        if self._stale:
+            return
+        self.number += 1
+        code = self.code()
+        self._command.set_content(_in_words(code.command))
+        self._python.set_content(escape(code.python.strip()))
+        self._status.classes(add="pg-old")
+        self.offer([])
+        self.compute()
+
+    def offer(self, files: Sequence[File]) -> None:
+        """Let these be downloaded."""
+        for link, (name, make) in zip(self._links, files, strict=False):
+            self.session.files[self.title, name] = make
+            link.set_text(name)
+            link.props(f'href="/files/{self.session.key}/{self.title}/{name}" download="{name}"')
+        for number, link in enumerate(self._links):
+            link.set_visibility(number < len(files))
+
+    def tell(self, cost: Cost | None, *parts: str) -> None:
+        """Time, memory and whatever else is known of the last run; `parts` hold HTML of our own."""
+        told = []
+        if cost is not None:
+            told.append(f"time <b>{_seconds(cost.seconds)}</b>")
+            if cost.peak_bytes is not None:
+                told.append(f"memory of the process <b>{cost.peak_bytes / 1e6:.0f} MB</b>")
+        self._status.set_content("".join(f"<span>{part}</span>" for part in (*told, *parts)))
+        self._status.classes(remove="pg-old")
+
+    def set_busy(self, busy: bool) -> None:
+        """Whether something is computed."""
+        if busy:
+            self._busy.props(add="indeterminate").classes(remove="pg-idle")
+        else:
+            self._busy.classes(add="pg-idle")
+
+    def set_progress(self, share: float) -> None:
+        """How much of it is done."""
+        self._busy.props(remove="indeterminate").set_value(share)
+
+    def _add_code(self) -> None:
+        self._command = self._add_text("command line")
+        self._python = self._add_text("Python")
+        with ui.element("div").classes("pg-files"):
+            self._links = [ui.button(icon="download").props("flat dense no-caps") for _ in range(3)]
+        for link in self._links:
+            link.set_visibility(False)
+
+    def _add_text(self, title: str) -> ui.html:
+        with ui.element("div").classes("pg-code"):
+            with ui.element("div").classes("pg-caption"):
+                ui.label(f"The same in {title}" if title == "Python" else f"The same on the {title}")
+                copy = ui.button("copy", icon="content_copy", on_click=lambda: self._copy(title))
+                copy.props(f'flat dense no-caps size=sm aria-label="copy {title}"')
+            with ui.element("pre"):
+                return ui.html("", sanitize=False).props(f'data-code="{title}"')
+
+    def _copy(self, title: str) -> None:
+        code = self.code()
+        ui.clipboard.write(code.python if title == "Python" else code.command)
+        ui.notify("copied", timeout=800)
+
+
+def _in_words(command: str) -> str:
+    """A line that breaks between words alone, not after the hyphens of options."""
+    words = "".join(f"<span>{escape(word)}</span> " for word in command.split(" "))
+    return f'<div class="pg-wrap">{words.strip()}</div>'
+
+
+def _seconds(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"

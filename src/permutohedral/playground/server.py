@@ -1,0 +1,139 @@
+"""The server of the page: on this machine alone, unless the user names another address."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI, HTTPException
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import Response
+from nicegui import ui
+
+from permutohedral.errors import InputError
+from permutohedral.playground.access import TokenRequired, new_token
+from permutohedral.playground.page import build_page
+from permutohedral.playground.session import Session
+
+# a socket that a browser keeps open ends with the server
+_SECONDS_TO_END = 1
+_ICON = (
+    '<svg viewBox="0 0 32 32" xmlns="http://www.w3.org/2000/svg"><path d="M16 3 27 9.5v13L16 29 5 22.500v-13z" '
+    'fill="#3f51b5"/><path d="M16 16 27 9.500M16 16 5 9.500M16 16v13" stroke="#fff" stroke-width="2.200"/></svg>'
+)
+
+
+class Playground:
+    """The page and what it needs from the server.
+
+    Args:
+        photo: the first that is shown; None for one that comes with scikit-image.
+    """
+
+    def __init__(self, photo: Path | None) -> None:
+        self.sessions: dict[str, Session] = {}
+        self.app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+        self.app.add_api_route("/pixels/{key}/{tab}/{name}", self._pixels)
+        self.app.add_api_route("/files/{key}/{tab}/{name}", self._file)
+        ui.page("/", title="permutohedral playground", favicon=_ICON)(lambda: build_page(photo, self.sessions))
+        # the way to a browser on this machine is faster than a compressor, nothing moves by itself, and the page has
+        # a style of its own
+        ui.run_with(
+            self.app, gzip_middleware_factory=None, binding_refresh_interval=None, tailwind=False,
+            show_welcome_message=False, reconnect_timeout=10,
+        )  # fmt: skip
+
+    def _session(self, key: str) -> Session:
+        if key not in self.sessions:
+            raise HTTPException(404)
+        return self.sessions[key]
+
+    async def _pixels(self, key: str, tab: str, name: str) -> Response:
+        layer = self._session(key).layers.get((tab, name))
+        if layer is None:
+            raise HTTPException(404)
+        return Response(layer.planes, media_type="application/octet-stream", headers={"cache-control": "no-store"})
+
+    async def _file(self, key: str, tab: str, name: str) -> Response:
+        make = self._session(key).files.get((tab, name))
+        if make is None:
+            raise HTTPException(404)
+        content = await run_in_threadpool(make)
+        headers = {"cache-control": "no-store", "content-disposition": f'attachment; filename="{name}"'}
+        return Response(content, media_type="application/octet-stream", headers=headers)
+
+
+def serve(photo: Path | None, host: str, port: int, open_browser: bool, tell: Callable[[str], None]) -> None:
+    """Serve the page until Ctrl-C.
+
+    Args:
+        photo: see `Playground`.
+        host: address to listen at.
+        port: 0 for a free one.
+        open_browser: whether to open the page in the user's browser.
+        tell: gets the address of the page when it is up.
+
+    Raises:
+        InputError: the address is not to be had.
+    """
+    listener = _listen(host, port)
+    port, token = listener.getsockname()[1], new_token()
+    name = f"[{host}]" if ":" in host else host
+    address = f"http://{name}:{port}/?token={token}"
+    playground = Playground(photo)
+
+    def announce() -> None:
+        tell(address)
+        if open_browser:
+            # starting a browser may take long
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+
+    server = _Server(announce, TokenRequired(playground.app, token, port))
+    # Ctrl-C is how it ends; the server has closed all by then, and hands the signal on
+    with suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])
+    _end(playground)
+
+
+class _Server(uvicorn.Server):
+    """Says when it is up."""
+
+    def __init__(self, announce: Callable[[], None], app: TokenRequired) -> None:
+        super().__init__(
+            uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=_SECONDS_TO_END, ws_max_size=1 << 24)
+        )
+        self._announce = announce
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._announce()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        raise InputError(f"cannot listen at {host}, port {port}: {error.strerror or error}") from error
+    return listener
+
+
+def _end(playground: Playground) -> None:
+    """End although a computation goes on, which cannot be interrupted."""
+    computing = any(session.is_computing for session in playground.sessions.values())
+    for session in playground.sessions.values():
+        session.close()
+    if computing:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)

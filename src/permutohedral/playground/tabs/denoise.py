@@ -1,0 +1,118 @@
+"""The tab that removes noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from permutohedral.playground.code import Code, denoise_code
+from permutohedral.playground.components import Viewer
+from permutohedral.playground.controls import Choice, Slider
+from permutohedral.playground.panel import File, Panel
+from permutohedral.playground.runner import Stage
+from permutohedral.playground.settings import MODELS, DenoiseSettings
+
+if TYPE_CHECKING:
+    from permutohedral.pictures.files import Picture
+    from permutohedral.playground.compute.layers import Layer
+    from permutohedral.playground.compute.result import Result
+
+_ESTIMATED = 0.0
+_NOISE = (5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0)
+_STRENGTH = (0.0, 0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 2.0)
+_NAMES = {
+    "pcnn_cnn": "pcnn_cnn: fast",
+    "deep_small": "deep_small: better, slow",
+    "deep_large": "deep_large: best, slowest",
+    "auto": "auto: deep, slow",
+}
+
+
+class DenoisePanel(Panel):
+    """Removes noise."""
+
+    title = "denoise"
+    hint = "Removes noise with a shipped network. Its middle comes first, then the rest."
+
+    def add_controls(self) -> None:
+        start = DenoiseSettings()
+        self._strength = Slider("strength", _STRENGTH, start.strength, "", self.refresh)
+        self._model = Choice("model", {name: _NAMES.get(name, name) for name in MODELS}, start.model, self.refresh)
+        noise = {_ESTIMATED: "estimated", **{sigma: f"{sigma:g} of 255" for sigma in _NOISE}}
+        self._sigma = Choice("noise in the photo", noise, _ESTIMATED, self.refresh)
+        self._added = Slider("noise to add first", (0.0, *_NOISE), start.added, " of 255", self.refresh)
+
+    def add_view(self) -> None:
+        self._viewer = Viewer(("noisy", "denoised"))
+
+    def take_photo(self) -> None:
+        self._viewer.clear_after()
+
+    def add_example_noise(self) -> None:
+        """The photo that comes with the page has none."""
+        self._added.set(25.0)
+
+    def settings(self) -> DenoiseSettings:
+        """What the controls say."""
+        sigma = None if self._sigma.value == _ESTIMATED else float(self._sigma.value)
+        return DenoiseSettings(self._model.value, self._strength.value, sigma, self._added.value)
+
+    def code(self) -> Code:
+        assert self.session.photo is not None
+        return denoise_code(self.settings(), self.session.photo.name)
+
+    def compute(self) -> None:
+        photo, settings, number = self.session.photo, self.settings(), self.number
+        assert photo is not None
+        kind = (photo.num_pixels, settings.model)
+        noisy: list[tuple[Picture, float]] = []
+
+        def prepare(check: Callable[[], None]) -> tuple[Layer, float]:
+            from permutohedral.playground.compute import denoising
+            from permutohedral.playground.compute.layers import make_layer
+
+            picture = denoising.add_noise(photo.picture, settings.added)
+            noisy.append((picture, denoising.noise_of(picture, settings)))
+            return make_layer(picture.pixels), noisy[0][1]
+
+        def show_noisy(found: tuple[Layer, float]) -> None:
+            self._viewer.show([self.session.put(self.title, "before", found[0])], "before", number)
+            self.tell(None, f"noise <b>{255 * found[1]:.1f}</b> of 255")
+
+        def preview(check: Callable[[], None]) -> Layer:
+            from permutohedral.playground.compute import denoising
+
+            return denoising.preview(*noisy[0], settings)
+
+        def show_preview(layer: Layer) -> None:
+            self._viewer.show([self.session.put(self.title, "after", layer)], "preview", number)
+
+        def full(check: Callable[[], None]) -> Result:
+            from permutohedral.playground.compute import denoising
+
+            def progress(share: float) -> None:
+                check()
+                self.session.on_page(self.set_progress, share)
+
+            return denoising.denoise_photo(*noisy[0], settings, progress)
+
+        def show_full(result: Result) -> None:
+            self.session.remember(kind, result.cost.seconds)
+            self._viewer.show([self.session.put(self.title, "after", result.layer)], "full", number)
+            self.tell(result.cost, f"noise <b>{255 * noisy[0][1]:.1f}</b> of 255")
+            if number == self.number:
+                picture = noisy[0][0]
+                files: list[File] = [("clean.png", partial(_encode, picture, result))]
+                self.offer([*files, ("noisy.png", partial(_encode, picture, None))] if settings.added else files)
+
+        stages = [Stage(prepare, show_noisy), Stage(full, show_full, self.session.rest_before(kind))]
+        if self.session.is_slow(kind):
+            stages.insert(1, Stage(preview, show_preview))
+        self.session.submit(stages)
+
+
+def _encode(picture: Picture, result: Result | None) -> bytes:
+    from permutohedral.playground.compute.layers import encode_png
+
+    return encode_png(picture if result is None else picture.with_pixels(result.pixels))

@@ -1,0 +1,159 @@
+"""The tab that spreads strokes of the mouse to regions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from nicegui import ui
+
+from permutohedral.playground.code import Code, segment_code
+from permutohedral.playground.components import Viewer
+from permutohedral.playground.controls import Slider
+from permutohedral.playground.panel import Panel
+from permutohedral.playground.runner import Stage
+from permutohedral.playground.settings import BRUSHES, SegmentSettings, Stroke
+
+if TYPE_CHECKING:
+    from permutohedral.pictures.label_maps import LabelMap
+    from permutohedral.playground.compute.layers import Layer
+    from permutohedral.playground.compute.segmenting import Segments
+
+_COLORS = ["#{:02x}{:02x}{:02x}".format(*color) for color in BRUSHES]
+_SPACE = (4.0, 8.0, 12.0, 20.0, 30.0, 40.0, 60.0, 80.0, 120.0, 160.0)
+_RANGE = (0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3)
+_WEIGHT = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
+
+
+class SegmentPanel(Panel):
+    """Spreads labels along edges."""
+
+    title = "segment"
+    hint = (
+        "Draw over regions with the mouse, each with a brush of its own: a dense random field spreads them to pixels "
+        "of like color."
+    )
+
+    def add_controls(self) -> None:
+        self._strokes: list[Stroke] = []
+        self._brush = 0
+        start = SegmentSettings()
+        with ui.element("div").classes("pg-row"):
+            self._brushes = [ui.element("button").classes("pg-brush") for _ in _COLORS]
+        for number, (brush, color) in enumerate(zip(self._brushes, _COLORS, strict=True)):
+            brush.style(f"background: {color}").props(f'aria-label="brush {number + 1}"')
+            brush.on("click", partial(self._choose, number))
+        with ui.element("div").classes("pg-row"):
+            ui.button("undo", icon="undo", on_click=self._undo).props("flat dense no-caps")
+            ui.button("clear", icon="delete_outline", on_click=self._clear).props("flat dense no-caps")
+        self._radius = Slider("brush", (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0), 6.0, " px", self._show_strokes)
+        self._space = Slider("sigma over space", _SPACE, start.sigma_space, " px", self.refresh)
+        self._range = Slider("sigma over color", _RANGE, start.sigma_range, "", self.refresh)
+        self._weight = Slider("weight of like colors", _WEIGHT, start.strength, "", self.refresh)
+        self._near = Slider("weight of neighbors", _WEIGHT, start.smoothness, "", self.refresh)
+        shares = (0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+        self._certainty = Slider("certainty of strokes", shares, start.certainty, "", self.refresh)
+        self._steps = Slider("steps", (1, 2, 3, 5, 10, 20), start.steps, "", self.refresh)
+
+    def add_view(self) -> None:
+        self._viewer = Viewer(("photo", "labels"), on_stroke=self._take_stroke)
+        self._choose(0)
+
+    def take_photo(self) -> None:
+        photo = self.session.photo
+        assert photo is not None
+        self._strokes = []
+        self._show_strokes()
+        self._viewer.clear_after()
+        self._viewer.show([self.session.put(self.title, "before", photo.layer)], "before", 0)
+
+    def draw_example(self, strokes: tuple[Stroke, ...]) -> None:
+        """Strokes for the photo that comes with the page."""
+        self._strokes = list(strokes)
+        self._show_strokes()
+        self.refresh()
+
+    def settings(self) -> SegmentSettings:
+        """What the controls say."""
+        return SegmentSettings(
+            self._certainty.value, self._space.value, self._range.value, self._weight.value, self._near.value,
+            int(self._steps.value),
+        )  # fmt: skip
+
+    def code(self) -> Code:
+        assert self.session.photo is not None
+        return segment_code(self.settings(), self.session.photo.name)
+
+    def compute(self) -> None:
+        photo, strokes, settings, number = self.session.photo, tuple(self._strokes), self.settings(), self.number
+        assert photo is not None
+        kind = (photo.num_pixels, "segment")
+        if len({stroke.label for stroke in strokes}) < 2:
+            self._viewer.clear_after()
+            self.tell(None, "draw over two regions or more, each with a brush of its own")
+            return
+
+        def preview(check: Callable[[], None]) -> Layer:
+            from permutohedral.playground.compute import segmenting
+
+            return segmenting.preview(photo, strokes, settings)
+
+        def show_preview(layer: Layer) -> None:
+            self._viewer.show([self.session.put(self.title, "after", layer)], "preview", number)
+
+        def full(check: Callable[[], None]) -> Segments:
+            from permutohedral.playground.compute import segmenting
+
+            return segmenting.segment_photo(photo, strokes, settings)
+
+        def show_full(found: Segments) -> None:
+            from permutohedral.playground.compute.segmenting import shares
+
+            self.session.remember(kind, found.result.cost.seconds)
+            self._viewer.show([self.session.put(self.title, "after", found.result.layer)], "full", number)
+            square = '<i style="color: rgb{}">&#9632;</i> <b>{:.0f} %</b>'
+            self.tell(found.result.cost, *(square.format(color, 100 * share) for color, share in shares(found)))
+            if number == self.number:
+                self.offer([("out.png", partial(_encode, found.found)), ("labels.png", partial(_encode, found.given))])
+
+        stages = [Stage(full, show_full, self.session.rest_before(kind))]
+        if self.session.is_slow(kind):
+            stages.insert(0, Stage(preview, show_preview))
+        self.session.submit(stages)
+
+    def _choose(self, number: int) -> None:
+        self._brush = number
+        for other, brush in enumerate(self._brushes):
+            brush.classes(**{"add" if other == number else "remove": "on"})
+        self._show_strokes()
+
+    def _show_strokes(self) -> None:
+        drawn = [
+            {"points": stroke.points, "radius": stroke.radius, "color": _COLORS[stroke.label]}
+            for stroke in self._strokes
+        ]
+        brush = {"label": self._brush, "radius": self._radius.value, "color": _COLORS[self._brush]}
+        self._viewer.set_strokes(drawn, brush)
+
+    def _take_stroke(self, drawn: dict[str, Any]) -> None:
+        points = tuple((float(x), float(y)) for x, y in drawn["points"])
+        self._strokes.append(Stroke(int(drawn["label"]), float(drawn["radius"]), points))
+        self._show_strokes()
+        self.refresh()
+
+    def _undo(self) -> None:
+        self._strokes = self._strokes[:-1]
+        self._show_strokes()
+        self.refresh()
+
+    def _clear(self) -> None:
+        self._strokes = []
+        self._show_strokes()
+        self.refresh()
+
+
+def _encode(labels: LabelMap) -> bytes:
+    from permutohedral.playground.compute.layers import encode_png
+
+    return encode_png(labels.paint())

@@ -1,0 +1,188 @@
+"""Arrays in files: every format, whole results or none, going on after an interruption."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import permutohedral as ph
+from permutohedral.errors import DataError, InputError, StorageError
+
+pytest.importorskip("dask.array", reason="Dask is not installed")
+pytest.importorskip("zarr", reason="zarr is not installed")
+
+import zarr
+
+from permutohedral.arrays import bilateral
+from permutohedral.arrays.bilateral import Tiling, filter_array
+from permutohedral.arrays.workers import Workers
+from permutohedral.dask import workers as dask_workers
+
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bilateral, "points_that_fit", lambda dimension, channels: 25**3)
+
+
+def draw(*shape: int, dtype: Any = np.float32) -> Array:
+    numbers = np.random.default_rng(0).random(shape)
+    return (255 * numbers).astype(dtype) if dtype == np.uint8 else numbers.astype(dtype)
+
+
+def store(path: Path, array: Array, **options: Any) -> Path:
+    zarr.create_array(str(path), shape=array.shape, dtype=array.dtype, **options)[...] = array
+    return path
+
+
+def read(path: Path) -> Array:
+    found: Array = np.asarray(zarr.open_array(str(path), mode="r")[...])
+    return found
+
+
+def expected(volume: Array, sigma_space: Any, sigma_range: float) -> Array:
+    """`[channels, *space]` filtered at once; whole numbers are rounded."""
+    whole = volume.dtype == np.uint8
+    scale = 255.0 if whole else 1.0
+    image = torch.from_numpy(volume.astype(np.float32))
+    result = ph.bilateral_filter(image, sigma_space, scale * sigma_range, spatial_axes=volume.ndim - 1).numpy()
+    return np.rint(result).astype(np.uint8) if whole else result
+
+
+def test_a_volume_of_whole_numbers_in_tiles(tmp_path: Path) -> None:
+    volume = draw(30, 20, 40, dtype=np.uint8)
+    source = store(tmp_path / "in.zarr", volume, chunks=(8, 8, 8), dimension_names=("z", "y", "x"))
+    tiling = filter_array(source, tmp_path / "out.zarr", (1.0, 0.7, 0.8), 0.3)
+    assert len([*tiling.indices()]) > 4
+    assert tiling.tile[2] % 8 == 0
+    np.testing.assert_array_equal(read(tmp_path / "out.zarr"), expected(volume[None], (1.0, 0.7, 0.8), 0.3)[0])
+    written: Any = zarr.open_array(str(tmp_path / "out.zarr"))
+    assert written.dtype == np.uint8
+    assert written.chunks == (8, 8, 8)
+    assert written.metadata.dimension_names == ("z", "y", "x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.zarr", "out.zarr"]
+    assert not (tmp_path / "out.zarr" / ".permutohedral").exists()
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_the_finest_level_of_an_ome_zarr(tmp_path: Path, zarr_format: Any) -> None:
+    """Times one by one, channels together; what describes it stays, and coarser levels are means."""
+    movie = draw(2, 2, 6, 30, 17)
+    scale = [{"type": "scale", "scale": [1, 1, 2.0, 0.5, 0.5]}]
+    scales: dict[str, Any] = {
+        "axes": [{"name": name, "type": "space"} for name in "tczyx"],
+        "datasets": [{"path": "s0", "coordinateTransformations": scale}, {"path": "s1"}, {"path": "s2"}],
+    }
+    attributes: Any = {"multiscales": [scales], "omero": {"channels": []}}
+    attributes = {"ome": {"version": "0.5", **attributes}} if zarr_format == 3 else attributes
+    zarr.create_group(str(tmp_path / "in.zarr"), zarr_format=zarr_format, attributes=attributes)
+    store(tmp_path / "in.zarr" / "s0", movie, chunks=(1, 1, 6, 8, 8), zarr_format=zarr_format)
+    for name, shape in (("s1", (2, 2, 6, 15, 9)), ("s2", (2, 2, 3, 7, 4))):
+        store(tmp_path / "in.zarr" / name, draw(*shape), zarr_format=zarr_format)
+    filter_array(tmp_path / "in.zarr", tmp_path / "out.zarr", 1.0, 0.3)
+    group: Any = zarr.open_group(str(tmp_path / "out.zarr"), mode="r")
+    described: Any = dict(group.attrs).get("ome", dict(group.attrs))
+    levels = described["multiscales"][0]["datasets"]
+    assert levels == [{"path": "0", "coordinateTransformations": scale}, {"path": "1"}, {"path": "2"}]
+    assert described["multiscales"][0]["axes"] == scales["axes"]
+    assert described["omero"] == {"channels": []}
+    finest = np.stack([expected(volume, 1.0, 0.3) for volume in movie])
+    np.testing.assert_array_equal(group["0"][...], finest)
+    # the last column is alone
+    wide = np.concatenate([finest, finest[..., -1:]], axis=-1)
+    second = wide.reshape(2, 2, 6, 15, 2, 9, 2).mean(axis=(4, 6))
+    np.testing.assert_allclose(group["1"][...], second, rtol=1e-6)
+    third = second[..., :14, :8].reshape(2, 2, 3, 2, 7, 2, 4, 2).mean(axis=(3, 5, 7))
+    np.testing.assert_allclose(group["2"][...], third, rtol=1e-6)
+
+
+def test_a_tiff(tmp_path: Path) -> None:
+    tifffile: Any = pytest.importorskip("tifffile", reason="tifffile is not installed")
+    picture = draw(60, 170, 3, dtype=np.uint8)
+    tifffile.imwrite(tmp_path / "in.tif", picture, photometric="rgb", tile=(32, 32))
+    filter_array(tmp_path / "in.tif", tmp_path / "out.zarr", 2.0, 0.3)
+    np.testing.assert_array_equal(
+        read(tmp_path / "out.zarr"), np.moveaxis(expected(np.moveaxis(picture, -1, 0), 2.0, 0.3), 0, -1)
+    )
+
+
+def test_going_on_after_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    volume = draw(30, 20, 40)
+    source = store(tmp_path / "in.zarr", volume, chunks=(8, 8, 8))
+    store(tmp_path / "out.zarr", draw(2, 2))
+    done: list[tuple[int, ...]] = []
+    whole = Tiling.filter_tile
+
+    def counted(tiling: Tiling, index: tuple[int, ...]) -> None:
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        whole(tiling, index)
+        done.append(index)
+
+    monkeypatch.setattr(Tiling, "filter_tile", counted)
+    with pytest.raises(KeyboardInterrupt):
+        filter_array(source, tmp_path / "out.zarr", 1.0, 0.3, "ZYX")
+    np.testing.assert_array_equal(read(tmp_path / "out.zarr"), draw(2, 2))
+    before, done[:] = list(done), [(0,)] * 4
+    with pytest.raises(InputError, match=r"other settings \(sigmas, margins\)"):
+        filter_array(source, tmp_path / "out.zarr", 1.5, 0.3, "ZYX", resume=True)
+    tiling = filter_array(source, tmp_path / "out.zarr", 1.0, 0.3, "ZYX", resume=True)
+    assert sorted([*before, *done[4:]]) == sorted(tiling.indices())
+    np.testing.assert_array_equal(read(tmp_path / "out.zarr"), expected(volume[None], 1.0, 0.3)[0])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.zarr", "out.zarr"]
+
+
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = store(tmp_path / "in.zarr", draw(20, 20))
+
+    def full(*given: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(zarr.Array, "__setitem__", full)
+    with pytest.raises(StorageError, match="No space left on device; nothing was left there"):
+        filter_array(source, tmp_path / "out.zarr", 1.0, 0.1)
+    assert not (tmp_path / "out.zarr").exists()
+
+
+def test_what_is_wrong_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out.zarr"
+    colors = store(tmp_path / "colors.zarr", draw(20, 20, 3))
+    with pytest.raises(InputError, match="--axes YXC"):
+        filter_array(colors, out, 1.0, 0.1)
+    with pytest.raises(InputError, match="at most one C"):
+        filter_array(colors, out, 1.0, 0.1, "CYC")
+    with pytest.raises(InputError, match=r"ends with \.zarr"):
+        filter_array(colors, tmp_path / "out.tif", 1.0, 0.1, "YXC")
+    with pytest.raises(InputError, match="would replace what is read"):
+        filter_array(colors, colors, 1.0, 0.1, "YXC")
+    with pytest.raises(InputError, match="there is no"):
+        filter_array(tmp_path / "nothing.zarr", out, 1.0, 0.1)
+    with pytest.raises(InputError, match="only real numbers"):
+        filter_array(store(tmp_path / "waves.zarr", draw(9, 9).astype(complex)), out, 1.0, 0.1)
+    zarr.create_group(str(tmp_path / "group.zarr"))
+    with pytest.raises(InputError, match="no OME-Zarr"):
+        filter_array(tmp_path / "group.zarr", out, 1.0, 0.1)
+    (tmp_path / "broken.tif").write_bytes(b"II*\0 nothing of the kind")
+    with pytest.raises(DataError, match="cannot read the array"):
+        filter_array(tmp_path / "broken.tif", out, 1.0, 0.1)
+    monkeypatch.setattr(bilateral, "points_that_fit", lambda dimension, channels: 100)
+    with pytest.raises(InputError, match="smaller --sigma-space"):
+        filter_array(colors, out, 2.0, 0.1, "YXC")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "thesis.txt").write_text("")
+    out.symlink_to(tmp_path / "folder")
+    monkeypatch.setattr(bilateral, "points_that_fit", dask_workers.points_that_fit)
+    with pytest.raises(InputError, match="is no Zarr store"):
+        filter_array(colors, out, 1.0, 0.1, "YXC")
+    (tmp_path / "other.zarr.unfinished").mkdir()
+    with pytest.raises(InputError, match="is in the way"):
+        filter_array(colors, tmp_path / "other.zarr", 1.0, 0.1, "YXC")
+    with pytest.raises(InputError, match="either --scheduler"):
+        Workers(2, None, "tcp://localhost:1")
+    with pytest.raises(InputError, match="such as 2GiB"):
+        Workers(2, "much")

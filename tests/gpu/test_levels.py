@@ -1,0 +1,53 @@
+"""Levels and networks on them on a GPU against the same on the CPU, on inputs that change from call to call."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from support import INTERPRETED, relative_error
+
+import permutohedral as ph
+from permutohedral.models.lattice_unet import LatticeUNet
+
+pytestmark = pytest.mark.skipif(INTERPRETED, reason="tests/interpreted has these for the interpreter")
+
+
+@pytest.mark.parametrize("dimension", [2, 3, 6])
+def test_pyramids_of_changing_points(dimension: int) -> None:
+    """As many lattice points on each level, each fine one with its taps, and the law between levels."""
+    for points in (1, 5000, 20_000, 300):
+        features = 9 * torch.randn(points, dimension, device="cuda", dtype=torch.float64)
+        batch = torch.randint(0, 5, (points,), device="cuda")
+        pyramid, expected = (
+            ph.build_pyramid(f, 3, batch=b) for f, b in ((features, batch), (features.cpu(), batch.cpu()))
+        )
+        values = torch.randn(points, 3, device="cuda", dtype=torch.float64)
+        for number, (level, other) in enumerate(zip(pyramid.levels, expected.levels, strict=True)):
+            assert level.num_lattice_points == other.num_lattice_points
+            sliced = ph.slice(ph.splat(values, level), level)
+            assert relative_error(sliced.cpu(), ph.slice(ph.splat(values.cpu(), other), other)) < 1e-12
+            if number:
+                coarsened = ph.coarsen(ph.splat(values, pyramid.levels[number - 1]), pyramid, number - 1)
+                assert relative_error(coarsened, ph.splat(values, level)) < 1e-12
+        for table, other_table in zip(pyramid.tables, expected.tables, strict=True):
+            assert int((table.down >= 0).sum()) == int((other_table.down >= 0).sum())
+            assert int((table.up >= 0).sum()) == int((table.down >= 0).sum())
+
+
+def test_networks_and_their_gradients() -> None:
+    """Normalization, convolutions on levels and between them; in float64, where the kernels are the same."""
+    torch.manual_seed(0)
+    network = LatticeUNet(2, 3, 3, (16, 24, 40)).double()
+    on_gpu = copy.deepcopy(network).cuda()
+    for points in (2000, 700):
+        features, values = 6 * torch.rand(points, 3, dtype=torch.float64), torch.randn(points, 2, dtype=torch.float64)
+        batch, upstream = torch.arange(points) % 4, torch.randn(points, 3, dtype=torch.float64)
+        found = []
+        for each, device in ((network, "cpu"), (on_gpu, "cuda")):
+            scores = each(values.to(device), features.to(device), batch.to(device))
+            gradients = torch.autograd.grad(scores, list(each.parameters()), upstream.to(device))
+            found.append([scores, *gradients])
+        for expected, actual in zip(*found, strict=True):
+            assert relative_error(actual.detach().cpu(), expected.detach()) < 1e-9

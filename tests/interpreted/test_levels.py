@@ -1,0 +1,106 @@
+"""Kernels between levels, and those that normalize items: in Triton's interpreter against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from interpreted.internals import PackedTable, item_norm
+from support import assert_close
+from torch import Tensor
+from torch.autograd import gradgradcheck
+
+import permutohedral as ph
+from permutohedral.neighborhood import Neighborhood
+from permutohedral.ops import level_operators, operators
+from permutohedral.ops.dispatch import use_backend
+
+
+def assert_same_levels(keys: Tensor, table: Tensor, vertices: Tensor, barycentric: Tensor) -> tuple[Tensor, ...]:
+    """The same parents, simplices and taps, however the coarse lattice points are numbered; returns the coarse ones."""
+    ring = Neighborhood(keys.shape[1] - 1, 1)
+    with use_backend("triton"):
+        coarse_keys, parents, coarse_table = level_operators.coarsen_keys(keys, table)
+        corners, weights = level_operators.coarsen_simplices(vertices, barycentric, coarse_keys, parents)
+        taps = level_operators.connect_levels(keys, table, coarse_keys, parents, ring.offsets(), ring.opposite())
+    with use_backend("reference"):
+        expected_keys, expected_parents, _ = level_operators.coarsen_keys(keys, table)
+        expected = level_operators.coarsen_simplices(vertices, barycentric, expected_keys, expected_parents)
+        # numbered as found
+        arguments = keys, table, coarse_keys, parents, ring.offsets(), ring.opposite()
+        expected_taps = level_operators.connect_levels(*arguments)
+    assert len(coarse_keys) == len(expected_keys)
+    assert torch.equal(coarse_keys[parents.long()], expected_keys[expected_parents.long()])
+    assert torch.equal(coarse_keys[corners.long()], expected_keys[expected[0].long()])
+    assert_close(weights, expected[1])
+    assert all(torch.equal(*pair) for pair in zip(taps, expected_taps, strict=True))
+    return coarse_keys, coarse_table, corners, weights
+
+
+@pytest.mark.parametrize(("dimension", "dtype", "items"), [(1, torch.float64, 1), (3, torch.float32, 3)])
+def test_levels(dimension: int, dtype: torch.dtype, items: int) -> None:
+    """From level to level, of one item and of several."""
+    features = 4 * torch.randn(8, dimension, dtype=dtype)
+    batch = None if items == 1 else torch.randint(0, items, (8,), dtype=torch.int32)
+    with use_backend("triton"):
+        keys, vertices, barycentric, table = operators.index_points(features, batch)
+    coarse = assert_same_levels(keys, table, vertices, barycentric)
+    assert PackedTable.holds(coarse[1])
+    assert_same_levels(*coarse)
+
+
+def test_levels_of_keys_without_a_table() -> None:
+    with use_backend("triton"):
+        keys, vertices, barycentric, table = operators.index_points(4 * torch.randn(9, 2), None)
+    assert_same_levels(keys, table[:0], vertices.contiguous(), barycentric)
+
+
+def test_levels_are_numbered_alike_where_that_is_asked_for() -> None:
+    with use_backend("triton"):
+        keys, _, _, table = operators.index_points(4 * torch.randn(5, 2), None)
+        torch.use_deterministic_algorithms(True)
+        order = torch.randperm(len(keys))
+        one, other = (level_operators.coarsen_keys(keys[rows], table) for rows in (torch.arange(len(keys)), order))
+    assert torch.equal(one[0], other[0])
+    assert torch.equal(one[1][order], other[1])
+
+
+def test_a_pyramid_of_nothing() -> None:
+    with use_backend("triton"):
+        pyramid = ph.build_pyramid(torch.zeros(0, 2), 2)
+    assert [level.num_lattice_points for level in pyramid.levels] == [0, 0]
+    assert pyramid.tables[0].up.shape == (7, 0)
+
+
+@pytest.mark.parametrize("items", [1, 3])
+@pytest.mark.parametrize(("channels", "groups", "dtype"), [(6, 2, torch.float64), (17, 1, torch.bfloat16)])
+def test_items_norm(
+    channels: int, groups: int, dtype: torch.dtype, items: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values far from zero, items of different sizes that two programs share."""
+    monkeypatch.setattr(item_norm, "_PROGRAMS", 2 * items)
+    lattice = ph.build_lattice(2 * torch.randn(12, 2), batch=(torch.arange(12) ** 2) % 7 % items)
+    layer = ph.nn.LatticeGroupNorm(groups, channels, dtype=torch.float64 if dtype is torch.float64 else None)
+    torch.nn.init.normal_(layer.weight)
+    torch.nn.init.normal_(layer.bias)
+    values = (torch.randn(lattice.num_lattice_points, channels) + 3).to(dtype)
+    found = []
+    for backend in ("reference", "triton"):
+        leaf = values.clone().requires_grad_()
+        with use_backend(backend):
+            output = layer(leaf, lattice, relu=items == 3)
+            gradients = torch.autograd.grad(output, [leaf, layer.weight, layer.bias], torch.cos(values))
+            with torch.no_grad():
+                assert torch.equal(layer(leaf, lattice, relu=items == 3), output)
+        found.append([output.detach(), *gradients])
+    for expected, actual in zip(*found, strict=True):
+        assert actual.dtype == expected.dtype
+        assert_close(actual, expected)
+
+
+def test_items_norm_is_differentiated_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(item_norm, "_PROGRAMS", 2)
+    lattice = ph.build_lattice(torch.randn(5, 2), batch=torch.arange(5) % 2)
+    layer = ph.nn.LatticeGroupNorm(1, 2, dtype=torch.float64)
+    values = torch.randn(lattice.num_lattice_points, 2, dtype=torch.float64, requires_grad=True)
+    with use_backend("triton"):
+        assert gradgradcheck(lambda each: layer(each, lattice), values, fast_mode=True)

@@ -1,0 +1,66 @@
+"""Who has no token gets nothing, neither pages nor sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from permutohedral.playground.access import TokenRequired, new_token
+
+TOKEN = new_token()
+COOKIE = f"permutohedral-8000={TOKEN}"
+
+
+async def secret(scope: Scope, receive: Receive, send: Send) -> None:
+    """What is protected: it answers whoever reaches it."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.accept"})
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"secret"})
+
+
+def ask(kind: str, query: str = "", cookie: str | None = None) -> list[Message]:
+    """All that is answered to a request for a page ("http") or a socket ("websocket")."""
+    answers: list[Message] = []
+
+    async def send(message: Message) -> None:
+        answers.append(message)
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b""}
+
+    headers = [] if cookie is None else [(b"cookie", cookie.encode())]
+    scope: dict[str, Any] = {"type": kind, "method": "GET", "path": "/", "query_string": query.encode()}
+    asyncio.run(TokenRequired(secret, TOKEN, 8000)({**scope, "headers": headers}, receive, send))
+    return answers
+
+
+@pytest.mark.parametrize("query", ["", "token=", "token=wrong", f"token={TOKEN}x", "token=%C3%BC", f"other={TOKEN}"])
+@pytest.mark.parametrize("cookie", [None, "permutohedral-8000=wrong", f"permutohedral-8001={TOKEN}"])
+def test_without_the_token_nothing_is_answered(query: str, cookie: str | None) -> None:
+    start, body = ask("http", query, cookie)
+    assert start["status"] == 403
+    assert b"token in its address" in body["body"]
+    assert not any(name == b"set-cookie" for name, _ in start["headers"])
+    assert [answer["type"] for answer in ask("websocket", query, cookie)] == ["websocket.close"]
+
+
+def test_the_cookie_of_the_first_page_opens_the_others() -> None:
+    start, body = ask("http", f"token={TOKEN}")
+    assert body["body"] == b"secret"
+    cookie = dict(start["headers"])[b"set-cookie"].decode()
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    kept = cookie.partition(";")[0]
+    assert kept == COOKIE
+    assert ask("http", cookie=kept)[1]["body"] == b"secret"
+    assert ask("websocket", cookie=kept) == [{"type": "websocket.accept"}]
+
+
+def test_tokens_differ_and_are_long() -> None:
+    assert new_token() != new_token()
+    assert len(new_token()) >= 32

@@ -1,0 +1,124 @@
+"""How long pyramids and filters on them take beside one lattice: `python tools/levels_speed.py --json FILE`.
+
+Points of every call differ; both sides of a ratio take turns in one run. Times are medians of processor time on the
+CPU, of one thread unless `--threads` says otherwise, and of the clock on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import permutohedral as ph
+from permutohedral.benchmarks.environment import describe
+from permutohedral.reporting.atomic import write_bytes
+from permutohedral.reporting.markdown import markdown_table
+
+POINTS, LEVELS, CHANNELS, TAPS = 100_000, 4, 32, 15
+WARM_UP, REPEATS = 4, 15
+
+
+def surface(seed: int) -> Tensor:
+    """Points near a sphere: about half as many lattice points."""
+    generator = torch.Generator().manual_seed(seed)
+    direction = torch.nn.functional.normalize(torch.randn(POINTS, 3, generator=generator), dim=1)
+    return direction * (38 + 0.2 * torch.randn(POINTS, 1, generator=generator))
+
+
+def volume(seed: int) -> Tensor:
+    """Points in a cube: about a fifth as many lattice points."""
+    return 25 * torch.rand(POINTS, 3, generator=torch.Generator().manual_seed(seed))
+
+
+def run_flat(values: Tensor, weights: list[Tensor], pyramid: ph.LatticePyramid) -> None:
+    """Forward and backward through one convolution."""
+    fine = pyramid.levels[0]
+    result = ph.slice(ph.convolve(ph.splat(values, fine), weights[0], fine), fine)
+    torch.autograd.grad(result.sum(), [values, *weights[:1]])
+
+
+def run_two_levels(values: Tensor, weights: list[Tensor], pyramid: ph.LatticePyramid) -> None:
+    """Forward and backward through a convolution, one down, one on the coarse level, one up, and what was kept."""
+    fine, coarse = pyramid.levels[:2]
+    kept = ph.convolve(ph.splat(values, fine), weights[0], fine)
+    below = ph.convolve(ph.convolve_down(kept, weights[1], pyramid, 0), weights[2], coarse)
+    result = ph.slice(ph.convolve_up(below, weights[3], pyramid, 0) + kept, fine)
+    torch.autograd.grad(result.sum(), [values, *weights])
+
+
+def in_turn(device: torch.device, *calls: Callable[[int], object]) -> list[float]:
+    """Milliseconds of each call, given the number of the round."""
+    times: list[list[float]] = [[] for _ in calls]
+    clock = time.perf_counter if device.type == "cuda" else time.process_time
+    for number in range(WARM_UP + REPEATS):
+        for call, own in zip(calls, times, strict=True):
+            _wait(device)
+            started = clock()
+            call(number)
+            _wait(device)
+            own.append(1000 * (clock() - started))
+    return [statistics.median(own[WARM_UP:]) for own in times]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measure(make: Callable[[int], Tensor], device: torch.device) -> dict[str, Any]:
+    """Times of all that is compared, on points of one kind."""
+    clouds = [make(seed).to(device) for seed in range(WARM_UP + REPEATS)]
+    lattice, pyramid = in_turn(
+        device, lambda number: ph.build_lattice(clouds[number]), lambda number: ph.build_pyramid(clouds[number], LEVELS)
+    )
+    built = [ph.build_pyramid(cloud, LEVELS) for cloud in clouds[:3]]
+    values = torch.randn(POINTS, CHANNELS, device=device, requires_grad=True)
+    weights = [torch.randn(TAPS, CHANNELS, CHANNELS, device=device, requires_grad=True) for _ in range(4)]
+    flat, two_levels = in_turn(
+        device,
+        lambda number: run_flat(values, weights, built[number % 3]),
+        lambda number: run_two_levels(values, weights, built[number % 3]),
+    )
+    fine = built[0].levels[0]
+    # products of rows and matrices of weights: what the convolutions multiply
+    pairs = [int((table >= 0).sum()) for table in (fine.neighbors, built[0].levels[1].neighbors, built[0].tables[0].up)]
+    return {
+        "lattice_points": [level.num_lattice_points for level in built[0].levels],
+        "milliseconds": {"lattice": lattice, "pyramid": pyramid, "flat": flat, "two_levels": two_levels},
+        "ratio": {"pyramid": pyramid / lattice, "two_levels": two_levels / flat},
+        "products": {"flat": pairs[0], "two_levels": pairs[0] + pairs[1] + 2 * pairs[2]},
+    }
+
+
+def main() -> None:
+    """Measure, print a table, write the figures."""
+    parser = argparse.ArgumentParser(description="Time pyramids and filters on them beside one lattice.")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--threads", type=int, default=1, help="of the processor")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    device = torch.device(arguments.device)
+    found = {make.__name__: measure(make, device) for make in (surface, volume)}
+    rows = []
+    for name, figures in found.items():
+        times, ratio = figures["milliseconds"], figures["ratio"]
+        rows.append([name, *(f"{times[each]:.1f}" for each in times), *(f"{each:.2f}" for each in ratio.values())])
+    heads = ["points", "lattice, ms", f"{LEVELS} levels, ms", "flat, ms", "two levels, ms", "levels", "two levels"]
+    print(markdown_table(heads, rows))
+    if arguments.json is not None:
+        content = {"points": POINTS, "channels": CHANNELS, "threads": arguments.threads, "rows": found}
+        text = json.dumps(content | {"environment": describe(device)}, indent=2, sort_keys=True) + "\n"
+        write_bytes(arguments.json, text.encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""The playground in a real browser: a server in its own process, and Chromium driven by Playwright.
+
+For the tests, the pictures of the documentation and the measurement of latency. The browser is the system's (Debian's
+package chromium); Playwright's own is not downloaded.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from playwright.sync_api import Browser, Locator, Page, sync_playwright
+
+PATIENCE = 30.0
+
+
+def find_chromium() -> str | None:
+    """Where the system has a Chromium; None if it has none."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@dataclass
+class Server:
+    """A playground that was started.
+
+    Attributes:
+        process: that serves it.
+        address: with the token.
+        started: `time.monotonic()` before the command.
+    """
+
+    process: subprocess.Popen[str]
+    address: str
+    started: float
+
+    def interrupt(self) -> tuple[int, str]:
+        """Press Ctrl-C: the exit code, and all that went to stderr."""
+        self.process.send_signal(signal.SIGINT)
+        _, told = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, told
+
+
+@contextmanager
+def serve(folder: Path, *arguments: str) -> Iterator[Server]:
+    """`permutohedral playground` in a folder, without opening a browser; ended with the block."""
+    started = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "permutohedral", "playground", "--no-browser", *arguments],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ),
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        if not address.startswith("http"):
+            raise RuntimeError(f"the playground did not start: {process.communicate(timeout=PATIENCE)[1]}")
+        yield Server(process, address, started)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+@contextmanager
+def browse() -> Iterator[Browser]:
+    """A Chromium without a window."""
+    path = find_chromium()
+    if path is None:
+        raise RuntimeError("no Chromium is installed; on Debian or Ubuntu: apt install chromium")
+    with sync_playwright() as playwright:
+        # the sandbox of Chromium refuses to run as root; the pages are ours
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def open_page(browser: Browser, address: str, width: int = 1300, height: int = 900) -> Iterator[Page]:
+    """A new window of a browser that knows nothing yet."""
+    context = browser.new_context(viewport={"width": width, "height": height}, accept_downloads=True)
+    context.set_default_timeout(1000 * PATIENCE)
+    page = context.new_page()
+    page.goto(address, wait_until="commit")
+    yield page
+    context.close()
+
+
+def choose_tab(page: Page, name: str) -> None:
+    """Open a tab of the page."""
+    page.get_by_role("tab", name=name, exact=True).click()
+
+
+def viewer(page: Page, number: int = 0) -> Locator:
+    """One of the viewers of the open tab."""
+    return page.locator(".pg-viewer:visible").nth(number)
+
+
+def wait_for_result(page: Page) -> None:
+    """Until the open tab shows what was computed, in full."""
+    page.locator(".pg-panel:not(.hidden)").wait_for()
+    busy = page.locator(".pg-panel:not(.hidden) .pg-busy")
+    if page.locator(".pg-plane:visible").count():
+        page.wait_for_selector('.pg-plane:visible:not([data-number="0"])')
+    else:
+        for number in range(page.locator(".pg-viewer:visible").count()):
+            found = viewer(page, number).element_handle()
+            page.wait_for_function("viewer => viewer.dataset.shown === 'full'", arg=found)
+    busy.wait_for(state="hidden")
+
+
+def slider(page: Page, name: str) -> Locator:
+    """What takes the keys of the slider of this name in the open tab."""
+    return page.locator(f'.pg-panel:not(.hidden) [aria-label="{name}"] [tabindex]')
+
+
+def draw(page: Page, points: Sequence[tuple[float, float]], photo_width: int) -> None:
+    """A stroke of the mouse through points of the photo, which is shown whole."""
+    canvas = viewer(page).locator("canvas")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    assert box is not None
+    scale = box["width"] / photo_width
+    places = [(box["x"] + scale * x, box["y"] + scale * y) for x, y in points]
+    page.mouse.move(*places[0])
+    page.mouse.down()
+    for place in places[1:]:
+        page.mouse.move(*place, steps=6)
+    page.mouse.up()
+
+
+def shown_code(page: Page, title: str) -> str:
+    """What the open tab shows: title "Python" or "command line"."""
+    return page.locator(f'.pg-panel:not(.hidden) [data-code="{title}"]').inner_text()
+
+
+def download(page: Page, name: str) -> bytes:
+    """The content of a file that the open tab offers."""
+    with page.expect_download() as waiting:
+        page.locator(f'.pg-panel:not(.hidden) a[download="{name}"]').click()
+    return Path(waiting.value.path()).read_bytes()

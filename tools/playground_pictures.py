@@ -1,0 +1,74 @@
+"""Draws docs/images/playground-*.jpg: each tab of `permutohedral playground`, wide and on a phone.
+
+`python tools/playground_pictures.py`; needs Chromium (Debian's package chromium). The photograph is of scikit-image.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import playground_browser as pb
+from PIL import Image
+from playwright.sync_api import Page
+
+from permutohedral.playground.page import EXAMPLE_STROKES, example_photo
+from permutohedral.reporting.atomic import write_bytes
+
+IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+TABS = ("filter", "denoise", "segment", "upsample", "lattice")
+WIDTHS = (1300, 400)
+# what a page of the documentation may load for one picture
+MOST_BYTES = 300_000
+
+
+def prepare(page: Page, tab: str, photo_width: int) -> None:
+    """Do with the tab what a user would to see something."""
+    pb.choose_tab(page, tab)
+    if tab == "denoise":
+        for _ in range(5):
+            pb.slider(page, "noise to add first").press("ArrowRight")
+        page.locator('.pg-panel:not(.hidden) a[download="noisy.png"]').wait_for()
+    if tab == "segment":
+        for stroke in EXAMPLE_STROKES:
+            page.get_by_label(f"brush {stroke.label + 1}").click()
+            pb.draw(page, stroke.points, photo_width)
+    pb.wait_for_result(page)
+    # error and captions follow
+    page.wait_for_timeout(500)
+    page.evaluate("() => window.scrollTo(0, 0)")
+
+
+def save(content: bytes, path: Path) -> None:
+    """As JPEG of the best quality that is small enough."""
+    image = Image.open(io.BytesIO(content)).convert("RGB")
+    for quality in range(90, 40, -5):
+        file = io.BytesIO()
+        image.save(file, "JPEG", quality=quality, optimize=True)
+        if file.tell() < MOST_BYTES:
+            break
+    write_bytes(path, file.getvalue())
+    print(f"wrote {path.name}: {file.tell():,} bytes", file=sys.stderr)
+
+
+def main() -> None:
+    """Draw all of them."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copy(example_photo(), folder / "coffee.png")
+        photo_width = Image.open(folder / "coffee.png").width
+        with pb.serve(folder, "coffee.png") as server, pb.browse() as browser:
+            for width in WIDTHS:
+                with pb.open_page(browser, server.address, width) as page:
+                    pb.wait_for_result(page)
+                    for tab in TABS:
+                        prepare(page, tab, photo_width)
+                        picture = page.screenshot(full_page=True)
+                        save(picture, IMAGES / f"playground-{tab}{'' if width == WIDTHS[0] else '-phone'}.jpg")
+
+
+if __name__ == "__main__":
+    main()
