@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "filter/cells.hpp"
 #include "filter/pixels.hpp"
 #include "filter/point_filter.hpp"
 #include "filter/rows.hpp"
@@ -227,6 +228,14 @@ void slice(Array<const T, 2> lattice_values, Array<const int32_t, 2> vertices, A
     kernels<T>().slice(simplices_of(vertices, barycentric.data()), matrix_of(lattice_values), matrix_of(out), threads);
 }
 
+// out [points, channels], or planes [channels, points]
+template <class T>
+void mix_rows(Array<const T, 2> rows, Array<const int32_t, 2> vertices, Array<const T, 2> weights, bool planes,
+              Array<T, 2> out, int threads) {
+    nb::gil_scoped_release release;
+    kernels<T>().mix_rows(simplices_of(vertices, weights.data()), matrix_of(rows), planes, out.data(), threads);
+}
+
 template <class T>
 void filter_gaussian(Array<const T, 2> values, Array<const int32_t, 2> vertices, Array<const T, 2> barycentric,
                      Array<const int32_t, 2> axis_neighbors, Array<const int32_t, 2> target_vertices,
@@ -398,6 +407,20 @@ bool is_nan_among(Array<const T, 3> values, int threads) {
     return is_sum_nan(values.data(), int64_t(values.size()), threads);
 }
 
+template <class T>
+CellSums<T> sum_cells(Array<const int32_t, 2> vertices, Array<const T, 2> barycentric, int64_t items,
+                      const std::vector<int64_t>& coarse, const std::vector<int64_t>& fine, int threads) {
+    const CellGrids grids{items, {coarse.at(0), coarse.at(1), coarse.at(2)}, {fine.at(0), fine.at(1), fine.at(2)}};
+    nb::gil_scoped_release release;
+    return CellSums<T>(simplices_of(vertices, barycentric.data()), grids, threads);
+}
+
+template <class T>
+void write_cells(const CellSums<T>& sums, Array<int32_t, 1> cells, Array<int32_t, 2> vertices, Array<T, 2> weights) {
+    nb::gil_scoped_release release;
+    sums.write(cells.data(), vertices.data(), weights.data());
+}
+
 // The kernels of one dtype, as a submodule.
 template <class T>
 void bind_kernels(nb::module_ module) {
@@ -413,6 +436,7 @@ void bind_kernels(nb::module_ module) {
     module.def("coarsen_simplices", &coarsen_simplices<T>);
     module.def("splat", &splat<T>);
     module.def("slice", &slice<T>);
+    module.def("mix_rows", &mix_rows<T>);
     module.def("barycentric_gradient", &barycentric_gradient<T>);
     module.def("blur", &blur<T>);
     module.def("filter_gaussian", &filter_gaussian<T>);
@@ -434,6 +458,11 @@ void bind_kernels(nb::module_ module) {
     module.def("sum_window", &sum_window<T>);
     module.def("sum_landmarks", &sum_landmarks<T>);
     module.def("sum_neighbors", &sum_neighbors<T>);
+    nb::class_<CellSums<T>>(module, "CellSums")
+        .def_prop_ro("num_rows", &CellSums<T>::num_rows)
+        .def_prop_ro("terms", [](const CellSums<T>&) { return CellSums<T>::terms; })
+        .def("write", &write_cells<T>);
+    module.def("sum_cells", &sum_cells<T>);
     module.def("picture_features", &features_of_pictures<T>);
     module.def("interleave", &interleave_planes<T>);
     module.def("divide_rows", &divide_by<T>);

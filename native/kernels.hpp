@@ -110,6 +110,9 @@ struct Kernels {
     void (*embed_differential)(const Points<T>& points, const T* differential, T* out, int threads);
     void (*splat)(const Simplices<T>& simplices, Matrix<const T> values, Matrix<T> out, int threads);
     void (*slice)(const Simplices<T>& simplices, Matrix<const T> lattice_values, Matrix<T> out, int threads);
+    // each result is the sum of the rows at the vertices; out [num_points, num_channels], or with `planes`
+    // [num_channels, num_points]. For rows that stay in the caches.
+    void (*mix_rows)(const Simplices<T>& simplices, Matrix<const T> rows, bool planes, T* out, int threads);
     void (*barycentric_gradient)(const Simplices<T>& simplices, Matrix<const T> values, const T* lattice_values, T* out,
                                  int threads);
     void (*blur)(Matrix<const T> lattice_values, const int32_t* axis_neighbors, int64_t num_axes, bool reverse, T* out,

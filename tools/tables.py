@@ -263,6 +263,17 @@ def upsampling(task: str) -> str:
     return upsampling_table(load_experiment("upsampling").read_results(RESULTS / "upsampling"), task)
 
 
+def upsampling_speed(machine: str) -> str:
+    """Time and memory of `tools/upsampling_speed.py` beside torch's bilinear interpolation."""
+    rows = json.loads((RESULTS / "upsampling" / "speed" / f"{machine}.json").read_text())["rows"]
+    cells = []
+    for name, row in rows.items():
+        ours, theirs = row["permutohedral"], row["torch bilinear"]
+        times = [f"{each['milliseconds']:.3g}" for each in (ours, theirs)]
+        cells.append([name, *times, f"{ours['gigabytes']:.2f}"])
+    return markdown_table(["", "ms", "torch bilinear, ms", "GB beyond the result"], cells)
+
+
 def playground() -> str:
     """Milliseconds until the page of `permutohedral playground` shows something."""
     measured = json.loads((RESULTS / "playground.json").read_text())
@@ -355,7 +366,8 @@ def _commands(found: dict[str, Any]) -> str:
 
 _TABLES: dict[str, Callable[[], str]] = {
     "playground": playground,
-    **{f"upsampling-{task}": partial(upsampling, task) for task in ("depth", "colors", "chroma")},
+    **{f"upsampling-{task}": partial(upsampling, task) for task in ("depth", "colors", "chroma", "kept", "features")},
+    **{f"upsampling-speed-{machine}": partial(upsampling_speed, machine) for machine in ("cpu", "h200")},
     "levels": levels,
     "large-arrays": large_arrays,
     "large-arrays-beside": large_arrays_beside,

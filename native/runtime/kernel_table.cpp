@@ -15,6 +15,7 @@ constexpr Kernels<T> all_kernels() {
     kernels.embed_differential = &embed_differential<T>;
     kernels.splat = &splat<T>;
     kernels.slice = &slice<T>;
+    kernels.mix_rows = &mix_rows<T>;
     kernels.barycentric_gradient = &barycentric_gradient<T>;
     kernels.blur = &blur<T>;
     kernels.filter_gaussian = &filter_gaussian<T>;

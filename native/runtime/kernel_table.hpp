@@ -28,6 +28,8 @@ void splat(const Simplices<T>& simplices, Matrix<const T> values, Matrix<T> out,
 template <class T>
 void slice(const Simplices<T>& simplices, Matrix<const T> lattice_values, Matrix<T> out, int threads);
 template <class T>
+void mix_rows(const Simplices<T>& simplices, Matrix<const T> rows, bool planes, T* out, int threads);
+template <class T>
 void barycentric_gradient(const Simplices<T>& simplices, Matrix<const T> values, const T* lattice_values, T* out,
                           int threads);
 template <class T>

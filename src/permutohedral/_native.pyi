@@ -1,4 +1,4 @@
-"""The compiled core, built from `native/`; called by `ops/native.py`, and by `memory.py` for its forecast.
+"""The compiled core, built from `native/`; called by `ops/native/`, and by `memory.py` for its forecast.
 
 Results are written into tensors given by the caller. Shapes are those of `ops/primitives.py`; `threads` is the largest
 number of threads to use.
@@ -28,6 +28,13 @@ class PointFilter(Protocol):
 
 class BorrowedKernel(Protocol):
     """Tables of one kernel of a mean field."""
+
+class CellSums(Protocol):
+    """The lattice points under cells of points."""
+
+    num_rows: int
+    terms: int
+    def write(self, cells: Tensor, vertices: Tensor, weights: Tensor) -> None: ...
 
 class Kernels(Protocol):
     """The submodule for one dtype. None instead of an index: a feature is out of range."""
@@ -60,6 +67,12 @@ class Kernels(Protocol):
     def slice(
         self, lattice_values: Tensor, vertices: Tensor, barycentric: Tensor, out: Tensor, threads: int
     ) -> None: ...
+    def mix_rows(
+        self, rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool, out: Tensor, threads: int
+    ) -> None: ...
+    def sum_cells(
+        self, vertices: Tensor, barycentric: Tensor, items: int, coarse: list[int], fine: list[int], threads: int
+    ) -> CellSums: ...
     def barycentric_gradient(
         self, values: Tensor, lattice_values: Tensor, vertices: Tensor, out: Tensor, threads: int
     ) -> None: ...

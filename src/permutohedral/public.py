@@ -28,7 +28,15 @@ from permutohedral.functional import (
     permutohedral_filter,
 )
 from permutohedral.geometry import reach
-from permutohedral.guided import BilateralSolver, Upsampler, bilateral_solver, interpolate, opponent_colors, upsample
+from permutohedral.guided import (
+    BilateralSolver,
+    Upsampler,
+    bilateral_solver,
+    interpolate,
+    opponent_colors,
+    upsample,
+    upsample_frames,
+)
 from permutohedral.lattice import Lattice, LatticeStatistics, build_lattice
 from permutohedral.levels import coarsen, convolve_down, convolve_up, pool, refine
 from permutohedral.memory import MemoryForecast, forecast_memory
@@ -103,6 +111,7 @@ __all__ = [
     "slice",
     "splat",
     "upsample",
+    "upsample_frames",
     "use_backend",
     "whole_steps_sigma",
 ]

@@ -93,11 +93,13 @@ def test_gradients() -> None:
     inputs = [each.requires_grad_() for each in (target, guide, confidence, smoothness)]
 
     def run(target: Tensor, guide: Tensor, confidence: Tensor, smoothness: Tensor) -> Tensor:
-        return ph.bilateral_solver(target, guide, confidence, smoothness, 1.7, SIGMA_RANGE, **EXACT)
+        found: Tensor = ph.bilateral_solver(target, guide, confidence, smoothness, 1.7, SIGMA_RANGE, **EXACT)
+        return found
 
     def run_cells(coarse: Tensor, guide: Tensor, smoothness: Tensor) -> Tensor:
         options: dict[str, Any] = {"observe": "cells", **EXACT}
-        return ph.bilateral_solver(coarse, guide, None, smoothness, 1.7, SIGMA_RANGE, **options)
+        found: Tensor = ph.bilateral_solver(coarse, guide, None, smoothness, 1.7, SIGMA_RANGE, **options)
+        return found
 
     assert torch.autograd.gradcheck(run, inputs, atol=1e-7, fast_mode=True)
     assert torch.autograd.gradcheck(run_cells, [coarse.requires_grad_(), guide, smoothness], atol=1e-7, fast_mode=True)

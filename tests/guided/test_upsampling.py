@@ -129,6 +129,29 @@ def test_batches_are_items_side_by_side(mode: Any) -> None:
         assert_close(together[item], alone, torch.float32 if mode == "solver" else torch.float64)
 
 
+@pytest.mark.parametrize(("sampling", "size"), [("area", (4, 5)), ("point", (4, 5)), ("area", (1, 9))])
+def test_many_channels_are_many_maps(sampling: Any, size: tuple[int, int]) -> None:
+    """Which are mixed out of coarse samples, channels first or last, instead of filtered on the lattice."""
+    coarse, guide = maps(2, 200, *size), maps(2, 3, 13, 22, seed=1)
+    coarse[0, :, 0, 1] = torch.nan
+    upsampler = ph.Upsampler(guide, size, None, 0.2, sampling=sampling)
+    found = upsampler(coarse)
+    assert found.is_contiguous()
+    apart = [upsampler(coarse[:, channel : channel + 1]) for channel in (0, 57, 199)]
+    assert_close(found[:, [0, 57, 199]], torch.cat(apart, dim=1))
+    last = upsampler(coarse.contiguous(memory_format=torch.channels_last))
+    assert last.is_contiguous(memory_format=torch.channels_last)
+    assert_close(last, found)
+    # items that follow one guide are further channels
+    alone = ph.upsample(coarse[1:].view(4, 50, *size), guide[1], None, 0.2, sampling=sampling)
+    assert_close(alone.view(1, 200, 13, 22), found[1:])
+
+
+def test_gradients_of_many_channels() -> None:
+    coarse, guide = maps(40, 3).requires_grad_(), maps(1, 7, seed=1).requires_grad_()
+    assert torch.autograd.gradcheck(lambda c, g: ph.upsample(c, g, 1.2, 0.3, spatial_axes=1), (coarse, guide))
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_volumes(mode: Any) -> None:
     coarse = torch.full((1, 2, 3, 2), 4.0, dtype=torch.float64, device=DEVICE)
@@ -146,6 +169,24 @@ def test_gradients(mode: Any) -> None:
         return ph.upsample(coarse, guide, 1.7, 0.9, mode, confidence=confidence, steps=steps)
 
     assert torch.autograd.gradcheck(run, [coarse, guide, confidence], atol=1e-7, fast_mode=True)
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="arrays lie in the memory of the host")
+def test_arrays_give_arrays() -> None:
+    random = np.random.default_rng(0)
+    coarse, guide = random.random((2, 4, 5)), random.random((3, 9, 11))[:, ::-1]
+    coarse.flags.writeable = False
+    found = ph.upsample(coarse, guide, confidence=np.ones((4, 5)))
+    assert isinstance(found, np.ndarray)
+    tensors = torch.from_numpy(coarse.copy()), torch.from_numpy(guide.copy())
+    assert_close(torch.from_numpy(found), ph.upsample(*tensors))
+    assert isinstance(ph.Upsampler(guide, (4, 5))(coarse), np.ndarray)
+    solved = ph.bilateral_solver(coarse, guide, observe="cells", start=found)
+    assert isinstance(solved, np.ndarray)
+    assert isinstance(ph.BilateralSolver(guide)(coarse[:, 0], observe=np.zeros((5, 2))), np.ndarray)
+    values, mass = ph.interpolate(coarse[:, 0].T, random.random((5, 2)))
+    assert isinstance(values, np.ndarray)
+    assert isinstance(mass, np.ndarray)
 
 
 def test_sixteen_bits_stay() -> None:

@@ -34,6 +34,10 @@ def test_filtering(dtype: torch.dtype, channels: int, monkeypatch: pytest.Monkey
     torch.use_deterministic_algorithms(False)
     expected = reference.slice(lattice_values, vertices, barycentric)
     assert_close(kernels.slice(lattice_values, vertices, barycentric), expected)
+    assert_close(kernels.mix_rows(lattice_values, vertices, barycentric, False), expected)
+    planes = kernels.mix_rows(lattice_values, vertices, barycentric, True)
+    assert planes.is_contiguous()
+    assert_close(planes, expected.T)
     expected = reference.barycentric_gradient(values, lattice_values, vertices)
     assert_close(kernels.barycentric_gradient(values, lattice_values, vertices), expected)
 

@@ -6,6 +6,7 @@ core takes other paths.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import ModuleType
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from support import assert_close
 from torch import Tensor
+from torch.nn import functional
 
 from permutohedral.errors import BackendUnavailable
 from permutohedral.neighborhood import Neighborhood, axis_offsets, blur_gain
@@ -35,6 +37,28 @@ def test_splat_slice_and_gradient(native: ModuleType, dtype: torch.dtype, channe
         native.barycentric_gradient(values, lattice_values, vertices),
         reference.barycentric_gradient(values, lattice_values, vertices),
     )
+
+
+@pytest.mark.parametrize(("coarse", "fine"), [((3,), (300,)), ((7, 5), (30, 31)), ((2, 3, 1), (5, 6, 7))])
+def test_sum_cells(native: ModuleType, dtype: torch.dtype, coarse: tuple[int, ...], fine: tuple[int, ...]) -> None:
+    points = 2 * math.prod(fine)
+    vertices, barycentric = torch.randint(900, (points, 4), dtype=torch.int32), torch.rand(points, 4, dtype=dtype)
+    lattice_values = torch.randn(900, 2, dtype=dtype)
+    maps = reference.slice(lattice_values, vertices, barycentric).view(2, *fine, 2).movedim(-1, 1)
+    expected = functional.interpolate(maps, list(coarse), mode="area").movedim(1, -1).reshape(-1, 2)
+    cells, rows, weights = native.sum_cells(vertices, barycentric, coarse, fine)
+    found = torch.zeros_like(expected).index_add(0, cells, reference.slice(lattice_values, rows, weights))
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("planes", [False, True])
+@pytest.mark.parametrize(("points", "channels"), [(0, 3), (1, 1), (63, 7), (64, 8), (65, 64), (1100, 77), (70000, 64)])
+def test_mix_rows(native: ModuleType, dtype: torch.dtype, points: int, channels: int, planes: bool) -> None:
+    rows = torch.randn(50, channels, dtype=dtype)
+    vertices = torch.randint(50, (points, 5), dtype=torch.int32)
+    weights = torch.randn(points, 5, dtype=dtype) * (torch.rand(points, 5) < 0.5)
+    expected = torch.einsum("pk,pkc->pc", weights, rows[vertices.long()])
+    assert_close(native.mix_rows(rows, vertices, weights, planes), expected.T if planes else expected)
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 5, 7, 8, 9, 22, 40])

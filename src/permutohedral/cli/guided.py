@@ -13,6 +13,7 @@ from permutohedral.cli.shared import Json, explained, positive
 
 if TYPE_CHECKING:
     from permutohedral.pictures.batch import Outcome, Request
+    from permutohedral.pictures.guided import Follow
 
 Guide = Annotated[Path, typer.Argument(metavar="GUIDE", help="The photo, or the folder of those of the same names.")]
 Output = Annotated[Path, typer.Argument(metavar="OUTPUT", help="Where the result goes, or a folder for several.")]
@@ -49,6 +50,10 @@ def upsample(  # noqa: PLR0913 (one parameter for each option)
     sigma_space: Space = None,
     sigma_gray: Gray = 0.12,
     sigma_color: Color = 0.05,
+    sigma_time: Annotated[
+        float | None,
+        typer.Option(min=0.01, metavar="FRAMES", help="Bandwidth in time: folders are the frames of a video."),
+    ] = None,
     steps: Annotated[
         int | None, typer.Option(min=0, metavar="NUMBER", help="Corrections, or iterations.", show_default="by mode")
     ] = None,
@@ -64,6 +69,9 @@ def upsample(  # noqa: PLR0913 (one parameter for each option)
     height, width] keep their range. NaN and transparent pixels are unknown, and filled. A map that cannot be read is
     reported, the others are done, and the exit code is 1.
 
+    With --sigma-time the files of the folders, in the order of their names, are the frames of a video, and what is seen
+    in several of them is averaged. That is done by the mode gaussian, with some frames in memory at a time.
+
     Example: permutohedral upsample depth.png photo.jpg out.png
 
     Example: permutohedral upsample depth.npy photo.jpg out.npy --mode gaussian
@@ -73,7 +81,10 @@ def upsample(  # noqa: PLR0913 (one parameter for each option)
 
         edges = EdgeSettings(sigma_space, sigma_gray, sigma_color)
         request = Follow(mode.value, guide, confidence, unknown, edges, steps, smoothness)
-        outcomes = _process(request, coarse, output, recursive, "upsampling")
+        if sigma_time is None:
+            outcomes = _process(request, coarse, output, recursive, "upsampling")
+        else:
+            outcomes = _process_video(request, coarse, output, sigma_time)
     report(outcomes, as_json)
 
 
@@ -131,6 +142,13 @@ def colorize(  # noqa: PLR0913 (one parameter for each option)
         request = Colorize(strokes, EdgeSettings(sigma_space, sigma_gray), smoothness)
         outcomes = process_files(request, plan_files(gray, output, recursive), "coloring")
     report(outcomes, as_json)
+
+
+def _process_video(request: Follow, source: Path, output: Path, sigma_time: float) -> list[Outcome]:
+    from permutohedral.pictures.maps import plan_maps
+    from permutohedral.pictures.video import upsample_video
+
+    return upsample_video(request, plan_maps(source, output, False), sigma_time)
 
 
 def _process(request: Request, source: Path, output: Path, recursive: bool, title: str) -> list[Outcome]:

@@ -94,6 +94,21 @@ class Grids:
         enlarged = functional.interpolate(maps, self.fine, mode=mode, align_corners=False)
         return enlarged.reshape(*coarse.shape[:-axes], *self.fine)
 
+    def interpolate(self, coarse: Tensor) -> Tensor:
+        """Linearly between the coarse samples, and constant beyond them: `[..., *coarse]` to `[..., *fine]`.
+
+        >>> Grids((2,), (4,), "point").interpolate(torch.tensor([0.0, 2.0])).tolist()
+        [0.0, 1.0, 2.0, 2.0]
+        """
+        axes = len(self.coarse)
+        for axis, (few, many) in enumerate(zip(self.coarse, self.fine, strict=True), start=-axes):
+            rows = torch.arange(many, device=coarse.device)
+            corners, weights = Grids((few,), (many,), self.sampling).corners(rows, coarse.dtype)
+            ends = coarse.index_select(axis, corners.flatten().long()).unflatten(axis, corners.shape)
+            shape = [many, 2, *[1] * (-axis - 1)]
+            coarse = (ends * weights.view(shape)).sum(dim=axis)
+        return coarse
+
     def _repeat(self, coarse: Tensor) -> Tensor:
         first = coarse.dim() - len(self.coarse)
         for axis, ratio in reversed(list(enumerate(self.ratios))):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,17 +15,18 @@ from permutohedral.features import join_features as join
 from permutohedral.filters.normalization import check_separable
 from permutohedral.guided.grids import Grids
 from permutohedral.guided.layout import Layout, features_of
+from permutohedral.guided.windows import Windows, find_windows
 from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.memory import check_rows
 from permutohedral.neighborhood import blur_gain
-from permutohedral.ops import operators
+from permutohedral.ops import fused_filters, operators
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.tracing import wants_gradient
 
 # targets that less than this share of one sample reaches are interpolated, the more the less reaches them
 LEAST_MASS = 0.1
-# target points whose results are brought from rows to channels while they are in the cache
-_TILE = 512
+# target points whose results are brought from rows to planes at a time, where the backend does not write planes
+_TILE = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,11 +37,18 @@ class Joint:
         grids: coarse and fine.
         lattice: from `build_lattice` with `separable=True`.
         coarse_guide: `[rows of coarse samples, guide channels]`.
+        sigma_space: bandwidth over positions.
     """
 
     grids: Grids
     lattice: Lattice
     coarse_guide: Tensor
+    sigma_space: Sigma
+
+    @cached_property
+    def windows(self) -> Windows:
+        """The coarse samples that may reach each target."""
+        return find_windows(self.grids, self.sigma_space, self.lattice.device)
 
     def gather(self, rows: Tensor) -> Tensor:
         """Rows of coarse samples to blurred lattice values; one sample alone has the weight `gain` at its place."""
@@ -58,6 +67,28 @@ class Joint:
         target = self.lattice.target
         mass = operators.slice(self.gather(weights), target.vertices, target.barycentric)
         return Reach(self, weights, mass / self.gain)
+
+    def mixture(self, weights: Tensor) -> Mixture:
+        """What `reach` averages, as weights of the coarse samples at each target: for many channels."""
+        target, windows = self.lattice.target, self.windows
+        items = len(weights) // math.prod(self.grids.coarse)
+        gathered = self.gather(windows.indicators(items, weights.dtype) * weights)
+        shares = operators.slice(gathered, target.vertices, target.barycentric)
+        mass = shares.sum(dim=1, keepdim=True) / self.gain
+        # in place: new pages take longer than the sums
+        shares = shares.div_(mass.clamp_min(LEAST_MASS) * self.gain)
+        rows, corners, between = _unreached(self.grids, mass)
+        if rows.numel():
+            places = rows[:, None] * windows.slots + windows.slots_of(corners)
+            shares.view(-1).index_add_(0, places.view(-1), between.view(-1))
+        return Mixture(self.grids, windows.samples(items), shares)
+
+
+def _unreached(grids: Grids, mass: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of the targets to interpolate, the coarse samples around them, and how much of these is to be added."""
+    rows = (mass.detach()[:, 0] < LEAST_MASS).nonzero()[:, 0]
+    corners, weights = grids.corners(rows, mass.dtype)
+    return rows, corners, weights * (1 - mass.index_select(0, rows) / LEAST_MASS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,79 +112,106 @@ class Reach:
 
     @cached_property
     def _unreached(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows of the targets to interpolate, the coarse samples around them, and the weights of these."""
-        rows = (self.mass.detach()[:, 0] < LEAST_MASS).nonzero()[:, 0]
-        corners, weights = self.joint.grids.corners(rows, self.mass.dtype)
-        share = 1 - self.mass.index_select(0, rows) / LEAST_MASS
-        return rows, corners, weights * share
+        return _unreached(self.joint.grids, self.mass)
 
-    def average(self, rows: Tensor, complete: Tensor) -> Tensor:
-        """Weighted means at all targets, `[target rows, channels]`.
+    def average(self, complete: Tensor, layout: Layout, channels_last: bool) -> Tensor:
+        """Weighted means at all targets, `[..., channels, *space]`, with the channels last or first in memory.
 
         Args:
-            rows: of coarse samples, `[rows, channels]`.
-            complete: the same where every sample is known, to interpolate where nothing reaches.
+            complete: values of all coarse samples, `[..., channels, *coarse]`, of weight zero those to interpolate.
+            layout: of the maps.
+            channels_last: in memory.
         """
+        rows = layout.to_rows(complete)
         lattice_values = self.joint.gather(rows * self.weights)
         means = operators.slice(lattice_values, self.joint.lattice.target.vertices, self._normalized)
         unreached, corners, weights = self._unreached
-        if unreached.numel() == 0:
-            return means
-        return means.index_add_(0, unreached, operators.slice(complete, corners, weights))
-
-    def average_to_maps(self, rows: Tensor, complete: Tensor, layout: Layout, channels_last: bool) -> Tensor:
-        """`average` as `[..., channels, *space]`, with the channels last or first in memory."""
-        vertices, space = self.joint.lattice.target.vertices, self.joint.grids.fine
-        if channels_last:
-            return layout.from_rows(self.average(rows, complete), space)
-        if wants_gradient(rows, self._normalized) or not layout.shared or rows.shape[1] == 1 or rows.is_cuda:
-            return layout.from_rows(self.average(rows, complete), space).contiguous()
-        lattice_values = self.joint.gather(rows * self.weights)
-        check_rows(len(vertices), rows.shape[1], rows)
-        planes = rows.new_empty(rows.shape[1], len(vertices))
-        for first in range(0, len(vertices), _TILE):
-            part = slice(first, first + _TILE)
-            # torch copies faster in two steps: within the cache, then along the planes
-            planes[:, part] = operators.slice(lattice_values, vertices[part], self._normalized[part]).T.contiguous()
-        unreached, corners, weights = self._unreached
         if unreached.numel():
-            planes.index_add_(1, unreached, operators.slice(complete, corners, weights).T)
-        return planes.view(*layout.leading, layout.channels, *space)
+            means = means.index_add_(0, unreached, operators.slice(rows, corners, weights))
+        maps = layout.from_rows(means, self.joint.grids.fine)
+        return maps if channels_last else maps.contiguous()
 
 
-def joint_lattice(guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_range: Sigma) -> Joint:
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """Each target as a sum of coarse samples.
+
+    Attributes:
+        grids: coarse and fine.
+        samples: rows of coarse samples, int32 `[target rows, terms]`.
+        shares: how much of each, `[target rows, terms]`, of which many are zero.
+    """
+
+    grids: Grids
+    samples: Tensor
+    shares: Tensor
+
+    def average(self, complete: Tensor, layout: Layout, channels_last: bool) -> Tensor:
+        """As `Reach.average`."""
+        rows = layout.to_rows(complete)
+        check_rows(len(self.samples), rows.shape[1], rows)
+        if channels_last:
+            means = fused_filters.mix_rows(rows, self.samples, self.shares, False)
+            if means is None:
+                means = operators.slice(rows, self.samples, self.shares)
+            return layout.from_rows(means, self.grids.fine)
+        parts = zip(self.samples.chunk(layout.guides), self.shares.chunk(layout.guides), strict=True)
+        planes = [mix_planes(rows, samples, shares) for samples, shares in parts]
+        maps = planes[0] if len(planes) == 1 else torch.stack(planes)
+        return maps.view(*layout.leading, layout.channels, *self.grids.fine)
+
+
+def mix_planes(rows: Tensor, samples: Tensor, shares: Tensor) -> Tensor:
+    """Sums of rows with the channels first, `[channels, targets]`, without a second copy of all of them."""
+    planes = fused_filters.mix_rows(rows, samples, shares, True)
+    if planes is not None:
+        return planes
+    if len(samples) <= _TILE or wants_gradient(rows, shares):
+        return operators.slice(rows, samples, shares).T.contiguous()
+    planes = rows.new_empty(rows.shape[1], len(samples))
+    for first in range(0, len(samples), _TILE):
+        part = slice(first, first + _TILE)
+        planes[:, part] = operators.slice(rows, samples[part], shares[part]).T
+    return planes
+
+
+def joint_lattice(
+    guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_range: Sigma, origin: Sequence[int] | None = None
+) -> Joint:
     """The lattice under `grids.coarse` samples of a guide `[..., channels, *grids.fine]` and under all of them."""
-    sources, targets, seen = joint_features(guide, grids, sigma_space, sigma_range)
+    sources, targets, seen = joint_features(guide, grids, sigma_space, sigma_range, origin)
     lattice = build_lattice(sources, targets, 0, separable=True)
-    return Joint(grids, lattice, seen.reshape(-1, seen.shape[-1]))
+    return Joint(grids, lattice, seen.reshape(-1, seen.shape[-1]), sigma_space)
 
 
 def joint_features(
-    guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_range: Sigma
+    guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_range: Sigma, origin: Sequence[int] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Features of the coarse samples and of all, `[..., points, d]`, and the guide at the coarse ones."""
     axes = len(grids.fine)
     wide = guide.to(accumulation_dtype(guide.dtype))
-    targets = features_of(guide, sigma_space, sigma_range, axes)
+    targets = features_of(guide, sigma_space, sigma_range, axes, origin)
     seen = grids.observe(wide).flatten(-axes).mT
-    positions = in_units_of(grids.positions(wide.dtype, wide.device), sigma_space)
-    sources = join(positions, in_units_of(seen, sigma_range))
+    positions = grids.positions(wide.dtype, wide.device)
+    if origin is not None:
+        positions = positions + positions.new_tensor(origin)
+    sources = join(in_units_of(positions, sigma_space), in_units_of(seen, sigma_range))
     if sources.dim() > 3:
         sources = sources.flatten(0, -3)
     return sources, targets, seen
 
 
-def default_sigma(grids: Grids, share: float) -> list[float]:
+def default_sigma(grids: Grids, share: float) -> float | list[float]:
     """A bandwidth for each axis: `share` of the distance between coarse samples, but not below half a pixel.
 
-    >>> default_sigma(Grids((4, 4), (32, 16), "area"), 0.5)
-    [4.0, 2.0]
+    >>> default_sigma(Grids((4, 4), (32, 16), "area"), 0.5), default_sigma(Grids((4, 4), (32, 32), "area"), 0.5)
+    ([4.0, 2.0], 4.0)
     """
-    return [max(share * ratio, 0.5) for ratio in grids.ratios]
+    sigmas = [max(share * ratio, 0.5) for ratio in grids.ratios]
+    return sigmas[0] if len(set(sigmas)) == 1 else sigmas
 
 
 def ones_for(layout: Layout, joint: Joint) -> Tensor:
     """Weights of coarse samples that all count the same, `[rows, 1]`."""
-    items = 1 if layout.shared else math.prod(layout.leading)
-    rows = items * math.prod(joint.grids.coarse)
+    rows = layout.guides * math.prod(joint.grids.coarse)
     return torch.ones(rows, 1, dtype=joint.lattice.dtype, device=joint.lattice.device)

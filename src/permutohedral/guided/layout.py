@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,16 @@ class Layout:
     leading: tuple[int, ...]
     channels: int
     shared: bool
+
+    @property
+    def guides(self) -> int:
+        """How many guides there are."""
+        return 1 if self.shared else math.prod(self.leading)
+
+    @property
+    def row_channels(self) -> int:
+        """Of a row: those of all items that follow one guide."""
+        return self.channels * (math.prod(self.leading) if self.shared else 1)
 
     def to_rows(self, maps: Tensor) -> Tensor:
         """`[..., channels, *space]` to `[rows, channels of a row]`."""
@@ -75,9 +86,20 @@ def layout_of(name: str, maps: Tensor, items: tuple[int, ...], device: torch.dev
     return Layout(leading, maps.shape[-spatial_axes - 1], not items)
 
 
-def features_of(guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, spatial_axes: int) -> Tensor:
-    """Position and guide of every sample in standard deviations, `[points, d]`, or `[items, points, d]` of a batch."""
-    features = bilateral_features(guide, sigma_space, sigma_range, spatial_axes=spatial_axes)
+def features_of(
+    guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, spatial_axes: int, origin: Sequence[int] | None = None
+) -> Tensor:
+    """Position and guide of every sample in standard deviations, `[points, d]`, or `[items, points, d]` of a batch.
+
+    `origin` is the position of the first sample, for a part of a larger guide.
+    """
+    if origin is None:
+        features = bilateral_features(guide, sigma_space, sigma_range, spatial_axes=spatial_axes)
+    else:
+        wide = guide.to(accumulation_dtype(guide.dtype))
+        space = wide.shape[-spatial_axes:]
+        position = grid_features(space, sigma_space, origin=origin, device=wide.device, dtype=wide.dtype)
+        features = join(position, in_units_of(wide.flatten(-spatial_axes).mT, sigma_range))
     return features.flatten(0, -3) if features.dim() > 3 else features
 
 

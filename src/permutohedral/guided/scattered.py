@@ -7,6 +7,7 @@ from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.functional import gaussian_filter
+from permutohedral.guided.arrays import Data, as_given, optional_tensor, to_tensor
 from permutohedral.tensors import check_features, check_tensor
 
 # a target that less than this share of one sample reaches is asked of a wider Gaussian
@@ -15,13 +16,13 @@ _MOST_WIDENINGS = 24
 
 
 def interpolate(
-    values: Tensor,
-    features: Tensor,
-    target_features: Tensor | None = None,
+    values: Data,
+    features: Data,
+    target_features: Data | None = None,
     *,
-    weights: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Means of the samples near each target, and how much there is near it.
+    weights: Data | None = None,
+) -> tuple[Data, Data]:
+    """Means of the samples near each target, and how much there is near it, of tensors or NumPy arrays.
 
     Where the Gaussian of one feature unit finds nothing, one of twice the width is asked, and so on: no target is left
     without a value, and the mass tells which ones are far from all samples.
@@ -44,6 +45,14 @@ def interpolate(
     >>> values.tolist(), [round(number) for number in mass.tolist()]
     ([[1.0], [1.0]], [1, 0])
     """
+    samples, places = to_tensor(values), to_tensor(features)
+    result, mass = _interpolate(samples, places, optional_tensor(target_features), optional_tensor(weights))
+    return as_given(result, values), as_given(mass, values)
+
+
+def _interpolate(
+    values: Tensor, features: Tensor, target_features: Tensor | None, weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
     check_features(features, target_features)
     check_tensor("values", values)
     if values.dim() != 2 or features.dim() != 2 or values.shape[0] != features.shape[0]:

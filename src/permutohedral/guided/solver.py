@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.features import Sigma
+from permutohedral.guided.arrays import Data, as_given, optional_tensor, to_tensor
 from permutohedral.guided.conjugate_gradients import Product, attach, conjugate_gradients
 from permutohedral.guided.grids import Grids, rows_of_samples
 from permutohedral.guided.layout import Layout, check_space, features_of, known_values, layout_of
 from permutohedral.guided.smoothness import Smoothness, smoothness_on
 from permutohedral.lattice import build_lattice
 from permutohedral.memory import check_rows
-from permutohedral.ops import operators
+from permutohedral.ops import fused_filters, operators
 from permutohedral.ops.tracing import wants_gradient
 from permutohedral.simplices import Simplices
 from permutohedral.tensors import check_count, check_tensor
 
-Observe = Literal["pixels", "cells"] | Tensor
+Observe = Literal["pixels", "cells"] | Tensor | NDArray[Any]
 
 
 class BilateralSolver:
@@ -45,59 +47,74 @@ class BilateralSolver:
     """
 
     def __init__(
-        self, guide: Tensor, sigma_space: Sigma = 8.0, sigma_range: Sigma = 0.1, *, spatial_axes: int = 2
+        self, guide: Data, sigma_space: Sigma = 8.0, sigma_range: Sigma = 0.1, *, spatial_axes: int = 2
     ) -> None:
-        self.space = check_space(guide, spatial_axes)
-        self._items = tuple(guide.shape[: -spatial_axes - 1])
-        features = features_of(guide, sigma_space, sigma_range, spatial_axes)
+        picture = to_tensor(guide)
+        self.space = check_space(picture, spatial_axes)
+        self._items = tuple(picture.shape[: -spatial_axes - 1])
+        features = features_of(picture, sigma_space, sigma_range, spatial_axes)
         self.lattice = build_lattice(features, neighborhood_size=0, separable=True)
         self._smoothness = smoothness_on(self.lattice)
 
     def __call__(
         self,
-        target: Tensor,
-        confidence: Tensor | None = None,
+        target: Data,
+        confidence: Data | None = None,
         smoothness: float | Tensor = 0.3,
         *,
         observe: Observe = "pixels",
         iterations: int = 25,
         tolerance: float = 1e-4,
-        start: Tensor | None = None,
-    ) -> Tensor:
+        start: Data | None = None,
+    ) -> Data:
         """See `bilateral_solver`."""
         check_count("iterations", iterations)
         if not tolerance >= 0:
             raise InputError(f"tolerance must not be negative, got {tolerance}")
         if not isinstance(smoothness, Tensor) and not (smoothness >= 0 and math.isfinite(smoothness)):
             raise InputError(f"smoothness must be finite and not negative, got {smoothness}")
-        data, layout = self._data(target, confidence, observe)
+        seen = observe if isinstance(observe, str) else to_tensor(observe)
+        data, layout = self._data(to_tensor(target), optional_tensor(confidence), seen)
+        solved = self._solve(data, layout, smoothness, (iterations, tolerance), optional_tensor(start))
+        return as_given(solved.to(to_tensor(target).dtype), target)
+
+    def _solve(
+        self,
+        data: _Data,
+        layout: Layout,
+        smoothness: float | Tensor,
+        until: tuple[int, float],
+        start: Tensor | None,
+    ) -> Tensor:
+        """The solution in the dtype of the lattice, after so many iterations or at this tolerance."""
         lattice, offset = self.lattice, data.offset()
         data = data.minus(offset)
         exact = _system(lattice.source, self._smoothness.detach(), data.detach(), _detached(smoothness))
         check_rows(6 * lattice.num_lattice_points, data.values.shape[1], data.values)
         with torch.no_grad():
-            begin = exact.blurred() if start is None else self._on_lattice(start, layout, target) - offset
-            solution = exact.solve(exact.right, begin, iterations, tolerance)
+            begin = exact.blurred() if start is None else self._on_lattice(start, layout) - offset
+            solution = exact.solve(exact.right, begin, *until)
         if wants_gradient(data.values, data.weights, smoothness, lattice.source.barycentric):
             recorded = _system(lattice.source, self._smoothness, data, smoothness)
             residual = recorded.product(solution) - recorded.right
             zeros = torch.zeros_like(solution)
-            solution = attach(solution, residual, lambda b: exact.solve(b, zeros, iterations, tolerance))
+            solution = attach(solution, residual, lambda b: exact.solve(b, zeros, *until))
         rows = operators.slice(solution, lattice.source.vertices, lattice.source.barycentric) + offset
-        return layout.from_rows(rows, self.space).to(target.dtype).contiguous()
+        return layout.from_rows(rows, self.space).contiguous()
 
-    def _on_lattice(self, start: Tensor, layout: Layout, target: Tensor) -> Tensor:
+    def _on_lattice(self, start: Tensor, layout: Layout) -> Tensor:
         """Lattice values whose interpolation is near to `start`."""
         check_tensor("start", start)
-        if start.shape != (*layout.leading, layout.channels, *self.space) or start.device != target.device:
+        device = self.lattice.device
+        if start.shape != (*layout.leading, layout.channels, *self.space) or start.device != device:
             expected = [*layout.leading, layout.channels, *self.space]
-            raise InputError(f"start must be {expected} on {target.device}, got {list(start.shape)} on {start.device}")
+            raise InputError(f"start must be {expected} on {device}, got {list(start.shape)} on {start.device}")
         rows, source = layout.to_rows(start.detach().to(self.lattice.dtype)), self.lattice.source
         values = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
         sums = operators.splat(values, source.vertices, source.barycentric.detach(), source.num_lattice_points)
         return sums[:, :-1] / sums[:, -1:].clamp_min(torch.finfo(rows.dtype).tiny)
 
-    def _data(self, target: Tensor, confidence: Tensor | None, observe: Observe) -> tuple[_Data, Layout]:
+    def _data(self, target: Tensor, confidence: Tensor | None, observe: str | Tensor) -> tuple[_Data, Layout]:
         axes = len(self.space)
         where: Grids | Tensor | None = None
         if isinstance(observe, Tensor):
@@ -184,31 +201,64 @@ def _system(simplices: Simplices, smoothness: Smoothness, data: _Data, strength:
     Data at samples are lumped: each lattice point has its share of them, as in a grid without interpolation. Means of
     cells are not: that a mean is right, whatever its parts, is what they are for.
     """
-    vertices, number = simplices.vertices, simplices.num_lattice_points
     barycentric = simplices.barycentric if smoothness.mass.requires_grad else simplices.barycentric.detach()
-    if isinstance(data.where, Tensor):
-        vertices, barycentric = vertices.index_select(0, data.where), barycentric.index_select(0, data.where)
-
-    def gather(rows: Tensor) -> Tensor:
-        """From what is seen to the lattice."""
-        if isinstance(data.where, Grids):
-            maps = data.layout.from_rows(rows, data.where.coarse)
-            rows = data.layout.to_rows(data.where.spread(maps))
-        return operators.splat(rows, vertices, barycentric, number)
-
-    right, lumped = gather(data.values * data.weights), gather(data.weights)
+    seen = _see(simplices, barycentric, data)
+    right, lumped = seen.gather(data.values * data.weights), seen.gather(data.weights)
     # positive where there is neither data nor a neighbor
     smallest = torch.finfo(lumped.dtype).eps ** 2
     diagonal = (strength * smoothness.diagonal() + lumped).detach().clamp_min(smallest)
 
     def product(rows: Tensor) -> Tensor:
         rough = strength * smoothness.roughen(rows)
-        if not isinstance(data.where, Grids):
+        if seen.observe is None:
             return rough + lumped * rows
-        maps = data.layout.from_rows(operators.slice(rows, vertices, barycentric), data.where.fine)
-        return rough + gather(data.weights * data.layout.to_rows(data.where.observe(maps)))
+        return rough + seen.gather(data.weights * seen.observe(rows))
 
     return _System(product, right, diagonal, lumped, smoothness)
+
+
+@dataclass(frozen=True, eq=False)
+class _Seen:
+    """What is seen of lattice values, and its transpose.
+
+    Attributes:
+        gather: from rows of data to the lattice.
+        observe: means of cells; None where data are at samples.
+    """
+
+    gather: Product
+    observe: Product | None
+
+
+def _see(simplices: Simplices, barycentric: Tensor, data: _Data) -> _Seen:
+    vertices, number, where, layout = simplices.vertices, simplices.num_lattice_points, data.where, data.layout
+    if not isinstance(where, Grids):
+        if where is not None:
+            vertices, barycentric = vertices.index_select(0, where), barycentric.index_select(0, where)
+        return _Seen(lambda rows: operators.splat(rows, vertices, barycentric, number), None)
+    grids, tables = where, fused_filters.sum_cells(vertices, barycentric, where.coarse, where.fine)
+    if tables is not None:
+        cells, points, weights = tables
+        ones = weights.new_ones(len(cells), 1)
+
+        def gather(rows: Tensor) -> Tensor:
+            return operators.splat(rows.index_select(0, cells), points, weights, number)
+
+        def observe(rows: Tensor) -> Tensor:
+            # which adds up faster than torch's index_add
+            return operators.splat(operators.slice(rows, points, weights), cells[:, None], ones, len(data.values))
+
+    else:
+
+        def gather(rows: Tensor) -> Tensor:
+            maps = grids.spread(layout.from_rows(rows, grids.coarse))
+            return operators.splat(layout.to_rows(maps), vertices, barycentric, number)
+
+        def observe(rows: Tensor) -> Tensor:
+            maps = layout.from_rows(operators.slice(rows, vertices, barycentric), grids.fine)
+            return layout.to_rows(grids.observe(maps))
+
+    return _Seen(gather, observe)
 
 
 def _detached(number: float | Tensor) -> float | Tensor:
@@ -216,9 +266,9 @@ def _detached(number: float | Tensor) -> float | Tensor:
 
 
 def bilateral_solver(  # noqa: PLR0913 (data and guide, how near to each, and how the equations are solved)
-    target: Tensor,
-    guide: Tensor,
-    confidence: Tensor | None = None,
+    target: Data,
+    guide: Data,
+    confidence: Data | None = None,
     smoothness: float | Tensor = 0.3,
     sigma_space: Sigma = 8.0,
     sigma_range: Sigma = 0.1,
@@ -226,10 +276,12 @@ def bilateral_solver(  # noqa: PLR0913 (data and guide, how near to each, and ho
     observe: Observe = "pixels",
     iterations: int = 25,
     tolerance: float = 1e-4,
-    start: Tensor | None = None,
+    start: Data | None = None,
     spatial_axes: int = 2,
-) -> Tensor:
+) -> Data:
     """What is near the target where that is known, and smooth but for the edges of the guide.
+
+    Takes and gives tensors, or NumPy arrays.
 
     Gradients flow to target, confidence, smoothness and guide, by one more solve; they are those of the converged
     solution, so let it converge where they must be exact.

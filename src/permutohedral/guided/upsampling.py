@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from permutohedral.errors import InputError
 from permutohedral.features import Sigma
 from permutohedral.guided.affine import affine_model
+from permutohedral.guided.arrays import Data, as_given, optional_tensor, to_tensor
 from permutohedral.guided.grids import Grids, Sampling, fill_unknown
 from permutohedral.guided.joint import default_sigma, joint_lattice, ones_for
 from permutohedral.guided.layout import Layout, check_space, known_values, layout_of
@@ -21,20 +23,28 @@ from permutohedral.tensors import check_count
 UpsamplingMode = Literal["gaussian", "affine", "solver"]
 
 # by mode: bandwidth over positions as a share of the distance between coarse samples, and steps
-_DEFAULTS: dict[UpsamplingMode, tuple[float, int]] = {"gaussian": (0.5, 2), "affine": (1.0, 2), "solver": (0.75, 10)}
+_DEFAULTS: dict[UpsamplingMode, tuple[float, int]] = {"gaussian": (0.5, 2), "affine": (1.0, 2), "solver": (0.75, 16)}
+
+# sums of more coarse samples are not computed term by term
+_MOST_SLOTS = 64
+# no window is so small that fewer are worth it
+_FEWEST_CHANNELS = 8
 
 
 class Upsampler:
     """Upsampling along the edges of one guide, for any number of maps of one size: it holds the lattice.
 
     Args:
-        guide: float `[guide channels, *space]`, or `[..., guide channels, *space]` with a guide for each item.
+        guide: float `[guide channels, *space]`, or `[..., guide channels, *space]` with a guide for each item; a NumPy
+            array, too.
         size: extents of the coarse maps.
         sigma_space: see `upsample`.
         sigma_range: see `upsample`.
         mode: see `upsample`.
         sampling: see `upsample`.
         spatial_axes: see `upsample`.
+        origin: position of the first sample of the guide, for a part of a larger one: of two parts that overlap by
+            `reach`, the results agree. The solver, in which all samples matter to all, has none.
 
     >>> import permutohedral as ph
     >>> upsampler = ph.Upsampler(torch.rand(3, 48, 64), size=(6, 8))
@@ -42,9 +52,9 @@ class Upsampler:
     (torch.Size([1, 48, 64]), torch.Size([2, 5, 48, 64]))
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the guide, its bandwidths, and where things lie)
         self,
-        guide: Tensor,
+        guide: Data,
         size: tuple[int, ...],
         sigma_space: Sigma | None = None,
         sigma_range: Sigma = 0.1,
@@ -52,29 +62,38 @@ class Upsampler:
         *,
         sampling: Sampling = "area",
         spatial_axes: int = 2,
+        origin: Sequence[int] | None = None,
     ) -> None:
+        if mode == "solver" and origin is not None:
+            raise InputError("the solver has no parts: leave out the origin, or take another mode")
         if mode not in _DEFAULTS:
             raise InputError(f"mode must be one of {', '.join(map(repr, _DEFAULTS))}, got {mode!r}")
         self.mode: UpsamplingMode = mode
-        self.grids = Grids(tuple(size), check_space(guide, spatial_axes), sampling)
+        self._guide = to_tensor(guide)
+        self.grids = Grids(tuple(size), check_space(self._guide, spatial_axes), sampling)
         share, self._steps = _DEFAULTS[mode]
         sigma = default_sigma(self.grids, share) if sigma_space is None else sigma_space
-        self._guide = guide
         if mode == "solver":
-            self._solver = BilateralSolver(guide, sigma, sigma_range, spatial_axes=spatial_axes)
+            self._solver = BilateralSolver(self._guide, sigma, sigma_range, spatial_axes=spatial_axes)
         else:
-            self._joint = joint_lattice(guide, self.grids, sigma, sigma_range)
+            self._joint = joint_lattice(self._guide, self.grids, sigma, sigma_range, origin)
 
     def __call__(
         self,
-        coarse: Tensor,
-        confidence: Tensor | None = None,
+        coarse: Data,
+        confidence: Data | None = None,
         steps: int | None = None,
         *,
         smoothness: float | Tensor = 0.3,
         ridge: float = 1e-3,
-    ) -> Tensor:
+    ) -> Data:
         """See `upsample`."""
+        found = self._upsample(to_tensor(coarse), optional_tensor(confidence), steps, smoothness, ridge)
+        return as_given(found, coarse)
+
+    def _upsample(
+        self, coarse: Tensor, confidence: Tensor | None, steps: int | None, smoothness: float | Tensor, ridge: float
+    ) -> Tensor:
         axes = len(self.grids.coarse)
         layout = layout_of("coarse", coarse, tuple(self._guide.shape[: -axes - 1]), self._guide.device, axes)
         if tuple(coarse.shape[-axes:]) != self.grids.coarse:
@@ -119,7 +138,10 @@ class Upsampler:
             flat = maps.reshape(-1, *maps.shape[-axes - 1 :]), weights.reshape(-1, *weights.shape[-axes - 1 :])
             complete = fill_unknown(*flat, axes).view(maps.shape)
             rows = Layout(layout.leading, 1, layout.shared).to_rows(weights)
-        reach = joint.reach(rows)
+        # by the weights of coarse samples where these are fewer than the channels
+        few = layout.row_channels < _FEWEST_CHANNELS
+        many = not few and joint.windows.slots <= min(layout.row_channels // 2, _MOST_SLOTS)
+        reach = joint.mixture(rows) if many else joint.reach(rows)
         if self.mode == "affine":
             own = Layout(tuple(self._guide.shape[: -axes - 1]), self._guide.shape[-axes - 1], layout.shared)
             guide = own.to_rows(self._guide.to(accumulation_dtype(self._guide.dtype)))
@@ -127,7 +149,7 @@ class Upsampler:
             upsampled = layout.from_rows(model, self.grids.fine)
             upsampled = upsampled if channels_last else upsampled.contiguous()
         else:
-            upsampled = reach.average_to_maps(layout.to_rows(maps), layout.to_rows(complete), layout, channels_last)
+            upsampled = reach.average(complete, layout, channels_last)
         for _ in range(steps):
             missing = maps - self.grids.observe(upsampled)
             if weights is not None:
@@ -136,26 +158,27 @@ class Upsampler:
                 # what the model leaves over has little to do with the edges of the guide
                 upsampled = upsampled + self.grids.enlarge(missing)
                 continue
-            missing = layout.to_rows(missing)
-            upsampled = upsampled + reach.average_to_maps(missing, missing, layout, channels_last)
+            upsampled = upsampled + reach.average(missing, layout, channels_last)
         return upsampled
 
 
 def upsample(  # noqa: PLR0913 (map and guide, their bandwidths, and what each mode adds)
-    coarse: Tensor,
-    guide: Tensor,
+    coarse: Data,
+    guide: Data,
     sigma_space: Sigma | None = None,
     sigma_range: Sigma = 0.1,
     mode: UpsamplingMode = "gaussian",
     *,
-    confidence: Tensor | None = None,
+    confidence: Data | None = None,
     steps: int | None = None,
     sampling: Sampling = "area",
     smoothness: float | Tensor = 0.3,
     ridge: float = 1e-3,
     spatial_axes: int = 2,
-) -> Tensor:
+) -> Data:
     """Bring a coarse map to the size of a guide, along its edges: depth, flow, labels, color, features of a network.
+
+    Takes and gives tensors, or NumPy arrays.
 
     Args:
         coarse: float `[..., channels, *small]`, in any range and of any number of channels. NaN is unknown, and filled.
@@ -168,7 +191,7 @@ def upsample(  # noqa: PLR0913 (map and guide, their bandwidths, and what each m
             smooth along the guide (`bilateral_solver`): the best and the slowest. docs/upsampling.md compares them.
         confidence: how much each coarse sample counts, `[..., *small]`, not negative; zero is unknown.
         steps: how often the result is corrected by what it lacks on the coarse grid, 2 unless given; of "solver" its
-            iterations, 10 unless given.
+            iterations, 16 unless given.
         sampling: "area" if coarse samples are means of cells, with centers at (i + 1/2) N / n - 1/2; "point" if they
             are the pixels at floor(i N / n).
         smoothness: for "solver", see `bilateral_solver`.
@@ -185,8 +208,9 @@ def upsample(  # noqa: PLR0913 (map and guide, their bandwidths, and what each m
     >>> ph.upsample(torch.rand(2, 384, 5, 7), torch.rand(2, 3, 40, 50), mode="gaussian", steps=0).shape
     torch.Size([2, 384, 40, 50])
     """
-    if not isinstance(coarse, Tensor) or coarse.dim() <= spatial_axes:
-        layout_of("coarse", coarse, (), guide.device, spatial_axes)
-    size = tuple(coarse.shape[-spatial_axes:])
+    given = to_tensor(coarse)
+    if not isinstance(given, Tensor) or given.dim() <= spatial_axes:
+        layout_of("coarse", given, (), to_tensor(guide).device, spatial_axes)
+    size = tuple(given.shape[-spatial_axes:])
     upsampler = Upsampler(guide, size, sigma_space, sigma_range, mode, sampling=sampling, spatial_axes=spatial_axes)
     return upsampler(coarse, confidence, steps, smoothness=smoothness, ridge=ridge)

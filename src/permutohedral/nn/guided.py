@@ -6,10 +6,9 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from permutohedral.errors import InputError
-from permutohedral.guided.grids import Grids
+from permutohedral.guided.grids import Grids, Sampling
 from permutohedral.guided.joint import LEAST_MASS, joint_features
 from permutohedral.guided.layout import check_space, layout_of
 from permutohedral.guided.solver import Observe, bilateral_solver
@@ -31,6 +30,7 @@ class BilateralUpsample2d(nn.Module):
         sigma_space: bandwidth in distances between coarse samples.
         sigma_range: bandwidth in units of the guide's values.
         learn_scale: train the bandwidths.
+        sampling: what coarse samples are, "area" or "point"; see `permutohedral.upsample`.
 
     Shape:
         coarse `[batch, channels, h, w]`, guide `[batch, guide_channels, height, width]`, or both without batch; the
@@ -43,7 +43,7 @@ class BilateralUpsample2d(nn.Module):
 
     __prepare_scriptable__ = refuse_scripting
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the maps, the filter, and its bandwidths)
         self,
         channels: int,
         guide_channels: int,
@@ -52,13 +52,14 @@ class BilateralUpsample2d(nn.Module):
         sigma_space: float = 0.5,
         sigma_range: float = 0.1,
         learn_scale: bool = False,
+        sampling: Sampling = "area",
     ) -> None:
         super().__init__()
         for name, sigma in (("sigma_space", sigma_space), ("sigma_range", sigma_range)):
             if not (math.isfinite(sigma) and sigma > 0):
                 raise InputError(f"{name} must be positive and finite, got {sigma}")
         self.channels, self.guide_channels = channels, guide_channels
-        self.sigma_space, self.sigma_range = sigma_space, sigma_range
+        self.sigma_space, self.sigma_range, self.sampling = sigma_space, sigma_range, sampling
         self.convolution = PermutohedralConvolution(
             channels + 1,
             channels + 1,
@@ -80,15 +81,14 @@ class BilateralUpsample2d(nn.Module):
                 f"this layer takes {self.channels} channels and a guide of {self.guide_channels}, both with or without "
                 f"batch, got {tuple(coarse.shape)} and {tuple(guide.shape)}"
             )
-        grids = Grids(tuple(coarse.shape[-2:]), space, "area")
+        grids = Grids(tuple(coarse.shape[-2:]), space, self.sampling)
         sigma = [self.sigma_space * ratio for ratio in grids.ratios]
         sources, targets, _ = joint_features(guide, grids, sigma, self.sigma_range)
         values = torch.cat([coarse, torch.ones_like(coarse[..., :1, :, :])], dim=-3).flatten(-2).mT
         filtered: Tensor = self.convolution(values, sources, targets)
         filtered = filtered.mT.reshape(*coarse.shape[:-3], self.channels + 1, *space)
         sums, mass = filtered[..., :-1, :, :], filtered[..., -1:, :, :]
-        items = coarse if coarse.dim() == 4 else coarse[None]
-        between = functional.interpolate(items, space, mode="bilinear", align_corners=False).view_as(sums)
+        between = grids.interpolate(coarse)
         # where next to nothing reaches, or a learned mass is negative, the result is interpolated
         return (sums + (LEAST_MASS - mass).clamp_min(0) * between) / mass.clamp_min(LEAST_MASS)
 

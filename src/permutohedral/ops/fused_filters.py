@@ -88,6 +88,26 @@ def filter_points(values: Tensor, features: Tensor | None, smallest_mass: float)
     return None if filtered is None else filtered.view(values.shape)
 
 
+def mix_rows(rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool) -> Tensor | None:
+    """In one call, None where it is a slice: see `FusedPrimitives.mix_rows`."""
+    if why_in_steps(rows, weights) is not None or wants_gradient(rows, weights):
+        return None
+    run = getattr(primitives_for(rows), "mix_rows", None)
+    mixed: Tensor | None = None if run is None else run(rows, vertices, weights, planes)
+    return mixed
+
+
+def sum_cells(
+    vertices: Tensor, barycentric: Tensor, coarse: tuple[int, ...], fine: tuple[int, ...]
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """In one call, None where points are sliced and averaged: see `FusedPrimitives.sum_cells`."""
+    if why_in_steps(vertices, barycentric) is not None or wants_gradient(barycentric):
+        return None
+    run = getattr(primitives_for(barycentric), "sum_cells", None)
+    tables: tuple[Tensor, Tensor, Tensor] | None = None if run is None else run(vertices, barycentric, coarse, fine)
+    return tables
+
+
 def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor | None:
     """In one call, None where torch computes it: see `FusedPrimitives.sum_landmarks`."""
     if why_in_steps(values, guide) is not None or wants_gradient(values, guide) or values.numel() == 0:

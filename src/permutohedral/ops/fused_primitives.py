@@ -176,6 +176,34 @@ class FusedPrimitives(Primitives, Protocol):
         """
         ...
 
+    def mix_rows(self, rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool) -> Tensor:
+        """`slice` for few rows of many channels and weights of which many are zero, which are passed over.
+
+        Args:
+            rows: `[rows, channels]`.
+            vertices: int32 `[points, terms]`: which rows each point is a sum of.
+            weights: `[points, terms]`.
+            planes: the result is `[channels, points]`, else `[points, channels]`.
+        """
+        ...
+
+    def sum_cells(
+        self, vertices: Tensor, barycentric: Tensor, coarse: tuple[int, ...], fine: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The slice of all points, followed by the mean over cells, as sums of the lattice points under each cell.
+
+        Args:
+            vertices: int32 `[items * points, corners]`, the points of an item those of the fine grid.
+            barycentric: likewise.
+            coarse: extents of the grid of cells, as `torch.nn.functional.adaptive_avg_pool2d` has them.
+            fine: of the grid of points, of as many axes, at most three.
+
+        Returns:
+            int32 `[rows]`, the cell of each row; int32 `[rows, terms]` and `[rows, terms]`, lattice points and weights.
+            The sum of a row, added to those of the other rows of its cell, is the mean.
+        """
+        ...
+
     def sum_landmarks(self, values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor:
         """The sums over all pixels around each, weighted by the Gaussian over position and color.
 

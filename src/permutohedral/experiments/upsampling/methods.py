@@ -11,7 +11,9 @@ from torch.nn import functional
 
 import permutohedral as ph
 from permutohedral.errors import InputError
+from permutohedral.guided.grids import Grids
 from permutohedral.guided.upsampling import UpsamplingMode
+from permutohedral.models.color_upsampling import ColorUpsampler
 
 # coarse map [channels, h, w], guide [1 or 3, height, width], factor and settings to [channels, height, width]
 Upsample = Callable[[Tensor, Tensor, float, Mapping[str, Any]], Tensor]
@@ -31,7 +33,8 @@ def by_mode(mode: UpsamplingMode) -> Upsample:
         sigma_range = options.pop("sigma_gray")
         if len(guide) == 3:
             guide, sigma_range = ph.opponent_colors(guide), [sigma_range, *[options.pop("sigma_color")] * 2]
-        return ph.upsample(coarse, guide, sigma_space, sigma_range, mode, **options)
+        found: Tensor = ph.upsample(coarse, guide, sigma_space, sigma_range, mode, **options)
+        return found
 
     return run
 
@@ -63,8 +66,21 @@ def by_opencv(name: str) -> Upsample:
     return run
 
 
+def linear_between_kept(coarse: Tensor, guide: Tensor, factor: float, settings: Mapping[str, Any]) -> Tensor:
+    """Without the guide, where coarse samples are pixels that were kept."""
+    return Grids(tuple(coarse.shape[1:]), tuple(guide.shape[1:]), "point").interpolate(coarse)
+
+
+def by_filter(coarse: Tensor, guide: Tensor, factor: float, settings: Mapping[str, Any]) -> Tensor:
+    """The filter of all taps as it is before a training: the Gaussian."""
+    found: Tensor = ColorUpsampler(**settings)(coarse, guide)
+    return found
+
+
 METHODS: dict[str, Upsample] = {
     "bicubic": bicubic,
+    "linear": linear_between_kept,
+    "filter": by_filter,
     "gaussian": by_mode("gaussian"),
     "affine": by_mode("affine"),
     "solver": by_mode("solver"),

@@ -12,10 +12,12 @@ from permutohedral.experiments.upsampling.run import UpsamplingConfig, run
 from permutohedral.reporting.markdown import markdown_table
 from permutohedral.reporting.provenance import name_machine
 
-_DEPTH = ("depth_bicubic", "depth_gaussian", "depth_consistent", "depth_solver", "depth_solver_16")
+_DEPTH = ("depth_bicubic", "depth_gaussian", "depth_consistent", "depth_solver")
 _COLORS = ("colors_bicubic", "colors_gaussian", "colors_affine", "colors_solver")
 _CHROMA = ("chroma_bicubic", "chroma_gaussian", "chroma_solver")
-ROWS = (*_DEPTH, *_COLORS, *_CHROMA)
+_KEPT = ("kept_linear", "kept_gaussian", "kept_filter", "kept_learned")
+_FEATURES = ("features_bicubic", "features_gaussian", "features_consistent", "features_affine")
+ROWS = (*_DEPTH, *_COLORS, *_CHROMA, *_KEPT, *_FEATURES)
 # need OpenCV with its contributed modules
 MORE_ROWS = (
     *("depth_opencv_guided", "depth_opencv_joint", "depth_opencv_dt"),
@@ -25,6 +27,8 @@ MORE_ROWS = (
 TITLES = {
     "depth": "Disparities along a photograph: root mean square error in units of 8 bits",
     "colors": "RGB along gray: PSNR in dB",
+    "features": "24 channels of a network along the gray picture it sees: variance over mean square error in dB",
+    "kept": "RGB along gray, of one pixel out of as many along each axis: PSNR in dB",
     "chroma": "RGB less gray along gray, which is added again: PSNR in dB",
 }
 
@@ -71,7 +75,8 @@ def write_upsampling_report(results: Sequence[Result], options: RunOptions, comm
     lines = [
         "# Upsampling along edges",
         "",
-        "Coarse maps are means of cells. Settings of every method are chosen on other pictures (cones and teddy of "
+        "Coarse maps are means of cells, but for the table of pixels that were kept. Settings of every method are "
+        "chosen on other pictures (cones and teddy of "
         "Middlebury; five of the val pictures of BSDS500) than those measured (art, books, moebius, tsukuba, venus; 50 "
         "test pictures). Milliseconds are processor time for the largest picture, one run.",
         "",

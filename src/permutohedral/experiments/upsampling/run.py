@@ -20,15 +20,19 @@ from permutohedral.data.bsds500 import load_colors
 from permutohedral.data.middlebury import load_scene
 from permutohedral.errors import InputError
 from permutohedral.experiments.result import Result, make_result
-from permutohedral.experiments.training import RunOptions
-from permutohedral.experiments.upsampling.methods import METHODS
+from permutohedral.experiments.training import RunOptions, TrainingSettings
+from permutohedral.experiments.upsampling.learned import train
+from permutohedral.experiments.upsampling.methods import METHODS, Upsample
+from permutohedral.models.pretrained import load_pretrained
 from permutohedral.reporting.quality import psnr
 
-Task = Literal["depth", "colors", "chroma"]
+Task = Literal["depth", "colors", "chroma", "kept", "features"]
 
 _CHOSEN_ON, _MEASURED_ON = ("cones", "teddy"), ("art", "books", "moebius", "tsukuba", "venus")
 # of the pictures of BSDS500: of val to choose settings on, of test to measure
 _VAL_PICTURES, _TEST_PICTURES = 5, 50
+# those of which there are features, which have many channels
+_FEATURE_PICTURES = 10
 
 
 @dataclass(frozen=True)
@@ -38,14 +42,16 @@ class UpsamplingConfig:
     Attributes:
         name: of the row and its files.
         title: what the table calls it.
-        task: "depth", disparities along a photograph; "colors", RGB along gray; "chroma", RGB less gray along gray.
+        task: "depth", disparities along a photograph; "colors", RGB along gray; "chroma", RGB less gray along gray; all
+            of these of means of cells. "kept", RGB along gray of one pixel out of `factor` along each axis. "features",
+            means of cells of what a network makes of a gray picture, along that picture.
         method: of `METHODS`.
         factors: how many times as large the result is along each axis.
         grid: values of settings to choose from, by name.
         most_settings: so many of the grid's combinations are tried; None for all.
         pictures: so many are chosen on, and measured on; None for all.
-        seed: nothing is random.
-        training: nothing is trained.
+        seed: of the training.
+        training: of the method "filter", with the settings that are best without it; None for none.
     """
 
     name: str
@@ -57,11 +63,13 @@ class UpsamplingConfig:
     most_settings: int | None = None
     pictures: int | None = None
     seed: int = 0
-    training: None = None
+    training: TrainingSettings | None = None
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise InputError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
+        if self.training is not None and (self.method != "filter" or self.task != "kept"):
+            raise InputError("only the method filter for the task kept has weights to train")
 
     def choices(self) -> list[dict[str, Any]]:
         """The settings of the grid."""
@@ -90,7 +98,8 @@ def pictures_of(task: Task, folder: Path | None, limit: int | None) -> tuple[lis
             scenes = [load_scene(name, folder) for name in names[:limit]]
             sets.append([Picture(scene.name, scene.disparity, scene.color) for scene in scenes])
         return sets[0], sets[1]
-    several = load_colors("val", folder, limit or _VAL_PICTURES), load_colors("test", folder, limit or _TEST_PICTURES)
+    measured = _FEATURE_PICTURES if task == "features" else _TEST_PICTURES
+    several = load_colors("val", folder, limit or _VAL_PICTURES), load_colors("test", folder, limit or measured)
     chosen_on, measured_on = ([_colored(name, rgb, task) for name, rgb in each.items()] for each in several)
     return chosen_on, measured_on
 
@@ -99,25 +108,46 @@ def _colored(name: str, rgb: Tensor, task: Task) -> Picture:
     # whole cells, as others have it
     rgb = rgb[:, : rgb.shape[1] // 16 * 16, : rgb.shape[2] // 16 * 16]
     gray = rgb.mean(dim=0, keepdim=True)
-    return Picture(name, rgb, gray) if task == "colors" else Picture(name, rgb - gray, gray, gray)
+    if task == "features":
+        return Picture(name, features_of_network(gray), gray)
+    return Picture(name, rgb - gray, gray, gray) if task == "chroma" else Picture(name, rgb, gray)
 
 
-def run(config: UpsamplingConfig, options: RunOptions) -> Result:
-    """Evaluate one row."""
+def features_of_network(gray: Tensor) -> Tensor:
+    """What the shipped denoiser deep_small has before its last layer, `[24, height, width]`, each of variance one."""
+    model, _ = load_pretrained("deep_small")
+    kept: list[Tensor] = []
+    handle = model.get_submodule("tail").register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0][0]))
+    with torch.no_grad():
+        model(gray[None])
+    handle.remove()
+    features = kept[0] - kept[0].mean(dim=(1, 2), keepdim=True)
+    return features / features.std(dim=(1, 2), keepdim=True).clamp_min(1e-6)
+
+
+def run(config: UpsamplingConfig, options: RunOptions) -> Result | None:
+    """Evaluate one row; None in all but the first process of a training on several devices."""
     chosen_on, measured_on = pictures_of(config.task, options.data, config.pictures)
     started = time.perf_counter()
     metrics: dict[str, Any] = {}
+    seconds: dict[str, float] = {}
     for factor in config.factors:
+        method = METHODS[config.method]
         settings = choose(config, chosen_on, factor)
-        scores = {each.name: evaluate(config, each, factor, settings) for each in measured_on}
+        if config.training is not None:
+            trained = train(config, factor, settings, options)
+            if trained is None:
+                return None
+            method, seconds[f"training {factor}x"] = trained
+        scores = {each.name: evaluate(method, config.task, each, factor, settings) for each in measured_on}
         metrics[str(factor)] = {
             "score": statistics.mean(score for score, _ in scores.values()),
-            "milliseconds": max(seconds for _, seconds in scores.values()) * 1000,
+            "milliseconds": max(taken for _, taken in scores.values()) * 1000,
             "settings": settings,
             "at_an_end": ends_of(config, settings),
             "pictures": {name: round(score, 4) for name, (score, _) in scores.items()},
         }
-    return make_result("upsampling", config, metrics, {"all": time.perf_counter() - started}, options.device)
+    return make_result("upsampling", config, metrics, {**seconds, "all": time.perf_counter() - started}, options.device)
 
 
 def choose(config: UpsamplingConfig, pictures: Sequence[Picture], factor: int) -> dict[str, Any]:
@@ -125,7 +155,12 @@ def choose(config: UpsamplingConfig, pictures: Sequence[Picture], factor: int) -
     choices = config.choices()
     if len(choices) == 1:
         return choices[0]
-    means = [statistics.mean(evaluate(config, each, factor, settings)[0] for each in pictures) for settings in choices]
+    method, task = METHODS[config.method], config.task
+
+    def score(settings: dict[str, Any]) -> float:
+        return statistics.mean(evaluate(method, task, each, factor, settings)[0] for each in pictures)
+
+    means = [score(settings) for settings in choices]
     # a filter may fail on some settings
     finite = [mean if math.isfinite(mean) else (math.inf if config.task == "depth" else -math.inf) for mean in means]
     best = min(finite) if config.task == "depth" else max(finite)
@@ -142,15 +177,26 @@ def ends_of(config: UpsamplingConfig, settings: dict[str, Any]) -> list[str]:
     ]
 
 
-def evaluate(config: UpsamplingConfig, picture: Picture, factor: int, settings: dict[str, Any]) -> tuple[float, float]:
-    """The root mean square error in units of 8 bits, or PSNR in dB, and the seconds of processor time."""
-    height, width = (max(1, round(extent / factor)) for extent in picture.truth.shape[1:])
-    coarse = functional.adaptive_avg_pool2d(picture.truth, (height, width))
+def evaluate(
+    method: Upsample, task: Task, picture: Picture, factor: int, settings: dict[str, Any]
+) -> tuple[float, float]:
+    """The score and the seconds of processor time.
+
+    The score is the root mean square error in units of 8 bits for "depth", for features their variance over the mean
+    square error in dB, else the PSNR in dB.
+    """
+    if task == "kept":
+        coarse = picture.truth[:, ::factor, ::factor].contiguous()
+    else:
+        height, width = (max(1, round(extent / factor)) for extent in picture.truth.shape[1:])
+        coarse = functional.adaptive_avg_pool2d(picture.truth, (height, width))
     with torch.no_grad():
         started = time.process_time()
-        found = METHODS[config.method](coarse, picture.guide, factor, settings)
+        found = method(coarse, picture.guide, factor, settings)
         seconds = time.process_time() - started
-    if config.task == "depth":
+    if task == "features":
+        return -10 * math.log10(float((found - picture.truth).square().mean())), seconds
+    if task == "depth":
         return float((found.clamp(0, 255) - picture.truth).square().mean().sqrt()), seconds
     return psnr((found + picture.added).clamp(0, 1), picture.truth + picture.added), seconds
 

@@ -14,7 +14,7 @@ from permutohedral.ops.triton.filter.gaussian import filter_gaussian, filter_poi
 from permutohedral.ops.triton.filter.item_norm import differentiate_items_norm, normalize_items
 from permutohedral.ops.triton.filter.learned_filter import differentiate_learned, filter_learned
 from permutohedral.ops.triton.filter.mean_field import mean_field
-from permutohedral.ops.triton.filter.slice import barycentric_gradient, slice
+from permutohedral.ops.triton.filter.slice import barycentric_gradient, mix_rows, slice
 from permutohedral.ops.triton.filter.splat import splat
 from permutohedral.ops.triton.filter.weight_gradient import convolve_gradients, convolve_weight_gradient
 
@@ -40,6 +40,7 @@ __all__ = [
     "index_points",
     "index_points_bounded",
     "mean_field",
+    "mix_rows",
     "normalize_items",
     "picture_features",
     "slice",

@@ -121,6 +121,14 @@ def slice(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tens
 
 
 @on_device
+def mix_rows(rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool) -> Tensor:
+    shape = vertices.shape[0], rows.shape[1]
+    output = rows.new_empty(shape[::-1]).T if planes else rows.new_empty(shape)
+    slice_into(output, rows, vertices, weights)
+    return output.T if planes else output
+
+
+@on_device
 def barycentric_gradient(values: Tensor, lattice_values: Tensor, vertices: Tensor) -> Tensor:
     points, corners = vertices.shape
     values, lattice_values = rows_contiguous(values), rows_contiguous(lattice_values)

@@ -18,6 +18,8 @@ from torch.utils.dlpack import from_dlpack
 from permutohedral.errors import BackendUnavailable
 from permutohedral.neighborhood import axis_offsets, blur_gain
 from permutohedral.ops.fused_primitives import FilterTables, KeptOfFilter, LandmarkTables, PairwiseTables
+from permutohedral.ops.native.sums import mix_rows as mix_rows
+from permutohedral.ops.native.sums import sum_cells as sum_cells
 from permutohedral.ops.native_limits import check_dimension, limit_kept_memory, refusing_too_many
 from permutohedral.ops.primitives import accumulation_dtype, energies_error, key_limit, range_error, transpose_weight
 

@@ -1,0 +1,111 @@
+"""Videos frame by frame: what lies far enough away in time does not matter, and need not be held."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from permutohedral.errors import InputError
+from permutohedral.features import Sigma
+from permutohedral.geometry import reach
+from permutohedral.guided.arrays import Data, as_given, to_tensor
+from permutohedral.guided.grids import Grids, Sampling
+from permutohedral.guided.joint import default_sigma
+from permutohedral.guided.upsampling import Upsampler
+from permutohedral.tensors import check_count
+
+
+def upsample_frames(
+    frames: Iterable[tuple[Data, Data]],
+    sigma_time: float = 1.0,
+    sigma_space: Sigma | None = None,
+    sigma_range: Sigma = 0.1,
+    *,
+    steps: int = 2,
+    sampling: Sampling = "area",
+    at_once: int = 8,
+) -> Iterator[Data]:
+    """Bring the coarse maps of a video to the size of its pictures, along edges and through time.
+
+    Time is a feature like position and color, so maps of neighboring frames that look alike are averaged, which takes
+    away flicker. The result is that of `upsample(..., mode="gaussian", spatial_axes=3)` of the whole video with
+    bandwidths (sigma_time, *sigma_space), while only some frames are held: `at_once`, and before and after them as many
+    as matter, about 3.5 sigma_time for each of the steps and one more.
+
+    Args:
+        frames: pairs of a map `[channels, h, w]` and its picture `[guide channels, height, width]`, all of one size, in
+            the order of time. They are read when they are needed.
+        sigma_time: bandwidth over time, in frames.
+        sigma_space: see `upsample`.
+        sigma_range: see `upsample`.
+        steps: see `upsample`.
+        sampling: see `upsample`.
+        at_once: frames that are computed together; more are faster and take more memory.
+
+    Yields:
+        For each frame a map `[channels, height, width]`.
+
+    >>> import permutohedral as ph
+    >>> video = ((torch.rand(1, 3, 4), torch.rand(3, 24, 32)) for _ in range(20))
+    >>> [found.shape for found in ph.upsample_frames(video, sigma_time=0.5)] == 20 * [(1, 24, 32)]
+    True
+    """
+    check_count("steps", steps)
+    if not (math.isfinite(sigma_time) and sigma_time > 0):
+        raise InputError(f"sigma_time must be positive and finite, got {sigma_time}")
+    if at_once < 1:
+        raise InputError(f"at_once must be at least 1, got {at_once}")
+    # every step sees as far again
+    margin = (steps + 1) * math.ceil(reach(0) * sigma_time)
+    return _stream(iter(frames), margin, at_once, (sigma_time, sigma_space, sigma_range), (steps, sampling))
+
+
+def _stream(
+    frames: Iterator[tuple[Data, Data]],
+    margin: int,
+    at_once: int,
+    sigmas: tuple[float, Sigma | None, Sigma],
+    options: tuple[int, Sampling],
+) -> Iterator[Data]:
+    held: list[tuple[Data, Data]] = []
+    # numbers of the first frame that is held, and of the next to be given
+    first = following = 0
+    while True:
+        held += islice(frames, following + at_once + margin - first - len(held))
+        if following == first + len(held):
+            return
+        count = min(at_once, first + len(held) - following)
+        found = _upsample_part(held, first, sigmas, options)
+        for number in range(following, following + count):
+            yield as_given(found[:, number - first], held[number - first][0])
+        following += count
+        dropped = max(0, following - margin - first)
+        held, first = held[dropped:], first + dropped
+
+
+def _upsample_part(
+    held: list[tuple[Data, Data]], first: int, sigmas: tuple[float, Sigma | None, Sigma], options: tuple[int, Sampling]
+) -> Tensor:
+    """Frames `[channels, frames, height, width]`, of which `first` is the number of the first."""
+    maps, pictures = ([to_tensor(frame[side]) for frame in held] for side in range(2))
+    for number, (one, picture) in enumerate(zip(maps, pictures, strict=True), start=first):
+        if one.shape != maps[0].shape or picture.shape != pictures[0].shape or one.dim() != 3 or picture.dim() != 3:
+            raise InputError(
+                f"all frames must be [channels, height, width] of one size; frame {number} has a map of "
+                f"{list(one.shape)} and a picture of {list(picture.shape)}"
+            )
+    coarse, guide = torch.stack(maps, dim=1), torch.stack(pictures, dim=1)
+    grids = Grids(tuple(coarse.shape[1:]), tuple(guide.shape[1:]), options[1])
+    sigma_time, sigma_space, sigma_range = sigmas
+    if sigma_space is None:
+        sigma_space = default_sigma(Grids(grids.coarse[1:], grids.fine[1:], options[1]), 0.5)
+    spatial: list[float] = torch.as_tensor(sigma_space).expand(2).tolist()
+    upsampler = Upsampler(
+        guide, grids.coarse, [sigma_time, *spatial], sigma_range,
+        sampling=options[1], spatial_axes=3, origin=(first, 0, 0),
+    )  # fmt: skip
+    return upsampler(coarse, steps=options[0])

@@ -1,0 +1,83 @@
+"""Color brought to the size of a gray picture by a learned filter, with weights that come with the package."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from permutohedral.errors import InputError
+from permutohedral.guided.grids import Grids
+from permutohedral.nn import BilateralUpsample2d
+
+
+class ColorUpsampler(nn.Module):
+    """Colors of every few pixels, and the gray of all, to a picture in color (Jampani, Kiefel and Gehler 2016).
+
+    The filter has d = 3: position and gray. Besides red, green and blue it sees the gray of the pixels that have a
+    color, and mixes them. Without training it is the Gaussian.
+
+    Args:
+        sigma_space: bandwidth in distances between pixels that have a color.
+        sigma_range: bandwidth over gray, white being 1.
+
+    Shape:
+        coarse `[..., 3, h, w]`, the pixels at floor(i N / n), as `image[::factor, ::factor]` keeps them; gray
+        `[..., 1, height, width]`, the mean of red, green and blue, with or without one batch axis as coarse has it.
+
+    >>> image = torch.rand(3, 16, 24)
+    >>> ColorUpsampler()(image[:, ::8, ::8], image.mean(dim=0, keepdim=True)).shape
+    torch.Size([3, 16, 24])
+    """
+
+    def __init__(self, sigma_space: float = 1.5, sigma_range: float = 0.04) -> None:
+        super().__init__()
+        self.filter = BilateralUpsample2d(
+            4, 1, neighborhood_size=2, mix=True, sigma_space=sigma_space, sigma_range=sigma_range, sampling="point"
+        )
+
+    def forward(self, coarse: Tensor, gray: Tensor) -> Tensor:
+        """The picture `[..., 3, height, width]`."""
+        height, width = gray.shape[-2:]
+        kept = Grids((coarse.shape[-2], coarse.shape[-1]), (height, width), "point").observe(gray)
+        mixed: Tensor = self.filter(torch.cat([coarse, kept], dim=-3), gray)
+        return mixed[..., :3, :, :]
+
+
+def load_color_upsampler(factor: int, path: Path | None = None) -> ColorUpsampler:
+    """The upsampler that was trained for one pixel of `factor` along each axis: 2, 4, 8 or 16.
+
+    Raises:
+        InputError: there is none for this factor.
+
+    >>> load_color_upsampler(8).filter.sampling
+    'point'
+    """
+    from safetensors import safe_open
+
+    with safe_open(path or _shipped_file(), "pt") as file:
+        options = json.loads(file.metadata()["factors"])
+        if str(factor) not in options:
+            raise InputError(f"there are weights for the factors {', '.join(options)}, not for {factor}")
+        model = ColorUpsampler(**options[str(factor)])
+        model.load_state_dict({name: file.get_tensor(f"{factor}/{name}") for name in model.state_dict()})
+    return model.eval()
+
+
+def save_color_upsamplers(models: Mapping[int, ColorUpsampler], path: Path) -> None:
+    """Write models by factor into one file of weights, as `load_color_upsampler` reads them."""
+    from safetensors.torch import save_file
+
+    tensors, options = {}, {}
+    for factor, model in models.items():
+        options[str(factor)] = {"sigma_space": model.filter.sigma_space, "sigma_range": model.filter.sigma_range}
+        for name, tensor in model.state_dict().items():
+            tensors[f"{factor}/{name}"] = tensor.detach().cpu().contiguous()
+    save_file(tensors, path, metadata={"factors": json.dumps(options)})
+
+
+def _shipped_file() -> Path:
+    return Path(__file__).resolve().parents[1] / "weights" / "upsampling.safetensors"

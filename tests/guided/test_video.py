@@ -1,0 +1,59 @@
+"""Videos streamed against videos as volumes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from support import DEVICE, assert_close
+from torch import Tensor
+
+import permutohedral as ph
+
+
+def video(frames: int) -> tuple[Tensor, Tensor]:
+    random = np.random.default_rng(0)
+    shapes = (2, frames, 3, 4), (1, frames, 9, 13)
+    coarse, guide = (torch.from_numpy(random.random(shape)).to(DEVICE) for shape in shapes)
+    return coarse, guide
+
+
+@pytest.mark.parametrize(("steps", "sigma_time", "at_once"), [(0, 0.7, 3), (1, 0.5, 2), (1, 0.5, 50)])
+def test_frames_are_those_of_the_whole(steps: int, sigma_time: float, at_once: int) -> None:
+    coarse, guide = video(23)
+    whole = ph.upsample(coarse, guide, (sigma_time, 2.0, 2.0), 0.3, steps=steps, spatial_axes=3)
+    read = []
+
+    def frames() -> Iterator[tuple[Tensor, Tensor]]:
+        for number in range(23):
+            read.append(number)
+            yield coarse[:, number], guide[:, number]
+
+    found = ph.upsample_frames(frames(), sigma_time, 2.0, 0.3, steps=steps, at_once=at_once)
+    assert read == []
+    first = next(found)
+    # no more than is needed
+    assert at_once == 50 or len(read) < 23
+    assert_close(torch.stack([first, *found], dim=1), whole)
+
+
+def test_few_frames() -> None:
+    assert list(ph.upsample_frames(iter([]), 1.0)) == []
+    coarse, guide = video(1)
+    pair = coarse[:, 0].cpu().numpy(), guide[:, 0].cpu().numpy()
+    (found,) = ph.upsample_frames([pair])
+    assert isinstance(found, np.ndarray)
+    assert found.shape == (2, 9, 13)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    coarse, guide = video(2)
+    with pytest.raises(ph.InputError, match="frame 1 has a map"):
+        list(ph.upsample_frames([(coarse[:, 0], guide[:, 0]), (coarse[:, 1, 1:], guide[:, 1])]))
+    for options in ({"sigma_time": 0.0}, {"at_once": 0}, {"steps": -1}):
+        with pytest.raises(ph.InputError):
+            ph.upsample_frames([], **options)
+    with pytest.raises(ph.InputError, match="no parts"):
+        ph.Upsampler(guide[:, 0], (3, 4), mode="solver", origin=(0, 0))
