@@ -39,6 +39,8 @@ _LEAST_SIGMA, MOST_PIXELS = 3.0, 2048 * 2048
 
 # squares of a picture in which lattice points are counted
 _SIDE, _SQUARES_ALONG = 40, 2
+# what lies around a square belongs to it as well, in standard deviations on both sides together
+_AROUND = 0.6
 # lattice points of a cloud for each point, which are not counted
 _OF_A_CLOUD = 1.0
 
@@ -192,7 +194,9 @@ def _lattice_points_per_pixel(guide: Tensor, sigma_space: Sigma, sigma_range: Si
         features = torch.cat([bilateral_features(square, sigma_space, sigma_range) for square in squares])
         items = torch.arange(len(squares), dtype=torch.int32, device=guide.device)
         keys = operators.index_points(features, items.repeat_interleave(features.shape[0] // len(squares)))[0]
-    return keys.shape[0] / features.shape[0]
+    extents = zip(squares[0].shape[1:], first.shape[1:], numbers_of(sigma_space, 2), strict=True)
+    wider = math.prod(1 + _AROUND * sigma / part for part, whole, sigma in extents if part < whole)
+    return keys.shape[0] / (features.shape[0] * wider)
 
 
 def _places(extent: int) -> list[slice]:

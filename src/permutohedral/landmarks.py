@@ -25,16 +25,23 @@ from permutohedral.ops.fused_primitives import LandmarkTables
 from permutohedral.ops.primitives import accumulation_dtype, window_extents
 
 # colors the landmarks are chosen from, and how far apart those are, in standard deviations
-_SAMPLES, _SPACING = 8192, 0.6
-# what w(a, a) may lack at these colors; so many terms take no longer than one, so that they are all used unless even
-# less is left
-_TOLERANCE, _BLOCK, _NOTHING = 0.1, 8, 1e-3
-# there are at least so many landmarks to a hundred colors
-_LEAST_SHARE = 0.2
+_SAMPLES, _SPACING = 4096, 0.6
+# what w(a, a) should lack at most at these colors, and what it may lack if there are no more landmarks
+_TOLERANCE, _MOST_LACKING = 0.1, 0.35
+# so many terms take no longer than one, so that they are all used unless even less is left
+_BLOCK, _NOTHING = 8, 1e-3
+# there are at least so many landmarks to a color
+_LEAST_SHARE = 0.12
 # channels of a guide
 MOST_GUIDES = 3
-# pixels between the nodes of the grid, in standard deviations
-_CELL = 0.75
+# pixels between the nodes of the grid, in standard deviations, and no more than lie near each other in color
+_CELL, _LARGEST_CELL = 0.75, 16
+# the pixels of a cell give to its nodes from the middles of so many parts along each axis
+_PARTS = 2
+# a table of so many small cubes is faster than sorting
+_MOST_CUBES = 1 << 18
+# colors farther than this from their mean, in standard deviations, would lose digits in squares
+_WIDEST = 100.0
 # pixels with less than this part of the mass that equal colors would have are summed again, over a window
 _SMALL_MASS, _REACH = 0.04, 3.0
 # of those, at most so many pairs to a pixel of the picture, where the mass is least
@@ -62,7 +69,7 @@ def cell_size(sigma: float) -> int:
     >>> cell_size(8.0)
     6
     """
-    return max(int(_CELL * sigma), 1)
+    return min(max(int(_CELL * sigma), 1), _LARGEST_CELL)
 
 
 def choose_landmarks(guide: Tensor, sigma: Sequence[float], most: int) -> Landmarks | None:
@@ -80,15 +87,16 @@ def choose_landmarks(guide: Tensor, sigma: Sequence[float], most: int) -> Landma
     colors = _thin_out(colors[np.isfinite(colors).all(1)])
     if colors.shape[0] * _LEAST_SHARE > most or colors.shape[0] == 0:
         return None
-    kernel = _gaussian_between(colors)
-    chosen = _pivots(kernel, most)
+    if np.abs(colors - colors.mean(0)).max() > _WIDEST:
+        return None
+    chosen = _pivots(colors, most)
     if chosen is None:
         return None
-    # those of similar brightness follow each other, since they are near the same pixels
-    chosen = chosen[np.argsort(colors[chosen].sum(1), kind="stable")]
-    mixture = np.linalg.inv(kernel[np.ix_(chosen, chosen)] + 1e-5 * np.eye(chosen.size))
+    taken = colors[chosen]
+    taken = taken[_neighbors_in_blocks(taken)]
+    mixture = np.linalg.inv(_gaussian_between(taken, taken) + 1e-5 * np.eye(chosen.size))
     dtype = accumulation_dtype(guide.dtype)
-    return Landmarks(*(torch.from_numpy(array).to(guide.device, dtype) for array in (colors[chosen], mixture)))
+    return Landmarks(*(torch.from_numpy(array).to(guide.device, dtype) for array in (taken, mixture)))
 
 
 def _sample(guide: Tensor) -> NDArray[np.float64]:
@@ -108,32 +116,45 @@ def _thin_out(colors: NDArray[np.float64]) -> NDArray[np.float64]:
     """One of each small cube of colors."""
     cubes = np.rint(colors / _SPACING).astype(np.int64)
     cubes -= cubes.min(axis=0, initial=0)
-    keys = cubes @ np.array([1, 1 << 20, 1 << 40], dtype=np.int64)[: colors.shape[1]]
-    unique: NDArray[np.float64] = colors[np.unique(keys, return_index=True)[1]]
-    return unique
+    along = cubes.max(axis=0, initial=0) + 1
+    if along.prod(dtype=np.float64) > _MOST_CUBES:
+        return colors[np.unique(cubes, axis=0, return_index=True)[1]]
+    found = np.full(along.prod(), -1)
+    # of several in one cube the last stays
+    found[np.ravel_multi_index(tuple(cubes.T), tuple(along))] = np.arange(len(colors))
+    return colors[found[found >= 0]]
 
 
-def _gaussian_between(colors: NDArray[np.float64]) -> NDArray[np.float64]:
-    squares = (colors**2).sum(1)
-    kernel: NDArray[np.float64] = np.exp(colors @ colors.T - 0.5 * (squares[:, None] + squares))
+def _gaussian_between(some: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
+    kernel: NDArray[np.float64] = np.exp(-0.5 * ((some[:, None] - others) ** 2).sum(-1))
     return kernel
 
 
-def _pivots(kernel: NDArray[np.float64], most: int) -> NDArray[np.int64] | None:
-    """Rows of the matrix, by Cholesky's decomposition with the largest pivot first, until what is left is small."""
-    left = kernel.diagonal().copy()
+def _pivots(colors: NDArray[np.float64], most: int) -> NDArray[np.int64] | None:
+    """Rows of Cholesky's decomposition of the Gaussian between all, largest pivot first, until little is left."""
+    left = np.ones(len(colors))
     rows = np.zeros((min(most, len(left)), len(left)))
     chosen: list[int] = []
     while left[pivot := int(left.argmax())] > (_NOTHING if len(chosen) % _BLOCK else _TOLERANCE):
         count = len(chosen)
         if count == most:
-            return None if left[pivot] > _TOLERANCE else np.array(chosen, dtype=np.int64)
-        row = kernel[pivot] - rows[:count, pivot] @ rows[:count]
+            return None if left[pivot] > _MOST_LACKING else np.array(chosen, dtype=np.int64)
+        row = _gaussian_between(colors[pivot : pivot + 1], colors)[0] - rows[:count, pivot] @ rows[:count]
         row *= left[pivot] ** -0.5
         rows[count] = row
         left -= row * row
         chosen.append(pivot)
     return np.array(chosen, dtype=np.int64)
+
+
+def _neighbors_in_blocks(colors: NDArray[np.float64]) -> NDArray[np.int64]:
+    """An order in which those of one block are near each other, so that few blocks are near the colors of a cell."""
+    if len(colors) <= _BLOCK:
+        return np.arange(len(colors))
+    order = colors[:, np.ptp(colors, axis=0).argmax()].argsort(kind="stable")
+    middle = (len(colors) // _BLOCK + 1) // 2 * _BLOCK
+    halves = order[:middle], order[middle:]
+    return np.concatenate([half[_neighbors_in_blocks(colors[half])] for half in halves])
 
 
 def sum_landmarks(values: Tensor, guide: Tensor, sigma: tuple[float, float], landmarks: Landmarks) -> Tensor:
@@ -166,12 +187,12 @@ def _compose(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor:
     """The same of torch's operations, which know their derivatives with respect to values and guide."""
     items, _, height, width = values.shape
     values = torch.cat([values, values.new_ones(()).expand(items, 1, height, width)], dim=1)
-    (y, blur_y), (x, blur_x) = (
+    (y_from, y, blur_y), (x_from, x, blur_x) = (
         _grid(*along, like=values) for along in zip((height, width), tables.cells, tables.sigma, strict=True)
     )
     parts = tables.colors.split(max(_AT_ONCE // max(values.numel(), 1), 1))
     weights = [torch.exp(-0.5 * (guide[:, None] - part[..., None, None]).square().sum(2)) for part in parts]
-    terms = torch.cat([y.mT @ (each[:, :, None] * values[:, None]) @ x for each in weights], dim=1)
+    terms = torch.cat([y_from.mT @ (each[:, :, None] * values[:, None]) @ x_from for each in weights], dim=1)
     terms = blur_y @ torch.einsum("kl,ilcyx->ikcyx", tables.mixture, terms) @ blur_x
     sums = torch.zeros_like(values)
     for each, term in zip(weights, terms.split([part.shape[0] for part in parts], dim=1), strict=True):
@@ -180,19 +201,27 @@ def _compose(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor:
     return torch.stack(repaired) if items else sums
 
 
-def _grid(size: int, cell: int, sigma: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    """What pixels give to nodes along an axis, `[size, nodes]`, and the blur between nodes, `[nodes, nodes]`."""
+def _grid(size: int, cell: int, sigma: float, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What pixels give to nodes along an axis and take from them, `[size, nodes]`, and the blur, `[nodes, nodes]`."""
     nodes = (size + cell - 1) // cell + 1
     pixels = torch.arange(size, device=like.device)
-    right = ((pixels % cell + 0.5) / cell).to(like.dtype)[:, None]
     left_node = torch.nn.functional.one_hot(pixels // cell, nodes).to(like.dtype)
-    linear = (1 - right) * left_node + right * left_node.roll(1, 1)
+    part = (cell + _PARTS - 1) // _PARTS
+    first = pixels % cell // part * part
+    end = torch.minimum((first + part).clamp(max=cell), size - pixels // cell * cell)
+    source, target = (
+        (1 - right) * left_node + right * left_node.roll(1, 1)
+        for right in (
+            ((first + end) / (2 * cell)).to(like.dtype)[:, None],
+            ((pixels % cell + 0.5) / cell).to(like.dtype)[:, None],
+        )
+    )
     # interpolation at the source and at the target has a variance of a sixth of a step, on average
     steps = sigma / cell
     variance = steps**2 - 1 / 3
     places = torch.arange(nodes, device=like.device, dtype=like.dtype)
     blur = torch.exp(-0.5 / variance * (places[:, None] - places).square()) * (steps * variance**-0.5)
-    return linear, blur
+    return source, target, blur
 
 
 def _repair(sums: Tensor, values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor:
