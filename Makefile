@@ -106,9 +106,8 @@ bench: $(STAMP)  ## time every operator beside its peers, into results/; BENCH_O
 	$(BIN)/permutohedral benchmark --json results/benchmark-cpu.json --csv results/benchmark-cpu.csv \
 	  --chart results/benchmark-cpu.svg --chart results/benchmark-cpu.png $(BENCH_OPTIONS)
 
-GPU_TESTS := tests/gpu tests/ops tests/nn tests/crf \
-  $(addprefix tests/test_,compile.py exact.py filters.py functional.py gradients.py lattice.py \
-    laws.py pyramid.py transforms.py weighting.py)
+GPU_TESTS := tests/gpu tests/ops tests/nn tests/crf tests/filters/test_exact.py tests/filters/test_weighting.py \
+  $(addprefix tests/test_,compile.py filters.py functional.py gradients.py lattice.py laws.py pyramid.py transforms.py)
 
 # torch's deterministic mode replaces kernels by others: both are tested
 test-gpu: $(STAMP)  ## the operators and layers on the GPU, and every kernel against float64

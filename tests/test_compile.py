@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import permutohedral as ph
-from permutohedral.normalization import NORMALIZATIONS
+from permutohedral.filters.normalization import NORMALIZATIONS
 
 # what inductor generates for the CPU is C++
 HAS_COMPILER = DEVICE.type != "cpu" or any(shutil.which(name) for name in ("g++", "clang++", "c++"))

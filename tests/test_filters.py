@@ -13,7 +13,7 @@ from support import DEVICE, TOLERANCE, assert_close, relative_error, to_numpy, t
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.normalization import NORMALIZATIONS
+from permutohedral.filters.normalization import NORMALIZATIONS
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import permutohedral as ph
-from permutohedral.normalization import NORMALIZATIONS
+from permutohedral.filters.normalization import NORMALIZATIONS
 
 pytestmark = pytest.mark.usefixtures("backend")
 

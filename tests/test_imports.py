@@ -30,10 +30,10 @@ ORDER = [
     ["memory"],
     ["lattice", "largest"],
     ["checks", "geometry", "pyramid", "bounded_lattice"],
-    ["steps", "levels"],
-    ["normalization", "landmarks"],
-    ["weighting", "exact"],
-    ["estimate", "choice"],
+    ["filters.steps", "levels"],
+    ["filters.normalization", "filters.landmarks"],
+    ["filters.weighting", "filters.exact"],
+    ["filters.estimate", "filters.choice", "filters"],
     ["functional"],
     ["guided"],
     ["crf"],
@@ -69,8 +69,8 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 # what every installation has, and what needs more
 CORE = {
     *("errors", "version", "ops", "neighborhood", "simplices", "tensors", "features", "memory", "lattice", "checks"),
-    *("geometry", "pyramid", "bounded_lattice", "steps", "levels", "normalization", "landmarks", "weighting", "exact"),
-    *("estimate", "choice", "functional", "guided", "largest", "crf", "nn", "pydensecrf", "simplecrf", "public", ""),
+    *("geometry", "pyramid", "bounded_lattice", "levels", "filters", "functional", "guided", "largest", "crf", "nn"),
+    *("pydensecrf", "simplecrf", "public", ""),
 }
 
 
@@ -194,7 +194,7 @@ def test_the_names_are_there_before_they_are_loaded() -> None:
     for statement in (
         "import permutohedral as ph; assert set(ph.__all__) <= set(dir(ph)); "
         "assert not hasattr(ph, 'absent'); assert not hasattr(ph, '__absent__'); "
-        "ph.splat = 1; ph.slice; assert ph.splat == 1; ph.nn.GaussianFilter; ph.steps.splat",
+        "ph.splat = 1; ph.slice; assert ph.splat == 1; ph.nn.GaussianFilter; ph.filters.steps.splat",
         "from permutohedral import *; bilateral_filter; nn",
     ):
         loaded_by(statement)

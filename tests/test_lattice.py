@@ -15,7 +15,7 @@ from support import DEVICE, ascending, assert_close, to_numpy, to_tensor, vertic
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.normalization import NORMALIZATIONS
+from permutohedral.filters.normalization import NORMALIZATIONS
 
 pytestmark = pytest.mark.usefixtures("backend")
 

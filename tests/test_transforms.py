@@ -14,7 +14,7 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
 import permutohedral as ph
-from permutohedral.normalization import NORMALIZATIONS
+from permutohedral.filters.normalization import NORMALIZATIONS
 
 # transformations meet the operators, which are the same above every backend
 pytestmark = [pytest.mark.usefixtures("backend"), on_default_backend]

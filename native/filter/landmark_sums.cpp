@@ -1,4 +1,4 @@
-// The Gaussian over position and color, its part over colors as a sum of few terms: see landmarks.py for the formula.
+// The Gaussian over position and color, its part over colors as a sum of few terms: see filters/landmarks.py for the formula.
 // Every term is a picture that is blurred over positions, on a grid of cells as wide as the blur permits. Compiled once
 // per instruction set.
 #include <algorithm>

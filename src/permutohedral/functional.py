@@ -1,4 +1,4 @@
-"""The filters: validated, batched, differentiable. Shapes of values are those of `steps.py`."""
+"""The filters: validated, batched, differentiable. Shapes of values are those of `filters/steps.py`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ from permutohedral.checks import (
     points_to_rows,
     rows_to_points,
 )
-from permutohedral.choice import choose_for_pixels, choose_for_points
 from permutohedral.errors import InputError
-from permutohedral.exact import EXACT_NORMALIZATIONS, WINDOW_REACH, sum_pixels, sum_points, window_of
 from permutohedral.features import Sigma, bilateral_features, check_guide, check_image
-from permutohedral.lattice import Lattice, build_lattice
-from permutohedral.memory import check_rows
-from permutohedral.normalization import (
+from permutohedral.filters.choice import choose_for_pixels, choose_for_points
+from permutohedral.filters.exact import EXACT_NORMALIZATIONS, WINDOW_REACH, sum_pixels, sum_points, window_of
+from permutohedral.filters.normalization import (
     DENSE,
     SEPARABLE,
     SMALLEST_MASS,
@@ -35,9 +33,11 @@ from permutohedral.normalization import (
     convolve_with,
     filter_normalized,
 )
+from permutohedral.filters.weighting import Filter, check_weights, filter_weighted, hide_lost, refuse_nan, weigh
+from permutohedral.lattice import Lattice, build_lattice
+from permutohedral.memory import check_rows
 from permutohedral.ops import operators
 from permutohedral.ops.fused_filters import can_fuse, filter_learned, filter_points
-from permutohedral.weighting import Filter, check_weights, filter_weighted, hide_lost, refuse_nan, weigh
 
 GaussianMethod = Literal["separable", "dense", "exact", "auto"]
 

@@ -2,7 +2,6 @@
 
 from permutohedral import crf, nn
 from permutohedral.bounded_lattice import build_bounded_lattice
-from permutohedral.choice import explain_bilateral, explain_gaussian
 from permutohedral.errors import (
     AccuracyWarning,
     BackendUnavailable,
@@ -13,7 +12,6 @@ from permutohedral.errors import (
     NeighborhoodError,
     PermutohedralError,
 )
-from permutohedral.estimate import ErrorEstimate, estimate_bilateral_error, estimate_error
 from permutohedral.features import (
     bilateral_features,
     circle_features,
@@ -25,6 +23,9 @@ from permutohedral.features import (
     rotation_features,
     whole_steps_sigma,
 )
+from permutohedral.filters.choice import explain_bilateral, explain_gaussian
+from permutohedral.filters.estimate import ErrorEstimate, estimate_bilateral_error, estimate_error
+from permutohedral.filters.steps import convolve, slice, splat
 from permutohedral.functional import (
     bilateral_filter,
     gaussian_filter,
@@ -39,7 +40,6 @@ from permutohedral.neighborhood import Neighborhood, gaussian_weight
 from permutohedral.ops.dispatch import available_backends, explain_backend, use_backend
 from permutohedral.pyramid import LatticePyramid, LevelTables, build_pyramid
 from permutohedral.simplices import Simplices
-from permutohedral.steps import convolve, slice, splat
 from permutohedral.version import __version__
 
 __all__ = [

@@ -13,7 +13,7 @@ from support import DEVICE, usable_backends
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.normalization import NORMALIZATIONS
+from permutohedral.filters.normalization import NORMALIZATIONS
 
 pytestmark = pytest.mark.parametrize("backend", usable_backends())
 

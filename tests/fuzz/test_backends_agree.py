@@ -17,7 +17,7 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.errors import FeatureRangeError, PermutohedralError
-from permutohedral.normalization import NORMALIZATIONS, Normalization
+from permutohedral.filters.normalization import NORMALIZATIONS, Normalization
 
 needs_another = pytest.mark.skipif(not OTHERS, reason="the reference is the only backend here")
 

@@ -11,7 +11,7 @@ from support import INTERPRETED
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.normalization import Normalization
+from permutohedral.filters.normalization import Normalization
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="tests/interpreted has these for the interpreter")
 

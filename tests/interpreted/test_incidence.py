@@ -9,7 +9,7 @@ from support import assert_close
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.normalization import Normalization
+from permutohedral.filters.normalization import Normalization
 from permutohedral.ops import reference
 from permutohedral.ops.dispatch import use_backend
 

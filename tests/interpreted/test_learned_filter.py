@@ -12,7 +12,7 @@ from torch import Tensor
 import permutohedral as ph
 from permutohedral import memory
 from permutohedral.errors import FeatureRangeError, InputError, MemoryLimitError
-from permutohedral.normalization import Normalization
+from permutohedral.filters.normalization import Normalization
 from permutohedral.ops import triton as kernels
 from permutohedral.ops.dispatch import use_backend
 

@@ -15,8 +15,8 @@ from support import DEVICE, assert_close, to_numpy, to_tensor
 from torch import Tensor
 
 import permutohedral as ph
+from permutohedral.filters.normalization import NORMALIZATIONS, Normalization
 from permutohedral.nn import PermutohedralConvolution
-from permutohedral.normalization import NORMALIZATIONS, Normalization
 
 pytestmark = pytest.mark.usefixtures("backend")
 

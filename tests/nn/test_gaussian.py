@@ -11,9 +11,9 @@ from support import DEVICE, assert_close, to_tensor
 from torch import Tensor
 
 import permutohedral as ph
+from permutohedral.filters.normalization import NORMALIZATIONS, Normalization
 from permutohedral.functional import GaussianMethod
 from permutohedral.nn import GaussianFilter
-from permutohedral.normalization import NORMALIZATIONS, Normalization
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -17,11 +17,11 @@ from permutohedral.benchmarks.layers import precision, prepare_image_layer, prep
 from permutohedral.benchmarks.registry import OURS, Prepared, Recorded, Workload
 from permutohedral.benchmarks.timing import Contender
 from permutohedral.benchmarks.workloads import facts_of, prepare_mnist_build
+from permutohedral.filters.steps import convolve
 from permutohedral.functional import gaussian_filter
 from permutohedral.lattice import build_lattice
 from permutohedral.ops.dispatch import use_backend
 from permutohedral.reporting.quality import relative_error
-from permutohedral.steps import convolve
 
 
 def _picture(inputs: Inputs, side: int) -> FilterProblem:

@@ -11,12 +11,12 @@ from torch import Tensor
 from permutohedral.crf.kernels import Kernel, KernelNormalization
 from permutohedral.crf.layout import Layout
 from permutohedral.errors import InputError
+from permutohedral.filters.steps import slice, splat
 from permutohedral.lattice import Lattice
 from permutohedral.memory import check_rows
 from permutohedral.neighborhood import blur_gain
 from permutohedral.ops import operators
 from permutohedral.ops.fused_primitives import SMALLEST_MASS, PairwiseTables
-from permutohedral.steps import slice, splat
 
 # powers of the mass that a kernel is divided by, at its source and at its target
 _POWERS: dict[KernelNormalization, tuple[float, float]] = {

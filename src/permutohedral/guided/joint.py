@@ -11,12 +11,12 @@ from torch import Tensor
 
 from permutohedral.features import Sigma, in_units_of
 from permutohedral.features import join_features as join
+from permutohedral.filters.normalization import check_separable
 from permutohedral.guided.grids import Grids
 from permutohedral.guided.layout import Layout, features_of
 from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.memory import check_rows
 from permutohedral.neighborhood import blur_gain
-from permutohedral.normalization import check_separable
 from permutohedral.ops import operators
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.tracing import wants_gradient

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from permutohedral.checks import splat_density
+from permutohedral.filters.normalization import check_separable
 from permutohedral.lattice import Lattice
-from permutohedral.normalization import check_separable
 from permutohedral.ops import operators
 
 # row sums of the points are met to a few percent, which is all that is needed: constants are smooth whatever n is

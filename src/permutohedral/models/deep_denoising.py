@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from permutohedral.bounded_lattice import build_bounded_lattice
 from permutohedral.errors import InputError
 from permutohedral.features import join_features
+from permutohedral.filters.steps import convolve, slice, splat
 from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.neighborhood import gaussian_weight
-from permutohedral.steps import convolve, slice, splat
 
 Origin = tuple[float, float]
 

@@ -19,10 +19,10 @@ from torch.nn import functional
 from permutohedral.data.mnist import interpolate
 from permutohedral.errors import InputError
 from permutohedral.features import lattice_step, log_scale_features, rotation_features, whole_steps_sigma
+from permutohedral.filters.normalization import Normalization
 from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.models.lenet import CLASSES, MARGIN, SIZE, LeNet, LeNetModel, build_lenet, grid_positions
 from permutohedral.nn.convolution import PermutohedralConvolution
-from permutohedral.normalization import Normalization
 
 Transformation = Literal["rotation", "scale"]
 InvarianceModel = Literal["lenet", "pcnn", "stack", "copies"]

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError
+from permutohedral.filters.steps import slice, splat
 from permutohedral.lattice import Lattice
 from permutohedral.models.point_cloud import summarize
 from permutohedral.nn.levels import (
@@ -21,7 +22,6 @@ from permutohedral.nn.levels import (
     count_items,
 )
 from permutohedral.pyramid import LatticePyramid, build_pyramid
-from permutohedral.steps import slice, splat
 
 # channels of a group that are normalized together
 _GROUP = 8

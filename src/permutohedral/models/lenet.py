@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from permutohedral.errors import InputError
+from permutohedral.filters.normalization import Normalization
+from permutohedral.filters.steps import convolve, splat
+from permutohedral.filters.steps import slice as slice_lattice
 from permutohedral.functional import gaussian_filter
 from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.nn.convolution import PermutohedralConvolution
-from permutohedral.normalization import Normalization
-from permutohedral.steps import convolve, splat
-from permutohedral.steps import slice as slice_lattice
 
 SIZE = 28
 CLASSES = 10

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError
+from permutohedral.filters.steps import slice
 from permutohedral.lattice import build_lattice
 from permutohedral.models.lattice_unet import LatticeUNet, ResidualBlock, mean_and_density
 from permutohedral.models.set_abstraction import PointNetSegmenter
 from permutohedral.nn.levels import LatticeConvolution, LatticeItems
-from permutohedral.steps import slice
 
 SegmentationModel = Literal["unet", "flat", "pointwise", "pointnet"]
 

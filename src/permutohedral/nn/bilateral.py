@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from permutohedral.errors import InputError, NeighborhoodError
 from permutohedral.features import bilateral_features
+from permutohedral.filters.normalization import Normalization
 from permutohedral.functional import GaussianMethod, bilateral_filter
 from permutohedral.nn.convolution import Initialization, PermutohedralConvolution
-from permutohedral.normalization import Normalization
 from permutohedral.tensors import check_tensor, refuse_scripting
 
 

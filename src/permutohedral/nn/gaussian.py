@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from permutohedral.filters.normalization import Normalization
 from permutohedral.functional import GaussianMethod, gaussian_filter
 from permutohedral.nn.scale import scale_features
-from permutohedral.normalization import Normalization
 from permutohedral.tensors import refuse_scripting
 
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError
+from permutohedral.filters.steps import convolve
 from permutohedral.lattice import Lattice
 from permutohedral.levels import convolve_down, convolve_up, pool
 from permutohedral.neighborhood import Neighborhood
 from permutohedral.pyramid import LatticePyramid
-from permutohedral.steps import convolve
 from permutohedral.tensors import refuse_scripting
 
 

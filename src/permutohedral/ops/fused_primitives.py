@@ -69,7 +69,7 @@ class PairwiseTables(NamedTuple):
 
 
 class LandmarkTables(NamedTuple):
-    """The Gaussian over position and color with few terms over colors (`landmarks.py`).
+    """The Gaussian over position and color with few terms over colors (`filters/landmarks.py`).
 
     Attributes:
         colors: `[landmarks, guide channels]`, in standard deviations.

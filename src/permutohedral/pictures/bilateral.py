@@ -9,9 +9,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from permutohedral.choice import explain_bilateral
 from permutohedral.errors import InputError
-from permutohedral.estimate import estimate_bilateral_error
+from permutohedral.filters.choice import explain_bilateral
+from permutohedral.filters.estimate import estimate_bilateral_error
 from permutohedral.functional import GaussianMethod
 from permutohedral.pictures.batch import Outcome, Progress, Request, companion
 from permutohedral.pictures.files import check_output, read_picture, write_picture

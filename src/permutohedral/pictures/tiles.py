@@ -10,9 +10,9 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.checks import check_method
-from permutohedral.choice import choose_for_pixels
-from permutohedral.exact import WINDOW_REACH, sum_pixels, window_of
 from permutohedral.features import grid_features
+from permutohedral.filters.choice import choose_for_pixels
+from permutohedral.filters.exact import WINDOW_REACH, sum_pixels, window_of
 from permutohedral.functional import GaussianMethod
 
 # extent of a tile with its margins; to filter its pixels takes about 500 MB

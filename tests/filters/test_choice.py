@@ -8,7 +8,7 @@ from support import assert_close, relative_error
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral import choice
+from permutohedral.filters import choice
 
 pytestmark = pytest.mark.usefixtures("backend")
 

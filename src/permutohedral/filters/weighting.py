@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.normalization import Normalization
+from permutohedral.filters.normalization import Normalization
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.tracing import is_recorded, is_traced, is_transformed, plain_numbers
 from permutohedral.tensors import check_tensor

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from permutohedral.checks import check_points, lattice_to_rows, splat_density, unfold
 from permutohedral.errors import InputError
+from permutohedral.filters.steps import convolve, slice, splat
 from permutohedral.lattice import Lattice
 from permutohedral.neighborhood import blur_gain, count_taps, gaussian_weight
 from permutohedral.ops import operators
-from permutohedral.steps import convolve, slice, splat
 
 Normalization = Literal["none", "homogeneous", "symmetric", "density", "coverage"]
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import AccuracyWarning, InputError
-from permutohedral.exact import sum_points
 from permutohedral.features import Sigma, bilateral_features, check_guide, check_image, numbers_of
+from permutohedral.filters.exact import sum_points
 from permutohedral.tensors import check_count, check_tensor
 
 # pixels of a picture are sampled in squares of this side, which share their surroundings

@@ -11,7 +11,7 @@ from support import assert_close, relative_error
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.landmarks import Landmarks, choose_landmarks, sum_landmarks
+from permutohedral.filters.landmarks import Landmarks, choose_landmarks, sum_landmarks
 
 SIGMA = (4.0, 3.0)
 

@@ -15,9 +15,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from permutohedral.exact import Window, has_no_window, window_of, window_size
 from permutohedral.features import Sigma, bilateral_features, check_image, numbers_of
-from permutohedral.landmarks import MOST_GUIDES, Landmarks, cell_size, choose_landmarks
+from permutohedral.filters.exact import Window, has_no_window, window_of, window_size
+from permutohedral.filters.landmarks import MOST_GUIDES, Landmarks, cell_size, choose_landmarks
 from permutohedral.ops import operators
 from permutohedral.ops.tracing import is_plain, is_traced, wants_gradient
 from permutohedral.tensors import check_features, check_tensor

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from permutohedral.errors import FeatureRangeError, InputError
 from permutohedral.features import Sigma, check_channels_first, check_image, in_units_of, numbers_of
-from permutohedral.landmarks import Landmarks, sum_landmarks
-from permutohedral.normalization import SMALLEST_MASS, Normalization
+from permutohedral.filters.landmarks import Landmarks, sum_landmarks
+from permutohedral.filters.normalization import SMALLEST_MASS, Normalization
 from permutohedral.ops.exact_sums import sum_neighbors, sum_window
 from permutohedral.ops.primitives import accumulation_dtype, window_extents
 from permutohedral.ops.tracing import is_traced, wants_gradient
