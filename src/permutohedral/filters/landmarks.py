@@ -25,7 +25,7 @@ from permutohedral.ops.fused_primitives import LandmarkTables
 from permutohedral.ops.primitives import accumulation_dtype, window_extents
 
 # colors the landmarks are chosen from, and how far apart those are, in standard deviations
-_SAMPLES, _SPACING = 4096, 0.6
+_SAMPLES, _SPACING = 8192, 0.6
 # what w(a, a) should lack at most at these colors, and what it may lack if there are no more landmarks
 _TOLERANCE, _MOST_LACKING = 0.1, 0.35
 # so many terms take no longer than one, so that they are all used unless even less is left
@@ -43,9 +43,9 @@ _MOST_CUBES = 1 << 18
 # colors farther than this from their mean, in standard deviations, would lose digits in squares
 _WIDEST = 100.0
 # pixels with less than this part of the mass that equal colors would have are summed again, over a window
-_SMALL_MASS, _REACH = 0.04, 3.0
+_SMALL_MASS, _REACH = 0.08, 3.0
 # of those, at most so many pairs to a pixel of the picture, where the mass is least
-_PAIRS = 4
+_PAIRS = 6
 # numbers that are computed at once
 _AT_ONCE = 1 << 24
 
@@ -94,7 +94,8 @@ def choose_landmarks(guide: Tensor, sigma: Sequence[float], most: int) -> Landma
         return None
     taken = colors[chosen]
     taken = taken[_neighbors_in_blocks(taken)]
-    mixture = np.linalg.inv(_gaussian_between(taken, taken) + 1e-5 * np.eye(chosen.size))
+    kernel = np.exp(-0.5 * ((taken[:, None] - taken) ** 2).sum(-1))
+    mixture = np.linalg.inv(kernel + 1e-5 * np.eye(chosen.size))
     dtype = accumulation_dtype(guide.dtype)
     return Landmarks(*(torch.from_numpy(array).to(guide.device, dtype) for array in (taken, mixture)))
 
@@ -125,21 +126,16 @@ def _thin_out(colors: NDArray[np.float64]) -> NDArray[np.float64]:
     return colors[found[found >= 0]]
 
 
-def _gaussian_between(some: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
-    kernel: NDArray[np.float64] = np.exp(-0.5 * ((some[:, None] - others) ** 2).sum(-1))
-    return kernel
-
-
 def _pivots(colors: NDArray[np.float64], most: int) -> NDArray[np.int64] | None:
     """Rows of Cholesky's decomposition of the Gaussian between all, largest pivot first, until little is left."""
-    left = np.ones(len(colors))
+    left, halves = np.ones(len(colors)), 0.5 * (colors**2).sum(1)
     rows = np.zeros((min(most, len(left)), len(left)))
     chosen: list[int] = []
     while left[pivot := int(left.argmax())] > (_NOTHING if len(chosen) % _BLOCK else _TOLERANCE):
         count = len(chosen)
         if count == most:
             return None if left[pivot] > _MOST_LACKING else np.array(chosen, dtype=np.int64)
-        row = _gaussian_between(colors[pivot : pivot + 1], colors)[0] - rows[:count, pivot] @ rows[:count]
+        row = np.exp(colors @ colors[pivot] - (halves + halves[pivot])) - rows[:count, pivot] @ rows[:count]
         row *= left[pivot] ** -0.5
         rows[count] = row
         left -= row * row

@@ -6,10 +6,8 @@ quotient of the two filtered is the weighted mean, and its denominator the mass 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +15,7 @@ from permutohedral.errors import InputError
 from permutohedral.filters.normalization import Normalization
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.tracing import is_recorded, is_traced, is_transformed, plain_numbers
-from permutohedral.tensors import check_tensor
+from permutohedral.tensors import check_tensor, is_surely_finite
 
 # a filter between given points, of values and a normalization
 Filter = Callable[[Tensor, Normalization], Tensor]
@@ -144,8 +142,7 @@ def refuse_nan(values: Tensor) -> None:
 
 
 def _refuse_read_nan(values: Tensor) -> None:
-    # the sum tells at a fraction of the cost, unless it overflows
-    if math.isfinite(_sum(values)):
+    if is_surely_finite(values):
         return
     bad = int((~values.isfinite()).sum())
     if bad:
@@ -153,14 +150,6 @@ def _refuse_read_nan(values: Tensor) -> None:
             f"values must be finite, but {bad} of {values.numel()} are NaN or infinite; repair them, or give weights "
             "that are zero there"
         )
-
-
-def _sum(values: Tensor) -> float:
-    """By NumPy, on this thread alone: those of torch wait for each other without sleep, on a busy machine for long."""
-    if values.dtype not in (torch.float32, torch.float64):
-        return float(values.sum(dtype=torch.float32))
-    with np.errstate(all="ignore"):
-        return float(np.add.reduce(values.detach().numpy(), axis=None))
 
 
 def _is_on_host(tensor: Tensor) -> bool:
