@@ -11,6 +11,7 @@ from support import assert_close, relative_error
 from torch import Tensor
 
 import permutohedral as ph
+from permutohedral import memory
 from permutohedral.filters.landmarks import Landmarks, choose_landmarks, sum_landmarks
 
 SIGMA = (4.0, 3.0)
@@ -175,3 +176,16 @@ class TestAuto:
         assert image.grad is not None
         with torch.no_grad():
             assert ph.explain_bilateral(image, 12.0, 0.5).startswith("landmarks: ")
+
+
+def test_too_little_memory_is_refused_before_it_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = picture(60, 70)
+    landmarks = landmarks_of(guide)
+    # pixels in one piece, sums, and two grids
+    needed = 4 * (12 * 60 * 70 + 2 * 22 * 37 * 4 * (len(landmarks.colors) + 8))
+    monkeypatch.setattr(memory, "_NEGLIGIBLE_BYTES", 0)
+    monkeypatch.setattr(memory, "available_memory", lambda device: needed)
+    sum_landmarks(guide, guide, SIGMA, landmarks)
+    monkeypatch.setattr(memory, "available_memory", lambda device: needed // 2)
+    with pytest.raises(ph.MemoryLimitError, match="bytes"):
+        sum_landmarks(guide, guide, SIGMA, landmarks)

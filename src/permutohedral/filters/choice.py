@@ -36,8 +36,8 @@ _PAIR, _PAIR_CHANNEL, _PIXEL = 0.32, 0.05, 40.0
 # of landmarks, for four channels: for each pixel, and each landmark there; for each node of the grid, each landmark
 # and each pair of landmarks there
 _GRID_PIXEL, _TERM, _NODE, _NODE_TERM, _NODE_PAIR = 32.0, 1.0, 150.0, 10.0, 0.17
-# windows of fewer pixels are not worth a grid; the grids of larger pictures would take more memory than the lattice
-_LEAST_SIGMA, MOST_PIXELS = 3.0, 2048 * 2048
+# windows of fewer pixels are not worth a grid
+_LEAST_SIGMA = 3.0
 
 # squares of a picture in which lattice points are counted
 _SIDE, _SQUARES_ALONG = 40, 2
@@ -158,7 +158,7 @@ def _with_landmarks(
     """Landmarks that take no longer than the lattice; none for what is differentiated."""
     *items, guides, height, width = guide.shape
     sigmas = numbers_of(sigma_space, 2)
-    if guides > MOST_GUIDES or height * width > MOST_PIXELS or min(sigmas) < _LEAST_SIGMA:
+    if guides > MOST_GUIDES or min(sigmas) < _LEAST_SIGMA:
         return None
     count = math.prod(items)
     if count * height * width == 0 or wants_gradient(image, guide, sigma_range) or not is_plain(image, guide):

@@ -154,8 +154,17 @@ def sum_pixels(
         sums = sum_landmarks(pixels, window.guide, window.sigma, landmarks)
         sums = sums if normalization == "homogeneous" else sums[:, :-1]
     if normalization == "homogeneous":
-        sums = sums[:, :-1] / (sums[:, -1:] + max(SMALLEST_MASS, torch.finfo(values.dtype).tiny))
+        sums = divide_by_mass(sums.movedim(1, 0), values.dtype).movedim(0, 1)
     return sums.reshape(*leading, channels, height * width).mT.to(values.dtype)
+
+
+def divide_by_mass(sums: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sums `[channels + 1, ...]`, the last of them those of ones: means of values of `dtype`, `[channels, ...]`.
+
+    >>> divide_by_mass(torch.tensor([[6.0], [2.0]]), torch.float32).tolist()
+    [[3.0]]
+    """
+    return sums[:-1] / (sums[-1:] + max(SMALLEST_MASS, torch.finfo(dtype).tiny))
 
 
 def check_finite(features: Tensor) -> None:

@@ -12,6 +12,7 @@ are summed again by the definition, over a window.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from permutohedral.memory import check_rows
 from permutohedral.ops import fused_filters
 from permutohedral.ops.fused_primitives import LandmarkTables
 from permutohedral.ops.primitives import accumulation_dtype, window_extents
@@ -46,6 +48,8 @@ _WIDEST = 100.0
 _SMALL_MASS, _REACH = 0.08, 3.0
 # of those, at most so many pairs to a pixel of the picture, where the mass is least
 _PAIRS = 6
+# how far the blur on the grid reaches, in its standard deviations, and how many channels it has at once
+_BLUR_REACH, _CHANNELS_AT_ONCE = 4.5, 4
 # numbers that are computed at once
 _AT_ONCE = 1 << 24
 
@@ -153,7 +157,9 @@ def _neighbors_in_blocks(colors: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.concatenate([half[_neighbors_in_blocks(colors[half])] for half in halves])
 
 
-def sum_landmarks(values: Tensor, guide: Tensor, sigma: tuple[float, float], landmarks: Landmarks) -> Tensor:
+def sum_landmarks(
+    values: Tensor, guide: Tensor, sigma: tuple[float, float], landmarks: Landmarks, *, repaired: bool = True
+) -> Tensor:
     """The sums over all pixels around each, weighted by the Gaussian over position and color.
 
     Args:
@@ -161,6 +167,7 @@ def sum_landmarks(values: Tensor, guide: Tensor, sigma: tuple[float, float], lan
         guide: `[items, guide channels, height, width]`, in standard deviations.
         sigma: over y and x, in pixels.
         landmarks: of the guide.
+        repaired: whether `rare_pixels` are summed over windows.
 
     Returns:
         `[items, channels + 1, height, width]`: the sums of ones, the mass, are the last.
@@ -169,14 +176,57 @@ def sum_landmarks(values: Tensor, guide: Tensor, sigma: tuple[float, float], lan
     >>> sum_landmarks(gray, gray, (2.0, 2.0), choose_landmarks(gray, [1.0], 1)).shape
     torch.Size([1, 2, 20, 30])
     """
-    full = 2 * np.pi * sigma[0] * sigma[1]
-    most = int(_PAIRS * values.shape[-2] * values.shape[-1] / (full / 2 * _REACH**2 + 1))
-    tables = LandmarkTables(
-        landmarks.colors, landmarks.mixture, sigma, (cell_size(sigma[0]), cell_size(sigma[1])),
-        _REACH, _SMALL_MASS * full, most,
-    )  # fmt: skip
+    cells = cell_size(sigma[0]), cell_size(sigma[1])
+    _check_memory(values, landmarks, cells)
+    small, most = _rare(sigma, values.shape[-2] * values.shape[-1]) if repaired else (0.0, 0)
+    tables = LandmarkTables(landmarks.colors, landmarks.mixture, sigma, cells, _REACH, small, most)
     sums = fused_filters.sum_landmarks(values, guide, tables)
     return _compose(values, guide, tables) if sums is None else sums
+
+
+def reach_of_landmarks(sigma: float) -> int:
+    """How many pixels along an axis the sums of a pixel depend on, on either side: those of whole cells.
+
+    >>> reach_of_landmarks(8.0)
+    54
+    """
+    cell = cell_size(sigma)
+    nodes = int(_BLUR_REACH * math.sqrt((sigma / cell) ** 2 - 1 / 3)) + 1
+    return (nodes + 2) * cell
+
+
+def rare_pixels(mass: Tensor, sigma: tuple[float, float]) -> Tensor:
+    """Which pixels of a picture are so rare in color that they are summed over windows.
+
+    Args:
+        mass: `[height * width]`, the last of the sums.
+        sigma: over y and x, in pixels.
+
+    >>> rare_pixels(torch.tensor([20.0, 0.1]), (2.0, 2.0)).tolist()
+    [1]
+    """
+    small, most = _rare(sigma, mass.numel())
+    return _smallest(mass, small, most)
+
+
+def _rare(sigma: tuple[float, float], pixels: int) -> tuple[float, int]:
+    """Below which mass pixels are rare, and how many of so many at most."""
+    full = 2 * np.pi * sigma[0] * sigma[1]
+    # one at least, for a small picture
+    return _SMALL_MASS * full, math.ceil(_PAIRS * pixels / (full / 2 * _REACH**2 + 1))
+
+
+def _smallest(mass: Tensor, small: float, most: int) -> Tensor:
+    found = (mass < small).nonzero()[:, 0]
+    return found[mass[found].argsort(stable=True)[:most]]
+
+
+def _check_memory(values: Tensor, landmarks: Landmarks, cells: tuple[int, int]) -> None:
+    """Raise unless there is room for the sums, the pixels in one piece, and two grids of all terms."""
+    items, channels, height, width = values.shape
+    nodes = (height // cells[0] + 2) * (width // cells[1] + 2)
+    grids = 2 * nodes * _CHANNELS_AT_ONCE * (len(landmarks.colors) + _BLOCK)
+    check_rows(items * (channels + 1) * height * width + 2 * _CHANNELS_AT_ONCE * height * width + grids, 1, values)
 
 
 def _compose(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor:
@@ -193,8 +243,9 @@ def _compose(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor:
     sums = torch.zeros_like(values)
     for each, term in zip(weights, terms.split([part.shape[0] for part in parts], dim=1), strict=True):
         sums = sums + (each[:, :, None] * (y @ term @ x.mT)).sum(1)
-    repaired = [_repair(*item, tables) for item in zip(sums, values, guide, strict=True)]
-    return torch.stack(repaired) if items else sums
+    if tables.most_repaired == 0 or items == 0:
+        return sums
+    return torch.stack([_repair(*item, tables) for item in zip(sums, values, guide, strict=True)])
 
 
 def _grid(size: int, cell: int, sigma: float, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -222,25 +273,40 @@ def _grid(size: int, cell: int, sigma: float, like: Tensor) -> tuple[Tensor, Ten
 
 def _repair(sums: Tensor, values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor:
     """The sums `[channels, height, width]` of one item, where the last of them is small over a window instead."""
-    height, width = sums.shape[1:]
-    mass = sums[-1].detach().flatten()
-    small = (mass < tables.small_mass).nonzero()[:, 0]
-    small = small[mass[small].argsort(stable=True)[: tables.most_repaired]]
-    if small.numel() == 0:
-        return sums
-    extents = window_extents(*tables.sigma, tables.reach, height, width)
+    rare = _smallest(sums[-1].detach().flatten(), tables.small_mass, tables.most_repaired)
+    return sums.flatten(1).index_copy(1, rare, sum_windows(values, guide, tables.sigma, rare)).view(sums.shape)
+
+
+def sum_windows(values: Tensor, guide: Tensor, sigma: tuple[float, float], pixels: Tensor) -> Tensor:
+    """Sums over windows around single pixels, by the definition.
+
+    Args:
+        values: `[channels, height, width]`.
+        guide: `[guide channels, height, width]`, in standard deviations.
+        sigma: over y and x, in pixels.
+        pixels: `[pixels]`, counted row by row.
+
+    Returns:
+        `[channels, pixels]`.
+
+    >>> gray = torch.ones(1, 5, 5)
+    >>> float(sum_windows(gray, gray, (0.1, 0.1), torch.tensor([7])))
+    1.0
+    """
+    height, width = values.shape[1:]
+    extents = window_extents(*sigma, _REACH, height, width)
     offsets = torch.tensor(
         [(s * dy, dx) for dy, e in enumerate(extents) for s in {1, -1 if dy else 1} for dx in range(-e, e + 1)],
-        device=sums.device,
+        device=values.device,
     )
-    scale = torch.tensor(tables.sigma, device=sums.device, dtype=sums.dtype)
+    scale = torch.tensor(sigma, device=values.device, dtype=values.dtype)
     in_space = torch.exp(-0.5 * (offsets / scale).square().sum(1))
-    found = []
-    for part in small.split(max(_AT_ONCE // (offsets.shape[0] * sums.shape[0]), 1)):
+    found = [values.new_zeros(values.shape[0], 0)]
+    for part in pixels.split(max(_AT_ONCE // (offsets.shape[0] * values.shape[0]), 1)):
         rows, columns = (part // width)[:, None] + offsets[:, 0], (part % width)[:, None] + offsets[:, 1]
         inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
         near = rows.clamp(0, height - 1) * width + columns.clamp(0, width - 1)
         own = guide.flatten(1)[:, part, None]
         in_color = torch.exp(-0.5 * (guide.flatten(1)[:, near] - own).square().sum(0))
         found.append((values.flatten(1)[:, near] * (in_color * in_space * inside)).sum(-1))
-    return sums.flatten(1).index_copy(1, small, torch.cat(found, dim=1)).view(sums.shape)
+    return torch.cat(found, dim=1)
