@@ -40,7 +40,7 @@ _GRID_PIXEL, _TERM, _NODE, _NODE_TERM, _NODE_PAIR = 32.0, 1.0, 150.0, 10.0, 0.17
 _LEAST_SIGMA = 3.0
 
 # squares of a picture in which lattice points are counted
-_SIDE, _SQUARES_ALONG = 40, 2
+_SIDE, _SQUARES_ALONG = 32, 2
 # what lies around a square belongs to it as well, in standard deviations on both sides together
 _AROUND = 0.6
 # lattice points of a cloud for each point, which are not counted

@@ -88,7 +88,13 @@ def choose_landmarks(guide: Tensor, sigma: Sequence[float], most: int) -> Landma
     [[0.0, 0.0, 0.0]]
     """
     colors = _sample(guide) / np.array(sigma)
-    colors = _thin_out(colors[np.isfinite(colors).all(1)])
+    with np.errstate(invalid="ignore"):
+        if not np.isfinite(colors.sum()):
+            # refused later on, with a reason
+            return None
+    colors = _thin_out(colors)
+    # a block takes as long as a part of it
+    most = most // _BLOCK * _BLOCK if most > _BLOCK else most
     if colors.shape[0] * _LEAST_SHARE > most or colors.shape[0] == 0:
         return None
     if np.abs(colors - colors.mean(0)).max() > _WIDEST:
