@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -363,7 +364,7 @@ def test_learned_filters_refuse_weights_that_do_not_fit() -> None:
 def test_nan_is_refused_in_traced_code(transform: str) -> None:
     values, features, _ = scatter()
     tangents = torch.ones_like(values)
-    run = {
+    run: Callable[[Tensor], Any] = {
         "compile": torch.compile(lambda values: ph.gaussian_filter(values, features), backend="aot_eager"),
         "vmap": lambda values: torch.vmap(lambda each: ph.gaussian_filter(each, features))(values[None]),
         "jvp": lambda values: torch.func.jvp(lambda each: ph.gaussian_filter(each, features), (values,), (tangents,)),

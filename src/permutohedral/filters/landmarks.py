@@ -194,7 +194,7 @@ def reach_of_landmarks(sigma: float) -> int:
     """How many pixels along an axis the sums of a pixel depend on, on either side: those of whole cells.
 
     >>> reach_of_landmarks(8.0)
-    54
+    48
     """
     cell = cell_size(sigma)
     nodes = int(_BLUR_REACH * math.sqrt((sigma / cell) ** 2 - 1 / 3)) + 1
