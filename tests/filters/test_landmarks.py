@@ -83,6 +83,20 @@ def test_backends_agree() -> None:
         assert relative_error(actual, sum_landmarks(guide, guide, SIGMA, landmarks)) < 5e-4
 
 
+def test_float64_is_float64_throughout() -> None:
+    """Weights that were float32 on the way would depend on torch's default dtype, and on how a device divides."""
+    guide = picture(26, 35).double()
+    landmarks = landmarks_of(guide)
+    with ph.use_backend("reference"):
+        actual = sum_landmarks(guide, guide, SIGMA, landmarks)
+        torch.set_default_dtype(torch.float64)
+        try:
+            expected = sum_landmarks(guide, guide, SIGMA, landmarks)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert torch.equal(actual, expected)
+
+
 def test_any_number_of_threads_gives_the_same_bits() -> None:
     guide = picture(60, 70)
     before, landmarks = torch.get_num_threads(), landmarks_of(guide)

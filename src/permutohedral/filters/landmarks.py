@@ -262,12 +262,10 @@ def _grid(size: int, cell: int, sigma: float, like: Tensor) -> tuple[Tensor, Ten
     part = (cell + _PARTS - 1) // _PARTS
     first = pixels % cell // part * part
     end = torch.minimum((first + part).clamp(max=cell), size - pixels // cell * cell)
+    # a quotient of integers would be float32, whatever the values are
+    middles = (first + end).to(like.dtype) / 2, (pixels % cell).to(like.dtype) + 0.5
     source, target = (
-        (1 - right) * left_node + right * left_node.roll(1, 1)
-        for right in (
-            ((first + end) / (2 * cell)).to(like.dtype)[:, None],
-            ((pixels % cell + 0.5) / cell).to(like.dtype)[:, None],
-        )
+        (1 - right) * left_node + right * left_node.roll(1, 1) for right in (each[:, None] / cell for each in middles)
     )
     # interpolation at the source and at the target has a variance of a sixth of a step, on average
     steps = sigma / cell
