@@ -19,8 +19,14 @@ namespace {
 constexpr double log2_e = 1.4426950408889634;
 // nodes along each axis that a pixel touches: those on both sides of it
 constexpr int taps = 2;
-// vectors of weights that are computed at once, step by step
-constexpr int vectors_at_once = 2;
+// channels of a guide: those that are missing are zero
+constexpr int num_guides = 3;
+// channels that are summed at once
+constexpr int num_channels = 4;
+// pixels that are splatted at once, and blocks of landmarks that are sliced at once, step by step
+constexpr int pixels_at_once = 2, blocks_at_once = 2;
+// the pixels of a cell give to its nodes from the middles of so many parts along each axis
+constexpr int parts_along = 2;
 // weights below two to this power count as zero
 constexpr double least_exponent = -13.3;
 // so few blocks of landmarks are all taken as active: it takes less time than to find out
@@ -30,19 +36,15 @@ constexpr double blur_reach = 4.5;
 // rows and vectors of the product with the mixture that stay in registers
 constexpr int product_rows = 4, product_vectors = 2;
 
-// Cells along an axis. A pixel gives to the nodes of its cell and of both next to it, and takes from them.
+// Cells along an axis. A pixel gives to the nodes at both ends of its cell, and takes from them.
 template <class T>
 struct Axis {
     int64_t size, cell, num_cells;
-    std::vector<T> spline;  // [cell, taps]: linear
-    std::vector<T> blur;    // between nodes that are so many steps apart
+    std::vector<T> right;  // [cell]: the weight of the right node; the left one has the rest
+    std::vector<T> blur;   // between nodes that are so many steps apart
 
     Axis(int64_t size, int64_t cell, double sigma) : size(size), cell(cell), num_cells(divide_up(size, cell)) {
-        for (int64_t i = 0; i < cell; ++i) {
-            const double right = (double(i) + 0.5) / double(cell);
-            spline.push_back(T(1 - right));
-            spline.push_back(T(right));
-        }
+        for (int64_t i = 0; i < cell; ++i) right.push_back(T((double(i) + 0.5) / double(cell)));
         // interpolation at the source and at the target has a variance of a sixth of a step, on average
         const double steps = sigma / double(cell), variance = steps * steps - 1.0 / 3.0;
         const auto reach = std::min(int64_t(blur_reach * std::sqrt(variance)) + 1, num_nodes() - 1);
@@ -53,34 +55,49 @@ struct Axis {
 
     int64_t num_nodes() const { return num_cells + taps - 1; }
     Range pixels(int64_t at) const { return {at * cell, std::min((at + 1) * cell, size)}; }
+    // one of the parts of a cell, which may be empty
+    Range pixels(int64_t at, int64_t part) const {
+        const int64_t length = divide_up(cell, parts_along), begin = at * cell + part * length;
+        const int64_t end = std::min({begin + length, (at + 1) * cell, size});
+        return {std::min(begin, end), end};
+    }
+    // the weight of the right node at the middle of pixels of a cell
+    T right_of(int64_t at, Range pixels) const {
+        return T((double(pixels.begin + pixels.end) / 2 - double(at * cell)) / double(cell));
+    }
 };
 
-// One item and up to C of its channels.
-template <class T, int G, int C>
+// What is needed of a pixel. The logarithm of its weight at a landmark c is |a|^2 + |c|^2 - 2 a c, times a factor.
+template <class T>
+struct Pixel {
+    T color[num_guides];
+    T square;
+    T values[num_channels];
+};
+
+// One item and up to `num_channels` of its channels.
+template <class T>
 class LandmarkSum {
 public:
     LandmarkSum(const LandmarkShape& shape, const T* landmarks, const T* mixture)
         : shape_(shape),
-          guides_(shape.num_guides),
           y_(shape.height, shape.cell_y, shape.sigma_y),
           x_(shape.width, shape.cell_x, shape.sigma_x),
           num_blocks_(divide_up(shape.num_landmarks, lanes<T>)),
           num_terms_(num_blocks_ * lanes<T>),
-          memory_{Memory(sizeof(T) * guides_ * num_terms_), Memory(sizeof(T) * num_terms_ * num_terms_),
+          memory_{Memory(sizeof(T) * (num_guides + 1) * num_terms_),
+                  Memory(sizeof(T) * num_terms_ * num_terms_),
                   Memory(sizeof(int32_t) * y_.num_cells * x_.num_cells * (num_blocks_ + 1)),
-                  Memory(sizeof(T) * y_.num_nodes() * row_size()), Memory(sizeof(T) * y_.num_nodes() * row_size())},
+                  Memory(sizeof(T) * y_.num_nodes() * row_size()),
+                  Memory(sizeof(T) * y_.num_nodes() * row_size()),
+                  Memory(sizeof(Pixel<T>) * plane())},
           landmarks_(as<T>(memory_[0])),
           mixture_(as<T>(memory_[1])),
           active_(as<int32_t>(memory_[2])),
           nodes_(as<T>(memory_[3])),
-          blurred_(as<T>(memory_[4])) {
-        for (int64_t g = 0; g < guides_; ++g) {
-            for (int64_t k = 0; k < num_terms_; ++k) {
-                // the last one fills its block
-                const int64_t from = std::min(k, shape.num_landmarks - 1);
-                landmarks_[g * num_terms_ + k] = landmarks[from * guides_ + g];
-            }
-        }
+          blurred_(as<T>(memory_[4])),
+          pixels_(as<Pixel<T>>(memory_[5])) {
+        center_landmarks(landmarks);
         for (int64_t k = 0; k < num_terms_; ++k) {
             for (int64_t l = 0; l < num_terms_; ++l) {
                 const bool inside = k < shape.num_landmarks && l < shape.num_landmarks;
@@ -90,42 +107,94 @@ public:
     }
 
     // Of planes, one for each channel; those of out lie one after another.
-    void run(const std::vector<const T*>& given, const T* guide, T* out, int threads) {
-        const auto channels = int64_t(given.size());
+    void run(const std::vector<const T*>& values, const T* guide, T* out, int threads) {
+        const Planes planes = planes_of(values, guide);
+        parallel_for(threads, shape_.height, [&](int64_t y, int) { gather_row(planes, y); });
         parallel_for(threads, y_.num_cells, [&](int64_t cell_y, int) { find_active(guide, cell_y); });
         parallel_for(threads, y_.num_nodes(),
                      [&](int64_t y, int) { std::fill(node(nodes_, y, 0), node(nodes_, y + 1, 0), T(0)); });
-        Planes planes;
-        // where there are fewer channels the last one stands in, and what comes of it is not written
-        for (int64_t c = 0; c < C; ++c) planes.at[c] = given[std::min(c, channels - 1)];
         // rows of cells that touch no common node
         for (int phase = 0; phase < taps; ++phase) {
             parallel_for(threads, divide_up(y_.num_cells - phase, taps), [&](int64_t part, int) {
-                for (int64_t x = 0; x < x_.num_cells; ++x) splat_cell(planes, guide, phase + taps * part, x);
+                for (int64_t x = 0; x < x_.num_cells; ++x) splat_cell(phase + taps * part, x);
             });
         }
         parallel_for(threads, y_.num_nodes(), [&](int64_t y, int) { blur_along_y(y); });
         parallel_for(threads, y_.num_nodes(), [&](int64_t y, int) { blur_and_mix(y); });
         parallel_for(threads, y_.num_cells, [&](int64_t cell_y, int) {
-            const Memory weights(sizeof(T) * taps * C * num_terms_);
-            for (int64_t x = 0; x < x_.num_cells; ++x) slice_cell(guide, channels, cell_y, x, as<T>(weights), out);
+            const Memory terms(sizeof(T) * taps * num_channels * num_terms_);
+            for (int64_t x = 0; x < x_.num_cells; ++x) slice_cell(planes.channels, cell_y, x, as<T>(terms), out);
         });
     }
 
 private:
+    // Where there are fewer channels the last one stands in: what comes of values is not written, and colors of a guide
+    // are multiplied by zero.
     struct Planes {
-        const T* at[C];
+        const T* values[num_channels];
+        const T* colors[num_guides];
+        int64_t channels;
     };
 
-    int64_t node_size() const { return C * num_terms_; }
+    Planes planes_of(const std::vector<const T*>& values, const T* guide) const {
+        Planes planes{};
+        planes.channels = int64_t(values.size());
+        for (int64_t c = 0; c < num_channels; ++c) planes.values[c] = values[std::min(c, planes.channels - 1)];
+        for (int64_t g = 0; g < num_guides; ++g)
+            planes.colors[g] = guide + std::min(g, shape_.num_guides - 1) * plane();
+        return planes;
+    }
+
+    int64_t node_size() const { return num_channels * num_terms_; }
     int64_t row_size() const { return x_.num_nodes() * node_size(); }
     T* node(T* nodes, int64_t y, int64_t x) const { return nodes + y * row_size() + x * node_size(); }
     // how many blocks of landmarks are near the colors of a cell, and which
     int32_t* active(int64_t cell_y, int64_t cell_x) const {
         return active_ + (cell_y * x_.num_cells + cell_x) * (num_blocks_ + 1);
     }
-    const T* landmark(int64_t g, int64_t block) const { return landmarks_ + g * num_terms_ + block * lanes<T>; }
+    // channel g of the colors; behind them their squares, times the factor
+    Vector<T> landmark(int64_t g, int64_t block) const {
+        return load<T, lanes<T>>(landmarks_ + g * num_terms_ + block * lanes<T>);
+    }
     int64_t plane() const { return shape_.height * shape_.width; }
+
+    // Squares of colors lose digits far from the origin, so that lies in the middle of the landmarks.
+    void center_landmarks(const T* landmarks) {
+        for (int64_t g = 0; g < num_guides; ++g) {
+            double sum = 0;
+            for (int64_t k = 0; g < shape_.num_guides && k < shape_.num_landmarks; ++k) {
+                sum += double(landmarks[k * shape_.num_guides + g]);
+            }
+            origin_[g] = T(sum / double(shape_.num_landmarks));
+            scale_[g] = T(g < shape_.num_guides ? 1 : 0);
+        }
+        for (int64_t k = 0; k < num_terms_; ++k) {
+            // the last one fills its block
+            const T* from = landmarks + std::min(k, shape_.num_landmarks - 1) * shape_.num_guides;
+            T square = 0;
+            for (int64_t g = 0; g < num_guides; ++g) {
+                const T color = g < shape_.num_guides ? from[g] - origin_[g] : T(0);
+                landmarks_[g * num_terms_ + k] = color;
+                square += color * color;
+            }
+            landmarks_[num_guides * num_terms_ + k] = -factor * square;
+        }
+    }
+
+    // The planes lie far from each other, but what is needed of a pixel is needed at once.
+    void gather_row(const Planes& planes, int64_t y) {
+        for (int64_t at = y * shape_.width; at < (y + 1) * shape_.width; ++at) {
+            Pixel<T>& pixel = pixels_[at];
+            T square = 0;
+            for (int g = 0; g < num_guides; ++g) {
+                const T color = scale_[g] * (planes.colors[g][at] - origin_[g]);
+                pixel.color[g] = 2 * factor * color;
+                square += color * color;
+            }
+            pixel.square = -factor * square;
+            for (int c = 0; c < num_channels; ++c) pixel.values[c] = planes.values[c][at];
+        }
+    }
 
     void find_active(const T* guide, int64_t cell_y) {
         if (num_blocks_ <= fewest_blocks) {
@@ -137,10 +206,10 @@ private:
             return;
         }
         const Range rows = y_.pixels(cell_y);
-        std::vector<T> least(guides_), most(guides_);
         for (int64_t cell_x = 0; cell_x < x_.num_cells; ++cell_x) {
             const Range columns = x_.pixels(cell_x);
-            for (int64_t g = 0; g < guides_; ++g) {
+            T least[num_guides] = {}, most[num_guides] = {};
+            for (int64_t g = 0; g < shape_.num_guides; ++g) {
                 const T* colors = guide + g * plane();
                 T low = colors[rows.begin * shape_.width + columns.begin], high = low;
                 for (int64_t y = rows.begin; y < rows.end; ++y) {
@@ -149,16 +218,16 @@ private:
                         high = std::max(high, colors[y * shape_.width + x]);
                     }
                 }
-                least[g] = low, most[g] = high;
+                least[g] = low - origin_[g], most[g] = high - origin_[g];
             }
             int32_t* found = active(cell_y, cell_x);
             int32_t count = 0;
             for (int64_t block = 0; block < num_blocks_; ++block) {
                 Vector<T> exponents{};
-                for (int64_t g = 0; g < guides_; ++g) {
-                    const Vector<T> at = load<T, lanes<T>>(landmark(g, block)), zero{};
+                for (int64_t g = 0; g < num_guides; ++g) {
+                    const Vector<T> at = landmark(g, block), zero{};
                     const Vector<T> below = least[g] - at, above = at - most[g];
-                    const Vector<T> outside = (below > zero ? below : zero) + (above > zero ? above : zero);
+                    const Vector<T> outside = larger<T>(below, zero) + larger<T>(above, zero);
                     exponents -= outside * outside;
                 }
                 T largest = exponents[0];
@@ -169,63 +238,60 @@ private:
         }
     }
 
-    // The logarithm, to the base two, of the weights of a pixel's color at one block of landmarks.
-    PERMUTOHEDRAL_INLINE Vector<T> exponents(const T* guide, int64_t pixel, int64_t block) const {
-        const int64_t size = plane();
-        Vector<T> sum{};
-        for (int64_t g = 0; g < guides_; ++g) {
-            const Vector<T> difference = guide[g * size + pixel] - load<T, lanes<T>>(landmark(g, block));
-            sum -= difference * difference;
+    void splat_cell(int64_t cell_y, int64_t cell_x) {
+        const int32_t* blocks = active(cell_y, cell_x);
+        for (int64_t part_y = 0; part_y < parts_along; ++part_y) {
+            for (int64_t part_x = 0; part_x < parts_along; ++part_x) {
+                const Range rows = y_.pixels(cell_y, part_y), columns = x_.pixels(cell_x, part_x);
+                if (rows.begin == rows.end || columns.begin == columns.end) continue;
+                const T down = y_.right_of(cell_y, rows), right = x_.right_of(cell_x, columns);
+                const T weights[taps][taps] = {{(1 - down) * (1 - right), (1 - down) * right},
+                                               {down * (1 - right), down * right}};
+                for (int32_t a = 1; a <= blocks[0]; ++a) {
+                    splat_block(rows, columns, blocks[a], weights, node(nodes_, cell_y, cell_x));
+                }
+            }
         }
-        return factor * sum;
     }
 
-    // Adds U consecutive pixels to what a row of a cell gives to the nodes along x.
+    // Adds what the pixels of one part give to one block of landmarks, at the nodes from `first` on.
+    PERMUTOHEDRAL_INLINE void splat_block(Range rows, Range columns, int64_t block, const T (&node_weights)[taps][taps],
+                                          T* first) const {
+        Vector<T> colors[num_guides + 1];
+        for (int g = 0; g <= num_guides; ++g) colors[g] = landmark(g, block);
+        Vector<T> sums[num_channels] = {};
+        for (int64_t y = rows.begin; y < rows.end; ++y) {
+            const Pixel<T>* at = pixels_ + y * shape_.width + columns.begin;
+            const Pixel<T>* const end = at + (columns.end - columns.begin);
+            for (; at + pixels_at_once <= end; at += pixels_at_once) add_pixels<pixels_at_once>(at, colors, sums);
+            for (; at < end; ++at) add_pixels<1>(at, colors, sums);
+        }
+        for (int j = 0; j < taps; ++j) {
+            for (int i = 0; i < taps; ++i) {
+                T* to = first + j * row_size() + i * node_size() + block * lanes<T>;
+                for (int c = 0; c < num_channels; ++c) {
+                    T* term = to + c * num_terms_;
+                    store<T, lanes<T>>(term, load<T, lanes<T>>(term) + node_weights[j][i] * sums[c]);
+                }
+            }
+        }
+    }
+
     template <int U>
-    PERMUTOHEDRAL_INLINE void add_pixels(const Planes& values, const T* guide, int64_t pixel, int64_t block,
-                                         const T* spline, Vector<T>* sums) const {
+    PERMUTOHEDRAL_INLINE static void add_pixels(const Pixel<T>* pixels, const Vector<T>* colors, Vector<T>* sums) {
         Vector<T> weights[U];
-        for (int u = 0; u < U; ++u) weights[u] = exponents(guide, pixel + u, block);
+        for (int u = 0; u < U; ++u) weights[u] = exponents(pixels[u], colors);
         rough_exp2_in_place<T, U>(weights);
         for (int u = 0; u < U; ++u) {
-            for (int c = 0; c < C; ++c) {
-                const Vector<T> given = weights[u] * values.at[c][pixel + u];
-                for (int i = 0; i < taps; ++i) sums[i * C + c] += given * spline[u * taps + i];
-            }
+            for (int c = 0; c < num_channels; ++c) sums[c] += weights[u] * pixels[u].values[c];
         }
     }
 
-    void splat_cell(const Planes& values, const T* guide, int64_t cell_y, int64_t cell_x) {
-        const Range rows = y_.pixels(cell_y), columns = x_.pixels(cell_x);
-        const int32_t* blocks = active(cell_y, cell_x);
-        for (int32_t a = 1; a <= blocks[0]; ++a) {
-            const int64_t block = blocks[a];
-            Vector<T> totals[taps][taps * C] = {};
-            for (int64_t y = rows.begin; y < rows.end; ++y) {
-                Vector<T> sums[taps * C] = {};
-                int64_t x = columns.begin;
-                for (; x + vectors_at_once <= columns.end; x += vectors_at_once) {
-                    add_pixels<vectors_at_once>(values, guide, y * shape_.width + x, block,
-                                                &x_.spline[taps * (x - columns.begin)], sums);
-                }
-                for (; x < columns.end; ++x) {
-                    add_pixels<1>(values, guide, y * shape_.width + x, block, &x_.spline[taps * (x - columns.begin)],
-                                  sums);
-                }
-                for (int j = 0; j < taps; ++j) {
-                    const T weight = y_.spline[taps * (y - rows.begin) + j];
-                    for (int i = 0; i < taps * C; ++i) totals[j][i] += weight * sums[i];
-                }
-            }
-            for (int j = 0; j < taps; ++j) {
-                // the nodes along x follow each other
-                T* to = node(nodes_, cell_y + j, cell_x) + block * lanes<T>;
-                for (int i = 0; i < taps * C; ++i) {
-                    T* term = to + i * num_terms_;
-                    store<T, lanes<T>>(term, load<T, lanes<T>>(term) + totals[j][i]);
-                }
-            }
-        }
+    // The logarithm, to the base two, of the weights of a pixel's color at one block of landmarks.
+    PERMUTOHEDRAL_INLINE static Vector<T> exponents(const Pixel<T>& pixel, const Vector<T>* colors) {
+        Vector<T> sum = colors[num_guides] + pixel.square;
+        for (int g = 0; g < num_guides; ++g) sum += pixel.color[g] * colors[g];
+        return sum;
     }
 
     // out += weight * from, of multiples of a vector
@@ -262,7 +328,7 @@ private:
                            as<T>(row) + x * node_size());
             }
         }
-        const int64_t num_rows = x_.num_nodes() * C;
+        const int64_t num_rows = x_.num_nodes() * num_channels;
         int64_t first = 0;
         for (; first + product_rows <= num_rows; first += product_rows) {
             multiply<product_rows>(as<T>(row) + first * num_terms_, node(nodes_, y, 0) + first * num_terms_);
@@ -300,50 +366,53 @@ private:
 
     // Adds what U of the active blocks give to a pixel, for each node along x.
     template <int U>
-    PERMUTOHEDRAL_INLINE void take_blocks(const T* guide, int64_t pixel, const int32_t* blocks, const T* terms,
+    PERMUTOHEDRAL_INLINE void take_blocks(const Pixel<T>& pixel, const int32_t* blocks, const T* terms,
                                           Vector<T>* sums) const {
         Vector<T> weights[U];
-        for (int u = 0; u < U; ++u) weights[u] = exponents(guide, pixel, blocks[u]);
+        for (int u = 0; u < U; ++u) {
+            Vector<T> colors[num_guides + 1];
+            for (int g = 0; g <= num_guides; ++g) colors[g] = landmark(g, blocks[u]);
+            weights[u] = exponents(pixel, colors);
+        }
         rough_exp2_in_place<T, U>(weights);
         for (int u = 0; u < U; ++u) {
-            for (int i = 0; i < taps * C; ++i) {
-                sums[i] += weights[u] * load<T, lanes<T>>(terms + (u * taps * C + i) * lanes<T>);
+            for (int i = 0; i < taps * num_channels; ++i) {
+                sums[i] += weights[u] * load<T, lanes<T>>(terms + (u * taps * num_channels + i) * lanes<T>);
             }
         }
     }
 
-    // `terms [active blocks, taps, C, lanes]` holds what is interpolated along y.
-    void slice_cell(const T* guide, int64_t channels, int64_t cell_y, int64_t cell_x, T* terms, T* out) const {
+    // `terms [active blocks, taps, num_channels, lanes]` holds what is interpolated along y.
+    void slice_cell(int64_t channels, int64_t cell_y, int64_t cell_x, T* terms, T* out) const {
+        constexpr int block_size = taps * num_channels;
         const Range rows = y_.pixels(cell_y), columns = x_.pixels(cell_x);
         const int32_t* blocks = active(cell_y, cell_x) + 1;
         const int32_t count = blocks[-1];
         for (int64_t y = rows.begin; y < rows.end; ++y) {
-            const T* spline_y = &y_.spline[taps * (y - rows.begin)];
+            const T down = y_.right[y - rows.begin];
             for (int32_t a = 0; a < count; ++a) {
-                for (int i = 0; i < taps * C; ++i) {
-                    Vector<T> sum{};
-                    for (int j = 0; j < taps; ++j) {
-                        const T* from = node(nodes_, cell_y + j, cell_x) + i * num_terms_ + blocks[a] * lanes<T>;
-                        sum += spline_y[j] * load<T, lanes<T>>(from);
-                    }
-                    store<T, lanes<T>>(terms + (a * taps * C + i) * lanes<T>, sum);
+                const T* upper = node(nodes_, cell_y, cell_x) + blocks[a] * lanes<T>;
+                for (int i = 0; i < block_size; ++i) {
+                    const Vector<T> above = load<T, lanes<T>>(upper + i * num_terms_);
+                    const Vector<T> below = load<T, lanes<T>>(upper + row_size() + i * num_terms_);
+                    store<T, lanes<T>>(terms + (a * block_size + i) * lanes<T>, above + down * (below - above));
                 }
             }
             for (int64_t x = columns.begin; x < columns.end; ++x) {
-                const int64_t pixel = y * shape_.width + x;
-                Vector<T> sums[taps * C] = {};
+                const int64_t at = y * shape_.width + x;
+                Vector<T> sums[block_size] = {};
                 int32_t a = 0;
-                for (; a + vectors_at_once <= count; a += vectors_at_once) {
-                    take_blocks<vectors_at_once>(guide, pixel, blocks + a, terms + a * taps * C * lanes<T>, sums);
+                for (; a + blocks_at_once <= count; a += blocks_at_once) {
+                    take_blocks<blocks_at_once>(pixels_[at], blocks + a, terms + a * block_size * lanes<T>, sums);
                 }
-                for (; a < count; ++a) take_blocks<1>(guide, pixel, blocks + a, terms + a * taps * C * lanes<T>, sums);
-                const T* spline_x = &x_.spline[taps * (x - columns.begin)];
-                for (int64_t c = 0; c < C; ++c) {
-                    Vector<T> sum{};
-                    for (int i = 0; i < taps; ++i) sum += spline_x[i] * sums[i * C + c];
-                    sum = reduce_lanes<T, lanes<T>>(sum, [](Vector<T> a, Vector<T> b) { return a + b; });
-                    if (c < channels) out[c * plane() + pixel] = sum[0];
+                for (; a < count; ++a) take_blocks<1>(pixels_[at], blocks + a, terms + a * block_size * lanes<T>, sums);
+                const T right = x_.right[x - columns.begin];
+                for (int c = 0; c < num_channels; ++c) {
+                    sums[c] += right * (sums[num_channels + c] - sums[c]);
                 }
+                T totals[num_channels];
+                add_lanes_of_four<T>(sums, totals);
+                for (int64_t c = 0; c < channels; ++c) out[c * plane() + at] = totals[c];
             }
         }
     }
@@ -351,13 +420,14 @@ private:
     // exp(-x^2 / 2) is two to the power of -factor x^2
     static constexpr T factor = T(0.5 * log2_e);
     const LandmarkShape shape_;
-    const Extent<G> guides_;
     const Axis<T> y_, x_;
     const int64_t num_blocks_, num_terms_;
-    const Memory memory_[5];
+    const Memory memory_[6];
     T *const landmarks_, *const mixture_;
+    T origin_[num_guides], scale_[num_guides];
     int32_t* const active_;
-    T *const nodes_, *const blurred_;  // [nodes along y, nodes along x, C, terms]
+    T *const nodes_, *const blurred_;  // [nodes along y, nodes along x, num_channels, terms]
+    Pixel<T>* const pixels_;
 };
 
 }  // namespace
@@ -365,7 +435,6 @@ private:
 template <class T>
 void sum_landmarks(const LandmarkShape& shape, const T* values, const T* guide, const T* landmarks, const T* mixture,
                    T* out, int threads) {
-    constexpr int channels_at_once = 4;
     const int64_t plane = shape.height * shape.width, num_sums = shape.num_channels + 1;
     const Memory ones(sizeof(T) * plane);
     std::fill(as<T>(ones), as<T>(ones) + plane, T(1));
@@ -376,24 +445,22 @@ void sum_landmarks(const LandmarkShape& shape, const T* values, const T* guide, 
     window.sigma_y = shape.sigma_y;
     window.sigma_x = shape.sigma_x;
     window.reach = shape.reach;
-    dispatch<3, 0>(shape.num_guides, [&](auto guides) {
-        LandmarkSum<T, decltype(guides)::value, channels_at_once> sum(shape, landmarks, mixture);
-        for (int64_t item = 0; item < shape.num_items; ++item) {
-            std::vector<const T*> planes;
-            for (int64_t c = 0; c < shape.num_channels; ++c) {
-                planes.push_back(values + (item * shape.num_channels + c) * plane);
-            }
-            planes.push_back(as<T>(ones));
-            const T* colors = guide + item * shape.num_guides * plane;
-            T* sums = out + item * num_sums * plane;
-            for (int64_t first = 0; first < num_sums; first += channels_at_once) {
-                const auto begin = planes.begin() + first;
-                const int64_t channels = std::min<int64_t>(channels_at_once, num_sums - first);
-                sum.run(std::vector<const T*>(begin, begin + channels), colors, sums + first * plane, threads);
-            }
-            repair_sums(window, planes, colors, T(shape.small_mass), shape.most_repaired, sums, threads);
+    LandmarkSum<T> sum(shape, landmarks, mixture);
+    for (int64_t item = 0; item < shape.num_items; ++item) {
+        std::vector<const T*> planes;
+        for (int64_t c = 0; c < shape.num_channels; ++c) {
+            planes.push_back(values + (item * shape.num_channels + c) * plane);
         }
-    });
+        planes.push_back(as<T>(ones));
+        const T* colors = guide + item * shape.num_guides * plane;
+        T* sums = out + item * num_sums * plane;
+        for (int64_t first = 0; first < num_sums; first += num_channels) {
+            const auto begin = planes.begin() + first;
+            const int64_t channels = std::min<int64_t>(num_channels, num_sums - first);
+            sum.run(std::vector<const T*>(begin, begin + channels), colors, sums + first * plane, threads);
+        }
+        repair_sums(window, planes, colors, T(shape.small_mass), shape.most_repaired, sums, threads);
+    }
 }
 
 template void sum_landmarks(const LandmarkShape&, const float*, const float*, const float*, const float*, float*, int);

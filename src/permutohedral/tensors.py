@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,3 +96,18 @@ def check_count(name: str, number: object, least: int = 0) -> None:
     """
     if isinstance(number, bool) or not isinstance(number, int) or number < least:
         raise InputError(f"{name} must be a whole number of at least {least}, got {number!r}")
+
+
+def is_surely_finite(tensor: Tensor) -> bool:
+    """Whether the sum of a tensor of floats is finite: then so are its numbers; a sum of finite ones may overflow.
+
+    That takes a fraction of the time of a look at each. On the CPU it is NumPy's, on this thread alone: those of torch
+    wait for each other without sleep, on a busy machine for long.
+
+    >>> is_surely_finite(torch.ones(3)), is_surely_finite(torch.tensor([1.0, torch.nan]))
+    (True, False)
+    """
+    if tensor.device.type != "cpu" or tensor.dtype not in (torch.float32, torch.float64):
+        return math.isfinite(float(tensor.detach().sum(dtype=torch.float32)))
+    with np.errstate(all="ignore"):
+        return math.isfinite(float(np.add.reduce(tensor.detach().numpy(), axis=None)))

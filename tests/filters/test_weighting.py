@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -357,3 +358,17 @@ def test_learned_filters_refuse_weights_that_do_not_fit() -> None:
         ph.permutohedral_filter(values, features, weight, normalization="symmetric", weights=weights)
     with pytest.raises(InputError, match="one for each point"):
         ph.permutohedral_filter(values, features, weight, weights=weights[:3])
+
+
+@pytest.mark.parametrize("transform", ["compile", "vmap", "jvp"])
+def test_nan_is_refused_in_traced_code(transform: str) -> None:
+    values, features, _ = scatter()
+    tangents = torch.ones_like(values)
+    run: Callable[[Tensor], Any] = {
+        "compile": torch.compile(lambda values: ph.gaussian_filter(values, features), backend="aot_eager"),
+        "vmap": lambda values: torch.vmap(lambda each: ph.gaussian_filter(each, features))(values[None]),
+        "jvp": lambda values: torch.func.jvp(lambda each: ph.gaussian_filter(each, features), (values,), (tangents,)),
+    }[transform]
+    run(values)
+    with pytest.raises((InputError, RuntimeError), match="values must be finite"):
+        run(spoiled(torch.nan))

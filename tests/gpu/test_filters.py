@@ -177,3 +177,21 @@ def test_more_numbers_than_32_bits_count() -> None:
     assert filtered.numel() > 2**31
     for part in filtered.split(1_000_000):
         assert float((part - 3.0).abs().max()) <= 1e-5 * 3.0
+
+
+@pytest.mark.parametrize("shape", [(90, 110), (211, 173)])
+def test_landmarks_of_a_picture(shape: tuple[int, int]) -> None:
+    """The automatic method chooses alike on both devices, and gives the same."""
+    y, x = torch.meshgrid(*(torch.linspace(0, 3, size) for size in shape), indexing="ij")
+    picture = torch.stack([torch.sin((c + 1) * x) * y.cos() / 4 + 0.5 for c in range(3)])
+    # a color that is rare, which is summed by the definition
+    picture[:, 20, 30] = torch.tensor([3.0, -2.0, 3.0])
+    explained = ph.explain_bilateral(picture.cuda(), 12.0, 0.5)
+    assert explained == ph.explain_bilateral(picture, 12.0, 0.5)
+    assert explained.startswith("landmarks: ")
+    with ph.use_backend("reference"):
+        expected = ph.bilateral_filter(picture.double(), 12.0, 0.5, method="auto")
+    for dtype, tolerance in ((torch.float32, 1e-3), (torch.float64, 1e-9)):
+        actual = ph.bilateral_filter(picture.to("cuda", dtype), 12.0, 0.5, method="auto")
+        assert actual.dtype == dtype
+        assert l2_error(actual, expected) < tolerance

@@ -13,6 +13,7 @@ from PIL import Image
 from skimage import data
 
 import permutohedral as ph
+from permutohedral.filters import landmarks
 from permutohedral.geometry import reach
 from permutohedral.pictures import tiles
 
@@ -60,11 +61,23 @@ def test_tiles_take_the_edges_of_another_picture() -> None:
 )
 def test_tiles_of_every_method(method: Any, halo: int, sigmas: tuple[float, float]) -> None:
     picture = PHOTOGRAPH[:, :170, :260]
-    # landmarks are for what is filtered at once
-    landmarks = method == "auto" and ph.explain_bilateral(picture, *sigmas).startswith("landmarks")
-    whole = ph.bilateral_filter(picture, *sigmas, None, "separable" if landmarks else method, halo)
+    whole = ph.bilateral_filter(picture, *sigmas, None, method, halo)
     parts = tiles.filter_in_tiles(picture, picture, *sigmas, method=method, halo=halo, tile=100)
     torch.testing.assert_close(parts, whole, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("sigmas", [(8.0, 0.2), (5.0, 0.3)], ids=str)
+def test_tiles_with_the_landmarks_of_the_whole(sigmas: tuple[float, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where more pixels are rare than can be summed again: which ones is decided for the whole."""
+    monkeypatch.setattr(landmarks, "_PAIRS", 0.5)
+    picture = PHOTOGRAPH[:, 100:370, 100:460]
+    assert ph.explain_bilateral(picture, *sigmas).startswith("landmarks: ")
+    done: list[float] = []
+    parts = tiles.filter_in_tiles(picture, picture, *sigmas, done.append, method="auto", tile=200)
+    torch.testing.assert_close(parts, ph.bilateral_filter(picture, *sigmas, method="auto"), rtol=0, atol=1e-5)
+    assert len(done) >= 4
+    assert sorted(done) == done
+    assert done[-1] == 1
 
 
 def test_the_margins_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:

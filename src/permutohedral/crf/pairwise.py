@@ -44,15 +44,24 @@ class Pairwise:
     normalization: KernelNormalization
 
     def cost(self, marginals: Tensor, both_ways: bool = False) -> Tensor:
-        """K Q mu, the expected cost of each label: `[rows, labels]`.
+        """K Q mu, the expected cost of each label: `[rows, labels]`."""
+        blurred = self._blurred(marginals, both_ways)
+        return operators.slice(_apply(self.compatibility, blurred), self.lattice.source.vertices, self._target_weights)
 
-        Costs are applied on the lattice, which has fewer rows; scales are part of the weights.
-        """
+    def gain(self, marginals: Tensor, both_ways: bool = False) -> Tensor:
+        """-K Q mu, but for a constant for all labels of a point: what is added to logits, `[rows, labels]`."""
+        blurred, compatibility = self._blurred(marginals, both_ways), self.compatibility
+        # w (1 - I) is -w I but for such a constant
+        potts = not isinstance(compatibility, Tensor) or compatibility.dim() == 0
+        gain = compatibility * blurred if potts else _apply(-compatibility, blurred)
+        return operators.slice(gain, self.lattice.source.vertices, self._target_weights)
+
+    def _blurred(self, marginals: Tensor, both_ways: bool) -> Tensor:
+        """Costs are applied on the lattice, which has fewer rows than points; scales are part of the weights."""
         source, rows = self.lattice.source, self.lattice.num_lattice_points
         check_rows(3 * rows + marginals.shape[0], marginals.shape[1], marginals)
         splatted = operators.splat(marginals, source.vertices, self._source_weights, rows)
-        blurred = _blur(splatted, self.axis_neighbors, both_ways)
-        return operators.slice(_apply(self.compatibility, blurred), source.vertices, self._target_weights)
+        return _blur(splatted, self.axis_neighbors, both_ways)
 
     @cached_property
     def _scales(self) -> tuple[Tensor | None, Tensor | None]:

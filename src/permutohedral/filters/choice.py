@@ -9,6 +9,7 @@ it takes more than a third of the time of the lattice (docs/accuracy.md).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,13 +33,16 @@ _SLOWER = 1.15
 _CORNER, _LATTICE_POINT = 9.0, 27.0
 # of the exact method: for each pair, and each of its features and channels; for each pixel besides
 _PAIR, _PAIR_CHANNEL, _PIXEL = 0.32, 0.05, 40.0
-# of landmarks, for four channels: for each at a pixel, for each pair of them at a node, for each pixel besides
-_TERM, _MIXED_PAIR, _TERM_PIXEL = 1.7, 0.25, 42.0
-# windows of fewer pixels are not worth a grid; the grids of larger pictures would take more memory than the lattice
-_LEAST_SIGMA, MOST_PIXELS = 3.0, 2048 * 2048
+# of landmarks, for four channels: for each pixel, and each landmark there; for each node of the grid, each landmark
+# and each pair of landmarks there
+_GRID_PIXEL, _TERM, _NODE, _NODE_TERM, _NODE_PAIR = 32.0, 1.0, 150.0, 10.0, 0.17
+# windows of fewer pixels are not worth a grid
+_LEAST_SIGMA = 3.0
 
 # squares of a picture in which lattice points are counted
-_SIDE, _SQUARES_ALONG = 40, 2
+_SIDE, _SQUARES_ALONG = 32, 2
+# what lies around a square belongs to it as well, in standard deviations on both sides together
+_AROUND = 0.6
 # lattice points of a cloud for each point, which are not counted
 _OF_A_CLOUD = 1.0
 
@@ -160,25 +164,33 @@ def _with_landmarks(
     """Landmarks that take no longer than the lattice; none for what is differentiated."""
     *items, guides, height, width = guide.shape
     sigmas = numbers_of(sigma_space, 2)
-    if guides > MOST_GUIDES or height * width > MOST_PIXELS or min(sigmas) < _LEAST_SIGMA:
+    if guides > MOST_GUIDES or min(sigmas) < _LEAST_SIGMA:
         return None
     count = math.prod(items)
     if count * height * width == 0 or wants_gradient(image, guide, sigma_range) or not is_plain(image, guide):
         return None
     # the mass is one more channel
     passes = math.ceil((image.shape[:-2].numel() // count + 1) / 4)
-    left = _SLOWER * lattice / (count * height * width * passes) - _TERM_PIXEL
-    if left <= 0:
+    most = _most_landmarks(_SLOWER * lattice / (count * height * width * passes), sigmas)
+    if most == 0:
         return None
-    # where left = _TERM * most + mixed * most**2
-    mixed = _MIXED_PAIR / (cell_size(sigmas[0]) * cell_size(sigmas[1]))
-    most = int(2 * left / (_TERM + math.sqrt(_TERM**2 + 4 * mixed * left)))
     pictures = guide.reshape(-1, guides, height, width)
     found = choose_landmarks(pictures, numbers_of(sigma_range, guides), most)
     if found is None:
         return None
     reason = f"{found.colors.shape[0]} colors take no longer than {_in_words(lattice)} for a lattice"
     return Choice("landmarks", reason, landmarks=found, window=window_of(guide, sigma_space, sigma_range))
+
+
+def _most_landmarks(time: float, sigmas: Sequence[float]) -> int:
+    """How many can be taken in so much time for each pixel."""
+    nodes = 1 / (cell_size(sigmas[0]) * cell_size(sigmas[1]))
+    left = time - _GRID_PIXEL - nodes * _NODE
+    if left <= 0:
+        return 0
+    # left = linear most + squared most^2
+    linear, squared = _TERM + nodes * _NODE_TERM, nodes * _NODE_PAIR
+    return int(2 * left / (linear + math.sqrt(linear**2 + 4 * squared * left)))
 
 
 def _pair_time(dimension: int, channels: int) -> float:
@@ -198,7 +210,9 @@ def _lattice_points_per_pixel(guide: Tensor, sigma_space: Sigma, sigma_range: Si
         features = torch.cat([bilateral_features(square, sigma_space, sigma_range) for square in squares])
         items = torch.arange(len(squares), dtype=torch.int32, device=guide.device)
         keys = operators.index_points(features, items.repeat_interleave(features.shape[0] // len(squares)))[0]
-    return keys.shape[0] / features.shape[0]
+    extents = zip(squares[0].shape[1:], first.shape[1:], numbers_of(sigma_space, 2), strict=True)
+    wider = math.prod(1 + _AROUND * sigma / part for part, whole, sigma in extents if part < whole)
+    return keys.shape[0] / (features.shape[0] * wider)
 
 
 def _places(extent: int) -> list[slice]:

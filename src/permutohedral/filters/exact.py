@@ -20,7 +20,7 @@ from permutohedral.filters.normalization import SMALLEST_MASS, Normalization
 from permutohedral.ops.exact_sums import sum_neighbors, sum_window
 from permutohedral.ops.primitives import accumulation_dtype, window_extents
 from permutohedral.ops.tracing import is_traced, wants_gradient
-from permutohedral.tensors import check_features, check_tensor
+from permutohedral.tensors import check_features, check_tensor, is_surely_finite
 
 # sources farther away than this, in standard deviations, have weights below 1.3e-14 and are left out
 POINTS_REACH = 8.0
@@ -154,8 +154,17 @@ def sum_pixels(
         sums = sum_landmarks(pixels, window.guide, window.sigma, landmarks)
         sums = sums if normalization == "homogeneous" else sums[:, :-1]
     if normalization == "homogeneous":
-        sums = sums[:, :-1] / (sums[:, -1:] + max(SMALLEST_MASS, torch.finfo(values.dtype).tiny))
+        sums = divide_by_mass(sums.movedim(1, 0), values.dtype).movedim(0, 1)
     return sums.reshape(*leading, channels, height * width).mT.to(values.dtype)
+
+
+def divide_by_mass(sums: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sums `[channels + 1, ...]`, the last of them those of ones: means of values of `dtype`, `[channels, ...]`.
+
+    >>> divide_by_mass(torch.tensor([[6.0], [2.0]]), torch.float32).tolist()
+    [[3.0]]
+    """
+    return sums[:-1] / (sums[-1:] + max(SMALLEST_MASS, torch.finfo(dtype).tiny))
 
 
 def check_finite(features: Tensor) -> None:
@@ -163,7 +172,7 @@ def check_finite(features: Tensor) -> None:
 
     >>> check_finite(torch.zeros(3))
     """
-    if is_traced() or bool(torch.isfinite(features).all()):
+    if is_traced() or is_surely_finite(features) or bool(torch.isfinite(features).all()):
         return
     bad = int((~torch.isfinite(features)).sum())
     raise FeatureRangeError(

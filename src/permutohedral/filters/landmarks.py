@@ -12,6 +12,7 @@ are summed again by the definition, over a window.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,25 +21,35 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from permutohedral.memory import check_rows
 from permutohedral.ops import fused_filters
 from permutohedral.ops.fused_primitives import LandmarkTables
 from permutohedral.ops.primitives import accumulation_dtype, window_extents
 
 # colors the landmarks are chosen from, and how far apart those are, in standard deviations
 _SAMPLES, _SPACING = 8192, 0.6
-# what w(a, a) may lack at these colors; so many terms take no longer than one, so that they are all used unless even
-# less is left
-_TOLERANCE, _BLOCK, _NOTHING = 0.1, 8, 1e-3
-# there are at least so many landmarks to a hundred colors
-_LEAST_SHARE = 0.2
+# what w(a, a) should lack at most at these colors, and what it may lack if there are no more landmarks
+_TOLERANCE, _MOST_LACKING = 0.1, 0.35
+# so many terms take no longer than one, so that they are all used unless even less is left
+_BLOCK, _NOTHING = 8, 1e-3
+# there are at least so many landmarks to a color
+_LEAST_SHARE = 0.12
 # channels of a guide
 MOST_GUIDES = 3
-# pixels between the nodes of the grid, in standard deviations
-_CELL = 0.75
+# pixels between the nodes of the grid, in standard deviations, and no more than lie near each other in color
+_CELL, _LARGEST_CELL = 0.75, 16
+# the pixels of a cell give to its nodes from the middles of so many parts along each axis
+_PARTS = 2
+# a table of so many small cubes is faster than sorting
+_MOST_CUBES = 1 << 18
+# colors farther than this from their mean, in standard deviations, would lose digits in squares
+_WIDEST = 100.0
 # pixels with less than this part of the mass that equal colors would have are summed again, over a window
-_SMALL_MASS, _REACH = 0.04, 3.0
+_SMALL_MASS, _REACH = 0.08, 3.0
 # of those, at most so many pairs to a pixel of the picture, where the mass is least
-_PAIRS = 4
+_PAIRS = 6
+# how far the blur on the grid reaches, in its standard deviations, and how many channels it has at once
+_BLUR_REACH, _CHANNELS_AT_ONCE = 4.5, 4
 # numbers that are computed at once
 _AT_ONCE = 1 << 24
 
@@ -62,7 +73,7 @@ def cell_size(sigma: float) -> int:
     >>> cell_size(8.0)
     6
     """
-    return max(int(_CELL * sigma), 1)
+    return min(max(int(_CELL * sigma), 1), _LARGEST_CELL)
 
 
 def choose_landmarks(guide: Tensor, sigma: Sequence[float], most: int) -> Landmarks | None:
@@ -77,18 +88,26 @@ def choose_landmarks(guide: Tensor, sigma: Sequence[float], most: int) -> Landma
     [[0.0, 0.0, 0.0]]
     """
     colors = _sample(guide) / np.array(sigma)
-    colors = _thin_out(colors[np.isfinite(colors).all(1)])
+    with np.errstate(invalid="ignore"):
+        if not np.isfinite(colors.sum()):
+            # refused later on, with a reason
+            return None
+    colors = _thin_out(colors)
+    # a block takes as long as a part of it
+    most = most // _BLOCK * _BLOCK if most > _BLOCK else most
     if colors.shape[0] * _LEAST_SHARE > most or colors.shape[0] == 0:
         return None
-    kernel = _gaussian_between(colors)
-    chosen = _pivots(kernel, most)
+    if np.abs(colors - colors.mean(0)).max() > _WIDEST:
+        return None
+    chosen = _pivots(colors, most)
     if chosen is None:
         return None
-    # those of similar brightness follow each other, since they are near the same pixels
-    chosen = chosen[np.argsort(colors[chosen].sum(1), kind="stable")]
-    mixture = np.linalg.inv(kernel[np.ix_(chosen, chosen)] + 1e-5 * np.eye(chosen.size))
+    taken = colors[chosen]
+    taken = taken[_neighbors_in_blocks(taken)]
+    kernel = np.exp(-0.5 * ((taken[:, None] - taken) ** 2).sum(-1))
+    mixture = np.linalg.inv(kernel + 1e-5 * np.eye(chosen.size))
     dtype = accumulation_dtype(guide.dtype)
-    return Landmarks(*(torch.from_numpy(array).to(guide.device, dtype) for array in (colors[chosen], mixture)))
+    return Landmarks(*(torch.from_numpy(array).to(guide.device, dtype) for array in (taken, mixture)))
 
 
 def _sample(guide: Tensor) -> NDArray[np.float64]:
@@ -108,27 +127,25 @@ def _thin_out(colors: NDArray[np.float64]) -> NDArray[np.float64]:
     """One of each small cube of colors."""
     cubes = np.rint(colors / _SPACING).astype(np.int64)
     cubes -= cubes.min(axis=0, initial=0)
-    keys = cubes @ np.array([1, 1 << 20, 1 << 40], dtype=np.int64)[: colors.shape[1]]
-    unique: NDArray[np.float64] = colors[np.unique(keys, return_index=True)[1]]
-    return unique
+    along = cubes.max(axis=0, initial=0) + 1
+    if along.prod(dtype=np.float64) > _MOST_CUBES:
+        return colors[np.unique(cubes, axis=0, return_index=True)[1]]
+    found = np.full(along.prod(), -1)
+    # of several in one cube the last stays
+    found[np.ravel_multi_index(tuple(cubes.T), tuple(along))] = np.arange(len(colors))
+    return colors[found[found >= 0]]
 
 
-def _gaussian_between(colors: NDArray[np.float64]) -> NDArray[np.float64]:
-    squares = (colors**2).sum(1)
-    kernel: NDArray[np.float64] = np.exp(colors @ colors.T - 0.5 * (squares[:, None] + squares))
-    return kernel
-
-
-def _pivots(kernel: NDArray[np.float64], most: int) -> NDArray[np.int64] | None:
-    """Rows of the matrix, by Cholesky's decomposition with the largest pivot first, until what is left is small."""
-    left = kernel.diagonal().copy()
+def _pivots(colors: NDArray[np.float64], most: int) -> NDArray[np.int64] | None:
+    """Rows of Cholesky's decomposition of the Gaussian between all, largest pivot first, until little is left."""
+    left, halves = np.ones(len(colors)), 0.5 * (colors**2).sum(1)
     rows = np.zeros((min(most, len(left)), len(left)))
     chosen: list[int] = []
     while left[pivot := int(left.argmax())] > (_NOTHING if len(chosen) % _BLOCK else _TOLERANCE):
         count = len(chosen)
         if count == most:
-            return None if left[pivot] > _TOLERANCE else np.array(chosen, dtype=np.int64)
-        row = kernel[pivot] - rows[:count, pivot] @ rows[:count]
+            return None if left[pivot] > _MOST_LACKING else np.array(chosen, dtype=np.int64)
+        row = np.exp(colors @ colors[pivot] - (halves + halves[pivot])) - rows[:count, pivot] @ rows[:count]
         row *= left[pivot] ** -0.5
         rows[count] = row
         left -= row * row
@@ -136,7 +153,19 @@ def _pivots(kernel: NDArray[np.float64], most: int) -> NDArray[np.int64] | None:
     return np.array(chosen, dtype=np.int64)
 
 
-def sum_landmarks(values: Tensor, guide: Tensor, sigma: tuple[float, float], landmarks: Landmarks) -> Tensor:
+def _neighbors_in_blocks(colors: NDArray[np.float64]) -> NDArray[np.int64]:
+    """An order in which those of one block are near each other, so that few blocks are near the colors of a cell."""
+    if len(colors) <= _BLOCK:
+        return np.arange(len(colors))
+    order = colors[:, np.ptp(colors, axis=0).argmax()].argsort(kind="stable")
+    middle = (len(colors) // _BLOCK + 1) // 2 * _BLOCK
+    halves = order[:middle], order[middle:]
+    return np.concatenate([half[_neighbors_in_blocks(colors[half])] for half in halves])
+
+
+def sum_landmarks(
+    values: Tensor, guide: Tensor, sigma: tuple[float, float], landmarks: Landmarks, *, repaired: bool = True
+) -> Tensor:
     """The sums over all pixels around each, weighted by the Gaussian over position and color.
 
     Args:
@@ -144,6 +173,7 @@ def sum_landmarks(values: Tensor, guide: Tensor, sigma: tuple[float, float], lan
         guide: `[items, guide channels, height, width]`, in standard deviations.
         sigma: over y and x, in pixels.
         landmarks: of the guide.
+        repaired: whether `rare_pixels` are summed over windows.
 
     Returns:
         `[items, channels + 1, height, width]`: the sums of ones, the mass, are the last.
@@ -152,70 +182,135 @@ def sum_landmarks(values: Tensor, guide: Tensor, sigma: tuple[float, float], lan
     >>> sum_landmarks(gray, gray, (2.0, 2.0), choose_landmarks(gray, [1.0], 1)).shape
     torch.Size([1, 2, 20, 30])
     """
-    full = 2 * np.pi * sigma[0] * sigma[1]
-    most = int(_PAIRS * values.shape[-2] * values.shape[-1] / (full / 2 * _REACH**2 + 1))
-    tables = LandmarkTables(
-        landmarks.colors, landmarks.mixture, sigma, (cell_size(sigma[0]), cell_size(sigma[1])),
-        _REACH, _SMALL_MASS * full, most,
-    )  # fmt: skip
+    cells = cell_size(sigma[0]), cell_size(sigma[1])
+    _check_memory(values, landmarks, cells)
+    small, most = _rare(sigma, values.shape[-2] * values.shape[-1]) if repaired else (0.0, 0)
+    tables = LandmarkTables(landmarks.colors, landmarks.mixture, sigma, cells, _REACH, small, most)
     sums = fused_filters.sum_landmarks(values, guide, tables)
     return _compose(values, guide, tables) if sums is None else sums
+
+
+def reach_of_landmarks(sigma: float) -> int:
+    """How many pixels along an axis the sums of a pixel depend on, on either side: those of whole cells.
+
+    >>> reach_of_landmarks(8.0)
+    48
+    """
+    cell = cell_size(sigma)
+    nodes = int(_BLUR_REACH * math.sqrt((sigma / cell) ** 2 - 1 / 3)) + 1
+    return (nodes + 2) * cell
+
+
+def rare_pixels(mass: Tensor, sigma: tuple[float, float]) -> Tensor:
+    """Which pixels of a picture are so rare in color that they are summed over windows.
+
+    Args:
+        mass: `[height * width]`, the last of the sums.
+        sigma: over y and x, in pixels.
+
+    >>> rare_pixels(torch.tensor([20.0, 0.1]), (2.0, 2.0)).tolist()
+    [1]
+    """
+    small, most = _rare(sigma, mass.numel())
+    return _smallest(mass, small, most)
+
+
+def _rare(sigma: tuple[float, float], pixels: int) -> tuple[float, int]:
+    """Below which mass pixels are rare, and how many of so many at most."""
+    full = 2 * np.pi * sigma[0] * sigma[1]
+    # one at least, for a small picture
+    return _SMALL_MASS * full, math.ceil(_PAIRS * pixels / (full / 2 * _REACH**2 + 1))
+
+
+def _smallest(mass: Tensor, small: float, most: int) -> Tensor:
+    found = (mass < small).nonzero()[:, 0]
+    return found[mass[found].argsort(stable=True)[:most]]
+
+
+def _check_memory(values: Tensor, landmarks: Landmarks, cells: tuple[int, int]) -> None:
+    """Raise unless there is room for the sums, the pixels in one piece, and two grids of all terms."""
+    items, channels, height, width = values.shape
+    nodes = (height // cells[0] + 2) * (width // cells[1] + 2)
+    grids = 2 * nodes * _CHANNELS_AT_ONCE * (len(landmarks.colors) + _BLOCK)
+    check_rows(items * (channels + 1) * height * width + 2 * _CHANNELS_AT_ONCE * height * width + grids, 1, values)
 
 
 def _compose(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor:
     """The same of torch's operations, which know their derivatives with respect to values and guide."""
     items, _, height, width = values.shape
     values = torch.cat([values, values.new_ones(()).expand(items, 1, height, width)], dim=1)
-    (y, blur_y), (x, blur_x) = (
+    (y_from, y, blur_y), (x_from, x, blur_x) = (
         _grid(*along, like=values) for along in zip((height, width), tables.cells, tables.sigma, strict=True)
     )
     parts = tables.colors.split(max(_AT_ONCE // max(values.numel(), 1), 1))
     weights = [torch.exp(-0.5 * (guide[:, None] - part[..., None, None]).square().sum(2)) for part in parts]
-    terms = torch.cat([y.mT @ (each[:, :, None] * values[:, None]) @ x for each in weights], dim=1)
+    terms = torch.cat([y_from.mT @ (each[:, :, None] * values[:, None]) @ x_from for each in weights], dim=1)
     terms = blur_y @ torch.einsum("kl,ilcyx->ikcyx", tables.mixture, terms) @ blur_x
     sums = torch.zeros_like(values)
     for each, term in zip(weights, terms.split([part.shape[0] for part in parts], dim=1), strict=True):
         sums = sums + (each[:, :, None] * (y @ term @ x.mT)).sum(1)
-    repaired = [_repair(*item, tables) for item in zip(sums, values, guide, strict=True)]
-    return torch.stack(repaired) if items else sums
+    if tables.most_repaired == 0 or items == 0:
+        return sums
+    return torch.stack([_repair(*item, tables) for item in zip(sums, values, guide, strict=True)])
 
 
-def _grid(size: int, cell: int, sigma: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    """What pixels give to nodes along an axis, `[size, nodes]`, and the blur between nodes, `[nodes, nodes]`."""
+def _grid(size: int, cell: int, sigma: float, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What pixels give to nodes along an axis and take from them, `[size, nodes]`, and the blur, `[nodes, nodes]`."""
     nodes = (size + cell - 1) // cell + 1
     pixels = torch.arange(size, device=like.device)
-    right = ((pixels % cell + 0.5) / cell).to(like.dtype)[:, None]
     left_node = torch.nn.functional.one_hot(pixels // cell, nodes).to(like.dtype)
-    linear = (1 - right) * left_node + right * left_node.roll(1, 1)
+    part = (cell + _PARTS - 1) // _PARTS
+    first = pixels % cell // part * part
+    end = torch.minimum((first + part).clamp(max=cell), size - pixels // cell * cell)
+    # a quotient of integers would be float32, whatever the values are
+    middles = (first + end).to(like.dtype) / 2, (pixels % cell).to(like.dtype) + 0.5
+    source, target = (
+        (1 - right) * left_node + right * left_node.roll(1, 1) for right in (each[:, None] / cell for each in middles)
+    )
     # interpolation at the source and at the target has a variance of a sixth of a step, on average
     steps = sigma / cell
     variance = steps**2 - 1 / 3
     places = torch.arange(nodes, device=like.device, dtype=like.dtype)
     blur = torch.exp(-0.5 / variance * (places[:, None] - places).square()) * (steps * variance**-0.5)
-    return linear, blur
+    return source, target, blur
 
 
 def _repair(sums: Tensor, values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor:
     """The sums `[channels, height, width]` of one item, where the last of them is small over a window instead."""
-    height, width = sums.shape[1:]
-    mass = sums[-1].detach().flatten()
-    small = (mass < tables.small_mass).nonzero()[:, 0]
-    small = small[mass[small].argsort(stable=True)[: tables.most_repaired]]
-    if small.numel() == 0:
-        return sums
-    extents = window_extents(*tables.sigma, tables.reach, height, width)
+    rare = _smallest(sums[-1].detach().flatten(), tables.small_mass, tables.most_repaired)
+    return sums.flatten(1).index_copy(1, rare, sum_windows(values, guide, tables.sigma, rare)).view(sums.shape)
+
+
+def sum_windows(values: Tensor, guide: Tensor, sigma: tuple[float, float], pixels: Tensor) -> Tensor:
+    """Sums over windows around single pixels, by the definition.
+
+    Args:
+        values: `[channels, height, width]`.
+        guide: `[guide channels, height, width]`, in standard deviations.
+        sigma: over y and x, in pixels.
+        pixels: `[pixels]`, counted row by row.
+
+    Returns:
+        `[channels, pixels]`.
+
+    >>> gray = torch.ones(1, 5, 5)
+    >>> float(sum_windows(gray, gray, (0.1, 0.1), torch.tensor([7])))
+    1.0
+    """
+    height, width = values.shape[1:]
+    extents = window_extents(*sigma, _REACH, height, width)
     offsets = torch.tensor(
         [(s * dy, dx) for dy, e in enumerate(extents) for s in {1, -1 if dy else 1} for dx in range(-e, e + 1)],
-        device=sums.device,
+        device=values.device,
     )
-    scale = torch.tensor(tables.sigma, device=sums.device, dtype=sums.dtype)
+    scale = torch.tensor(sigma, device=values.device, dtype=values.dtype)
     in_space = torch.exp(-0.5 * (offsets / scale).square().sum(1))
-    found = []
-    for part in small.split(max(_AT_ONCE // (offsets.shape[0] * sums.shape[0]), 1)):
+    found = [values.new_zeros(values.shape[0], 0)]
+    for part in pixels.split(max(_AT_ONCE // (offsets.shape[0] * values.shape[0]), 1)):
         rows, columns = (part // width)[:, None] + offsets[:, 0], (part % width)[:, None] + offsets[:, 1]
         inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
         near = rows.clamp(0, height - 1) * width + columns.clamp(0, width - 1)
         own = guide.flatten(1)[:, part, None]
         in_color = torch.exp(-0.5 * (guide.flatten(1)[:, near] - own).square().sum(0))
         found.append((values.flatten(1)[:, near] * (in_color * in_space * inside)).sum(-1))
-    return sums.flatten(1).index_copy(1, small, torch.cat(found, dim=1)).view(sums.shape)
+    return torch.cat(found, dim=1)

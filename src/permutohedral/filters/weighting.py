@@ -6,18 +6,16 @@ quotient of the two filtered is the weighted mean, and its denominator the mass 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.filters.normalization import Normalization
 from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.ops.tracing import is_traced
-from permutohedral.tensors import check_tensor
+from permutohedral.ops.tracing import is_recorded, is_traced, is_transformed, plain_numbers
+from permutohedral.tensors import check_tensor, is_surely_finite
 
 # a filter between given points, of values and a normalization
 Filter = Callable[[Tensor, Normalization], Tensor]
@@ -128,15 +126,24 @@ def check_weights(weights: Tensor, shape: Sequence[int], values: Tensor) -> Tens
 def refuse_nan(values: Tensor) -> None:
     """Raise if NaN or infinity is among `values`, which one pass of a filter would spread over all that is near.
 
-    What is no tensor of floats is left to others to refuse, and so is what cannot be read: on a GPU one would have to
-    wait, and while torch traces there are no numbers.
+    Where torch compiles or exports, the compiled program raises, a RuntimeError. What is no tensor of floats is left to
+    others to refuse, and on a GPU one would have to wait for the answer.
 
     >>> refuse_nan(torch.ones(3))
     """
-    if not isinstance(values, Tensor) or not values.is_floating_point() or not _is_readable(values):
+    if not isinstance(values, Tensor) or not values.is_floating_point() or not _is_on_host(values):
         return
-    # the sum tells at a fraction of the cost, unless it overflows
-    if math.isfinite(_sum(values)):
+    if is_recorded():
+        # nothing can be asked of what is batched in a graph
+        if not is_transformed():
+            torch._assert_async(values.isfinite().all(), "values must be finite, but some are NaN or infinite")
+        return
+    with plain_numbers(values) as numbers:
+        _refuse_read_nan(numbers)
+
+
+def _refuse_read_nan(values: Tensor) -> None:
+    if is_surely_finite(values):
         return
     bad = int((~values.isfinite()).sum())
     if bad:
@@ -146,13 +153,9 @@ def refuse_nan(values: Tensor) -> None:
         )
 
 
-def _sum(values: Tensor) -> float:
-    """By NumPy, on this thread alone: those of torch wait for each other without sleep, on a busy machine for long."""
-    if values.dtype not in (torch.float32, torch.float64):
-        return float(values.sum(dtype=torch.float32))
-    with np.errstate(all="ignore"):
-        return float(np.add.reduce(values.detach().numpy(), axis=None))
+def _is_on_host(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.layout is torch.strided
 
 
 def _is_readable(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.layout is torch.strided and not is_traced()
+    return _is_on_host(tensor) and not is_traced()

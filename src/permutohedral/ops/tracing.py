@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -25,11 +26,14 @@ def is_plain(*arguments: Any) -> bool:
 
 def is_traced() -> bool:
     """Whether torch traces what runs, or transforms it, or pushes tangents forward through it."""
+    return is_recorded() or is_transformed()
+
+
+def is_recorded() -> bool:
+    """Whether torch makes a program of what runs, and numbers may not be there to be read: a part of `is_traced`."""
     return bool(
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
         or torch._C._get_tracing_state() is not None
     )
 
@@ -46,6 +50,18 @@ is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def is_batched(tensor: Tensor) -> bool:
     """Whether `torch.vmap` batches the tensor: its numbers cannot be read."""
     return bool(torch._C._functorch.is_batchedtensor(tensor))
+
+
+@contextmanager
+def plain_numbers(tensor: Tensor) -> Iterator[Tensor]:
+    """What a tensor holds that `torch.func` has wrapped, the axes of `torch.vmap` included, for reading."""
+    if not torch._C._are_functorch_transforms_active():
+        yield tensor
+        return
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    with torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack():
+        yield tensor
 
 
 def wants_gradient(*arguments: Any) -> bool:

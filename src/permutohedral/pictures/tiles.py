@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import EllipsisType
 
 import torch
 from torch import Tensor
@@ -11,7 +14,15 @@ from torch import Tensor
 import permutohedral as ph
 from permutohedral.checks import check_method
 from permutohedral.filters.choice import choose_for_pixels
-from permutohedral.filters.exact import WINDOW_REACH, sum_pixels, window_of
+from permutohedral.filters.exact import WINDOW_REACH, divide_by_mass, sum_pixels, window_of
+from permutohedral.filters.landmarks import (
+    Landmarks,
+    cell_size,
+    rare_pixels,
+    reach_of_landmarks,
+    sum_landmarks,
+    sum_windows,
+)
 from permutohedral.functional import GaussianMethod
 
 # extent of a tile with its margins; to filter its pixels takes about 500 MB
@@ -37,7 +48,7 @@ def filter_in_tiles(  # noqa: PLR0913 (the filter, and three options by name)
         sigma_space: bandwidth in pixels.
         sigma_range: bandwidth in color.
         progress: called with the share that is done.
-        method: see `ph.gaussian_filter`; what "auto" takes is the same for all tiles, and never landmarks.
+        method: see `ph.gaussian_filter`; what "auto" takes is that of the whole.
         halo: see `ph.gaussian_filter`.
         tile: extent of a tile in pixels, margins included; larger where the margins would be most of it. A picture
             of no more pixels is filtered at once.
@@ -53,20 +64,96 @@ def filter_in_tiles(  # noqa: PLR0913 (the filter, and three options by name)
     height, width = values.shape[1:]
     if height * width <= tile * tile:
         return ph.bilateral_filter(values, sigma_space, sigma_range, guide, method, halo)
-    filter_part, far = _filter_of_parts(values, guide, sigma_space, sigma_range, method, halo)
+    check_method(method, halo, None)
+    window_reach = WINDOW_REACH
+    if method == "auto":
+        choice = choose_for_pixels(values, guide, sigma_space, sigma_range)
+        if choice.landmarks is not None and not halo:
+            return _with_landmarks(values, guide, sigma_space, sigma_range, choice.landmarks, tile, progress)
+        method, window_reach = ("exact" if choice.method == "exact" else "separable"), choice.reach
+    filter_part, far = _filter_of_parts(sigma_space, sigma_range, method, halo, window_reach)
     # one more for the rounding of positions
-    margin_y, margin_x = (math.ceil(sigma_space * each) + 1 for each in far)
-    inner = max(tile - 2 * margin_x, 6 * margin_x)
+    margins = [math.ceil(sigma_space * each) + 1 for each in far]
     result = torch.empty_like(values)
+    for part in _parts_of(height, width, tile, margins, 1, progress):
+        filtered = filter_part(values[part.read], guide[part.read], part.origin)
+        result[part.written] = filtered[part.kept]
+    return result
+
+
+def _with_landmarks(
+    values: Tensor,
+    guide: Tensor,
+    sigma_space: float,
+    sigma_range: float,
+    landmarks: Landmarks,
+    tile: int,
+    progress: Callable[[float], None] | None,
+) -> Tensor:
+    """Sums of all tiles with the landmarks of the whole; which pixels are rare is then known for the whole, too."""
+    height, width = values.shape[1:]
+    sigmas = sigma_space, sigma_space
+    margin, result = reach_of_landmarks(sigma_space), torch.empty_like(values)
+    mass = values.new_empty(height, width)
+    # tiles begin where cells of the whole do
+    parts = partial(_parts_of, height, width, tile, [margin, margin], cell_size(sigma_space))
+    for part in parts(None if progress is None else lambda share: progress(share / 2)):
+        window = window_of(guide[part.read], sigma_space, sigma_range)
+        assert window is not None, "sigma is a number"
+        sums = sum_landmarks(values[None][part.read], window.guide, sigmas, landmarks, repaired=False)[0]
+        mass[part.written] = sums[-1][part.kept]
+        result[part.written] = divide_by_mass(sums, values.dtype)[part.kept]
+    is_rare = torch.zeros(height * width, dtype=torch.bool)
+    is_rare[rare_pixels(mass.flatten(), sigmas)] = True
+    is_rare = is_rare.view(height, width)
+    for part in parts(None if progress is None else lambda share: progress(0.5 + share / 2)):
+        rare = is_rare[part.written].nonzero()
+        if rare.shape[0] == 0:
+            continue
+        window = window_of(guide[part.read], sigma_space, sigma_range)
+        assert window is not None, "sigma is a number"
+        places = rare + torch.tensor(part.margins)
+        pixels = places[:, 0] * window.guide.shape[-1] + places[:, 1]
+        given = torch.cat([values[part.read], torch.ones_like(window.guide[0, :1])])
+        sums = sum_windows(given, window.guide[0], sigmas, pixels)
+        rows, columns = (places + torch.tensor(part.origin)).T
+        result[:, rows, columns] = divide_by_mass(sums, values.dtype)
+    return result
+
+
+_Place = tuple[EllipsisType, slice, slice]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A tile: what is read, what of that is kept, where that is written, and where it begins in the whole and in what
+    is read."""
+
+    read: _Place
+    kept: _Place
+    written: _Place
+    origin: tuple[int, int]
+    margins: tuple[int, int]
+
+
+def _parts_of(
+    height: int,
+    width: int,
+    tile: int,
+    margins: Sequence[int],
+    step: int,
+    progress: Callable[[float], None] | None,
+) -> Iterator[_Part]:
+    """Tiles that begin at multiples of `step`."""
+    inner = max(tile - 2 * margins[1], 6 * margins[1]) // step * step
     places = [(rows, columns) for rows in _intervals(height, inner) for columns in _intervals(width, inner)]
     for number, (rows, columns) in enumerate(places):
+        margin_y, margin_x = (-(-margin // step) * step for margin in margins)
         y, x = _widen(rows, margin_y, height), _widen(columns, margin_x, width)
-        filtered = filter_part(values[:, y, x], guide[:, y, x], (y.start, x.start))
-        kept = filtered[:, rows.start - y.start : rows.stop - y.start, columns.start - x.start : columns.stop - x.start]
-        result[:, rows, columns] = kept
+        kept = slice(rows.start - y.start, rows.stop - y.start), slice(columns.start - x.start, columns.stop - x.start)
+        yield _Part((..., y, x), (..., *kept), (..., rows, columns), (y.start, x.start), (kept[0].start, kept[1].start))
         if progress is not None:
             progress((number + 1) / len(places))
-    return result
 
 
 def _intervals(extent: int, length: int) -> Iterator[slice]:
@@ -83,15 +170,9 @@ _PartFilter = Callable[[Tensor, Tensor, tuple[int, int]], Tensor]
 
 
 def _filter_of_parts(
-    values: Tensor, guide: Tensor, sigma_space: float, sigma_range: float, method: GaussianMethod, halo: int
+    sigma_space: float, sigma_range: float, method: GaussianMethod, halo: int, window_reach: float
 ) -> tuple[_PartFilter, tuple[float, float]]:
     """The filter of a part, and how far it reaches along y and x, in standard deviations."""
-    check_method(method, halo, None)
-    window_reach = WINDOW_REACH
-    if method == "auto":
-        choice = choose_for_pixels(values, guide, sigma_space, sigma_range)
-        # landmarks are for pictures of one tile
-        method, window_reach = ("exact" if choice.method == "exact" else "separable"), choice.reach
 
     def filter_window(part: Tensor, edges: Tensor, origin: tuple[int, int]) -> Tensor:
         window = window_of(edges, sigma_space, sigma_range, window_reach)
