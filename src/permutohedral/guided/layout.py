@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.features import Sigma, bilateral_features, check_channels_first
+from permutohedral.features import Sigma, bilateral_features, check_channels_first, grid_features, in_units_of
+from permutohedral.features import join_features as join
 from permutohedral.filters.weighting import check_weights
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.tensors import check_tensor
