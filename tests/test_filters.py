@@ -39,7 +39,8 @@ def expected_gaussian(
 ) -> NDArray[np.float64]:
     """The separable Gaussian with a halo, or the dense one, of what `scatter` gives."""
     values, features, targets = scatter(dtype, dimension, apart)
-    simplices, step = located(features, targets), oracle.dense_gaussian_step
+    simplices = located(features, targets)
+    step: oracle.Step = oracle.dense_gaussian_step
     if halo is not None:
         simplices, step = oracle.on_common_vertices(*simplices, halo), oracle.separable_gaussian_step
     return oracle.normalized_filter(to_numpy(values), simplices, normalization, step, step)

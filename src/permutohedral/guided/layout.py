@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.features import Sigma, bilateral_features, check_channels_first, grid_features, in_units_of
-from permutohedral.features import join_features as join
+from permutohedral.features import Sigma, bilateral_features, check_channels_first
 from permutohedral.filters.weighting import check_weights
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.tensors import check_tensor
@@ -94,13 +93,7 @@ def features_of(
 
     `origin` is the position of the first sample, for a part of a larger guide.
     """
-    if origin is None:
-        features = bilateral_features(guide, sigma_space, sigma_range, spatial_axes=spatial_axes)
-    else:
-        wide = guide.to(accumulation_dtype(guide.dtype))
-        space = wide.shape[-spatial_axes:]
-        position = grid_features(space, sigma_space, origin=origin, device=wide.device, dtype=wide.dtype)
-        features = join(position, in_units_of(wide.flatten(-spatial_axes).mT, sigma_range))
+    features = bilateral_features(guide, sigma_space, sigma_range, spatial_axes=spatial_axes, origin=origin)
     return features.flatten(0, -3) if features.dim() > 3 else features
 
 
