@@ -15,7 +15,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import permutohedral as ph
-from permutohedral.filters.normalization import NORMALIZATIONS
 
 # what inductor generates for the CPU is C++
 HAS_COMPILER = DEVICE.type != "cpu" or any(shutil.which(name) for name in ("g++", "clang++", "c++"))
@@ -45,7 +44,8 @@ def compare(function: Callable[..., Tensor], *inputs: Tensor, compiler: str = "a
         assert_close(mine, theirs)
 
 
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+# of the other normalizations each is part of one of these
+@pytest.mark.parametrize("normalization", ["none", "symmetric", "coverage"])
 def test_the_filter(normalization: Any) -> None:
     def function(values: Tensor, features: Tensor, weight: Tensor) -> Tensor:
         return ph.permutohedral_filter(values, features, weight, normalization=normalization)
@@ -79,8 +79,7 @@ def test_ragged_batches() -> None:
     compare(function, draw(20, 2), draw(20, 2, seed=1), draw(7, 2, 3))
 
 
-@pytest.mark.parametrize("method", ["separable", "dense"])
-@pytest.mark.parametrize("halo", [0, 1])
+@pytest.mark.parametrize(("method", "halo"), [("separable", 0), ("separable", 1), ("dense", 0)])
 def test_the_gaussian_filter(method: Any, halo: int) -> None:
     def function(values: Tensor, features: Tensor) -> Tensor:
         return ph.gaussian_filter(values, features, method=method, halo=halo)

@@ -219,7 +219,7 @@ def test_a_bounded_lattice_tells_that_it_failed() -> None:
 def test_a_block_on_a_bounded_lattice_computes_what_it_computes_on_any_other() -> None:
     block = PermutohedralBlock(6, lattice_channels=4, sigma_space=3.0)
     torch.nn.init.normal_(block.mix.weight)
-    hidden = torch.randn(2, 6, 5, 4)
+    hidden = torch.randn(2, 6, 3, 4)
     found = []
     for rows_per_point in (None, 6.0):
         block.rows_per_point = rows_per_point

@@ -52,8 +52,7 @@ def test_sums_of_rows(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> No
         assert_close(normalize.sum_rows(given), given.double().sum(dim=0).to(dtype), dtype)
 
 
-@pytest.mark.parametrize("normalization", ["none", "density"])
-@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize(("normalization", "elsewhere"), [("none", True), ("density", False)])
 def test_a_filter_of_gathered_points(
     normalization: Normalization, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ class LatticePartClassifier(nn.Module):
         channels: of each level, the finest first.
         step: of the finest lattice.
 
+    >>> import torch
     >>> network = LatticePartClassifier(5, channels=(8, 16))
     >>> network(torch.rand(50, 3), torch.arange(50) // 25).shape
     torch.Size([2, 5])
@@ -46,6 +47,7 @@ class PointwisePartClassifier(nn.Module):
         classes: how many.
         options: further arguments of `PointwiseClassifier`.
 
+    >>> import torch
     >>> PointwisePartClassifier(5, channels=(8, 8))(torch.rand(50, 3), torch.arange(50) // 25).shape
     torch.Size([2, 5])
     """

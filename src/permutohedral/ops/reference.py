@@ -24,6 +24,8 @@ from permutohedral.ops.primitives import (
 
 # below this, sums of two packed codes cannot leave int64
 _CODE_LIMIT = 2**62
+# rows of the table of neighbors that are looked up at once
+_ROWS_TOGETHER = 2**16
 # pairs of points, times d, that are computed at once
 _PAIRS_AT_ONCE = 2**22
 
@@ -184,13 +186,15 @@ def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offs
     stages, number = _pack_keys(source_keys.long())
     row_of_number = torch.empty_like(number)
     row_of_number[number] = torch.arange(number.numel(), device=number.device)
-    for tap, offset in enumerate(offsets.long()):
-        wanted = target_keys.long()
-        wanted[:, 1:] += offset
+    # several taps at once where there are few targets, since a short operation takes as long as a shorter one
+    together = max(1, _ROWS_TOGETHER // max(1, target_keys.shape[0]))
+    for part, taps in zip(neighbors.split(together), offsets.long().split(together), strict=True):
+        wanted = target_keys.long().repeat(len(taps), 1)
+        wanted[:, 1:] += taps.repeat_interleave(target_keys.shape[0], dim=0)
         found = torch.zeros_like(wanted[:, 0])
         for stage in stages:
             found = stage.lookup(found, wanted)
-        neighbors[tap] = torch.where(found >= 0, row_of_number[found], -1)
+        part.copy_(torch.where(found >= 0, row_of_number[found], -1).view_as(part))
     return neighbors
 
 
