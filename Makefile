@@ -65,10 +65,11 @@ $(VENV)/.core: pyproject.toml $(NATIVE)
 demo: $(STAMP)  ## filter a picture, train a small filter, draw a figure under out/
 	@$(BIN)/permutohedral demo
 
-# what takes one core beside the kernels in the interpreter; then the tests, which take them all
-test: $(STAMP)  ## everything that must pass
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target interpreted lint format-check typecheck
-	$(PYTEST)
+# the checks run while tests wait for processes and disks; what they say comes last
+test: $(STAMP) interpreted  ## everything that must pass
+	@mkdir -p build
+	@$(MAKE) --no-print-directory lint format-check typecheck >build/checks.txt 2>&1 & checks=$$!; $(PYTEST); tests=$$?; \
+	  wait $$checks; checks=$$?; cat build/checks.txt; exit $$((tests || checks))
 
 lint: $(STAMP) audit  ## ruff's rules, and the audit
 	$(BIN)/ruff check $(CHECKED)
