@@ -86,12 +86,13 @@ class Panel:
         if self._stale:
             return
         self.number += 1
+        # first, since it goes on in another thread
+        self.compute()
         code = self.code()
         self._command.set_content(_in_words(code.command))
         self._python.set_content(escape(code.python.strip()))
         self._status.classes(add="pg-old")
         self.offer([])
-        self.compute()
 
     def offer(self, files: Sequence[File]) -> None:
         """Let these be downloaded."""
