@@ -222,7 +222,7 @@ def measure_points(folder: Path, scale: float) -> dict[str, Any]:
         smooth = gaussian_filter(da.from_zarr(values), da.from_zarr(features))
         smooth.to_zarr(str(target), compressors=None)
 
-    found = on_workers("1536MiB", work)
+    found = on_workers("2GiB", work)
     found["per_processor_second"] = round(count / found["processor_seconds"])
     return {**found, "samples": count, "checksum": checksum(zarr.open_array(str(target), mode="r"))}
 
