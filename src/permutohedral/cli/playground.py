@@ -30,8 +30,21 @@ def playground(
     Example: permutohedral playground photo.jpg
     """
     with explained():
-        if photo is not None and not photo.is_file():
-            raise InputError(f"there is no file {photo}")
+        if photo is not None:
+            _check_picture(photo)
         from permutohedral.playground.server import serve
 
         serve(photo, host, port, browser, typer.echo)
+
+
+def _check_picture(path: Path) -> None:
+    """Refuse what is no picture now: its pixels are read when the page is open, since that loads torch."""
+    from PIL import Image, UnidentifiedImageError
+
+    if not path.is_file():
+        raise InputError(f"there is no file {path}")
+    try:
+        with Image.open(path):
+            pass
+    except UnidentifiedImageError as error:
+        raise InputError(f"{path} is no picture that can be read") from error
