@@ -29,7 +29,7 @@ ORDER = [
     ["features", "data"],
     ["stacked_features"],
     ["memory"],
-    ["lattice", "largest"],
+    ["lattice", "filters.largest"],
     ["checks", "geometry", "pyramid", "bounded_lattice"],
     ["filters.steps", "levels"],
     ["filters.normalization", "filters.landmarks"],
@@ -71,7 +71,7 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 # what every installation has, and what needs more
 CORE = {
     *("errors", "version", "ops", "neighborhood", "simplices", "tensors", "features", "memory", "lattice", "checks"),
-    *("geometry", "pyramid", "bounded_lattice", "levels", "filters", "functional", "guided", "largest", "crf", "nn"),
+    *("geometry", "pyramid", "bounded_lattice", "levels", "filters", "functional", "guided", "crf", "nn"),
     *("pydensecrf", "simplecrf", "public", ""),
     "stacked_features",
 }

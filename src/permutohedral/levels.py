@@ -7,7 +7,7 @@ from torch import Tensor
 
 from permutohedral.checks import check_weight, count, lattice_to_rows, to_autocast, unfold
 from permutohedral.errors import InputError
-from permutohedral.largest import largest_of
+from permutohedral.filters.largest import largest_of
 from permutohedral.lattice import Lattice
 from permutohedral.memory import check_rows
 from permutohedral.ops import operators

@@ -25,7 +25,7 @@ from permutohedral.checks import (
     unfold,
 )
 from permutohedral.errors import InputError
-from permutohedral.largest import largest_of
+from permutohedral.filters.largest import largest_of
 from permutohedral.lattice import Lattice
 from permutohedral.memory import check_rows
 from permutohedral.ops import operators

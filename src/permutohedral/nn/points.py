@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError
-from permutohedral.largest import largest_of
+from permutohedral.filters.largest import largest_of
 from permutohedral.lattice import Lattice
 from permutohedral.ops import operators
 from permutohedral.tensors import refuse_scripting
