@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support import assert_close, to_tensor
+from support import DEVICE, assert_close, to_tensor
 
 import permutohedral as ph
 
@@ -31,7 +31,7 @@ def test_far_targets_have_the_value_of_the_nearest_samples_and_no_mass() -> None
 
 
 def test_holes_are_filled_and_the_rest_stays() -> None:
-    features = ph.position_features(6, 7, 1.5, dtype=torch.float64)
+    features = ph.position_features(6, 7, 1.5, dtype=torch.float64, device=DEVICE)
     values = to_tensor(NUMBERS.random((42, 1)))
     holes = values.clone()
     holes[10:14] = torch.nan

@@ -149,7 +149,10 @@ def test_many_channels_are_many_maps(sampling: Any, size: tuple[int, int]) -> No
 
 def test_gradients_of_many_channels() -> None:
     coarse, guide = maps(40, 3).requires_grad_(), maps(1, 7, seed=1).requires_grad_()
-    assert torch.autograd.gradcheck(lambda c, g: ph.upsample(c, g, 1.2, 0.3, spatial_axes=1), (coarse, guide))
+    # on a GPU the order of atomic additions differs from run to run
+    assert torch.autograd.gradcheck(
+        lambda c, g: ph.upsample(c, g, 1.2, 0.3, spatial_axes=1), (coarse, guide), nondet_tol=1e-10
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
