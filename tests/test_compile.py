@@ -44,8 +44,8 @@ def compare(function: Callable[..., Tensor], *inputs: Tensor, compiler: str = "a
         assert_close(mine, theirs)
 
 
-# of the other normalizations each is part of one of these
-@pytest.mark.parametrize("normalization", ["none", "symmetric", "coverage"])
+# coverage divides by the density, too
+@pytest.mark.parametrize("normalization", ["none", "homogeneous", "symmetric", "coverage"])
 def test_the_filter(normalization: Any) -> None:
     def function(values: Tensor, features: Tensor, weight: Tensor) -> Tensor:
         return ph.permutohedral_filter(values, features, weight, normalization=normalization)
