@@ -192,6 +192,15 @@ class TestAuto:
             assert ph.explain_bilateral(image, 12.0, 0.5).startswith("landmarks: ")
 
 
+def test_every_picture_of_a_batch_has_landmarks() -> None:
+    """As many pixels as are sampled in all, and colors that the first picture does not have."""
+    dark = 0.15 + 0.05 * picture(96, 96)
+    batch = torch.cat([dark, 1 - dark])
+    assert ph.explain_bilateral(batch, 8.0, 0.2).startswith("landmarks: ")
+    actual = ph.bilateral_filter(batch, 8.0, 0.2, method="auto")
+    assert (actual - ph.bilateral_filter(batch, 8.0, 0.2, method="exact")).abs().max() < 0.01
+
+
 def test_too_little_memory_is_refused_before_it_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     guide = picture(60, 70)
     landmarks = landmarks_of(guide)

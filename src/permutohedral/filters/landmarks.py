@@ -26,8 +26,9 @@ from permutohedral.ops import fused_filters
 from permutohedral.ops.fused_primitives import LandmarkTables
 from permutohedral.ops.primitives import accumulation_dtype, window_extents
 
-# colors the landmarks are chosen from, and how far apart those are, in standard deviations
-_SAMPLES, _SPACING = 8192, 0.6
+# colors the landmarks are chosen from, of many pictures at least so many of each; and how far apart those are, in
+# standard deviations
+_SAMPLES, _SAMPLES_OF_AN_ITEM, _SPACING = 8192, 1024, 0.6
 # what w(a, a) should lack at most at these colors, and what it may lack if there are no more landmarks
 _TOLERANCE, _MOST_LACKING = 0.1, 0.35
 # so many terms take no longer than one, so that they are all used unless even less is left
@@ -111,15 +112,15 @@ def choose_landmarks(guide: Tensor, sigma: Sequence[float], most: int) -> Landma
 
 
 def _sample(guide: Tensor) -> NDArray[np.float64]:
-    """`[colors, guide channels]`, out of pixels all over the pictures."""
-    channels, height, width = guide.shape[1:]
-    pixels = height * width
-    along = min(_SAMPLES, pixels)
+    """`[colors, guide channels]`, out of pixels all over all of the pictures."""
+    items, _, height, width = guide.shape
+    pixels = items * height * width
+    along = min(max(_SAMPLES, items * _SAMPLES_OF_AN_ITEM), pixels)
     # places at random, one in each of equal parts, against patterns in the picture
-    places = ((np.arange(along) + np.random.default_rng(0).random(along)) * (pixels / along)).astype(np.int64)
-    indices = torch.from_numpy(places.clip(max=pixels - 1)).to(guide.device)
-    taken = guide.detach()[: _SAMPLES // along].flatten(2)[:, :, indices]
-    colors: NDArray[np.float64] = taken.mT.reshape(-1, channels).cpu().double().numpy()
+    places = ((np.arange(along) + np.random.default_rng(0).random(along)) * (pixels / max(along, 1))).astype(np.int64)
+    places = places.clip(max=pixels - 1)
+    item, pixel = (torch.from_numpy(part).to(guide.device) for part in np.divmod(places, max(height * width, 1)))
+    colors: NDArray[np.float64] = guide.detach().flatten(2)[item, :, pixel].cpu().double().numpy()
     return colors
 
 
