@@ -176,7 +176,7 @@ def _with_landmarks(
         return None
     pictures = guide.reshape(-1, guides, height, width)
     found = choose_landmarks(pictures, numbers_of(sigma_range, guides), most)
-    if found is None:
+    if found is None or not found.can_repair(sigmas, height * width):
         return None
     reason = f"{found.colors.shape[0]} colors take no longer than {_in_words(lattice)} for a lattice"
     return Choice("landmarks", reason, landmarks=found, window=window_of(guide, sigma_space, sigma_range))

@@ -62,10 +62,16 @@ class Landmarks:
     Attributes:
         colors: `[landmarks, guide channels]`, in standard deviations.
         mixture: `[landmarks, landmarks]`, the inverse of the Gaussian between them.
+        unseen: about which share of the pixels has a color far from all of them.
     """
 
     colors: Tensor
     mixture: Tensor
+    unseen: float = 0.0
+
+    def can_repair(self, sigma: Sequence[float], pixels: int) -> bool:
+        """Whether the pixels of a picture that are far from all landmarks are no more than are summed over windows."""
+        return self.unseen * pixels <= _rare((sigma[0], sigma[1]), pixels)[1]
 
 
 def cell_size(sigma: float) -> int:
@@ -88,12 +94,12 @@ def choose_landmarks(guide: Tensor, sigma: Sequence[float], most: int) -> Landma
     >>> choose_landmarks(torch.zeros(1, 3, 4, 5), [0.1, 0.1, 0.1], most=9).colors.tolist()
     [[0.0, 0.0, 0.0]]
     """
-    colors = _sample(guide) / np.array(sigma)
+    sampled = _sample(guide) / np.array(sigma)
     with np.errstate(invalid="ignore"):
-        if not np.isfinite(colors.sum()):
+        if not np.isfinite(sampled.sum()):
             # refused later on, with a reason
             return None
-    colors = _thin_out(colors)
+    colors = _thin_out(sampled)
     # a block takes as long as a part of it
     most = most // _BLOCK * _BLOCK if most > _BLOCK else most
     if colors.shape[0] * _LEAST_SHARE > most or colors.shape[0] == 0:
@@ -108,7 +114,8 @@ def choose_landmarks(guide: Tensor, sigma: Sequence[float], most: int) -> Landma
     kernel = np.exp(-0.5 * ((taken[:, None] - taken) ** 2).sum(-1))
     mixture = np.linalg.inv(kernel + 1e-5 * np.eye(chosen.size))
     dtype = accumulation_dtype(guide.dtype)
-    return Landmarks(*(torch.from_numpy(array).to(guide.device, dtype) for array in (taken, mixture)))
+    tensors = (torch.from_numpy(array).to(guide.device, dtype) for array in (taken, mixture))
+    return Landmarks(*tensors, unseen=_share_of_lonely(taken, sampled))
 
 
 def _sample(guide: Tensor) -> NDArray[np.float64]:
@@ -152,6 +159,18 @@ def _pivots(colors: NDArray[np.float64], most: int) -> NDArray[np.int64] | None:
         left -= row * row
         chosen.append(pivot)
     return np.array(chosen, dtype=np.int64)
+
+
+def _share_of_lonely(landmarks: NDArray[np.float64], sampled: NDArray[np.float64]) -> float:
+    """The share of the samples that only the landmark they became stands for.
+
+    As many of the other pixels, in proportion, have colors that no landmark stands for (Good and Turing).
+    """
+    middle = landmarks.mean(axis=0)
+    landmarks, sampled = landmarks - middle, sampled - middle
+    squares = (landmarks**2).sum(axis=1)[:, None] + (sampled**2).sum(axis=1) - 2 * landmarks @ sampled.T
+    near = squares < -2 * math.log(1 - _MOST_LACKING)
+    return float((near.sum(axis=1) <= 1).sum()) / len(sampled)
 
 
 def _neighbors_in_blocks(colors: NDArray[np.float64]) -> NDArray[np.int64]:
