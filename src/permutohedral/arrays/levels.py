@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from permutohedral.arrays.unfinished import Unfinished
+from permutohedral.dask.tiles import as_dtype, floats_of
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,5 @@ def average(block: NDArray[Any], sizes: Sequence[int], factors: Sequence[int]) -
     wide = np.pad(block, missing, mode="edge") if any(after for _, after in missing) else block
     parts = [number for pair in zip(sizes, factors, strict=True) for number in pair]
     axes = tuple(range(1, 2 * len(sizes), 2))
-    exact = np.float64 if block.dtype.itemsize == 8 else np.float32
-    mean = wide.reshape(parts).mean(axis=axes, dtype=exact)
-    result: NDArray[Any] = (np.rint(mean) if block.dtype.kind in "ui" else mean).astype(block.dtype)
-    return result
+    mean = wide.reshape(parts).mean(axis=axes, dtype=floats_of(block.dtype))
+    return as_dtype(mean, block.dtype)
