@@ -84,3 +84,17 @@ def test_what_is_wrong_is_refused() -> None:
     with pytest.raises(InputError, match="needs an axis for them"):
         phd.map_layer(ph.nn.BilateralConvolution2d(1, 2), picture[0], axes="YX")
     assert phd.map_layer(nn.Softmax(dim=1), picture, axes="CYX", margins=(0, 0)).max().compute() == 1
+
+
+@pytest.mark.parametrize("module", [nn.Dropout2d(), nn.BatchNorm2d(1), nn.Dropout3d(), nn.BatchNorm3d(1)], ids=repr)
+def test_nothing_that_is_trained(module: nn.Module) -> None:
+    space = "YX" if "2d" in repr(module) else "ZYX"
+    image = da.from_array(draw(1, *[14] * len(space)), chunks=7)
+    with pytest.raises(InputError, match=r"call layer\.eval"):
+        phd.map_layer(nn.Sequential(module.train()), image, axes="C" + space)
+
+
+def test_no_means_over_a_tile() -> None:
+    layer = nn.BatchNorm2d(1, track_running_stats=False).eval()
+    with pytest.raises(InputError, match="give margins"):
+        phd.map_layer(layer, da.from_array(draw(1, 14, 14), chunks=7), axes="CYX")

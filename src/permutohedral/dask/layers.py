@@ -22,10 +22,12 @@ from permutohedral.nn.bilateral import (
 
 _BILATERAL = BilateralConvolution1d | BilateralConvolution2d | BilateralConvolution3d
 _GRID = nn.Conv1d | nn.Conv2d | nn.Conv3d
+# what is random, or sees the whole batch, while it is trained
+_TRAINED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 # what sees one sample at a time
 _POINTWISE = (
     *(nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Identity),
-    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+    *_TRAINED,
 )
 
 
@@ -52,7 +54,7 @@ def map_layer(layer: nn.Module, image: Any, axes: str | None = None, margins: Se
     >>> phd.map_layer(layer, da.ones((1, 60, 50), chunks=(1, 30, 25), dtype="float32"), axes="CYX").shape
     (4, 60, 50)
     """
-    if any(module.training for module in layer.modules() if isinstance(module, (nn.Dropout, nn.BatchNorm2d))):
+    if any(module.training for module in layer.modules() if isinstance(module, _TRAINED)):
         raise InputError("the layer is being trained; call layer.eval() first")
     names = axes_of(image, axes)
     space = len(names) - names.count("C")
@@ -86,7 +88,8 @@ def _margins(layer: nn.Module, space: int) -> list[list[int]]:
     """What each part of a layer sees, in samples, along each axis."""
     if isinstance(layer, nn.Sequential):
         return [margins for part in layer for margins in _margins(part, space)]
-    if isinstance(layer, _POINTWISE):
+    is_statistical = isinstance(layer, _TRAINED) and getattr(layer, "track_running_stats", True) is False
+    if isinstance(layer, _POINTWISE) and not is_statistical:
         return [[0] * space]
     if isinstance(layer, BilateralFilter) and layer.method in ("separable", "dense"):
         sigmas = numbers_of(layer.sigma_space.detach(), space)
