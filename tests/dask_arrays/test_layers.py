@@ -79,6 +79,8 @@ def test_what_is_wrong_is_refused() -> None:
         phd.map_layer(nn.Softmax(dim=1), picture, axes="CYX")
     with pytest.raises(InputError, match=r"call layer\.eval"):
         phd.map_layer(nn.Sequential(nn.Dropout()), picture, axes="CYX")
+    with pytest.raises(InputError, match="circular"):
+        phd.map_layer(nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular"), picture, axes="CYX")
     with pytest.raises(InputError, match="changes extents"):
         phd.map_layer(nn.MaxPool2d(2), picture, axes="CYX", margins=(2, 2))
     with pytest.raises(InputError, match="needs an axis for them"):

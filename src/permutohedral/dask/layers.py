@@ -56,6 +56,8 @@ def map_layer(layer: nn.Module, image: Any, axes: str | None = None, margins: Se
     """
     if any(module.training for module in layer.modules() if isinstance(module, _TRAINED)):
         raise InputError("the layer is being trained; call layer.eval() first")
+    if any(module.padding_mode == "circular" for module in layer.modules() if isinstance(module, _GRID)):
+        raise InputError("circular padding takes samples from the other end of the whole, which no tile has")
     names = axes_of(image, axes)
     space = len(names) - names.count("C")
     found = [sum(each) for each in zip(*_margins(layer, space), strict=True)] if margins is None else list(margins)
