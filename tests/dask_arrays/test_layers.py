@@ -73,6 +73,18 @@ def test_volumes_with_labels() -> None:
         np.testing.assert_allclose(found.values, layer(torch.from_numpy(volume)).numpy(), rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("name", ["convolution", "network"])
+def test_images_of_double_precision(name: str) -> None:
+    """Which random numbers of Dask are, and weights are not."""
+    torch.manual_seed(1)
+    layer, picture = LAYERS[name]().eval(), draw(2, 40, 50)
+    found = phd.map_layer(layer, da.from_array(picture.astype(np.float64), chunks=(2, 20, 25)), axes="CYX")
+    assert found.dtype == found.compute().dtype == np.float64
+    with torch.no_grad():
+        expected = layer(torch.from_numpy(picture)[None])[0].numpy()
+    np.testing.assert_allclose(found.compute(), expected, rtol=0, atol=2e-6)
+
+
 def test_what_is_wrong_is_refused() -> None:
     picture = da.from_array(draw(1, 40, 40), chunks=(1, 20, 20))
     with pytest.raises(InputError, match="give margins"):

@@ -41,7 +41,7 @@ def map_layer(layer: nn.Module, image: Any, axes: str | None = None, margins: Se
         layer: a bilateral layer, `BilateralFilter`, or an `nn.Sequential` of them, of convolutions of stride 1 and
             of what sees one sample at a time; with `margins` any module that keeps the extents. It is not trained:
             put it into evaluation mode first.
-        image: as for `bilateral_filter`; the layer gets `[1, channels, *space]`.
+        image: as for `bilateral_filter`; the layer gets `[1, channels, *space]`, in the dtype of its weights.
         axes: as for `bilateral_filter`.
         margins: how many samples the layer sees on either side, along each axis of space; default: found out.
 
@@ -62,12 +62,14 @@ def map_layer(layer: nn.Module, image: Any, axes: str | None = None, margins: Se
     space = len(names) - names.count("C")
     found = [sum(each) for each in zip(*_margins(layer, space), strict=True)] if margins is None else list(margins)
 
+    dtype = _dtype_of(layer)
+
     def run(values: Tensor, guide: Tensor, origin: tuple[int, ...]) -> Tensor:
         with torch.no_grad():
-            return _apply(layer, values[None], origin)[0]
+            return _apply(layer, values[None].to(dtype), origin)[0]
 
     channels = image.shape[names.index("C")] if "C" in names else 1
-    small = torch.zeros(1, channels, *(2 * margin + 1 for margin in found))
+    small = torch.zeros(1, channels, *(2 * margin + 1 for margin in found), dtype=dtype)
     with torch.no_grad():
         result = _apply(layer, small, (0,) * space)
     if result.shape[2:] != small.shape[2:]:
@@ -84,6 +86,13 @@ def _apply(layer: nn.Module, values: Tensor, origin: tuple[int, ...]) -> Tensor:
     placed = {"origin": origin} if isinstance(layer, (_BILATERAL, BilateralFilter)) else {}
     result: Tensor = layer(values, **placed)
     return result
+
+
+def _dtype_of(layer: nn.Module) -> torch.dtype | None:
+    """What the layer computes with, None for the dtype of what it gets: bandwidths alone are of any."""
+    filters = [module for module in layer.modules() if isinstance(module, BilateralFilter)]
+    bandwidths = {id(parameter) for module in filters for parameter in module.parameters()}
+    return next((each.dtype for each in layer.parameters() if id(each) not in bandwidths), None)
 
 
 def _margins(layer: nn.Module, space: int) -> list[list[int]]:
