@@ -19,6 +19,7 @@ import zarr
 
 from permutohedral.arrays import bilateral
 from permutohedral.arrays.bilateral import Tiling, filter_array
+from permutohedral.arrays.sources import open_source
 from permutohedral.arrays.workers import Workers
 from permutohedral.dask import workers as dask_workers
 
@@ -135,6 +136,16 @@ def test_going_on_after_an_interruption(tmp_path: Path, monkeypatch: pytest.Monk
     assert sorted([*before, *done[4:]]) == sorted(tiling.indices())
     np.testing.assert_array_equal(read(tmp_path / "out.zarr"), expected(volume[None], 1.0, 0.3)[0])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.zarr", "out.zarr"]
+
+
+@pytest.mark.parametrize(
+    ("names", "axes"),
+    [(("row", "col"), "YX"), (("track", "range"), "YX"), (("time", "lat", "x"), "TLX"), (("band", "y", "x"), "CYX")],
+)
+def test_names_of_axes(tmp_path: Path, names: tuple[str, ...], axes: str) -> None:
+    """Columns are no channels, and tracks no times."""
+    store(tmp_path / "in.zarr", draw(*[9] * len(names)), chunks=(9,) * len(names), dimension_names=names)
+    assert open_source(tmp_path / "in.zarr").axes == axes
 
 
 def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ def _describe_store(path: Path) -> Source:
         members = ", ".join(sorted(name for name, _ in found.arrays())) or "none"
         raise InputError(f"{path} is a group and no OME-Zarr: name one of its arrays, as in {path}/NAME ({members})")
     member, *others = [level["path"] for level in scales[0]["datasets"]]
-    axes = "".join(_name_of_axis(axis)[0] for axis in scales[0].get("axes", "tczyx"))
+    axes = _letters_of_axes(scales[0].get("axes", "tczyx"))
     source = _describe_array(path, "ome", member, found[member], axes, attributes)
     return replace(source, coarser=tuple(tuple(found[other].shape) for other in others))
 
@@ -122,15 +122,26 @@ def _describe_array(
     return Source(str(path), kind, member, shape, str(array.dtype), chunks, axes, (), plain, array.metadata.zarr_format)
 
 
-def _name_of_axis(axis: Any) -> str:
-    name = str(axis["name"] if isinstance(axis, Mapping) else axis)
-    return "C" if name.lower() in ("c", "channel", "band") else name.upper()
+def _letter_of_axis(axis: Any) -> str:
+    """T for times, C for channels, for space another letter, the first of the name; "" if that is one of these two."""
+    name = str(axis["name"] if isinstance(axis, Mapping) else axis).upper()
+    if name in ("C", "CHANNEL", "CHANNELS", "BAND"):
+        return "C"
+    if name in ("T", "TIME"):
+        return "T"
+    return "" if name[:1] in ("C", "T") else name[:1]
+
+
+def _letters_of_axes(axes: Sequence[Any]) -> str:
+    """A letter for each axis, "" if one of them has none."""
+    letters = [_letter_of_axis(axis) for axis in axes]
+    return "".join(letters) if all(letters) else ""
 
 
 def _dimension_names(array: Any) -> str:
-    """The first letters of names that xarray or the store gave, "" if there are none."""
+    """The letters of names that xarray or the store gave, "" if there are none."""
     names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
-    return "" if not names or None in names else "".join(_name_of_axis(name)[0] for name in names)
+    return "" if not names or None in names else _letters_of_axes(names)
 
 
 def _describe_tiff(path: Path) -> Source:
