@@ -119,3 +119,18 @@ def test_what_is_wrong_is_refused(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.las"]
     write_scan(tmp_path / "empty.las", count=0)
     assert smooth_file(tmp_path / "empty.las", tmp_path / "out.las", 1.0) == 0
+
+
+def test_fields_of_many_digits(tmp_path: Path) -> None:
+    """Times since 1980 in seconds, and the largest of 32 bits: float32 has not the digits for either."""
+    path = tmp_path / "in.las"
+    scan = write_scan(path)
+    scan.add_extra_dims([laspy.ExtraBytesParams("many", np.uint32), laspy.ExtraBytesParams("normal", "3f4")])
+    scan.gps_time, scan.many = np.full(400, 300_000_123.25), np.full(400, 2**32 - 1, np.uint32)
+    scan.write(path)
+    for field in ("gps_time", "many"):
+        smooth_file(path, tmp_path / "out.las", 2.0, field)
+        found = np.asarray(laspy.read(tmp_path / "out.las")[field])
+        np.testing.assert_allclose(found, np.asarray(scan[field]), rtol=0, atol=1e-6)
+    with pytest.raises(InputError, match="no field 'normal' to smooth; it has position, intensity"):
+        smooth_file(path, tmp_path / "out.las", 2.0, "normal")
