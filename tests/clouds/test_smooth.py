@@ -121,6 +121,21 @@ def test_what_is_wrong_is_refused(tmp_path: Path) -> None:
     assert smooth_file(tmp_path / "empty.las", tmp_path / "out.las", 1.0) == 0
 
 
+@pytest.mark.parametrize("ending", [".las", ".laz"])
+def test_records_before_and_behind_the_points_stay(tmp_path: Path, ending: str) -> None:
+    if ending == ".laz":
+        pytest.importorskip("lazrs", reason="lazrs is not installed")
+    scan = write_scan(tmp_path / "in.las")
+    scan.vlrs.append(laspy.VLR("us", 1, "before", b"coordinates"))
+    scan.evlrs = laspy.vlrs.vlrlist.VLRList([laspy.VLR("us", 2, "behind", b"waves")])
+    scan.write(tmp_path / f"in{ending}")
+    smooth_file(tmp_path / f"in{ending}", tmp_path / f"out{ending}", 2.0)
+    found = laspy.read(tmp_path / f"out{ending}")
+    assert [record.record_data for record in found.vlrs.get_by_id("us")] == [b"coordinates"]
+    assert [record.record_data for record in found.evlrs or ()] == [b"waves"]
+    assert len(found.points) == 400
+
+
 def test_fields_of_many_digits(tmp_path: Path) -> None:
     """Times since 1980 in seconds, and the largest of 32 bits: float32 has not the digits for either."""
     path = tmp_path / "in.las"

@@ -219,3 +219,6 @@ def _assemble(scan: Scan, chunks: list[tuple[int, int]], unfinished: Unfinished,
             else:
                 points[scan.field] = as_dtype(smooth[:, 0], np.asarray(points[scan.field]).dtype)
             writer.write_points(points)
+        if reader.evlrs:
+            # records behind the points, which the header does not bring
+            writer.write_evlrs(reader.evlrs)
