@@ -65,3 +65,9 @@ def test_the_cookie_of_the_first_page_opens_the_others() -> None:
 def test_tokens_differ_and_are_long() -> None:
     assert new_token() != new_token()
     assert len(new_token()) >= 32
+
+
+@pytest.mark.parametrize("other", ['settings={"dark": 1}', "a[0]=1", "nameless", "theme=\u00fc"])
+def test_cookies_of_other_servers_of_this_machine_do_not_hide_ours(other: str) -> None:
+    """Browsers send them along, as they do not tell ports apart."""
+    assert ask("http", cookie=f"{other}; {COOKIE}")[1]["body"] == b"secret"
