@@ -102,6 +102,18 @@ def test_the_finest_level_of_an_ome_zarr(tmp_path: Path, zarr_format: Any) -> No
     np.testing.assert_allclose(group["2"][...], third, rtol=1e-6)
 
 
+def test_levels_that_are_no_means_of_whole_numbers_are_refused(tmp_path: Path) -> None:
+    """Three samples of four: taken one by one, the level would show a part of the picture."""
+    scales = {"axes": [{"name": name} for name in "yx"], "datasets": [{"path": "0"}, {"path": "1"}]}
+    zarr.create_group(str(tmp_path / "in.zarr"), attributes={"ome": {"multiscales": [scales]}})
+    store(tmp_path / "in.zarr" / "0", draw(40, 40), chunks=(8, 8))
+    store(tmp_path / "in.zarr" / "1", draw(30, 40), chunks=(8, 8))
+    with pytest.raises(InputError, match="30 are not means of a whole number of 40 samples"):
+        filter_array(tmp_path / "in.zarr", tmp_path / "out.zarr", 1.0, 0.3)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.zarr"]
+    filter_array(tmp_path / "in.zarr" / "0", tmp_path / "out.zarr", 1.0, 0.3)
+
+
 def test_a_tiff(tmp_path: Path) -> None:
     tifffile: Any = pytest.importorskip("tifffile", reason="tifffile is not installed")
     picture = draw(60, 170, 3, dtype=np.uint8)

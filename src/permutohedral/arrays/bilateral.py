@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from permutohedral.arrays.levels import levels_of
+from permutohedral.arrays.levels import check_levels, levels_of
 from permutohedral.arrays.sources import Region, Source, is_store, open_source
 from permutohedral.arrays.unfinished import Unfinished
 from permutohedral.arrays.workers import Workers
@@ -132,6 +132,7 @@ def filter_array(
     if target.suffix != ".zarr":
         raise InputError(f"arrays are written as Zarr stores: give OUTPUT a name that ends with .zarr, not {target}")
     source = open_source(path, axes)
+    check_levels([source.shape, *source.coarser])
     # a link stays, and what it points to is replaced
     target = target.resolve()
     if target == path.resolve() or target in path.resolve().parents:

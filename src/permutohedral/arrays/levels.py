@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from permutohedral.arrays.unfinished import Unfinished
 from permutohedral.dask.tiles import as_dtype, floats_of
+from permutohedral.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,20 @@ def levels_of(target: str, shapes: Sequence[tuple[int, ...]], tile: tuple[int, .
     """All levels after the first of `shapes`."""
     numbered = enumerate(itertools.pairwise(shapes), start=1)
     return [Level(target, number, before, shape, tile) for number, (before, shape) in numbered]
+
+
+def check_levels(shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raise unless a sample of each level is the mean of a whole number of samples of the one before.
+
+    >>> check_levels([(9, 101), (9, 51), (5, 25)])
+    """
+    for before, shape in itertools.pairwise(shapes):
+        for finer, coarser, factor in zip(before, shape, factors_between(before, shape), strict=True):
+            if coarser not in (finer // factor, -(-finer // factor)):
+                raise InputError(
+                    f"a level of the OME-Zarr has the extents {shape} and the one before {before}: {coarser} are not "
+                    f"means of a whole number of {finer} samples; filter its finest level alone, by its own path"
+                )
 
 
 def factors_between(before: Sequence[int], shape: Sequence[int]) -> list[int]:
