@@ -102,6 +102,24 @@ def test_the_finest_level_of_an_ome_zarr(tmp_path: Path, zarr_format: Any) -> No
     np.testing.assert_allclose(group["2"][...], third, rtol=1e-6)
 
 
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_what_describes_an_array_stays(tmp_path: Path, zarr_format: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its units, and the names that xarray finds its axes by; one that is NaN does not keep it from being taken up."""
+    attributes = {"units": "mm", "_FillValue": float("nan")}
+    attributes |= {"_ARRAY_DIMENSIONS": ["lat", "y"]} if zarr_format == 2 else {}
+    names: dict[str, Any] = {"dimension_names": ("lat", "y")} if zarr_format == 3 else {}
+    options = {"chunks": (8, 8), "zarr_format": zarr_format, "attributes": attributes, **names}
+    source, target = store(tmp_path / "in.zarr", draw(20, 20), **options), tmp_path / "out.zarr"
+    monkeypatch.setattr(Tiling, "filter_tile", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        filter_array(source, target, 1.0, 0.3)
+    monkeypatch.undo()
+    filter_array(source, target, 1.0, 0.3, resume=True)
+    found: Any = zarr.open_array(str(target), mode="r")
+    assert str(dict(found.attrs)) == str(attributes)
+    assert getattr(found.metadata, "dimension_names", None) == names.get("dimension_names")
+
+
 def test_levels_that_are_no_means_of_whole_numbers_are_refused(tmp_path: Path) -> None:
     """Three samples of four: taken one by one, the level would show a part of the picture."""
     scales = {"axes": [{"name": name} for name in "yx"], "datasets": [{"path": "0"}, {"path": "1"}]}

@@ -216,12 +216,15 @@ def _make_store(folder: Path, tiling: Tiling) -> None:
     options: dict[str, Any] = {"zarr_format": source.zarr_format, "chunks": chunks, "dtype": source.dtype}
     if source.zarr_format == 2:
         options["chunk_key_encoding"] = {"name": "v2", "separator": "/"}
-    elif source.kind != "tiff" or source.axes:
+    elif source.axes:
         options["dimension_names"] = [letter.lower() for letter in source.axes]
     if source.kind != "tiff":
-        options["compressors"] = source.open().compressors
+        like = source.open()
+        options["compressors"] = like.compressors
+        if source.zarr_format == 3:
+            options["dimension_names"] = like.metadata.dimension_names or options["dimension_names"]
     if source.kind != "ome":
-        zarr.create_array(str(folder), shape=source.shape, **options)
+        zarr.create_array(str(folder), shape=source.shape, attributes=dict(source.attributes), **options)
         return
     zarr.create_group(str(folder), zarr_format=source.zarr_format, attributes=_numbered_levels(source.attributes))
     for number, shape in enumerate((source.shape, *source.coarser)):

@@ -35,7 +35,7 @@ class Source:
         chunks: extents of what is read at once.
         axes: a letter for each axis: T for times, which are filtered one by one, C for channels, others for space.
         coarser: of an OME-Zarr, extents of the other levels.
-        attributes: of an OME-Zarr, what describes it; of others empty.
+        attributes: of a store, what describes it; of a TIFF empty.
         zarr_format: of a store.
     """
 
@@ -101,7 +101,7 @@ def _describe_store(path: Path) -> Source:
 
     found: Any = zarr.open(str(path), mode="r")
     if isinstance(found, zarr.Array):
-        return _describe_array(path, "zarr", "", found, _dimension_names(found), {})
+        return _describe_array(path, "zarr", "", found, _dimension_names(found), dict(found.attrs))
     attributes: dict[str, Any] = dict(found.attrs)
     scales = attributes.get("ome", attributes).get("multiscales")
     if not scales:

@@ -54,7 +54,8 @@ class Unfinished:
         if resume and (notes / "settings.json").is_file():
             begun, division = json.loads((notes / "settings.json").read_text())
             wanted = json.loads(json.dumps(settings))
-            if begun != wanted:
+            # as text: NaN, which attributes may hold, equals nothing
+            if json.dumps(begun) != json.dumps(wanted):
                 changed = ", ".join(key for key in wanted if begun.get(key) != wanted[key])
                 raise InputError(
                     f"{self.folder} was begun with other settings ({changed}): give the same, or leave --resume away "
