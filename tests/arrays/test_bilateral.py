@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +142,21 @@ def test_a_tiff(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         read(tmp_path / "out.zarr"), np.moveaxis(expected(np.moveaxis(picture, -1, 0), 2.0, 0.3), 0, -1)
     )
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the system does not list open files")
+def test_a_tiff_is_closed_after_each_part(tmp_path: Path) -> None:
+    tifffile: Any = pytest.importorskip("tifffile", reason="tifffile is not installed")
+    tifffile.imwrite(tmp_path / "in.tif", draw(30, 40))
+    source = open_source(tmp_path / "in.tif")
+    gc.disable()
+    try:
+        for _ in range(3):
+            source.read((slice(0, 9), slice(0, 9)))
+        names = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    finally:
+        gc.enable()
+    assert str(tmp_path / "in.tif") not in names
 
 
 def test_going_on_after_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

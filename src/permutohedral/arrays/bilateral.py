@@ -219,10 +219,10 @@ def _make_store(folder: Path, tiling: Tiling) -> None:
     elif source.axes:
         options["dimension_names"] = [letter.lower() for letter in source.axes]
     if source.kind != "tiff":
-        like = source.open()
-        options["compressors"] = like.compressors
-        if source.zarr_format == 3:
-            options["dimension_names"] = like.metadata.dimension_names or options["dimension_names"]
+        with source.opened() as like:
+            options["compressors"] = like.compressors
+            if source.zarr_format == 3:
+                options["dimension_names"] = like.metadata.dimension_names or options["dimension_names"]
     if source.kind != "ome":
         zarr.create_array(str(folder), shape=source.shape, attributes=dict(source.attributes), **options)
         return

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -52,16 +53,20 @@ class Source:
 
     def read(self, region: Region) -> NDArray[Any]:
         """A part of the array."""
-        found: NDArray[Any] = np.asarray(self.open()[region])
+        with self.opened() as array:
+            found: NDArray[Any] = np.asarray(array[region])
         return found
 
-    def open(self) -> Any:
+    @contextmanager
+    def opened(self) -> Iterator[Any]:
         """The array, as zarr gives it."""
         if self.kind == "tiff":
-            return _open_tiff(Path(self.path))
+            with _opened_tiff(Path(self.path)) as array:
+                yield array
+            return
         import zarr
 
-        return zarr.open_array(str(Path(self.path) / self.member), mode="r")
+        yield zarr.open_array(str(Path(self.path) / self.member), mode="r")
 
 
 def is_store(path: Path) -> bool:
@@ -149,16 +154,22 @@ def _describe_tiff(path: Path) -> Source:
 
     with tifffile.TiffFile(path) as file:
         axes = "".join(_TIFF_AXES.get(letter, letter) for letter in file.series[0].axes)
-    array = _open_tiff(path)
-    shape, chunks = tuple(array.shape), tuple(array.chunks)
-    return Source(str(path), "tiff", "", shape, str(array.dtype), chunks, axes)
+    with _opened_tiff(path) as array:
+        shape, chunks, dtype = tuple(array.shape), tuple(array.chunks), str(array.dtype)
+    return Source(str(path), "tiff", "", shape, dtype, chunks, axes)
 
 
-def _open_tiff(path: Path) -> Any:
+@contextmanager
+def _opened_tiff(path: Path) -> Iterator[Any]:
     import tifffile
     import zarr
 
-    return zarr.open_array(tifffile.imread(path, aszarr=True, level=0), mode="r")
+    store = tifffile.imread(path, aszarr=True, level=0)
+    try:
+        yield zarr.open_array(store, mode="r")
+    finally:
+        # which the array does not do
+        store.close()
 
 
 def _check_axes(path: Path, shape: Sequence[int], axes: str) -> str:
