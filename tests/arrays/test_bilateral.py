@@ -244,3 +244,9 @@ def test_what_is_wrong_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         Workers(2, None, "tcp://localhost:1")
     with pytest.raises(InputError, match="such as 2GiB"):
         Workers(2, "much")
+
+
+def test_nothing_to_filter(tmp_path: Path) -> None:
+    source = store(tmp_path / "in.zarr", draw(0, 9), chunks=(3, 3))
+    with pytest.raises(InputError, match="nothing to filter"):
+        filter_array(source, tmp_path / "out.zarr", 1.0, 0.1)

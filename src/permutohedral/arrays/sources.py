@@ -98,6 +98,8 @@ def open_source(path: Path, axes: str | None = None) -> Source:
     names = _check_axes(path, source.shape, (axes or source.axes).upper())
     if np.dtype(source.dtype).kind not in "uif":
         raise InputError(f"{path} holds {source.dtype}, and only real numbers can be filtered")
+    if 0 in source.shape:
+        raise InputError(f"{path} has the shape {source.shape}: there is nothing to filter")
     return replace(source, axes=names)
 
 
