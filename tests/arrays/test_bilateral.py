@@ -250,3 +250,22 @@ def test_nothing_to_filter(tmp_path: Path) -> None:
     source = store(tmp_path / "in.zarr", draw(0, 9), chunks=(3, 3))
     with pytest.raises(InputError, match="nothing to filter"):
         filter_array(source, tmp_path / "out.zarr", 1.0, 0.1)
+
+
+class Elsewhere(Workers):
+    """Workers that were started in another folder."""
+
+    def run(self, *arguments: Any) -> None:
+        here = Path.cwd()
+        os.chdir("/")
+        try:
+            super().run(*arguments)
+        finally:
+            os.chdir(here)
+
+
+def test_workers_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store(Path("in.zarr"), draw(30, 30), chunks=(8, 8), dimension_names=("y", "x"))
+    filter_array(Path("in.zarr"), Path("out.zarr"), 1.0, 0.1, workers=Elsewhere())
+    assert read(Path("out.zarr")).shape == (30, 30)

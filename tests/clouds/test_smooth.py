@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ pytest.importorskip("dask.array", reason="Dask is not installed")
 
 import laspy
 
+from permutohedral.arrays.workers import Workers
 from permutohedral.clouds import smooth
 from permutohedral.clouds.smooth import smooth_file
 
@@ -149,3 +151,21 @@ def test_fields_of_many_digits(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, np.asarray(scan[field]), rtol=0, atol=1e-6)
     with pytest.raises(InputError, match="no field 'normal' to smooth; it has position, intensity"):
         smooth_file(path, tmp_path / "out.las", 2.0, "normal")
+
+
+class Elsewhere(Workers):
+    """Workers that were started in another folder."""
+
+    def compute(self, *arguments: Any) -> None:
+        here = Path.cwd()
+        os.chdir("/")
+        try:
+            super().compute(*arguments)
+        finally:
+            os.chdir(here)
+
+
+def test_workers_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_scan(Path("in.las"))
+    assert smooth_file(Path("in.las"), Path("out.las"), 2.0, workers=Elsewhere()) == 400

@@ -28,7 +28,7 @@ class Source:
     """An array in a file; small, and opened anew wherever a part is read.
 
     Attributes:
-        path: the file, or the folder of a store.
+        path: the file, or the folder of a store; from the root, since workers may be in other folders.
         kind: what it is.
         member: the array in a group of a store, "" for the store itself.
         shape: its extents.
@@ -100,7 +100,7 @@ def open_source(path: Path, axes: str | None = None) -> Source:
         raise InputError(f"{path} holds {source.dtype}, and only real numbers can be filtered")
     if 0 in source.shape:
         raise InputError(f"{path} has the shape {source.shape}: there is nothing to filter")
-    return replace(source, axes=names)
+    return replace(source, path=str(path.resolve()), axes=names)
 
 
 def _describe_store(path: Path) -> Source:

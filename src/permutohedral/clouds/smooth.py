@@ -102,7 +102,8 @@ def smooth_file(
         if path.suffix.lower() not in (".las", ".laz"):
             raise InputError(f"{path} is no laser scan: its name ends with .las or .laz")
     scan = _open_scan(source, field)
-    unfinished = Unfinished(target)
+    # from the root: workers may be in other folders
+    unfinished = Unfinished(target.resolve())
     with Workers() if workers is None else workers as running:
         chunks = _divide(scan, most_points)
         settings = {"scan": scan.__dict__, "sigma": sigma, "changed": source.stat().st_mtime}
@@ -148,7 +149,7 @@ def _open_scan(path: Path, field: str) -> Scan:
         kind = fields[field]
         fine = fine and not kind.is_scaled and floats_of(kind.dtype or np.uint8) is np.float32
     origin = tuple(float(each) for each in header.mins)
-    return Scan(str(path), header.point_count, origin, "float32" if fine else "float64", field)  # type: ignore[arg-type]
+    return Scan(str(path.resolve()), header.point_count, origin, "float32" if fine else "float64", field)  # type: ignore[arg-type]
 
 
 def _divide(scan: Scan, most_points: int) -> list[tuple[int, int]]:
