@@ -112,7 +112,7 @@ class UpsamplePanel(Panel):
             Stage(partial(full, mode), partial(show_full, mode), self.session.rest_before((photo.num_pixels, mode)))
             for mode in MODES
         ]
-        self.session.submit([Stage(prepare, show_coarse), *stages])
+        self.submit([Stage(prepare, show_coarse), *stages])
 
     def _show(self, mode: str, found: Upsampled, number: int) -> None:
         layer = self.session.put(self.title, f"{mode}-after", found.result.layer, "after")
