@@ -114,8 +114,8 @@ def choose_landmarks(guide: Tensor, sigma: Sequence[float], most: int) -> Landma
     kernel = np.exp(-0.5 * ((taken[:, None] - taken) ** 2).sum(-1))
     mixture = np.linalg.inv(kernel + 1e-5 * np.eye(chosen.size))
     dtype = accumulation_dtype(guide.dtype)
-    tensors = (torch.from_numpy(array).to(guide.device, dtype) for array in (taken, mixture))
-    return Landmarks(*tensors, unseen=_share_of_lonely(taken, sampled))
+    on_device = [torch.from_numpy(array).to(guide.device, dtype) for array in (taken, mixture)]
+    return Landmarks(on_device[0], on_device[1], _share_of_lonely(taken, sampled))
 
 
 def _sample(guide: Tensor) -> NDArray[np.float64]:
