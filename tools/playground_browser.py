@@ -105,19 +105,23 @@ def viewer(page: Page, number: int = 0) -> Locator:
 def wait_for_result(page: Page) -> None:
     """Until the open tab shows what was computed, in full."""
     page.locator(".pg-panel:not(.hidden)").wait_for()
-    busy = page.locator(".pg-panel:not(.hidden) .pg-busy")
     if page.locator(".pg-plane:visible").count():
         page.wait_for_selector('.pg-plane:visible:not([data-number="0"])')
     else:
         for number in range(page.locator(".pg-viewer:visible").count()):
             found = viewer(page, number).element_handle()
             page.wait_for_function("viewer => viewer.dataset.shown === 'full'", arg=found)
-    busy.wait_for(state="hidden")
+    wait_until_idle(page)
+
+
+def wait_until_idle(page: Page) -> None:
+    """Until the open tab has nothing more to compute."""
+    page.locator('.pg-panel:not(.hidden) .pg-busy[data-busy="false"]').wait_for(state="attached")
 
 
 def slider(page: Page, name: str) -> Locator:
     """What takes the keys of the slider of this name in the open tab."""
-    return page.locator(f'.pg-panel:not(.hidden) [aria-label="{name}"] [tabindex]')
+    return page.locator(f'.pg-panel:not(.hidden) input[aria-label="{name}"]')
 
 
 def draw(page: Page, points: Sequence[tuple[float, float]], photo_width: int) -> None:

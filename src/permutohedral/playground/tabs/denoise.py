@@ -44,10 +44,10 @@ class DenoisePanel(Panel):
         self._added = Slider("noise to add first", (0.0, *_NOISE), start.added, " of 255", self.refresh)
 
     def add_view(self) -> None:
-        self._viewer = Viewer(("noisy", "denoised"))
+        Viewer(self.session.key, {"before": "denoise/before", "after": "denoise/after"}, ("noisy", "denoised"))
 
     def take_photo(self) -> None:
-        self._viewer.clear_after()
+        self.put("after", None, "before", 0)
 
     def add_example_noise(self) -> None:
         """The photo that comes with the page has none."""
@@ -77,7 +77,7 @@ class DenoisePanel(Panel):
             return make_layer(picture.pixels), noisy[0][1]
 
         def show_noisy(found: tuple[Layer, float]) -> None:
-            self._viewer.show([self.session.put(self.title, "before", found[0])], "before", number)
+            self.put("before", found[0], "before", number)
             self.tell(None, f"noise <b>{255 * found[1]:.1f}</b> of 255")
 
         def preview(check: Callable[[], None]) -> Layer:
@@ -86,7 +86,7 @@ class DenoisePanel(Panel):
             return denoising.preview(*noisy[0], settings)
 
         def show_preview(layer: Layer) -> None:
-            self._viewer.show([self.session.put(self.title, "after", layer)], "preview", number)
+            self.put("after", layer, "preview", number)
 
         def full(check: Callable[[], None]) -> Result:
             from permutohedral.playground.compute import denoising
@@ -99,7 +99,7 @@ class DenoisePanel(Panel):
 
         def show_full(result: Result) -> None:
             self.session.remember(kind, result.cost.seconds)
-            self._viewer.show([self.session.put(self.title, "after", result.layer)], "full", number)
+            self.put("after", result.layer, "full", number)
             self.tell(result.cost, f"noise <b>{255 * noisy[0][1]:.1f}</b> of 255")
             if number == self.number:
                 picture = noisy[0][0]

@@ -47,17 +47,14 @@ class FilterPanel(Panel):
             self._guide_name = ui.label(_SIZE).classes("pg-hint")
 
     def add_view(self) -> None:
-        self._viewer = Viewer(("photo", "filtered"))
+        Viewer(self.session.key, {"before": "photo", "after": "filter/after"}, ("photo", "filtered"))
 
     def take_photo(self) -> None:
-        photo = self.session.photo
-        assert photo is not None
         # its guide was for another
         self._guide = None
         self._edges.set(False)
         self._guide_name.set_text(_SIZE)
-        self._viewer.clear_after()
-        self._viewer.show([self.session.put(self.title, "before", photo.layer)], "before", 0)
+        self.put("after", None, "before", 0)
 
     def settings(self) -> FilterSettings:
         """What the controls say."""
@@ -82,7 +79,7 @@ class FilterPanel(Panel):
             return filtering.preview(photo, guide, settings)
 
         def show_preview(layer: Layer) -> None:
-            self._viewer.show([self.session.put(self.title, "after", layer)], "preview", number)
+            self.put("after", layer, "preview", number)
 
         def full(check: Callable[[], None]) -> Result:
             from permutohedral.playground.compute import filtering
@@ -92,7 +89,7 @@ class FilterPanel(Panel):
 
         def show_full(result: Result) -> None:
             self.session.remember(kind, result.cost.seconds)
-            self._viewer.show([self.session.put(self.title, "after", result.layer)], "full", number)
+            self.put("after", result.layer, "full", number)
             self.tell(result.cost, "error …")
             if number == self.number:
                 self.offer([("smooth.png", lambda: _encode(photo, result))])

@@ -57,16 +57,14 @@ class SegmentPanel(Panel):
         self._steps = Slider("steps", (1, 2, 3, 5, 10, 20), start.steps, "", self.refresh)
 
     def add_view(self) -> None:
-        self._viewer = Viewer(("photo", "labels"), on_stroke=self._take_stroke)
+        layers = {"before": "photo", "after": "segment/after"}
+        self._viewer = Viewer(self.session.key, layers, ("photo", "labels"), on_stroke=self._take_stroke)
         self._choose(0)
 
     def take_photo(self) -> None:
-        photo = self.session.photo
-        assert photo is not None
         self._strokes = []
         self._show_strokes()
-        self._viewer.clear_after()
-        self._viewer.show([self.session.put(self.title, "before", photo.layer)], "before", 0)
+        self.put("after", None, "before", 0)
 
     def draw_example(self, strokes: tuple[Stroke, ...]) -> None:
         """Strokes for the photo that comes with the page."""
@@ -90,7 +88,7 @@ class SegmentPanel(Panel):
         assert photo is not None
         kind = (photo.num_pixels, "segment")
         if len({stroke.label for stroke in strokes}) < 2:
-            self._viewer.clear_after()
+            self.put("after", None, "before", number)
             self.tell(None, "draw over two regions or more, each with a brush of its own")
             return
 
@@ -100,7 +98,7 @@ class SegmentPanel(Panel):
             return segmenting.preview(photo, strokes, settings)
 
         def show_preview(layer: Layer) -> None:
-            self._viewer.show([self.session.put(self.title, "after", layer)], "preview", number)
+            self.put("after", layer, "preview", number)
 
         def full(check: Callable[[], None]) -> Segments:
             from permutohedral.playground.compute import segmenting
@@ -111,7 +109,7 @@ class SegmentPanel(Panel):
             from permutohedral.playground.compute.segmenting import shares
 
             self.session.remember(kind, found.result.cost.seconds)
-            self._viewer.show([self.session.put(self.title, "after", found.result.layer)], "full", number)
+            self.put("after", found.result.layer, "full", number)
             square = '<i style="color: rgb{}">&#9632;</i> <b>{:.0f} %</b>'
             self.tell(found.result.cost, *(square.format(color, 100 * share) for color, share in shares(found)))
             if number == self.number:

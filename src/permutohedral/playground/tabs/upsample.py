@@ -51,13 +51,13 @@ class UpsamplePanel(Panel):
         self._mode = Choice("mode of code and download", MODES, start.mode, self.refresh)
 
     def add_view(self) -> None:
-        self._viewers: dict[str, Viewer] = {}
         self._captions: dict[str, ui.html] = {}
         with ui.element("div").classes("pg-grid"):
             for mode in (_INTERPOLATED, *MODES):
                 with ui.element("div"):
                     self._captions[mode] = ui.html(f"<b>{mode}</b>", sanitize=False).classes("pg-status")
-                    self._viewers[mode] = Viewer(("map", mode), group=f"upsample-{self.session.key}")
+                    layers = {"before": "upsample/map", "after": f"upsample/{mode}", "truth": "upsample/truth"}
+                    Viewer(self.session.key, layers, ("map", mode), group="upsample")
 
     def take_photo(self) -> None:
         self._drop_map(refresh=False)
@@ -91,8 +91,7 @@ class UpsamplePanel(Panel):
             return upsampling.coarse_layer(material[0]), upsampling.enlarge(material[0])
 
         def show_coarse(found: tuple[Layer, Upsampled]) -> None:
-            for mode, viewer in self._viewers.items():
-                viewer.show([self.session.put(self.title, f"{mode}-before", found[0], "before")], "before", number)
+            self.put("map", found[0], "before", number)
             self._show(_INTERPOLATED, found[1], number)
 
         def full(mode: Mode, check: Callable[[], None]) -> Upsampled:
@@ -115,8 +114,7 @@ class UpsamplePanel(Panel):
         self.session.submit([Stage(prepare, show_coarse), *stages])
 
     def _show(self, mode: str, found: Upsampled, number: int) -> None:
-        layer = self.session.put(self.title, f"{mode}-after", found.result.layer, "after")
-        self._viewers[mode].show([layer], "full", number)
+        self.put(mode, found.result.layer, "full", number)
         quality = "" if found.psnr is None else f"<span>PSNR <b>{found.psnr:.2f} dB</b></span>"
         seconds = f"<span>{1000 * found.result.cost.seconds:.0f} ms</span>"
         self._captions[mode].set_content(f"<span><b>{mode}</b></span>{quality}{seconds}")
@@ -127,11 +125,14 @@ class UpsamplePanel(Panel):
         if await read_beside(_check_map, path, name, self.session.photo) is not None:
             self._map = path, name
             self._back.set_visibility(True)
+            self.put("truth", None, "before", self.number)
             self.refresh()
 
     def _drop_map(self, refresh: bool = True) -> None:
         self._map = None
         self._back.set_visibility(False)
+        assert self.session.photo is not None
+        self.put("truth", self.session.photo.layer, "before", self.number)
         if refresh:
             self.refresh()
 
