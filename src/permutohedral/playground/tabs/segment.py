@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from nicegui import ui
 
+from permutohedral.pictures.field_settings import FieldSettings
 from permutohedral.playground.code import Code, segment_code
 from permutohedral.playground.components import Viewer
 from permutohedral.playground.controls import Slider
 from permutohedral.playground.panel import Panel
 from permutohedral.playground.runner import Stage
-from permutohedral.playground.settings import BRUSHES, SegmentSettings, Stroke
+from permutohedral.playground.settings import BRUSHES, STROKES, Stroke
 
 if TYPE_CHECKING:
     from permutohedral.pictures.label_maps import LabelMap
@@ -38,7 +39,7 @@ class SegmentPanel(Panel):
     def add_controls(self) -> None:
         self._strokes: list[Stroke] = []
         self._brush = 0
-        start = SegmentSettings()
+        start = STROKES
         with ui.element("div").classes("pg-row"):
             self._brushes = [ui.element("button").classes("pg-brush") for _ in _COLORS]
         for number, (brush, color) in enumerate(zip(self._brushes, _COLORS, strict=True)):
@@ -72,16 +73,17 @@ class SegmentPanel(Panel):
         self._show_strokes()
         self.refresh()
 
-    def settings(self) -> SegmentSettings:
+    def settings(self) -> FieldSettings:
         """What the controls say."""
-        return SegmentSettings(
+        return FieldSettings(
             self._certainty.value, self._space.value, self._range.value, self._weight.value, self._near.value,
             int(self._steps.value),
         )  # fmt: skip
 
     def code(self) -> Code:
-        assert self.session.photo is not None
-        return segment_code(self.settings(), self.session.photo.name)
+        photo = self.session.photo
+        assert photo is not None
+        return segment_code(self.settings(), photo.name, photo.is_transparent)
 
     def compute(self) -> None:
         photo, strokes, settings, number = self.session.photo, tuple(self._strokes), self.settings(), self.number
@@ -103,7 +105,11 @@ class SegmentPanel(Panel):
         def full(check: Callable[[], None]) -> Segments:
             from permutohedral.playground.compute import segmenting
 
-            return segmenting.segment_photo(photo, strokes, settings)
+            def progress(share: float) -> None:
+                check()
+                self.session.on_page(self.set_progress, share)
+
+            return segmenting.segment_photo(photo, strokes, settings, progress)
 
         def show_full(found: Segments) -> None:
             from permutohedral.playground.compute.segmenting import shares
@@ -111,7 +117,8 @@ class SegmentPanel(Panel):
             self.session.remember(kind, found.result.cost.seconds)
             self.put("after", found.result.layer, "full", number)
             square = '<i style="color: rgb{}">&#9632;</i> <b>{:.0f} %</b>'
-            self.tell(found.result.cost, *(square.format(color, 100 * share) for color, share in shares(found)))
+            parts = (square.format(color, 100 * share) for color, share in shares(found))
+            self.tell(found.result.cost, *parts, f"in doubt <b>{100 * found.doubt:.2g} %</b> of the pixels")
             if number == self.number:
                 self.offer([("out.png", partial(_encode, found.found)), ("labels.png", partial(_encode, found.given))])
 

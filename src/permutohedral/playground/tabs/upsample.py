@@ -69,41 +69,44 @@ class UpsamplePanel(Panel):
         )
 
     def code(self) -> Code:
-        assert self.session.photo is not None
-        settings = self.settings()
+        photo, settings = self.session.photo, self.settings()
+        assert photo is not None
         if self._map is None:
             return upsample_code(settings, "coarse.png", "guide.png", "out.png")
         name = self._map[1]
         result = "out.npy" if Path(name).suffix.lower() in (".npy", ".tif", ".tiff") else "out.png"
-        return upsample_code(settings, name, self.session.photo.name, result)
+        return upsample_code(settings, name, photo.name, result, photo.is_transparent)
 
     def compute(self) -> None:
         photo, own, settings, number = self.session.photo, self._map, self.settings(), self.number
         assert photo is not None
         material: list[Material] = []
 
-        def prepare(check: Callable[[], None]) -> tuple[Layer, Upsampled]:
+        def prepare(check: Callable[[], None]) -> tuple[Layer, Upsampled, Layer | None]:
             from permutohedral.playground.compute import upsampling
 
             material.append(
                 upsampling.colors_of(photo, settings.factor) if own is None else upsampling.own_map(*own, photo)
             )
-            return upsampling.coarse_layer(material[0]), upsampling.enlarge(material[0])
+            truth = upsampling.truth_layer(photo) if own is None else None
+            return upsampling.coarse_layer(material[0]), upsampling.enlarge(material[0]), truth
 
-        def show_coarse(found: tuple[Layer, Upsampled]) -> None:
-            self.put("map", found[0], "before", number)
-            self._show(_INTERPOLATED, found[1], number)
+        def show_coarse(found: tuple[Layer, Upsampled, Layer | None]) -> None:
+            coarse, enlarged, truth = found
+            self.put("map", coarse, "before", number)
+            self.put("truth", truth, "before", number)
+            self._show(_INTERPOLATED, enlarged, number)
 
         def full(mode: Mode, check: Callable[[], None]) -> Upsampled:
             from permutohedral.playground.compute import upsampling
 
-            return upsampling.upsample(material[0], replace(settings, mode=mode))
+            return upsampling.upsample(material[0], replace(settings, mode=mode), check)
 
         def show_full(mode: Mode, found: Upsampled) -> None:
             self.session.remember((photo.num_pixels, mode), found.result.cost.seconds)
             self._show(mode, found, number)
             if mode == settings.mode and number == self.number:
-                self.tell(found.result.cost)
+                self.tell(found.result.cost, *([] if own is None else ["error unknown: your map has no truth here"]))
                 self.offer(_files(material[0], found, own is None))
 
         # in the order of their time
@@ -125,14 +128,11 @@ class UpsamplePanel(Panel):
         if await read_beside(_check_map, path, name, self.session.photo) is not None:
             self._map = path, name
             self._back.set_visibility(True)
-            self.put("truth", None, "before", self.number)
             self.refresh()
 
     def _drop_map(self, refresh: bool = True) -> None:
         self._map = None
         self._back.set_visibility(False)
-        assert self.session.photo is not None
-        self.put("truth", self.session.photo.layer, "before", self.number)
         if refresh:
             self.refresh()
 
@@ -144,6 +144,7 @@ def _check_map(path: Path, name: str, photo: Photo) -> Material:
 
 
 def _files(material: Material, found: Upsampled, ours: bool) -> list[File]:
+    from permutohedral.pictures.files import Picture
     from permutohedral.playground.compute.layers import encode_png
     from permutohedral.playground.compute.upsampling import result_file
 
@@ -152,5 +153,5 @@ def _files(material: Material, found: Upsampled, ours: bool) -> list[File]:
     if ours:
         assert material.coarse.picture is not None
         files.append(("coarse.png", partial(encode_png, material.coarse.picture)))
-        files.append(("guide.png", partial(encode_png, material.guide)))
+        files.append(("guide.png", partial(encode_png, Picture(material.guide))))
     return files
