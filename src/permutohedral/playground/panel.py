@@ -36,7 +36,9 @@ class Panel:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.number = 0
-        self._stale, self._open, self._is_busy, self._code_is_old = True, False, False, False
+        self._stale, self._open, self._code_is_old = True, False, False
+        # whether something is computed and how much of it is done, as the page shows it
+        self._shown_progress: tuple[bool, float | None] = False, None
         with Tab() as self._root:
             with ui.element("div").classes("pg-card pg-controls"):
                 ui.label(self.hint).classes("pg-hint")
@@ -90,9 +92,8 @@ class Panel:
         if self._stale:
             return
         self.number += 1
-        # first, since it goes on in another thread
-        self.compute()
         self._code_is_old = True
+        self.compute()
         asyncio.get_running_loop().call_later(_CODE_AFTER, self._show_code)
 
     def put(self, side: str, layer: Layer | None, kind: str, number: int) -> None:
@@ -129,15 +130,11 @@ class Panel:
         self._status.set_content("".join(f"<span>{part}</span>" for part in (*told, *parts)))
         self._status.classes(remove="pg-old")
 
-    def set_busy(self, busy: bool) -> None:
-        """Whether something is computed."""
-        if busy != self._is_busy:
-            self._is_busy = busy
-            self._progress.set(busy)
-
-    def set_progress(self, share: float) -> None:
-        """How much of it is done."""
-        self._progress.set(self._is_busy, share)
+    def set_busy(self, busy: bool, share: float | None = None) -> None:
+        """Whether something is computed, and how much of it is done if that is known."""
+        if (busy, share) != self._shown_progress:
+            self._shown_progress = busy, share
+            self._progress.set(busy, share)
 
     def _add_code(self) -> None:
         self._command = self._add_text("command line")

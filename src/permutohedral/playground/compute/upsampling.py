@@ -17,7 +17,7 @@ from permutohedral.errors import InputError
 from permutohedral.pictures.files import Picture
 from permutohedral.pictures.guided import EdgeSettings
 from permutohedral.pictures.maps import Map, read_map, write_map
-from permutohedral.playground.compute.layers import Layer, make_layer
+from permutohedral.playground.compute.layers import Layer, make_layer, on_white
 from permutohedral.playground.compute.measure import measured
 from permutohedral.playground.compute.photos import Photo
 from permutohedral.playground.compute.result import Result
@@ -43,9 +43,10 @@ def colors_of(photo: Photo, factor: int) -> Material:
     """The colors of a photo at a fraction of its size, to be brought back along its brightness: so there is a truth."""
     height, width = photo.pixels.shape[1:]
     size = (max(1, round(height / factor)), max(1, round(width / factor)))
-    values = (255 * adaptive_avg_pool2d(photo.visible, size)).round()
-    gray = (255 * photo.visible.mean(dim=0, keepdim=True)).round() / 255
-    return Material(Map(values, Picture(values / 255)), gray, 255 * photo.visible)
+    shown = on_white(photo.pixels, photo.picture.alpha)
+    values = (255 * adaptive_avg_pool2d(shown, size)).round()
+    gray = (255 * shown.mean(dim=0, keepdim=True)).round() / 255
+    return Material(Map(values, Picture(values / 255)), gray, 255 * shown)
 
 
 def own_map(path: Path, name: str, photo: Photo) -> Material:
@@ -102,11 +103,6 @@ def enlarge(material: Material) -> Upsampled:
     size = tuple(material.guide.shape[1:])
     known = torch.nan_to_num(material.coarse.values)[None]
     return _measure(material, lambda: interpolate(known, size=size, mode="bilinear", align_corners=False)[0])
-
-
-def truth_layer(photo: Photo) -> Layer:
-    """What `colors_of` a photo are to be brought back to."""
-    return make_layer(photo.visible)
 
 
 def coarse_layer(material: Material) -> Layer:

@@ -93,7 +93,7 @@ class DenoisePanel(Panel):
 
             def progress(share: float) -> None:
                 check()
-                self.session.on_page(self.set_progress, share)
+                self.session.on_page(self.set_busy, True, share)
 
             result = denoising.denoise_photo(*noisy[0], settings, progress)
             if settings.added == 0:

@@ -107,7 +107,7 @@ class SegmentPanel(Panel):
 
             def progress(share: float) -> None:
                 check()
-                self.session.on_page(self.set_progress, share)
+                self.session.on_page(self.set_busy, True, share)
 
             return segmenting.segment_photo(photo, strokes, settings, progress)
 

@@ -82,20 +82,17 @@ class UpsamplePanel(Panel):
         assert photo is not None
         material: list[Material] = []
 
-        def prepare(check: Callable[[], None]) -> tuple[Layer, Upsampled, Layer | None]:
+        def prepare(check: Callable[[], None]) -> tuple[Layer, Upsampled]:
             from permutohedral.playground.compute import upsampling
 
             material.append(
                 upsampling.colors_of(photo, settings.factor) if own is None else upsampling.own_map(*own, photo)
             )
-            truth = upsampling.truth_layer(photo) if own is None else None
-            return upsampling.coarse_layer(material[0]), upsampling.enlarge(material[0]), truth
+            return upsampling.coarse_layer(material[0]), upsampling.enlarge(material[0])
 
-        def show_coarse(found: tuple[Layer, Upsampled, Layer | None]) -> None:
-            coarse, enlarged, truth = found
-            self.put("map", coarse, "before", number)
-            self.put("truth", truth, "before", number)
-            self._show(_INTERPOLATED, enlarged, number)
+        def show_coarse(found: tuple[Layer, Upsampled]) -> None:
+            self.put("map", found[0], "before", number)
+            self._show(_INTERPOLATED, found[1], number)
 
         def full(mode: Mode, check: Callable[[], None]) -> Upsampled:
             from permutohedral.playground.compute import upsampling
@@ -106,7 +103,7 @@ class UpsamplePanel(Panel):
             self.session.remember((photo.num_pixels, mode), found.result.cost.seconds)
             self._show(mode, found, number)
             if mode == settings.mode and number == self.number:
-                self.tell(found.result.cost, *([] if own is None else ["error unknown: your map has no truth here"]))
+                self.tell(found.result.cost, *([] if own is None else ["error unknown: nobody knows the true map"]))
                 self.offer(_files(material[0], found, own is None))
 
         # in the order of their time
@@ -128,11 +125,14 @@ class UpsamplePanel(Panel):
         if await read_beside(_check_map, path, name, self.session.photo) is not None:
             self._map = path, name
             self._back.set_visibility(True)
+            self.put("truth", None, "before", self.number)
             self.refresh()
 
     def _drop_map(self, refresh: bool = True) -> None:
+        assert self.session.photo is not None
         self._map = None
         self._back.set_visibility(False)
+        self.put("truth", self.session.photo.layer, "before", self.number)
         if refresh:
             self.refresh()
 
