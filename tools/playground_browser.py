@@ -95,6 +95,8 @@ def open_page(browser: Browser, address: str, width: int = 1300, height: int = 9
 def choose_tab(page: Page, name: str) -> None:
     """Open a tab of the page."""
     page.get_by_role("tab", name=name, exact=True).click()
+    # else what is looked for next might be found in the one before
+    page.locator(f'.pg-panel[data-tab="{name}"]:not(.hidden)').wait_for()
 
 
 def viewer(page: Page, number: int = 0) -> Locator:

@@ -39,7 +39,7 @@ class Panel:
         self._stale, self._open, self._code_is_old = True, False, False
         # whether something is computed and how much of it is done, as the page shows it
         self._shown_progress: tuple[bool, float | None] = False, None
-        with Tab() as self._root:
+        with Tab(self.title) as self._root:
             with ui.element("div").classes("pg-card pg-controls"):
                 ui.label(self.hint).classes("pg-hint")
                 self.add_controls()

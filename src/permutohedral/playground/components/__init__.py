@@ -75,7 +75,15 @@ class Progress(Element, component="progress.js"):
 
 
 class Tab(Element, component="tab.js"):
-    """The content of a tab, hidden at first."""
+    """The content of a tab, hidden at first.
+
+    Args:
+        title: of the tab.
+    """
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        self._props["title"] = title
 
     def set_open(self, is_open: bool) -> None:
         """Show or hide it."""

@@ -2,8 +2,8 @@
 
 export default {
   template: `
-    <div class="pg-panel" :class="{ hidden: !open }">
+    <div class="pg-panel" :class="{ hidden: !open }" :data-tab="title">
       <div class="pg-columns" v-memo="[open && {}]"><slot></slot></div>
     </div>`,
-  props: { open: Boolean },
+  props: { title: String, open: Boolean },
 };
