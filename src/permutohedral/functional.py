@@ -24,6 +24,7 @@ from permutohedral.errors import InputError
 from permutohedral.features import Sigma, bilateral_features, check_guide, check_image
 from permutohedral.filters.choice import choose_for_pixels, choose_for_points
 from permutohedral.filters.exact import EXACT_NORMALIZATIONS, WINDOW_REACH, sum_pixels, sum_points, window_of
+from permutohedral.filters.lattice_means import filter_and_repair
 from permutohedral.filters.normalization import (
     DENSE,
     SEPARABLE,
@@ -359,15 +360,19 @@ def _without_lattice(
     image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, method: GaussianMethod, halo: int
 ) -> tuple[Filter | None, GaussianMethod]:
     """The filter between the pixels of pictures; None for a lattice or all pairs, with the method that remains."""
-    reach = WINDOW_REACH
+    reach, pairs = WINDOW_REACH, 0.0
     if method == "auto":
         choice = choose_for_pixels(image, guide, sigma_space, sigma_range)
         # a halo is for the lattice
         if choice.window is not None and not halo:
-            return partial(sum_pixels, window=choice.window, landmarks=choice.landmarks), method
-        method, reach = ("exact" if choice.method == "exact" else "separable"), choice.reach
+            chosen = {"window": choice.window, "pairs": choice.pairs}
+            if choice.landmarks is not None:
+                return partial(sum_pixels, landmarks=choice.landmarks, **chosen), method
+            features = bilateral_features(guide, sigma_space, sigma_range)
+            return partial(filter_and_repair, features=features, **chosen), method
+        method, reach, pairs = ("exact" if choice.method == "exact" else "separable"), choice.reach, choice.pairs
     if method == "exact" and (window := window_of(guide, sigma_space, sigma_range, reach)) is not None:
-        return partial(sum_pixels, window=window), method
+        return partial(sum_pixels, window=window, pairs=pairs), method
     return None, method
 
 

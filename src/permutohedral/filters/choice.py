@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -23,21 +23,26 @@ from permutohedral.ops import operators
 from permutohedral.ops.tracing import is_plain, is_traced, wants_gradient
 from permutohedral.tensors import check_features, check_tensor
 
-# windows that reach this far, in standard deviations, leave out 1.1, 4.4, 8.9 and 13.5 % of the mass of the Gaussian:
+# windows that reach this far, in standard deviations, leave out 1.1, 4.4, 8.9 and 16 % of the mass of the Gaussian:
 # what that changes is a tenth to a half of what the lattice does; landmarks come before the last of them
-_REACHES = 3.0, 2.5, 2.2, 2.0
-# how much longer than the lattice another method may take: a third, less what the estimates may be wrong
-_SLOWER = 1.15
+_REACHES = 3.0, 2.5, 2.2, 1.9
+# how much longer than the lattice another method may take: a third, less what the estimates may be wrong; and the last
+# of the windows, which is for noise, where lattices take longer than estimated
+_SLOWER, _LAST_SLOWER = 1.15, 1.4
 
 # of the lattice: for each corner of a point, and for each axis at each lattice point
 _CORNER, _LATTICE_POINT = 9.0, 27.0
 # of the exact method: for each pair, and each of its features and channels; for each pixel besides
 _PAIR, _PAIR_CHANNEL, _PIXEL = 0.32, 0.05, 40.0
+# of narrower windows than the first, whose weights are rough, as a part of that
+_ROUGH = 0.9
 # of landmarks, for four channels: for each pixel, and each landmark there; for each node of the grid, each landmark
 # and each pair of landmarks there
 _GRID_PIXEL, _TERM, _NODE, _NODE_TERM, _NODE_PAIR = 32.0, 1.0, 150.0, 10.0, 0.17
 # windows of fewer pixels are not worth a grid
 _LEAST_SIGMA = 3.0
+# of pixels of rare colors: for each pair; what part of the time of a lattice they may take; pairs beside landmarks
+_PAIR_AGAIN, _REPAIR, _PAIRS = 1.0, 0.1, 6.0
 
 # squares of a picture in which lattice points are counted
 _SIDE, _SQUARES_ALONG = 32, 2
@@ -56,7 +61,8 @@ class Choice:
         reason: why, with the estimated times of one core.
         reach: of the window of the exact method, in standard deviations.
         landmarks: those to take.
-        window: the picture they are of.
+        window: the picture, for landmarks, and for a lattice where pixels of rare colors are filtered again.
+        pairs: how many may be summed at those, to a pixel of the picture; zero where they are left as they are.
 
     >>> print(Choice("exact", "few points"))
     exact: few points
@@ -67,6 +73,7 @@ class Choice:
     reach: float = _REACHES[0]
     landmarks: Landmarks | None = None
     window: Window | None = None
+    pairs: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.method}: {self.reason}"
@@ -133,11 +140,12 @@ def choose_for_pixels(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_ra
     channels = image.shape[:-2].numel() // max(math.prod(items), 1)
     sigmas = numbers_of(sigma_space, 2)
     windows = [window_size(sigmas, reach, height, width) for reach in _REACHES]
-    exact = [pixels * (_PIXEL + window * _pair_time(guides, channels)) for window in windows]
+    pair = _pair_time(guides, channels)
+    exact = [pixels * (_PIXEL + size * pair * (_ROUGH if number else 1.0)) for number, size in enumerate(windows)]
     fewest, most = (pixels * _lattice_time(dimension, density) for density in (0.0, dimension + 1.0))
     if exact[0] <= _SLOWER * fewest:
         return Choice("exact", f"about {_in_words(exact[0])}, less than for any lattice")
-    if is_traced() or (exact[-1] > _SLOWER * most and min(sigmas) < _LEAST_SIGMA):
+    if is_traced() or (exact[-1] > _LAST_SLOWER * most and min(sigmas) < _LEAST_SIGMA):
         return Choice("separable", f"a window of {windows[-1]:,} pixels takes longer than the lattice")
     lattice = pixels * _lattice_time(dimension, _lattice_points_per_pixel(guide, sigma_space, sigma_range))
     options = [
@@ -147,28 +155,33 @@ def choose_for_pixels(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_ra
             reach,
         )
         for reach, size, time in zip(_REACHES, windows, exact, strict=True)
-        if time <= _SLOWER * lattice
+        if time <= (_SLOWER if reach > _REACHES[-1] else _LAST_SLOWER) * lattice
     ]
     if options and options[0].reach > _REACHES[-1]:
         return options[0]
-    found = _with_landmarks(image, guide, sigma_space, sigma_range, lattice)
+    repairs = pixels > 0 and min(sigmas) >= _LEAST_SIGMA and is_plain(image, guide)
+    repairs = repairs and not wants_gradient(image, guide, sigma_range)
+    found = _with_landmarks(image, guide, sigma_space, sigma_range, lattice) if repairs else None
     if found is not None:
         return found
+    if options:
+        return replace(options[0], pairs=_PAIRS if repairs else 0.0)
     times = f"about {_in_words(exact[-1])} for a window of {windows[-1]:,} pixels, {_in_words(lattice)} for the lattice"
-    return options[0] if options else Choice("separable", times)
+    if not repairs:
+        return Choice("separable", times)
+    pairs = _REPAIR * lattice / pixels / _PAIR_AGAIN
+    return Choice("separable", times, window=window_of(guide, sigma_space, sigma_range), pairs=pairs)
 
 
 def _with_landmarks(
     image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, lattice: float
 ) -> Choice | None:
-    """Landmarks that take no longer than the lattice; none for what is differentiated."""
+    """Landmarks that take no longer than the lattice."""
     *items, guides, height, width = guide.shape
     sigmas = numbers_of(sigma_space, 2)
-    if guides > MOST_GUIDES or min(sigmas) < _LEAST_SIGMA:
+    if guides > MOST_GUIDES:
         return None
     count = math.prod(items)
-    if count * height * width == 0 or wants_gradient(image, guide, sigma_range) or not is_plain(image, guide):
-        return None
     # the mass is one more channel
     passes = math.ceil((image.shape[:-2].numel() // count + 1) / 4)
     most = _most_landmarks(_SLOWER * lattice / (count * height * width * passes), sigmas)
@@ -179,7 +192,8 @@ def _with_landmarks(
     if found is None:
         return None
     reason = f"{found.colors.shape[0]} colors take no longer than {_in_words(lattice)} for a lattice"
-    return Choice("landmarks", reason, landmarks=found, window=window_of(guide, sigma_space, sigma_range))
+    window = window_of(guide, sigma_space, sigma_range)
+    return Choice("landmarks", reason, landmarks=found, window=window, pairs=_PAIRS)
 
 
 def _most_landmarks(time: float, sigmas: Sequence[float]) -> int:

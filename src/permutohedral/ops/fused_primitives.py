@@ -76,18 +76,12 @@ class LandmarkTables(NamedTuple):
         mixture: `[landmarks, landmarks]`.
         sigma: over y and x, in pixels.
         cells: pixels between the nodes on which is blurred, along y and x.
-        reach: of the windows over which pixels of small mass are summed, in standard deviations.
-        small_mass: which are those.
-        most_repaired: of each item, the ones whose mass is least.
     """
 
     colors: Tensor
     mixture: Tensor
     sigma: tuple[float, float]
     cells: tuple[int, int]
-    reach: float
-    small_mass: float
-    most_repaired: int
 
 
 class ItemRows(NamedTuple):
@@ -176,6 +170,12 @@ class FusedPrimitives(Primitives, Protocol):
         """
         ...
 
+    def filter_points_with_mass(
+        self, values: Tensor, features: Tensor, smallest_mass: float
+    ) -> tuple[Tensor, Tensor] | None:
+        """`filter_points` of one item, and the mass `[points]` that was divided by, in the accumulation dtype."""
+        ...
+
     def mix_rows(self, rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool) -> Tensor:
         """`slice` for few rows of many channels and weights of which many are zero, which are passed over.
 
@@ -214,6 +214,23 @@ class FusedPrimitives(Primitives, Protocol):
 
         Returns:
             `[items, channels + 1, height, width]`: the sums of ones, the mass, are the last.
+        """
+        ...
+
+    def sum_pixel_windows(
+        self, values: Tensor, guide: Tensor, pixels: Tensor, sigma: tuple[float, float], reach: float
+    ) -> Tensor:
+        """The sums over windows around single pixels.
+
+        Args:
+            values: `[channels, height, width]`.
+            guide: `[guide channels, height, width]`, in standard deviations.
+            pixels: int64 `[pixels]`, counted row by row.
+            sigma: over y and x, in pixels.
+            reach: of the windows, in standard deviations.
+
+        Returns:
+            `[channels, pixels]`.
         """
         ...
 

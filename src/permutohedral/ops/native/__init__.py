@@ -257,6 +257,21 @@ def filter_gaussian(
 
 def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smallest_mass: float) -> Tensor | None:
     """All steps at once, without tensors in between, in an order of the points that suits the caches."""
+    out = _filter_points(values, features, batch, smallest_mass, values.shape[1])
+    return None if out is None else out.to(values.dtype)
+
+
+def filter_points_with_mass(values: Tensor, features: Tensor, smallest_mass: float) -> tuple[Tensor, Tensor] | None:
+    out = _filter_points(values, features, None, smallest_mass, values.shape[1] + 1)
+    if out is None:
+        return None
+    return out[:, :-1].to(values.dtype), out[:, -1] / blur_gain(features.shape[1])
+
+
+def _filter_points(
+    values: Tensor, features: Tensor, batch: Tensor | None, smallest_mass: float, columns: int
+) -> Tensor | None:
+    """`[points, columns]` in the accumulation dtype: a column more than channels holds the mass, times the gain."""
     dtype, (points, channels), d = accumulation_dtype(values.dtype), values.shape, features.shape[1]
     simplices = points * (d + 1) * (4 + dtype.itemsize)
     if channels == 0 or d > _native.MAX_DIMENSION or simplices > _LARGEST_UNCHECKED_BYTES:
@@ -270,9 +285,9 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smalle
         pending = core.index_for_filter(_plain(features), items, key_limit(dtype), may_reorder, threads)
     if pending is None or 2 * pending.num_lattice_points * (channels + 1) * dtype.itemsize > _LARGEST_UNCHECKED_BYTES:
         return None
-    out = _empty((points, channels), dtype)
+    out = _empty((points, columns), dtype)
     pending.filter(_plain(values, dtype), axis_offsets(d), smallest_mass * blur_gain(d), out, threads)
-    return out.to(values.dtype)
+    return out
 
 
 def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor:
@@ -382,8 +397,17 @@ def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tens
     items, channels, *extent = values.shape
     out = _empty((items, channels + 1, *extent), values.dtype)
     operands = _plain(values), _plain(guide), _plain(tables.colors), _plain(tables.mixture)
-    grid, (reach, small, most) = (*tables.sigma, *tables.cells), tables[-3:]
-    _core(values.dtype).sum_landmarks(*operands, *grid, reach, small, most, out, _threads(values.numel()))
+    _core(values.dtype).sum_landmarks(*operands, *tables.sigma, *tables.cells, out, _threads(values.numel()))
+    return out
+
+
+def sum_pixel_windows(
+    values: Tensor, guide: Tensor, pixels: Tensor, sigma: tuple[float, float], reach: float
+) -> Tensor:
+    out = _empty((values.shape[0], pixels.shape[0]), values.dtype)
+    if out.numel() > 0:
+        operands = _plain(values)[None], _plain(guide)[None], _plain(pixels)
+        _core(values.dtype).sum_pixel_windows(*operands, *sigma, reach, out, _threads(values.numel()))
     return out
 
 

@@ -1,14 +1,12 @@
 // The Gaussian over position and color by its definition, at single pixels: for the few where sums with less work fail.
-// Everything here has internal linkage: see threads.hpp.
-#pragma once
-
+// Compiled once per instruction set.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
 #include "filter/powers_of_two.hpp"
-#include "kernels.hpp"
+#include "runtime/kernel_table.hpp"
 #include "runtime/lane_exchange.hpp"
 #include "runtime/threads.hpp"
 
@@ -57,11 +55,10 @@ public:
             along_x_[dx + reach_x_] = exponent(double(dx) / shape.sigma_x);
     }
 
-    // Sums around one pixel. There is a plane of values for each channel of out.
-    void sum(const std::vector<const T*>& values, const T* guide, int64_t pixel, T* out) const {
-        const auto num_channels = int64_t(values.size());
+    // Sums around one pixel, one for each channel; those of out lie `step` apart.
+    void sum(const T* values, const T* guide, int64_t pixel, T* out, int64_t step) const {
         const int64_t plane = shape_.height * shape_.width, y = pixel / shape_.width, x = pixel % shape_.width;
-        std::vector<Vector<T>> sums(num_channels, Vector<T>{});
+        std::vector<Vector<T>> sums(shape_.num_channels, Vector<T>{});
         const int64_t last_y = std::min(y + reach_y_, shape_.height - 1);
         for (int64_t source_y = std::max<int64_t>(y - reach_y_, 0); source_y <= last_y; ++source_y) {
             const double distance = double(source_y - y) / shape_.sigma_y;
@@ -79,14 +76,13 @@ public:
                 // most pixels are far off in color
                 if (!any_above<T>(weights, T(least_exponent))) continue;
                 exp2_in_place<T, 1>(&weights);
-                for (int64_t c = 0; c < num_channels; ++c) {
-                    sums[c] += weights * load_some<T>(values[c] + row, count);
+                for (int64_t c = 0; c < shape_.num_channels; ++c) {
+                    sums[c] += weights * load_some<T>(values + c * plane + row, count);
                 }
             }
         }
-        for (int64_t c = 0; c < num_channels; ++c) {
-            out[c * plane + pixel] =
-                reduce_lanes<T, lanes<T>>(sums[c], [](Vector<T> a, Vector<T> b) { return a + b; })[0];
+        for (int64_t c = 0; c < shape_.num_channels; ++c) {
+            out[c * step] = reduce_lanes<T, lanes<T>>(sums[c], [](Vector<T> a, Vector<T> b) { return a + b; })[0];
         }
     }
 
@@ -94,7 +90,7 @@ private:
     // exp(-x^2 / 2) is two to the power of -factor x^2
     static constexpr T factor = T(0.5 * 1.4426950408889634);
     // weights below two to this power count as zero
-    static constexpr double least_exponent = -20;
+    static constexpr double least_exponent = sizeof(T) == 4 ? -24 : -53;
     static T exponent(double distance) { return -factor * T(distance * distance); }
 
     const WindowShape shape_;
@@ -102,24 +98,19 @@ private:
     std::vector<T> along_x_;
 };
 
-// Sums again the pixels of one item whose last sum is less than `small_mass`, at most so many, where it is least.
+}  // namespace
+
 template <class T>
-void repair_sums(const WindowShape& shape, const std::vector<const T*>& values, const T* guide, T small_mass,
-                 int64_t most, T* out, int threads) {
-    const T* mass = out + (int64_t(values.size()) - 1) * shape.height * shape.width;
-    std::vector<int64_t> small;
-    for (int64_t pixel = 0; pixel < shape.height * shape.width; ++pixel) {
-        if (mass[pixel] < small_mass) small.push_back(pixel);
-    }
-    if (int64_t(small.size()) > most) {
-        auto less = [&](int64_t a, int64_t b) { return mass[a] < mass[b] || (mass[a] == mass[b] && a < b); };
-        std::nth_element(small.begin(), small.begin() + most, small.end(), less);
-        small.resize(most);
-    }
+void sum_pixel_windows(const WindowShape& shape, const T* values, const T* guide, const int64_t* pixels,
+                       int64_t num_pixels, T* out, int threads) {
     const PixelWindow<T> window(shape);
-    parallel_for(threads, int64_t(small.size()), [&](int64_t i, int) { window.sum(values, guide, small[i], out); });
+    parallel_for(threads, num_pixels,
+                 [&](int64_t i, int) { window.sum(values, guide, pixels[i], out + i, num_pixels); });
 }
 
-}  // namespace
+template void sum_pixel_windows(const WindowShape&, const float*, const float*, const int64_t*, int64_t, float*, int);
+template void sum_pixel_windows(const WindowShape&, const double*, const double*, const int64_t*, int64_t, double*,
+                                int);
+
 }  // namespace PERMUTOHEDRAL_INSTRUCTION_SET
 }  // namespace permutohedral
