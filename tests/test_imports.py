@@ -34,7 +34,7 @@ ORDER = [
     ["filters.steps", "levels"],
     ["filters.normalization", "filters.landmarks", "filters.rare"],
     ["filters.weighting", "filters.exact"],
-    ["filters.estimate", "filters.choice", "filters.lattice_means", "filters"],
+    ["filters.estimate", "filters.choice", "filters"],
     ["functional"],
     ["guided"],
     ["crf"],

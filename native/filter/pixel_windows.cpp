@@ -14,6 +14,9 @@ namespace permutohedral {
 namespace PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
+// vectors along a row that are computed at once, step by step, and channels whose sums stay in registers
+constexpr int vectors_at_once = 4, channels_at_once = 4;
+
 // Consecutive pixels of a row, `count` of them, zero in the lanes beyond.
 template <class T>
 PERMUTOHEDRAL_INLINE Vector<T> load_some(const T* from, int64_t count) {
@@ -55,38 +58,61 @@ public:
             along_x_[dx + reach_x_] = exponent(double(dx) / shape.sigma_x);
     }
 
-    // Sums around one pixel, one for each channel; those of out lie `step` apart.
+    // Sums around one pixel of C planes of values, of a guide of G channels; those of out lie `step` apart.
+    template <int G, int C>
     void sum(const T* values, const T* guide, int64_t pixel, T* out, int64_t step) const {
-        const int64_t plane = shape_.height * shape_.width, y = pixel / shape_.width, x = pixel % shape_.width;
-        std::vector<Vector<T>> sums(shape_.num_channels, Vector<T>{});
+        const int64_t y = pixel / shape_.width, x = pixel % shape_.width;
+        Vector<T> sums[C] = {};
         const int64_t last_y = std::min(y + reach_y_, shape_.height - 1);
         for (int64_t source_y = std::max<int64_t>(y - reach_y_, 0); source_y <= last_y; ++source_y) {
             const double distance = double(source_y - y) / shape_.sigma_y;
             const double left = std::sqrt(std::max(0.0, shape_.reach * shape_.reach - distance * distance));
             const int64_t extent = std::min(int64_t(left * shape_.sigma_x), reach_x_);
             const int64_t end = std::min(x + extent + 1, shape_.width);
-            for (int64_t from = std::max<int64_t>(x - extent, 0); from < end; from += lanes<T>) {
-                const int64_t count = std::min<int64_t>(lanes<T>, end - from), row = source_y * shape_.width + from;
-                Vector<T> weights = load<T, lanes<T>>(&along_x_[from - x + reach_x_]) + exponent(distance);
-                for (int64_t g = 0; g < shape_.num_guides; ++g) {
-                    const Vector<T> difference =
-                        load_some<T>(guide + g * plane + row, count) - guide[g * plane + pixel];
-                    weights -= factor * difference * difference;
-                }
-                // most pixels are far off in color
-                if (!any_above<T>(weights, T(least_exponent))) continue;
-                exp2_in_place<T, 1>(&weights);
-                for (int64_t c = 0; c < shape_.num_channels; ++c) {
-                    sums[c] += weights * load_some<T>(values + c * plane + row, count);
-                }
+            int64_t from = std::max<int64_t>(x - extent, 0);
+            const T in_y = exponent(distance);
+            for (; from + vectors_at_once * lanes<T> <= end; from += vectors_at_once * lanes<T>) {
+                add<vectors_at_once, G, C>(values, guide, pixel, source_y, from, lanes<T>, in_y, sums);
+            }
+            for (; from < end; from += lanes<T>) {
+                const int64_t count = std::min<int64_t>(lanes<T>, end - from);
+                add<1, G, C>(values, guide, pixel, source_y, from, count, in_y, sums);
             }
         }
-        for (int64_t c = 0; c < shape_.num_channels; ++c) {
+        for (int c = 0; c < C; ++c) {
             out[c * step] = reduce_lanes<T, lanes<T>>(sums[c], [](Vector<T> a, Vector<T> b) { return a + b; })[0];
         }
     }
 
 private:
+    // Adds U vectors of pixels of a row, from x on, of each of which the first `count` lanes are meant.
+    template <int U, int G, int C>
+    PERMUTOHEDRAL_INLINE void add(const T* values, const T* guide, int64_t pixel, int64_t y, int64_t x, int64_t count,
+                                  T in_y, Vector<T>* sums) const {
+        const Extent<G> guides(shape_.num_guides);
+        const int64_t plane = shape_.height * shape_.width, at = y * shape_.width + x;
+        const T* in_x = &along_x_[x - pixel % shape_.width + reach_x_];
+        Vector<T> weights[U];
+        for (int u = 0; u < U; ++u) weights[u] = load<T, lanes<T>>(in_x + u * lanes<T>) + in_y;
+        for (int64_t g = 0; g < guides; ++g) {
+            const T color = guide[g * plane + pixel];
+            for (int u = 0; u < U; ++u) {
+                const Vector<T> difference = load_some<T>(guide + g * plane + at + u * lanes<T>, count) - color;
+                weights[u] -= factor * difference * difference;
+            }
+        }
+        // most pixels are far off in color
+        Vector<T> largest = weights[0];
+        for (int u = 1; u < U; ++u) largest = larger<T>(largest, weights[u]);
+        if (!any_above<T>(largest, T(least_exponent))) return;
+        exp2_in_place<T, U>(weights);
+        for (int u = 0; u < U; ++u) {
+            for (int c = 0; c < C; ++c) {
+                sums[c] += weights[u] * load_some<T>(values + c * plane + at + u * lanes<T>, count);
+            }
+        }
+    }
+
     // exp(-x^2 / 2) is two to the power of -factor x^2
     static constexpr T factor = T(0.5 * 1.4426950408889634);
     // weights below two to this power count as zero
@@ -104,8 +130,18 @@ template <class T>
 void sum_pixel_windows(const WindowShape& shape, const T* values, const T* guide, const int64_t* pixels,
                        int64_t num_pixels, T* out, int threads) {
     const PixelWindow<T> window(shape);
-    parallel_for(threads, num_pixels,
-                 [&](int64_t i, int) { window.sum(values, guide, pixels[i], out + i, num_pixels); });
+    const int64_t plane = shape.height * shape.width;
+    for (int64_t first = 0; first < shape.num_channels; first += channels_at_once) {
+        dispatch<1, 3, 0>(shape.num_guides, [&](auto guides) {
+            dispatch<1, 2, 3, channels_at_once>(shape.num_channels - first, [&](auto channels) {
+                constexpr int G = decltype(guides)::value, C = decltype(channels)::value;
+                parallel_for(threads, num_pixels, [&](int64_t i, int) {
+                    const int64_t to = first * num_pixels + i;
+                    window.template sum<G, C>(values + first * plane, guide, pixels[i], out + to, num_pixels);
+                });
+            });
+        });
+    }
 }
 
 template void sum_pixel_windows(const WindowShape&, const float*, const float*, const int64_t*, int64_t, float*, int);

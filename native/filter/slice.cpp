@@ -31,7 +31,6 @@ public:
           last_(panels[panels.num_panels - 1]),
           full_(panels.full(0, panels.num_panels - 1)),
           out_(out),
-          keeps_mass_(out.num_channels == panels.num_channels),
           streams_(out.num_channels % panel_channels<T> == 0 &&
                    reinterpret_cast<uintptr_t>(out.data) % cache_line_bytes == 0 &&
                    int64_t(sizeof(T)) * out.num_rows * out.num_channels >= streamed_bytes) {}
@@ -45,8 +44,7 @@ public:
         });
     }
 
-    // The last channel of the lattice is the mass: the others are divided by mass + added, which is never zero. The mass
-    // itself is written behind them if there is room in out.
+    // The last channel of the lattice is the mass: the others are divided by mass + added, which is never zero.
     void slice_normalized(Range range, T added) {
         dispatch_padded_width<T>(last_.width, [&](auto constant) {
             for_points(range, [&](const auto& simplex, T* to) PERMUTOHEDRAL_INLINE_LAMBDA {
@@ -112,7 +110,7 @@ private:
     PERMUTOHEDRAL_INLINE T normalize_panel(const PointSimplex<T, K>& simplex, T added, T* out) {
         const Panel<const T> last{last_.data, C, last_.first, C};
         // the width is the least power of two, so a panel of one or two channels has no padding
-        const int64_t rest = C <= 2 ? C - 1 : out_.num_channels - last_.first - (keeps_mass_ ? 1 : 0);
+        const int64_t rest = C <= 2 ? C - 1 : out_.num_channels - last_.first;
         T* to = out + last_.first;
         T sums[panel_channels<T>] = {};
         for_channel_vectors<T, C>(C, [&](int64_t c, auto width) PERMUTOHEDRAL_INLINE_LAMBDA {
@@ -125,7 +123,6 @@ private:
         } else {
             for (int64_t c = 0; c < rest; ++c) to[c] = sums[c] * scale;
         }
-        if (keeps_mass_) to[rest] = sums[rest];
         return scale;
     }
 
@@ -133,7 +130,6 @@ private:
     const Panel<const T> last_;
     const FullPanels<const T> full_;
     const Matrix<T> out_;
-    const bool keeps_mass_;  // where slice_normalized writes it
     const bool streams_;
 };
 

@@ -24,7 +24,6 @@ from permutohedral.errors import InputError
 from permutohedral.features import Sigma, bilateral_features, check_guide, check_image
 from permutohedral.filters.choice import choose_for_pixels, choose_for_points
 from permutohedral.filters.exact import EXACT_NORMALIZATIONS, WINDOW_REACH, sum_pixels, sum_points, window_of
-from permutohedral.filters.lattice_means import filter_and_repair
 from permutohedral.filters.normalization import (
     DENSE,
     SEPARABLE,
@@ -365,11 +364,7 @@ def _without_lattice(
         choice = choose_for_pixels(image, guide, sigma_space, sigma_range)
         # a halo is for the lattice
         if choice.window is not None and not halo:
-            chosen = {"window": choice.window, "pairs": choice.pairs}
-            if choice.landmarks is not None:
-                return partial(sum_pixels, landmarks=choice.landmarks, **chosen), method
-            features = bilateral_features(guide, sigma_space, sigma_range)
-            return partial(filter_and_repair, features=features, **chosen), method
+            return partial(sum_pixels, window=choice.window, landmarks=choice.landmarks, pairs=choice.pairs), method
         method, reach, pairs = ("exact" if choice.method == "exact" else "separable"), choice.reach, choice.pairs
     if method == "exact" and (window := window_of(guide, sigma_space, sigma_range, reach)) is not None:
         return partial(sum_pixels, window=window, pairs=pairs), method

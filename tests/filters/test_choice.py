@@ -36,9 +36,7 @@ def test_large_windows_take_the_lattice(channels: int, noise: float, sigma_range
     image = picture(channels, noise=noise)
     assert chosen(ph.explain_bilateral(image, 12.0, sigma_range)) == "separable"
     actual = ph.bilateral_filter(image, 12.0, sigma_range, method="auto")
-    changed = (actual - ph.bilateral_filter(image, 12.0, sigma_range)).abs().amax(0) > 1e-5
-    # pixels of rare colors
-    assert changed.float().mean() < 0.05
+    assert torch.equal(actual, ph.bilateral_filter(image, 12.0, sigma_range))
 
 
 def test_noise_makes_lattices_slow() -> None:

@@ -68,13 +68,14 @@ def test_tiles_of_every_method(method: Any, halo: int, sigmas: tuple[float, floa
 
 
 @pytest.mark.parametrize(
-    ("sigmas", "taken"), [((8.0, 0.2), "landmarks"), ((5.0, 0.3), "landmarks"), ((8.0, 0.03), "separable")], ids=str
+    ("sigmas", "taken"), [((8.0, 0.2), "landmarks"), ((5.0, 0.3), "landmarks"), ((7.0, 0.02), "exact")], ids=str
 )
 def test_tiles_with_the_rare_pixels_of_the_whole(
     sigmas: tuple[float, float], taken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where more pixels are rare than can be summed again: which ones is decided for the whole."""
     monkeypatch.setattr(choice, "_PAIRS", 0.5)
+    monkeypatch.setattr(choice, "_PAIRS_OF_WINDOWS", 0.5)
     picture = PHOTOGRAPH[:, 100:370, 100:460]
     assert ph.explain_bilateral(picture, *sigmas).startswith(f"{taken}: ")
     done: list[float] = []

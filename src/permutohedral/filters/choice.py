@@ -28,7 +28,7 @@ from permutohedral.tensors import check_features, check_tensor
 _REACHES = 3.0, 2.5, 2.2, 1.9
 # how much longer than the lattice another method may take: a third, less what the estimates may be wrong; and the last
 # of the windows, which is for noise, where lattices take longer than estimated
-_SLOWER, _LAST_SLOWER = 1.15, 1.4
+_SLOWER, _LAST_SLOWER = 1.15, 1.5
 
 # of the lattice: for each corner of a point, and for each axis at each lattice point
 _CORNER, _LATTICE_POINT = 9.0, 27.0
@@ -41,8 +41,8 @@ _ROUGH = 0.9
 _GRID_PIXEL, _TERM, _NODE, _NODE_TERM, _NODE_PAIR = 32.0, 1.0, 150.0, 10.0, 0.17
 # windows of fewer pixels are not worth a grid
 _LEAST_SIGMA = 3.0
-# of pixels of rare colors: for each pair; what part of the time of a lattice they may take; pairs beside landmarks
-_PAIR_AGAIN, _REPAIR, _PAIRS = 1.0, 0.1, 6.0
+# pairs that are summed at pixels of rare colors, to a pixel of the picture: beside landmarks, and in narrow windows
+_PAIRS, _PAIRS_OF_WINDOWS = 6.0, 24.0
 
 # squares of a picture in which lattice points are counted
 _SIDE, _SQUARES_ALONG = 32, 2
@@ -61,8 +61,8 @@ class Choice:
         reason: why, with the estimated times of one core.
         reach: of the window of the exact method, in standard deviations.
         landmarks: those to take.
-        window: the picture, for landmarks, and for a lattice where pixels of rare colors are filtered again.
-        pairs: how many may be summed at those, to a pixel of the picture; zero where they are left as they are.
+        window: the picture they are of.
+        pairs: how many may be summed at pixels of rare colors, to a pixel of the picture; zero leaves them as they are.
 
     >>> print(Choice("exact", "few points"))
     exact: few points
@@ -159,18 +159,15 @@ def choose_for_pixels(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_ra
     ]
     if options and options[0].reach > _REACHES[-1]:
         return options[0]
-    repairs = pixels > 0 and min(sigmas) >= _LEAST_SIGMA and is_plain(image, guide)
-    repairs = repairs and not wants_gradient(image, guide, sigma_range)
-    found = _with_landmarks(image, guide, sigma_space, sigma_range, lattice) if repairs else None
+    plain = pixels > 0 and min(sigmas) >= _LEAST_SIGMA and is_plain(image, guide)
+    plain = plain and not wants_gradient(image, guide, sigma_range)
+    found = _with_landmarks(image, guide, sigma_space, sigma_range, lattice) if plain else None
     if found is not None:
         return found
     if options:
-        return replace(options[0], pairs=_PAIRS if repairs else 0.0)
+        return replace(options[0], pairs=_PAIRS_OF_WINDOWS if plain else 0.0)
     times = f"about {_in_words(exact[-1])} for a window of {windows[-1]:,} pixels, {_in_words(lattice)} for the lattice"
-    if not repairs:
-        return Choice("separable", times)
-    pairs = _REPAIR * lattice / pixels / _PAIR_AGAIN
-    return Choice("separable", times, window=window_of(guide, sigma_space, sigma_range), pairs=pairs)
+    return Choice("separable", times)
 
 
 def _with_landmarks(

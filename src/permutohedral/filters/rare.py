@@ -1,6 +1,6 @@
 """Pixels whose colors are rare, filtered again by the definition.
 
-A lattice, few terms over colors, or a narrow window are furthest off where little mass lies near: there what they get
+Few terms over colors, or a narrow window, are furthest off where little mass lies near: there what they get
 wrong is much of what there is. The worst of such pixels are few, and are summed over a window of their own.
 """
 
@@ -16,8 +16,8 @@ from permutohedral.ops.primitives import window_extents
 
 # pixels with less than this part of the mass that equal colors would have
 _SMALL_MASS = 0.08
-# how many of them there are is known from so many of all
-_SAMPLES = 4096
+# what mass those have of which only some can be afforded is known from so many of all, and some more
+_SAMPLES, _MORE = 4096, 8
 # of the windows, in standard deviations
 REACH = 3.0
 # numbers that are computed at once
@@ -66,12 +66,15 @@ def rare_pixels(mass: Tensor, sigma: tuple[float, float], pairs: float) -> Tenso
     [1]
     """
     full = 2 * math.pi * sigma[0] * sigma[1]
-    some = mass[:: math.ceil(mass.numel() / _SAMPLES)]
     # one at least, for a small picture
-    count = math.ceil(some.numel() * min(pairs / (full / 2 * REACH**2 + 1), 1.0))
-    most = some.kthvalue(max(count, 1)).values
-    found: Tensor = (mass <= most.clamp(max=_SMALL_MASS * full)).nonzero()[:, 0]
-    return found
+    most = math.ceil(mass.numel() * pairs / (full / 2 * REACH**2 + 1))
+    small = torch.as_tensor(_SMALL_MASS * full)
+    some = mass[:: math.ceil(mass.numel() / _SAMPLES)]
+    if (likely := 2 * most * some.numel() // mass.numel() + _MORE) < some.numel():
+        # fewer to sort
+        small = some.kthvalue(likely).values.clamp(max=_SMALL_MASS * full)
+    found = (mass <= small).nonzero()[:, 0]
+    return found[mass[found].argsort(stable=True)[:most]].sort().values
 
 
 def mean_windows(values: Tensor, guide: Tensor, pixels: Tensor, sigma: tuple[float, float]) -> Tensor:

@@ -66,9 +66,16 @@ def filter_points(values: Tensor, features: Tensor | None, smallest_mass: float)
         features: `[points, d]` or `[batch, points, d]`; what does not fit the values is left to the steps to refuse.
         smallest_mass: keeps a target that no source reaches at zero, if the dtype of the values has so small a number.
     """
-    if not _are_points(values, features):
+    if not isinstance(features, Tensor) or features.dim() not in (2, 3) or features.numel() == 0:
         return None
-    assert features is not None, "they are a tensor"
+    if why_in_steps(values, features) is not None or values.shape[:-1] != features.shape[:-1]:
+        return None
+    if values.shape[-1] == 0:
+        return None
+    if features.dtype not in (torch.float32, torch.float64) or accumulation_dtype(values.dtype) != features.dtype:
+        return None
+    if wants_gradient(values, features):
+        return None
     primitives = primitives_for(features)
     if not hasattr(primitives, "filter_points"):
         return None
@@ -79,27 +86,6 @@ def filter_points(values: Tensor, features: Tensor | None, smallest_mass: float)
     rows, flat = values.reshape(-1, values.shape[-1]), features.reshape(-1, features.shape[-1])
     filtered = cast(FusedPrimitives, primitives).filter_points(rows, flat, batch, smallest)
     return None if filtered is None else filtered.view(values.shape)
-
-
-def filter_points_with_mass(values: Tensor, features: Tensor, smallest_mass: float) -> tuple[Tensor, Tensor] | None:
-    """`filter_points` of `[points, channels]`, and the mass it divides by; None where the lattice is built first."""
-    if not _are_points(values, features) or features.dim() != 2:
-        return None
-    run = getattr(primitives_for(features), "filter_points_with_mass", None)
-    smallest = max(smallest_mass, torch.finfo(values.dtype).tiny)
-    found: tuple[Tensor, Tensor] | None = None if run is None else run(values, features, smallest)
-    return found
-
-
-def _are_points(values: Tensor, features: Tensor | None) -> bool:
-    """Whether values and features of the same points can be filtered in one call."""
-    if not isinstance(features, Tensor) or features.dim() not in (2, 3) or features.numel() == 0:
-        return False
-    if why_in_steps(values, features) is not None or values.shape[:-1] != features.shape[:-1]:
-        return False
-    if values.shape[-1] == 0 or wants_gradient(values, features):
-        return False
-    return features.dtype in (torch.float32, torch.float64) and accumulation_dtype(values.dtype) == features.dtype
 
 
 def mix_rows(rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool) -> Tensor | None:

@@ -170,12 +170,6 @@ class FusedPrimitives(Primitives, Protocol):
         """
         ...
 
-    def filter_points_with_mass(
-        self, values: Tensor, features: Tensor, smallest_mass: float
-    ) -> tuple[Tensor, Tensor] | None:
-        """`filter_points` of one item, and the mass `[points]` that was divided by, in the accumulation dtype."""
-        ...
-
     def mix_rows(self, rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool) -> Tensor:
         """`slice` for few rows of many channels and weights of which many are zero, which are passed over.
 

@@ -16,7 +16,6 @@ from permutohedral.checks import check_method
 from permutohedral.filters.choice import Choice, choose_for_pixels
 from permutohedral.filters.exact import WINDOW_REACH, means_of_pixels, sum_pixels, window_of
 from permutohedral.filters.landmarks import cell_size, reach_of_landmarks
-from permutohedral.filters.lattice_means import filter_with_mass
 from permutohedral.filters.rare import REACH, mean_windows, rare_pixels
 from permutohedral.functional import GaussianMethod
 
@@ -152,11 +151,11 @@ def _with_rare_pixels(
 ) -> Tensor:
     """All tiles with what is chosen for the whole; which pixels are rare is then known for the whole, too."""
     height, width = values.shape[1:]
-    filter_part, margins, step = _with_mass_of_parts(sigma_space, sigma_range, choice)
-    tiles = partial(_parts_of, height, width, tile, margins, step)
+    filter_part, margin, step = _with_mass_of_parts(sigma_space, sigma_range, choice)
+    tiles = partial(_parts_of, height, width, tile, [margin, margin], step)
     result, mass = torch.empty_like(values), values.new_empty(height, width)
     for part in tiles(_share_of(progress, 0)):
-        means, masses = filter_part(values[part.read], guide[part.read], part.origin)
+        means, masses = filter_part(values[part.read], guide[part.read])
         result[part.written], mass[part.written] = means[part.kept], masses[part.kept]
     sigmas = sigma_space, sigma_space
     pixels = rare_pixels(mass.flatten(), sigmas, choice.pairs)
@@ -190,33 +189,22 @@ def _guide_of(guide: Tensor, sigma_space: float, sigma_range: float) -> Tensor:
     return window.guide[0]
 
 
-# of values and guide of a part, and where its first pixel is: means and mass
-_MassOfPart = Callable[[Tensor, Tensor, tuple[int, int]], tuple[Tensor, Tensor]]
+# of values and guide of a part: means and mass
+_MassOfPart = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def _with_mass_of_parts(
-    sigma_space: float, sigma_range: float, choice: Choice
-) -> tuple[_MassOfPart, tuple[int, int], int]:
-    """The filter of a part; how many pixels it reaches along y and x; and at multiples of what tiles may begin."""
+def _with_mass_of_parts(sigma_space: float, sigma_range: float, choice: Choice) -> tuple[_MassOfPart, int, int]:
+    """The filter of a part; how many pixels it reaches; and at multiples of what tiles may begin."""
     landmarks = choice.landmarks
 
-    def filter_lattice(part: Tensor, edges: Tensor, origin: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        features = ph.bilateral_features(edges, sigma_space, sigma_range, origin=origin)
-        means, mass = filter_with_mass(part.flatten(1).mT, features)
-        return means.mT.reshape(part.shape), mass.reshape(part.shape[1:])
-
-    def filter_pixels(part: Tensor, edges: Tensor, origin: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    def filter_pixels(part: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
         seen = window_of(edges, sigma_space, sigma_range, choice.reach)
         assert seen is not None, "sigma is a number"
         means, mass = means_of_pixels(part[None].to(seen.guide.dtype), seen, landmarks, part.dtype)
         return means.view(part.shape), mass.view(part.shape[1:])
 
     window = math.ceil(REACH * sigma_space)
-    if choice.method == "exact":
-        return filter_pixels, (window, window), 1
     if landmarks is None:
-        # one more for the rounding of positions
-        far = [max(math.ceil(sigma_space * ph.reach(axis)) + 1, window) for axis in (0, 1)]
-        return filter_lattice, (far[0], far[1]), 1
+        return filter_pixels, window, 1
     margin = max(reach_of_landmarks(sigma_space), window)
-    return filter_pixels, (margin, margin), cell_size(sigma_space)
+    return filter_pixels, margin, cell_size(sigma_space)

@@ -257,21 +257,6 @@ def filter_gaussian(
 
 def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smallest_mass: float) -> Tensor | None:
     """All steps at once, without tensors in between, in an order of the points that suits the caches."""
-    out = _filter_points(values, features, batch, smallest_mass, values.shape[1])
-    return None if out is None else out.to(values.dtype)
-
-
-def filter_points_with_mass(values: Tensor, features: Tensor, smallest_mass: float) -> tuple[Tensor, Tensor] | None:
-    out = _filter_points(values, features, None, smallest_mass, values.shape[1] + 1)
-    if out is None:
-        return None
-    return out[:, :-1].to(values.dtype), out[:, -1] / blur_gain(features.shape[1])
-
-
-def _filter_points(
-    values: Tensor, features: Tensor, batch: Tensor | None, smallest_mass: float, columns: int
-) -> Tensor | None:
-    """`[points, columns]` in the accumulation dtype: a column more than channels holds the mass, times the gain."""
     dtype, (points, channels), d = accumulation_dtype(values.dtype), values.shape, features.shape[1]
     simplices = points * (d + 1) * (4 + dtype.itemsize)
     if channels == 0 or d > _native.MAX_DIMENSION or simplices > _LARGEST_UNCHECKED_BYTES:
@@ -285,9 +270,9 @@ def _filter_points(
         pending = core.index_for_filter(_plain(features), items, key_limit(dtype), may_reorder, threads)
     if pending is None or 2 * pending.num_lattice_points * (channels + 1) * dtype.itemsize > _LARGEST_UNCHECKED_BYTES:
         return None
-    out = _empty((points, columns), dtype)
+    out = _empty((points, channels), dtype)
     pending.filter(_plain(values, dtype), axis_offsets(d), smallest_mass * blur_gain(d), out, threads)
-    return out
+    return out.to(values.dtype)
 
 
 def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor:
