@@ -328,41 +328,25 @@ void convolve_weight_gradient(Array<const T, 2> lattice_values, Array<const T, 2
 }
 
 template <class T>
-WindowShape window_of(Array<const T, 4> guide, double sigma_y, double sigma_x, double reach) {
-    WindowShape shape{};
-    shape.num_items = int64_t(guide.shape(0));
-    shape.num_guides = int64_t(guide.shape(1));
-    shape.height = int64_t(guide.shape(2));
-    shape.width = int64_t(guide.shape(3));
-    shape.sigma_y = sigma_y;
-    shape.sigma_x = sigma_x;
-    shape.reach = reach;
-    return shape;
-}
-
-template <class T>
-void sum_pixel_windows(Array<const T, 4> values, Array<const T, 4> guide, Array<const int64_t, 1> pixels,
-                       double sigma_y, double sigma_x, double reach, Array<T, 2> out, int threads) {
-    nb::gil_scoped_release release;
-    WindowShape shape = window_of<T>(guide, sigma_y, sigma_x, reach);
-    shape.num_channels = int64_t(values.shape(1));
-    kernels<T>().sum_pixel_windows(shape, values.data(), guide.data(), pixels.data(), int64_t(pixels.shape(0)),
-                                   out.data(), threads);
-}
-
-template <class T>
 void sum_window(Array<const T, 4> values, Array<const T, 4> guide, double sigma_y, double sigma_x, double reach,
                 Array<T, 4> out, int threads) {
     nb::gil_scoped_release release;
-    WindowShape shape = window_of<T>(guide, sigma_y, sigma_x, reach);
+    WindowShape shape{};
+    shape.num_items = int64_t(values.shape(0));
     shape.num_channels = int64_t(values.shape(1));
+    shape.num_guides = int64_t(guide.shape(1));
+    shape.height = int64_t(values.shape(2));
+    shape.width = int64_t(values.shape(3));
+    shape.sigma_y = sigma_y;
+    shape.sigma_x = sigma_x;
+    shape.reach = reach;
     kernels<T>().sum_window(shape, values.data(), guide.data(), out.data(), threads);
 }
 
 template <class T>
 void sum_landmarks(Array<const T, 4> values, Array<const T, 4> guide, Array<const T, 2> landmarks,
                    Array<const T, 2> mixture, double sigma_y, double sigma_x, int64_t cell_y, int64_t cell_x,
-                   Array<T, 4> out, int threads) {
+                   double reach, double small_mass, int64_t most_repaired, Array<T, 4> out, int threads) {
     nb::gil_scoped_release release;
     LandmarkShape shape{};
     shape.num_items = int64_t(values.shape(0));
@@ -375,6 +359,9 @@ void sum_landmarks(Array<const T, 4> values, Array<const T, 4> guide, Array<cons
     shape.sigma_x = sigma_x;
     shape.cell_y = cell_y;
     shape.cell_x = cell_x;
+    shape.reach = reach;
+    shape.small_mass = small_mass;
+    shape.most_repaired = most_repaired;
     kernels<T>().sum_landmarks(shape, values.data(), guide.data(), landmarks.data(), mixture.data(), out.data(),
                                threads);
 }
@@ -469,7 +456,6 @@ void bind_kernels(nb::module_ module) {
     module.def("convolve", &convolve<T>);
     module.def("convolve_weight_gradient", &convolve_weight_gradient<T>);
     module.def("sum_window", &sum_window<T>);
-    module.def("sum_pixel_windows", &sum_pixel_windows<T>);
     module.def("sum_landmarks", &sum_landmarks<T>);
     module.def("sum_neighbors", &sum_neighbors<T>);
     nb::class_<CellSums<T>>(module, "CellSums")

@@ -67,6 +67,9 @@ struct LandmarkShape {
     int64_t num_items, num_channels, num_guides, height, width, num_landmarks;
     double sigma_y, sigma_x;
     int64_t cell_y, cell_x;  // pixels between the nodes on which is blurred
+    // pixels whose last sum is smaller are summed over a window, at most so many of each item
+    double reach, small_mass;
+    int64_t most_repaired;
 };
 
 // A Gaussian between points, and what it says about their labels: values are divided by a power of the mass of their
@@ -124,10 +127,7 @@ struct Kernels {
                                      const NeighborTable& neighbors, int64_t groups, T* out, int threads);
     // values and out [num_items, num_channels, height, width], guide [num_items, num_guides, height, width]
     void (*sum_window)(const WindowShape& shape, const T* values, const T* guide, T* out, int threads);
-    // at single pixels of one item, counted row by row: out [num_channels, num_pixels]
-    void (*sum_pixel_windows)(const WindowShape& shape, const T* values, const T* guide, const int64_t* pixels,
-                              int64_t num_pixels, T* out, int threads);
-    // as sum_window, out [num_items, num_channels + 1, height, width]: the sums of ones are the last; landmarks
+    // likewise, out [num_items, num_channels + 1, height, width]: the sums of ones are the last; landmarks
     // [num_landmarks, num_guides], mixture [num_landmarks, num_landmarks]
     void (*sum_landmarks)(const LandmarkShape& shape, const T* values, const T* guide, const T* landmarks,
                           const T* mixture, T* out, int threads);

@@ -32,7 +32,7 @@ ORDER = [
     ["lattice", "filters.largest"],
     ["checks", "geometry", "pyramid", "bounded_lattice"],
     ["filters.steps", "levels"],
-    ["filters.normalization", "filters.landmarks", "filters.rare"],
+    ["filters.normalization", "filters.landmarks"],
     ["filters.weighting", "filters.exact"],
     ["filters.estimate", "filters.choice", "filters"],
     ["functional"],

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "filter/landmark_grid.hpp"
+#include "filter/pixel_window.hpp"
 #include "filter/powers_of_two.hpp"
 #include "runtime/kernel_table.hpp"
 #include "runtime/lane_exchange.hpp"
@@ -359,6 +360,13 @@ void sum_landmarks(const LandmarkShape& shape, const T* values, const T* guide, 
     const int64_t plane = shape.height * shape.width, num_sums = shape.num_channels + 1;
     const Memory ones(sizeof(T) * plane);
     std::fill(as<T>(ones), as<T>(ones) + plane, T(1));
+    WindowShape window{};
+    window.num_guides = shape.num_guides;
+    window.height = shape.height;
+    window.width = shape.width;
+    window.sigma_y = shape.sigma_y;
+    window.sigma_x = shape.sigma_x;
+    window.reach = shape.reach;
     LandmarkSum<T> sum(shape, landmarks, mixture);
     for (int64_t item = 0; item < shape.num_items; ++item) {
         std::vector<const T*> planes;
@@ -373,6 +381,7 @@ void sum_landmarks(const LandmarkShape& shape, const T* values, const T* guide, 
             const int64_t channels = std::min<int64_t>(num_channels, num_sums - first);
             sum.run(std::vector<const T*>(begin, begin + channels), colors, sums + first * plane, threads);
         }
+        repair_sums(window, planes, colors, T(shape.small_mass), shape.most_repaired, sums, threads);
     }
 }
 

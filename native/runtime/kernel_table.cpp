@@ -23,7 +23,6 @@ constexpr Kernels<T> all_kernels() {
     kernels.convolve = &convolve<T>;
     kernels.convolve_weight_gradient = &convolve_weight_gradient<T>;
     kernels.sum_window = &sum_window<T>;
-    kernels.sum_pixel_windows = &sum_pixel_windows<T>;
     kernels.sum_landmarks = &sum_landmarks<T>;
     kernels.sum_neighbors = &sum_neighbors<T>;
     return kernels;

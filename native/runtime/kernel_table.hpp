@@ -48,9 +48,6 @@ void convolve_weight_gradient(Matrix<const T> lattice_values, Matrix<const T> ou
 template <class T>
 void sum_window(const WindowShape& shape, const T* values, const T* guide, T* out, int threads);
 template <class T>
-void sum_pixel_windows(const WindowShape& shape, const T* values, const T* guide, const int64_t* pixels,
-                       int64_t num_pixels, T* out, int threads);
-template <class T>
 void sum_landmarks(const LandmarkShape& shape, const T* values, const T* guide, const T* landmarks, const T* mixture,
                    T* out, int threads);
 template <class T>

@@ -127,17 +127,6 @@ class Kernels(Protocol):
         out: Tensor,
         threads: int,
     ) -> None: ...
-    def sum_pixel_windows(
-        self,
-        values: Tensor,
-        guide: Tensor,
-        pixels: Tensor,
-        sigma_y: float,
-        sigma_x: float,
-        reach: float,
-        out: Tensor,
-        threads: int,
-    ) -> None: ...
     def sum_landmarks(
         self,
         values: Tensor,
@@ -148,6 +137,9 @@ class Kernels(Protocol):
         sigma_x: float,
         cell_y: int,
         cell_x: int,
+        reach: float,
+        small_mass: float,
+        most_repaired: int,
         out: Tensor,
         threads: int,
     ) -> None: ...

@@ -359,15 +359,15 @@ def _without_lattice(
     image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, method: GaussianMethod, halo: int
 ) -> tuple[Filter | None, GaussianMethod]:
     """The filter between the pixels of pictures; None for a lattice or all pairs, with the method that remains."""
-    reach, pairs = WINDOW_REACH, 0.0
+    reach = WINDOW_REACH
     if method == "auto":
         choice = choose_for_pixels(image, guide, sigma_space, sigma_range)
         # a halo is for the lattice
         if choice.window is not None and not halo:
-            return partial(sum_pixels, window=choice.window, landmarks=choice.landmarks, pairs=choice.pairs), method
-        method, reach, pairs = ("exact" if choice.method == "exact" else "separable"), choice.reach, choice.pairs
+            return partial(sum_pixels, window=choice.window, landmarks=choice.landmarks), method
+        method, reach = ("exact" if choice.method == "exact" else "separable"), choice.reach
     if method == "exact" and (window := window_of(guide, sigma_space, sigma_range, reach)) is not None:
-        return partial(sum_pixels, window=window, pairs=pairs), method
+        return partial(sum_pixels, window=window), method
     return None, method
 
 

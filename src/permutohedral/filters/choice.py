@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -23,9 +23,9 @@ from permutohedral.ops import operators
 from permutohedral.ops.tracing import is_plain, is_traced, wants_gradient
 from permutohedral.tensors import check_features, check_tensor
 
-# windows that reach this far, in standard deviations, leave out 1.1, 4.4, 8.9 and 16 % of the mass of the Gaussian:
+# windows that reach this far, in standard deviations, leave out 1.1, 4.4, 8.9 and 13.5 % of the mass of the Gaussian:
 # what that changes is a tenth to a half of what the lattice does; landmarks come before the last of them
-_REACHES = 3.0, 2.5, 2.2, 1.9
+_REACHES = 3.0, 2.5, 2.2, 2.0
 # how much longer than the lattice another method may take: a third, less what the estimates may be wrong; and the last
 # of the windows, which is for noise, where lattices take longer than estimated
 _SLOWER, _LAST_SLOWER = 1.15, 1.5
@@ -41,8 +41,6 @@ _ROUGH = 0.9
 _GRID_PIXEL, _TERM, _NODE, _NODE_TERM, _NODE_PAIR = 32.0, 1.0, 150.0, 10.0, 0.17
 # windows of fewer pixels are not worth a grid
 _LEAST_SIGMA = 3.0
-# pairs that are summed at pixels of rare colors, to a pixel of the picture: beside landmarks, and in narrow windows
-_PAIRS, _PAIRS_OF_WINDOWS = 6.0, 24.0
 
 # squares of a picture in which lattice points are counted
 _SIDE, _SQUARES_ALONG = 32, 2
@@ -62,7 +60,6 @@ class Choice:
         reach: of the window of the exact method, in standard deviations.
         landmarks: those to take.
         window: the picture they are of.
-        pairs: how many may be summed at pixels of rare colors, to a pixel of the picture; zero leaves them as they are.
 
     >>> print(Choice("exact", "few points"))
     exact: few points
@@ -73,7 +70,6 @@ class Choice:
     reach: float = _REACHES[0]
     landmarks: Landmarks | None = None
     window: Window | None = None
-    pairs: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.method}: {self.reason}"
@@ -159,26 +155,24 @@ def choose_for_pixels(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_ra
     ]
     if options and options[0].reach > _REACHES[-1]:
         return options[0]
-    plain = pixels > 0 and min(sigmas) >= _LEAST_SIGMA and is_plain(image, guide)
-    plain = plain and not wants_gradient(image, guide, sigma_range)
-    found = _with_landmarks(image, guide, sigma_space, sigma_range, lattice) if plain else None
+    found = _with_landmarks(image, guide, sigma_space, sigma_range, lattice)
     if found is not None:
         return found
-    if options:
-        return replace(options[0], pairs=_PAIRS_OF_WINDOWS if plain else 0.0)
     times = f"about {_in_words(exact[-1])} for a window of {windows[-1]:,} pixels, {_in_words(lattice)} for the lattice"
-    return Choice("separable", times)
+    return options[0] if options else Choice("separable", times)
 
 
 def _with_landmarks(
     image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, lattice: float
 ) -> Choice | None:
-    """Landmarks that take no longer than the lattice."""
+    """Landmarks that take no longer than the lattice; none for what is differentiated."""
     *items, guides, height, width = guide.shape
     sigmas = numbers_of(sigma_space, 2)
-    if guides > MOST_GUIDES:
+    if guides > MOST_GUIDES or min(sigmas) < _LEAST_SIGMA:
         return None
     count = math.prod(items)
+    if count * height * width == 0 or wants_gradient(image, guide, sigma_range) or not is_plain(image, guide):
+        return None
     # the mass is one more channel
     passes = math.ceil((image.shape[:-2].numel() // count + 1) / 4)
     most = _most_landmarks(_SLOWER * lattice / (count * height * width * passes), sigmas)
@@ -189,8 +183,7 @@ def _with_landmarks(
     if found is None:
         return None
     reason = f"{found.colors.shape[0]} colors take no longer than {_in_words(lattice)} for a lattice"
-    window = window_of(guide, sigma_space, sigma_range)
-    return Choice("landmarks", reason, landmarks=found, window=window, pairs=_PAIRS)
+    return Choice("landmarks", reason, landmarks=found, window=window_of(guide, sigma_space, sigma_range))
 
 
 def _most_landmarks(time: float, sigmas: Sequence[float]) -> int:

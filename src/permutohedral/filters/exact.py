@@ -17,7 +17,6 @@ from permutohedral.errors import FeatureRangeError, InputError
 from permutohedral.features import Sigma, check_channels_first, check_image, in_units_of, numbers_of
 from permutohedral.filters.landmarks import Landmarks, sum_landmarks
 from permutohedral.filters.normalization import SMALLEST_MASS, Normalization
-from permutohedral.filters.rare import repair
 from permutohedral.ops.exact_sums import sum_neighbors, sum_window
 from permutohedral.ops.primitives import accumulation_dtype, window_extents
 from permutohedral.ops.tracing import is_traced, wants_gradient
@@ -123,11 +122,7 @@ def window_of(guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, reach: floa
 
 
 def sum_pixels(
-    values: Tensor,
-    normalization: Normalization,
-    window: Window,
-    landmarks: Landmarks | None = None,
-    pairs: float = 0.0,
+    values: Tensor, normalization: Normalization, window: Window, landmarks: Landmarks | None = None
 ) -> Tensor:
     """The bilateral filter: every pixel looks at those in its window, or at all by way of landmarks.
 
@@ -136,7 +131,6 @@ def sum_pixels(
         normalization: "homogeneous" or "none".
         window: what the pixels look at.
         landmarks: of the guide, None for the window.
-        pairs: how many may be summed at pixels of rare colors: see `repair`; zero to leave them as they are.
 
     Returns:
         Like values.
@@ -148,65 +142,20 @@ def sum_pixels(
     _check_normalization(normalization, ("homogeneous", "none"))
     if values.numel() == 0:
         return torch.zeros_like(values)
-    pixels = pictures_of(values, window)
-    if landmarks is None and normalization == "none" and not pairs:
-        sums = sum_window(pixels, window.guide, *window.sigma, window.reach)
-        return sums.reshape(values.mT.shape).mT.to(values.dtype)
-    means, mass = means_of_pixels(pixels, window, landmarks, values.dtype)
-    return repaired_rows(means, mass, values, normalization, window, pairs)
-
-
-def means_of_pixels(
-    pictures: Tensor, window: Window, landmarks: Landmarks | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Means `[items, channels, pixels]` of pictures `[items, channels, height, width]`, and the mass `[items, pixels]`.
-
-    >>> gray = torch.ones(1, 1, 4, 5)
-    >>> means_of_pixels(gray, window_of(gray, 2.0, 0.1), None, torch.float32)[1].shape
-    torch.Size([1, 20])
-    """
-    if landmarks is None:
-        with_mass = torch.cat([pictures, torch.ones_like(pictures[:, :1])], dim=1)
-        sums = sum_window(with_mass, window.guide, *window.sigma, window.reach)
-    else:
-        sums = sum_landmarks(pictures, window.guide, window.sigma, landmarks)
-    sums = sums.flatten(2)
-    return divide_by_mass(sums.movedim(1, 0), dtype).movedim(0, 1), sums[:, -1]
-
-
-def pictures_of(values: Tensor, window: Window) -> Tensor:
-    """Values `[..., points, channels]` as `[items, channels, height, width]`, in the dtype of the guide.
-
-    >>> pictures_of(torch.rand(2, 20, 3), window_of(torch.rand(1, 4, 5), 2.0, 0.1)).shape
-    torch.Size([1, 6, 4, 5])
-    """
     items, _, height, width = window.guide.shape
+    *leading, _, channels = values.shape
     # pictures that share their guide are channels
-    return values.to(window.guide.dtype).mT.reshape(items, values.numel() // (items * height * width), height, width)
-
-
-def repaired_rows(
-    means: Tensor, mass: Tensor, values: Tensor, normalization: Normalization, window: Window, pairs: float
-) -> Tensor:
-    """What was computed of `values`, with pixels of rare colors filtered again: like values.
-
-    Args:
-        means: `[items, channels, points]`.
-        mass: `[items, points]`, what they were divided by.
-        values: `[..., points, channels]`.
-        normalization: "homogeneous" or "none", for which the means are multiplied by the mass.
-        window: what the pixels look at.
-        pairs: see `repair`.
-
-    >>> window = window_of(torch.rand(1, 4, 5), 2.0, 0.1)
-    >>> means, mass, values = torch.ones(1, 1, 20), torch.ones(1, 20), torch.ones(20, 1)
-    >>> repaired_rows(means, mass, values, "homogeneous", window, 9.0).shape
-    torch.Size([20, 1])
-    """
-    if pairs:
-        means = repair(means, mass, pictures_of(values, window), window.guide, window.sigma, pairs)
-    means = means if normalization == "homogeneous" else means * mass[:, None]
-    return means.reshape(values.mT.shape).mT.to(values.dtype)
+    pixels = values.to(window.guide.dtype).mT.reshape(items, math.prod(leading) * channels // items, height, width)
+    if normalization == "homogeneous" and landmarks is None:
+        pixels = torch.cat([pixels, pixels.new_ones(()).expand(items, 1, height, width)], dim=1)
+    if landmarks is None:
+        sums = sum_window(pixels, window.guide, *window.sigma, window.reach)
+    else:
+        sums = sum_landmarks(pixels, window.guide, window.sigma, landmarks)
+        sums = sums if normalization == "homogeneous" else sums[:, :-1]
+    if normalization == "homogeneous":
+        sums = divide_by_mass(sums.movedim(1, 0), values.dtype).movedim(0, 1)
+    return sums.reshape(*leading, channels, height * width).mT.to(values.dtype)
 
 
 def divide_by_mass(sums: Tensor, dtype: torch.dtype) -> Tensor:

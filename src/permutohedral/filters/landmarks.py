@@ -6,7 +6,8 @@ The landmarks c_k are colors of the picture, M the inverse of the matrix w(c_k, 
 w(c_l, b) is a picture, to be blurred over positions, which is done on a coarse grid. The wider the Gaussian over
 colors, the fewer the landmarks that do: five to a hundred where a lattice is far off.
 
-Colors that are rare lie far from all landmarks: `rare.py` is for them.
+Colors that are rare lie far from all landmarks. There the mass is small, and the error great against it: such pixels
+are summed again by the definition, over a window.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import Tensor
 from permutohedral.memory import check_rows
 from permutohedral.ops import fused_filters
 from permutohedral.ops.fused_primitives import LandmarkTables
-from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.ops.primitives import accumulation_dtype, window_extents
 
 # colors the landmarks are chosen from, and how far apart those are, in standard deviations
 _SAMPLES, _SPACING = 8192, 0.6
@@ -39,11 +40,14 @@ MOST_GUIDES = 3
 _CELL, _LARGEST_CELL = 0.75, 16
 # the pixels of a cell give to its nodes from the middles of so many parts along each axis
 _PARTS = 2
-# a table of so many small cubes is faster than sorting; their coordinates make one number by these factors
-_MOST_CUBES = 1 << 18
-_ODD = np.array([1, 0x100001, 0x10000000001])
+# a table of so many small cubes is faster than sorting; else their coordinates are the digits of one number
+_MOST_CUBES, _SHIFTS = 1 << 18, np.array([0, 20, 40])
 # colors farther than this from their mean, in standard deviations, would lose digits in squares
 _WIDEST = 100.0
+# pixels with less than this part of the mass that equal colors would have are summed again, over a window
+_SMALL_MASS, _REACH = 0.08, 3.0
+# of those, at most so many pairs to a pixel of the picture, where the mass is least
+_PAIRS = 6
 # how far the blur on the grid reaches, in its standard deviations, and how many channels it has at once
 _BLUR_REACH, _CHANNELS_AT_ONCE = 4.5, 4
 # numbers that are computed at once
@@ -125,8 +129,8 @@ def _thin_out(colors: NDArray[np.float64]) -> NDArray[np.float64]:
     cubes -= cubes.min(axis=0, initial=0)
     along = cubes.max(axis=0, initial=0) + 1
     if along.prod(dtype=np.float64) > _MOST_CUBES:
-        # numbers of 64 bits are sorted faster than rows; cubes that share one lose a color
-        numbers = (cubes * _ODD[: cubes.shape[1]]).sum(1)
+        # numbers are sorted faster than rows; where two cubes share one, a color is lost
+        numbers = (cubes << _SHIFTS[: cubes.shape[1]]).sum(1)
         return colors[np.unique(numbers, return_index=True)[1]]
     found = np.full(along.prod(), -1)
     # of several in one cube the last stays
@@ -161,7 +165,9 @@ def _neighbors_in_blocks(colors: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.concatenate([half[_neighbors_in_blocks(colors[half])] for half in halves])
 
 
-def sum_landmarks(values: Tensor, guide: Tensor, sigma: tuple[float, float], landmarks: Landmarks) -> Tensor:
+def sum_landmarks(
+    values: Tensor, guide: Tensor, sigma: tuple[float, float], landmarks: Landmarks, *, repaired: bool = True
+) -> Tensor:
     """The sums over all pixels around each, weighted by the Gaussian over position and color.
 
     Args:
@@ -169,6 +175,7 @@ def sum_landmarks(values: Tensor, guide: Tensor, sigma: tuple[float, float], lan
         guide: `[items, guide channels, height, width]`, in standard deviations.
         sigma: over y and x, in pixels.
         landmarks: of the guide.
+        repaired: whether `rare_pixels` are summed over windows.
 
     Returns:
         `[items, channels + 1, height, width]`: the sums of ones, the mass, are the last.
@@ -179,7 +186,8 @@ def sum_landmarks(values: Tensor, guide: Tensor, sigma: tuple[float, float], lan
     """
     cells = cell_size(sigma[0]), cell_size(sigma[1])
     _check_memory(values, landmarks, cells)
-    tables = LandmarkTables(landmarks.colors, landmarks.mixture, sigma, cells)
+    small, most = _rare(sigma, values.shape[-2] * values.shape[-1]) if repaired else (0.0, 0)
+    tables = LandmarkTables(landmarks.colors, landmarks.mixture, sigma, cells, _REACH, small, most)
     sums = fused_filters.sum_landmarks(values, guide, tables)
     return _compose(values, guide, tables) if sums is None else sums
 
@@ -193,6 +201,32 @@ def reach_of_landmarks(sigma: float) -> int:
     cell = cell_size(sigma)
     nodes = int(_BLUR_REACH * math.sqrt((sigma / cell) ** 2 - 1 / 3)) + 1
     return (nodes + 2) * cell
+
+
+def rare_pixels(mass: Tensor, sigma: tuple[float, float]) -> Tensor:
+    """Which pixels of a picture are so rare in color that they are summed over windows.
+
+    Args:
+        mass: `[height * width]`, the last of the sums.
+        sigma: over y and x, in pixels.
+
+    >>> rare_pixels(torch.tensor([20.0, 0.1]), (2.0, 2.0)).tolist()
+    [1]
+    """
+    small, most = _rare(sigma, mass.numel())
+    return _smallest(mass, small, most)
+
+
+def _rare(sigma: tuple[float, float], pixels: int) -> tuple[float, int]:
+    """Below which mass pixels are rare, and how many of so many at most."""
+    full = 2 * np.pi * sigma[0] * sigma[1]
+    # one at least, for a small picture
+    return _SMALL_MASS * full, math.ceil(_PAIRS * pixels / (full / 2 * _REACH**2 + 1))
+
+
+def _smallest(mass: Tensor, small: float, most: int) -> Tensor:
+    found = (mass < small).nonzero()[:, 0]
+    return found[mass[found].argsort(stable=True)[:most]]
 
 
 def _check_memory(values: Tensor, landmarks: Landmarks, cells: tuple[int, int]) -> None:
@@ -217,7 +251,9 @@ def _compose(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor:
     sums = torch.zeros_like(values)
     for each, term in zip(weights, terms.split([part.shape[0] for part in parts], dim=1), strict=True):
         sums = sums + (each[:, :, None] * (y @ term @ x.mT)).sum(1)
-    return sums
+    if tables.most_repaired == 0 or items == 0:
+        return sums
+    return torch.stack([_repair(*item, tables) for item in zip(sums, values, guide, strict=True)])
 
 
 def _grid(size: int, cell: int, sigma: float, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -239,3 +275,44 @@ def _grid(size: int, cell: int, sigma: float, like: Tensor) -> tuple[Tensor, Ten
     places = torch.arange(nodes, device=like.device, dtype=like.dtype)
     blur = torch.exp(-0.5 / variance * (places[:, None] - places).square()) * (steps * variance**-0.5)
     return source, target, blur
+
+
+def _repair(sums: Tensor, values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor:
+    """The sums `[channels, height, width]` of one item, where the last of them is small over a window instead."""
+    rare = _smallest(sums[-1].detach().flatten(), tables.small_mass, tables.most_repaired)
+    return sums.flatten(1).index_copy(1, rare, sum_windows(values, guide, tables.sigma, rare)).view(sums.shape)
+
+
+def sum_windows(values: Tensor, guide: Tensor, sigma: tuple[float, float], pixels: Tensor) -> Tensor:
+    """Sums over windows around single pixels, by the definition.
+
+    Args:
+        values: `[channels, height, width]`.
+        guide: `[guide channels, height, width]`, in standard deviations.
+        sigma: over y and x, in pixels.
+        pixels: `[pixels]`, counted row by row.
+
+    Returns:
+        `[channels, pixels]`.
+
+    >>> gray = torch.ones(1, 5, 5)
+    >>> float(sum_windows(gray, gray, (0.1, 0.1), torch.tensor([7])))
+    1.0
+    """
+    height, width = values.shape[1:]
+    extents = window_extents(*sigma, _REACH, height, width)
+    offsets = torch.tensor(
+        [(s * dy, dx) for dy, e in enumerate(extents) for s in {1, -1 if dy else 1} for dx in range(-e, e + 1)],
+        device=values.device,
+    )
+    scale = torch.tensor(sigma, device=values.device, dtype=values.dtype)
+    in_space = torch.exp(-0.5 * (offsets / scale).square().sum(1))
+    found = [values.new_zeros(values.shape[0], 0)]
+    for part in pixels.split(max(_AT_ONCE // (offsets.shape[0] * values.shape[0]), 1)):
+        rows, columns = (part // width)[:, None] + offsets[:, 0], (part % width)[:, None] + offsets[:, 1]
+        inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
+        near = rows.clamp(0, height - 1) * width + columns.clamp(0, width - 1)
+        own = guide.flatten(1)[:, part, None]
+        in_color = torch.exp(-0.5 * (guide.flatten(1)[:, near] - own).square().sum(0))
+        found.append((values.flatten(1)[:, near] * (in_color * in_space * inside)).sum(-1))
+    return torch.cat(found, dim=1)

@@ -117,17 +117,6 @@ def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tens
     return sums
 
 
-def sum_pixel_windows(
-    values: Tensor, guide: Tensor, pixels: Tensor, sigma: tuple[float, float], reach: float
-) -> Tensor | None:
-    """In one call, None where torch computes it: see `FusedPrimitives.sum_pixel_windows`."""
-    if why_in_steps(values, guide) is not None or wants_gradient(values, guide):
-        return None
-    run = getattr(primitives_for(guide), "sum_pixel_windows", None)
-    sums: Tensor | None = None if run is None else run(values, guide, pixels, sigma, reach)
-    return sums
-
-
 def filter_learned(
     values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables, composed: Composed
 ) -> Tensor:

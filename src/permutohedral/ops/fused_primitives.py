@@ -76,12 +76,18 @@ class LandmarkTables(NamedTuple):
         mixture: `[landmarks, landmarks]`.
         sigma: over y and x, in pixels.
         cells: pixels between the nodes on which is blurred, along y and x.
+        reach: of the windows over which pixels of small mass are summed, in standard deviations.
+        small_mass: which are those.
+        most_repaired: of each item, the ones whose mass is least.
     """
 
     colors: Tensor
     mixture: Tensor
     sigma: tuple[float, float]
     cells: tuple[int, int]
+    reach: float
+    small_mass: float
+    most_repaired: int
 
 
 class ItemRows(NamedTuple):
@@ -208,23 +214,6 @@ class FusedPrimitives(Primitives, Protocol):
 
         Returns:
             `[items, channels + 1, height, width]`: the sums of ones, the mass, are the last.
-        """
-        ...
-
-    def sum_pixel_windows(
-        self, values: Tensor, guide: Tensor, pixels: Tensor, sigma: tuple[float, float], reach: float
-    ) -> Tensor:
-        """The sums over windows around single pixels.
-
-        Args:
-            values: `[channels, height, width]`.
-            guide: `[guide channels, height, width]`, in standard deviations.
-            pixels: int64 `[pixels]`, counted row by row.
-            sigma: over y and x, in pixels.
-            reach: of the windows, in standard deviations.
-
-        Returns:
-            `[channels, pixels]`.
         """
         ...
 

@@ -13,10 +13,16 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.checks import check_method
-from permutohedral.filters.choice import Choice, choose_for_pixels
-from permutohedral.filters.exact import WINDOW_REACH, means_of_pixels, sum_pixels, window_of
-from permutohedral.filters.landmarks import cell_size, reach_of_landmarks
-from permutohedral.filters.rare import REACH, mean_windows, rare_pixels
+from permutohedral.filters.choice import choose_for_pixels
+from permutohedral.filters.exact import WINDOW_REACH, divide_by_mass, sum_pixels, window_of
+from permutohedral.filters.landmarks import (
+    Landmarks,
+    cell_size,
+    rare_pixels,
+    reach_of_landmarks,
+    sum_landmarks,
+    sum_windows,
+)
 from permutohedral.functional import GaussianMethod
 
 # extent of a tile with its margins; to filter its pixels takes about 500 MB
@@ -62,8 +68,8 @@ def filter_in_tiles(  # noqa: PLR0913 (the filter, and three options by name)
     window_reach = WINDOW_REACH
     if method == "auto":
         choice = choose_for_pixels(values, guide, sigma_space, sigma_range)
-        if choice.pairs and not halo:
-            return _with_rare_pixels(values, guide, sigma_space, sigma_range, choice, tile, progress)
+        if choice.landmarks is not None and not halo:
+            return _with_landmarks(values, guide, sigma_space, sigma_range, choice.landmarks, tile, progress)
         method, window_reach = ("exact" if choice.method == "exact" else "separable"), choice.reach
     filter_part, far = _filter_of_parts(sigma_space, sigma_range, method, halo, window_reach)
     # one more for the rounding of positions
@@ -75,17 +81,59 @@ def filter_in_tiles(  # noqa: PLR0913 (the filter, and three options by name)
     return result
 
 
+def _with_landmarks(
+    values: Tensor,
+    guide: Tensor,
+    sigma_space: float,
+    sigma_range: float,
+    landmarks: Landmarks,
+    tile: int,
+    progress: Callable[[float], None] | None,
+) -> Tensor:
+    """Sums of all tiles with the landmarks of the whole; which pixels are rare is then known for the whole, too."""
+    height, width = values.shape[1:]
+    sigmas = sigma_space, sigma_space
+    margin, result = reach_of_landmarks(sigma_space), torch.empty_like(values)
+    mass = values.new_empty(height, width)
+    # tiles begin where cells of the whole do
+    parts = partial(_parts_of, height, width, tile, [margin, margin], cell_size(sigma_space))
+    for part in parts(None if progress is None else lambda share: progress(share / 2)):
+        window = window_of(guide[part.read], sigma_space, sigma_range)
+        assert window is not None, "sigma is a number"
+        sums = sum_landmarks(values[None][part.read], window.guide, sigmas, landmarks, repaired=False)[0]
+        mass[part.written] = sums[-1][part.kept]
+        result[part.written] = divide_by_mass(sums, values.dtype)[part.kept]
+    is_rare = torch.zeros(height * width, dtype=torch.bool)
+    is_rare[rare_pixels(mass.flatten(), sigmas)] = True
+    is_rare = is_rare.view(height, width)
+    for part in parts(None if progress is None else lambda share: progress(0.5 + share / 2)):
+        rare = is_rare[part.written].nonzero()
+        if rare.shape[0] == 0:
+            continue
+        window = window_of(guide[part.read], sigma_space, sigma_range)
+        assert window is not None, "sigma is a number"
+        places = rare + torch.tensor(part.margins)
+        pixels = places[:, 0] * window.guide.shape[-1] + places[:, 1]
+        given = torch.cat([values[part.read], torch.ones_like(window.guide[0, :1])])
+        sums = sum_windows(given, window.guide[0], sigmas, pixels)
+        rows, columns = (places + torch.tensor(part.origin)).T
+        result[:, rows, columns] = divide_by_mass(sums, values.dtype)
+    return result
+
+
 _Place = tuple[EllipsisType, slice, slice]
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A tile: what is read, what of that is kept, where that is written, and where it begins in the whole."""
+    """A tile: what is read, what of that is kept, where that is written, and where it begins in the whole and in what
+    is read."""
 
     read: _Place
     kept: _Place
     written: _Place
     origin: tuple[int, int]
+    margins: tuple[int, int]
 
 
 def _parts_of(
@@ -103,7 +151,7 @@ def _parts_of(
         margin_y, margin_x = (-(-margin // step) * step for margin in margins)
         y, x = _widen(rows, margin_y, height), _widen(columns, margin_x, width)
         kept = slice(rows.start - y.start, rows.stop - y.start), slice(columns.start - x.start, columns.stop - x.start)
-        yield _Part((..., y, x), (..., *kept), (..., rows, columns), (y.start, x.start))
+        yield _Part((..., y, x), (..., *kept), (..., rows, columns), (y.start, x.start), (kept[0].start, kept[1].start))
         if progress is not None:
             progress((number + 1) / len(places))
 
@@ -138,73 +186,3 @@ def _filter_of_parts(
     if method == "exact":
         return filter_window, (window_reach, window_reach)
     return filter_lattice, (ph.reach(0, halo=halo), ph.reach(1, halo=halo))
-
-
-def _with_rare_pixels(
-    values: Tensor,
-    guide: Tensor,
-    sigma_space: float,
-    sigma_range: float,
-    choice: Choice,
-    tile: int,
-    progress: Callable[[float], None] | None,
-) -> Tensor:
-    """All tiles with what is chosen for the whole; which pixels are rare is then known for the whole, too."""
-    height, width = values.shape[1:]
-    filter_part, margin, step = _with_mass_of_parts(sigma_space, sigma_range, choice)
-    tiles = partial(_parts_of, height, width, tile, [margin, margin], step)
-    result, mass = torch.empty_like(values), values.new_empty(height, width)
-    for part in tiles(_share_of(progress, 0)):
-        means, masses = filter_part(values[part.read], guide[part.read])
-        result[part.written], mass[part.written] = means[part.kept], masses[part.kept]
-    sigmas = sigma_space, sigma_space
-    pixels = rare_pixels(mass.flatten(), sigmas, choice.pairs)
-    for part in tiles(_share_of(progress, 1)):
-        inside, places = _inside(part, pixels, width)
-        if inside.numel() > 0:
-            edges = _guide_of(guide[part.read], sigma_space, sigma_range)
-            means = mean_windows(values[part.read].to(edges.dtype), edges, places, sigmas)
-            result.view(len(result), -1)[:, pixels[inside]] = means.to(values.dtype)
-    return result
-
-
-def _share_of(progress: Callable[[float], None] | None, pass_over: int) -> Callable[[float], None] | None:
-    """What tells the progress of one of two passes over the tiles."""
-    return None if progress is None else lambda share: progress((pass_over + share) / 2)
-
-
-def _inside(part: _Part, pixels: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Which of `pixels`, counted row by row in the whole, a tile keeps, and their places in what it reads."""
-    (_, y, x), (_, kept_y, kept_x), (_, _, read_x) = part.written, part.kept, part.read
-    rows, columns = pixels // width, pixels % width
-    inside = ((rows >= y.start) & (rows < y.stop) & (columns >= x.start) & (columns < x.stop)).nonzero()[:, 0]
-    down, right = rows[inside] - y.start + kept_y.start, columns[inside] - x.start + kept_x.start
-    return inside, down * (read_x.stop - read_x.start) + right
-
-
-def _guide_of(guide: Tensor, sigma_space: float, sigma_range: float) -> Tensor:
-    """`[guide channels, height, width]`, in standard deviations."""
-    window = window_of(guide, sigma_space, sigma_range)
-    assert window is not None, "sigma is a number"
-    return window.guide[0]
-
-
-# of values and guide of a part: means and mass
-_MassOfPart = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-def _with_mass_of_parts(sigma_space: float, sigma_range: float, choice: Choice) -> tuple[_MassOfPart, int, int]:
-    """The filter of a part; how many pixels it reaches; and at multiples of what tiles may begin."""
-    landmarks = choice.landmarks
-
-    def filter_pixels(part: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
-        seen = window_of(edges, sigma_space, sigma_range, choice.reach)
-        assert seen is not None, "sigma is a number"
-        means, mass = means_of_pixels(part[None].to(seen.guide.dtype), seen, landmarks, part.dtype)
-        return means.view(part.shape), mass.view(part.shape[1:])
-
-    window = math.ceil(REACH * sigma_space)
-    if landmarks is None:
-        return filter_pixels, window, 1
-    margin = max(reach_of_landmarks(sigma_space), window)
-    return filter_pixels, margin, cell_size(sigma_space)
