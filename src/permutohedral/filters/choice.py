@@ -28,7 +28,7 @@ from permutohedral.tensors import check_features, check_tensor
 _REACHES = 3.0, 2.5, 2.2, 2.0
 # how much longer than the lattice another method may take: a third, less what the estimates may be wrong; and the last
 # of the windows, which is for noise, where lattices take longer than estimated
-_SLOWER, _LAST_SLOWER = 1.15, 1.5
+_SLOWER, _LAST_SLOWER = 1.15, 1.6
 
 # of the lattice: for each corner of a point, and for each axis at each lattice point
 _CORNER, _LATTICE_POINT = 9.0, 27.0
