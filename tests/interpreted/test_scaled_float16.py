@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from interpreted.internals import convolve
@@ -14,11 +16,14 @@ from permutohedral.ops.primitives import transpose_weight
 
 
 @pytest.fixture(autouse=True)
-def halves(monkeypatch: pytest.MonkeyPatch) -> None:
+def halves(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """TF32 is allowed, and few channels and targets are many."""
     monkeypatch.setattr(convolve, "_MANY_CHANNELS", 16)
     monkeypatch.setattr(convolve, "_WORTH_HALVING", 1)
-    monkeypatch.setattr(convolve, "float32_precision", lambda dtype: "tf32" if dtype == torch.float32 else "ieee")
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
 
 
 def draw(in_channels: int = 32, out_channels: int = 16) -> tuple[Tensor, Tensor, Tensor, Tensor]:

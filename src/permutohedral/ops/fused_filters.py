@@ -23,7 +23,7 @@ from permutohedral.ops.fused_primitives import (
 )
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.shared_tensors import items_of_points
-from permutohedral.ops.tracing import wants_gradient, why_in_steps
+from permutohedral.ops.tracing import requires_gradient, wants_gradient, why_in_steps
 
 # the same filter made of operators, which can be differentiated again: of values, weight and bias
 Composed = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -31,11 +31,9 @@ Composed = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 def can_fuse(values: Tensor, weight: Tensor, bias: Tensor | None, *barycentric: Tensor) -> bool:
     """Whether `filter_learned` can be used; tensors that do not fit each other are left to the operators to refuse."""
-    if why_in_steps(values, weight, bias, *barycentric) is not None or wants_gradient(*barycentric):
+    if why_in_steps(values, weight, bias, *barycentric) is not None or requires_gradient(*barycentric):
         return False
-    if not isinstance(weight, Tensor) or weight.dim() != 3 or weight.shape[2] == 0:
-        return False
-    if bias is not None and bias.dtype != values.dtype:
+    if weight.dim() != 3 or weight.shape[2] == 0 or (bias is not None and bias.dtype != values.dtype):
         return False
     return hasattr(primitives_for(values), "filter_learned")
 
@@ -129,9 +127,8 @@ def filter_learned(
         tables: of the lattice.
         composed: the same filter of operators, for derivatives of derivatives.
     """
-    if wants_gradient(values, weight, bias):
-        output: Tensor = _LearnedFilter.apply(values, weight, bias, tables, composed)  # type: ignore[no-untyped-call]
-        return output
+    if requires_gradient(values, weight, bias):
+        return _apply_learned(values, weight, bias, tables, composed)
     return _run(values, weight, bias, tables)[0]
 
 
@@ -200,6 +197,10 @@ class _LearnedFilter(torch.autograd.Function):
             return *differentiate(ctx, gradient), None, None
         with on_backend(ctx.backend):
             return *differentiate(ctx, gradient), None, None
+
+
+# `Function.apply` without its search for what transformations leave behind, which no tensor here is
+_apply_learned: Callable[..., Tensor] = super(torch.autograd.Function, _LearnedFilter).apply
 
 
 def _differentiate_composed(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
