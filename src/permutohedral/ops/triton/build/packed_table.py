@@ -193,9 +193,8 @@ def store_lanes(pointers, values, lanes, PTX: tl.constexpr):
         tl.store(pointers, values, mask=lanes)
 
 
-# What follows the access to a slot, where most probes end. Of lanes side by side with equal codes, as neighboring pixels
-# have them, the first one acts for all: swaps at one address are done one after another. Each goes on by itself, from
-# the content met in its slot.
+# What follows the access to a slot, where most probes end. Of lanes side by side with equal codes, as pixels have them,
+# the first one acts for all: swaps at one address are done one after another. It goes on from what it met in its slot.
 #     met, number = $5, $6
 #     repeat up to 32 times:
 #         if met is empty: met = compare-and-swap(slot, empty, code); number = 0; if it was empty: MADE, end
