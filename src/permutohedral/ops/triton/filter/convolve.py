@@ -6,13 +6,15 @@ channels, depthwise groups and float64. The gradient with respect to the weight 
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.triton.filter.scaled_float16 import halve, halve_weight
-from permutohedral.ops.triton.runtime import INTERPRETED, cdiv, launch, on_device, power_of_two, rows_contiguous
+from permutohedral.ops.triton.runtime import INTERPRETED, Bound, on_device, power_of_two, rows_contiguous
 from permutohedral.ops.triton.tuning import CHOSEN, Shape, Tuned, choose
 
 # below this many channels of a group a matrix unit would mostly multiply padding
@@ -221,17 +223,25 @@ def _launch_direct(
     divisors: Tensor | None = None,
 ) -> None:
     """Start `direct_convolve_kernel`; the layout as above."""
-    (filter_size, targets), (in_channels, groups, order), out_channels = neighbors.shape, layout, output.shape[1]
-    block_n = min(power_of_two(out_channels), 64)
-    block_m = max(min(1024 // block_n, 128), 16)
-    launch(
-        direct_convolve_kernel, (cdiv(targets, block_m), cdiv(out_channels, block_n)),
-        (lattice_values, weight, neighbors, neighbors if taps is None else taps,
-         output if divisors is None else divisors, output),
-        (targets, filter_size),
-        DIVIDED=divisors is not None, STRIDE=lattice_values.stride(0), OUT_CHANNELS=out_channels, IN=in_channels,
-        OUT=out_channels // groups, ORDER=order, BLOCK_M=block_m, BLOCK_N=block_n,
+    (filter_size, targets), out_channels = neighbors.shape, output.shape[1]
+    bound, height, width = _bind_direct(divisors is not None, lattice_values.stride(0), out_channels, *layout)
+    taps, divisors = neighbors if taps is None else taps, output if divisors is None else divisors
+    tensors = lattice_values, weight, neighbors, taps, divisors, output
+    bound((-(-targets // height), -(-out_channels // width), 1), tensors, (targets, filter_size))
+
+
+@cache
+def _bind_direct(
+    divided: bool, stride: int, out_channels: int, in_channels: int, groups: int, order: int
+) -> tuple[Bound, int, int]:
+    """The kernel, and the height and width of its tiles."""
+    width = min(power_of_two(out_channels), 64)
+    height = max(min(1024 // width, 128), 16)
+    bound = Bound(
+        direct_convolve_kernel, DIVIDED=divided, STRIDE=stride, OUT_CHANNELS=out_channels, IN=in_channels,
+        OUT=out_channels // groups, ORDER=order, BLOCK_M=height, BLOCK_N=width,
     )  # fmt: skip
+    return bound, height, width
 
 
 @on_device

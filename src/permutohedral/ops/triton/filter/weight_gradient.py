@@ -22,7 +22,7 @@ from permutohedral.ops.triton.filter.convolve import (
     uses_matrix_units,
 )
 from permutohedral.ops.triton.filter.scaled_float16 import halve
-from permutohedral.ops.triton.runtime import Bound, cdiv, launch, on_device, power_of_two, rows_contiguous
+from permutohedral.ops.triton.runtime import Bound, on_device, power_of_two, rows_contiguous
 from permutohedral.ops.triton.tuning import CHOSEN, Shape, Tuned, choose
 
 # from so many on, numbers of 32 bits take longer to transpose than to convert to three of 16 bits
@@ -213,18 +213,28 @@ def _direct_partials(lattice_values: Tensor, output_gradient: Tensor, neighbors:
     """The shares of all splits, `[splits, filter_size * in_channels, out_channels]`, without the matrix units."""
     filter_size, targets = neighbors.shape
     in_channels, out_channels = lattice_values.shape[1] // groups, output_gradient.shape[1]
-    block_n = min(power_of_two(out_channels), 64)
-    rows, tiles = filter_size * in_channels, cdiv(out_channels, block_n)
+    strides = lattice_values.stride(0), output_gradient.stride(0)
+    bound, width = _bind_direct(*strides, out_channels, in_channels, out_channels // groups)
+    rows, tiles = filter_size * in_channels, -(-out_channels // width)
     splits, size = _splits(targets, tiles * rows, _MANY_PROGRAMS)
     shape, dtype = (splits, rows, out_channels), accumulation_dtype(lattice_values.dtype)
     partials = lattice_values.new_empty(shape, dtype=dtype)
-    launch(
-        direct_weight_gradient_kernel, (rows, splits, tiles), (lattice_values, output_gradient, neighbors, partials),
-        (targets, filter_size, size), STRIDE=lattice_values.stride(0), GRADIENT_STRIDE=output_gradient.stride(0),
-        OUT_CHANNELS=out_channels, IN=in_channels, OUT=out_channels // groups,
-        BLOCK_M=max(min(1024 // block_n, 128), 16), BLOCK_N=block_n,
-    )  # fmt: skip
+    tensors = lattice_values, output_gradient, neighbors, partials
+    bound((rows, splits, tiles), tensors, (targets, filter_size, size))
     return partials
+
+
+@cache
+def _bind_direct(
+    stride: int, gradient_stride: int, out_channels: int, in_channels: int, per_group: int
+) -> tuple[Bound, int]:
+    """The kernel, and the width of its tiles."""
+    width = min(power_of_two(out_channels), 64)
+    bound = Bound(
+        direct_weight_gradient_kernel, STRIDE=stride, GRADIENT_STRIDE=gradient_stride, OUT_CHANNELS=out_channels,
+        IN=in_channels, OUT=per_group, BLOCK_M=max(min(1024 // width, 128), 16), BLOCK_N=width,
+    )  # fmt: skip
+    return bound, width
 
 
 def _matrix_partials(
