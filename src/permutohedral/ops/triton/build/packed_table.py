@@ -193,25 +193,17 @@ def store_lanes(pointers, values, lanes, PTX: tl.constexpr):
         tl.store(pointers, values, mask=lanes)
 
 
-# What follows the access to a slot, where most probes end. Of lanes side by side with equal codes, as pixels have them,
-# the first one acts for all: swaps at one address are done one after another. It goes on from what it met in its slot.
+# What follows the access to a slot, where most probes end: each lane goes on alone, from the content met there.
 #     met, number = $5, $6
 #     repeat up to 32 times:
 #         if met is empty: met = compare-and-swap(slot, empty, code); number = 0; if it was empty: MADE, end
 #         if met is the code: number is what was found, end
 #         slot = the next one; met, number = its content
-#     the other lanes take over what was found; what the first one MADE is not known yet
 # $0 slot; $1 what was found: a row number plus one, 0 not known yet, MADE or PENDING; $2 address of the first slot,
 # $3 code, $4 slot, $5 and $6 its content, $7 capacity - 1, $8 what was found before
 _INSERT_PTX = tl.constexpr(
-    """{ .reg .pred p, acts; .reg .b64 met, number, place; .reg .b32 probes, low, high, left, leader;
-    mov.b32 $0, $4; mov.b32 $1, $8;
-    mov.b64 {low, high}, $3; mov.u32 left, %laneid; setp.eq.u32 acts, left, 0;
-    shfl.sync.up.b32 left, low, 1, 0, 0xffffffff; setp.ne.or.b32 acts, left, low, acts;
-    shfl.sync.up.b32 left, high, 1, 0, 0xffffffff; setp.ne.or.b32 acts, left, high, acts;
-    vote.sync.ballot.b32 leader, acts, 0xffffffff;
-    mov.u32 left, %lanemask_le; and.b32 leader, leader, left; bfind.u32 leader, leader;
-    @!acts bra END; setp.ne.s32 p, $8, -3; @p bra END;
+    """{ .reg .pred p; .reg .b64 met, number, place; .reg .b32 probes;
+    mov.b32 $0, $4; mov.b32 $1, $8; setp.ne.s32 p, $8, -3; @p bra END;
     mov.b64 met, $5; mov.b64 number, $6; mov.b32 probes, 0;
     COMPARE: setp.eq.s64 p, met, $3; @p bra FOUND; setp.ne.s64 p, met, 0; @p bra NEXT;
     mul.wide.u32 place, $0, 16; add.s64 place, place, $2;
@@ -220,8 +212,7 @@ _INSERT_PTX = tl.constexpr(
     NEXT: add.s32 $0, $0, 1; and.b32 $0, $0, $7; add.s32 probes, probes, 1; setp.ge.s32 p, probes, 32; @p bra END;
     mul.wide.u32 place, $0, 16; add.s64 place, place, $2; ld.global.v2.b64 {met, number}, [place]; bra COMPARE;
     FOUND: cvt.u32.u64 $1, number;
-    END: shfl.sync.idx.b32 $0, $0, leader, 31, 0xffffffff; shfl.sync.idx.b32 left, $1, leader, 31, 0xffffffff;
-    setp.eq.s32 p, left, -2; selp.b32 left, 0, left, p; @!acts mov.b32 $1, left; }"""
+    END: }"""
 )
 
 
