@@ -23,7 +23,7 @@ from permutohedral.ops.fused_primitives import (
 )
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.shared_tensors import items_of_points
-from permutohedral.ops.tracing import requires_gradient, why_in_steps
+from permutohedral.ops.tracing import is_autocast, requires_gradient, why_in_steps
 
 # the same filter made of operators, which can be differentiated again: of values, weight and bias
 Composed = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -154,7 +154,7 @@ def normalize_items(
         norm: tells how, and lists the rows of each item, where it is needed.
         composed: the same of torch's operators, for derivatives of derivatives.
     """
-    if torch.is_autocast_enabled(values.device.type):
+    if is_autocast(values.device):
         # which leaves normalization as it is
         with torch.autocast(values.device.type, enabled=False):
             return normalize_items(values, affine, norm, composed)
@@ -234,9 +234,9 @@ def _differentiate_composed(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, 
 def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     """The same, not to be differentiated again."""
     step: _LearnedFilter | _ItemsNorm = ctx.step
-    saved, device = ctx.saved_tensors, gradient.device.type
+    saved, device = ctx.saved_tensors, gradient.device
     arguments = gradient, saved[:3], saved[3:], ctx.needs_input_grad[1:]
-    if not torch.is_autocast_enabled(device):
+    if not is_autocast(device):
         return step.differentiate(*arguments)
-    with torch.autocast(device, enabled=False):
+    with torch.autocast(device.type, enabled=False):
         return step.differentiate(*arguments)
