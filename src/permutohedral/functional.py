@@ -100,14 +100,13 @@ def filter_with_bias(
         refuse_nan(weighted)
         counted = weighted[..., :-1].to(values.dtype)
         return _filter_in_steps(counted, weight, bias, lattice, normalization, weighted[..., -1:])
-    source, target = lattice.source, lattice.target
-    barycentric = (source.barycentric,) if source is target else (source.barycentric, target.barycentric)
+    barycentric = lattice.source.barycentric, lattice.target.barycentric
     fused = normalization in ("none", "density") and can_fuse(values, weight, bias, *barycentric)
     if fused:
         check_points(values, lattice)
     # items that share a lattice are folded into channels
     apart = fused and (values.dim() == 2 or lattice.batch_size is not None)
-    if not apart or values.numel() == 0 or target.num_points == 0:
+    if not apart or values.numel() == 0 or lattice.target.num_points == 0:
         return _filter_in_steps(values, weight, bias, lattice, normalization)
     weight, groups = check_weight(weight, values.shape[-1], values, lattice)
     check_results(lattice, weight.shape[2], values)

@@ -214,7 +214,7 @@ _bound: dict[tuple[object, ...], Bound] = {}
 
 def bind(kernel: Any, **constants: Any) -> Bound:
     """The kernel with these constants, made once."""
-    key = (id(kernel), *constants.values())
+    key = (id(kernel), *constants.items())
     bound = _bound.get(key)
     if bound is None:
         bound = _bound[key] = Bound(kernel, **constants)

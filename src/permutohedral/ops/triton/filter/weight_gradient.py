@@ -1,7 +1,7 @@
 """The gradient of the learned convolution with respect to its weight: gathered rows times rows of the gradient.
 
 IN and OUT are the channels of one group. The lattice points are summed in splits, and these then. Few channels,
-depthwise groups and float64 have a direct kernel, as in `convolution.py`.
+depthwise groups and float64 have a direct kernel, as in `convolve.py`.
 """
 
 from __future__ import annotations
