@@ -192,6 +192,27 @@ class TestAuto:
             assert ph.explain_bilateral(image, 12.0, 0.5).startswith("landmarks: ")
 
 
+def test_every_picture_of_a_batch_has_landmarks() -> None:
+    """As many pixels as are sampled in all, and colors that the first picture does not have."""
+    dark = 0.15 + 0.05 * picture(96, 96)
+    batch = torch.cat([dark, 1 - dark])
+    assert ph.explain_bilateral(batch, 8.0, 0.2).startswith("landmarks: ")
+    actual = ph.bilateral_filter(batch, 8.0, 0.2, method="auto")
+    assert (actual - ph.bilateral_filter(batch, 8.0, 0.2, method="exact")).abs().max() < 0.01
+
+
+def test_not_where_many_pixels_are_unlike_all_landmarks() -> None:
+    """Too many to be summed over windows: without a landmark they would get anything, even numbers below 0."""
+    image, odd = (
+        0.4 + 0.03 * picture(200, 200)[0],
+        torch.from_numpy(np.random.default_rng(0).random((200, 200))) < 0.002,
+    )
+    assert ph.explain_bilateral(image, 32.0, 0.1).startswith("landmarks: ")
+    image[:, odd] = torch.from_numpy(np.random.default_rng(1).random((3, int(odd.sum())))).float()
+    result = ph.bilateral_filter(image, 32.0, 0.1, method="auto")
+    assert ((result - image).abs()[:, odd] < 0.3).all()
+
+
 def test_too_little_memory_is_refused_before_it_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     guide = picture(60, 70)
     landmarks = landmarks_of(guide)
