@@ -15,7 +15,6 @@ from permutohedral.checks import (
     check_points,
     check_results,
     check_weight,
-    filter_tables,
     has_no_gradient,
     points_to_rows,
     rows_to_points,
@@ -39,6 +38,7 @@ from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.memory import check_rows
 from permutohedral.ops import operators
 from permutohedral.ops.fused_filters import can_fuse, filter_learned, filter_points
+from permutohedral.ops.fused_primitives import FilterTables
 
 GaussianMethod = Literal["separable", "dense", "exact", "auto"]
 
@@ -111,7 +111,8 @@ def filter_with_bias(
     weight, groups = check_weight(weight, values.shape[-1], values, lattice)
     check_results(lattice, weight.shape[2], values)
     composed = partial(_filter_in_steps, lattice=lattice, normalization=normalization)
-    return filter_learned(values, weight, bias, filter_tables(lattice, groups, normalization == "density"), composed)
+    tables = FilterTables(lattice, groups, normalization == "density")
+    return filter_learned(values, weight, bias, tables, composed)
 
 
 def _filter_in_steps(

@@ -6,13 +6,15 @@ channels, depthwise groups and float64. The gradient with respect to the weight 
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.triton.filter.scaled_float16 import halve, halve_weight
-from permutohedral.ops.triton.runtime import INTERPRETED, cdiv, launch, on_device, power_of_two, rows_contiguous
+from permutohedral.ops.triton.runtime import INTERPRETED, Bound, on_device, power_of_two, rows_contiguous
 from permutohedral.ops.triton.tuning import CHOSEN, Shape, Tuned, choose
 
 # below this many channels of a group a matrix unit would mostly multiply padding
@@ -127,7 +129,8 @@ def direct_convolve_kernel(
 def float32_precision(dtype: torch.dtype) -> str:
     """How float32 is multiplied: the setting of torch for matrix products decides about TF32.
 
-    Without TF32, three products of TF32 parts give float32's accuracy on the matrix units of NVIDIA.
+    Without TF32, three products of TF32 parts give float32's accuracy on the matrix units of NVIDIA. Asking torch takes
+    as long as starting a kernel, so it is asked once in a pass.
     """
     if dtype != torch.float32:
         return "ieee"
@@ -153,10 +156,10 @@ def _weight_order(weight: Tensor, dtype: torch.dtype, targets: int) -> tuple[Ten
     return weight.contiguous(), AS_GIVEN.value
 
 
-def uses_halves(dtype: torch.dtype, in_channels: int, out_channels: int, backward: bool = False) -> bool:
+def uses_halves(precision: str, in_channels: int, out_channels: int, backward: bool = False) -> bool:
     """Whether TF32 is computed of float16, which takes half of the memory and can be transposed by the matrix units."""
     fewest = _MANY_CHANNELS // 2 if backward else _MANY_CHANNELS
-    return min(in_channels, out_channels) >= fewest and float32_precision(dtype) == "tf32"
+    return precision == "tf32" and min(in_channels, out_channels) >= fewest
 
 
 def convolve_halves(
@@ -167,17 +170,9 @@ def convolve_halves(
     if opposite is not None:
         factors = factors.transpose(1, 2)
     output = torch.empty(neighbors.shape[1], factors.shape[2], dtype=torch.float32, device=halves.device)
-    _multiply(output, halves, factors, neighbors, 1, scales)
+    factors, order = _weight_order(factors, halves.dtype, neighbors.shape[1])
+    _launch_matrix(output, halves, factors, neighbors, (halves.shape[1], 1, order), "ieee", scales=scales)
     return output
-
-
-def _multiply(
-    output: Tensor, lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int, scales: Tensor | None = None
-) -> None:
-    """Fill `output [targets, out_channels]` with the matrix units."""
-    weight, order = _weight_order(weight, lattice_values.dtype, neighbors.shape[1])
-    in_channels = weight.shape[2] if order == TURNED.value else weight.shape[1]
-    _launch_matrix(output, lattice_values, weight, neighbors, (in_channels, groups, order), scales=scales)
 
 
 def _launch_matrix(
@@ -186,6 +181,7 @@ def _launch_matrix(
     weight: Tensor,
     neighbors: Tensor,
     layout: tuple[int, int, int],
+    precision: str,
     taps: Tensor | None = None,
     scales: Tensor | None = None,
     divisors: Tensor | None = None,
@@ -193,7 +189,11 @@ def _launch_matrix(
     """Start `convolve_kernel`; the layout is the input channels of a group, the groups, and the order of the weight."""
     (filter_size, targets), (in_channels, groups, order) = neighbors.shape, layout
     out_channels, dtype = output.shape[1], lattice_values.dtype
-    per_group, precision = out_channels // groups, float32_precision(dtype)
+    per_group = out_channels // groups
+    constants = (
+        scales is not None, divisors is not None, lattice_values.stride(0), out_channels, in_channels, per_group,
+        precision, order,
+    )  # fmt: skip
     tensors = (
         lattice_values, weight, neighbors, neighbors if taps is None else taps, output if scales is None else scales,
         output if divisors is None else divisors, output,
@@ -201,13 +201,9 @@ def _launch_matrix(
 
     def start(tuned: Tuned) -> None:
         bound, blocks = tuned
-        grid = cdiv(targets, blocks["BLOCK_M"]), cdiv(per_group, blocks["BLOCK_N"]) * groups, 1
+        grid = -(-targets // blocks["BLOCK_M"]), -(-per_group // blocks["BLOCK_N"]) * groups, 1
         bound(grid, tensors, (targets, filter_size))
 
-    constants = (
-        scales is not None, divisors is not None, lattice_values.stride(0), out_channels, in_channels, per_group,
-        precision, order,
-    )  # fmt: skip
     deterministic = torch.are_deterministic_algorithms_enabled()
     key = ("convolve", constants, dtype, targets.bit_length(), output.get_device(), deterministic)
     tuned = CHOSEN.get(key)
@@ -227,32 +223,47 @@ def _launch_direct(
     divisors: Tensor | None = None,
 ) -> None:
     """Start `direct_convolve_kernel`; the layout as above."""
-    (filter_size, targets), (in_channels, groups, order), out_channels = neighbors.shape, layout, output.shape[1]
-    block_n = min(power_of_two(out_channels), 64)
-    block_m = max(min(1024 // block_n, 128), 16)
-    launch(
-        direct_convolve_kernel, (cdiv(targets, block_m), cdiv(out_channels, block_n)),
-        (lattice_values, weight, neighbors, neighbors if taps is None else taps,
-         output if divisors is None else divisors, output),
-        (targets, filter_size),
-        DIVIDED=divisors is not None, STRIDE=lattice_values.stride(0), OUT_CHANNELS=out_channels, IN=in_channels,
-        OUT=out_channels // groups, ORDER=order, BLOCK_M=block_m, BLOCK_N=block_n,
+    (filter_size, targets), out_channels = neighbors.shape, output.shape[1]
+    bound, height, width = _bind_direct(divisors is not None, lattice_values.stride(0), out_channels, *layout)
+    taps, divisors = neighbors if taps is None else taps, output if divisors is None else divisors
+    tensors = lattice_values, weight, neighbors, taps, divisors, output
+    bound((-(-targets // height), -(-out_channels // width), 1), tensors, (targets, filter_size))
+
+
+@cache
+def _bind_direct(
+    divided: bool, stride: int, out_channels: int, in_channels: int, groups: int, order: int
+) -> tuple[Bound, int, int]:
+    """The kernel, and the height and width of its tiles."""
+    width = min(power_of_two(out_channels), 64)
+    height = max(min(1024 // width, 128), 16)
+    bound = Bound(
+        direct_convolve_kernel, DIVIDED=divided, STRIDE=stride, OUT_CHANNELS=out_channels, IN=in_channels,
+        OUT=out_channels // groups, ORDER=order, BLOCK_M=height, BLOCK_N=width,
     )  # fmt: skip
+    return bound, height, width
 
 
 @on_device
 def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int) -> Tensor:
+    return convolve_rows(lattice_values, weight, neighbors, groups, lattice_values.shape[0])
+
+
+def convolve_rows(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int, rows: int) -> Tensor:
+    """`convolve` of the first `rows`, on the current device."""
     _, in_channels, out_channels = weight.shape
     targets, dtype = neighbors.shape[1], lattice_values.dtype
     lattice_values, neighbors = rows_contiguous(lattice_values), neighbors.contiguous()
     if lattice_values.numel() == 0 or neighbors.numel() == 0 or out_channels == 0:
         return lattice_values.new_zeros(targets, out_channels)
-    if targets >= _WORTH_HALVING and groups == 1 and uses_halves(dtype, in_channels, out_channels):
-        ((halves, inverse),) = halve(lattice_values)
+    precision = float32_precision(dtype)
+    if targets >= _WORTH_HALVING and groups == 1 and uses_halves(precision, in_channels, out_channels):
+        ((halves, inverse),) = halve(lattice_values[:rows])
         return convolve_halves(halves, inverse, weight, neighbors)
     output = lattice_values.new_empty(targets, out_channels)
     if uses_matrix_units(dtype, in_channels, out_channels // groups):
-        _multiply(output, lattice_values, weight, neighbors, groups)
+        weight, order = _weight_order(weight, dtype, targets)
+        _launch_matrix(output, lattice_values, weight, neighbors, (in_channels, groups, order), precision)
     else:
         layout = in_channels, groups, AS_GIVEN.value
         _launch_direct(output, lattice_values, weight.contiguous(), neighbors, layout)
@@ -260,7 +271,13 @@ def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: 
 
 
 def convolve_adjoint(
-    gradient: Tensor, weight: Tensor, reverse: Tensor, opposite: Tensor, groups: int, density: Tensor | None
+    gradient: Tensor,
+    weight: Tensor,
+    reverse: Tensor,
+    opposite: Tensor,
+    groups: int,
+    density: Tensor | None,
+    precision: str,
 ) -> Tensor:
     """The gradient of `convolve` with respect to the lattice values, over the `density [lattice_points]` of them.
 
@@ -271,6 +288,7 @@ def convolve_adjoint(
         opposite: the tap opposite to each.
         groups: of the channels.
         density: what to divide the result by, if anything.
+        precision: see `float32_precision`.
     """
     weight, reverse = weight.contiguous(), reverse.contiguous()
     _, in_channels, out_channels = weight.shape
@@ -278,6 +296,8 @@ def convolve_adjoint(
     if gradient.numel() == 0 or output.numel() == 0:
         return output.zero_()
     layout = out_channels // groups, groups, ADJOINT.value
-    start = _launch_matrix if uses_matrix_units(gradient.dtype, layout[0], in_channels) else _launch_direct
-    start(output, gradient, weight, reverse, layout, taps=opposite, divisors=density)
+    if uses_matrix_units(gradient.dtype, layout[0], in_channels):
+        _launch_matrix(output, gradient, weight, reverse, layout, precision, taps=opposite, divisors=density)
+    else:
+        _launch_direct(output, gradient, weight, reverse, layout, taps=opposite, divisors=density)
     return output
