@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.autograd import gradgradcheck
 
 import permutohedral as ph
+from permutohedral.models.lattice_unet import LatticeUNet
 from permutohedral.neighborhood import Neighborhood
+from permutohedral.nn.levels import LatticeItems, Normalized
 from permutohedral.ops import level_operators, operators
 from permutohedral.ops.dispatch import use_backend
 
@@ -104,3 +106,59 @@ def test_items_norm_is_differentiated_twice(monkeypatch: pytest.MonkeyPatch) -> 
     values = torch.randn(lattice.num_lattice_points, 2, dtype=torch.float64, requires_grad=True)
     with use_backend("triton"):
         assert gradgradcheck(lambda each: layer(each, lattice), values, fast_mode=True)
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize(
+    ("channels", "out_channels", "dtype"), [(3, 5, torch.float64), (8, 17, torch.float32), (16, 9, torch.float16)]
+)
+def test_convolution_step(
+    channels: int, out_channels: int, dtype: torch.dtype, normalized: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With bias, and with a norm before it and something added: all gradients, of few channels and of many."""
+    monkeypatch.setattr(item_norm, "_PROGRAMS", 2)
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    lattice = ph.build_lattice(2 * torch.randn(12, 2, dtype=wide), batch=torch.arange(12) % 2)
+    layer = ph.nn.LatticeConvolution(channels, out_channels, 2, dtype=dtype)
+    norm = ph.nn.LatticeGroupNorm(1, channels, dtype=dtype)
+    torch.nn.init.normal_(norm.bias)
+    before = Normalized(norm, LatticeItems(lattice)) if normalized else None
+    values, added = (torch.randn(lattice.num_lattice_points, width).to(dtype) for width in (channels, out_channels))
+    learned = [*layer.parameters(), *(norm.parameters() if normalized else [])]
+    found = []
+    for backend in ("reference", "triton"):
+        leaves = [values.clone().requires_grad_(), added.clone().requires_grad_()]
+        with use_backend(backend):
+            output = layer(leaves[0], lattice, before, leaves[1] if normalized else None)
+            wanted = [*leaves[: 1 + normalized], *learned]
+            gradients = torch.autograd.grad(output, wanted, torch.cos(added))
+            with torch.no_grad():
+                assert torch.equal(layer(leaves[0], lattice, before, leaves[1] if normalized else None), output)
+        found.append([output.detach(), *gradients])
+    for expected, actual in zip(*found, strict=True):
+        assert actual.dtype == expected.dtype
+        assert_close(actual, expected)
+
+
+def test_a_convolution_step_is_differentiated_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(item_norm, "_PROGRAMS", 2)
+    lattice = ph.build_lattice(torch.randn(3, 1, dtype=torch.float64), batch=torch.arange(3) % 2)
+    layer = ph.nn.LatticeConvolution(2, 2, 1, dtype=torch.float64)
+    before = Normalized(ph.nn.LatticeGroupNorm(1, 2, dtype=torch.float64), LatticeItems(lattice))
+    values = torch.randn(lattice.num_lattice_points, 2, dtype=torch.float64, requires_grad=True)
+    with use_backend("triton"):
+        assert gradgradcheck(lambda each: layer(each, lattice, before, each), values, fast_mode=True)
+
+
+def test_a_network_in_one_step_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps between levels, and one whose values need no gradient."""
+    monkeypatch.setattr(item_norm, "_PROGRAMS", 2)
+    network = LatticeUNet(1, 2, 1, (2, 4))
+    features, values, batch = 2 * torch.randn(9, 1), torch.randn(9, 1), torch.arange(9) % 2
+    found = []
+    for backend in ("reference", "triton"):
+        with use_backend(backend):
+            scores = network(values, features, batch)
+            found.append([scores.detach(), *torch.autograd.grad(scores.square().sum(), list(network.parameters()))])
+    for expected, actual in zip(*found, strict=True):
+        assert_close(actual, expected)

@@ -17,6 +17,7 @@ from permutohedral.nn.levels import (
     LatticeConvolution,
     LatticeGroupNorm,
     LatticeItems,
+    Normalized,
     Refine,
     count_items,
 )
@@ -47,10 +48,10 @@ class ResidualBlock(nn.Module):
     def forward(self, lattice_values: Tensor, lattice: Lattice, items: LatticeItems | None = None) -> Tensor:
         """`[lattice_points, channels]`, in and out; blocks on one lattice may share the items."""
         items = LatticeItems(lattice) if items is None else items
-        change = lattice_values
-        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            change = convolution(norm(change, lattice, items, relu=True), lattice)
-        return lattice_values + change
+        (first, second), (norm, second_norm) = self.convolutions, self.norms
+        change = first(lattice_values, lattice, before=Normalized(norm, items))
+        result: Tensor = second(change, lattice, before=Normalized(second_norm, items), added=lattice_values)
+        return result
 
 
 def mean_and_density(values: Tensor, lattice: Lattice) -> Tensor:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from permutohedral.checks import lattice_to_rows
 from permutohedral.errors import InputError
 from permutohedral.filters.steps import convolve
 from permutohedral.lattice import Lattice
-from permutohedral.levels import convolve_down, convolve_up, pool
+from permutohedral.levels import convolve_down, convolve_up, pool, tables_between
+from permutohedral.memory import check_rows
 from permutohedral.neighborhood import Neighborhood
-from permutohedral.ops.fused_filters import normalize_items
-from permutohedral.ops.fused_primitives import ItemRows, ItemsNorm
+from permutohedral.ops.fused_layers import ConvolutionStep, convolve_rows, normalize_items
+from permutohedral.ops.fused_primitives import ConvolutionTables, ItemRows, ItemsNorm
 from permutohedral.pyramid import LatticePyramid
 from permutohedral.tensors import refuse_scripting
 
@@ -56,8 +60,35 @@ class _LatticeFilter(nn.Module):
             if self.bias is not None:
                 self.bias.uniform_(-bound, bound)
 
-    def _add_bias(self, convolved: Tensor) -> Tensor:
-        return convolved if self.bias is None else convolved + self.bias.to(convolved.dtype)
+    def _filter(
+        self,
+        lattice_values: Tensor,
+        lattices: tuple[Lattice, Tensor, Tensor | None],
+        convolve: Callable[[Tensor, Tensor], Tensor],
+        before: Normalized | None = None,
+        added: Tensor | None = None,
+    ) -> Tensor:
+        """In one call of the backend where it can; the lattice of the values, and tables from there and back."""
+        source, neighbors, reverse = lattices
+
+        def composed(values: Tensor, weight: Tensor, bias: Tensor | None, *affine: Tensor) -> Tensor:
+            if before is not None:
+                values = before.norm.normalize(values, (affine[0], affine[1]), before.items, relu=True)
+            convolved = convolve(values, weight)
+            return convolved if bias is None else convolved + bias.to(convolved.dtype)
+
+        affine = (None, None) if before is None else (before.norm.weight, before.norm.bias)
+        norm = None if before is None else before.norm.describe(before.items, relu=True)
+        if reverse is not None:
+            rows, _ = lattice_to_rows(lattice_values, source, source.source)
+            check_rows(neighbors.shape[1], self.out_channels, rows)
+            tables = ConvolutionTables(neighbors, reverse, source.neighborhood.opposite(source.device))
+            step = ConvolutionStep(tables, norm, composed)
+            fused = convolve_rows(lattice_values, self.weight, self.bias, affine, added, step)
+            if fused is not None:
+                return fused
+        filtered = composed(lattice_values, self.weight, self.bias, *affine)
+        return filtered if added is None else filtered + added
 
     def extra_repr(self) -> str:
         return (
@@ -82,9 +113,24 @@ class LatticeConvolution(_LatticeFilter):
     8
     """
 
-    def forward(self, lattice_values: Tensor, lattice: Lattice) -> Tensor:
-        """`[lattice_points, in_channels]` to `[lattice_points, out_channels]`."""
-        return self._add_bias(convolve(lattice_values, self.weight, lattice))
+    def forward(
+        self, lattice_values: Tensor, lattice: Lattice, before: Normalized | None = None, added: Tensor | None = None
+    ) -> Tensor:
+        """Convolve.
+
+        Args:
+            lattice_values: `[lattice_points, in_channels]`.
+            lattice: of the lattice points.
+            before: normalizes the values first, and makes zero what is negative then; on a GPU in the same step.
+            added: `[lattice_points, out_channels]`, to the result, likewise.
+
+        Returns:
+            `[lattice_points, out_channels]`.
+        """
+        lattices = lattice, lattice.neighbors, lattice.reverse_neighbors
+        return self._filter(
+            lattice_values, lattices, lambda rows, weight: convolve(rows, weight, lattice), before, added
+        )
 
 
 class Coarsen(_LatticeFilter):
@@ -99,7 +145,9 @@ class Coarsen(_LatticeFilter):
 
     def forward(self, lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
         """`[lattice_points, in_channels]` of `level` to `[lattice_points, out_channels]` of `level + 1`."""
-        return self._add_bias(convolve_down(lattice_values, self.weight, pyramid, level))
+        tables = tables_between(pyramid, level)
+        lattices = pyramid.levels[level], tables.down, tables.up
+        return self._filter(lattice_values, lattices, lambda rows, weight: convolve_down(rows, weight, pyramid, level))
 
 
 class Refine(_LatticeFilter):
@@ -118,7 +166,9 @@ class Refine(_LatticeFilter):
 
     def forward(self, lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
         """`[lattice_points, in_channels]` of `level + 1` to `[lattice_points, out_channels]` of `level`."""
-        return self._add_bias(convolve_up(lattice_values, self.weight, pyramid, level))
+        tables = tables_between(pyramid, level)
+        lattices = pyramid.levels[level + 1], tables.up, tables.down
+        return self._filter(lattice_values, lattices, lambda rows, weight: convolve_up(rows, weight, pyramid, level))
 
 
 class LatticePool(nn.Module):
@@ -228,18 +278,21 @@ class LatticeGroupNorm(nn.Module):
             `[lattice_points, num_channels]`.
         """
         items = LatticeItems(lattice) if items is None else items
+        return self.normalize(lattice_values, (self.weight, self.bias), items, relu)
 
-        def composed(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            assert bias is not None
+    def normalize(self, values: Tensor, affine: tuple[Tensor, Tensor], items: LatticeItems, relu: bool) -> Tensor:
+        """The same with other weights than those of the layer: `affine`, what is multiplied and what is added."""
+
+        def composed(values: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
             normalized = _normalize(values, weight, bias, items, self.num_groups, self.eps)
             return normalized.relu() if relu else normalized
 
-        def norm() -> ItemsNorm:
-            return ItemsNorm(items.rows(), self.num_groups, self.eps, relu)
+        fused = normalize_items(values, affine, self.describe(items, relu), composed)
+        return composed(values, *affine) if fused is None else fused
 
-        affine = self.weight, self.bias
-        fused = normalize_items(lattice_values, affine, norm, composed)
-        return composed(lattice_values, *affine) if fused is None else fused
+    def describe(self, items: LatticeItems, relu: bool) -> Callable[[], ItemsNorm]:
+        """What tells a backend how to normalize; the rows of the items are not listed before it is asked."""
+        return lambda: ItemsNorm(items.rows(), self.num_groups, self.eps, relu)
 
     def extra_repr(self) -> str:
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}"
@@ -254,3 +307,15 @@ def _normalize(values: Tensor, weight: Tensor, bias: Tensor, items: LatticeItems
     scale = items.spread((variance + eps).rsqrt())[:, :, None]
     normalized = (centered * scale).reshape(wide.shape)
     return torch.addcmul(bias, normalized, weight).to(values.dtype)
+
+
+class Normalized(NamedTuple):
+    """That values are normalized, and made zero where they are negative then, before they are convolved.
+
+    Attributes:
+        norm: how.
+        items: of the lattice.
+    """
+
+    norm: LatticeGroupNorm
+    items: LatticeItems

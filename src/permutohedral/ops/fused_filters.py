@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from permutohedral.ops.dispatch import forced_backend, on_backend, primitives_for
+from permutohedral.ops.fused_layers import differentiate_composed
 from permutohedral.ops.fused_primitives import (
     FilterTables,
     FusedPrimitives,
-    ItemsNorm,
     KeptOfFilter,
     LandmarkTables,
     PairwiseTables,
@@ -135,33 +135,6 @@ def filter_learned(
     return _run(values, weight, bias, tables)[0]
 
 
-def normalize_items(
-    values: Tensor, affine: tuple[Tensor, Tensor], norm: Callable[[], ItemsNorm], composed: Composed
-) -> Tensor | None:
-    """Group normalization of each item in one call, None where it is composed: see `FusedPrimitives.normalize_items`.
-
-    Args:
-        values: `[rows, channels]`.
-        affine: weight and bias, `[channels]`.
-        norm: tells how, and lists the rows of each item, where it is needed.
-        composed: the same of torch's operators, for derivatives of derivatives.
-    """
-    if torch.is_autocast_enabled(values.device.type):
-        # which leaves normalization as it is
-        with torch.autocast(values.device.type, enabled=False):
-            return normalize_items(values, affine, norm, composed)
-    if why_in_steps(values, *affine) is not None or values.numel() == 0:
-        return None
-    run = getattr(primitives_for(values), "normalize_items", None)
-    if run is None:
-        return None
-    if wants_gradient(values, *affine):
-        output: Tensor | None = _ItemsNorm.apply(values, *affine, norm(), composed)  # type: ignore[no-untyped-call]
-        return output
-    found = run(values, *affine, norm())
-    return None if found is None else found[0]
-
-
 def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor | None:
     """The mean field in one call, None where it is composed of operators: see `FusedPrimitives.mean_field`."""
     if not kernels:
@@ -195,20 +168,16 @@ class _LearnedFilter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         # with a graph of the gradients the operators make it, who know their own derivatives
-        differentiate = _differentiate_composed if torch.is_grad_enabled() else _differentiate
+        differentiate = _differentiate_again if torch.is_grad_enabled() else _differentiate
         if ctx.backend is forced_backend():
             return *differentiate(ctx, gradient), None, None
         with on_backend(ctx.backend):
             return *differentiate(ctx, gradient), None, None
 
 
-def _differentiate_composed(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiate_again(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients with respect to values, weight and bias, which can be differentiated again."""
-    inputs = ctx.saved_tensors[:3]
-    output = ctx.composed(*inputs)
-    wanted = [each for each, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
-    found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=True))
-    return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:3])
+    return differentiate_composed(ctx, gradient, ctx.saved_tensors[:3])
 
 
 def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -225,26 +194,3 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         found = backend.differentiate_learned(gradient, weight, tuple(kept), ctx.tables, wanted)
     to_values, *others = found
     return (to_values if to_values is None or values.dim() == 2 else to_values.view(values.shape), *others)
-
-
-class _ItemsNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, values: Tensor, weight: Tensor, bias: Tensor, norm: ItemsNorm, composed: Composed
-    ) -> Tensor | None:
-        found = cast(FusedPrimitives, primitives_for(values)).normalize_items(values, weight, bias, norm)
-        if found is None:
-            return None
-        ctx.norm, ctx.composed, ctx.backend = norm, composed, forced_backend()
-        ctx.save_for_backward(values, weight, bias, found[1])
-        return found[0]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        with on_backend(ctx.backend):
-            if torch.is_grad_enabled():
-                return *_differentiate_composed(ctx, gradient), None, None
-            values, weight, bias, statistics = ctx.saved_tensors
-            backend = cast(FusedPrimitives, primitives_for(gradient))
-            found = backend.differentiate_items_norm(gradient, values, (weight, bias), statistics, ctx.norm)
-            return *found, None, None

@@ -8,7 +8,7 @@ from permutohedral.ops.triton.build.neighbors import find_neighbors, transpose_n
 from permutohedral.ops.triton.build.picture_features import picture_features
 from permutohedral.ops.triton.build.wide_keys import index_keys
 from permutohedral.ops.triton.filter.blur import blur
-from permutohedral.ops.triton.filter.convolve import convolve
+from permutohedral.ops.triton.filter.convolve import convolve, convolve_and_add
 from permutohedral.ops.triton.filter.exact_sums import sum_neighbors, sum_window
 from permutohedral.ops.triton.filter.gaussian import filter_gaussian, filter_points
 from permutohedral.ops.triton.filter.item_norm import differentiate_items_norm, normalize_items
@@ -25,6 +25,7 @@ __all__ = [
     "coarsen_simplices",
     "connect_levels",
     "convolve",
+    "convolve_and_add",
     "convolve_gradients",
     "convolve_weight_gradient",
     "differentiate_items_norm",

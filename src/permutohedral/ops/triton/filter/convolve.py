@@ -6,6 +6,8 @@ channels, depthwise groups and float64. The gradient with respect to the weight 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -29,29 +31,60 @@ AS_GIVEN = tl.constexpr(0)
 TURNED = tl.constexpr(1)
 ADJOINT = tl.constexpr(2)
 # of `convolve_kernel`, without the block shape
-_CONSTANTS = ("HAS_SCALES", "DIVIDED", "STRIDE", "OUT_CHANNELS", "IN", "OUT", "PRECISION", "ORDER")
+_CONSTANTS = ("HAS_SCALES", "DIVIDED", "BIASED", "ADDED", "STRIDE", "OUT_CHANNELS", "IN", "OUT", "PRECISION", "ORDER")
+
+
+class After(NamedTuple):
+    """What is done to the results of a convolution before they are written, in this order.
+
+    Attributes:
+        scales: `[out_channels]`, what they are multiplied with; the direct kernel knows none.
+        divisors: `[targets]`, what they are divided by.
+        bias: `[out_channels]`, what is added.
+        added: `[targets, out_channels]`, contiguous, what is added.
+    """
+
+    scales: Tensor | None = None
+    divisors: Tensor | None = None
+    bias: Tensor | None = None
+    added: Tensor | None = None
+
+    def tensors(self, instead: Tensor) -> tuple[Tensor, ...]:
+        """All of them, and another tensor for what is not there."""
+        return tuple(instead if each is None else each for each in self)
+
+
+_NOTHING_AFTER = After()
 
 
 @triton.jit
-def finish(total, row_scales, target, inside, DIVIDED: tl.constexpr):
-    """The results of some targets, DIVIDED by a number for each of them."""
+def finish(
+    total, divisors, bias, added, target, inside, channel, known,
+    DIVIDED: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr, OUT_CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """The results of some targets and channels with what comes after: see `After`."""
     if DIVIDED:
-        total = total / tl.load(row_scales + target, mask=inside, other=1.0)[:, None]
+        total = total / tl.load(divisors + target, mask=inside, other=1.0)[:, None]
+    if BIASED:
+        total += tl.load(bias + channel, mask=known, other=0.0).to(total.dtype)[None, :]
+    if ADDED:
+        place = added + target.to(tl.int64)[:, None] * OUT_CHANNELS + channel[None, :]
+        total += tl.load(place, mask=inside[:, None] & known[None, :], other=0.0).to(total.dtype)
     return total
 
 
 @triton.jit(do_not_specialize=["num_targets", "filter_size"])
 def convolve_kernel(
-    lattice_values, weight, neighbors, taps, scales, divisors, output, num_targets, filter_size,
-    HAS_SCALES: tl.constexpr, DIVIDED: tl.constexpr, STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr,
-    IN: tl.constexpr, OUT: tl.constexpr, PRECISION: tl.constexpr, ORDER: tl.constexpr,
+    lattice_values, weight, neighbors, taps, scales, divisors, bias, added, output, num_targets, filter_size,
+    HAS_SCALES: tl.constexpr, DIVIDED: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr, STRIDE: tl.constexpr,
+    OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, PRECISION: tl.constexpr, ORDER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """out[v] = sum_k w_k in[neighbors[k, v]] for a block of targets and of one group's output channels.
 
     A weight that is TURNED is `[filter_size, OUT_CHANNELS, IN]`, the order in which the matrix units want float32. For
-    the ADJOINT it is the filter of the other direction, `[filter_size, OUT, groups IN]`, of the opposite `taps`. The
-    results are multiplied with the `scales` of their channels, or divided by the `divisors` of their targets.
+    the ADJOINT it is the filter of the other direction, `[filter_size, OUT, groups IN]`, of the opposite `taps`.
+    What is done to the results is in `After`.
     """
     target = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     out_blocks: tl.constexpr = (OUT + BLOCK_N - 1) // BLOCK_N
@@ -83,22 +116,26 @@ def convolve_kernel(
         total = tl.dot(value, factor, total, input_precision=PRECISION)
     if HAS_SCALES:
         total *= tl.load(scales + group * OUT + column, mask=known, other=0.0)[None, :]
-    total = finish(total, divisors, target, inside, DIVIDED)
+    total = finish(
+        total, divisors, bias, added, target, inside, group * OUT + column, known, DIVIDED, BIASED, ADDED, OUT_CHANNELS
+    )
     place = output + target.to(tl.int64)[:, None] * OUT_CHANNELS + group * OUT + column[None, :]
     tl.store(place, total.to(output.dtype.element_ty), mask=inside[:, None] & known[None, :])
 
 
 @triton.jit(do_not_specialize=["num_targets", "filter_size"])
 def direct_convolve_kernel(
-    lattice_values, weight, neighbors, taps, divisors, output, num_targets, filter_size,
-    DIVIDED: tl.constexpr, STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
-    ORDER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    lattice_values, weight, neighbors, taps, divisors, bias, added, output, num_targets, filter_size,
+    DIVIDED: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr, STRIDE: tl.constexpr,
+    OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, ORDER: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The same, one input channel after another, for a block of all output channels."""
     target = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = target < num_targets
-    known = (column < OUT_CHANNELS)[None, :]
+    exists = column < OUT_CHANNELS
+    known = exists[None, :]
     dtype: tl.constexpr = tl.float64 if lattice_values.dtype.element_ty == tl.float64 else tl.float32
     total = tl.zeros([BLOCK_M, BLOCK_N], dtype)
     # how far one input channel lies from the next
@@ -119,7 +156,7 @@ def direct_convolve_kernel(
             else:
                 value = tl.load(rows + (column // OUT * IN + channel)[None, :], mask=present & known, other=0.0)
             total += value.to(dtype) * factor.to(dtype)
-    total = finish(total, divisors, target, inside, DIVIDED)
+    total = finish(total, divisors, bias, added, target, inside, column, exists, DIVIDED, BIASED, ADDED, OUT_CHANNELS)
     place = output + target.to(tl.int64)[:, None] * OUT_CHANNELS + column[None, :]
     tl.store(place, total.to(output.dtype.element_ty), mask=inside[:, None] & known)
 
@@ -160,24 +197,29 @@ def uses_halves(dtype: torch.dtype, in_channels: int, out_channels: int, backwar
 
 
 def convolve_halves(
-    halves: Tensor, inverse: Tensor, weight: Tensor, neighbors: Tensor, opposite: Tensor | None = None
+    halves: Tensor,
+    inverse: Tensor,
+    weight: Tensor,
+    neighbors: Tensor,
+    opposite: Tensor | None = None,
+    after: After = _NOTHING_AFTER,
 ) -> Tensor:
     """The convolution of what `halve` made of float32, one group; with `opposite` taps its adjoint."""
     factors, scales = halve_weight(weight.contiguous(), inverse, opposite)
     if opposite is not None:
         factors = factors.transpose(1, 2)
     output = torch.empty(neighbors.shape[1], factors.shape[2], dtype=torch.float32, device=halves.device)
-    _multiply(output, halves, factors, neighbors, 1, scales)
+    _multiply(output, halves, factors, neighbors, 1, after._replace(scales=scales))
     return output
 
 
 def _multiply(
-    output: Tensor, lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int, scales: Tensor | None = None
+    output: Tensor, lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int, after: After
 ) -> None:
     """Fill `output [targets, out_channels]` with the matrix units."""
     weight, order = _weight_order(weight, lattice_values.dtype, neighbors.shape[1])
     in_channels = weight.shape[2] if order == TURNED.value else weight.shape[1]
-    _launch_matrix(output, lattice_values, weight, neighbors, (in_channels, groups, order), scales=scales)
+    _launch_matrix(output, lattice_values, weight, neighbors, (in_channels, groups, order), None, after)
 
 
 def _launch_matrix(
@@ -186,17 +228,15 @@ def _launch_matrix(
     weight: Tensor,
     neighbors: Tensor,
     layout: tuple[int, int, int],
-    taps: Tensor | None = None,
-    scales: Tensor | None = None,
-    divisors: Tensor | None = None,
+    taps: Tensor | None,
+    after: After,
 ) -> None:
     """Start `convolve_kernel`; the layout is the input channels of a group, the groups, and the order of the weight."""
     (filter_size, targets), (in_channels, groups, order) = neighbors.shape, layout
     out_channels, dtype = output.shape[1], lattice_values.dtype
     per_group, precision = out_channels // groups, float32_precision(dtype)
     tensors = (
-        lattice_values, weight, neighbors, neighbors if taps is None else taps, output if scales is None else scales,
-        output if divisors is None else divisors, output,
+        lattice_values, weight, neighbors, neighbors if taps is None else taps, *after.tensors(output), output
     )  # fmt: skip
 
     def start(tuned: Tuned) -> None:
@@ -204,9 +244,10 @@ def _launch_matrix(
         grid = cdiv(targets, blocks["BLOCK_M"]), cdiv(per_group, blocks["BLOCK_N"]) * groups, 1
         bound(grid, tensors, (targets, filter_size))
 
+    scales, divisors, bias, added = after
     constants = (
-        scales is not None, divisors is not None, lattice_values.stride(0), out_channels, in_channels, per_group,
-        precision, order,
+        scales is not None, divisors is not None, bias is not None, added is not None, lattice_values.stride(0),
+        out_channels, in_channels, per_group, precision, order,
     )  # fmt: skip
     deterministic = torch.are_deterministic_algorithms_enabled()
     key = ("convolve", constants, dtype, targets.bit_length(), output.get_device(), deterministic)
@@ -223,39 +264,53 @@ def _launch_direct(
     weight: Tensor,
     neighbors: Tensor,
     layout: tuple[int, int, int],
-    taps: Tensor | None = None,
-    divisors: Tensor | None = None,
+    taps: Tensor | None,
+    after: After,
 ) -> None:
     """Start `direct_convolve_kernel`; the layout as above."""
     (filter_size, targets), (in_channels, groups, order), out_channels = neighbors.shape, layout, output.shape[1]
     block_n = min(power_of_two(out_channels), 64)
     block_m = max(min(1024 // block_n, 128), 16)
+    _, divisors, bias, added = after
     launch(
         direct_convolve_kernel, (cdiv(targets, block_m), cdiv(out_channels, block_n)),
-        (lattice_values, weight, neighbors, neighbors if taps is None else taps,
-         output if divisors is None else divisors, output),
+        (lattice_values, weight, neighbors, neighbors if taps is None else taps, *after.tensors(output)[1:], output),
         (targets, filter_size),
-        DIVIDED=divisors is not None, STRIDE=lattice_values.stride(0), OUT_CHANNELS=out_channels, IN=in_channels,
+        DIVIDED=divisors is not None, BIASED=bias is not None, ADDED=added is not None,
+        STRIDE=lattice_values.stride(0), OUT_CHANNELS=out_channels, IN=in_channels,
         OUT=out_channels // groups, ORDER=order, BLOCK_M=block_m, BLOCK_N=block_n,
     )  # fmt: skip
 
 
 @on_device
 def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int) -> Tensor:
+    if lattice_values.numel() == 0 or neighbors.numel() == 0 or weight.shape[2] == 0:
+        return lattice_values.new_zeros(neighbors.shape[1], weight.shape[2])
+    return _convolve(lattice_values, weight, neighbors, groups, _NOTHING_AFTER)
+
+
+@on_device
+def convolve_and_add(
+    lattice_values: Tensor, weight: Tensor, neighbors: Tensor, bias: Tensor | None, added: Tensor | None
+) -> Tensor:
+    """The convolution in one group with what is added to its results: see `FusedPrimitives`."""
+    after = After(bias=bias, added=None if added is None else added.contiguous())
+    return _convolve(lattice_values, weight, neighbors, 1, after)
+
+
+def _convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int, after: After) -> Tensor:
     _, in_channels, out_channels = weight.shape
     targets, dtype = neighbors.shape[1], lattice_values.dtype
     lattice_values, neighbors = rows_contiguous(lattice_values), neighbors.contiguous()
-    if lattice_values.numel() == 0 or neighbors.numel() == 0 or out_channels == 0:
-        return lattice_values.new_zeros(targets, out_channels)
     if targets >= _WORTH_HALVING and groups == 1 and uses_halves(dtype, in_channels, out_channels):
         ((halves, inverse),) = halve(lattice_values)
-        return convolve_halves(halves, inverse, weight, neighbors)
+        return convolve_halves(halves, inverse, weight, neighbors, after=after)
     output = lattice_values.new_empty(targets, out_channels)
     if uses_matrix_units(dtype, in_channels, out_channels // groups):
-        _multiply(output, lattice_values, weight, neighbors, groups)
+        _multiply(output, lattice_values, weight, neighbors, groups, after)
     else:
         layout = in_channels, groups, AS_GIVEN.value
-        _launch_direct(output, lattice_values, weight.contiguous(), neighbors, layout)
+        _launch_direct(output, lattice_values, weight.contiguous(), neighbors, layout, None, after)
     return output
 
 
@@ -279,5 +334,5 @@ def convolve_adjoint(
         return output.zero_()
     layout = out_channels // groups, groups, ADJOINT.value
     start = _launch_matrix if uses_matrix_units(gradient.dtype, layout[0], in_channels) else _launch_direct
-    start(output, gradient, weight, reverse, layout, taps=opposite, divisors=density)
+    start(output, gradient, weight, reverse, layout, opposite, After(divisors=density))
     return output

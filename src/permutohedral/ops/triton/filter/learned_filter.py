@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from permutohedral.ops.fused_primitives import FilterTables, KeptOfFilter
+from permutohedral.ops.fused_primitives import ConvolutionTables, FilterTables, KeptOfFilter
 from permutohedral.ops.triton.build.neighbors import transpose_neighbors
 from permutohedral.ops.triton.filter.convolve import convolve, convolve_adjoint, uses_halves
 from permutohedral.ops.triton.filter.incidence import Incidence, splat_listed, splat_listed_with_density
@@ -84,10 +84,9 @@ def _differentiate_halves(
 ) -> tuple[Tensor | None, Tensor]:
     """The gradients of the convolution, of float16 with scales; the first one if both are computed at once."""
     if both and tables.groups == 1:
-        reverse, neighbors = _reverse_neighbors(tables), tables.neighbors
-        found = convolve_gradients(lattice_values, weight, at_targets, neighbors, reverse, tables.opposite)
-        if found is not None:
-            return found
+        of_convolution = ConvolutionTables(tables.neighbors, _reverse_neighbors(tables), tables.opposite)
+        wanted = True, False
+        return convolve_gradients(lattice_values, weight, at_targets, of_convolution, wanted)[:2]
     return None, convolve_weight_gradient(lattice_values, at_targets, tables.neighbors, tables.groups)
 
 

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from permutohedral.ops.fused_primitives import ConvolutionTables
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.triton.filter.convolve import (
     convolve_adjoint,
@@ -21,6 +22,7 @@ from permutohedral.ops.triton.filter.convolve import (
     uses_halves,
     uses_matrix_units,
 )
+from permutohedral.ops.triton.filter.normalize import sum_rows
 from permutohedral.ops.triton.filter.scaled_float16 import halve
 from permutohedral.ops.triton.runtime import Bound, cdiv, launch, on_device, power_of_two, rows_contiguous
 from permutohedral.ops.triton.tuning import CHOSEN, Shape, Tuned, choose
@@ -33,7 +35,7 @@ _MANY_PROGRAMS = 2112
 # entries of the weight that a program sums
 _SUM_BLOCK = 128
 # of `weight_gradient_kernel`, without the block shape
-_CONSTANTS = ("STRIDE", "GRADIENT_STRIDE", "OUT_CHANNELS", "IN", "OUT", "PRECISION", "PARTS")
+_CONSTANTS = ("BIASED", "STRIDE", "GRADIENT_STRIDE", "OUT_CHANNELS", "IN", "OUT", "PRECISION", "PARTS")
 
 
 @triton.jit
@@ -89,15 +91,28 @@ def store_partial(
     tl.store(place, total, mask=known)
 
 
+@triton.jit
+def sum_columns(
+    rows, begin, end, column, STRIDE: tl.constexpr, OUT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """The sum of the rows from `begin` to `end`."""
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(begin, end, BLOCK_M):
+        row = start + tl.arange(0, BLOCK_M)
+        place = rows + row.to(tl.int64)[:, None] * STRIDE + column[None, :]
+        total += tl.load(place, mask=(row < end)[:, None] & (column < OUT)[None, :], other=0.0).to(tl.float32)
+    return tl.sum(total, axis=0)
+
+
 @triton.jit(do_not_specialize=["num_targets", "filter_size", "split_size"])
 def weight_gradient_kernel(
     lattice_values, output_gradient, neighbors, partials, num_targets, filter_size, split_size,
-    STRIDE: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr,
-    OUT: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr, TAPS: tl.constexpr,
+    BIASED: tl.constexpr, STRIDE: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr, TAPS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One split's share of sum_v in[neighbors[k, v]] (x) gradient[v], for two or four TAPS that share the gradient's
-    rows.
+    rows. If it is BIASED, the programs behind the last taps sum the gradient alone, into a row behind the others.
     """
     tap = tl.program_id(0) * TAPS
     split = tl.program_id(1)
@@ -107,13 +122,23 @@ def weight_gradient_kernel(
     block = tl.program_id(2) % (out_blocks * in_blocks)
     column = (block % out_blocks) * BLOCK_N + tl.arange(0, BLOCK_N)
     channel = (block // out_blocks) * BLOCK_K + tl.arange(0, BLOCK_K)
+    begin = split * split_size
+    end = tl.minimum(begin + split_size, num_targets)
+    size = tl.cast(filter_size * IN, tl.int64) * OUT_CHANNELS
+    partial = partials + split * (size + OUT_CHANNELS if BIASED else size)
+    if BIASED:  # noqa: SIM102
+        if tap >= filter_size:
+            if block < out_blocks:
+                place = output_gradient + group * OUT
+                summed = sum_columns(place, begin, end, column, GRADIENT_STRIDE, OUT, BLOCK_M, BLOCK_N)
+                tl.store(partial + size + group * OUT + column, summed, mask=column < OUT)
+            return
     rows = lattice_values + group * IN
     first = tl.zeros([BLOCK_K, BLOCK_N], tl.float32)
     second = tl.zeros([BLOCK_K, BLOCK_N], tl.float32)
     third = tl.zeros([BLOCK_K, BLOCK_N], tl.float32)
     fourth = tl.zeros([BLOCK_K, BLOCK_N], tl.float32)
-    begin = split * split_size
-    for start in range(begin, tl.minimum(begin + split_size, num_targets), BLOCK_M):
+    for start in range(begin, end, BLOCK_M):
         target = start + tl.arange(0, BLOCK_M)
         inside = target < num_targets
         place = output_gradient + target.to(tl.int64)[:, None] * GRADIENT_STRIDE + group * OUT + column[None, :]
@@ -135,7 +160,6 @@ def weight_gradient_kernel(
                 rows, neighbors, tap + 3, filter_size, target, inside, channel, gradient, fourth, num_targets,
                 STRIDE, IN, PRECISION, PARTS,
             )  # fmt: skip
-    partial = partials + tl.cast(split, tl.int64) * filter_size * IN * OUT_CHANNELS
     store_partial(partial, first, tap, filter_size, channel, column, group, OUT_CHANNELS, IN, OUT)
     store_partial(partial, second, tap + 1, filter_size, channel, column, group, OUT_CHANNELS, IN, OUT)
     if TAPS == 4:
@@ -146,10 +170,10 @@ def weight_gradient_kernel(
 @triton.jit(do_not_specialize=["num_targets", "filter_size", "split_size"])
 def direct_weight_gradient_kernel(
     lattice_values, output_gradient, neighbors, partials, num_targets, filter_size, split_size,
-    STRIDE: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr,
-    OUT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BIASED: tl.constexpr, STRIDE: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The same for one input channel and one tap."""
+    """The same for one input channel and one tap; the tap behind the last reads ones everywhere."""
     tap = tl.program_id(0) // IN
     channel = tl.program_id(0) % IN
     split = tl.program_id(1)
@@ -161,13 +185,17 @@ def direct_weight_gradient_kernel(
     for start in range(begin, tl.minimum(begin + split_size, num_targets), BLOCK_M):
         target = start + tl.arange(0, BLOCK_M)
         inside = target < num_targets
-        source = tl.load(neighbors + tl.cast(tap, tl.int64) * num_targets + target, mask=inside, other=-1)
+        place = neighbors + tl.cast(tap, tl.int64) * num_targets + target
+        known_tap = tap + target * 0 < filter_size
+        source = tl.load(place, mask=inside & known_tap, other=-1)
         rows = lattice_values + source.to(tl.int64)[:, None] * STRIDE + (column // OUT * IN + channel)[None, :]
-        value = tl.load(rows, mask=(source >= 0)[:, None] & known, other=0.0)
+        value = tl.load(rows, mask=(source >= 0)[:, None] & known, other=0.0).to(dtype)
+        if BIASED:
+            value = tl.where(known_tap[:, None], value, 1.0)
         place = output_gradient + target.to(tl.int64)[:, None] * GRADIENT_STRIDE + column[None, :]
         gradient = tl.load(place, mask=inside[:, None] & known, other=0.0)
-        total += value.to(dtype) * gradient.to(dtype)
-    row = tl.cast(split, tl.int64) * (filter_size * IN) + tap * IN + channel
+        total += value * gradient.to(dtype)
+    row = tl.cast(split, tl.int64) * (filter_size * IN + (1 if BIASED else 0)) + tl.program_id(0)
     place = partials + row * OUT_CHANNELS + column
     tl.store(place, tl.sum(total, axis=0), mask=column < OUT_CHANNELS)
 
@@ -209,26 +237,34 @@ def _splits(targets: int, programs: int, wanted: int) -> tuple[int, int]:
     return cdiv(targets, size), size
 
 
-def _direct_partials(lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int) -> Tensor:
-    """The shares of all splits, `[splits, filter_size * in_channels, out_channels]`, without the matrix units."""
+def _direct_partials(
+    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, biased: bool
+) -> Tensor:
+    """The shares of all splits, `[splits, filter_size * in_channels, out_channels]`, without the matrix units.
+
+    If it is biased, there is one more row, the sum of the output gradient.
+    """
     filter_size, targets = neighbors.shape
     in_channels, out_channels = lattice_values.shape[1] // groups, output_gradient.shape[1]
     block_n = min(power_of_two(out_channels), 64)
-    rows, tiles = filter_size * in_channels, cdiv(out_channels, block_n)
+    rows, tiles = filter_size * in_channels + biased, cdiv(out_channels, block_n)
     splits, size = _splits(targets, tiles * rows, _MANY_PROGRAMS)
     shape, dtype = (splits, rows, out_channels), accumulation_dtype(lattice_values.dtype)
     partials = lattice_values.new_empty(shape, dtype=dtype)
     launch(
         direct_weight_gradient_kernel, (rows, splits, tiles), (lattice_values, output_gradient, neighbors, partials),
-        (targets, filter_size, size), STRIDE=lattice_values.stride(0), GRADIENT_STRIDE=output_gradient.stride(0),
-        OUT_CHANNELS=out_channels, IN=in_channels, OUT=out_channels // groups,
+        (targets, filter_size, size), BIASED=biased, STRIDE=lattice_values.stride(0),
+        GRADIENT_STRIDE=output_gradient.stride(0), OUT_CHANNELS=out_channels, IN=in_channels,
+        OUT=out_channels // groups,
         BLOCK_M=max(min(1024 // block_n, 128), 16), BLOCK_N=block_n,
     )  # fmt: skip
     return partials
 
 
-def _matrix_partials(lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int) -> Tensor:
-    """The same with the matrix units, `[splits, filter_size, in_channels, out_channels]`."""
+def _matrix_partials(
+    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, biased: bool
+) -> Tensor:
+    """The same with the matrix units."""
     filter_size, targets = neighbors.shape
     in_channels, out_channels = lattice_values.shape[1] // groups, output_gradient.shape[1]
     per_group, precision = out_channels // groups, float32_precision(lattice_values.dtype)
@@ -239,14 +275,16 @@ def _matrix_partials(lattice_values: Tensor, output_gradient: Tensor, neighbors:
         tiles = cdiv(in_channels, blocks["BLOCK_K"]) * cdiv(per_group, blocks["BLOCK_N"]) * groups
         taps, small = cdiv(filter_size, blocks["TAPS"]), blocks["num_warps"] == 1 or blocks["TAPS"] == 4
         splits, size = _splits(targets, tiles * taps, _MANY_PROGRAMS if small else _FEW_PROGRAMS)
-        partials = lattice_values.new_empty((splits, filter_size, in_channels, out_channels), dtype=torch.float32)
+        shape = splits, filter_size * in_channels + biased, out_channels
+        partials = lattice_values.new_empty(shape, dtype=torch.float32)
         tensors, sizes = (lattice_values, output_gradient, neighbors, partials), (targets, filter_size, size)
-        bound((taps, splits, tiles), tensors, sizes)
+        bound((taps + biased, splits, tiles), tensors, sizes)
         return partials
 
     dtype, deterministic = lattice_values.dtype, torch.are_deterministic_algorithms_enabled()
     constants = (
-        lattice_values.stride(0), output_gradient.stride(0), out_channels, in_channels, per_group, precision, parts,
+        biased, lattice_values.stride(0), output_gradient.stride(0), out_channels, in_channels, per_group, precision,
+        parts,
     )  # fmt: skip
     key = ("gradient", constants, dtype, targets.bit_length(), neighbors.get_device(), deterministic)
     tuned = CHOSEN.get(key)
@@ -290,16 +328,18 @@ _Halves = tuple[Tensor, Tensor]
 
 
 def _gradient_of_halves(lattice_values: _Halves, output_gradient: _Halves, neighbors: Tensor, groups: int) -> Tensor:
-    partials = _matrix_partials(lattice_values[0], output_gradient[0], neighbors, groups)
-    summed = _sum_splits(partials, partials.shape[1:], partials.dtype)
-    return summed * _scales(lattice_values[1], output_gradient[1], groups)
+    partials = _matrix_partials(lattice_values[0], output_gradient[0], neighbors, groups, False)
+    shape = neighbors.shape[0], lattice_values[0].shape[1] // groups, output_gradient[0].shape[1]
+    return _sum_splits(partials, shape, partials.dtype) * _scales(lattice_values[1], output_gradient[1], groups)
 
 
-def _partials(lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int) -> Tensor:
+def _partials(
+    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, biased: bool = False
+) -> Tensor:
     """The shares of all splits, by the matrix units or without."""
     in_channels, per_group = lattice_values.shape[1] // groups, output_gradient.shape[1] // groups
     compute = _matrix_partials if uses_matrix_units(lattice_values.dtype, in_channels, per_group) else _direct_partials
-    return compute(lattice_values, output_gradient, neighbors, groups)
+    return compute(lattice_values, output_gradient, neighbors, groups, biased)
 
 
 @on_device
@@ -332,19 +372,22 @@ def convolve_gradients(
     lattice_values: Tensor,
     weight: Tensor,
     output_gradient: Tensor,
-    neighbors: Tensor,
-    reverse: Tensor,
-    opposite: Tensor,
-) -> tuple[Tensor, Tensor] | None:
-    """Both gradients of the convolution in one group: see `FusedPrimitives`. Halves are made once; without them, the
+    tables: ConvolutionTables,
+    wanted: tuple[bool, bool],
+) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    """All gradients of the convolution in one group: see `FusedPrimitives`. Halves are made once; without them, the
     adjoint reads the weight as it lies."""
     _, in_channels, out_channels = weight.shape
-    if lattice_values.numel() == 0 or neighbors.numel() == 0:
-        return None
+    neighbors, reverse, opposite = tables.neighbors.contiguous(), tables.reverse, tables.opposite
+    rows, slope = rows_contiguous(lattice_values), rows_contiguous(output_gradient)
     if not uses_halves(weight.dtype, in_channels, out_channels, True):
-        slope = rows_contiguous(output_gradient)
-        adjoint = convolve_adjoint(slope, weight, reverse, opposite, 1, None)
-        return adjoint, convolve_weight_gradient(lattice_values, slope, neighbors, 1)
-    values, gradient = halve(rows_contiguous(lattice_values), rows_contiguous(output_gradient))
-    to_values = convolve_halves(*gradient, weight, reverse.contiguous(), opposite)
-    return to_values, _gradient_of_halves(values, gradient, neighbors.contiguous(), 1)
+        to_values = convolve_adjoint(slope, weight, reverse, opposite, 1, None) if wanted[0] else None
+        partials = _partials(rows, slope, neighbors, 1, wanted[1])
+        summed = _sum_splits(partials, partials.shape[1:], weight.dtype)
+        if not wanted[1]:
+            return to_values, summed.view(weight.shape), None
+        return to_values, summed[:-1].view(weight.shape), summed[-1]
+    values, gradient = halve(rows, slope)
+    to_values = convolve_halves(*gradient, weight, reverse.contiguous(), opposite) if wanted[0] else None
+    to_bias = sum_rows(slope) if wanted[1] else None
+    return to_values, _gradient_of_halves(values, gradient, neighbors, 1), to_bias
