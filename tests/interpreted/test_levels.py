@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from interpreted.internals import PackedTable, item_norm
@@ -73,6 +75,17 @@ def test_a_pyramid_of_nothing() -> None:
     assert pyramid.tables[0].up.shape == (7, 0)
 
 
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A few programs share an item, and take rows of a small one in several blocks."""
+    monkeypatch.setattr(item_norm, "_PROGRAMS", 2)
+    monkeypatch.setattr(item_norm, "_TILE", 16)
+    item_norm._bind.cache_clear()
+    yield
+    item_norm._bind.cache_clear()
+
+
+@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("items", [1, 3])
 @pytest.mark.parametrize(("channels", "groups", "dtype"), [(6, 2, torch.float64), (17, 1, torch.bfloat16)])
 def test_items_norm(
@@ -80,7 +93,7 @@ def test_items_norm(
 ) -> None:
     """Values far from zero, items of different sizes that two programs share."""
     monkeypatch.setattr(item_norm, "_PROGRAMS", 2 * items)
-    lattice = ph.build_lattice(2 * torch.randn(12, 2), batch=(torch.arange(12) ** 2) % 7 % items)
+    lattice = ph.build_lattice(4 * torch.randn(30, 2), batch=(torch.arange(30) ** 2) % 7 % items)
     layer = ph.nn.LatticeGroupNorm(groups, channels, dtype=torch.float64 if dtype is torch.float64 else None)
     torch.nn.init.normal_(layer.weight)
     torch.nn.init.normal_(layer.bias)
@@ -99,8 +112,8 @@ def test_items_norm(
         assert_close(actual, expected)
 
 
-def test_items_norm_is_differentiated_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(item_norm, "_PROGRAMS", 2)
+@pytest.mark.usefixtures("small_parts")
+def test_items_norm_is_differentiated_twice() -> None:
     lattice = ph.build_lattice(torch.randn(5, 2), batch=torch.arange(5) % 2)
     layer = ph.nn.LatticeGroupNorm(1, 2, dtype=torch.float64)
     values = torch.randn(lattice.num_lattice_points, 2, dtype=torch.float64, requires_grad=True)
@@ -108,15 +121,13 @@ def test_items_norm_is_differentiated_twice(monkeypatch: pytest.MonkeyPatch) -> 
         assert gradgradcheck(lambda each: layer(each, lattice), values, fast_mode=True)
 
 
+@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("normalized", [True, False])
 @pytest.mark.parametrize(
     ("channels", "out_channels", "dtype"), [(3, 5, torch.float64), (8, 17, torch.float32), (16, 9, torch.float16)]
 )
-def test_convolution_step(
-    channels: int, out_channels: int, dtype: torch.dtype, normalized: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_convolution_step(channels: int, out_channels: int, dtype: torch.dtype, normalized: bool) -> None:
     """With bias, and with a norm before it and something added: all gradients, of few channels and of many."""
-    monkeypatch.setattr(item_norm, "_PROGRAMS", 2)
     wide = torch.float64 if dtype is torch.float64 else torch.float32
     lattice = ph.build_lattice(2 * torch.randn(12, 2, dtype=wide), batch=torch.arange(12) % 2)
     layer = ph.nn.LatticeConvolution(channels, out_channels, 2, dtype=dtype)
@@ -140,8 +151,8 @@ def test_convolution_step(
         assert_close(actual, expected)
 
 
-def test_a_convolution_step_is_differentiated_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(item_norm, "_PROGRAMS", 2)
+@pytest.mark.usefixtures("small_parts")
+def test_a_convolution_step_is_differentiated_twice() -> None:
     lattice = ph.build_lattice(torch.randn(3, 1, dtype=torch.float64), batch=torch.arange(3) % 2)
     layer = ph.nn.LatticeConvolution(2, 2, 1, dtype=torch.float64)
     before = Normalized(ph.nn.LatticeGroupNorm(1, 2, dtype=torch.float64), LatticeItems(lattice))
@@ -150,9 +161,9 @@ def test_a_convolution_step_is_differentiated_twice(monkeypatch: pytest.MonkeyPa
         assert gradgradcheck(lambda each: layer(each, lattice, before, each), values, fast_mode=True)
 
 
-def test_a_network_in_one_step_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("small_parts")
+def test_a_network_in_one_step_after_another() -> None:
     """Steps between levels, and one whose values need no gradient."""
-    monkeypatch.setattr(item_norm, "_PROGRAMS", 2)
     network = LatticeUNet(1, 2, 1, (2, 4))
     features, values, batch = 2 * torch.randn(9, 1), torch.randn(9, 1), torch.arange(9) % 2
     found = []
