@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -203,23 +204,25 @@ class LatticeItems:
     def __init__(self, lattice: Lattice, items: int | None = None) -> None:
         self.item = lattice.source.keys[:, 0]
         self.items = count_items(lattice) if items is None else items
+
+    @cached_property
+    def _members(self) -> Tensor:
+        """How many lattice points each item has, at least one, `[items, 1]`."""
         # counted without waiting, which bincount does not
         one = torch.ones((), dtype=torch.int32, device=self.item.device).expand(self.item.shape)
-        self._counted = self.item.new_zeros(self.items).index_add(0, self.item, one)
-        self._members = self._counted.clamp_min(1)[:, None]
-        self._rows: ItemRows | None = None
+        return self.item.new_zeros(self.items).index_add(0, self.item, one).clamp_min(1)[:, None]
 
     def mean(self, rows: Tensor) -> Tensor:
         """The mean over the lattice points of each item, `[lattice_points, channels]` to `[items, channels]`."""
         return rows.new_zeros(self.items, rows.shape[1]).index_add(0, self.item, rows) / self._members
 
+    @cached_property
     def rows(self) -> ItemRows:
         """The lattice points of each item, listed when it is first asked for."""
-        if self._rows is None:
-            order = None if self.items == 1 else torch.sort(self.item, stable=True).indices.to(torch.int32)
-            starts = nn.functional.pad(self._counted.cumsum(0, dtype=torch.int32), (1, 0))
-            self._rows = ItemRows(order, starts, self.items)
-        return self._rows
+        ordered, order = torch.sort(self.item, stable=True)
+        each = torch.arange(self.items + 1, dtype=torch.int32, device=self.item.device)
+        starts = torch.searchsorted(ordered, each, out_int32=True)
+        return ItemRows(None if self.items == 1 else order.to(torch.int32), starts, self.items)
 
     def spread(self, of_items: Tensor) -> Tensor:
         """What belongs to the items at each lattice point, `[items, channels]` to `[lattice_points, channels]`."""
@@ -292,7 +295,7 @@ class LatticeGroupNorm(nn.Module):
 
     def describe(self, items: LatticeItems, relu: bool) -> Callable[[], ItemsNorm]:
         """What tells a backend how to normalize; the rows of the items are not listed before it is asked."""
-        return lambda: ItemsNorm(items.rows(), self.num_groups, self.eps, relu)
+        return lambda: ItemsNorm(items.rows, self.num_groups, self.eps, relu)
 
     def extra_repr(self) -> str:
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}"
