@@ -10,7 +10,15 @@ from permutohedral.nn.convolution import PermutohedralConvolution
 from permutohedral.nn.crf import DenseCRF
 from permutohedral.nn.gaussian import GaussianFilter
 from permutohedral.nn.guided import BilateralSolver, BilateralUpsample2d
-from permutohedral.nn.levels import Coarsen, LatticeConvolution, LatticeGroupNorm, LatticePool, Refine
+from permutohedral.nn.levels import (
+    Coarsen,
+    LatticeConvolution,
+    LatticeGroupNorm,
+    LatticeItems,
+    LatticePool,
+    Normalized,
+    Refine,
+)
 from permutohedral.nn.points import DeformSlice, PointSplat
 
 __all__ = [
@@ -26,7 +34,9 @@ __all__ = [
     "GaussianFilter",
     "LatticeConvolution",
     "LatticeGroupNorm",
+    "LatticeItems",
     "LatticePool",
+    "Normalized",
     "PermutohedralConvolution",
     "PointSplat",
     "Refine",
