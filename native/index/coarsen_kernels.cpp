@@ -205,9 +205,12 @@ void coarsen_points(const Simplices<T>& fine, const int32_t* rows, Extent<C> cor
                     T* barycentric) {
     int64_t point = range.begin;
     if constexpr (C == 4) {
-        for (; point + 2 <= range.end; point += 2) {
-            coarsen_together<T, 2>(fine.vertices + point * C, fine.barycentric + point * C, rows, vertices + point * C,
-                                   barycentric + point * C);
+        // two at once where their weights fit a register
+        if constexpr (2 * C * sizeof(T) <= PERMUTOHEDRAL_VECTOR_BYTES) {
+            for (; point + 2 <= range.end; point += 2) {
+                coarsen_together<T, 2>(fine.vertices + point * C, fine.barycentric + point * C, rows,
+                                       vertices + point * C, barycentric + point * C);
+            }
         }
         for (; point < range.end; ++point) {
             coarsen_together<T, 1>(fine.vertices + point * C, fine.barycentric + point * C, rows, vertices + point * C,

@@ -14,7 +14,7 @@ from torch.autograd import gradgradcheck
 import permutohedral as ph
 from permutohedral.models.lattice_unet import LatticeUNet
 from permutohedral.neighborhood import Neighborhood
-from permutohedral.nn.levels import LatticeItems, Normalized
+from permutohedral.nn.group_norm import LatticeItems, Normalized
 from permutohedral.ops import level_operators, operators
 from permutohedral.ops.dispatch import use_backend
 

@@ -9,16 +9,9 @@ from permutohedral.nn.bilateral import (
 from permutohedral.nn.convolution import PermutohedralConvolution
 from permutohedral.nn.crf import DenseCRF
 from permutohedral.nn.gaussian import GaussianFilter
+from permutohedral.nn.group_norm import LatticeGroupNorm, LatticeItems, Normalized
 from permutohedral.nn.guided import BilateralSolver, BilateralUpsample2d
-from permutohedral.nn.levels import (
-    Coarsen,
-    LatticeConvolution,
-    LatticeGroupNorm,
-    LatticeItems,
-    LatticePool,
-    Normalized,
-    Refine,
-)
+from permutohedral.nn.levels import Coarsen, CoarsenLinear, LatticeConvolution, LatticePool, Refine, RefineLinear
 from permutohedral.nn.points import DeformSlice, PointSplat
 
 __all__ = [
@@ -29,6 +22,7 @@ __all__ = [
     "BilateralSolver",
     "BilateralUpsample2d",
     "Coarsen",
+    "CoarsenLinear",
     "DeformSlice",
     "DenseCRF",
     "GaussianFilter",
@@ -40,4 +34,5 @@ __all__ = [
     "PermutohedralConvolution",
     "PointSplat",
     "Refine",
+    "RefineLinear",
 ]
