@@ -296,10 +296,13 @@ def levels() -> str:
     for name, row in found["rows"].items():
         times, products = row["milliseconds"], row["products"]
         cells = [f"{times[each]:.1f}" for each in ("lattice", "pyramid")] + [f"{row['ratio']['pyramid']:.2f}"]
-        cells += [f"{times[each]:.1f}" for each in ("flat", "two_levels")] + [f"{row['ratio']['two_levels']:.2f}"]
-        rows.append([name, *cells, f"{products['two_levels'] / products['flat']:.2f}"])
-    heads = ["100,000 points", "lattice, ms", "four levels, ms", "ratio", "one convolution, ms", "on two levels, ms"]
-    return markdown_table([*heads, "ratio", "ratio of the products"], rows)
+        cells.append(f"{times['flat']:.1f}")
+        for way in ("two_levels", "linear"):
+            cells += [f"{times[way]:.1f}", f"{row['ratio'][way]:.2f}", f"{products[way] / products['flat']:.2f}"]
+        rows.append([name, *cells])
+    heads = ["100,000 points", "lattice, ms", "four levels, ms", "ratio", "one convolution, ms"]
+    heads += ["two levels, learned, ms", "ratio", "of the products", "interpolated, ms", "ratio", "of the products"]
+    return markdown_table(heads, rows)
 
 
 def large_arrays() -> str:
