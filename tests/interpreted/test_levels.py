@@ -12,9 +12,7 @@ from torch import Tensor
 from torch.autograd import gradgradcheck
 
 import permutohedral as ph
-from permutohedral.models.lattice_unet import LatticeUNet
 from permutohedral.neighborhood import Neighborhood
-from permutohedral.nn.group_norm import LatticeItems, Normalized
 from permutohedral.ops import level_operators, operators
 from permutohedral.ops.dispatch import use_backend
 
@@ -122,54 +120,41 @@ def test_items_norm_is_differentiated_twice() -> None:
 
 
 @pytest.mark.usefixtures("small_parts")
-@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize(
     ("channels", "out_channels", "dtype"), [(3, 5, torch.float64), (8, 17, torch.float32), (16, 9, torch.float16)]
 )
-def test_convolution_step(channels: int, out_channels: int, dtype: torch.dtype, normalized: bool) -> None:
-    """With bias, and with a norm before it and something added: all gradients, of few channels and of many."""
+def test_convolution_step(channels: int, out_channels: int, dtype: torch.dtype, alone: bool) -> None:
+    """From level to level with a bias alone, and on a level behind a norm with something added: all gradients."""
     wide = torch.float64 if dtype is torch.float64 else torch.float32
-    lattice = ph.build_lattice(2 * torch.randn(12, 2, dtype=wide), batch=torch.arange(12) % 2)
-    layer = ph.nn.LatticeConvolution(channels, out_channels, 2, dtype=dtype)
+    pyramid = ph.build_pyramid(2 * torch.randn(12, 2, dtype=wide), 2, batch=torch.arange(12) % 2)
+    lattice = pyramid.levels[0]
+    layer: torch.nn.Module = (ph.nn.Coarsen if alone else ph.nn.LatticeConvolution)(
+        channels, out_channels, 2, dtype=dtype
+    )
     norm = ph.nn.LatticeGroupNorm(1, channels, dtype=dtype)
     torch.nn.init.normal_(norm.bias)
-    before = Normalized(norm, LatticeItems(lattice)) if normalized else None
-    values, added = (torch.randn(lattice.num_lattice_points, width).to(dtype) for width in (channels, out_channels))
-    learned = [*layer.parameters(), *(norm.parameters() if normalized else [])]
+    values = torch.randn(lattice.num_lattice_points, channels).to(dtype)
+    added = torch.randn(pyramid.levels[int(alone)].num_lattice_points, out_channels).to(dtype)
+    others = (pyramid, 0) if alone else (lattice, ph.nn.Normalized(norm, ph.nn.LatticeItems(lattice)))
+    learned = list(layer.parameters()) + ([] if alone else list(norm.parameters()))
     found = []
     for backend in ("reference", "triton"):
-        leaves = [values.clone().requires_grad_(), added.clone().requires_grad_()]
+        leaves = [each.clone().requires_grad_() for each in ((values,) if alone else (values, added))]
         with use_backend(backend):
-            output = layer(leaves[0], lattice, before, leaves[1] if normalized else None)
-            wanted = [*leaves[: 1 + normalized], *learned]
-            gradients = torch.autograd.grad(output, wanted, torch.cos(added))
+            output = layer(leaves[0], *others, *leaves[1:])
+            gradients = torch.autograd.grad(output, [*leaves, *learned], torch.cos(added))
             with torch.no_grad():
-                assert torch.equal(layer(leaves[0], lattice, before, leaves[1] if normalized else None), output)
+                assert torch.equal(layer(leaves[0], *others, *leaves[1:]), output)
         found.append([output.detach(), *gradients])
     for expected, actual in zip(*found, strict=True):
         assert actual.dtype == expected.dtype
         assert_close(actual, expected)
 
 
-@pytest.mark.usefixtures("small_parts")
 def test_a_convolution_step_is_differentiated_twice() -> None:
-    lattice = ph.build_lattice(torch.randn(3, 1, dtype=torch.float64), batch=torch.arange(3) % 2)
+    lattice = ph.build_lattice(torch.randn(3, 1, dtype=torch.float64))
     layer = ph.nn.LatticeConvolution(2, 2, 1, dtype=torch.float64)
-    before = Normalized(ph.nn.LatticeGroupNorm(1, 2, dtype=torch.float64), LatticeItems(lattice))
     values = torch.randn(lattice.num_lattice_points, 2, dtype=torch.float64, requires_grad=True)
     with use_backend("triton"):
-        assert gradgradcheck(lambda each: layer(each, lattice, before, each), values, fast_mode=True)
-
-
-@pytest.mark.usefixtures("small_parts")
-def test_a_network_in_one_step_after_another() -> None:
-    """Steps between levels, and one whose values need no gradient."""
-    network = LatticeUNet(1, 2, 1, (2, 4))
-    features, values, batch = 2 * torch.randn(9, 1), torch.randn(9, 1), torch.arange(9) % 2
-    found = []
-    for backend in ("reference", "triton"):
-        with use_backend(backend):
-            scores = network(values, features, batch)
-            found.append([scores.detach(), *torch.autograd.grad(scores.square().sum(), list(network.parameters()))])
-    for expected, actual in zip(*found, strict=True):
-        assert_close(actual, expected)
+        assert gradgradcheck(lambda each: layer(each * each, lattice, added=each), values, fast_mode=True)
