@@ -14,7 +14,6 @@ from permutohedral.lattice import Lattice
 from permutohedral.memory import check_rows, is_negligible
 from permutohedral.neighborhood import count_taps
 from permutohedral.ops import operators
-from permutohedral.ops.fused_primitives import FilterTables
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.tracing import wants_gradient
 from permutohedral.simplices import Simplices
@@ -180,16 +179,6 @@ def check_results(lattice: Lattice, out_channels: int, values: Tensor) -> None:
     if not is_negligible(rows * values.shape[-1] + target_rows * out_channels, values):
         check_rows(rows, values.shape[-1], values)
         check_rows(target_rows, out_channels, values)
-
-
-def filter_tables(lattice: Lattice, groups: int, by_density: bool) -> FilterTables:
-    """What a learned filter of `groups` reads of a lattice."""
-    source, target = lattice.source, lattice.target
-    opposite = lattice.neighborhood.opposite(lattice.device)
-    return FilterTables(
-        source.vertices, source.barycentric, target.vertices, target.barycentric, lattice.neighbors,
-        lattice.reverse_neighbors, opposite, lattice.num_lattice_points, groups, by_density,
-    )  # fmt: skip
 
 
 def has_no_gradient(values: Tensor, lattice: Lattice) -> bool:

@@ -15,7 +15,6 @@ from permutohedral.checks import (
     check_points,
     check_results,
     check_weight,
-    filter_tables,
     has_no_gradient,
     points_to_rows,
     rows_to_points,
@@ -39,6 +38,7 @@ from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.memory import check_rows
 from permutohedral.ops import operators
 from permutohedral.ops.fused_filters import can_fuse, filter_learned, filter_points
+from permutohedral.ops.fused_primitives import FilterTables
 
 GaussianMethod = Literal["separable", "dense", "exact", "auto"]
 
@@ -100,18 +100,20 @@ def filter_with_bias(
         refuse_nan(weighted)
         counted = weighted[..., :-1].to(values.dtype)
         return _filter_in_steps(counted, weight, bias, lattice, normalization, weighted[..., -1:])
-    barycentric = lattice.source.barycentric, lattice.target.barycentric
+    source, target = lattice.source, lattice.target
+    barycentric = (source.barycentric,) if source is target else (source.barycentric, target.barycentric)
     fused = normalization in ("none", "density") and can_fuse(values, weight, bias, *barycentric)
     if fused:
         check_points(values, lattice)
     # items that share a lattice are folded into channels
     apart = fused and (values.dim() == 2 or lattice.batch_size is not None)
-    if not apart or values.numel() == 0 or lattice.target.num_points == 0:
+    if not apart or values.numel() == 0 or target.num_points == 0:
         return _filter_in_steps(values, weight, bias, lattice, normalization)
     weight, groups = check_weight(weight, values.shape[-1], values, lattice)
     check_results(lattice, weight.shape[2], values)
     composed = partial(_filter_in_steps, lattice=lattice, normalization=normalization)
-    return filter_learned(values, weight, bias, filter_tables(lattice, groups, normalization == "density"), composed)
+    tables = FilterTables(lattice, groups, normalization == "density")
+    return filter_learned(values, weight, bias, tables, composed)
 
 
 def _filter_in_steps(

@@ -99,6 +99,11 @@ class Lattice:
         return self.neighbors if self.is_shared else None
 
     @property
+    def opposite(self) -> Tensor:
+        """For every tap, the tap at the negative offset, int64 `[filter_size]`. Shared; do not write to it."""
+        return self.neighborhood.opposite(self.device)
+
+    @property
     def device(self) -> torch.device:
         return self.neighbors.device
 

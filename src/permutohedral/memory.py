@@ -10,6 +10,7 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -155,9 +156,9 @@ def _whole_memory(device: torch.device) -> int:
 
 
 def _is_negligible(needed: int, device: torch.device) -> bool:
-    if device.type != "cuda":
-        return needed < _NEGLIGIBLE_BYTES
-    return needed < max(_NEGLIGIBLE_BYTES, _NEGLIGIBLE_SHARE * _whole_memory(device))
+    if needed < _NEGLIGIBLE_BYTES:
+        return True
+    return device.type == "cuda" and needed < _NEGLIGIBLE_SHARE * _whole_memory(device)
 
 
 def available_memory(device: torch.device) -> int:
@@ -214,8 +215,7 @@ def _process_memory() -> list[int]:
         return []
 
 
-@dataclass(frozen=True)
-class MemoryLimit:
+class MemoryLimit(NamedTuple):
     """Refuses a request before it allocates. Inactive while tracing, where sizes are not known.
 
     Attributes:

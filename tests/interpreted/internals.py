@@ -4,7 +4,7 @@ What is changed are thresholds, so that small inputs take the paths of large one
 """
 
 from permutohedral.ops.triton import tuning
-from permutohedral.ops.triton.build import lattice, wide_keys
+from permutohedral.ops.triton.build import insertion, lattice, wide_keys
 from permutohedral.ops.triton.build import neighbors as search
 from permutohedral.ops.triton.build.fixed_rows import index_points_bounded
 from permutohedral.ops.triton.build.packed_table import PackedTable
@@ -17,6 +17,7 @@ __all__ = [
     "gaussian",
     "incidence",
     "index_points_bounded",
+    "insertion",
     "item_norm",
     "lattice",
     "normalize",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from interpreted.internals import PackedTable, index_points_bounded, lattice, search, wide_keys
+from interpreted.internals import PackedTable, index_points_bounded, insertion, lattice, search, wide_keys
 from support import assert_close
 from torch import Tensor
 
@@ -40,6 +40,14 @@ def test_index_points(dimension: int, dtype: torch.dtype) -> None:
     found = kernels.index_points(features, None)
     assert PackedTable.holds(found[3])
     assert_same_lattice(found, features)
+
+
+def test_index_points_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The programs that run side by side take points from three parts, of which the last one has less."""
+    monkeypatch.setattr(insertion, "_PARTS", 3)
+    monkeypatch.setattr(insertion, "_FEWEST_BLOCKS", 1)
+    features = 3 * torch.randn(130, 2)
+    assert_same_lattice(kernels.index_points(features, None), features)
 
 
 def test_index_points_of_several_items() -> None:

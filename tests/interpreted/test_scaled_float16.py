@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from interpreted.internals import convolve
 from torch import Tensor
 
+from permutohedral.nn import PermutohedralConvolution
 from permutohedral.ops import operators, reference
 from permutohedral.ops import triton as kernels
 from permutohedral.ops.dispatch import use_backend
@@ -17,11 +19,14 @@ from permutohedral.ops.primitives import transpose_weight
 
 
 @pytest.fixture(autouse=True)
-def halves(monkeypatch: pytest.MonkeyPatch) -> None:
+def halves(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """TF32 is allowed, and few channels and targets are many."""
     monkeypatch.setattr(convolve, "_MANY_CHANNELS", 16)
     monkeypatch.setattr(convolve, "_WORTH_HALVING", 1)
-    monkeypatch.setattr(convolve, "float32_precision", lambda dtype: "tf32" if dtype == torch.float32 else "ieee")
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
 
 
 def draw(in_channels: int = 32, out_channels: int = 16) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -107,6 +112,25 @@ def test_autograd_asks_for_both_at_once(monkeypatch: pytest.MonkeyPatch) -> None
     for one, other in zip(first, again, strict=True):
         assert other.requires_grad
         assert float((one - other.detach()).norm() / one.norm()) < 2**-9
+
+
+def test_a_layer_of_small_values() -> None:
+    """In memory the density follows the lattice values, which would vanish if it had a share in their scales."""
+    layer, exact = (PermutohedralConvolution(16, 16, dimension=2, bias=False) for _ in range(2))
+    exact.load_state_dict(layer.state_dict())
+    values, features, gradient = 1e-11 * torch.randn(60, 16), 3 * torch.rand(60, 2), torch.randn(60, 16)
+    found = filter_and_differentiate(layer, values, features, gradient, "triton")
+    arguments = values.double(), features.double(), gradient.double()
+    for one, other in zip(found, filter_and_differentiate(exact.double(), *arguments, "reference"), strict=True):
+        assert float((one - other).norm() / other.norm()) < 2**-9
+
+
+def filter_and_differentiate(
+    layer: PermutohedralConvolution, values: Tensor, features: Tensor, gradient: Tensor, backend: str
+) -> tuple[Tensor, ...]:
+    with use_backend(backend):
+        output = layer(values.requires_grad_(), features)
+        return output.detach(), *torch.autograd.grad(output, (values, layer.weight), gradient)
 
 
 def test_what_is_not_finite_stays_where_it_is() -> None:

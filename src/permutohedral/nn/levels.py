@@ -71,24 +71,31 @@ class _LatticeFilter(nn.Module):
         """In one call of the backend where it can; the lattice of the values, and tables from there and back."""
         source, neighbors, reverse = lattices
 
-        def composed(values: Tensor, weight: Tensor, bias: Tensor | None, *affine: Tensor) -> Tensor:
-            if before is not None:
-                values = before.norm.normalize(values, (affine[0], affine[1]), before.items, relu=True)
+        def composed(
+            values: Tensor,
+            weight: Tensor,
+            bias: Tensor | None,
+            norm_weight: Tensor | None,
+            norm_bias: Tensor | None,
+            added: Tensor | None,
+        ) -> Tensor:
+            if before is not None and norm_weight is not None and norm_bias is not None:
+                values = before.norm.normalize(values, (norm_weight, norm_bias), before.items, relu=True)
             convolved = convolve(values, weight)
-            return convolved if bias is None else convolved + bias.to(convolved.dtype)
+            convolved = convolved if bias is None else convolved + bias.to(convolved.dtype)
+            return convolved if added is None else convolved + added
 
         affine = (None, None) if before is None else (before.norm.weight, before.norm.bias)
-        norm = None if before is None else before.norm.describe(before.items, relu=True)
         if reverse is not None:
             rows, _ = lattice_to_rows(lattice_values, source, source.source)
             check_rows(neighbors.shape[1], self.out_channels, rows)
+            norm = None if before is None else before.norm.describe(before.items, relu=True)
             tables = ConvolutionTables(neighbors, reverse, source.neighborhood.opposite(source.device))
             step = ConvolutionStep(tables, norm, composed)
             fused = convolve_rows(lattice_values, self.weight, self.bias, affine, added, step)
             if fused is not None:
                 return fused
-        filtered = composed(lattice_values, self.weight, self.bias, *affine)
-        return filtered if added is None else filtered + added
+        return composed(lattice_values, self.weight, self.bias, *affine, added)
 
     def extra_repr(self) -> str:
         return (

@@ -7,13 +7,12 @@ A backend that has `filter_learned` or `filter_points` is used through this. Wit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from permutohedral.ops.dispatch import forced_backend, on_backend, primitives_for
-from permutohedral.ops.fused_layers import differentiate_composed
+from permutohedral.ops.dispatch import primitives_for
 from permutohedral.ops.fused_primitives import (
     FilterTables,
     FusedPrimitives,
@@ -21,21 +20,31 @@ from permutohedral.ops.fused_primitives import (
     LandmarkTables,
     PairwiseTables,
 )
+from permutohedral.ops.one_call import apply
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.shared_tensors import items_of_points
-from permutohedral.ops.tracing import wants_gradient, why_in_steps
+from permutohedral.ops.tracing import requires_gradient, why_in_steps
 
 # the same filter made of operators, which can be differentiated again: of values, weight and bias
 Composed = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
+def _in_one_call(name: str, first: Tensor, *others: Tensor | None) -> Callable[..., Any] | None:
+    """The backend's function of that name, see `FusedPrimitives`; None without one, or where operators compute it.
+
+    They do so if derivatives with respect to these tensors are wanted.
+    """
+    if why_in_steps(first, *others) is not None or requires_gradient(first, *others):
+        return None
+    function: Callable[..., Any] | None = getattr(primitives_for(first), name, None)
+    return function
+
+
 def can_fuse(values: Tensor, weight: Tensor, bias: Tensor | None, *barycentric: Tensor) -> bool:
     """Whether `filter_learned` can be used; tensors that do not fit each other are left to the operators to refuse."""
-    if why_in_steps(values, weight, bias, *barycentric) is not None or wants_gradient(*barycentric):
+    if why_in_steps(values, weight, bias, *barycentric) is not None or requires_gradient(*barycentric):
         return False
-    if not isinstance(weight, Tensor) or weight.dim() != 3 or weight.shape[2] == 0:
-        return False
-    if bias is not None and bias.dtype != values.dtype:
+    if weight.dim() != 3 or weight.shape[2] == 0 or (bias is not None and bias.dtype != values.dtype):
         return False
     return hasattr(primitives_for(values), "filter_learned")
 
@@ -48,13 +57,13 @@ def picture_features(guide: Tensor, sigma_space: object, sigma_range: object) ->
         sigma_space: in pixels; only a positive number is taken.
         sigma_range: in units of the guide's values, likewise.
     """
-    if why_in_steps(guide) is not None or guide.dim() < 3 or not guide.is_floating_point() or wants_gradient(guide):
+    run = _in_one_call("picture_features", guide)
+    if run is None or guide.dim() < 3 or not guide.is_floating_point():
         return None
     for sigma in (sigma_space, sigma_range):
         if not isinstance(sigma, (int, float)) or not 0 < sigma < float("inf"):
             return None
-    run = getattr(primitives_for(guide), "picture_features", None)
-    features: Tensor | None = None if run is None else run(guide, float(sigma_space), float(sigma_range))  # type: ignore[arg-type]
+    features: Tensor | None = run(guide, float(sigma_space), float(sigma_range))  # type: ignore[arg-type]
     return features
 
 
@@ -66,55 +75,53 @@ def filter_points(values: Tensor, features: Tensor | None, smallest_mass: float)
         features: `[points, d]` or `[batch, points, d]`; what does not fit the values is left to the steps to refuse.
         smallest_mass: keeps a target that no source reaches at zero, if the dtype of the values has so small a number.
     """
-    if not isinstance(features, Tensor) or features.dim() not in (2, 3) or features.numel() == 0:
+    if not isinstance(features, Tensor) or not isinstance(values, Tensor) or values.shape[:-1] != features.shape[:-1]:
         return None
-    if why_in_steps(values, features) is not None or values.shape[:-1] != features.shape[:-1]:
-        return None
-    if values.shape[-1] == 0:
+    if features.dim() not in (2, 3) or features.numel() == 0 or values.shape[-1] == 0:
         return None
     if features.dtype not in (torch.float32, torch.float64) or accumulation_dtype(values.dtype) != features.dtype:
         return None
-    if wants_gradient(values, features):
-        return None
-    primitives = primitives_for(features)
-    if not hasattr(primitives, "filter_points"):
+    run = _in_one_call("filter_points", values, features)
+    if run is None:
         return None
     smallest = max(smallest_mass, torch.finfo(values.dtype).tiny)
+    filtered: Tensor | None
     if features.dim() == 2:
-        return cast(FusedPrimitives, primitives).filter_points(values, features, None, smallest)
+        filtered = run(values, features, None, smallest)
+        return filtered
     batch = items_of_points(features.shape[0], features.shape[1], features.device)
     rows, flat = values.reshape(-1, values.shape[-1]), features.reshape(-1, features.shape[-1])
-    filtered = cast(FusedPrimitives, primitives).filter_points(rows, flat, batch, smallest)
+    filtered = run(rows, flat, batch, smallest)
     return None if filtered is None else filtered.view(values.shape)
 
 
 def mix_rows(rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool) -> Tensor | None:
     """In one call, None where it is a slice: see `FusedPrimitives.mix_rows`."""
-    if why_in_steps(rows, weights) is not None or wants_gradient(rows, weights):
-        return None
-    run = getattr(primitives_for(rows), "mix_rows", None)
-    mixed: Tensor | None = None if run is None else run(rows, vertices, weights, planes)
-    return mixed
+    run = _in_one_call("mix_rows", rows, weights)
+    return None if run is None else run(rows, vertices, weights, planes)
 
 
 def sum_cells(
     vertices: Tensor, barycentric: Tensor, coarse: tuple[int, ...], fine: tuple[int, ...]
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """In one call, None where points are sliced and averaged: see `FusedPrimitives.sum_cells`."""
-    if why_in_steps(vertices, barycentric) is not None or wants_gradient(barycentric):
-        return None
-    run = getattr(primitives_for(barycentric), "sum_cells", None)
-    tables: tuple[Tensor, Tensor, Tensor] | None = None if run is None else run(vertices, barycentric, coarse, fine)
-    return tables
+    run = _in_one_call("sum_cells", vertices, barycentric)
+    return None if run is None else run(vertices, barycentric, coarse, fine)
 
 
 def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor | None:
     """In one call, None where torch computes it: see `FusedPrimitives.sum_landmarks`."""
-    if why_in_steps(values, guide) is not None or wants_gradient(values, guide) or values.numel() == 0:
+    run = _in_one_call("sum_landmarks", values, guide) if values.numel() else None
+    return None if run is None else run(values, guide, tables)
+
+
+def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor | None:
+    """The mean field in one call, None where it is composed of operators: see `FusedPrimitives.mean_field`."""
+    if not kernels:
         return None
-    run = getattr(primitives_for(values), "sum_landmarks", None)
-    sums: Tensor | None = None if run is None else run(values, guide, tables)
-    return sums
+    tensors = [tensor for kernel in kernels for tensor in (kernel.barycentric, kernel.costs)]
+    run = _in_one_call("mean_field", energies, start, *tensors)
+    return None if run is None else run(energies, start, kernels, steps)
 
 
 def filter_learned(
@@ -129,68 +136,27 @@ def filter_learned(
         tables: of the lattice.
         composed: the same filter of operators, for derivatives of derivatives.
     """
-    if wants_gradient(values, weight, bias):
-        output: Tensor = _LearnedFilter.apply(values, weight, bias, tables, composed)  # type: ignore[no-untyped-call]
+    step = _LearnedFilter(tables, composed)
+    if requires_gradient(values, weight, bias):
+        output: Tensor = apply(step, values, weight, bias)
         return output
-    return _run(values, weight, bias, tables)[0]
+    return step.run(values, weight, bias)[0]
 
 
-def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor | None:
-    """The mean field in one call, None where it is composed of operators: see `FusedPrimitives.mean_field`."""
-    if not kernels:
-        return None
-    tensors = [energies, start]
-    for kernel in kernels:
-        tensors += [kernel.barycentric, kernel.costs]
-    if why_in_steps(*tensors) is not None or wants_gradient(*tensors):
-        return None
-    run = getattr(primitives_for(energies), "mean_field", None)
-    marginals: Tensor | None = None if run is None else run(energies, start, kernels, steps)
-    return marginals
+class _LearnedFilter(NamedTuple):
+    tables: FilterTables
+    composed: Composed
 
+    def run(self, values: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, KeptOfFilter]:
+        rows = values if values.dim() == 2 else values.flatten(0, -2)
+        output, kept = cast(FusedPrimitives, primitives_for(values)).filter_learned(rows, weight, bias, self.tables)
+        return output.view(values.shape[0], -1, weight.shape[2]) if values.dim() == 3 else output, kept
 
-def _run(values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables) -> tuple[Tensor, KeptOfFilter]:
-    rows = values.view(-1, values.shape[-1]) if values.is_contiguous() else values.flatten(0, -2)
-    output, kept = cast(FusedPrimitives, primitives_for(values)).filter_learned(rows, weight, bias, tables)
-    return output.view(values.shape[0], -1, weight.shape[2]) if values.dim() == 3 else output, kept
-
-
-class _LearnedFilter(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables, composed: Composed
-    ) -> Tensor:
-        output, kept = _run(values, weight, bias, tables)
-        ctx.tables, ctx.composed, ctx.backend = tables, composed, forced_backend()
-        ctx.save_for_backward(values, weight, bias, *kept)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        # with a graph of the gradients the operators make it, who know their own derivatives
-        differentiate = _differentiate_again if torch.is_grad_enabled() else _differentiate
-        if ctx.backend is forced_backend():
-            return *differentiate(ctx, gradient), None, None
-        with on_backend(ctx.backend):
-            return *differentiate(ctx, gradient), None, None
-
-
-def _differentiate_again(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients with respect to values, weight and bias, which can be differentiated again."""
-    return differentiate_composed(ctx, gradient, ctx.saved_tensors[:3])
-
-
-def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    """The same, not to be differentiated again: back through slice, convolution, density and splat."""
-    values, weight, _, *kept = ctx.saved_tensors
-    if gradient.dim() == 3:
-        gradient = gradient.flatten(0, 1)
-    backend = cast(FusedPrimitives, primitives_for(gradient))
-    wanted = ctx.needs_input_grad[:3]
-    if torch.is_autocast_enabled(gradient.device.type):
-        with torch.autocast(gradient.device.type, enabled=False):
-            found = backend.differentiate_learned(gradient, weight, tuple(kept), ctx.tables, wanted)
-    else:
-        found = backend.differentiate_learned(gradient, weight, tuple(kept), ctx.tables, wanted)
-    to_values, *others = found
-    return (to_values if to_values is None or values.dim() == 2 else to_values.view(values.shape), *others)
+    def differentiate(
+        self, gradient: Tensor, inputs: tuple[Tensor, ...], kept: KeptOfFilter, wanted: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        values, weight, _ = inputs
+        rows = gradient if gradient.dim() == 2 else gradient.flatten(0, 1)
+        backend = cast(FusedPrimitives, primitives_for(rows))
+        to_values, *others = backend.differentiate_learned(rows, weight, kept, self.tables, wanted)
+        return (to_values if to_values is None or values.dim() == 2 else to_values.view(values.shape), *others)

@@ -8,14 +8,15 @@ gives a reason for, compose them of operators.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from permutohedral.ops.dispatch import forced_backend, on_backend, primitives_for
+from permutohedral.ops.dispatch import primitives_for
 from permutohedral.ops.fused_primitives import ConvolutionTables, FusedPrimitives, ItemsNorm
-from permutohedral.ops.tracing import wants_gradient, why_in_steps
+from permutohedral.ops.one_call import Inputs, apply
+from permutohedral.ops.tracing import is_autocast, requires_gradient, why_in_steps
 
 # the same made of operators, which can be differentiated again
 Composed = Callable[..., Tensor]
@@ -31,20 +32,16 @@ def normalize_items(values: Tensor, affine: Affine, norm: Callable[[], ItemsNorm
         norm: tells how, and lists the rows of each item, where it is needed.
         composed: the same of torch's operators, of values, weight and bias.
     """
-    if torch.is_autocast_enabled(values.device.type):
+    if is_autocast(values.device):
         # which leaves normalization as it is
         with torch.autocast(values.device.type, enabled=False):
             return normalize_items(values, affine, norm, composed)
     if why_in_steps(values, *affine) is not None or values.numel() == 0:
         return None
-    run = getattr(primitives_for(values), "normalize_items", None)
-    if run is None:
+    if not hasattr(primitives_for(values), "normalize_items"):
         return None
-    if wants_gradient(values, *affine):
-        output: Tensor | None = _ItemsNorm.apply(values, *affine, norm(), composed)  # type: ignore[no-untyped-call]
-        return output
-    found = run(values, *affine, norm())
-    return None if found is None else found[0]
+    step = _ItemsNorm(norm(), composed)
+    return apply(step, values, *affine) if requires_gradient(values, *affine) else step.run(values, *affine)[0]
 
 
 class ConvolutionStep(NamedTuple):
@@ -53,7 +50,7 @@ class ConvolutionStep(NamedTuple):
     Attributes:
         tables: what it reads; None for the reverse where it is not known.
         norm: tells how the values are normalized before, None for not at all.
-        composed: the same of operators without what is added, of values, weight, bias and what the norm learns.
+        composed: the same of operators, of values, weight, bias, what the norm learns, and what is added.
     """
 
     tables: ConvolutionTables
@@ -84,11 +81,9 @@ def convolve_rows(
         return None
     if not hasattr(primitives_for(values), "convolve_and_add"):
         return None
-    if wants_gradient(*tensors):
-        output: Tensor | None = _ConvolutionStep.apply(values, weight, bias, *affine, added, step)  # type: ignore[no-untyped-call]
-        return output
-    found = _run_step(values, weight, bias, affine, added, step)
-    return None if found is None else found[0]
+    norm = None if step.norm is None else step.norm()
+    call = _Convolution(step.tables, norm, step.composed)
+    return apply(call, *tensors) if requires_gradient(*tensors) else call.run(*tensors)[0]
 
 
 def _fit(values: Tensor, weight: Tensor, bias: Tensor | None, added: Tensor | None, tables: ConvolutionTables) -> bool:
@@ -101,93 +96,57 @@ def _fit(values: Tensor, weight: Tensor, bias: Tensor | None, added: Tensor | No
     return known and fitting and len(dtypes) == 1 and values.numel() > 0 and weight.numel() > 0
 
 
-# the rows that were convolved, the norm that made them of the values, and its statistics
-_Kept = tuple[Tensor, ItemsNorm | None, Tensor | None]
+class _ItemsNorm(NamedTuple):
+    norm: ItemsNorm
+    composed: Composed
+
+    def run(self, values: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor | None, Inputs]:
+        found = cast(FusedPrimitives, primitives_for(values)).normalize_items(values, weight, bias, self.norm)
+        return (None, ()) if found is None else (found[0], found[1:])
+
+    def differentiate(
+        self, gradient: Tensor, inputs: Inputs, kept: Inputs, wanted: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        backend = cast(FusedPrimitives, primitives_for(gradient))
+        return backend.differentiate_items_norm(gradient, inputs[0], (inputs[1], inputs[2]), kept[0], self.norm)
 
 
-def _run_step(
-    values: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    affine: tuple[Tensor | None, Tensor | None],
-    added: Tensor | None,
-    step: ConvolutionStep,
-) -> tuple[Tensor, _Kept] | None:
-    backend = cast(FusedPrimitives, primitives_for(values))
-    rows, norm, statistics = values, None, None
-    if step.norm is not None:
-        norm = step.norm()
-        found = backend.normalize_items(values, *cast(Affine, affine), norm)
-        if found is None:
-            return None
-        rows, statistics = found
-    output = backend.convolve_and_add(rows, weight, step.tables.neighbors, bias, added)
-    return output, (rows, norm, statistics)
+class _Convolution(NamedTuple):
+    tables: ConvolutionTables
+    norm: ItemsNorm | None
+    composed: Composed
 
+    def run(
+        self,
+        values: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        norm_weight: Tensor | None,
+        norm_bias: Tensor | None,
+        added: Tensor | None,
+    ) -> tuple[Tensor | None, Inputs]:
+        backend = cast(FusedPrimitives, primitives_for(values))
+        rows, statistics = values, None
+        if self.norm is not None:
+            assert norm_weight is not None
+            assert norm_bias is not None
+            found = backend.normalize_items(values, norm_weight, norm_bias, self.norm)
+            if found is None:
+                return None, ()
+            rows, statistics = found
+        return backend.convolve_and_add(rows, weight, self.tables.neighbors, bias, added), (rows, statistics)
 
-def differentiate_composed(ctx: Any, gradient: Tensor, inputs: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:
-    """The gradients with respect to the first inputs of a function, which can be differentiated again."""
-    output = ctx.composed(*inputs)
-    needed = ctx.needs_input_grad[: len(inputs)]
-    wanted = [cast(Tensor, each) for each, is_needed in zip(inputs, needed, strict=True) if is_needed]
-    found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=True))
-    return tuple(next(found) if is_needed else None for is_needed in needed)
-
-
-class _ItemsNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, values: Tensor, weight: Tensor, bias: Tensor, norm: ItemsNorm, composed: Composed
-    ) -> Tensor | None:
-        found = cast(FusedPrimitives, primitives_for(values)).normalize_items(values, weight, bias, norm)
-        if found is None:
-            return None
-        ctx.norm, ctx.composed, ctx.backend = norm, composed, forced_backend()
-        ctx.save_for_backward(values, weight, bias, found[1])
-        return found[0]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        with on_backend(ctx.backend):
-            if torch.is_grad_enabled():
-                return *differentiate_composed(ctx, gradient, ctx.saved_tensors[:3]), None, None
-            values, weight, bias, statistics = ctx.saved_tensors
-            backend = cast(FusedPrimitives, primitives_for(gradient))
-            found = backend.differentiate_items_norm(gradient, values, (weight, bias), statistics, ctx.norm)
-            return *found, None, None
-
-
-class _ConvolutionStep(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor | None:
-        values, weight, bias, norm_weight, norm_bias, added, step = arguments
-        found = _run_step(values, weight, bias, (norm_weight, norm_bias), added, step)
-        if found is None:
-            return None
-        output, (rows, ctx.norm, statistics) = found
-        ctx.tables, ctx.composed, ctx.backend = step.tables, step.composed, forced_backend()
-        ctx.save_for_backward(values, weight, bias, norm_weight, norm_bias, rows, statistics)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def differentiate(
+        self, gradient: Tensor, inputs: Inputs, kept: Inputs, wanted: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        values, weight, _, norm_weight, norm_bias, _ = inputs
+        (rows, statistics), backend = kept, cast(FusedPrimitives, primitives_for(gradient))
+        before = wanted[0] or wanted[3] or wanted[4]
+        to_rows, *learned = backend.convolve_gradients(rows, weight, gradient, self.tables, (before, wanted[2]))
         # what is added has the gradient of the result
-        to_added = gradient if ctx.needs_input_grad[5] else None
-        if ctx.backend is forced_backend() and not torch.is_autocast_enabled(gradient.device.type):
-            return *_differentiate_step(ctx, gradient), to_added, None
-        with on_backend(ctx.backend), torch.autocast(gradient.device.type, enabled=False):
-            return *_differentiate_step(ctx, gradient), to_added, None
-
-
-def _differentiate_step(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    """With respect to values, weight, bias, and what the norm learns."""
-    values, weight, bias, norm_weight, norm_bias, rows, statistics = ctx.saved_tensors
-    if torch.is_grad_enabled():
-        return differentiate_composed(ctx, gradient, (values, weight, bias, norm_weight, norm_bias))
-    backend, needed = cast(FusedPrimitives, primitives_for(gradient)), ctx.needs_input_grad
-    wanted = needed[0] or needed[3] or needed[4], needed[2]
-    to_rows, to_weight, to_bias = backend.convolve_gradients(rows, weight, gradient, ctx.tables, wanted)
-    if ctx.norm is None or to_rows is None:
-        return to_rows, to_weight, to_bias, None, None
-    of_norm = backend.differentiate_items_norm(to_rows, values, (norm_weight, norm_bias), statistics, ctx.norm)
-    return of_norm[0], to_weight, to_bias, *of_norm[1:]
+        to_added = gradient if wanted[5] else None
+        if self.norm is None or to_rows is None:
+            return to_rows, *learned, None, None, to_added
+        affine = norm_weight, norm_bias
+        to_values, *of_norm = backend.differentiate_items_norm(to_rows, values, affine, statistics, self.norm)
+        return to_values, *learned, *of_norm, to_added

@@ -11,30 +11,38 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from permutohedral.ops.primitives import Primitives
+from permutohedral.simplices import Simplices
+
+
+class FilteredLattice(Protocol):
+    """What a learned filter reads of a `Lattice`."""
+
+    @property
+    def source(self) -> Simplices: ...
+
+    @property
+    def target(self) -> Simplices: ...
+
+    @property
+    def neighbors(self) -> Tensor: ...
+
+    @property
+    def reverse_neighbors(self) -> Tensor | None: ...
+
+    @property
+    def opposite(self) -> Tensor: ...
 
 
 class FilterTables(NamedTuple):
-    """The tables of a lattice that a filter on it reads, and how it reads them.
+    """The lattice of a learned filter, and how it is read.
 
     Attributes:
-        vertices, barycentric: the corners of the source points, `[points, d + 1]`.
-        target_vertices, target_barycentric: the corners of the target points.
-        neighbors: int32 `[filter_size, target lattice points]`.
-        reverse_neighbors: the table from source to target, None where nobody has needed it yet.
-        opposite: int64 `[filter_size]`.
-        num_lattice_points: of the source.
+        lattice: between the points.
         groups: of the channels.
         by_density: divide each lattice point by its splatted weight before convolving.
     """
 
-    vertices: Tensor
-    barycentric: Tensor
-    target_vertices: Tensor
-    target_barycentric: Tensor
-    neighbors: Tensor
-    reverse_neighbors: Tensor | None
-    opposite: Tensor
-    num_lattice_points: int
+    lattice: FilteredLattice
     groups: int
     by_density: bool
 

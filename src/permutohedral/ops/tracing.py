@@ -89,21 +89,19 @@ def why_in_steps(*tensors: Any) -> str | None:
     """
     if is_traced():
         return "torch traces or transforms the call"
-    if not is_plain(*tensors):
-        return "a tensor is of a subclass of torch.Tensor"
-    first = tensors[0]
-    if not isinstance(first, Tensor):
-        return "the values are no tensor"
-    device = first.device
+    device = None
     for tensor in tensors:
-        if tensor is None:
-            continue
-        if tensor.device != device:
-            return "the tensors are on different devices"
-        if tensor.layout is not torch.strided:
-            return "a tensor is not dense"
-    if first.is_meta:
-        return "the device 'meta' holds no numbers"
+        kind = type(tensor)
+        if kind in _PLAIN:
+            device = device or tensor.device
+            if tensor.device != device:
+                return "the tensors are on different devices"
+            if tensor.layout is not torch.strided:
+                return "a tensor is not dense"
+        elif tensor is not None:
+            return f"an argument is of the type {kind.__name__}"
+    if device is None or device.type == "meta":
+        return "there are no numbers to compute with"
     return "autocast is enabled" if torch.is_autocast_enabled(device.type) else None
 
 

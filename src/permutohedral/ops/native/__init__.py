@@ -303,15 +303,16 @@ def filter_learned(
 ) -> tuple[Tensor, KeptOfFilter]:
     # each step rounds values of 16 bits, as if it were called by itself
     dtype, points = accumulation_dtype(values.dtype), values.shape[0]
-    corners = tables.vertices, tables.barycentric, tables.num_lattice_points
+    lattice, source, target = tables.lattice, tables.lattice.source, tables.lattice.target
+    corners = source.vertices, source.barycentric, source.num_lattice_points
     lattice_values, density = splat(values, *corners), None
     if tables.by_density:
         density = splat(_ones(points, dtype), *corners)[:, 0]
         wide = lattice_values.to(dtype)
         _core(dtype).divide_rows(wide, density, _threads(wide.numel()))
         lattice_values = wide.to(values.dtype)
-    convolved = convolve(lattice_values, weight, tables.neighbors, tables.groups)
-    output = slice(convolved, tables.target_vertices, tables.target_barycentric)
+    convolved = convolve(lattice_values, weight, lattice.neighbors, tables.groups)
+    output = slice(convolved, target.vertices, target.barycentric)
     if bias is not None:
         wide = output.to(dtype)
         _core(dtype).add_to_rows(wide, _plain(bias, dtype), _threads(wide.numel()))
@@ -325,20 +326,21 @@ def differentiate_learned(
     to_bias = gradient.sum(dim=0) if wanted[2] else None
     if not (wanted[0] or wanted[1]):
         return None, None, to_bias
-    (lattice_values, density), groups = kept, tables.groups
-    at_targets = splat(gradient, tables.target_vertices, tables.target_barycentric, tables.neighbors.shape[1])
-    to_weight = convolve_weight_gradient(lattice_values, at_targets, tables.neighbors, groups) if wanted[1] else None
+    (lattice_values, density), (lattice, groups, _) = kept, tables
+    source, target, neighbors = lattice.source, lattice.target, lattice.neighbors
+    at_targets = splat(gradient, target.vertices, target.barycentric, neighbors.shape[1])
+    to_weight = convolve_weight_gradient(lattice_values, at_targets, neighbors, groups) if wanted[1] else None
     if not wanted[0]:
         return None, to_weight, to_bias
-    reverse = tables.reverse_neighbors
+    reverse, opposite = lattice.reverse_neighbors, lattice.opposite
     if reverse is None:
-        reverse = transpose_neighbors(tables.neighbors, tables.opposite, tables.num_lattice_points)
-    at_sources = convolve(at_targets, transpose_weight(weight, tables.opposite, groups), reverse, groups)
+        reverse = transpose_neighbors(neighbors, opposite, source.num_lattice_points)
+    at_sources = convolve(at_targets, transpose_weight(weight, opposite, groups), reverse, groups)
     if density is not None:
         wide = at_sources.to(density.dtype)
         _core(density.dtype).divide_rows(wide, density, _threads(wide.numel()))
         at_sources = wide.to(gradient.dtype)
-    return slice(at_sources, tables.vertices, tables.barycentric), to_weight, to_bias
+    return slice(at_sources, source.vertices, source.barycentric), to_weight, to_bias
 
 
 def _ones(points: int, dtype: torch.dtype) -> Tensor:

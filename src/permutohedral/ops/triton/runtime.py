@@ -61,9 +61,10 @@ def rows_contiguous(tensor: Tensor) -> Tensor:
 
 def empty_corners(points: int, corners: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """`[points, corners]`, corner by corner in memory, with room for a multiple of four points at each."""
-    room = cdiv(points, 4) * 4
+    room = (points + 3) & ~3
     whole = torch.empty_strided((room, corners), (1, room), dtype=dtype, device=device)
-    return whole if room == points else whole[:points]
+    # the fastest of the ways to shorten it
+    return whole if room == points else whole.as_strided((points, corners), (1, room))
 
 
 def tile(channels: int) -> dict[str, int]:
@@ -93,7 +94,7 @@ class Bound:
         constants: those the kernel is compiled for, in its order, then Triton's options.
     """
 
-    __slots__ = ("_constants", "_kernel", "_starters")
+    __slots__ = ("_constants", "_kernel", "_starters", "_tile")
     # becomes False where a version of Triton starts kernels in another way than this does; they are then started as
     # documented
     direct: ClassVar[bool] = not INTERPRETED
@@ -101,14 +102,12 @@ class Bound:
     def __init__(self, kernel: Any, **constants: Any) -> None:
         self._kernel, self._constants = kernel, constants
         self._starters: dict[tuple[object, ...], _Starter] = {}
+        self._tile: tuple[int, int] = constants.get("BLOCK", 1), constants.get("BLOCK_C", 1)
 
     def tiles(self, rows: int, channels: int) -> Grid:
         """As many programs as tiles (constants BLOCK and BLOCK_C) cover `[rows, channels]`."""
-        return -(-rows // self._constants["BLOCK"]), -(-channels // self._constants["BLOCK_C"]), 1
-
-    def over(self, rows: int, channels: int, tensors: tuple[Tensor, ...], sizes: tuple[float, ...]) -> None:
-        """Start as many programs as tiles cover `[rows, channels]`."""
-        self(self.tiles(rows, channels), tensors, sizes)
+        height, width = self._tile
+        return -(-rows // height), -(-channels // width), 1
 
     def __call__(self, grid: Grid, tensors: tuple[Tensor, ...], sizes: tuple[float, ...]) -> None:
         """Start it on the current device and stream.
@@ -121,7 +120,7 @@ class Bound:
         """
         device = tensors[0].get_device()
         kind, addresses = (device, *map(_dtype_of, tensors)), (*map(_address_of, tensors),)
-        usual = not reduce(or_, addresses) & _MISALIGNED and max(sizes, default=0) < _MOST
+        usual = not reduce(or_, addresses) & _MISALIGNED and (not sizes or max(sizes) < _MOST)
         starter = self._starters.get(kind)
         if starter is None or not Bound.direct or not usual:
             self._start_as_documented(grid, tensors, sizes, kind if usual else None)

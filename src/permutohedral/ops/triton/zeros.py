@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.triton.runtime import Bound, Launch, cdiv, start_all
+from permutohedral.ops.triton.runtime import Bound, Launch, cdiv
 
 _BLOCK = 4096
 
@@ -36,6 +36,7 @@ def clear(elements: Tensor) -> Launch:
 def zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """`torch.zeros`, on the current device."""
     output = torch.empty(shape, dtype=dtype, device=device)
-    if output.numel():
-        start_all([clear(output)])
+    number = output.numel()
+    if number:
+        _clear((-(-number // _BLOCK), 1, 1), (output,), (number,))
     return output

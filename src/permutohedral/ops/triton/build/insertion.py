@@ -37,6 +37,9 @@ from permutohedral.ops.triton.runtime import HAS_PTX, Bound, cdiv, empty_corners
 
 # a single warp needs no barrier to know that all its probes have ended
 _INSERT_BLOCK = 32
+# Pixels that are near each other touch the same slots, and whoever comes first makes the others wait. So the programs
+# that run at the same time take their points from so many parts of the whole, unless that has few blocks.
+_PARTS, _FEWEST_BLOCKS = 64, 256
 # registers of a thread that was fastest for tiles of so many rows (4 to 7 dimensions), measured on an H200
 _MOST_REGISTERS, _TUNED_ROWS = 72, 8
 # how often a lane asks for a number that another one draws: some milliseconds
@@ -95,9 +98,9 @@ def wait_for_numbers(table, slot, number, wanted, PTX: tl.constexpr):
     return tl.maximum(number, 0)
 
 
-@triton.jit(do_not_specialize=["num_points", "corner_stride", "capacity"])
+@triton.jit(do_not_specialize=["num_points", "corner_stride", "capacity", "parts"])
 def insert_points_kernel(
-    features, batch, table, codes, vertices, barycentric, num_points, corner_stride, capacity,
+    features, batch, table, codes, vertices, barycentric, num_points, corner_stride, capacity, parts,
     STRIDE: tl.constexpr, HAS_BATCH: tl.constexpr, DIGIT_BITS: tl.constexpr, ITEM_BITS: tl.constexpr,
     CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -105,9 +108,11 @@ def insert_points_kernel(
 
     `vertices` and `barycentric` are `[d + 1, points]`, `corner_stride` elements from one corner to the next. With
     DIGIT_BITS = 0 the table's header says how to pack a key; else bits are dealt out evenly, around the first point.
+    The number of programs is a multiple of the `parts`.
     """
     row = tl.arange(0, ROWS)[:, None]
-    position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    block = (tl.program_id(0) % parts) * (tl.num_programs(0) // parts) + tl.program_id(0) // parts
+    position = block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = position < num_points
     # lanes beyond the end repeat the last point
     point = tl.minimum(position, num_points - 1)
@@ -256,7 +261,9 @@ def insert_points(features: Tensor, batch: Tensor | None, capacity: int, by_rang
         pack_by_range(table, features, batch)
     bound = _bind_insert(d, features.stride(0), batch is not None, by_range)
     tensors = features, features if batch is None else batch, table.storage, codes, vertices, barycentric
-    bound((cdiv(points, _INSERT_BLOCK), 1, 1), tensors, (points, vertices.stride(1), capacity))
+    blocks = cdiv(points, _INSERT_BLOCK)
+    parts = _PARTS if blocks >= _FEWEST_BLOCKS else 1
+    bound((cdiv(blocks, parts) * parts, 1, 1), tensors, (points, vertices.stride(1), capacity, parts))
     return Insertion(table, codes, vertices, barycentric)
 
 

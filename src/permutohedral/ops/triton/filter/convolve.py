@@ -6,6 +6,7 @@ channels, depthwise groups and float64. The gradient with respect to the weight 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.triton.filter.scaled_float16 import halve, halve_weight
-from permutohedral.ops.triton.runtime import INTERPRETED, cdiv, launch, on_device, power_of_two, rows_contiguous
+from permutohedral.ops.triton.runtime import INTERPRETED, Bound, on_device, power_of_two, rows_contiguous
 from permutohedral.ops.triton.tuning import CHOSEN, Shape, Tuned, choose
 
 # below this many channels of a group a matrix unit would mostly multiply padding
@@ -164,7 +165,8 @@ def direct_convolve_kernel(
 def float32_precision(dtype: torch.dtype) -> str:
     """How float32 is multiplied: the setting of torch for matrix products decides about TF32.
 
-    Without TF32, three products of TF32 parts give float32's accuracy on the matrix units of NVIDIA.
+    Without TF32, three products of TF32 parts give float32's accuracy on the matrix units of NVIDIA. Asking torch takes
+    as long as starting a kernel, so it is asked once in a pass.
     """
     if dtype != torch.float32:
         return "ieee"
@@ -190,10 +192,10 @@ def _weight_order(weight: Tensor, dtype: torch.dtype, targets: int) -> tuple[Ten
     return weight.contiguous(), AS_GIVEN.value
 
 
-def uses_halves(dtype: torch.dtype, in_channels: int, out_channels: int, backward: bool = False) -> bool:
+def uses_halves(precision: str, in_channels: int, out_channels: int, backward: bool = False) -> bool:
     """Whether TF32 is computed of float16, which takes half of the memory and can be transposed by the matrix units."""
     fewest = _MANY_CHANNELS // 2 if backward else _MANY_CHANNELS
-    return min(in_channels, out_channels) >= fewest and float32_precision(dtype) == "tf32"
+    return precision == "tf32" and min(in_channels, out_channels) >= fewest
 
 
 def convolve_halves(
@@ -209,17 +211,10 @@ def convolve_halves(
     if opposite is not None:
         factors = factors.transpose(1, 2)
     output = torch.empty(neighbors.shape[1], factors.shape[2], dtype=torch.float32, device=halves.device)
-    _multiply(output, halves, factors, neighbors, 1, after._replace(scales=scales))
+    factors, order = _weight_order(factors, halves.dtype, neighbors.shape[1])
+    layout, after = (halves.shape[1], 1, order), after._replace(scales=scales)
+    _launch_matrix(output, halves, factors, neighbors, layout, None, after, "ieee")
     return output
-
-
-def _multiply(
-    output: Tensor, lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int, after: After
-) -> None:
-    """Fill `output [targets, out_channels]` with the matrix units."""
-    weight, order = _weight_order(weight, lattice_values.dtype, neighbors.shape[1])
-    in_channels = weight.shape[2] if order == TURNED.value else weight.shape[1]
-    _launch_matrix(output, lattice_values, weight, neighbors, (in_channels, groups, order), None, after)
 
 
 def _launch_matrix(
@@ -230,18 +225,19 @@ def _launch_matrix(
     layout: tuple[int, int, int],
     taps: Tensor | None,
     after: After,
+    precision: str,
 ) -> None:
     """Start `convolve_kernel`; the layout is the input channels of a group, the groups, and the order of the weight."""
     (filter_size, targets), (in_channels, groups, order) = neighbors.shape, layout
     out_channels, dtype = output.shape[1], lattice_values.dtype
-    per_group, precision = out_channels // groups, float32_precision(dtype)
+    per_group = out_channels // groups
     tensors = (
         lattice_values, weight, neighbors, neighbors if taps is None else taps, *after.tensors(output), output
     )  # fmt: skip
 
     def start(tuned: Tuned) -> None:
         bound, blocks = tuned
-        grid = cdiv(targets, blocks["BLOCK_M"]), cdiv(per_group, blocks["BLOCK_N"]) * groups, 1
+        grid = -(-targets // blocks["BLOCK_M"]), -(-per_group // blocks["BLOCK_N"]) * groups, 1
         bound(grid, tensors, (targets, filter_size))
 
     scales, divisors, bias, added = after
@@ -268,25 +264,32 @@ def _launch_direct(
     after: After,
 ) -> None:
     """Start `direct_convolve_kernel`; the layout as above."""
-    (filter_size, targets), (in_channels, groups, order), out_channels = neighbors.shape, layout, output.shape[1]
-    block_n = min(power_of_two(out_channels), 64)
-    block_m = max(min(1024 // block_n, 128), 16)
-    _, divisors, bias, added = after
-    launch(
-        direct_convolve_kernel, (cdiv(targets, block_m), cdiv(out_channels, block_n)),
-        (lattice_values, weight, neighbors, neighbors if taps is None else taps, *after.tensors(output)[1:], output),
-        (targets, filter_size),
-        DIVIDED=divisors is not None, BIASED=bias is not None, ADDED=added is not None,
-        STRIDE=lattice_values.stride(0), OUT_CHANNELS=out_channels, IN=in_channels,
-        OUT=out_channels // groups, ORDER=order, BLOCK_M=block_m, BLOCK_N=block_n,
+    (filter_size, targets), out_channels, (_, *given) = neighbors.shape, output.shape[1], after
+    switches = tuple(each is not None for each in given)
+    bound, height, width = _bind_direct(switches, lattice_values.stride(0), out_channels, *layout)
+    taps, others = neighbors if taps is None else taps, after.tensors(output)[1:]
+    tensors = lattice_values, weight, neighbors, taps, *others, output
+    bound((-(-targets // height), -(-out_channels // width), 1), tensors, (targets, filter_size))
+
+
+@cache
+def _bind_direct(
+    switches: tuple[bool, ...], stride: int, out_channels: int, in_channels: int, groups: int, order: int
+) -> tuple[Bound, int, int]:
+    """The kernel, and the height and width of its tiles; the switches tell which of `After` there are."""
+    width = min(power_of_two(out_channels), 64)
+    height = max(min(1024 // width, 128), 16)
+    divided, biased, added = switches
+    bound = Bound(
+        direct_convolve_kernel, DIVIDED=divided, BIASED=biased, ADDED=added, STRIDE=stride, OUT_CHANNELS=out_channels,
+        IN=in_channels, OUT=out_channels // groups, ORDER=order, BLOCK_M=height, BLOCK_N=width,
     )  # fmt: skip
+    return bound, height, width
 
 
 @on_device
 def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int) -> Tensor:
-    if lattice_values.numel() == 0 or neighbors.numel() == 0 or weight.shape[2] == 0:
-        return lattice_values.new_zeros(neighbors.shape[1], weight.shape[2])
-    return _convolve(lattice_values, weight, neighbors, groups, _NOTHING_AFTER)
+    return convolve_rows(lattice_values, weight, neighbors, groups, lattice_values.shape[0])
 
 
 @on_device
@@ -295,19 +298,34 @@ def convolve_and_add(
 ) -> Tensor:
     """The convolution in one group with what is added to its results: see `FusedPrimitives`."""
     after = After(bias=bias, added=None if added is None else added.contiguous())
-    return _convolve(lattice_values, weight, neighbors, 1, after)
+    return _convolve(lattice_values, weight, neighbors, 1, lattice_values.shape[0], after)
 
 
-def _convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int, after: After) -> Tensor:
+def convolve_rows(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int, rows: int) -> Tensor:
+    """`convolve` of the first `rows`, on the current device."""
+    if lattice_values.numel() == 0 or neighbors.numel() == 0 or weight.shape[2] == 0:
+        return lattice_values.new_zeros(neighbors.shape[1], weight.shape[2])
+    return _convolve(lattice_values, weight, neighbors, groups, rows, _NOTHING_AFTER)
+
+
+def _convolve(
+    lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int, rows: int, after: After
+) -> Tensor:
     _, in_channels, out_channels = weight.shape
     targets, dtype = neighbors.shape[1], lattice_values.dtype
-    lattice_values, neighbors = rows_contiguous(lattice_values), neighbors.contiguous()
-    if targets >= _WORTH_HALVING and groups == 1 and uses_halves(dtype, in_channels, out_channels):
-        ((halves, inverse),) = halve(lattice_values)
+    lattice_values, neighbors, precision = (
+        rows_contiguous(lattice_values),
+        neighbors.contiguous(),
+        float32_precision(dtype),
+    )
+    if targets >= _WORTH_HALVING and groups == 1 and uses_halves(precision, in_channels, out_channels):
+        ((halves, inverse),) = halve(lattice_values[:rows])
         return convolve_halves(halves, inverse, weight, neighbors, after=after)
     output = lattice_values.new_empty(targets, out_channels)
     if uses_matrix_units(dtype, in_channels, out_channels // groups):
-        _multiply(output, lattice_values, weight, neighbors, groups, after)
+        weight, order = _weight_order(weight, dtype, targets)
+        layout = in_channels, groups, order
+        _launch_matrix(output, lattice_values, weight, neighbors, layout, None, after, precision)
     else:
         layout = in_channels, groups, AS_GIVEN.value
         _launch_direct(output, lattice_values, weight.contiguous(), neighbors, layout, None, after)
@@ -315,7 +333,13 @@ def _convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups:
 
 
 def convolve_adjoint(
-    gradient: Tensor, weight: Tensor, reverse: Tensor, opposite: Tensor, groups: int, density: Tensor | None
+    gradient: Tensor,
+    weight: Tensor,
+    reverse: Tensor,
+    opposite: Tensor,
+    groups: int,
+    density: Tensor | None,
+    precision: str,
 ) -> Tensor:
     """The gradient of `convolve` with respect to the lattice values, over the `density [lattice_points]` of them.
 
@@ -326,13 +350,16 @@ def convolve_adjoint(
         opposite: the tap opposite to each.
         groups: of the channels.
         density: what to divide the result by, if anything.
+        precision: see `float32_precision`.
     """
     weight, reverse = weight.contiguous(), reverse.contiguous()
     _, in_channels, out_channels = weight.shape
     output = gradient.new_empty(reverse.shape[1], in_channels * groups)
     if gradient.numel() == 0 or output.numel() == 0:
         return output.zero_()
-    layout = out_channels // groups, groups, ADJOINT.value
-    start = _launch_matrix if uses_matrix_units(gradient.dtype, layout[0], in_channels) else _launch_direct
-    start(output, gradient, weight, reverse, layout, opposite, After(divisors=density))
+    layout, after = (out_channels // groups, groups, ADJOINT.value), After(divisors=density)
+    if uses_matrix_units(gradient.dtype, layout[0], in_channels):
+        _launch_matrix(output, gradient, weight, reverse, layout, opposite, after, precision)
+    else:
+        _launch_direct(output, gradient, weight, reverse, layout, opposite, after)
     return output

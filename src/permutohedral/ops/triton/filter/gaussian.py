@@ -89,11 +89,12 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smalle
     points, dimension = features.shape
     if dimension > LARGEST_EVEN_DIMENSION or torch.are_deterministic_algorithms_enabled():
         return None
-    attempt, offsets = first_attempt(features, batch), axis_offsets(dimension, features.device)
-    rows = min(points * (dimension + 1), max(_FEWEST_ROWS, points // _POINTS_PER_ROW))
-    at_once, sums = points <= _MOST_POINTS, None
+    attempt = first_attempt(features, batch)
     with HostReports(features.device) as reports:
         insertion = attempt.start(reports.words[0])
+        # all that can wait is left until the GPU is busy
+        rows = min(points * (dimension + 1), max(_FEWEST_ROWS, points // _POINTS_PER_ROW))
+        at_once, sums, offsets = points <= _MOST_POINTS, None, axis_offsets(dimension, features.device)
         corners = insertion.vertices, insertion.barycentric
         # pictures have their channels one after another, and get them back so
         output = torch.empty_like(values) if values.stride() == (1, points) else values.new_empty(values.shape)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from permutohedral.ops.fused_primitives import ConvolutionTables, FilterTables, KeptOfFilter
+from permutohedral.ops.fused_primitives import ConvolutionTables, FilteredLattice, FilterTables, KeptOfFilter
 from permutohedral.ops.triton.build.neighbors import transpose_neighbors
-from permutohedral.ops.triton.filter.convolve import convolve, convolve_adjoint, uses_halves
+from permutohedral.ops.triton.filter.convolve import convolve_adjoint, convolve_rows, float32_precision, uses_halves
+from permutohedral.ops.triton.filter.convolve_gradients import convolve_gradients
 from permutohedral.ops.triton.filter.incidence import Incidence, splat_listed, splat_listed_with_density
 from permutohedral.ops.triton.filter.normalize import sum_rows
-from permutohedral.ops.triton.filter.slice import slice, slice_into
+from permutohedral.ops.triton.filter.slice import slice_into
 from permutohedral.ops.triton.filter.splat import list_if_worth, splat, splat_with_density, splat_with_totals
-from permutohedral.ops.triton.filter.weight_gradient import (
-    convolve_gradients,
-    convolve_weight_gradient,
-    weight_and_bias_gradient,
-)
+from permutohedral.ops.triton.filter.weight_gradient import convolve_weight_gradient, weight_and_bias_gradient
 from permutohedral.ops.triton.runtime import on_device
+from permutohedral.simplices import Simplices
 
 
 @on_device
@@ -24,22 +22,27 @@ def filter_learned(
     values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables
 ) -> tuple[Tensor, KeptOfFilter]:
     """The result `[target points, out_channels]`, and what its derivative needs: see `FusedPrimitives`."""
-    lattice_values, density, incidence = _splat(values, tables)
-    convolved = convolve(lattice_values, weight, tables.neighbors, tables.groups)
-    output = values.new_empty(tables.target_vertices.shape[0], weight.shape[2])
-    slice_into(output, convolved, tables.target_vertices, tables.target_barycentric, bias)
+    lattice, groups, by_density = tables
+    source, target = lattice.source, lattice.target
+    lattice_values, density, incidence = _splat(values, source, by_density)
+    convolved = convolve_rows(lattice_values, weight, lattice.neighbors, groups, source.keys.shape[0])
+    output = values.new_empty(target.vertices.shape[0], weight.shape[2])
+    slice_into(output, convolved, target.vertices, target.barycentric, bias)
     # where the results go back to the same corners, the derivative splats to them
-    listed = () if incidence is None or tables.target_vertices is not tables.vertices else tuple(incidence)
+    listed = () if incidence is None or target is not source else tuple(incidence)
     return output, (lattice_values, density, *listed)
 
 
-def _splat(values: Tensor, tables: FilterTables) -> tuple[Tensor, Tensor | None, Incidence | None]:
-    """The lattice values, their density if they are divided by it, and the list of points if they were gathered."""
-    corners = tables.vertices, tables.barycentric, tables.num_lattice_points
+def _splat(values: Tensor, source: Simplices, by_density: bool) -> tuple[Tensor, Tensor | None, Incidence | None]:
+    """The lattice values, their density if they are divided by it, and the list of points if they were gathered.
+
+    More rows may follow the lattice values.
+    """
+    corners = source.vertices, source.barycentric, source.keys.shape[0]
     incidence = list_if_worth(values, *corners)
     if incidence is None:
-        splatted = splat_with_density(values, *corners) if tables.by_density else (splat(values, *corners), None)
-    elif tables.by_density:
+        splatted = splat_with_density(values, *corners) if by_density else (splat(values, *corners), None)
+    elif by_density:
         splatted = splat_listed_with_density(values, incidence)
     else:
         splatted = splat_listed(values, incidence, values.dtype), None
@@ -53,20 +56,23 @@ def differentiate_learned(
     """The gradients of `filter_learned` with respect to values, weight and bias: see `FusedPrimitives`."""
     if not (wanted[0] or wanted[1]):
         return None, None, sum_rows(gradient)
-    (lattice_values, density, *listed), rows = kept, tables.neighbors.shape[1]
-    corners, totals = (tables.target_vertices, tables.target_barycentric, rows), None
+    (lattice_values, density, *listed), (lattice, groups, _) = kept, tables
+    source, target, neighbors = lattice.source, lattice.target, lattice.neighbors
+    rows, precision = neighbors.shape[1], float32_precision(weight.dtype)
+    corners, totals = (target.vertices, target.barycentric, rows), None
     incidence = Incidence(*listed) if listed else list_if_worth(gradient, *corners)
     if incidence is None:
         at_targets, totals = splat_with_totals(gradient, *corners)
     else:
         at_targets = splat_listed(gradient, incidence, gradient.dtype)
     at_sources = to_weight = to_bias = None
-    if wanted[1] and not uses_halves(weight.dtype, weight.shape[1], gradient.shape[1] // tables.groups, True):
+    if wanted[1] and not uses_halves(precision, weight.shape[1], gradient.shape[1] // groups, True):
         to_weight, to_bias = weight_and_bias_gradient(
-            lattice_values, at_targets, tables.neighbors, tables.groups, totals if wanted[2] else None
+            lattice_values, at_targets, neighbors, groups, totals if wanted[2] else None, precision
         )
     elif wanted[1]:
-        at_sources, to_weight = _differentiate_halves(at_targets[:rows], weight, lattice_values, tables, wanted[0])
+        at_lattice = lattice_values[: source.keys.shape[0]]
+        at_sources, to_weight = _differentiate_halves(at_targets[:rows], weight, at_lattice, tables, wanted[0])
         # the density divides what is computed of halves, too
         at_sources = at_sources if at_sources is None or density is None else at_sources.div_(density[:, None])
     if wanted[2] and to_bias is None:
@@ -74,23 +80,26 @@ def differentiate_learned(
     if not wanted[0]:
         return None, to_weight, to_bias
     if at_sources is None:
-        reverse = _reverse_neighbors(tables)
-        at_sources = convolve_adjoint(at_targets, weight, reverse, tables.opposite, tables.groups, density)
-    return slice(at_sources, tables.vertices, tables.barycentric), to_weight, to_bias
+        reverse = _reverse_neighbors(lattice)
+        at_sources = convolve_adjoint(at_targets, weight, reverse, lattice.opposite, groups, density, precision)
+    to_values = gradient.new_empty(source.vertices.shape[0], at_sources.shape[1])
+    slice_into(to_values, at_sources, source.vertices, source.barycentric)
+    return to_values, to_weight, to_bias
 
 
 def _differentiate_halves(
     at_targets: Tensor, weight: Tensor, lattice_values: Tensor, tables: FilterTables, both: bool
 ) -> tuple[Tensor | None, Tensor]:
     """The gradients of the convolution, of float16 with scales; the first one if both are computed at once."""
-    if both and tables.groups == 1:
-        of_convolution = ConvolutionTables(tables.neighbors, _reverse_neighbors(tables), tables.opposite)
-        wanted = True, False
-        return convolve_gradients(lattice_values, weight, at_targets, of_convolution, wanted)[:2]
-    return None, convolve_weight_gradient(lattice_values, at_targets, tables.neighbors, tables.groups)
+    lattice, groups, _ = tables
+    if both and groups == 1:
+        of_convolution = ConvolutionTables(lattice.neighbors, _reverse_neighbors(lattice), lattice.opposite)
+        return convolve_gradients(lattice_values, weight, at_targets, of_convolution, (True, False))[:2]
+    return None, convolve_weight_gradient(lattice_values, at_targets, lattice.neighbors, groups)
 
 
-def _reverse_neighbors(tables: FilterTables) -> Tensor:
-    if tables.reverse_neighbors is not None:
-        return tables.reverse_neighbors
-    return transpose_neighbors(tables.neighbors, tables.opposite, tables.num_lattice_points)
+def _reverse_neighbors(lattice: FilteredLattice) -> Tensor:
+    reverse = lattice.reverse_neighbors
+    if reverse is not None:
+        return reverse
+    return transpose_neighbors(lattice.neighbors, lattice.opposite, lattice.source.keys.shape[0])

@@ -56,6 +56,8 @@ def _bind_normalize(has_density: bool, channels: int, sum_stride: int) -> Bound:
 def normalize(sums: Tensor, shape: tuple[int, int], behind: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Lattice values of `shape` and `dtype`, and the density `[lattice_points]` they were divided by: one for zero.
 
+    More rows may follow those of the lattice values.
+
     Args:
         sums: `[.., channels]`, the densities one after another from the element `behind` on; or `[lattice_points,
             channels + 1]`, the last of which is the density.
@@ -63,12 +65,13 @@ def normalize(sums: Tensor, shape: tuple[int, int], behind: int, dtype: torch.dt
         behind: where the first density lies.
         dtype: of the result.
     """
-    rows, channels = shape
-    output = torch.empty(rows, channels, dtype=dtype, device=sums.device)
-    density = torch.empty(rows, dtype=sums.dtype, device=sums.device)
+    (rows, channels), stride = shape, sums.shape[1]
+    # where they lie as the result does, they are divided in place
+    output = sums if sums.dtype == dtype and stride == channels else sums.new_empty(shape, dtype=dtype)
+    density = sums.new_empty(rows)
     if rows:
-        bound = _bind_normalize(True, channels, sums.shape[1])
-        bound.over(rows, channels, (sums, output, density), (rows, behind))
+        bound = _bind_normalize(True, channels, stride)
+        bound(bound.tiles(rows, channels), (sums, output, density), (rows, behind))
     return output, density
 
 
@@ -79,7 +82,8 @@ def convert(sums: Tensor, dtype: torch.dtype) -> Tensor:
     rows, channels = sums.shape
     output = torch.empty(rows, channels, dtype=dtype, device=sums.device)
     if rows and channels:
-        _bind_normalize(False, channels, channels).over(rows, channels, (sums, output, sums), (rows, 0))
+        bound = _bind_normalize(False, channels, channels)
+        bound(bound.tiles(rows, channels), (sums, output, sums), (rows, 0))
     return output
 
 

@@ -110,7 +110,7 @@ def slice_into(
         vertex_stride, weight_stride, vertices.shape[1],
     )  # fmt: skip
     tensors = lattice_values, vertices, barycentric, lattice_values if bias is None else bias, output
-    bound.over(points, width, tensors, (points, rows, vertex_corners, weight_corners))
+    bound(bound.tiles(points, width), tensors, (points, rows, vertex_corners, weight_corners))
 
 
 @on_device

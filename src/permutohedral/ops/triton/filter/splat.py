@@ -215,11 +215,10 @@ def splat_kernel(
 
 def _can_run(values: Tensor, vertices: Tensor, barycentric: Tensor, width: int) -> bool:
     """Whether there are enough points, few channels, and corners in rows of four that one access reads."""
+    if values.shape[0] < _WORTH_RUNS or width > _WIDEST_RUN:
+        return False
     room = vertices.stride(1)
-    return (
-        values.shape[0] >= _WORTH_RUNS and width <= _WIDEST_RUN and room % 4 == 0
-        and vertices.stride() == barycentric.stride() == (1, room)
-    )  # fmt: skip
+    return room % 4 == 0 and vertices.stride() == barycentric.stride() == (1, room)
 
 
 def _add_runs(values: Tensor, vertices: Tensor, barycentric: Tensor, output: Tensor) -> Launch:
@@ -258,7 +257,7 @@ def _add_points(
         channels, width, values.stride(0), vertex_stride, weight_stride, vertices.shape[1], run, beside.value
     )
     tensors, sizes = (values, vertices, barycentric, output), (points, num_rows, vertex_corners, weight_corners)
-    return bound, bound.tiles(cdiv(points, run), width), tensors, sizes
+    return bound, bound.tiles(-(-points // run), width), tensors, sizes
 
 
 def splat_into(output: Tensor, values: Tensor, vertices: Tensor, barycentric: Tensor) -> list[Launch]:
@@ -302,9 +301,10 @@ def splat_sums(
 
 
 def splat_with_density(values: Tensor, vertices: Tensor, barycentric: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Lattice values `[num_rows, channels]` divided by their density, and the density `[num_rows]`.
+    """Lattice values `[num_rows, channels]` divided by their density, of which more rows may follow, and the density.
 
-    The density is in the accumulation dtype, and one where it was zero. There is at least one point and one channel.
+    The density `[num_rows]` is in the accumulation dtype, and one where it was zero. There is at least one point and
+    one channel.
     """
     channels, dtype = values.shape[1], accumulation_dtype(values.dtype)
     if _can_run(values, vertices, barycentric, channels + 1):
@@ -313,7 +313,8 @@ def splat_with_density(values: Tensor, vertices: Tensor, barycentric: Tensor, nu
     else:
         sums = zeros(num_rows + cdiv(num_rows, channels), channels, dtype=dtype, device=values.device)
         behind = num_rows * channels
-        start_all([_add_points(values, vertices, barycentric, sums, num_rows, DENSITY)])
+        bound, grid, tensors, sizes = _add_points(values, vertices, barycentric, sums, num_rows, DENSITY)
+        bound(grid, tensors, sizes)
     return normalize(sums, (num_rows, channels), behind, values.dtype)
 
 
@@ -329,7 +330,8 @@ def splat_with_totals(values: Tensor, vertices: Tensor, barycentric: Tensor, num
         totals = values.sum(dim=0, keepdim=True, dtype=dtype)
     else:
         totals = sums = zeros(num_rows + 1, values.shape[1], dtype=dtype, device=values.device)
-        start_all([_add_points(values, vertices, barycentric, sums, num_rows, TOTALS)])
+        bound, grid, tensors, sizes = _add_points(values, vertices, barycentric, sums, num_rows, TOTALS)
+        bound(grid, tensors, sizes)
     return convert(sums, values.dtype), totals
 
 

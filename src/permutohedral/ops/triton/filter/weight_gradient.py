@@ -13,18 +13,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.fused_primitives import ConvolutionTables
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.triton.filter.convolve import (
-    convolve_adjoint,
-    convolve_halves,
     float32_precision,
     uses_halves,
     uses_matrix_units,
 )
-from permutohedral.ops.triton.filter.normalize import sum_rows
 from permutohedral.ops.triton.filter.scaled_float16 import halve
-from permutohedral.ops.triton.runtime import Bound, cdiv, launch, on_device, power_of_two, rows_contiguous
+from permutohedral.ops.triton.runtime import Bound, on_device, power_of_two, rows_contiguous
 from permutohedral.ops.triton.tuning import CHOSEN, Shape, Tuned, choose
 
 # from so many on, numbers of 32 bits take longer to transpose than to convert to three of 16 bits
@@ -232,9 +228,9 @@ def _scales(inverse: Tensor, gradient_inverse: Tensor, groups: int) -> Tensor:
 
 def _splits(targets: int, programs: int, wanted: int) -> tuple[int, int]:
     """In how many parts the lattice points are summed, and the size of a part: enough programs to fill a large GPU."""
-    splits = max(min(cdiv(wanted, programs), cdiv(targets, 512)), 1)
-    size = cdiv(cdiv(targets, splits), 128) * 128
-    return cdiv(targets, size), size
+    splits = max(min(-(-wanted // programs), -(-targets // 512)), 1)
+    size = -(-targets // (128 * splits)) * 128
+    return -(-targets // size), size
 
 
 def _direct_partials(
@@ -246,34 +242,44 @@ def _direct_partials(
     """
     filter_size, targets = neighbors.shape
     in_channels, out_channels = lattice_values.shape[1] // groups, output_gradient.shape[1]
-    block_n = min(power_of_two(out_channels), 64)
-    rows, tiles = filter_size * in_channels + biased, cdiv(out_channels, block_n)
+    strides = lattice_values.stride(0), output_gradient.stride(0)
+    bound, width = _bind_direct(biased, *strides, out_channels, in_channels, out_channels // groups)
+    rows, tiles = filter_size * in_channels + biased, -(-out_channels // width)
     splits, size = _splits(targets, tiles * rows, _MANY_PROGRAMS)
     shape, dtype = (splits, rows, out_channels), accumulation_dtype(lattice_values.dtype)
     partials = lattice_values.new_empty(shape, dtype=dtype)
-    launch(
-        direct_weight_gradient_kernel, (rows, splits, tiles), (lattice_values, output_gradient, neighbors, partials),
-        (targets, filter_size, size), BIASED=biased, STRIDE=lattice_values.stride(0),
-        GRADIENT_STRIDE=output_gradient.stride(0), OUT_CHANNELS=out_channels, IN=in_channels,
-        OUT=out_channels // groups,
-        BLOCK_M=max(min(1024 // block_n, 128), 16), BLOCK_N=block_n,
-    )  # fmt: skip
+    tensors = lattice_values, output_gradient, neighbors, partials
+    bound((rows, splits, tiles), tensors, (targets, filter_size, size))
     return partials
 
 
+@cache
+def _bind_direct(
+    biased: bool, stride: int, gradient_stride: int, out_channels: int, in_channels: int, per_group: int
+) -> tuple[Bound, int]:
+    """The kernel, and the width of its tiles."""
+    width = min(power_of_two(out_channels), 64)
+    bound = Bound(
+        direct_weight_gradient_kernel, BIASED=biased, STRIDE=stride, GRADIENT_STRIDE=gradient_stride,
+        OUT_CHANNELS=out_channels, IN=in_channels, OUT=per_group,
+        BLOCK_M=max(min(1024 // width, 128), 16), BLOCK_N=width,
+    )  # fmt: skip
+    return bound, width
+
+
 def _matrix_partials(
-    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, biased: bool
+    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, precision: str, biased: bool
 ) -> Tensor:
     """The same with the matrix units."""
     filter_size, targets = neighbors.shape
     in_channels, out_channels = lattice_values.shape[1] // groups, output_gradient.shape[1]
-    per_group, precision = out_channels // groups, float32_precision(lattice_values.dtype)
+    per_group = out_channels // groups
     parts = 3 if precision == "tf32x3" and min(in_channels, per_group) >= _MANY_CHANNELS else 1
 
     def start(tuned: Tuned) -> Tensor:
         bound, blocks = tuned
-        tiles = cdiv(in_channels, blocks["BLOCK_K"]) * cdiv(per_group, blocks["BLOCK_N"]) * groups
-        taps, small = cdiv(filter_size, blocks["TAPS"]), blocks["num_warps"] == 1 or blocks["TAPS"] == 4
+        tiles = -(-in_channels // blocks["BLOCK_K"]) * -(-per_group // blocks["BLOCK_N"]) * groups
+        taps, small = -(-filter_size // blocks["TAPS"]), blocks["num_warps"] == 1 or blocks["TAPS"] == 4
         splits, size = _splits(targets, tiles * taps, _MANY_PROGRAMS if small else _FEW_PROGRAMS)
         shape = splits, filter_size * in_channels + biased, out_channels
         partials = lattice_values.new_empty(shape, dtype=torch.float32)
@@ -294,7 +300,7 @@ def _matrix_partials(
     return start(tuned)
 
 
-def _sum_splits(partials: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def sum_splits(partials: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """The weight gradient of `shape` and `dtype`."""
     if partials.shape[0] == 1 and partials.dtype == dtype:
         return partials.view(shape)
@@ -305,8 +311,8 @@ def _sum_with_bias(
     partials: Tensor, totals: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
     """The same, and the gradient of the bias, which is the last row of the `totals`, if there are such."""
-    weight_gradient = torch.empty(shape, dtype=dtype, device=partials.device)
-    bias_gradient = None if totals is None else torch.empty(shape[-1], dtype=dtype, device=partials.device)
+    weight_gradient = partials.new_empty(shape, dtype=dtype)
+    bias_gradient = None if totals is None else partials.new_empty(shape[-1], dtype=dtype)
     entries, splits = weight_gradient.numel(), partials.shape[0]
     begin = 0 if totals is None else totals.numel() - shape[-1]
     bound = _bind_sum(totals is not None, shape[-1], min(power_of_two(splits), 16))
@@ -314,7 +320,7 @@ def _sum_with_bias(
         partials, partials if totals is None else totals, weight_gradient,
         weight_gradient if bias_gradient is None else bias_gradient,
     )  # fmt: skip
-    bound((cdiv(entries, _SUM_BLOCK), 1, 1), tensors, (splits, entries, begin))
+    bound((-(-entries // _SUM_BLOCK), 1, 1), tensors, (splits, entries, begin))
     return weight_gradient, bias_gradient
 
 
@@ -327,19 +333,26 @@ def _bind_sum(has_totals: bool, out_channels: int, splits: int) -> Bound:
 _Halves = tuple[Tensor, Tensor]
 
 
-def _gradient_of_halves(lattice_values: _Halves, output_gradient: _Halves, neighbors: Tensor, groups: int) -> Tensor:
-    partials = _matrix_partials(lattice_values[0], output_gradient[0], neighbors, groups, False)
+def gradient_of_halves(lattice_values: _Halves, output_gradient: _Halves, neighbors: Tensor, groups: int) -> Tensor:
+    """`convolve_weight_gradient` of what `halve` made."""
+    partials = _matrix_partials(lattice_values[0], output_gradient[0], neighbors, groups, "ieee", False)
     shape = neighbors.shape[0], lattice_values[0].shape[1] // groups, output_gradient[0].shape[1]
-    return _sum_splits(partials, shape, partials.dtype) * _scales(lattice_values[1], output_gradient[1], groups)
+    return sum_splits(partials, shape, partials.dtype) * _scales(lattice_values[1], output_gradient[1], groups)
 
 
-def _partials(
-    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, biased: bool = False
+def partials_of(
+    lattice_values: Tensor,
+    output_gradient: Tensor,
+    neighbors: Tensor,
+    groups: int,
+    precision: str,
+    biased: bool = False,
 ) -> Tensor:
     """The shares of all splits, by the matrix units or without."""
     in_channels, per_group = lattice_values.shape[1] // groups, output_gradient.shape[1] // groups
-    compute = _matrix_partials if uses_matrix_units(lattice_values.dtype, in_channels, per_group) else _direct_partials
-    return compute(lattice_values, output_gradient, neighbors, groups, biased)
+    if uses_matrix_units(lattice_values.dtype, in_channels, per_group):
+        return _matrix_partials(lattice_values, output_gradient, neighbors, groups, precision, biased)
+    return _direct_partials(lattice_values, output_gradient, neighbors, groups, biased)
 
 
 @on_device
@@ -349,45 +362,26 @@ def convolve_weight_gradient(lattice_values: Tensor, output_gradient: Tensor, ne
         return lattice_values.new_zeros(shape)
     lattice_values, output_gradient = rows_contiguous(lattice_values), rows_contiguous(output_gradient)
     neighbors = neighbors.contiguous()
-    if uses_halves(lattice_values.dtype, shape[1], shape[2] // groups, True):
+    precision = float32_precision(lattice_values.dtype)
+    if uses_halves(precision, shape[1], shape[2] // groups, True):
         values, gradient = halve(lattice_values, output_gradient)
-        return _gradient_of_halves(values, gradient, neighbors, groups)
-    return _sum_splits(_partials(lattice_values, output_gradient, neighbors, groups), shape, lattice_values.dtype)
+        return gradient_of_halves(values, gradient, neighbors, groups)
+    partials = partials_of(lattice_values, output_gradient, neighbors, groups, precision)
+    return sum_splits(partials, shape, lattice_values.dtype)
 
 
 def weight_and_bias_gradient(
-    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, totals: Tensor | None
+    lattice_values: Tensor,
+    output_gradient: Tensor,
+    neighbors: Tensor,
+    groups: int,
+    totals: Tensor | None,
+    precision: str,
 ) -> tuple[Tensor, Tensor | None]:
     """`convolve_weight_gradient`, and the last row of `totals` as the gradient of the bias, in their dtype.
 
-    `output_gradient` may have more rows than there are targets.
+    More rows may follow those of the lattice values and of the gradient. For the precision see `float32_precision`.
     """
     shape = neighbors.shape[0], lattice_values.shape[1] // groups, output_gradient.shape[1]
-    partials = _partials(lattice_values, output_gradient, neighbors.contiguous(), groups)
+    partials = partials_of(lattice_values, output_gradient, neighbors.contiguous(), groups, precision)
     return _sum_with_bias(partials, totals, shape, lattice_values.dtype)
-
-
-@on_device
-def convolve_gradients(
-    lattice_values: Tensor,
-    weight: Tensor,
-    output_gradient: Tensor,
-    tables: ConvolutionTables,
-    wanted: tuple[bool, bool],
-) -> tuple[Tensor | None, Tensor, Tensor | None]:
-    """All gradients of the convolution in one group: see `FusedPrimitives`. Halves are made once; without them, the
-    adjoint reads the weight as it lies."""
-    _, in_channels, out_channels = weight.shape
-    neighbors, reverse, opposite = tables.neighbors.contiguous(), tables.reverse, tables.opposite
-    rows, slope = rows_contiguous(lattice_values), rows_contiguous(output_gradient)
-    if not uses_halves(weight.dtype, in_channels, out_channels, True):
-        to_values = convolve_adjoint(slope, weight, reverse, opposite, 1, None) if wanted[0] else None
-        partials = _partials(rows, slope, neighbors, 1, wanted[1])
-        summed = _sum_splits(partials, partials.shape[1:], weight.dtype)
-        if not wanted[1]:
-            return to_values, summed.view(weight.shape), None
-        return to_values, summed[:-1].view(weight.shape), summed[-1]
-    values, gradient = halve(rows, slope)
-    to_values = convolve_halves(*gradient, weight, reverse.contiguous(), opposite) if wanted[0] else None
-    to_bias = sum_rows(slope) if wanted[1] else None
-    return to_values, _gradient_of_halves(values, gradient, neighbors, 1), to_bias
