@@ -85,7 +85,9 @@ class _LatticeFilter(nn.Module):
             convolved = convolved if bias is None else convolved + bias.to(convolved.dtype)
             return convolved if added is None else convolved + added
 
-        affine = (None, None) if before is None else (before.norm.weight, before.norm.bias)
+        affine: tuple[Tensor | None, Tensor | None] = (None, None)
+        if before is not None:
+            affine = before.norm.weight, before.norm.bias
         if reverse is not None:
             rows, _ = lattice_to_rows(lattice_values, source, source.source)
             check_rows(neighbors.shape[1], self.out_channels, rows)

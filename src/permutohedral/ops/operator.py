@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from permutohedral.ops.batching import Arguments, Axes, Rule, one_after_another
 from permutohedral.ops.dispatch import forced_backend, on_backend, primitives_for
-from permutohedral.ops.tracing import is_plain, is_traced, is_transformed, requires_gradient, uncompiled
+from permutohedral.ops.tracing import is_autocast, is_plain, is_traced, is_transformed, requires_gradient, uncompiled
 
 Result = TypeVar("Result")
 
@@ -115,7 +115,7 @@ class Operator(Generic[Result]):
     def run(self, first: Tensor, *others: Any) -> Result:
         """Compute it; `functional` decides what autocast means, so inside a backend it is off."""
         run = self._run or getattr(primitives_for(first), self._name)
-        if not torch.is_autocast_enabled(first.device.type):
+        if not is_autocast(first.device):
             return cast(Result, run(first, *others))
         with torch.autocast(first.device.type, enabled=False):
             return cast(Result, run(first, *others))

@@ -66,9 +66,10 @@ def normalize(sums: Tensor, shape: tuple[int, int], behind: int, dtype: torch.dt
         dtype: of the result.
     """
     (rows, channels), stride = shape, sums.shape[1]
-    # where they lie as the result does, they are divided in place
-    output = sums if sums.dtype == dtype and stride == channels else sums.new_empty(shape, dtype=dtype)
-    density = sums.new_empty(rows)
+    # where they lie as the result does, they are divided in place; kernels want their memory to be aligned
+    in_place = sums.dtype == dtype and stride == channels
+    output = sums if in_place else sums.new_empty(shape, dtype=dtype)
+    density = sums.as_strided((rows,), (1,), behind) if in_place and behind % 4 == 0 else sums.new_empty(rows)
     if rows:
         bound = _bind_normalize(True, channels, stride)
         bound(bound.tiles(rows, channels), (sums, output, density), (rows, behind))
