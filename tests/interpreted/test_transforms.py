@@ -53,3 +53,22 @@ def test_a_gradient_after_its_transformation(inputs: Inputs) -> None:
     result, pull_back = cast(tuple[Tensor, Any], vjp(function, *inputs))
     for actual, wanted in zip(pull_back(2 * result), expected, strict=True):
         assert_close(actual, wanted)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_values_that_a_transformation_has_left_behind(inputs: Inputs, wanted: bool) -> None:
+    """They are wrapped, and have no memory of their own."""
+    left: list[Tensor] = []
+
+    def double(values: Tensor) -> Tensor:
+        left.append(2 * values)
+        return left[0].sum()
+
+    values, features, weight = inputs
+    torch.func.grad(double)(values)
+    weight.requires_grad_(wanted)
+    found, expected = (function(each, features, weight) for each in (left[0], 2 * values))
+    assert_close(found, expected)
+    if wanted:
+        gradient, known = (torch.autograd.grad(each.square().sum(), weight)[0] for each in (found, expected))
+        assert_close(gradient, known)

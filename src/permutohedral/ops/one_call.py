@@ -48,7 +48,7 @@ class _InOneCall(torch.autograd.Function):
             return None, *differentiate(ctx, gradient)
 
 
-# `Function.apply` without its search for what transformations leave behind, which the gate has not let through
+# `Function.apply` without its search for what transformations leave behind: backends read that as it is
 apply: Callable[..., Any] = super(torch.autograd.Function, _InOneCall).apply
 
 

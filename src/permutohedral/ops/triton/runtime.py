@@ -10,6 +10,7 @@ from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import unwrap_dead_wrappers
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -119,7 +120,11 @@ class Bound:
             sizes: numbers that change from call to call.
         """
         device = tensors[0].get_device()
-        kind, addresses = (device, *map(_dtype_of, tensors)), (*map(_address_of, tensors),)
+        try:
+            kind, addresses = (device, *map(_dtype_of, tensors)), (*map(_address_of, tensors),)
+        except RuntimeError:
+            self(grid, _unwrapped(tensors), sizes)
+            return
         usual = not reduce(or_, addresses) & _MISALIGNED and (not sizes or max(sizes) < _MOST)
         starter = self._starters.get(kind)
         if starter is None or not Bound.direct or not usual:
@@ -179,6 +184,14 @@ class Bound:
         # the constants are passed, too, and ignored
         behind = tuple(self._constants[name] for name in self._kernel.arg_names if name in self._constants)
         self._starters[kind] = starter.launch, before, behind
+
+
+def _unwrapped(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The tensors inside of those that a transformation of `torch.func` has left behind: these have no memory."""
+    bare = unwrap_dead_wrappers(tensors)
+    if all(one is other for one, other in zip(tensors, bare, strict=True)):
+        raise RuntimeError("a kernel was to be started with a tensor that has no memory")
+    return tuple(bare)
 
 
 # a kernel and what it is to be started with: `launch[0](*launch[1:])`, or the same prepared
