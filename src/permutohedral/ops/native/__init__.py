@@ -36,7 +36,6 @@ except ImportError as error:
     ) from error
 
 _tables, _float32, _float64 = lend(_native), lend(_native.float32), lend(_native.float64)
-
 # named in every call: torch.set_default_device may have set another
 _CPU = torch.device("cpu")
 
@@ -53,8 +52,7 @@ def _core(dtype: torch.dtype) -> Kernels:
 
 def _plain(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """The tensor as the core can borrow it: contiguous, outside of autograd."""
-    plain = tensor.detach() if tensor.requires_grad else tensor
-    plain = plain if dtype is None else plain.to(dtype)
+    plain = (tensor.detach() if tensor.requires_grad else tensor).to(dtype or tensor.dtype)
     if plain.is_contiguous() or plain.dim() != 2 or not plain.mT.is_contiguous() or not plain.is_floating_point():
         return plain.contiguous()
     # the planes of a picture, seen as points
