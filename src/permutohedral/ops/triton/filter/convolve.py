@@ -297,7 +297,7 @@ def convolve_and_add(
     lattice_values: Tensor, weight: Tensor, neighbors: Tensor, bias: Tensor | None, added: Tensor | None
 ) -> Tensor:
     """The convolution in one group with what is added to its results: see `FusedPrimitives`."""
-    after = After(bias=bias, added=None if added is None else added.contiguous())
+    after = After(bias=None if bias is None else bias.contiguous(), added=None if added is None else added.contiguous())
     return _convolve(lattice_values, weight, neighbors, 1, lattice_values.shape[0], after)
 
 

@@ -250,7 +250,7 @@ def normalize_items(values: Tensor, weight: Tensor, bias: Tensor, norm: ItemsNor
     order = rows.starts if rows.order is None else rows.order
     configuration, grid = (rows.order is not None, channels, chunks), (items, chunks, 1)
     _bind(sum_values_kernel, *configuration)(grid, (values, order, rows.starts, sums), ())
-    tensors = values, weight, bias, order, rows.starts, sums, statistics, output
+    tensors = values, weight.contiguous(), bias.contiguous(), order, rows.starts, sums, statistics, output
     bound = _bind(normalize_items_kernel, *configuration, WIDTH=width, EPS=norm.eps, RELU=norm.relu)
     bound(grid, tensors, ())
     return output, statistics
@@ -267,7 +267,7 @@ def differentiate_items_norm(
     output, of_affine = torch.empty_like(values), affine[0].new_empty(2, channels)
     order = rows.starts if rows.order is None else rows.order
     configuration, grid = (rows.order is not None, channels, chunks), (items, chunks, 1)
-    summed = gradient, values, *affine, order, rows.starts, statistics, sums
+    summed = gradient, values, *(each.contiguous() for each in affine), order, rows.starts, statistics, sums
     _bind(sum_gradients_kernel, *configuration, RELU=norm.relu)(grid, summed, ())
     bound = _bind(differentiate_norm_kernel, *configuration, WIDTH=width, RELU=norm.relu)
     bound(grid, (*summed, output, of_affine), ())
