@@ -25,6 +25,8 @@ ORDER = [
     ["ops.dispatch"],
     ["ops.operator"],
     ["ops.operators", "ops.exact_sums", "ops"],
+    ["ops.one_call"],
+    ["ops.fused_layers"],
     ["ops.fused_filters", "ops.level_operators"],
     ["features", "data"],
     ["stacked_features"],

@@ -54,6 +54,15 @@ def run_two_levels(values: Tensor, weights: list[Tensor], pyramid: ph.LatticePyr
     torch.autograd.grad(result.sum(), [values, *weights])
 
 
+def run_linear(values: Tensor, weights: list[Tensor], mixes: list[Tensor], pyramid: ph.LatticePyramid) -> None:
+    """The same, but down and up by fixed interpolation, with mixed channels on the coarse level."""
+    fine, coarse = pyramid.levels[:2]
+    kept = ph.convolve(ph.splat(values, fine), weights[0], fine)
+    below = ph.convolve(ph.coarsen(kept, pyramid, 0) @ mixes[0], weights[2], coarse)
+    result = ph.slice(ph.refine(below @ mixes[1], pyramid, 0) + kept, fine)
+    torch.autograd.grad(result.sum(), [values, weights[0], weights[2], *mixes])
+
+
 def in_turn(device: torch.device, *calls: Callable[[int], object]) -> list[float]:
     """Milliseconds of each call, given the number of the round."""
     times: list[list[float]] = [[] for _ in calls]
@@ -82,19 +91,33 @@ def measure(make: Callable[[int], Tensor], device: torch.device) -> dict[str, An
     built = [ph.build_pyramid(cloud, LEVELS) for cloud in clouds[:3]]
     values = torch.randn(POINTS, CHANNELS, device=device, requires_grad=True)
     weights = [torch.randn(TAPS, CHANNELS, CHANNELS, device=device, requires_grad=True) for _ in range(4)]
-    flat, two_levels = in_turn(
+    mixes = [torch.randn(CHANNELS, CHANNELS, device=device, requires_grad=True) for _ in range(2)]
+    flat, two_levels, linear = in_turn(
         device,
         lambda number: run_flat(values, weights, built[number % 3]),
         lambda number: run_two_levels(values, weights, built[number % 3]),
+        lambda number: run_linear(values, weights, mixes, built[number % 3]),
     )
-    fine = built[0].levels[0]
+    fine, coarse = built[0].levels[:2]
     # products of rows and matrices of weights: what the convolutions multiply
-    pairs = [int((table >= 0).sum()) for table in (fine.neighbors, built[0].levels[1].neighbors, built[0].tables[0].up)]
+    on_fine, on_coarse, up = (
+        int((table >= 0).sum()) for table in (fine.neighbors, coarse.neighbors, built[0].tables[0].up)
+    )
     return {
         "lattice_points": [level.num_lattice_points for level in built[0].levels],
-        "milliseconds": {"lattice": lattice, "pyramid": pyramid, "flat": flat, "two_levels": two_levels},
-        "ratio": {"pyramid": pyramid / lattice, "two_levels": two_levels / flat},
-        "products": {"flat": pairs[0], "two_levels": pairs[0] + pairs[1] + 2 * pairs[2]},
+        "milliseconds": {
+            "lattice": lattice,
+            "pyramid": pyramid,
+            "flat": flat,
+            "two_levels": two_levels,
+            "linear": linear,
+        },
+        "ratio": {"pyramid": pyramid / lattice, "two_levels": two_levels / flat, "linear": linear / flat},
+        "products": {
+            "flat": on_fine,
+            "two_levels": on_fine + on_coarse + 2 * up,
+            "linear": on_fine + on_coarse + 2 * coarse.num_lattice_points,
+        },
     }
 
 
@@ -112,7 +135,8 @@ def main() -> None:
     for name, figures in found.items():
         times, ratio = figures["milliseconds"], figures["ratio"]
         rows.append([name, *(f"{times[each]:.1f}" for each in times), *(f"{each:.2f}" for each in ratio.values())])
-    heads = ["points", "lattice, ms", f"{LEVELS} levels, ms", "flat, ms", "two levels, ms", "levels", "two levels"]
+    heads = ["points", "lattice, ms", f"{LEVELS} levels, ms", "flat, ms", "two levels, ms", "interpolated, ms"]
+    heads += ["levels", "two levels", "interpolated"]
     print(markdown_table(heads, rows))
     if arguments.json is not None:
         content = {"points": POINTS, "channels": CHANNELS, "threads": arguments.threads, "rows": found}

@@ -159,43 +159,79 @@ void list_coarse_corners(const CoarseSimplices& coarse, Extent<C> corners, Range
     }
 }
 
+// The rows of coarse corners of one simplex, or of two side by side, for the corner of each that `own` begins with.
+template <int Points>
+inline auto rows_of_corners(const int32_t* rows, const int32_t* own) {
+    const auto first = load<int32_t, 4>(rows + own[0] * int64_t(4));
+    if constexpr (Points == 1) {
+        return first;
+    } else {
+        const auto second = load<int32_t, 4>(rows + own[4] * int64_t(4));
+#if defined(PERMUTOHEDRAL_SHUFFLE)
+        return __builtin_shufflevector(first, second, 0, 1, 2, 3, 4, 5, 6, 7);
+#else
+        using Row = typename VectorOf<int32_t, 8>::type;
+        return Row{first[0], first[1], first[2], first[3], second[0], second[1], second[2], second[3]};
+#endif
+    }
+}
+
+// `coarsen_points` for one point or two of four corners each.
+template <class T, int Points>
+inline void coarsen_together(const int32_t* own, const T* weights, const int32_t* rows, int32_t* vertices,
+                             T* barycentric) {
+    constexpr int N = 4 * Points;
+    using Row = typename VectorOf<int32_t, N>::type;
+    using Mask = typename VectorOf<Integer<T>, N>::type;
+    using Weights = typename VectorOf<T, N>::type;
+    Row found{};
+    Weights sum{};
+    for (int64_t i = 0; i < 4; ++i) {
+        const Row row = rows_of_corners<Points>(rows, own + i);
+        found |= row;
+        const Mask at = __builtin_convertvector(row, Mask);
+        Weights whole;
+        for (int lane = 0; lane < N; ++lane) whole[lane] = weights[lane / 4 * 4 + i];
+        const Weights part = at < 0 ? whole : whole * T(0.5);
+        sum += at != 0 ? part : Weights{};
+    }
+    store<int32_t, N>(vertices, (found & ~coincides) - 1);
+    store<T, N>(barycentric, sum);
+}
+
 // All parents of the vertices of a simplex are corners of one coarse simplex, so that at each corner there is one row.
 template <class T, int C>
 void coarsen_points(const Simplices<T>& fine, const int32_t* rows, Extent<C> corners, Range range, int32_t* vertices,
                     T* barycentric) {
-    for (int64_t point = range.begin; point < range.end; ++point) {
+    int64_t point = range.begin;
+    if constexpr (C == 4) {
+        // two at once where their weights fit a register
+        if constexpr (2 * C * sizeof(T) <= PERMUTOHEDRAL_VECTOR_BYTES) {
+            for (; point + 2 <= range.end; point += 2) {
+                coarsen_together<T, 2>(fine.vertices + point * C, fine.barycentric + point * C, rows,
+                                       vertices + point * C, barycentric + point * C);
+            }
+        }
+        for (; point < range.end; ++point) {
+            coarsen_together<T, 1>(fine.vertices + point * C, fine.barycentric + point * C, rows, vertices + point * C,
+                                   barycentric + point * C);
+        }
+    }
+    for (; point < range.end; ++point) {
         const int32_t* own = fine.vertices + point * corners;
         const T* weights = fine.barycentric + point * corners;
-        if constexpr (C == 4) {
-            using Row = typename VectorOf<int32_t, C>::type;
-            using Mask = typename VectorOf<Integer<T>, C>::type;
-            using Weights = typename VectorOf<T, C>::type;
-            Row found{};
-            Weights sum{};
-            for (int64_t i = 0; i < C; ++i) {
-                const Row row = load<int32_t, C>(rows + own[i] * int64_t(C));
-                found |= row;
-                const Mask at = __builtin_convertvector(row, Mask);
-                const Weights whole = Weights{} + weights[i];
-                const Weights part = at < 0 ? whole : whole * T(0.5);
-                sum += at != 0 ? part : Weights{};
-            }
-            store<int32_t, C>(vertices + point * C, (found & ~coincides) - 1);
-            store<T, C>(barycentric + point * C, sum);
-        } else {
-            int32_t found[capacity_for<C, max_columns>] = {0};
-            T sum[capacity_for<C, max_columns>] = {0};
-            for (int64_t i = 0; i < corners; ++i) {
-                const int32_t* row = rows + own[i] * int64_t(corners);
-                for (int64_t j = 0; j < corners; ++j) {
-                    found[j] |= row[j];
-                    if (row[j] != 0) sum[j] += row[j] < 0 ? weights[i] : weights[i] * T(0.5);
-                }
-            }
+        int32_t found[capacity_for<C, max_columns>] = {0};
+        T sum[capacity_for<C, max_columns>] = {0};
+        for (int64_t i = 0; i < corners; ++i) {
+            const int32_t* row = rows + own[i] * int64_t(corners);
             for (int64_t j = 0; j < corners; ++j) {
-                vertices[point * corners + j] = (found[j] & ~coincides) - 1;
-                barycentric[point * corners + j] = sum[j];
+                found[j] |= row[j];
+                if (row[j] != 0) sum[j] += row[j] < 0 ? weights[i] : weights[i] * T(0.5);
             }
+        }
+        for (int64_t j = 0; j < corners; ++j) {
+            vertices[point * corners + j] = (found[j] & ~coincides) - 1;
+            barycentric[point * corners + j] = sum[j];
         }
     }
 }

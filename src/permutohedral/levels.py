@@ -132,15 +132,26 @@ def pool(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
     return unfold(pooled, leading)
 
 
-def _between(pyramid: LatticePyramid, level: int) -> tuple[Lattice, Lattice, LevelTables]:
-    """The fine and the coarse lattice, and the tables between them."""
+def tables_between(pyramid: LatticePyramid, level: int) -> LevelTables:
+    """The tables between a level and the next.
+
+    >>> import permutohedral as ph
+    >>> tables_between(ph.build_pyramid(torch.zeros(9, 2), levels=2), level=0).down.shape
+    torch.Size([7, 3])
+    """
     steps = len(pyramid.tables)
     if type(level) is not int or not 0 <= level < steps:
         raise InputError(
             f"level must be the finer of two levels of the pyramid, from 0 to {steps - 1}, got {level!r}; build the "
             "pyramid with more levels"
         )
-    return pyramid.levels[level], pyramid.levels[level + 1], pyramid.tables[level]
+    return pyramid.tables[level]
+
+
+def _between(pyramid: LatticePyramid, level: int) -> tuple[Lattice, Lattice, LevelTables]:
+    """The fine and the coarse lattice, and the tables between them."""
+    tables = tables_between(pyramid, level)
+    return pyramid.levels[level], pyramid.levels[level + 1], tables
 
 
 def _halves(fine: Lattice, tables: LevelTables) -> Tensor:

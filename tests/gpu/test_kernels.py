@@ -14,7 +14,7 @@ from torch import Tensor
 
 from permutohedral.neighborhood import Neighborhood, axis_offsets, blur_gain
 from permutohedral.ops import reference
-from permutohedral.ops.fused_primitives import PairwiseTables
+from permutohedral.ops.fused_primitives import ConvolutionTables, PairwiseTables
 from permutohedral.ops.primitives import transpose_weight
 
 kernels = pytest.importorskip("permutohedral.ops.triton", reason="Triton is not installed")
@@ -160,8 +160,9 @@ def test_tf32_of_channels_of_different_magnitudes() -> None:
     neighbors, reverse = (torch.randint(-1, 40_000, (7, 40_000), dtype=torch.int32, device="cuda") for _ in range(2))
     opposite = torch.tensor([0, 2, 1, 4, 3, 6, 5], device="cuda")
     convolved = kernels.convolve(values, weight, neighbors, 1)
-    both = kernels.convolve_gradients(values, weight, gradient, neighbors, reverse, opposite)
-    assert both is not None
+    tables = ConvolutionTables(neighbors, reverse, opposite)
+    both = kernels.convolve_gradients(values, weight, gradient, tables, (True, False))
+    assert both[0] is not None
     adjoint = transpose_weight(exact(weight), opposite.cpu(), 1)
     # sums of 40,000 terms that mostly cancel, each to 11 bits; the others have few
     for result, expected, tolerance in (

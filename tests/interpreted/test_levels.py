@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from interpreted.internals import PackedTable, item_norm
@@ -71,6 +73,17 @@ def test_a_pyramid_of_nothing() -> None:
     assert pyramid.tables[0].up.shape == (7, 0)
 
 
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A few programs share an item, and take rows of a small one in several blocks."""
+    monkeypatch.setattr(item_norm, "_PROGRAMS", 2)
+    monkeypatch.setattr(item_norm, "_TILE", 16)
+    item_norm._bind.cache_clear()
+    yield
+    item_norm._bind.cache_clear()
+
+
+@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("items", [1, 3])
 @pytest.mark.parametrize(("channels", "groups", "dtype"), [(6, 2, torch.float64), (17, 1, torch.bfloat16)])
 def test_items_norm(
@@ -78,7 +91,7 @@ def test_items_norm(
 ) -> None:
     """Values far from zero, items of different sizes that two programs share."""
     monkeypatch.setattr(item_norm, "_PROGRAMS", 2 * items)
-    lattice = ph.build_lattice(2 * torch.randn(12, 2), batch=(torch.arange(12) ** 2) % 7 % items)
+    lattice = ph.build_lattice(4 * torch.randn(30, 2), batch=(torch.arange(30) ** 2) % 7 % items)
     layer = ph.nn.LatticeGroupNorm(groups, channels, dtype=torch.float64 if dtype is torch.float64 else None)
     torch.nn.init.normal_(layer.weight)
     torch.nn.init.normal_(layer.bias)
@@ -97,8 +110,8 @@ def test_items_norm(
         assert_close(actual, expected)
 
 
-def test_items_norm_is_differentiated_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(item_norm, "_PROGRAMS", 2)
+@pytest.mark.usefixtures("small_parts")
+def test_items_norm_is_differentiated_twice() -> None:
     lattice = ph.build_lattice(torch.randn(5, 2), batch=torch.arange(5) % 2)
     layer = ph.nn.LatticeGroupNorm(1, 2, dtype=torch.float64)
     values = torch.randn(lattice.num_lattice_points, 2, dtype=torch.float64, requires_grad=True)
@@ -119,3 +132,44 @@ def test_items_norm_of_weights_that_lie_apart(monkeypatch: pytest.MonkeyPatch) -
             found.append([output.detach(), *torch.autograd.grad(output.square().sum(), values)])
     for expected, actual in zip(*found, strict=True):
         assert_close(actual, expected)
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize(
+    ("channels", "out_channels", "dtype"), [(3, 5, torch.float64), (8, 17, torch.float32), (16, 9, torch.float16)]
+)
+def test_convolution_step(channels: int, out_channels: int, dtype: torch.dtype, alone: bool) -> None:
+    """From level to level with a bias alone, and on a level behind a norm with something added: all gradients."""
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    pyramid = ph.build_pyramid(2 * torch.randn(12, 2, dtype=wide), 2, batch=torch.arange(12) % 2)
+    lattice = pyramid.levels[0]
+    layer: torch.nn.Module = (ph.nn.Coarsen if alone else ph.nn.LatticeConvolution)(
+        channels, out_channels, 2, dtype=dtype
+    )
+    norm = ph.nn.LatticeGroupNorm(1, channels, dtype=dtype)
+    torch.nn.init.normal_(norm.bias)
+    values = torch.randn(lattice.num_lattice_points, channels).to(dtype)
+    added = torch.randn(pyramid.levels[int(alone)].num_lattice_points, out_channels).to(dtype)
+    others = (pyramid, 0) if alone else (lattice, ph.nn.Normalized(norm, ph.nn.LatticeItems(lattice)))
+    learned = list(layer.parameters()) + ([] if alone else list(norm.parameters()))
+    found = []
+    for backend in ("reference", "triton"):
+        leaves = [each.clone().requires_grad_() for each in ((values,) if alone else (values, added))]
+        with use_backend(backend):
+            output = layer(leaves[0], *others, *leaves[1:])
+            gradients = torch.autograd.grad(output, [*leaves, *learned], torch.cos(added))
+            with torch.no_grad():
+                assert torch.equal(layer(leaves[0], *others, *leaves[1:]), output)
+        found.append([output.detach(), *gradients])
+    for expected, actual in zip(*found, strict=True):
+        assert actual.dtype == expected.dtype
+        assert_close(actual, expected)
+
+
+def test_a_convolution_step_is_differentiated_twice() -> None:
+    lattice = ph.build_lattice(torch.randn(3, 1, dtype=torch.float64))
+    layer = ph.nn.LatticeConvolution(2, 2, 1, dtype=torch.float64)
+    values = torch.randn(lattice.num_lattice_points, 2, dtype=torch.float64, requires_grad=True)
+    with use_backend("triton"):
+        assert gradgradcheck(lambda each: layer(each * each, lattice, added=each), values, fast_mode=True)

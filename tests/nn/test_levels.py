@@ -30,6 +30,8 @@ def layers() -> dict[str, tuple[nn.Module, int]]:
         "convolution": (ph.nn.LatticeConvolution(2, 3, **kind), 0),
         "coarsen": (ph.nn.Coarsen(2, 3, **kind), 0),
         "refine": (ph.nn.Refine(2, 3, **kind), 1),
+        "coarsen linear": (ph.nn.CoarsenLinear(2, 3, dimension=2).to(DEVICE, torch.float64), 0),
+        "refine linear": (ph.nn.RefineLinear(2, 3).to(DEVICE, torch.float64), 1),
         "pool": (ph.nn.LatticePool(), 0),
         "norm": (ph.nn.LatticeGroupNorm(1, 2, dtype=torch.float64, device=DEVICE), 0),
         "slice": (ph.nn.DeformSlice(2, **kind), 0),
@@ -58,6 +60,21 @@ def test_derivatives_of_values_and_parameters(name: str) -> None:
     # the order of atomic additions on a GPU may differ
     assert gradcheck(function, inputs, fast_mode=True, nondet_tol=1e-10)
     assert gradgradcheck(function, inputs, fast_mode=True, nondet_tol=1e-10)
+
+
+def test_linear_layers_between_levels_keep_what_is_constant() -> None:
+    """Where no lattice point is missing, with channels that are not mixed."""
+    grid = torch.cartesian_prod(*[torch.arange(9.0)] * 2).to(DEVICE)
+    pyramid = ph.build_pyramid(grid, 2)
+    down, up = ph.nn.CoarsenLinear(1, 1, dimension=2).to(DEVICE), ph.nn.RefineLinear(1, 1).to(DEVICE)
+    for layer in (down, up):
+        torch.nn.init.ones_(layer.mix.weight)
+        torch.nn.init.constant_(layer.mix.bias, 2.0)
+    fine, coarse = (torch.ones(level.num_lattice_points, 1, device=DEVICE) for level in pyramid.levels)
+    inside = (pyramid.tables[0].down >= 0).all(dim=0)
+    assert bool(inside.any())
+    assert_close(down(fine, pyramid, 0)[inside], 3 * coarse[inside])
+    assert_close(up(coarse, pyramid, 0), 3 * fine)
 
 
 def test_the_bias_is_added() -> None:

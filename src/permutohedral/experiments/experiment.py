@@ -106,7 +106,8 @@ REGISTRY = (
         "lidar",
         "Tell ground, vegetation and buildings apart in laser scans.",
         "The scans must be in the folder of the datasets. Rows that are run when they are named: unet_small, "
-        "unet_small_no_ground, unet_one_place, unet_no_augmentation, unet_no_ground and flat_no_ground.\n\n"
+        "unet_small_no_ground, unet_one_place, unet_no_augmentation, unet_no_ground, flat_no_ground, unet_linear and "
+        "flat_coarse.\n\n"
         "Writes a JSON file for each row and seed, its weights, and a report in Markdown.",
         {"time_steps": "First time a training step of each row, with nothing beside it."},
     ),

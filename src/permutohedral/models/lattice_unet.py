@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,15 +13,12 @@ from permutohedral.errors import InputError
 from permutohedral.filters.steps import slice, splat
 from permutohedral.lattice import Lattice
 from permutohedral.models.point_cloud import summarize
-from permutohedral.nn.levels import (
-    Coarsen,
-    LatticeConvolution,
-    LatticeGroupNorm,
-    LatticeItems,
-    Refine,
-    count_items,
-)
+from permutohedral.nn.group_norm import LatticeGroupNorm, LatticeItems, Normalized, count_items
+from permutohedral.nn.levels import Coarsen, CoarsenLinear, LatticeConvolution, Refine, RefineLinear
 from permutohedral.pyramid import LatticePyramid, build_pyramid
+
+# how values go from level to level: by learned convolutions, or interpolated, with mixed channels
+Between = Literal["convolution", "linear"]
 
 # channels of a group that are normalized together
 _GROUP = 8
@@ -47,10 +45,11 @@ class ResidualBlock(nn.Module):
     def forward(self, lattice_values: Tensor, lattice: Lattice, items: LatticeItems | None = None) -> Tensor:
         """`[lattice_points, channels]`, in and out; blocks on one lattice may share the items."""
         items = LatticeItems(lattice) if items is None else items
-        change = lattice_values
-        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            change = convolution(norm(change, lattice, items, relu=True), lattice)
-        return lattice_values + change
+        first, second = self.convolutions
+        before, between = (Normalized(cast(LatticeGroupNorm, norm), items) for norm in self.norms)
+        change = first(lattice_values, lattice, before)
+        result: Tensor = second(change, lattice, between, added=lattice_values)
+        return result
 
 
 def mean_and_density(values: Tensor, lattice: Lattice) -> Tensor:
@@ -68,11 +67,12 @@ def mean_and_density(values: Tensor, lattice: Lattice) -> Tensor:
 class _Encoder(nn.Module):
     """From points to the lattice values of every level."""
 
-    def __init__(self, in_channels: int, dimension: int, channels: Sequence[int]) -> None:
+    def __init__(self, in_channels: int, dimension: int, channels: Sequence[int], between: Between) -> None:
         super().__init__()
+        down = Coarsen if between == "convolution" else CoarsenLinear
         self.enter = LatticeConvolution(in_channels + 1, channels[0], dimension)
         self.blocks = nn.ModuleList(ResidualBlock(width, dimension) for width in channels)
-        self.downs = nn.ModuleList(Coarsen(fine, coarse, dimension) for fine, coarse in pairwise(channels))
+        self.downs = nn.ModuleList(down(fine, coarse, dimension) for fine, coarse in pairwise(channels))
 
     def forward(self, values: Tensor, pyramid: LatticePyramid, items: Sequence[LatticeItems]) -> list[Tensor]:
         finest = pyramid.levels[0]
@@ -121,6 +121,7 @@ class LatticeUNet(_OnPyramid):
         classes: how many.
         dimension: d of the features.
         channels: of each level, the finest first.
+        between: how values go from level to level: by learned convolutions, or interpolated, with mixed channels.
 
     Shape:
         values `[points, in_channels]`, features `[points, d]`, one unit is one step of the finest lattice; ragged
@@ -132,13 +133,23 @@ class LatticeUNet(_OnPyramid):
     """
 
     def __init__(
-        self, in_channels: int, classes: int, dimension: int = 3, channels: Sequence[int] = (16, 32, 48, 64)
+        self,
+        in_channels: int,
+        classes: int,
+        dimension: int = 3,
+        channels: Sequence[int] = (16, 32, 48, 64),
+        between: Between = "convolution",
     ) -> None:
         super().__init__()
         _check_widths(channels)
+        if between not in get_args(Between):
+            raise InputError(f"between must be one of {', '.join(map(repr, get_args(Between)))}, got {between!r}")
         self.in_channels, self.classes = in_channels, classes
-        self.encoder = _Encoder(in_channels, dimension, channels)
-        self.ups = nn.ModuleList(Refine(coarse, fine, dimension) for fine, coarse in pairwise(channels))
+        self.encoder = _Encoder(in_channels, dimension, channels, between)
+        self.ups = nn.ModuleList(
+            Refine(coarse, fine, dimension) if between == "convolution" else RefineLinear(coarse, fine)
+            for fine, coarse in pairwise(channels)
+        )
         self.joins = nn.ModuleList(LatticeConvolution(2 * width, width, dimension) for width in channels[:-1])
         self.blocks = nn.ModuleList(ResidualBlock(width, dimension) for width in channels[:-1])
         self.head = nn.Sequential(nn.Linear(channels[0] + in_channels, 32), nn.ReLU(), nn.Linear(32, classes))
@@ -176,7 +187,7 @@ class LatticeClassifier(_OnPyramid):
     ) -> None:
         super().__init__()
         _check_widths(channels)
-        self.encoder = _Encoder(in_channels, dimension, channels)
+        self.encoder = _Encoder(in_channels, dimension, channels, "convolution")
         self.head = nn.Sequential(nn.Linear(2 * channels[-1], 64), nn.ReLU(), nn.Linear(64, classes))
 
     def classify(self, values: Tensor, pyramid: LatticePyramid) -> Tensor:

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from permutohedral.errors import InputError
 from permutohedral.filters.steps import slice
 from permutohedral.lattice import build_lattice
-from permutohedral.models.lattice_unet import LatticeUNet, ResidualBlock, mean_and_density
+from permutohedral.models.lattice_unet import Between, LatticeUNet, ResidualBlock, mean_and_density
 from permutohedral.models.set_abstraction import PointNetSegmenter
-from permutohedral.nn.levels import LatticeConvolution, LatticeItems
+from permutohedral.nn.group_norm import LatticeItems
+from permutohedral.nn.levels import LatticeConvolution
 
 SegmentationModel = Literal["unet", "flat", "pointwise", "pointnet"]
 
@@ -29,6 +30,7 @@ class UNetSegmenter(nn.Module):
         classes: how many.
         channels: of each level, the finest first.
         step: of the finest lattice, in meters.
+        between: how values go from level to level: see `LatticeUNet`.
 
     >>> network = UNetSegmenter(2, 3, channels=(8, 16))
     >>> network(torch.rand(50, 2), torch.rand(50, 3) * 9, torch.zeros(50, dtype=torch.int64)).shape
@@ -36,11 +38,16 @@ class UNetSegmenter(nn.Module):
     """
 
     def __init__(
-        self, in_channels: int, classes: int, channels: Sequence[int] = (16, 24, 40, 48), step: float = 0.7
+        self,
+        in_channels: int,
+        classes: int,
+        channels: Sequence[int] = (16, 24, 40, 48),
+        step: float = 0.7,
+        between: Between = "convolution",
     ) -> None:
         super().__init__()
         self.step = step
-        self.network = LatticeUNet(in_channels, classes, 3, tuple(channels))
+        self.network = LatticeUNet(in_channels, classes, 3, tuple(channels), between)
 
     def forward(self, values: Tensor, positions: Tensor, item: Tensor) -> Tensor:
         """`[points, classes]`."""

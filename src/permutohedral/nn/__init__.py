@@ -9,8 +9,9 @@ from permutohedral.nn.bilateral import (
 from permutohedral.nn.convolution import PermutohedralConvolution
 from permutohedral.nn.crf import DenseCRF
 from permutohedral.nn.gaussian import GaussianFilter
+from permutohedral.nn.group_norm import LatticeGroupNorm, LatticeItems, Normalized
 from permutohedral.nn.guided import BilateralSolver, BilateralUpsample2d
-from permutohedral.nn.levels import Coarsen, LatticeConvolution, LatticeGroupNorm, LatticePool, Refine
+from permutohedral.nn.levels import Coarsen, CoarsenLinear, LatticeConvolution, LatticePool, Refine, RefineLinear
 from permutohedral.nn.points import DeformSlice, PointSplat
 
 __all__ = [
@@ -21,13 +22,17 @@ __all__ = [
     "BilateralSolver",
     "BilateralUpsample2d",
     "Coarsen",
+    "CoarsenLinear",
     "DeformSlice",
     "DenseCRF",
     "GaussianFilter",
     "LatticeConvolution",
     "LatticeGroupNorm",
+    "LatticeItems",
     "LatticePool",
+    "Normalized",
     "PermutohedralConvolution",
     "PointSplat",
     "Refine",
+    "RefineLinear",
 ]

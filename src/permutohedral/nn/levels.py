@@ -1,19 +1,23 @@
-"""Layers whose values live on lattice points: convolutions on a level and between levels, pooling, normalization."""
+"""Layers whose values live on lattice points: convolutions on a level and between levels, pooling."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from permutohedral.checks import lattice_to_rows
 from permutohedral.errors import InputError
 from permutohedral.filters.steps import convolve
 from permutohedral.lattice import Lattice
-from permutohedral.levels import convolve_down, convolve_up, pool
+from permutohedral.levels import coarsen, convolve_down, convolve_up, pool, refine, tables_between
+from permutohedral.memory import check_rows
 from permutohedral.neighborhood import Neighborhood
-from permutohedral.ops.fused_filters import normalize_items
-from permutohedral.ops.fused_primitives import ItemRows, ItemsNorm
+from permutohedral.nn.group_norm import Normalized
+from permutohedral.ops.fused_layers import ConvolutionStep, convolve_rows
+from permutohedral.ops.fused_primitives import ConvolutionTables
 from permutohedral.pyramid import LatticePyramid
 from permutohedral.tensors import refuse_scripting
 
@@ -56,8 +60,44 @@ class _LatticeFilter(nn.Module):
             if self.bias is not None:
                 self.bias.uniform_(-bound, bound)
 
-    def _add_bias(self, convolved: Tensor) -> Tensor:
-        return convolved if self.bias is None else convolved + self.bias.to(convolved.dtype)
+    def _filter(
+        self,
+        lattice_values: Tensor,
+        lattices: tuple[Lattice, Tensor, Tensor | None],
+        convolve: Callable[[Tensor, Tensor], Tensor],
+        before: Normalized | None = None,
+        added: Tensor | None = None,
+    ) -> Tensor:
+        """In one call of the backend where it can; the lattice of the values, and tables from there and back."""
+        source, neighbors, reverse = lattices
+
+        def composed(
+            values: Tensor,
+            weight: Tensor,
+            bias: Tensor | None,
+            norm_weight: Tensor | None,
+            norm_bias: Tensor | None,
+            added: Tensor | None,
+        ) -> Tensor:
+            if before is not None and norm_weight is not None and norm_bias is not None:
+                values = before.norm.normalize(values, (norm_weight, norm_bias), before.items, relu=True)
+            convolved = convolve(values, weight)
+            convolved = convolved if bias is None else convolved + bias.to(convolved.dtype)
+            return convolved if added is None else convolved + added
+
+        affine: tuple[Tensor | None, Tensor | None] = (None, None)
+        if before is not None:
+            affine = before.norm.weight, before.norm.bias
+        if reverse is not None:
+            rows, _ = lattice_to_rows(lattice_values, source, source.source)
+            check_rows(neighbors.shape[1], self.out_channels, rows)
+            norm = None if before is None else before.norm.describe(before.items, relu=True)
+            tables = ConvolutionTables(neighbors, reverse, source.neighborhood.opposite(source.device))
+            step = ConvolutionStep(tables, norm, composed)
+            fused = convolve_rows(lattice_values, self.weight, self.bias, affine, added, step)
+            if fused is not None:
+                return fused
+        return composed(lattice_values, self.weight, self.bias, *affine, added)
 
     def extra_repr(self) -> str:
         return (
@@ -82,9 +122,24 @@ class LatticeConvolution(_LatticeFilter):
     8
     """
 
-    def forward(self, lattice_values: Tensor, lattice: Lattice) -> Tensor:
-        """`[lattice_points, in_channels]` to `[lattice_points, out_channels]`."""
-        return self._add_bias(convolve(lattice_values, self.weight, lattice))
+    def forward(
+        self, lattice_values: Tensor, lattice: Lattice, before: Normalized | None = None, added: Tensor | None = None
+    ) -> Tensor:
+        """Convolve.
+
+        Args:
+            lattice_values: `[lattice_points, in_channels]`.
+            lattice: of the lattice points.
+            before: normalizes the values first, and makes zero what is negative then; on a GPU in the same step.
+            added: `[lattice_points, out_channels]`, to the result, likewise.
+
+        Returns:
+            `[lattice_points, out_channels]`.
+        """
+        lattices = lattice, lattice.neighbors, lattice.reverse_neighbors
+        return self._filter(
+            lattice_values, lattices, lambda rows, weight: convolve(rows, weight, lattice), before, added
+        )
 
 
 class Coarsen(_LatticeFilter):
@@ -99,7 +154,9 @@ class Coarsen(_LatticeFilter):
 
     def forward(self, lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
         """`[lattice_points, in_channels]` of `level` to `[lattice_points, out_channels]` of `level + 1`."""
-        return self._add_bias(convolve_down(lattice_values, self.weight, pyramid, level))
+        tables = tables_between(pyramid, level)
+        lattices = pyramid.levels[level], tables.down, tables.up
+        return self._filter(lattice_values, lattices, lambda rows, weight: convolve_down(rows, weight, pyramid, level))
 
 
 class Refine(_LatticeFilter):
@@ -118,7 +175,64 @@ class Refine(_LatticeFilter):
 
     def forward(self, lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
         """`[lattice_points, in_channels]` of `level + 1` to `[lattice_points, out_channels]` of `level`."""
-        return self._add_bias(convolve_up(lattice_values, self.weight, pyramid, level))
+        tables = tables_between(pyramid, level)
+        lattices = pyramid.levels[level + 1], tables.up, tables.down
+        return self._filter(lattice_values, lattices, lambda rows, weight: convolve_up(rows, weight, pyramid, level))
+
+
+class CoarsenLinear(nn.Module):
+    """Channels that are mixed on the next level, of the mean around each lattice point there: a cheap `Coarsen`.
+
+    What is fixed is `coarsen`, P^T, over the 2^d fine lattice points that a coarse one stands for.
+
+    Args:
+        in_channels: of the values.
+        out_channels: of the result.
+        dimension: d of the features.
+
+    >>> import permutohedral as ph
+    >>> pyramid = ph.build_pyramid(torch.rand(100, 3) * 9, levels=2)
+    >>> fine = ph.splat(torch.rand(100, 4), pyramid.levels[0])
+    >>> len(CoarsenLinear(4, 8, dimension=3)(fine, pyramid, level=0)) == pyramid.levels[1].num_lattice_points
+    True
+    """
+
+    __prepare_scriptable__ = refuse_scripting
+
+    def __init__(self, in_channels: int, out_channels: int, dimension: int) -> None:
+        super().__init__()
+        self.share = 0.5**dimension
+        self.mix = nn.Linear(in_channels, out_channels)
+
+    def forward(self, lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
+        """`[lattice_points, in_channels]` of `level` to `[lattice_points, out_channels]` of `level + 1`."""
+        mixed: Tensor = self.mix(self.share * coarsen(lattice_values, pyramid, level))
+        return mixed
+
+
+class RefineLinear(nn.Module):
+    """Channels that are mixed, then interpolated on the finer level by `refine`, which is fixed: a cheap `Refine`.
+
+    Args:
+        in_channels: of the values.
+        out_channels: of the result.
+
+    >>> import permutohedral as ph
+    >>> pyramid = ph.build_pyramid(torch.rand(100, 3) * 9, levels=2)
+    >>> coarse = ph.splat(torch.rand(100, 8), pyramid.levels[1])
+    >>> len(RefineLinear(8, 4)(coarse, pyramid, level=0)) == pyramid.levels[0].num_lattice_points
+    True
+    """
+
+    __prepare_scriptable__ = refuse_scripting
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.mix = nn.Linear(in_channels, out_channels)
+
+    def forward(self, lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
+        """`[lattice_points, in_channels]` of `level + 1` to `[lattice_points, out_channels]` of `level`."""
+        return refine(self.mix(lattice_values), pyramid, level)
 
 
 class LatticePool(nn.Module):
@@ -135,122 +249,3 @@ class LatticePool(nn.Module):
     def forward(self, lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
         """`[lattice_points, channels]` of `level` to `[lattice_points, channels]` of `level + 1`."""
         return pool(lattice_values, pyramid, level)
-
-
-class LatticeItems:
-    """Which lattice points belong to which item of a ragged batch: made once, for all that is normalized on a lattice.
-
-    Args:
-        lattice: whose lattice points.
-        items: how many there are, if that is known; else a GPU is waited for.
-
-    >>> import permutohedral as ph
-    >>> lattice = ph.build_lattice(torch.zeros(4, 2), batch=torch.tensor([0, 0, 2, 2]))
-    >>> LatticeItems(lattice).mean(torch.ones(lattice.num_lattice_points, 1)).flatten().tolist()
-    [1.0, 0.0, 1.0]
-    """
-
-    def __init__(self, lattice: Lattice, items: int | None = None) -> None:
-        self.item = lattice.source.keys[:, 0]
-        self.items = count_items(lattice) if items is None else items
-        # counted without waiting, which bincount does not
-        one = torch.ones((), dtype=torch.int32, device=self.item.device).expand(self.item.shape)
-        self._counted = self.item.new_zeros(self.items).index_add(0, self.item, one)
-        self._members = self._counted.clamp_min(1)[:, None]
-        self._rows: ItemRows | None = None
-
-    def mean(self, rows: Tensor) -> Tensor:
-        """The mean over the lattice points of each item, `[lattice_points, channels]` to `[items, channels]`."""
-        return rows.new_zeros(self.items, rows.shape[1]).index_add(0, self.item, rows) / self._members
-
-    def rows(self) -> ItemRows:
-        """The lattice points of each item, listed when it is first asked for."""
-        if self._rows is None:
-            order = None if self.items == 1 else torch.sort(self.item, stable=True).indices.to(torch.int32)
-            starts = nn.functional.pad(self._counted.cumsum(0, dtype=torch.int32), (1, 0))
-            self._rows = ItemRows(order, starts, self.items)
-        return self._rows
-
-    def spread(self, of_items: Tensor) -> Tensor:
-        """What belongs to the items at each lattice point, `[items, channels]` to `[lattice_points, channels]`."""
-        return of_items.index_select(0, self.item)
-
-
-def count_items(lattice: Lattice) -> int:
-    """How many items a ragged batch has; those behind the last that has lattice points are not seen."""
-    return int(lattice.source.keys[:, 0].max()) + 1 if lattice.num_lattice_points else 0
-
-
-class LatticeGroupNorm(nn.Module):
-    """Group normalization over the lattice points of each item: `torch.nn.GroupNorm` for ragged batches.
-
-    Args:
-        num_groups: blocks of channels that are normalized apart; divides num_channels.
-        num_channels: of the values.
-        eps: added to the variance.
-
-    >>> import permutohedral as ph
-    >>> lattice = ph.build_lattice(torch.rand(90, 3) * 9, batch=torch.arange(90) // 30)
-    >>> normalized = LatticeGroupNorm(2, 4)(ph.splat(torch.rand(90, 4), lattice), lattice)
-    >>> float(normalized.detach().mean().abs()) < 1e-6
-    True
-    """
-
-    __prepare_scriptable__ = refuse_scripting
-
-    def __init__(
-        self,
-        num_groups: int,
-        num_channels: int,
-        eps: float = 1e-5,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        if type(num_groups) is not int or num_groups < 1 or num_channels % num_groups:
-            raise InputError(f"num_groups must divide num_channels, got {num_groups!r} and {num_channels!r}")
-        self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
-        self.weight = nn.Parameter(torch.ones(num_channels, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.zeros(num_channels, device=device, dtype=dtype))
-
-    def forward(
-        self, lattice_values: Tensor, lattice: Lattice, items: LatticeItems | None = None, relu: bool = False
-    ) -> Tensor:
-        """Normalize.
-
-        Args:
-            lattice_values: `[lattice_points, num_channels]`.
-            lattice: of the lattice points.
-            items: of the lattice, if several layers share them.
-            relu: then make zero what is negative, in the same step on a GPU.
-
-        Returns:
-            `[lattice_points, num_channels]`.
-        """
-        items = LatticeItems(lattice) if items is None else items
-
-        def composed(values: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            assert bias is not None
-            normalized = _normalize(values, weight, bias, items, self.num_groups, self.eps)
-            return normalized.relu() if relu else normalized
-
-        def norm() -> ItemsNorm:
-            return ItemsNorm(items.rows(), self.num_groups, self.eps, relu)
-
-        affine = self.weight, self.bias
-        fused = normalize_items(lattice_values, affine, norm, composed)
-        return composed(lattice_values, *affine) if fused is None else fused
-
-    def extra_repr(self) -> str:
-        return f"{self.num_groups}, {self.num_channels}, eps={self.eps}"
-
-
-def _normalize(values: Tensor, weight: Tensor, bias: Tensor, items: LatticeItems, groups: int, eps: float) -> Tensor:
-    """Group normalization of each item, step by step."""
-    wide = values.float() if values.dtype.itemsize < 4 else values
-    grouped = wide.reshape(len(wide), groups, wide.shape[1] // groups)
-    centered = grouped - items.spread(items.mean(grouped.mean(dim=2)))[:, :, None]
-    variance = items.mean(centered.square().mean(dim=2))
-    scale = items.spread((variance + eps).rsqrt())[:, :, None]
-    normalized = (centered * scale).reshape(wide.shape)
-    return torch.addcmul(bias, normalized, weight).to(values.dtype)

@@ -12,18 +12,18 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from permutohedral.ops.dispatch import forced_backend, on_backend, primitives_for
+from permutohedral.ops.dispatch import primitives_for
 from permutohedral.ops.fused_primitives import (
     FilterTables,
     FusedPrimitives,
-    ItemsNorm,
     KeptOfFilter,
     LandmarkTables,
     PairwiseTables,
 )
+from permutohedral.ops.one_call import apply
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.shared_tensors import items_of_points
-from permutohedral.ops.tracing import is_autocast, requires_gradient, why_in_steps
+from permutohedral.ops.tracing import requires_gradient, why_in_steps
 
 # the same filter made of operators, which can be differentiated again: of values, weight and bias
 Composed = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -138,32 +138,9 @@ def filter_learned(
     """
     step = _LearnedFilter(tables, composed)
     if requires_gradient(values, weight, bias):
-        output: Tensor = _apply(step, values, weight, bias)
+        output: Tensor = apply(step, values, weight, bias)
         return output
     return step.run(values, weight, bias)[0]
-
-
-def normalize_items(
-    values: Tensor, affine: tuple[Tensor, Tensor], norm: Callable[[], ItemsNorm], composed: Composed
-) -> Tensor | None:
-    """Group normalization of each item in one call, None where it is composed: see `FusedPrimitives.normalize_items`.
-
-    Args:
-        values: `[rows, channels]`.
-        affine: weight and bias, `[channels]`.
-        norm: tells how, and lists the rows of each item, where it is needed.
-        composed: the same of torch's operators, for derivatives of derivatives.
-    """
-    if is_autocast(values.device):
-        # which leaves normalization as it is
-        with torch.autocast(values.device.type, enabled=False):
-            return normalize_items(values, affine, norm, composed)
-    if why_in_steps(values, *affine) is not None or values.numel() == 0:
-        return None
-    if not hasattr(primitives_for(values), "normalize_items"):
-        return None
-    step = _ItemsNorm(norm(), composed)
-    return _apply(step, values, *affine) if requires_gradient(values, *affine) else step.run(values, *affine)[0]
 
 
 class _LearnedFilter(NamedTuple):
@@ -183,60 +160,3 @@ class _LearnedFilter(NamedTuple):
         backend = cast(FusedPrimitives, primitives_for(rows))
         to_values, *others = backend.differentiate_learned(rows, weight, kept, self.tables, wanted)
         return (to_values if to_values is None or values.dim() == 2 else to_values.view(values.shape), *others)
-
-
-class _ItemsNorm(NamedTuple):
-    norm: ItemsNorm
-    composed: Composed
-
-    def run(self, values: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor | None, KeptOfFilter]:
-        found = cast(FusedPrimitives, primitives_for(values)).normalize_items(values, weight, bias, self.norm)
-        return (None, ()) if found is None else (found[0], found[1:])
-
-    def differentiate(
-        self, gradient: Tensor, inputs: tuple[Tensor, ...], kept: KeptOfFilter, wanted: tuple[bool, ...]
-    ) -> tuple[Tensor | None, ...]:
-        backend = cast(FusedPrimitives, primitives_for(gradient))
-        return backend.differentiate_items_norm(gradient, inputs[0], (inputs[1], inputs[2]), kept[0], self.norm)
-
-
-class _InOneCall(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, step: _LearnedFilter | _ItemsNorm, *inputs: Any) -> Tensor | None:
-        output, kept = step.run(*inputs)
-        ctx.step, ctx.backend = step, forced_backend()
-        ctx.save_for_backward(*inputs, *kept)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        # with a graph of the gradients the operators make it, who know their own derivatives
-        differentiate = _differentiate_composed if torch.is_grad_enabled() else _differentiate
-        if ctx.backend is forced_backend():
-            return None, *differentiate(ctx, gradient)
-        with on_backend(ctx.backend):
-            return None, *differentiate(ctx, gradient)
-
-
-# `Function.apply` without its search for what transformations leave behind: backends read that as it is
-_apply: Callable[..., Any] = super(torch.autograd.Function, _InOneCall).apply
-
-
-def _differentiate_composed(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients with respect to values, weight and bias, which can be differentiated again."""
-    inputs, wanted = ctx.saved_tensors[:3], ctx.needs_input_grad[1:]
-    output = ctx.step.composed(*inputs)
-    leaves = [each for each, needed in zip(inputs, wanted, strict=True) if needed]
-    found = iter(torch.autograd.grad(output, leaves, gradient, create_graph=True))
-    return tuple(next(found) if needed else None for needed in wanted)
-
-
-def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    """The same, not to be differentiated again."""
-    step: _LearnedFilter | _ItemsNorm = ctx.step
-    saved, device = ctx.saved_tensors, gradient.device
-    arguments = gradient, saved[:3], saved[3:], ctx.needs_input_grad[1:]
-    if not is_autocast(device):
-        return step.differentiate(*arguments)
-    with torch.autocast(device.type, enabled=False):
-        return step.differentiate(*arguments)

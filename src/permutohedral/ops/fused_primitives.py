@@ -98,6 +98,20 @@ class LandmarkTables(NamedTuple):
     most_repaired: int
 
 
+class ConvolutionTables(NamedTuple):
+    """What a convolution and its derivatives read.
+
+    Attributes:
+        neighbors: int32 `[filter_size, targets]`, the sources under the taps.
+        reverse: int32 `[filter_size, sources]`, the table from source to target.
+        opposite: int64 `[filter_size]`, the tap opposite to each.
+    """
+
+    neighbors: Tensor
+    reverse: Tensor
+    opposite: Tensor
+
+
 class ItemRows(NamedTuple):
     """Which rows belong to which item of a ragged batch.
 
@@ -274,17 +288,24 @@ class FusedPrimitives(Primitives, Protocol):
         """
         ...
 
+    def convolve_and_add(
+        self, lattice_values: Tensor, weight: Tensor, neighbors: Tensor, bias: Tensor | None, added: Tensor | None
+    ) -> Tensor:
+        """`convolve` in one group, of something to something, plus `bias [out_channels]` and
+        `added [targets, out_channels]`.
+        """
+        ...
+
     def convolve_gradients(
         self,
         lattice_values: Tensor,
         weight: Tensor,
         output_gradient: Tensor,
-        neighbors: Tensor,
-        reverse: Tensor,
-        opposite: Tensor,
-    ) -> tuple[Tensor, Tensor] | None:
-        """The gradients of `convolve` in one group with respect to lattice_values and weight, None where one after
-        the other is as good; `reverse` is the table from source to target.
+        tables: ConvolutionTables,
+        wanted: tuple[bool, bool],
+    ) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        """The gradients of `convolve_and_add` with respect to lattice_values, weight and bias; of the first and the
+        last only what is wanted.
         """
         ...
 

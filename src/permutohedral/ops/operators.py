@@ -21,6 +21,7 @@ from permutohedral.ops.batching import (
     padded,
 )
 from permutohedral.ops.dispatch import primitives_for
+from permutohedral.ops.fused_primitives import ConvolutionTables
 from permutohedral.ops.operator import Derivative, Operator, Tangents, linear_in
 from permutohedral.ops.primitives import accumulation_dtype, transpose_weight
 from permutohedral.ops.tracing import is_plain, is_traced
@@ -265,7 +266,8 @@ def differentiate_convolution(
     if wanted[0]:
         reverse = _reverse(neighbors, reverse_neighbors, opposite, lattice_values.shape[0])
         if wanted[1] and groups == 1:
-            to_values, to_weight = _both_gradients(lattice_values, weight, gradient, neighbors, reverse, opposite)
+            of_convolution = ConvolutionTables(neighbors, reverse, opposite)
+            to_values, to_weight = _both_gradients(lattice_values, weight, gradient, of_convolution)
         if to_values is None:
             adjoint = transpose_weight(weight, opposite, groups)
             to_values = convolve(gradient, adjoint, reverse, neighbors, opposite, groups)
@@ -275,17 +277,18 @@ def differentiate_convolution(
 
 
 def _both_gradients(
-    lattice_values: Tensor, weight: Tensor, gradient: Tensor, neighbors: Tensor, reverse: Tensor, opposite: Tensor
+    lattice_values: Tensor, weight: Tensor, gradient: Tensor, tables: ConvolutionTables
 ) -> tuple[Tensor | None, Tensor | None]:
     """At once where the backend can, and nobody will differentiate them again; else Nones."""
-    tensors = lattice_values, weight, gradient, neighbors, reverse, opposite
-    if torch.is_grad_enabled() or is_traced() or not is_plain(*tensors):
+    tensors = lattice_values, weight, gradient
+    if torch.is_grad_enabled() or is_traced() or not is_plain(*tensors, *tables):
         return None, None
     together = getattr(primitives_for(gradient), "convolve_gradients", None)
-    if together is None:
+    if together is None or 0 in (lattice_values.numel(), gradient.numel(), tables.neighbors.numel()):
         return None, None
     with torch.autocast(gradient.device.type, enabled=False):
-        return together(*tensors) or (None, None)
+        to_values, to_weight, _ = together(*tensors, tables, (True, False))
+    return to_values, to_weight
 
 
 def _convolve_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

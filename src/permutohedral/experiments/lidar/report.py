@@ -20,7 +20,7 @@ from permutohedral.reporting.provenance import name_machine, short_commit
 
 # with heights above the ground; then with the positions alone, which shows what levels bring
 ROWS = ("pointwise", "pointnet", "flat", "unet", "pointnet_positions", "flat_positions", "unet_positions")
-# a shorter training; then what helps: each differs from unet or flat in one setting
+# a shorter training; then what helps: each differs from unet, flat or those with positions alone in one setting
 VARIANTS = (
     "unet_small",
     "unet_small_no_ground",
@@ -28,6 +28,8 @@ VARIANTS = (
     "unet_no_augmentation",
     "unet_no_ground",
     "flat_no_ground",
+    "unet_linear",
+    "flat_coarse",
 )
 
 _TIMES = "steps.json"

@@ -17,6 +17,7 @@ from torch.utils.dlpack import from_dlpack
 from permutohedral.errors import BackendUnavailable
 from permutohedral.neighborhood import axis_offsets, blur_gain
 from permutohedral.ops.fused_primitives import FilterTables, KeptOfFilter, LandmarkTables, PairwiseTables
+from permutohedral.ops.native.lending import lend, to_dlpack
 from permutohedral.ops.native.one_thread import ones, sum_rows
 from permutohedral.ops.native.sums import mix_rows as mix_rows
 from permutohedral.ops.native.sums import sum_cells as sum_cells
@@ -34,6 +35,7 @@ except ImportError as error:
         'use_backend("reference")'
     ) from error
 
+_tables, _float32, _float64 = lend(_native), lend(_native.float32), lend(_native.float64)
 # named in every call: torch.set_default_device may have set another
 _CPU = torch.device("cpu")
 
@@ -45,13 +47,13 @@ limit_kept_memory()
 
 def _core(dtype: torch.dtype) -> Kernels:
     """The kernels for values of `dtype`."""
-    return _native.float64 if dtype == torch.float64 else _native.float32
+    return _float64 if dtype == torch.float64 else _float32
 
 
 def _plain(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """The tensor as the core can borrow it: contiguous, outside of autograd."""
-    plain = tensor.detach().to(dtype or tensor.dtype)
-    if plain.dim() != 2 or plain.is_contiguous() or not plain.mT.is_contiguous() or not plain.is_floating_point():
+    plain = (tensor.detach() if tensor.requires_grad else tensor).to(dtype or tensor.dtype)
+    if plain.is_contiguous() or plain.dim() != 2 or not plain.mT.is_contiguous() or not plain.is_floating_point():
         return plain.contiguous()
     # the planes of a picture, seen as points
     rows = _empty(plain.shape, plain.dtype)
@@ -73,7 +75,7 @@ def _threads(work: int) -> int:
 
 def _finish(pending: PendingIndex, columns: int) -> tuple[Tensor, Tensor]:
     keys, table = _empty((pending.num_lattice_points, columns), torch.int32), _empty((pending.table_size,), torch.int64)
-    pending.finish(keys, table)
+    pending.finish(to_dlpack(keys), to_dlpack(table))
     return keys, table
 
 
@@ -97,12 +99,12 @@ def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor
 
 
 def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    unique_keys, inverse, table = _number(_native.index_keys, (keys,), 1)
+    unique_keys, inverse, table = _number(_tables.index_keys, (keys,), 1)
     return unique_keys, inverse[:, 0], table
 
 
 def coarsen_keys(keys: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _number(_native.index_parents, (keys, table), 2)
+    return _number(_tables.index_parents, (keys, table), 2)
 
 
 def _number(index: Callable[..., PendingIndex], given: tuple[Tensor, ...], each: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -137,7 +139,7 @@ def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offs
     same = source_keys.data_ptr() == target_keys.data_ptr() and source_keys.shape == target_keys.shape
     same = same and source_keys.stride() == target_keys.stride()
     threads = _threads(neighbors.numel())
-    _native.find_neighbors(_plain(table), _plain(target_keys), _plain(offsets), same, neighbors, threads)
+    _tables.find_neighbors(_plain(table), _plain(target_keys), _plain(offsets), same, neighbors, threads)
     return neighbors
 
 
@@ -146,14 +148,14 @@ def transpose_neighbors(neighbors: Tensor, opposite: Tensor, num_source: int) ->
     if neighbors.shape[1] == 0:
         return transposed.fill_(-1)
     if transposed.numel() > 0:
-        _native.transpose_neighbors(_plain(neighbors), _plain(opposite), transposed, _threads(neighbors.numel()))
+        _tables.transpose_neighbors(_plain(neighbors), _plain(opposite), transposed, _threads(neighbors.numel()))
     return transposed
 
 
 def connect_levels(keys: Tensor, coarse_keys: Tensor, parents: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     down, up = (_empty((offsets.shape[0], each.shape[0]), torch.int32) for each in (coarse_keys, keys))
     operands = _plain(keys), _plain(parents), _plain(coarse_keys), _plain(offsets)
-    _native.connect_levels(*operands, down, up, _threads(up.numel()))
+    _tables.connect_levels(*operands, down, up, _threads(up.numel()))
     return down, up
 
 

@@ -8,7 +8,8 @@ from permutohedral.ops.triton.build.neighbors import find_neighbors, transpose_n
 from permutohedral.ops.triton.build.picture_features import picture_features
 from permutohedral.ops.triton.build.wide_keys import index_keys
 from permutohedral.ops.triton.filter.blur import blur
-from permutohedral.ops.triton.filter.convolve import convolve
+from permutohedral.ops.triton.filter.convolve import convolve, convolve_and_add
+from permutohedral.ops.triton.filter.convolve_gradients import convolve_gradients
 from permutohedral.ops.triton.filter.exact_sums import sum_neighbors, sum_window
 from permutohedral.ops.triton.filter.gaussian import filter_gaussian, filter_points
 from permutohedral.ops.triton.filter.item_norm import differentiate_items_norm, normalize_items
@@ -16,7 +17,7 @@ from permutohedral.ops.triton.filter.learned_filter import differentiate_learned
 from permutohedral.ops.triton.filter.mean_field import mean_field
 from permutohedral.ops.triton.filter.slice import barycentric_gradient, mix_rows, slice
 from permutohedral.ops.triton.filter.splat import splat
-from permutohedral.ops.triton.filter.weight_gradient import convolve_gradients, convolve_weight_gradient
+from permutohedral.ops.triton.filter.weight_gradient import convolve_weight_gradient
 
 __all__ = [
     "barycentric_gradient",
@@ -25,6 +26,7 @@ __all__ = [
     "coarsen_simplices",
     "connect_levels",
     "convolve",
+    "convolve_and_add",
     "convolve_gradients",
     "convolve_weight_gradient",
     "differentiate_items_norm",

@@ -62,15 +62,16 @@ def likely_blocks(shape: Shape) -> Blocks:
 
 def _likely_of_gradient(shape: Shape) -> Blocks:
     least, most = sorted((shape.in_channels, shape.out_channels))
+    block_k, block_n = (min(power_of_two(each, 16), 64) for each in (shape.in_channels, shape.out_channels))
     if shape.precision == "tf32x3":
-        few = (2, 32, 1, 1) if most < 64 else (2, 64, 2, 3)
-        taps, block_m, warps, stages = few if least < 64 else (2, 32, 4, 1)
+        taps, block_m, stages = (2, 64, 3) if least < 64 <= most else (2, 32, 1)
+        # more sums a thread do not fit into its registers, and take a minute to compile
+        warps = max(block_k * block_n // 1024, 1)
     elif shape.precision == "tf32":
         taps, block_m, warps, stages = 2, 128, 2, 2
     else:
         few = (4, 64, 2, 3) if most < 64 and shape.targets >= _WORTH_FOUR_TAPS else (2, 64, 2, 3)
         taps, block_m, warps, stages = few if least < 64 else (2, 64, 4, 3)
-    block_k, block_n = (min(power_of_two(each, 16), 64) for each in (shape.in_channels, shape.out_channels))
     tiles = {"TAPS": taps, "BLOCK_M": block_m, "BLOCK_K": block_k, "BLOCK_N": block_n}
     return {**tiles, "num_warps": warps, "num_stages": stages}
 

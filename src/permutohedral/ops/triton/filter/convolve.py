@@ -7,6 +7,7 @@ channels, depthwise groups and float64. The gradient with respect to the weight 
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import triton
@@ -31,29 +32,60 @@ AS_GIVEN = tl.constexpr(0)
 TURNED = tl.constexpr(1)
 ADJOINT = tl.constexpr(2)
 # of `convolve_kernel`, without the block shape
-_CONSTANTS = ("HAS_SCALES", "DIVIDED", "STRIDE", "OUT_CHANNELS", "IN", "OUT", "PRECISION", "ORDER")
+_CONSTANTS = ("HAS_SCALES", "DIVIDED", "BIASED", "ADDED", "STRIDE", "OUT_CHANNELS", "IN", "OUT", "PRECISION", "ORDER")
+
+
+class After(NamedTuple):
+    """What is done to the results of a convolution before they are written, in this order.
+
+    Attributes:
+        scales: `[out_channels]`, what they are multiplied with; the direct kernel knows none.
+        divisors: `[targets]`, what they are divided by.
+        bias: `[out_channels]`, what is added.
+        added: `[targets, out_channels]`, contiguous, what is added.
+    """
+
+    scales: Tensor | None = None
+    divisors: Tensor | None = None
+    bias: Tensor | None = None
+    added: Tensor | None = None
+
+    def tensors(self, instead: Tensor) -> tuple[Tensor, ...]:
+        """All of them, and another tensor for what is not there."""
+        return tuple(instead if each is None else each for each in self)
+
+
+_NOTHING_AFTER = After()
 
 
 @triton.jit
-def finish(total, row_scales, target, inside, DIVIDED: tl.constexpr):
-    """The results of some targets, DIVIDED by a number for each of them."""
+def finish(
+    total, divisors, bias, added, target, inside, channel, known,
+    DIVIDED: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr, OUT_CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """The results of some targets and channels with what comes after: see `After`."""
     if DIVIDED:
-        total = total / tl.load(row_scales + target, mask=inside, other=1.0)[:, None]
+        total = total / tl.load(divisors + target, mask=inside, other=1.0)[:, None]
+    if BIASED:
+        total += tl.load(bias + channel, mask=known, other=0.0).to(total.dtype)[None, :]
+    if ADDED:
+        place = added + target.to(tl.int64)[:, None] * OUT_CHANNELS + channel[None, :]
+        total += tl.load(place, mask=inside[:, None] & known[None, :], other=0.0).to(total.dtype)
     return total
 
 
 @triton.jit(do_not_specialize=["num_targets", "filter_size"])
 def convolve_kernel(
-    lattice_values, weight, neighbors, taps, scales, divisors, output, num_targets, filter_size,
-    HAS_SCALES: tl.constexpr, DIVIDED: tl.constexpr, STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr,
-    IN: tl.constexpr, OUT: tl.constexpr, PRECISION: tl.constexpr, ORDER: tl.constexpr,
+    lattice_values, weight, neighbors, taps, scales, divisors, bias, added, output, num_targets, filter_size,
+    HAS_SCALES: tl.constexpr, DIVIDED: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr, STRIDE: tl.constexpr,
+    OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, PRECISION: tl.constexpr, ORDER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """out[v] = sum_k w_k in[neighbors[k, v]] for a block of targets and of one group's output channels.
 
     A weight that is TURNED is `[filter_size, OUT_CHANNELS, IN]`, the order in which the matrix units want float32. For
-    the ADJOINT it is the filter of the other direction, `[filter_size, OUT, groups IN]`, of the opposite `taps`. The
-    results are multiplied with the `scales` of their channels, or divided by the `divisors` of their targets.
+    the ADJOINT it is the filter of the other direction, `[filter_size, OUT, groups IN]`, of the opposite `taps`.
+    What is done to the results is in `After`.
     """
     target = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     out_blocks: tl.constexpr = (OUT + BLOCK_N - 1) // BLOCK_N
@@ -85,22 +117,26 @@ def convolve_kernel(
         total = tl.dot(value, factor, total, input_precision=PRECISION)
     if HAS_SCALES:
         total *= tl.load(scales + group * OUT + column, mask=known, other=0.0)[None, :]
-    total = finish(total, divisors, target, inside, DIVIDED)
+    total = finish(
+        total, divisors, bias, added, target, inside, group * OUT + column, known, DIVIDED, BIASED, ADDED, OUT_CHANNELS
+    )
     place = output + target.to(tl.int64)[:, None] * OUT_CHANNELS + group * OUT + column[None, :]
     tl.store(place, total.to(output.dtype.element_ty), mask=inside[:, None] & known[None, :])
 
 
 @triton.jit(do_not_specialize=["num_targets", "filter_size"])
 def direct_convolve_kernel(
-    lattice_values, weight, neighbors, taps, divisors, output, num_targets, filter_size,
-    DIVIDED: tl.constexpr, STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr,
-    ORDER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    lattice_values, weight, neighbors, taps, divisors, bias, added, output, num_targets, filter_size,
+    DIVIDED: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr, STRIDE: tl.constexpr,
+    OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, ORDER: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The same, one input channel after another, for a block of all output channels."""
     target = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = target < num_targets
-    known = (column < OUT_CHANNELS)[None, :]
+    exists = column < OUT_CHANNELS
+    known = exists[None, :]
     dtype: tl.constexpr = tl.float64 if lattice_values.dtype.element_ty == tl.float64 else tl.float32
     total = tl.zeros([BLOCK_M, BLOCK_N], dtype)
     # how far one input channel lies from the next
@@ -121,7 +157,7 @@ def direct_convolve_kernel(
             else:
                 value = tl.load(rows + (column // OUT * IN + channel)[None, :], mask=present & known, other=0.0)
             total += value.to(dtype) * factor.to(dtype)
-    total = finish(total, divisors, target, inside, DIVIDED)
+    total = finish(total, divisors, bias, added, target, inside, column, exists, DIVIDED, BIASED, ADDED, OUT_CHANNELS)
     place = output + target.to(tl.int64)[:, None] * OUT_CHANNELS + column[None, :]
     tl.store(place, total.to(output.dtype.element_ty), mask=inside[:, None] & known)
 
@@ -163,7 +199,12 @@ def uses_halves(precision: str, in_channels: int, out_channels: int, backward: b
 
 
 def convolve_halves(
-    halves: Tensor, inverse: Tensor, weight: Tensor, neighbors: Tensor, opposite: Tensor | None = None
+    halves: Tensor,
+    inverse: Tensor,
+    weight: Tensor,
+    neighbors: Tensor,
+    opposite: Tensor | None = None,
+    after: After = _NOTHING_AFTER,
 ) -> Tensor:
     """The convolution of what `halve` made of float32, one group; with `opposite` taps its adjoint."""
     factors, scales = halve_weight(weight.contiguous(), inverse, opposite)
@@ -171,7 +212,8 @@ def convolve_halves(
         factors = factors.transpose(1, 2)
     output = torch.empty(neighbors.shape[1], factors.shape[2], dtype=torch.float32, device=halves.device)
     factors, order = _weight_order(factors, halves.dtype, neighbors.shape[1])
-    _launch_matrix(output, halves, factors, neighbors, (halves.shape[1], 1, order), "ieee", scales=scales)
+    layout, after = (halves.shape[1], 1, order), after._replace(scales=scales)
+    _launch_matrix(output, halves, factors, neighbors, layout, None, after, "ieee")
     return output
 
 
@@ -181,22 +223,16 @@ def _launch_matrix(
     weight: Tensor,
     neighbors: Tensor,
     layout: tuple[int, int, int],
+    taps: Tensor | None,
+    after: After,
     precision: str,
-    taps: Tensor | None = None,
-    scales: Tensor | None = None,
-    divisors: Tensor | None = None,
 ) -> None:
     """Start `convolve_kernel`; the layout is the input channels of a group, the groups, and the order of the weight."""
     (filter_size, targets), (in_channels, groups, order) = neighbors.shape, layout
     out_channels, dtype = output.shape[1], lattice_values.dtype
     per_group = out_channels // groups
-    constants = (
-        scales is not None, divisors is not None, lattice_values.stride(0), out_channels, in_channels, per_group,
-        precision, order,
-    )  # fmt: skip
     tensors = (
-        lattice_values, weight, neighbors, neighbors if taps is None else taps, output if scales is None else scales,
-        output if divisors is None else divisors, output,
+        lattice_values, weight, neighbors, neighbors if taps is None else taps, *after.tensors(output), output
     )  # fmt: skip
 
     def start(tuned: Tuned) -> None:
@@ -204,6 +240,11 @@ def _launch_matrix(
         grid = -(-targets // blocks["BLOCK_M"]), -(-per_group // blocks["BLOCK_N"]) * groups, 1
         bound(grid, tensors, (targets, filter_size))
 
+    scales, divisors, bias, added = after
+    constants = (
+        scales is not None, divisors is not None, bias is not None, added is not None, lattice_values.stride(0),
+        out_channels, in_channels, per_group, precision, order,
+    )  # fmt: skip
     deterministic = torch.are_deterministic_algorithms_enabled()
     key = ("convolve", constants, dtype, targets.bit_length(), output.get_device(), deterministic)
     tuned = CHOSEN.get(key)
@@ -219,27 +260,29 @@ def _launch_direct(
     weight: Tensor,
     neighbors: Tensor,
     layout: tuple[int, int, int],
-    taps: Tensor | None = None,
-    divisors: Tensor | None = None,
+    taps: Tensor | None,
+    after: After,
 ) -> None:
     """Start `direct_convolve_kernel`; the layout as above."""
-    (filter_size, targets), out_channels = neighbors.shape, output.shape[1]
-    bound, height, width = _bind_direct(divisors is not None, lattice_values.stride(0), out_channels, *layout)
-    taps, divisors = neighbors if taps is None else taps, output if divisors is None else divisors
-    tensors = lattice_values, weight, neighbors, taps, divisors, output
+    (filter_size, targets), out_channels, (_, *given) = neighbors.shape, output.shape[1], after
+    switches = tuple(each is not None for each in given)
+    bound, height, width = _bind_direct(switches, lattice_values.stride(0), out_channels, *layout)
+    taps, others = neighbors if taps is None else taps, after.tensors(output)[1:]
+    tensors = lattice_values, weight, neighbors, taps, *others, output
     bound((-(-targets // height), -(-out_channels // width), 1), tensors, (targets, filter_size))
 
 
 @cache
 def _bind_direct(
-    divided: bool, stride: int, out_channels: int, in_channels: int, groups: int, order: int
+    switches: tuple[bool, ...], stride: int, out_channels: int, in_channels: int, groups: int, order: int
 ) -> tuple[Bound, int, int]:
-    """The kernel, and the height and width of its tiles."""
+    """The kernel, and the height and width of its tiles; the switches tell which of `After` there are."""
     width = min(power_of_two(out_channels), 64)
     height = max(min(1024 // width, 128), 16)
+    divided, biased, added = switches
     bound = Bound(
-        direct_convolve_kernel, DIVIDED=divided, STRIDE=stride, OUT_CHANNELS=out_channels, IN=in_channels,
-        OUT=out_channels // groups, ORDER=order, BLOCK_M=height, BLOCK_N=width,
+        direct_convolve_kernel, DIVIDED=divided, BIASED=biased, ADDED=added, STRIDE=stride, OUT_CHANNELS=out_channels,
+        IN=in_channels, OUT=out_channels // groups, ORDER=order, BLOCK_M=height, BLOCK_N=width,
     )  # fmt: skip
     return bound, height, width
 
@@ -249,24 +292,43 @@ def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: 
     return convolve_rows(lattice_values, weight, neighbors, groups, lattice_values.shape[0])
 
 
+@on_device
+def convolve_and_add(
+    lattice_values: Tensor, weight: Tensor, neighbors: Tensor, bias: Tensor | None, added: Tensor | None
+) -> Tensor:
+    """The convolution in one group with what is added to its results: see `FusedPrimitives`."""
+    after = After(bias=None if bias is None else bias.contiguous(), added=None if added is None else added.contiguous())
+    return _convolve(lattice_values, weight, neighbors, 1, lattice_values.shape[0], after)
+
+
 def convolve_rows(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int, rows: int) -> Tensor:
     """`convolve` of the first `rows`, on the current device."""
+    if lattice_values.numel() == 0 or neighbors.numel() == 0 or weight.shape[2] == 0:
+        return lattice_values.new_zeros(neighbors.shape[1], weight.shape[2])
+    return _convolve(lattice_values, weight, neighbors, groups, rows, _NOTHING_AFTER)
+
+
+def _convolve(
+    lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int, rows: int, after: After
+) -> Tensor:
     _, in_channels, out_channels = weight.shape
     targets, dtype = neighbors.shape[1], lattice_values.dtype
-    lattice_values, neighbors = rows_contiguous(lattice_values), neighbors.contiguous()
-    if lattice_values.numel() == 0 or neighbors.numel() == 0 or out_channels == 0:
-        return lattice_values.new_zeros(targets, out_channels)
-    precision = float32_precision(dtype)
+    lattice_values, neighbors, precision = (
+        rows_contiguous(lattice_values),
+        neighbors.contiguous(),
+        float32_precision(dtype),
+    )
     if targets >= _WORTH_HALVING and groups == 1 and uses_halves(precision, in_channels, out_channels):
         ((halves, inverse),) = halve(lattice_values[:rows])
-        return convolve_halves(halves, inverse, weight, neighbors)
+        return convolve_halves(halves, inverse, weight, neighbors, after=after)
     output = lattice_values.new_empty(targets, out_channels)
     if uses_matrix_units(dtype, in_channels, out_channels // groups):
         weight, order = _weight_order(weight, dtype, targets)
-        _launch_matrix(output, lattice_values, weight, neighbors, (in_channels, groups, order), precision)
+        layout = in_channels, groups, order
+        _launch_matrix(output, lattice_values, weight, neighbors, layout, None, after, precision)
     else:
         layout = in_channels, groups, AS_GIVEN.value
-        _launch_direct(output, lattice_values, weight.contiguous(), neighbors, layout)
+        _launch_direct(output, lattice_values, weight.contiguous(), neighbors, layout, None, after)
     return output
 
 
@@ -295,9 +357,9 @@ def convolve_adjoint(
     output = gradient.new_empty(reverse.shape[1], in_channels * groups)
     if gradient.numel() == 0 or output.numel() == 0:
         return output.zero_()
-    layout = out_channels // groups, groups, ADJOINT.value
+    layout, after = (out_channels // groups, groups, ADJOINT.value), After(divisors=density)
     if uses_matrix_units(gradient.dtype, layout[0], in_channels):
-        _launch_matrix(output, gradient, weight, reverse, layout, precision, taps=opposite, divisors=density)
+        _launch_matrix(output, gradient, weight, reverse, layout, opposite, after, precision)
     else:
-        _launch_direct(output, gradient, weight, reverse, layout, taps=opposite, divisors=density)
+        _launch_direct(output, gradient, weight, reverse, layout, opposite, after)
     return output

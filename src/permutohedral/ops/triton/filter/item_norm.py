@@ -44,10 +44,23 @@ def load_rows(values, row, inside, channel, CHANNELS: tl.constexpr, ACCUMULATED:
 
 
 @triton.jit
+def members_of(rows, chunk, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
+    """How many of the rows of an item belong to a part of it."""
+    rest = rows % (CHUNKS * BLOCK) - chunk * BLOCK
+    return rows // (CHUNKS * BLOCK) * BLOCK + tl.minimum(tl.maximum(rest, 0), BLOCK)
+
+
+@triton.jit
+def load_parts(parts, item, channel, CHANNELS: tl.constexpr, CHUNKS: tl.constexpr):
+    """What each part of an item has left, `[chunks, channels]`."""
+    place = (item * CHUNKS + tl.arange(0, CHUNKS))[:, None] * CHANNELS + channel[None, :]
+    return tl.load(parts + place, mask=(channel < CHANNELS)[None, :], other=0.0)
+
+
+@triton.jit
 def sum_parts(parts, item, channel, CHANNELS: tl.constexpr, CHUNKS: tl.constexpr):
     """What all parts of an item have left, `[channels]`."""
-    place = (item * CHUNKS + tl.arange(0, CHUNKS))[:, None] * CHANNELS + channel[None, :]
-    return tl.sum(tl.load(parts + place, mask=(channel < CHANNELS)[None, :], other=0.0), axis=0)
+    return tl.sum(load_parts(parts, item, channel, CHANNELS, CHUNKS), axis=0)
 
 
 @triton.jit
@@ -77,7 +90,10 @@ def sum_values_kernel(
     values, order, starts, sums,
     ORDERED: tl.constexpr, CHANNELS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The sums of the values of a part of an item."""
+    """The sums of the values of a part of an item, and of the squares of what they are from the mean of that part.
+
+    `sums` is `[2, items, chunks, channels]`.
+    """
     item, chunk, channel = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK_C)
     first, last = tl.load(starts + item), tl.load(starts + item + 1)
     total = tl.zeros([BLOCK_C], sums.dtype.element_ty)
@@ -85,27 +101,16 @@ def sum_values_kernel(
         place = begin + tl.arange(0, BLOCK)
         row = rows_of(order, place, last, ORDERED)
         total += tl.sum(load_rows(values, row, place < last, channel, CHANNELS, sums.dtype.element_ty), axis=0)
-    tl.store(sums + (item * CHUNKS + chunk) * CHANNELS + channel, total, mask=channel < CHANNELS)
-
-
-@triton.jit
-def sum_squares_kernel(
-    values, order, starts, sums, ORDERED: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr,
-    CHUNKS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """The sums of the squares of what the values are from the mean of their group: the second half of `sums`."""
-    item, chunk, channel = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK_C)
-    first, last = tl.load(starts + item), tl.load(starts + item + 1)
-    total = sum_parts(sums, item, channel, CHANNELS, CHUNKS)
-    mean = mean_of_groups(total, channel, last - first, CHANNELS, WIDTH, BLOCK_C)
+    mean = total / tl.maximum(members_of(last - first, chunk, CHUNKS, BLOCK), 1)
     square = tl.zeros([BLOCK_C], sums.dtype.element_ty)
     for begin in range(first + chunk * BLOCK, last, CHUNKS * BLOCK):
         place = begin + tl.arange(0, BLOCK)
         row = rows_of(order, place, last, ORDERED)
         value = load_rows(values, row, place < last, channel, CHANNELS, sums.dtype.element_ty) - mean[None, :]
         square += tl.sum(tl.where((place < last)[:, None], value * value, 0.0), axis=0)
-    here = second_of(sums, CHANNELS, CHUNKS) + (item * CHUNKS + chunk) * CHANNELS + channel
-    tl.store(here, square, mask=channel < CHANNELS)
+    here = sums + (item * CHUNKS + chunk) * CHANNELS + channel
+    tl.store(here, total, mask=channel < CHANNELS)
+    tl.store(second_of(here, CHANNELS, CHUNKS), square, mask=channel < CHANNELS)
 
 
 @triton.jit
@@ -120,10 +125,13 @@ def normalize_items_kernel(
     item, chunk, channel = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK_C)
     real = channel < CHANNELS
     first, last = tl.load(starts + item), tl.load(starts + item + 1)
-    total = sum_parts(sums, item, channel, CHANNELS, CHUNKS)
-    mean = mean_of_groups(total, channel, last - first, CHANNELS, WIDTH, BLOCK_C)
-    square = sum_parts(second_of(sums, CHANNELS, CHUNKS), item, channel, CHANNELS, CHUNKS)
-    variance = mean_of_groups(square, channel, last - first, CHANNELS, WIDTH, BLOCK_C)
+    parts = load_parts(sums, item, channel, CHANNELS, CHUNKS)
+    mean = mean_of_groups(tl.sum(parts, axis=0), channel, last - first, CHANNELS, WIDTH, BLOCK_C)
+    # squares from the mean of the group: from that of each part, and of that itself
+    members = members_of(last - first, tl.arange(0, CHUNKS), CHUNKS, BLOCK)[:, None]
+    apart = parts / tl.maximum(members, 1) - mean[None, :]
+    square = load_parts(second_of(sums, CHANNELS, CHUNKS), item, channel, CHANNELS, CHUNKS) + members * apart * apart
+    variance = mean_of_groups(tl.sum(square, axis=0), channel, last - first, CHANNELS, WIDTH, BLOCK_C)
     scale = 1.0 / tl.sqrt(variance + EPS)
     if chunk == 0:
         tl.store(statistics + 2 * item * CHANNELS + channel, mean, mask=real)
@@ -176,11 +184,13 @@ def sum_gradients_kernel(
 
 @triton.jit
 def differentiate_norm_kernel(
-    gradient, values, weight, bias, order, starts, statistics, sums, output,
+    gradient, values, weight, bias, order, starts, statistics, sums, output, of_affine,
     ORDERED: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, RELU: tl.constexpr, CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the values of a part of an item."""
+    """The gradient of the values of a part of an item; the first part also sums those of weight and bias, `of_affine
+    [2, channels]`.
+    """
     item, chunk, channel = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK_C)
     real = channel < CHANNELS
     first, last = tl.load(starts + item), tl.load(starts + item + 1)
@@ -203,6 +213,14 @@ def differentiate_norm_kernel(
         mask = (place < last)[:, None] & real[None, :]
         there = output + row[:, None] * CHANNELS + channel[None, :]
         tl.store(there, found.to(output.dtype.element_ty), mask=mask)
+    if item + chunk == 0:
+        to_weight = tl.zeros([BLOCK_C], sums.dtype.element_ty)
+        to_bias = tl.zeros([BLOCK_C], sums.dtype.element_ty)
+        for each in range(tl.num_programs(0)):
+            to_weight += sum_parts(second_of(sums, CHANNELS, CHUNKS), each, channel, CHANNELS, CHUNKS)
+            to_bias += sum_parts(sums, each, channel, CHANNELS, CHUNKS)
+        tl.store(of_affine + channel, to_weight.to(of_affine.dtype.element_ty), mask=real)
+        tl.store(of_affine + CHANNELS + channel, to_bias.to(of_affine.dtype.element_ty), mask=real)
 
 
 def _chunks(items: int) -> int:
@@ -231,9 +249,7 @@ def normalize_items(values: Tensor, weight: Tensor, bias: Tensor, norm: ItemsNor
     output = torch.empty_like(values)
     order = rows.starts if rows.order is None else rows.order
     configuration, grid = (rows.order is not None, channels, chunks), (items, chunks, 1)
-    summed = values, order, rows.starts, sums
-    _bind(sum_values_kernel, *configuration)(grid, summed, ())
-    _bind(sum_squares_kernel, *configuration, WIDTH=width)(grid, summed, ())
+    _bind(sum_values_kernel, *configuration)(grid, (values, order, rows.starts, sums), ())
     tensors = values, weight.contiguous(), bias.contiguous(), order, rows.starts, sums, statistics, output
     bound = _bind(normalize_items_kernel, *configuration, WIDTH=width, EPS=norm.eps, RELU=norm.relu)
     bound(grid, tensors, ())
@@ -248,11 +264,11 @@ def differentiate_items_norm(
     rows, width = norm.rows, channels // norm.groups
     items, chunks = rows.items, _chunks(rows.items)
     sums = torch.empty(2, items, chunks, channels, dtype=statistics.dtype, device=values.device)
-    output = torch.empty_like(values)
+    output, of_affine = torch.empty_like(values), affine[0].new_empty(2, channels)
     order = rows.starts if rows.order is None else rows.order
     configuration, grid = (rows.order is not None, channels, chunks), (items, chunks, 1)
     summed = gradient, values, *(each.contiguous() for each in affine), order, rows.starts, statistics, sums
     _bind(sum_gradients_kernel, *configuration, RELU=norm.relu)(grid, summed, ())
-    _bind(differentiate_norm_kernel, *configuration, WIDTH=width, RELU=norm.relu)(grid, (*summed, output), ())
-    to_bias, to_weight = sums.sum(dim=(1, 2)).to(affine[0].dtype)
-    return output, to_weight, to_bias
+    bound = _bind(differentiate_norm_kernel, *configuration, WIDTH=width, RELU=norm.relu)
+    bound(grid, (*summed, output, of_affine), ())
+    return output, of_affine[0], of_affine[1]

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from permutohedral.ops.fused_primitives import FilteredLattice, FilterTables, KeptOfFilter
+from permutohedral.ops.fused_primitives import ConvolutionTables, FilteredLattice, FilterTables, KeptOfFilter
 from permutohedral.ops.triton.build.neighbors import transpose_neighbors
 from permutohedral.ops.triton.filter.convolve import convolve_adjoint, convolve_rows, float32_precision, uses_halves
+from permutohedral.ops.triton.filter.convolve_gradients import convolve_gradients
 from permutohedral.ops.triton.filter.incidence import Incidence, splat_listed, splat_listed_with_density
 from permutohedral.ops.triton.filter.normalize import sum_rows
 from permutohedral.ops.triton.filter.slice import slice_into
 from permutohedral.ops.triton.filter.splat import list_if_worth, splat, splat_with_density, splat_with_totals
-from permutohedral.ops.triton.filter.weight_gradient import (
-    convolve_gradients,
-    convolve_weight_gradient,
-    weight_and_bias_gradient,
-)
+from permutohedral.ops.triton.filter.weight_gradient import convolve_weight_gradient, weight_and_bias_gradient
 from permutohedral.ops.triton.runtime import on_device
 from permutohedral.simplices import Simplices
 
@@ -96,10 +93,8 @@ def _differentiate_halves(
     """The gradients of the convolution, of float16 with scales; the first one if both are computed at once."""
     lattice, groups, _ = tables
     if both and groups == 1:
-        reverse = _reverse_neighbors(lattice)
-        found = convolve_gradients(lattice_values, weight, at_targets, lattice.neighbors, reverse, lattice.opposite)
-        if found is not None:
-            return found
+        of_convolution = ConvolutionTables(lattice.neighbors, _reverse_neighbors(lattice), lattice.opposite)
+        return convolve_gradients(lattice_values, weight, at_targets, of_convolution, (True, False))[:2]
     return None, convolve_weight_gradient(lattice_values, at_targets, lattice.neighbors, groups)
 
 

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.triton.filter.convolve import (
-    convolve_adjoint,
-    convolve_halves,
     float32_precision,
     uses_halves,
     uses_matrix_units,
@@ -33,7 +31,7 @@ _MANY_PROGRAMS = 2112
 # entries of the weight that a program sums
 _SUM_BLOCK = 128
 # of `weight_gradient_kernel`, without the block shape
-_CONSTANTS = ("STRIDE", "GRADIENT_STRIDE", "OUT_CHANNELS", "IN", "OUT", "PRECISION", "PARTS")
+_CONSTANTS = ("BIASED", "STRIDE", "GRADIENT_STRIDE", "OUT_CHANNELS", "IN", "OUT", "PRECISION", "PARTS")
 
 
 @triton.jit
@@ -89,15 +87,28 @@ def store_partial(
     tl.store(place, total, mask=known)
 
 
+@triton.jit
+def sum_columns(
+    rows, begin, end, column, STRIDE: tl.constexpr, OUT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """The sum of the rows from `begin` to `end`."""
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in range(begin, end, BLOCK_M):
+        row = start + tl.arange(0, BLOCK_M)
+        place = rows + row.to(tl.int64)[:, None] * STRIDE + column[None, :]
+        total += tl.load(place, mask=(row < end)[:, None] & (column < OUT)[None, :], other=0.0).to(tl.float32)
+    return tl.sum(total, axis=0)
+
+
 @triton.jit(do_not_specialize=["num_targets", "filter_size", "split_size"])
 def weight_gradient_kernel(
     lattice_values, output_gradient, neighbors, partials, num_targets, filter_size, split_size,
-    STRIDE: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr,
-    OUT: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr, TAPS: tl.constexpr,
+    BIASED: tl.constexpr, STRIDE: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr, TAPS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One split's share of sum_v in[neighbors[k, v]] (x) gradient[v], for two or four TAPS that share the gradient's
-    rows.
+    rows. If it is BIASED, the programs behind the last taps sum the gradient alone, into a row behind the others.
     """
     tap = tl.program_id(0) * TAPS
     split = tl.program_id(1)
@@ -107,13 +118,23 @@ def weight_gradient_kernel(
     block = tl.program_id(2) % (out_blocks * in_blocks)
     column = (block % out_blocks) * BLOCK_N + tl.arange(0, BLOCK_N)
     channel = (block // out_blocks) * BLOCK_K + tl.arange(0, BLOCK_K)
+    begin = split * split_size
+    end = tl.minimum(begin + split_size, num_targets)
+    size = tl.cast(filter_size * IN, tl.int64) * OUT_CHANNELS
+    partial = partials + split * (size + OUT_CHANNELS if BIASED else size)
+    if BIASED:  # noqa: SIM102
+        if tap >= filter_size:
+            if block < out_blocks:
+                place = output_gradient + group * OUT
+                summed = sum_columns(place, begin, end, column, GRADIENT_STRIDE, OUT, BLOCK_M, BLOCK_N)
+                tl.store(partial + size + group * OUT + column, summed, mask=column < OUT)
+            return
     rows = lattice_values + group * IN
     first = tl.zeros([BLOCK_K, BLOCK_N], tl.float32)
     second = tl.zeros([BLOCK_K, BLOCK_N], tl.float32)
     third = tl.zeros([BLOCK_K, BLOCK_N], tl.float32)
     fourth = tl.zeros([BLOCK_K, BLOCK_N], tl.float32)
-    begin = split * split_size
-    for start in range(begin, tl.minimum(begin + split_size, num_targets), BLOCK_M):
+    for start in range(begin, end, BLOCK_M):
         target = start + tl.arange(0, BLOCK_M)
         inside = target < num_targets
         place = output_gradient + target.to(tl.int64)[:, None] * GRADIENT_STRIDE + group * OUT + column[None, :]
@@ -135,7 +156,6 @@ def weight_gradient_kernel(
                 rows, neighbors, tap + 3, filter_size, target, inside, channel, gradient, fourth, num_targets,
                 STRIDE, IN, PRECISION, PARTS,
             )  # fmt: skip
-    partial = partials + tl.cast(split, tl.int64) * filter_size * IN * OUT_CHANNELS
     store_partial(partial, first, tap, filter_size, channel, column, group, OUT_CHANNELS, IN, OUT)
     store_partial(partial, second, tap + 1, filter_size, channel, column, group, OUT_CHANNELS, IN, OUT)
     if TAPS == 4:
@@ -146,10 +166,10 @@ def weight_gradient_kernel(
 @triton.jit(do_not_specialize=["num_targets", "filter_size", "split_size"])
 def direct_weight_gradient_kernel(
     lattice_values, output_gradient, neighbors, partials, num_targets, filter_size, split_size,
-    STRIDE: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr,
-    OUT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BIASED: tl.constexpr, STRIDE: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The same for one input channel and one tap."""
+    """The same for one input channel and one tap; the tap behind the last reads ones everywhere."""
     tap = tl.program_id(0) // IN
     channel = tl.program_id(0) % IN
     split = tl.program_id(1)
@@ -161,13 +181,17 @@ def direct_weight_gradient_kernel(
     for start in range(begin, tl.minimum(begin + split_size, num_targets), BLOCK_M):
         target = start + tl.arange(0, BLOCK_M)
         inside = target < num_targets
-        source = tl.load(neighbors + tl.cast(tap, tl.int64) * num_targets + target, mask=inside, other=-1)
+        place = neighbors + tl.cast(tap, tl.int64) * num_targets + target
+        known_tap = tap + target * 0 < filter_size
+        source = tl.load(place, mask=inside & known_tap, other=-1)
         rows = lattice_values + source.to(tl.int64)[:, None] * STRIDE + (column // OUT * IN + channel)[None, :]
-        value = tl.load(rows, mask=(source >= 0)[:, None] & known, other=0.0)
+        value = tl.load(rows, mask=(source >= 0)[:, None] & known, other=0.0).to(dtype)
+        if BIASED:
+            value = tl.where(known_tap[:, None], value, 1.0)
         place = output_gradient + target.to(tl.int64)[:, None] * GRADIENT_STRIDE + column[None, :]
         gradient = tl.load(place, mask=inside[:, None] & known, other=0.0)
-        total += value.to(dtype) * gradient.to(dtype)
-    row = tl.cast(split, tl.int64) * (filter_size * IN) + tap * IN + channel
+        total += value * gradient.to(dtype)
+    row = tl.cast(split, tl.int64) * (filter_size * IN + (1 if BIASED else 0)) + tl.program_id(0)
     place = partials + row * OUT_CHANNELS + column
     tl.store(place, tl.sum(total, axis=0), mask=column < OUT_CHANNELS)
 
@@ -209,13 +233,18 @@ def _splits(targets: int, programs: int, wanted: int) -> tuple[int, int]:
     return -(-targets // size), size
 
 
-def _direct_partials(lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int) -> Tensor:
-    """The shares of all splits, `[splits, filter_size * in_channels, out_channels]`, without the matrix units."""
+def _direct_partials(
+    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, biased: bool
+) -> Tensor:
+    """The shares of all splits, `[splits, filter_size * in_channels, out_channels]`, without the matrix units.
+
+    If it is biased, there is one more row, the sum of the output gradient.
+    """
     filter_size, targets = neighbors.shape
     in_channels, out_channels = lattice_values.shape[1] // groups, output_gradient.shape[1]
     strides = lattice_values.stride(0), output_gradient.stride(0)
-    bound, width = _bind_direct(*strides, out_channels, in_channels, out_channels // groups)
-    rows, tiles = filter_size * in_channels, -(-out_channels // width)
+    bound, width = _bind_direct(biased, *strides, out_channels, in_channels, out_channels // groups)
+    rows, tiles = filter_size * in_channels + biased, -(-out_channels // width)
     splits, size = _splits(targets, tiles * rows, _MANY_PROGRAMS)
     shape, dtype = (splits, rows, out_channels), accumulation_dtype(lattice_values.dtype)
     partials = lattice_values.new_empty(shape, dtype=dtype)
@@ -226,21 +255,22 @@ def _direct_partials(lattice_values: Tensor, output_gradient: Tensor, neighbors:
 
 @cache
 def _bind_direct(
-    stride: int, gradient_stride: int, out_channels: int, in_channels: int, per_group: int
+    biased: bool, stride: int, gradient_stride: int, out_channels: int, in_channels: int, per_group: int
 ) -> tuple[Bound, int]:
     """The kernel, and the width of its tiles."""
     width = min(power_of_two(out_channels), 64)
     bound = Bound(
-        direct_weight_gradient_kernel, STRIDE=stride, GRADIENT_STRIDE=gradient_stride, OUT_CHANNELS=out_channels,
-        IN=in_channels, OUT=per_group, BLOCK_M=max(min(1024 // width, 128), 16), BLOCK_N=width,
+        direct_weight_gradient_kernel, BIASED=biased, STRIDE=stride, GRADIENT_STRIDE=gradient_stride,
+        OUT_CHANNELS=out_channels, IN=in_channels, OUT=per_group,
+        BLOCK_M=max(min(1024 // width, 128), 16), BLOCK_N=width,
     )  # fmt: skip
     return bound, width
 
 
 def _matrix_partials(
-    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, precision: str
+    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, precision: str, biased: bool
 ) -> Tensor:
-    """The same with the matrix units, `[splits, filter_size, in_channels, out_channels]`."""
+    """The same with the matrix units."""
     filter_size, targets = neighbors.shape
     in_channels, out_channels = lattice_values.shape[1] // groups, output_gradient.shape[1]
     per_group = out_channels // groups
@@ -251,14 +281,16 @@ def _matrix_partials(
         tiles = -(-in_channels // blocks["BLOCK_K"]) * -(-per_group // blocks["BLOCK_N"]) * groups
         taps, small = -(-filter_size // blocks["TAPS"]), blocks["num_warps"] == 1 or blocks["TAPS"] == 4
         splits, size = _splits(targets, tiles * taps, _MANY_PROGRAMS if small else _FEW_PROGRAMS)
-        partials = lattice_values.new_empty((splits, filter_size, in_channels, out_channels), dtype=torch.float32)
+        shape = splits, filter_size * in_channels + biased, out_channels
+        partials = lattice_values.new_empty(shape, dtype=torch.float32)
         tensors, sizes = (lattice_values, output_gradient, neighbors, partials), (targets, filter_size, size)
-        bound((taps, splits, tiles), tensors, sizes)
+        bound((taps + biased, splits, tiles), tensors, sizes)
         return partials
 
     dtype, deterministic = lattice_values.dtype, torch.are_deterministic_algorithms_enabled()
     constants = (
-        lattice_values.stride(0), output_gradient.stride(0), out_channels, in_channels, per_group, precision, parts,
+        biased, lattice_values.stride(0), output_gradient.stride(0), out_channels, in_channels, per_group, precision,
+        parts,
     )  # fmt: skip
     key = ("gradient", constants, dtype, targets.bit_length(), neighbors.get_device(), deterministic)
     tuned = CHOSEN.get(key)
@@ -268,7 +300,7 @@ def _matrix_partials(
     return start(tuned)
 
 
-def _sum_splits(partials: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def sum_splits(partials: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """The weight gradient of `shape` and `dtype`."""
     if partials.shape[0] == 1 and partials.dtype == dtype:
         return partials.view(shape)
@@ -301,20 +333,26 @@ def _bind_sum(has_totals: bool, out_channels: int, splits: int) -> Bound:
 _Halves = tuple[Tensor, Tensor]
 
 
-def _gradient_of_halves(lattice_values: _Halves, output_gradient: _Halves, neighbors: Tensor, groups: int) -> Tensor:
-    partials = _matrix_partials(lattice_values[0], output_gradient[0], neighbors, groups, "ieee")
-    summed = _sum_splits(partials, partials.shape[1:], partials.dtype)
-    return summed * _scales(lattice_values[1], output_gradient[1], groups)
+def gradient_of_halves(lattice_values: _Halves, output_gradient: _Halves, neighbors: Tensor, groups: int) -> Tensor:
+    """`convolve_weight_gradient` of what `halve` made."""
+    partials = _matrix_partials(lattice_values[0], output_gradient[0], neighbors, groups, "ieee", False)
+    shape = neighbors.shape[0], lattice_values[0].shape[1] // groups, output_gradient[0].shape[1]
+    return sum_splits(partials, shape, partials.dtype) * _scales(lattice_values[1], output_gradient[1], groups)
 
 
-def _partials(
-    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, precision: str
+def partials_of(
+    lattice_values: Tensor,
+    output_gradient: Tensor,
+    neighbors: Tensor,
+    groups: int,
+    precision: str,
+    biased: bool = False,
 ) -> Tensor:
     """The shares of all splits, by the matrix units or without."""
     in_channels, per_group = lattice_values.shape[1] // groups, output_gradient.shape[1] // groups
     if uses_matrix_units(lattice_values.dtype, in_channels, per_group):
-        return _matrix_partials(lattice_values, output_gradient, neighbors, groups, precision)
-    return _direct_partials(lattice_values, output_gradient, neighbors, groups)
+        return _matrix_partials(lattice_values, output_gradient, neighbors, groups, precision, biased)
+    return _direct_partials(lattice_values, output_gradient, neighbors, groups, biased)
 
 
 @on_device
@@ -327,9 +365,9 @@ def convolve_weight_gradient(lattice_values: Tensor, output_gradient: Tensor, ne
     precision = float32_precision(lattice_values.dtype)
     if uses_halves(precision, shape[1], shape[2] // groups, True):
         values, gradient = halve(lattice_values, output_gradient)
-        return _gradient_of_halves(values, gradient, neighbors, groups)
-    partials = _partials(lattice_values, output_gradient, neighbors, groups, precision)
-    return _sum_splits(partials, shape, lattice_values.dtype)
+        return gradient_of_halves(values, gradient, neighbors, groups)
+    partials = partials_of(lattice_values, output_gradient, neighbors, groups, precision)
+    return sum_splits(partials, shape, lattice_values.dtype)
 
 
 def weight_and_bias_gradient(
@@ -345,29 +383,5 @@ def weight_and_bias_gradient(
     More rows may follow those of the lattice values and of the gradient. For the precision see `float32_precision`.
     """
     shape = neighbors.shape[0], lattice_values.shape[1] // groups, output_gradient.shape[1]
-    partials = _partials(lattice_values, output_gradient, neighbors.contiguous(), groups, precision)
+    partials = partials_of(lattice_values, output_gradient, neighbors.contiguous(), groups, precision)
     return _sum_with_bias(partials, totals, shape, lattice_values.dtype)
-
-
-@on_device
-def convolve_gradients(
-    lattice_values: Tensor,
-    weight: Tensor,
-    output_gradient: Tensor,
-    neighbors: Tensor,
-    reverse: Tensor,
-    opposite: Tensor,
-) -> tuple[Tensor, Tensor] | None:
-    """Both gradients of the convolution in one group: see `FusedPrimitives`. Halves are made once; without them, the
-    adjoint reads the weight as it lies."""
-    _, in_channels, out_channels = weight.shape
-    if lattice_values.numel() == 0 or neighbors.numel() == 0:
-        return None
-    precision = float32_precision(weight.dtype)
-    if not uses_halves(precision, in_channels, out_channels, True):
-        slope = rows_contiguous(output_gradient)
-        adjoint = convolve_adjoint(slope, weight, reverse, opposite, 1, None, precision)
-        return adjoint, convolve_weight_gradient(lattice_values, slope, neighbors, 1)
-    values, gradient = halve(rows_contiguous(lattice_values), rows_contiguous(output_gradient))
-    to_values = convolve_halves(*gradient, weight, reverse.contiguous(), opposite)
-    return to_values, _gradient_of_halves(values, gradient, neighbors.contiguous(), 1)

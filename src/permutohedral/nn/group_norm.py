@@ -1,0 +1,159 @@
+"""Group normalization over the lattice points of each item of a ragged batch, alone or before a convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from permutohedral.errors import InputError
+from permutohedral.lattice import Lattice
+from permutohedral.ops.fused_layers import normalize_items
+from permutohedral.ops.fused_primitives import ItemRows, ItemsNorm
+from permutohedral.tensors import refuse_scripting
+
+
+class LatticeItems:
+    """Which lattice points belong to which item of a ragged batch: made once, for all that is normalized on a lattice.
+
+    Args:
+        lattice: whose lattice points.
+        items: how many there are, if that is known; else a GPU is waited for.
+
+    >>> import permutohedral as ph
+    >>> lattice = ph.build_lattice(torch.zeros(4, 2), batch=torch.tensor([0, 0, 2, 2]))
+    >>> LatticeItems(lattice).mean(torch.ones(lattice.num_lattice_points, 1)).flatten().tolist()
+    [1.0, 0.0, 1.0]
+    """
+
+    def __init__(self, lattice: Lattice, items: int | None = None) -> None:
+        self.item = lattice.source.keys[:, 0]
+        self.items = count_items(lattice) if items is None else items
+
+    @cached_property
+    def _members(self) -> Tensor:
+        """How many lattice points each item has, at least one, `[items, 1]`."""
+        # counted without waiting, which bincount does not
+        one = torch.ones((), dtype=torch.int32, device=self.item.device).expand(self.item.shape)
+        return self.item.new_zeros(self.items).index_add(0, self.item, one).clamp_min(1)[:, None]
+
+    def mean(self, rows: Tensor) -> Tensor:
+        """The mean over the lattice points of each item, `[lattice_points, channels]` to `[items, channels]`."""
+        return rows.new_zeros(self.items, rows.shape[1]).index_add(0, self.item, rows) / self._members
+
+    @cached_property
+    def rows(self) -> ItemRows:
+        """The lattice points of each item, listed when it is first asked for."""
+        ordered, order = torch.sort(self.item, stable=True)
+        each = torch.arange(self.items + 1, dtype=torch.int32, device=self.item.device)
+        starts = torch.searchsorted(ordered, each, out_int32=True)
+        return ItemRows(None if self.items == 1 else order.to(torch.int32), starts, self.items)
+
+    def spread(self, of_items: Tensor) -> Tensor:
+        """What belongs to the items at each lattice point, `[items, channels]` to `[lattice_points, channels]`."""
+        return of_items.index_select(0, self.item)
+
+
+def count_items(lattice: Lattice) -> int:
+    """How many items a ragged batch has; those behind the last that has lattice points are not seen."""
+    return int(lattice.source.keys[:, 0].max()) + 1 if lattice.num_lattice_points else 0
+
+
+class LatticeGroupNorm(nn.Module):
+    """Group normalization over the lattice points of each item: `torch.nn.GroupNorm` for ragged batches.
+
+    Args:
+        num_groups: blocks of channels that are normalized apart; divides num_channels.
+        num_channels: of the values.
+        eps: added to the variance.
+
+    >>> import permutohedral as ph
+    >>> lattice = ph.build_lattice(torch.rand(90, 3) * 9, batch=torch.arange(90) // 30)
+    >>> normalized = LatticeGroupNorm(2, 4)(ph.splat(torch.rand(90, 4), lattice), lattice)
+    >>> float(normalized.detach().mean().abs()) < 1e-6
+    True
+    """
+
+    __prepare_scriptable__ = refuse_scripting
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if type(num_groups) is not int or num_groups < 1 or num_channels % num_groups:
+            raise InputError(f"num_groups must divide num_channels, got {num_groups!r} and {num_channels!r}")
+        self.num_groups, self.num_channels, self.eps = num_groups, num_channels, eps
+        self.weight = nn.Parameter(torch.ones(num_channels, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(num_channels, device=device, dtype=dtype))
+
+    def forward(
+        self, lattice_values: Tensor, lattice: Lattice, items: LatticeItems | None = None, relu: bool = False
+    ) -> Tensor:
+        """Normalize.
+
+        Args:
+            lattice_values: `[lattice_points, num_channels]`.
+            lattice: of the lattice points.
+            items: of the lattice, if several layers share them.
+            relu: then make zero what is negative, in the same step on a GPU.
+
+        Returns:
+            `[lattice_points, num_channels]`.
+        """
+        items = LatticeItems(lattice) if items is None else items
+        return self.normalize(lattice_values, (self.weight, self.bias), items, relu)
+
+    def normalize(self, values: Tensor, affine: tuple[Tensor, Tensor], items: LatticeItems, relu: bool) -> Tensor:
+        """The same with other weights than those of the layer: `affine`, what is multiplied and what is added."""
+
+        def composed(values: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            normalized = _normalize(values, weight, bias, items, self.num_groups, self.eps)
+            return normalized.relu() if relu else normalized
+
+        fused = normalize_items(values, affine, self.describe(items, relu), composed)
+        return composed(values, *affine) if fused is None else fused
+
+    def describe(self, items: LatticeItems, relu: bool) -> Callable[[], ItemsNorm]:
+        """What tells a backend how to normalize; the rows of the items are not listed before it is asked."""
+        return lambda: ItemsNorm(items.rows, self.num_groups, self.eps, relu)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_groups}, {self.num_channels}, eps={self.eps}"
+
+
+def _normalize(values: Tensor, weight: Tensor, bias: Tensor, items: LatticeItems, groups: int, eps: float) -> Tensor:
+    """Group normalization of each item, step by step."""
+    wide = values.float() if values.dtype.itemsize < 4 else values
+    grouped = wide.reshape(len(wide), groups, wide.shape[1] // groups)
+    centered = grouped - items.spread(items.mean(grouped.mean(dim=2)))[:, :, None]
+    variance = items.mean(centered.square().mean(dim=2))
+    scale = items.spread((variance + eps).rsqrt())[:, :, None]
+    normalized = (centered * scale).reshape(wide.shape)
+    return torch.addcmul(bias, normalized, weight).to(values.dtype)
+
+
+class Normalized(NamedTuple):
+    """That values are normalized, and made zero where they are negative then, before they are convolved.
+
+    Attributes:
+        norm: how.
+        items: of the lattice.
+
+    >>> import permutohedral as ph
+    >>> lattice = ph.build_lattice(torch.rand(90, 3) * 9, batch=torch.arange(90) // 30)
+    >>> before = Normalized(LatticeGroupNorm(2, 4), LatticeItems(lattice))
+    >>> lattice_values = ph.splat(torch.rand(90, 4), lattice)
+    >>> LatticeConvolution(4, 4, dimension=3)(lattice_values, lattice, before, added=lattice_values).shape[1]
+    4
+    """
+
+    norm: LatticeGroupNorm
+    items: LatticeItems

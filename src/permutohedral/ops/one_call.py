@@ -1,0 +1,72 @@
+"""What a backend computes in one call, and differentiates in another, as a function of torch's autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from permutohedral.ops.dispatch import forced_backend, on_backend
+from permutohedral.ops.tracing import is_autocast
+
+Inputs = tuple[Any, ...]
+
+
+class Step(Protocol):
+    """What is computed in one call."""
+
+    @property
+    def composed(self) -> Callable[..., Tensor]:
+        """The same of the same inputs, made of operators, which can be differentiated again."""
+
+    def run(self, *inputs: Any) -> tuple[Tensor | None, Inputs]:
+        """The result, None where it is to be composed, and what its derivative needs besides the inputs."""
+
+    def differentiate(
+        self, gradient: Tensor, inputs: Inputs, kept: Inputs, wanted: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        """The gradients with respect to the inputs, at least of those that are wanted."""
+
+
+class _InOneCall(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, step: Step, *inputs: Any) -> Tensor | None:
+        output, kept = step.run(*inputs)
+        ctx.step, ctx.inputs, ctx.backend = step, len(inputs), forced_backend()
+        ctx.save_for_backward(*inputs, *kept)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        # with a graph of the gradients the operators make it, who know their own derivatives
+        differentiate = _differentiate_composed if torch.is_grad_enabled() else _differentiate
+        if ctx.backend is forced_backend():
+            return None, *differentiate(ctx, gradient)
+        with on_backend(ctx.backend):
+            return None, *differentiate(ctx, gradient)
+
+
+# `Function.apply` without its search for what transformations leave behind: backends read that as it is
+apply: Callable[..., Any] = super(torch.autograd.Function, _InOneCall).apply
+
+
+def _differentiate_composed(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients with respect to the inputs, which can be differentiated again."""
+    inputs, wanted = ctx.saved_tensors[: ctx.inputs], ctx.needs_input_grad[1:]
+    output = ctx.step.composed(*inputs)
+    leaves = [each for each, needed in zip(inputs, wanted, strict=True) if needed]
+    found = iter(torch.autograd.grad(output, leaves, gradient, create_graph=True))
+    return tuple(next(found) if needed else None for needed in wanted)
+
+
+def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    """The same, not to be differentiated again."""
+    step: Step = ctx.step
+    saved, device = ctx.saved_tensors, gradient.device
+    arguments = gradient, saved[: ctx.inputs], saved[ctx.inputs :], ctx.needs_input_grad[1:]
+    if not is_autocast(device):
+        return step.differentiate(*arguments)
+    with torch.autocast(device.type, enabled=False):
+        return step.differentiate(*arguments)
