@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -70,12 +70,12 @@ def mean_field(  # noqa: PLR0913 (a field, how to solve it, and what is known be
         pairwise = _prepare(kernels, lattices, layout)
         dtype = _dtype(pairwise, energies)
         strength, both_ways = find_damping(damping, pairwise, layout.labels)
-        # among the tables a weight is a number
-        may_fuse = tolerance is None and not wants_gradient(*(kernel.compatibility for kernel in kernels))
-        if may_fuse and not isinstance(strength, Tensor) and strength == 0:
-            marginals = _at_once(energies, start, [pair.tables(both_ways) for pair in pairwise], layout, steps)
-            if marginals is not None:
-                return _logarithm(marginals) if logarithms else marginals
+        if tolerance is None and not isinstance(strength, Tensor) and strength == 0:
+            given = energies, start, *(pair.compatibility for pair in pairwise)
+            solve = _differentiable if wants_gradient(*given) else _at_once
+            found = solve(energies, start, _Steps(pairwise, both_ways, layout, steps), logarithms)
+            if found is not None:
+                return layout.from_planes(found).to(energies.dtype)
         _refuse_nan(energies)
         scores = -layout.to_rows(energies).to(dtype)
         field = _Field(scores, pairwise, strength, both_ways)
@@ -163,17 +163,55 @@ def _prepare(kernels: Sequence[Kernel], lattices: Sequence[Lattice] | None, layo
     return pairwise
 
 
-def _at_once(
-    energies: Tensor, start: Tensor | None, tables: Sequence[PairwiseTables], layout: Layout, steps: int
-) -> Tensor | None:
-    """All steps in one call of the backend, None where it cannot be."""
-    # a kernel has a table that is read and one that is written, and a third where it is filtered both ways
-    rows = sum((3 if each.both_ways else 2) * each.axis_neighbors.shape[1] for each in tables)
-    check_rows(rows, layout.labels, energies)
-    planes = layout.to_planes(energies)
-    begin = None if start is None else layout.to_planes(start)
-    marginals = fused_filters.mean_field(planes, begin, tables, steps)
-    return None if marginals is None else layout.from_planes(marginals).to(energies.dtype)
+@dataclass(frozen=True, eq=False)
+class _Steps:
+    """Steps without damping, which a backend may do all in one call."""
+
+    pairwise: Sequence[Pairwise]
+    both_ways: bool
+    layout: Layout
+    steps: int
+
+    def tables(self, kept: int) -> list[PairwiseTables]:
+        """Of all kernels; refused if they, and so many more tables of each, do not fit what is free."""
+        tables = [pair.tables(self.both_ways) for pair in self.pairwise]
+        # a kernel has a table that is read and one that is written, and a third where it is filtered both ways
+        rows = sum((kept + (3 if each.both_ways else 2)) * each.axis_neighbors.shape[1] for each in tables)
+        if tables:
+            check_rows(rows, self.layout.labels, tables[0].barycentric)
+        return tables
+
+    def compose(self, energies: Tensor, start: Tensor | None, *parameters: float | Tensor) -> Tensor:
+        """Logits `[items, labels, points]` of energies and start of this shape, by operators."""
+        layout = replace(self.layout, shape=tuple(energies.shape), labels_last=False)
+        pairwise = [pair.with_costs(each) for pair, each in zip(self.pairwise, parameters, strict=True)]
+        dtype = _dtype(pairwise, energies)
+        field = _Field(-layout.to_rows(energies).to(dtype), pairwise, 0.0, self.both_ways)
+        logits = field.scores if start is None else _logarithm(layout.to_rows(start).to(dtype))
+        for _ in range(self.steps):
+            logits = field.step(logits)
+        return layout.from_rows(logits)
+
+
+def _at_once(energies: Tensor, start: Tensor | None, steps: _Steps, logarithms: bool) -> Tensor | None:
+    """Marginals `[items, labels, points]` in one call of the backend, None where it cannot be."""
+    planes, begin = _planes(energies, start, steps.layout)
+    marginals = fused_filters.mean_field(planes, begin, steps.tables(0), steps.steps)
+    return _logarithm(marginals) if logarithms and marginals is not None else marginals
+
+
+def _differentiable(energies: Tensor, start: Tensor | None, steps: _Steps, logarithms: bool) -> Tensor | None:
+    """The same with derivatives, which one call of the backend computes, too."""
+    planes, begin = _planes(energies, start, steps.layout)
+    tables = steps.tables(steps.steps)
+    logits = fused_filters.mean_field_logits(planes, begin, tables, steps.steps, steps.compose)
+    if logits is None:
+        return None
+    return torch.log_softmax(logits, dim=1) if logarithms else torch.softmax(logits, dim=1)
+
+
+def _planes(energies: Tensor, start: Tensor | None, layout: Layout) -> tuple[Tensor, Tensor | None]:
+    return layout.to_planes(energies), None if start is None else layout.to_planes(start)
 
 
 def _dtype(pairwise: Sequence[Pairwise], energies: Tensor) -> torch.dtype:

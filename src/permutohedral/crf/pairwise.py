@@ -17,6 +17,7 @@ from permutohedral.memory import check_rows
 from permutohedral.neighborhood import blur_gain
 from permutohedral.ops import operators
 from permutohedral.ops.fused_primitives import SMALLEST_MASS, PairwiseTables
+from permutohedral.ops.tracing import requires_gradient
 
 # powers of the mass that a kernel is divided by, at its source and at its target
 _POWERS: dict[KernelNormalization, tuple[float, float]] = {
@@ -91,15 +92,21 @@ class Pairwise:
         gain = blur_gain(self.lattice.dimension) if powers == (0, 0) else 1.0
         if isinstance(compatibility, Tensor) and compatibility.dim() > 0:
             costs: Tensor | None = torch.diag(compatibility) if compatibility.dim() == 1 else compatibility
-            factor = -1 / gain
+            factor: float | Tensor = -1 / gain
         else:
+            if isinstance(compatibility, Tensor) and not requires_gradient(compatibility):
+                compatibility = float(compatibility)
             # w (1 - I) is -w I but for such a constant
-            costs, factor = (
-                None,
-                float(compatibility.detach() if isinstance(compatibility, Tensor) else compatibility) / gain,
-            )
+            costs, factor = None, compatibility / gain
         corners = source.vertices, source.barycentric
         return PairwiseTables(*corners, self.axis_neighbors, *powers, costs, factor, both_ways)
+
+    def with_costs(self, parameter: float | Tensor) -> Pairwise:
+        """The same with the costs, or the factor, of its `tables`."""
+        if isinstance(parameter, Tensor) and parameter.dim() > 0:
+            return replace(self, compatibility=parameter)
+        gain = 1.0 if _POWERS[self.normalization] != (0, 0) else blur_gain(self.lattice.dimension)
+        return replace(self, compatibility=parameter * gain)
 
     def bound(self) -> Tensor:
         """A diagonal `[rows, 1]` that bounds K filtered both ways: its rows' sums, which are not negative."""

@@ -164,16 +164,46 @@ def normalize_items(
 
 def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor | None:
     """The mean field in one call, None where it is composed of operators: see `FusedPrimitives.mean_field`."""
-    if not kernels:
+    run = _of_field("mean_field", energies, start, kernels)
+    marginals: Tensor | None = None if run is None else run(energies, start, kernels, steps)
+    return marginals
+
+
+def mean_field_logits(
+    energies: Tensor,
+    start: Tensor | None,
+    kernels: Sequence[PairwiseTables],
+    steps: int,
+    composed: Callable[..., Tensor],
+) -> Tensor | None:
+    """The logits of the mean field with derivatives with respect to energies, start, costs and factors that are tensors;
+    None where it is composed of operators: see `FusedPrimitives.mean_field_logits`.
+
+    Args:
+        energies, start, kernels, steps: see there.
+        composed: the same of operators, for derivatives of derivatives: of energies, start, and for each kernel its
+            costs, or its factor.
+    """
+    if steps == 0 or energies.numel() == 0 or _of_field("mean_field_logits", energies, start, kernels) is None:
+        return None
+    parameters = [kernel.factor if kernel.costs is None else kernel.costs for kernel in kernels]
+    logits: Tensor = _MeanField.apply(kernels, steps, composed, energies, start, *parameters)  # type: ignore[no-untyped-call]
+    return logits
+
+
+def _of_field(
+    name: str, energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables]
+) -> Callable[..., Any] | None:
+    """What computes a field of these tensors in one call, if the backend has it."""
+    if not kernels or wants_gradient(*(kernel.barycentric for kernel in kernels)):
         return None
     tensors = [energies, start]
     for kernel in kernels:
         tensors += [kernel.barycentric, kernel.costs]
-    if why_in_steps(*tensors) is not None or wants_gradient(*tensors):
+    if why_in_steps(*tensors) is not None:
         return None
-    run = getattr(primitives_for(energies), "mean_field", None)
-    marginals: Tensor | None = None if run is None else run(energies, start, kernels, steps)
-    return marginals
+    run: Callable[..., Any] | None = getattr(primitives_for(energies), name, None)
+    return run
 
 
 def _run(values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables) -> tuple[Tensor, KeptOfFilter]:
@@ -204,11 +234,16 @@ class _LearnedFilter(torch.autograd.Function):
 
 def _differentiate_composed(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients with respect to values, weight and bias, which can be differentiated again."""
-    inputs = ctx.saved_tensors[:3]
-    output = ctx.composed(*inputs)
-    wanted = [each for each, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
-    found = iter(torch.autograd.grad(output, wanted, gradient, create_graph=True))
-    return tuple(next(found) if needed else None for needed in ctx.needs_input_grad[:3])
+    return _grad(ctx.composed, ctx.saved_tensors[:3], ctx.needs_input_grad[:3], gradient)
+
+
+def _grad(
+    composed: Callable[..., Tensor], inputs: Sequence[Any], needed: Sequence[bool], gradient: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradients of what is composed of operators with respect to the inputs for which they are needed."""
+    wanted = [each for each, is_needed in zip(inputs, needed, strict=True) if is_needed]
+    found = iter(torch.autograd.grad(composed(*inputs), wanted, gradient, create_graph=True))
+    return tuple(next(found) if is_needed else None for is_needed in needed)
 
 
 def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -248,3 +283,52 @@ class _ItemsNorm(torch.autograd.Function):
             backend = cast(FusedPrimitives, primitives_for(gradient))
             found = backend.differentiate_items_norm(gradient, values, (weight, bias), statistics, ctx.norm)
             return *found, None, None
+
+
+def _numbers_of(kernel: PairwiseTables) -> PairwiseTables:
+    """The kernel without what autograd knows of it."""
+    factor = kernel.factor.detach() if isinstance(kernel.factor, Tensor) else kernel.factor
+    costs = None if kernel.costs is None else kernel.costs.detach()
+    return kernel._replace(factor=float(factor), costs=costs)
+
+
+class _MeanField(torch.autograd.Function):
+    @staticmethod
+    def forward(  # noqa: PLR0913 (what torch differentiates comes last, one by one)
+        ctx: Any,
+        kernels: Sequence[PairwiseTables],
+        steps: int,
+        composed: Callable[..., Tensor],
+        energies: Tensor,
+        start: Tensor | None,
+        *parameters: float | Tensor | None,
+    ) -> Tensor:
+        kernels = [_numbers_of(kernel) for kernel in kernels]
+        backend = cast(FusedPrimitives, primitives_for(energies))
+        logits, ctx.kept = backend.mean_field_logits(energies, start, kernels, steps)
+        ctx.kernels, ctx.steps, ctx.composed, ctx.backend = kernels, steps, composed, forced_backend()
+        ctx.numbers = [None if isinstance(each, Tensor) else each for each in parameters]
+        ctx.save_for_backward(energies, start, *(each if isinstance(each, Tensor) else None for each in parameters))
+        return logits
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        energies, start, *tensors = ctx.saved_tensors
+        needed = ctx.needs_input_grad[3:]
+        with on_backend(ctx.backend), torch.autocast(gradient.device.type, enabled=False):
+            if torch.is_grad_enabled():
+                given = [number if each is None else each for number, each in zip(ctx.numbers, tensors, strict=True)]
+                return None, None, None, *_grad(ctx.composed, [energies, start, *given], needed, gradient)
+            backend = cast(FusedPrimitives, primitives_for(gradient))
+            found = backend.differentiate_mean_field(gradient, energies, start, ctx.kernels, ctx.steps, ctx.kept)
+        to_inputs = [*found[:2], *found[2]]
+        like = [energies, start, *tensors]
+        return (
+            None,
+            None,
+            None,
+            *(
+                each.reshape(other.shape).to(other.dtype) if is_needed and each is not None else None
+                for each, other, is_needed in zip(to_inputs, like, needed, strict=True)
+            ),
+        )

@@ -54,7 +54,7 @@ class PairwiseTables(NamedTuple):
         axis_neighbors: see `blur`.
         source_power, target_power: both 0, both 1/2, or one of them 1 and the other 0.
         costs: `[labels, labels]`, None for the identity.
-        factor: a number.
+        factor: a number; a tensor of one where derivatives with respect to it are wanted.
         both_ways: take the mean of `blur` and its reverse, which is symmetric.
     """
 
@@ -64,7 +64,7 @@ class PairwiseTables(NamedTuple):
     source_power: float
     target_power: float
     costs: Tensor | None
-    factor: float
+    factor: float | Tensor
     both_ways: bool
 
 
@@ -263,6 +263,36 @@ class FusedPrimitives(Primitives, Protocol):
         Returns:
             `[items, labels, points]`, computed in the dtype of the barycentric weights and returned in it; None where
             the backend would rather have it composed.
+        """
+        ...
+
+    def mean_field_logits(
+        self, energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int
+    ) -> tuple[Tensor, Any]:
+        """The logits of `mean_field`'s marginals, but for a constant for all labels of a point, and what their
+        derivative needs. There is at least one step, and energies are not empty.
+        """
+        ...
+
+    def differentiate_mean_field(
+        self,
+        gradient: Tensor,
+        energies: Tensor,
+        start: Tensor | None,
+        kernels: Sequence[PairwiseTables],
+        steps: int,
+        kept: Any,
+    ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        """The gradients of `mean_field_logits` with respect to energies, start, and each kernel.
+
+        Args:
+            gradient: with respect to the logits; that of a point sums to zero.
+            energies, start, kernels, steps: of `mean_field_logits`.
+            kept: what it returned.
+
+        Returns:
+            Like energies; like start, None without it; for each kernel that of its costs, or, where it has none, of its
+            factor, `[1, 1]`.
         """
         ...
 
