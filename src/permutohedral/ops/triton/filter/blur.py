@@ -39,18 +39,12 @@ def blur_along(
     return center.to(dtype) + 0.5 * (up.to(dtype) + down.to(dtype))
 
 
-@triton.jit(do_not_specialize=["num_rows", "axis", "next_axis"])
-def blur_kernel(
-    lattice_values, axis_neighbors, table, output, num_rows, axis, next_axis, COUNTED: tl.constexpr,
-    TWO: tl.constexpr, CHANNELS: tl.constexpr, LATTICE_STRIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+@triton.jit
+def blur_tile(
+    lattice_values, axis_neighbors, output, row, inside, channel, num_rows, axis, next_axis, TWO: tl.constexpr,
+    CHANNELS: tl.constexpr, LATTICE_STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """One axis, or TWO at once: the second of what the first gives at a row and its two neighbors.
-
-    Only the rows that the `table` holds, if that is to be COUNTED.
-    """
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    inside = row < count_rows(table, num_rows, COUNTED)
+    """One axis, or TWO at once: the second of what the first gives at a row and its two neighbors."""
     result = blur_along(
         lattice_values, axis_neighbors, row, axis, num_rows, inside, channel, CHANNELS, LATTICE_STRIDE
     )  # fmt: skip
@@ -67,6 +61,48 @@ def blur_kernel(
         result += 0.5 * (up + down)
     place = output + row.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
     tl.store(place, result.to(output.dtype.element_ty), mask=inside[:, None] & (channel < CHANNELS)[None, :])
+
+
+@triton.jit(do_not_specialize=["num_rows", "axis", "next_axis"])
+def blur_kernel(
+    lattice_values, axis_neighbors, table, output, num_rows, axis, next_axis, COUNTED: tl.constexpr,
+    TWO: tl.constexpr, CHANNELS: tl.constexpr, LATTICE_STRIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """One pass over the rows; only over those that the `table` holds, if that is to be COUNTED."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = row < count_rows(table, num_rows, COUNTED)
+    blur_tile(
+        lattice_values, axis_neighbors, output, row, inside, channel, num_rows, axis, next_axis, TWO, CHANNELS,
+        LATTICE_STRIDE,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=[
+        "first_programs", "first_rows", "first_axis", "first_next", "second_rows", "second_axis", "second_next",
+    ]
+)  # fmt: skip
+def blur_both_kernel(
+    first_values, first_neighbors, first_output, second_values, second_neighbors, second_output, first_programs,
+    first_rows, first_axis, first_next, second_rows, second_axis, second_next, FIRST_TWO: tl.constexpr,
+    SECOND_TWO: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """A pass over the rows of two lattices, which are contiguous: the second one's programs follow the first one's."""
+    program = tl.program_id(0)
+    channel = tl.arange(0, BLOCK_C)
+    if program < first_programs:
+        row = program * BLOCK + tl.arange(0, BLOCK)
+        blur_tile(
+            first_values, first_neighbors, first_output, row, row < first_rows, channel, first_rows, first_axis,
+            first_next, FIRST_TWO, CHANNELS, CHANNELS,
+        )  # fmt: skip
+    else:
+        row = (program - first_programs) * BLOCK + tl.arange(0, BLOCK)
+        blur_tile(
+            second_values, second_neighbors, second_output, row, row < second_rows, channel, second_rows, second_axis,
+            second_next, SECOND_TWO, CHANNELS, CHANNELS,
+        )  # fmt: skip
 
 
 @cache
@@ -99,6 +135,27 @@ def blur_passes(
         launches.append((bound, bound.tiles(num, channels), tensors, (num, axis[0], axis[-1])))
         lattice_values = output
     return launches, last
+
+
+def join_passes(first: list[Launch], second: list[Launch]) -> list[Launch]:
+    """The passes over two lattices of as many channels, at most WIDEST_TILE, each of both lattices together."""
+    if len(first) > len(second):
+        first, second = second, first
+    joined = [_join(one, other) for one, other in zip(first, second, strict=False)]
+    return joined + second[len(first) :]
+
+
+def _join(first: Launch, second: Launch) -> Launch:
+    (_, (programs, *_), (values, neighbors, _, output), sizes) = first
+    (_, (more, *_), (other_values, other_neighbors, _, other_output), other_sizes) = second
+    bound = _bind_both(sizes[1] != sizes[2], other_sizes[1] != other_sizes[2], values.shape[1])
+    tensors = values, neighbors, output, other_values, other_neighbors, other_output
+    return bound, (programs + more, 1, 1), tensors, (programs, *sizes, *other_sizes)
+
+
+@cache
+def _bind_both(first_two: bool, second_two: bool, channels: int) -> Bound:
+    return Bound(blur_both_kernel, FIRST_TWO=first_two, SECOND_TWO=second_two, CHANNELS=channels, **tile(channels))
 
 
 def blur_rows(lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool, table: Tensor | None) -> Tensor:
