@@ -19,6 +19,7 @@ from permutohedral.ops.fused_primitives import (
     ItemsNorm,
     KeptOfFilter,
     LandmarkTables,
+    PairwisePoints,
     PairwiseTables,
 )
 from permutohedral.ops.primitives import accumulation_dtype
@@ -164,9 +165,30 @@ def normalize_items(
 
 def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor | None:
     """The mean field in one call, None where it is composed of operators: see `FusedPrimitives.mean_field`."""
-    run = _of_field("mean_field", energies, start, kernels)
-    marginals: Tensor | None = None if run is None else run(energies, start, kernels, steps)
+    tensors = energies, start, *_tensors_of(kernels)
+    run = _of_field("mean_field", *tensors)
+    if run is None or not kernels or wants_gradient(*tensors):
+        return None
+    marginals: Tensor | None = run(energies, start, kernels, steps)
     return marginals
+
+
+def has_mean_field_points(energies: Tensor, *others: Any) -> bool:
+    """Whether a backend has it, and no derivatives with respect to these are wanted."""
+    tensors = [each for each in others if isinstance(each, Tensor)]
+    return _of_field("mean_field_points", energies, *tensors) is not None and not wants_gradient(energies, *tensors)
+
+
+def mean_field_points(
+    energies: Tensor, start: Tensor | None, kernels: Sequence[PairwisePoints], steps: int
+) -> Tensor | None:
+    """The mean field with the building of the lattices, None where these are built first: see
+    `FusedPrimitives.mean_field_points`. There is a backend that `has_mean_field_points`.
+    """
+    features = [kernel.features for kernel in kernels]
+    if not kernels or why_in_steps(energies, *features) is not None or wants_gradient(*features):
+        return None
+    return cast(FusedPrimitives, primitives_for(energies)).mean_field_points(energies, start, kernels, steps)
 
 
 def mean_field_logits(
@@ -176,31 +198,32 @@ def mean_field_logits(
     steps: int,
     composed: Callable[..., Tensor],
 ) -> Tensor | None:
-    """The logits of the mean field with derivatives with respect to energies, start, costs and factors that are tensors;
-    None where it is composed of operators: see `FusedPrimitives.mean_field_logits`.
+    """The logits of the mean field, with derivatives with respect to energies, start, costs, and factors that are
+    tensors; None where it is composed of operators: see `FusedPrimitives.mean_field_logits`.
 
     Args:
         energies, start, kernels, steps: see there.
         composed: the same of operators, for derivatives of derivatives: of energies, start, and for each kernel its
             costs, or its factor.
     """
-    if steps == 0 or energies.numel() == 0 or _of_field("mean_field_logits", energies, start, kernels) is None:
+    if steps == 0 or energies.numel() == 0 or not kernels:
+        return None
+    if wants_gradient(*(kernel.barycentric for kernel in kernels)):
+        return None
+    if _of_field("mean_field_logits", energies, start, *_tensors_of(kernels)) is None:
         return None
     parameters = [kernel.factor if kernel.costs is None else kernel.costs for kernel in kernels]
     logits: Tensor = _MeanField.apply(kernels, steps, composed, energies, start, *parameters)  # type: ignore[no-untyped-call]
     return logits
 
 
-def _of_field(
-    name: str, energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables]
-) -> Callable[..., Any] | None:
-    """What computes a field of these tensors in one call, if the backend has it."""
-    if not kernels or wants_gradient(*(kernel.barycentric for kernel in kernels)):
-        return None
-    tensors = [energies, start]
-    for kernel in kernels:
-        tensors += [kernel.barycentric, kernel.costs]
-    if why_in_steps(*tensors) is not None:
+def _tensors_of(kernels: Sequence[PairwiseTables]) -> list[Tensor | None]:
+    return [tensor for kernel in kernels for tensor in (kernel.barycentric, kernel.costs)]
+
+
+def _of_field(name: str, energies: Tensor, *tensors: Tensor | None) -> Callable[..., Any] | None:
+    """What computes a field of these tensors in one call, if it may be one and the backend has it."""
+    if why_in_steps(energies, *tensors) is not None:
         return None
     run: Callable[..., Any] | None = getattr(primitives_for(energies), name, None)
     return run
@@ -294,7 +317,7 @@ def _numbers_of(kernel: PairwiseTables) -> PairwiseTables:
 
 class _MeanField(torch.autograd.Function):
     @staticmethod
-    def forward(  # noqa: PLR0913 (what torch differentiates comes last, one by one)
+    def forward(
         ctx: Any,
         kernels: Sequence[PairwiseTables],
         steps: int,

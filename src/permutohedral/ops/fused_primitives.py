@@ -68,6 +68,24 @@ class PairwiseTables(NamedTuple):
     both_ways: bool
 
 
+class PairwisePoints(NamedTuple):
+    """A kernel of a mean field whose lattice is not built yet.
+
+    Attributes:
+        features: `[points, d]`.
+        batch: int32 `[points]`, the item of each point; None for one item.
+        source_power, target_power, costs, factor, both_ways: see `PairwiseTables`.
+    """
+
+    features: Tensor
+    batch: Tensor | None
+    source_power: float
+    target_power: float
+    costs: Tensor | None
+    factor: float | Tensor
+    both_ways: bool
+
+
 class LandmarkTables(NamedTuple):
     """The Gaussian over position and color with few terms over colors (`filters/landmarks.py`).
 
@@ -263,6 +281,16 @@ class FusedPrimitives(Primitives, Protocol):
         Returns:
             `[items, labels, points]`, computed in the dtype of the barycentric weights and returned in it; None where
             the backend would rather have it composed.
+        """
+        ...
+
+    def mean_field_points(
+        self, energies: Tensor, start: Tensor | None, kernels: Sequence[PairwisePoints], steps: int
+    ) -> Tensor | None:
+        """`mean_field` with the building of the lattices; None where they must be built first.
+
+        Raises:
+            InputError: a feature, or an item, has no key.
         """
         ...
 

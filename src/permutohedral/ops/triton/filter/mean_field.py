@@ -17,7 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.fused_primitives import PairwiseTables
+from permutohedral.neighborhood import axis_offsets
+from permutohedral.ops.fused_primitives import PairwisePoints, PairwiseTables
+from permutohedral.ops.triton.build.host_report import HostReports
+from permutohedral.ops.triton.build.lattice import LARGEST_EVEN_DIMENSION, check_range, first_attempt, order
+from permutohedral.ops.triton.build.neighbors import search_packed
 from permutohedral.ops.triton.filter.blur import blur_passes, join_passes
 from permutohedral.ops.triton.filter.field_weights import FieldWeights, find_weights
 from permutohedral.ops.triton.filter.incidence import gather_into, gather_into_both
@@ -244,32 +248,85 @@ def _begin(output: Tensor, scores: Tensor, energies: Tensor) -> None:
     )  # fmt: skip
 
 
-@on_device
-def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor | None:
-    """All steps, None for more kernels or labels than the kernel takes: see `FusedPrimitives`."""
+class _Begun(NamedTuple):
+    """A field with its first marginals, both as rows; and planes for the last ones."""
+
+    planes: Tensor
+    scores: Tensor
+    marginals: Tensor
+
+
+def _start(energies: Tensor, start: Tensor | None, dtype: torch.dtype) -> _Begun:
     items, labels, points = energies.shape
-    if len(kernels) > _MOST_KERNELS or labels > WIDEST_TILE or energies.numel() == 0:
-        return None
-    dtype = kernels[0].barycentric.dtype
     planes = torch.empty(energies.shape, dtype=dtype, device=energies.device)
-    if steps == 0:
-        _begin(planes, planes, energies.contiguous())
-        return planes
     marginals, scores = (planes.new_empty(items * points, _width(labels)) for _ in range(2))
     _begin(marginals, scores, energies.contiguous())
     if start is not None:
         marginals[:, :labels] = start.transpose(1, 2).reshape(items * points, labels)
+    return _Begun(planes, scores, marginals)
+
+
+def _solve(field: _Begun, kernels: Sequence[PairwiseTables], steps: int) -> Tensor:
+    """All steps, at least one."""
+    items, labels, points = field.planes.shape
     weighted = _weighted(kernels, labels, steps)
-    filters, values = _filter(weighted, marginals)
+    filters, values = _filter(weighted, field.marginals)
     # the GPU begins while what follows is prepared
     _run(filters)
-    arguments = scores, weighted, values, (items, labels, points)
+    arguments = field.scores, weighted, values, (items, labels, points)
     # the same memory in every step, so that its launches are prepared once
-    step = [*prepare_all([_marginals(marginals, *arguments)]), *filters]
+    step = [*prepare_all([_marginals(field.marginals, *arguments)]), *filters]
     for _ in range(steps - 1):
         _run(step)
-    start_all([_marginals(planes, *arguments)])
-    return planes
+    start_all([_marginals(field.planes, *arguments)])
+    return field.planes
+
+
+def _is_taken(energies: Tensor, kernels: Sequence[object]) -> bool:
+    return len(kernels) <= _MOST_KERNELS and energies.shape[1] <= WIDEST_TILE and energies.numel() > 0
+
+
+@on_device
+def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor | None:
+    """All steps, None for more kernels or labels than the kernel takes: see `FusedPrimitives`."""
+    if not _is_taken(energies, kernels):
+        return None
+    dtype = kernels[0].barycentric.dtype
+    if steps == 0:
+        planes = torch.empty(energies.shape, dtype=dtype, device=energies.device)
+        _begin(planes, planes, energies.contiguous())
+        return planes
+    return _solve(_start(energies, start, dtype), kernels, steps)
+
+
+@on_device
+def mean_field_points(
+    energies: Tensor, start: Tensor | None, kernels: Sequence[PairwisePoints], steps: int
+) -> Tensor | None:
+    """The same with the lattices, of which no more is made than the field needs; None where a lattice does not fit the
+    first table: see `FusedPrimitives`.
+    """
+    if not _is_taken(energies, kernels) or steps == 0:
+        return None
+    if any(kernel.features.shape[1] > LARGEST_EVEN_DIMENSION for kernel in kernels):
+        return None
+    with HostReports(energies.device) as reports:
+        insertions = [
+            first_attempt(kernel.features, kernel.batch).start(words)
+            for kernel, words in zip(kernels, reports.words, strict=False)
+        ]
+        # while the GPU is busy with the lattices
+        field = _start(energies, start, kernels[0].features.dtype)
+        told = [reports.read(number) for number in range(len(kernels))]
+    tables = []
+    for kernel, insertion, report in zip(kernels, insertions, told, strict=True):
+        check_range(kernel.features, kernel.batch, report)
+        if report.no_room or report.full:
+            return None
+        ordered, offsets = order(insertion, report), axis_offsets(kernel.features.shape[1], energies.device)
+        neighbors = search_packed(ordered.table, ordered.codes, report.num_lattice_points, offsets, True)
+        tables.append(PairwiseTables(ordered.vertices, ordered.barycentric, neighbors, *kernel[2:]))
+    return _solve(field, tables, steps)
 
 
 def _run(calls: Iterable[Call]) -> None:
