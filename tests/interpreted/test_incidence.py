@@ -42,6 +42,19 @@ def test_splat_listed(points: int, rows: int, crowded: int, deterministic: bool)
     assert_close(divided, expected[:, :5] / mass[:, None])
 
 
+def test_splat_listed_on_two_lattices() -> None:
+    """Few points at each lattice point or many, and few on one lattice, many on the other."""
+    values = torch.randn(90, 5)
+    for rows in ((70, 80), (8, 3), (70, 3)):
+        sides = [corners(90, number, 0) for number in rows]
+        listed = [incidence.list_corners(*each, number) for each, number in zip(sides, rows, strict=True)]
+        found = [values.new_empty(number, 5) for number in rows]
+        for bound, *arguments in incidence.gather_into_both(found, values, listed):
+            bound(*arguments)
+        for actual, (vertices, barycentric), number in zip(found, sides, rows, strict=True):
+            assert_close(actual, reference.splat(values.double(), vertices, barycentric.double(), number).float())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_sums_of_rows(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over all points, in parts; the last part and the last channels are not whole."""

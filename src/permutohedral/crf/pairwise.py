@@ -132,8 +132,10 @@ def to_points(kernel: Kernel, compatibility: float | Tensor, both_ways: bool) ->
         compatibility: from `compatibility_of`.
         both_ways: see `PairwisePoints`.
     """
-    parameters = _parameters(compatibility, kernel.normalization, kernel.features.shape[-1])
-    return PairwisePoints(*flatten_points(kernel.features, kernel.batch, "batch"), *parameters, both_ways)
+    features, batch = flatten_points(kernel.features, kernel.batch, "batch")
+    return PairwisePoints(
+        features, batch, *_parameters(compatibility, kernel.normalization, features.shape[-1]), both_ways
+    )
 
 
 def prepare(kernel: Kernel, lattice: Lattice, layout: Layout) -> Pairwise:

@@ -165,9 +165,9 @@ def normalize_items(
 
 def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor | None:
     """The mean field in one call, None where it is composed of operators: see `FusedPrimitives.mean_field`."""
-    tensors = energies, start, *_tensors_of(kernels)
-    run = _of_field("mean_field", *tensors)
-    if run is None or not kernels or wants_gradient(*tensors):
+    others = start, *_tensors_of(kernels)
+    run = _of_field("mean_field", energies, *others)
+    if run is None or not kernels or wants_gradient(energies, *others):
         return None
     marginals: Tensor | None = run(energies, start, kernels, steps)
     return marginals

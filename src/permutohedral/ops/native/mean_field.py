@@ -24,9 +24,9 @@ def mean_field_logits(
     energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int
 ) -> tuple[Tensor, KeptField]:
     """See `FusedPrimitives`. What was blurred in each step is kept, from which marginals are made again."""
-    from permutohedral.ops import native
+    from permutohedral import _native
 
-    kept = native._native.KeptField()
+    kept = _native.KeptField()
     return _run(energies, start, kernels, steps, kept), kept
 
 
