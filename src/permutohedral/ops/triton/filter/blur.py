@@ -6,6 +6,7 @@ dtype otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -113,9 +114,15 @@ def _bind_blur(counted: bool, two: bool, channels: int, lattice_stride: int) -> 
 
 
 def blur_passes(
-    lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool, table: Tensor | None = None
+    lattice_values: Tensor,
+    axis_neighbors: Tensor,
+    reverse: bool,
+    table: Tensor | None = None,
+    room: Sequence[Tensor] | None = None,
 ) -> tuple[list[Launch], Tensor]:
-    """What `blur_rows` starts, and the memory it leaves the result in."""
+    """What `blur_rows` starts, and the memory it leaves the result in: the first of two tensors like `lattice_values`,
+    of at least 32 bits, if these are given as `room`.
+    """
     num, channels = lattice_values.shape
     axes = list(range(axis_neighbors.shape[0] // 2))
     if reverse:
@@ -123,10 +130,13 @@ def blur_passes(
     at_once = 2 if num <= _WORTH_SINGLE_AXES else 1
     passes = [axes[first : first + at_once] for first in range(0, len(axes), at_once)]
     between = accumulation_dtype(lattice_values.dtype)
-    last = torch.empty(num, channels, dtype=lattice_values.dtype, device=lattice_values.device)
     # two buffers in turn, the result in the last of them
-    spare = [last if between == last.dtype else torch.empty_like(last, dtype=between)]
-    spare.append(torch.empty_like(spare[0]) if len(passes) > 1 else last)
+    if room is None:
+        last = torch.empty(num, channels, dtype=lattice_values.dtype, device=lattice_values.device)
+        spare = [last if between == last.dtype else torch.empty_like(last, dtype=between)]
+        spare.append(torch.empty_like(spare[0]) if len(passes) > 1 else last)
+    else:
+        last, spare = room[0], [*room]
     launches: list[Launch] = []
     for number, axis in enumerate(passes, 1):
         output = last if number == len(passes) else spare[(len(passes) - number) % 2]

@@ -5,7 +5,6 @@ meet at each lattice point. Every kernel here does the same for up to two lattic
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -177,7 +176,7 @@ class FieldWeights(NamedTuple):
 
 
 class _Room(NamedTuple):
-    """Memory for one lattice."""
+    """Memory for one lattice; without lists, what is about them is any tensor."""
 
     counts: Tensor
     masses: Tensor
@@ -193,43 +192,34 @@ def _divisor(tables: PairwiseTables) -> tl.constexpr:
     return _ROOT if tables.source_power == tables.target_power else _MASS
 
 
-def _places(*sizes: int) -> list[int]:
-    """Where pieces of so many elements begin, and where the last one ends: at multiples of four."""
-    return [0, *accumulate(cdiv(size, 4) * 4 for size in sizes)]
+def _rooms(numbers: Sequence[int]) -> list[int]:
+    """So many elements for each piece that the next one begins at a multiple of 16 bytes."""
+    return [cdiv(number, 4) * 4 for number in numbers]
 
 
 def _make_room(kernels: Sequence[PairwiseTables], listed: bool) -> tuple[list[_Room], Launch]:
-    """For each lattice; and what clears the counts and the masses."""
-    dtype, device = kernels[0].barycentric.dtype, kernels[0].vertices.device
+    """For each lattice; and what clears the counts and the masses. In few pieces, since each takes the host time."""
+    dtype, device, number = kernels[0].barycentric.dtype, kernels[0].vertices.device, len(kernels)
     rows, entries = [each.axis_neighbors.shape[1] for each in kernels], [each.vertices.numel() for each in kernels]
     place_dtype = torch.int32 if max(entries) < 1 << 31 else torch.int64
-    # masses as wide as the widest, so that both can begin anywhere
-    width = max(dtype.itemsize, place_dtype.itemsize) // 4
-    *places, words = _places(*((count + 1) * width for count in rows), *(count * width for count in rows))
-    zeroed = torch.empty(words, dtype=torch.int32, device=device)
-    counts = zeroed if place_dtype == torch.int32 else zeroed.view(place_dtype)
-    masses = zeroed.view(dtype)
-    *first, total = _places(*rows, *entries) if listed else [0] * (2 * len(rows) + 1)
-    unset = torch.empty(total, dtype=place_dtype, device=device) if listed else counts
-    *begin, most = _places(*entries)
-    together = dtype == torch.float32
-    lists = torch.empty(most, dtype=torch.int64 if together else torch.int32, device=device) if listed else counts
-    weights = lists if together or not listed else torch.empty(most, dtype=dtype, device=device)
-    found = []
-    for number, (count, size) in enumerate(zip(rows, entries, strict=True)):
-        begin_counts = places[number] * 4 // place_dtype.itemsize
-        begin_masses = places[len(rows) + number] * 4 // dtype.itemsize
-        found.append(
-            _Room(
-                counts.as_strided((count + 1,), (1,), begin_counts),
-                masses.as_strided((count, 1), (1, 1), begin_masses),
-                unset.as_strided((count,), (1,), first[number]) if listed else unset,
-                unset.as_strided((size,), (1,), first[len(rows) + number]) if listed else unset,
-                lists.as_strided((size,), (1,), begin[number]) if listed else lists,
-                weights.as_strided((size,), (1,), begin[number]) if listed else weights,
-            )
-        )
-    return found, clear(zeroed)
+    # in words as wide as the widest of both
+    wide = torch.int32 if max(dtype.itemsize, place_dtype.itemsize) == 4 else torch.int64
+    sizes = _rooms([*(count + 1 for count in rows), *rows])
+    zeroed = torch.empty(sum(sizes), dtype=wide, device=device)
+    cleared = zeroed.split(sizes)
+    masses = [
+        each.view(dtype).as_strided((count, 1), (1, 1)) for each, count in zip(cleared[number:], rows, strict=True)
+    ]
+    if not listed:
+        return [_Room(zeroed, mass, zeroed, zeroed, zeroed, zeroed) for mass in masses], clear(zeroed)
+    sizes = _rooms([*rows, *entries])
+    pieces = torch.empty(sum(sizes), dtype=place_dtype, device=device).split(sizes)
+    together, sizes = dtype == torch.float32, sizes[number:]
+    lists = torch.empty(sum(sizes), dtype=torch.int64 if together else torch.int32, device=device).split(sizes)
+    weights = lists if together else torch.empty(sum(sizes), dtype=dtype, device=device).split(sizes)
+    counts = cleared[:number] if wide == place_dtype else [each.view(place_dtype) for each in cleared[:number]]
+    room = zip(counts, masses, pieces[:number], pieces[number:], lists, weights, strict=True)
+    return [_Room(*each) for each in room], clear(zeroed)
 
 
 def _over_both(

@@ -164,10 +164,17 @@ def _weighted(kernels: Sequence[PairwiseTables], labels: int, steps: int) -> lis
     return found
 
 
+def _room(rows: int, marginals: Tensor) -> tuple[Tensor, ...]:
+    """Three tensors `[rows, width]` by one allocation, each at a multiple of 16 bytes."""
+    width = marginals.shape[1]
+    strides = cdiv(rows, 4) * 4 * width, width, 1
+    return torch.empty_strided((3, rows, width), strides, dtype=marginals.dtype, device=marginals.device).unbind()
+
+
 def _filter(kernels: Sequence[_Kernel], marginals: Tensor) -> tuple[list[Call], list[Tensor]]:
     """The calls that bring rows `[points, width]` to all lattices, and where they then lie, ready to be sliced."""
-    width = marginals.shape[1]
-    splatted = [marginals.new_empty(kernel.tables.axis_neighbors.shape[1], width) for kernel in kernels]
+    room = [_room(kernel.tables.axis_neighbors.shape[1], marginals) for kernel in kernels]
+    splatted = [each[0] for each in room]
     lists = [kernel.weights.incidence for kernel in kernels if kernel.weights.incidence is not None]
     launches: list[Launch] = []
     if not lists:
@@ -178,7 +185,7 @@ def _filter(kernels: Sequence[_Kernel], marginals: Tensor) -> tuple[list[Call], 
     else:
         launches += gather_into_both(splatted, marginals, lists)
     neighbors = [kernel.tables.axis_neighbors.contiguous() for kernel in kernels]
-    blurs = [blur_passes(*each, False) for each in zip(splatted, neighbors, strict=True)]
+    blurs = [blur_passes(first, each, False, room=more) for (first, *more), each in zip(room, neighbors, strict=True)]
     launches += blurs[0][0] if len(blurs) == 1 else join_passes(blurs[0][0], blurs[1][0])
     calls: list[Call] = [*prepare_all(launches)]
     values = [blurred for _, blurred in blurs]
