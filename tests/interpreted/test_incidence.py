@@ -49,8 +49,7 @@ def test_splat_listed_on_two_lattices() -> None:
         sides = [corners(90, number, 0) for number in rows]
         listed = [incidence.list_corners(*each, number) for each, number in zip(sides, rows, strict=True)]
         found = [values.new_empty(number, 5) for number in rows]
-        for bound, *arguments in incidence.gather_into_both(found, values, listed):
-            bound(*arguments)
+        runtime.start_all(incidence.gather_into_both(found, values, listed))
         for actual, (vertices, barycentric), number in zip(found, sides, rows, strict=True):
             assert_close(actual, reference.splat(values.double(), vertices, barycentric.double(), number).float())
 
