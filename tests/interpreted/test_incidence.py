@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from interpreted.internals import incidence, normalize, splat
+from interpreted.internals import incidence, normalize, runtime, splat
 from support import assert_close
 from torch import Tensor
 
