@@ -277,22 +277,47 @@ struct BorrowedKernel {
     }
 };
 
+// A mean field, with the kernels that it borrows.
+template <class T>
+struct BorrowedField {
+    BorrowedField(const Array<const T, 3>& energies, const std::optional<Array<const T, 3>>& start,
+                  const std::vector<BorrowedKernel<T>*>& borrowed, int64_t steps) {
+        for (const BorrowedKernel<T>* each : borrowed) pairwise.push_back(each->borrow());
+        field.energies = energies.data();
+        field.start = start.has_value() ? start->data() : nullptr;
+        field.num_items = int64_t(energies.shape(0));
+        field.labels = int64_t(energies.shape(1));
+        field.num_points = int64_t(energies.shape(2));
+        field.kernels = pairwise.data();
+        field.num_kernels = int64_t(pairwise.size());
+        field.steps = steps;
+    }
+
+    std::vector<PairwiseKernel<T>> pairwise;
+    MeanField<T> field{};
+};
+
 template <class T>
 void mean_field(Array<const T, 3> energies, std::optional<Array<const T, 3>> start,
-                const std::vector<BorrowedKernel<T>*>& borrowed, int64_t steps, Array<T, 3> out, int threads) {
-    std::vector<PairwiseKernel<T>> pairwise;
-    for (const BorrowedKernel<T>* each : borrowed) pairwise.push_back(each->borrow());
-    MeanField<T> field{};
-    field.energies = energies.data();
-    field.start = start.has_value() ? start->data() : nullptr;
-    field.num_items = int64_t(energies.shape(0));
-    field.labels = int64_t(energies.shape(1));
-    field.num_points = int64_t(energies.shape(2));
-    field.kernels = pairwise.data();
-    field.num_kernels = int64_t(pairwise.size());
-    field.steps = steps;
+                const std::vector<BorrowedKernel<T>*>& borrowed, int64_t steps, Array<T, 3> out, KeptField* kept,
+                int threads) {
+    const BorrowedField<T> field(energies, start, borrowed, steps);
     nb::gil_scoped_release release;
-    kernels<T>().mean_field(field, out.data(), threads);
+    kernels<T>().mean_field(field.field, out.data(), kept, threads);
+}
+
+template <class T>
+void mean_field_gradient(Array<const T, 3> energies, std::optional<Array<const T, 3>> start,
+                         const std::vector<BorrowedKernel<T>*>& borrowed, int64_t steps, const KeptField& kept,
+                         Array<const T, 3> gradient, Array<T, 3> to_energies, std::optional<Array<T, 3>> to_start,
+                         const std::vector<Array<T, 2>>& to_kernels, int threads) {
+    const BorrowedField<T> field(energies, start, borrowed, steps);
+    std::vector<T*> of_kernels;
+    for (const Array<T, 2>& each : to_kernels) of_kernels.push_back(each.data());
+    const FieldGradients<T> out{to_energies.data(), to_start.has_value() ? to_start->data() : nullptr,
+                                of_kernels.data()};
+    nb::gil_scoped_release release;
+    kernels<T>().mean_field_gradient(field.field, kept, gradient.data(), out, threads);
 }
 
 template <class T>
@@ -452,7 +477,9 @@ void bind_kernels(nb::module_ module) {
             "vertices"_a, "barycentric"_a, "axis_neighbors"_a, "source_power"_a, "target_power"_a, "costs"_a.none(),
             "factor"_a, "both_ways"_a);
     module.def("mean_field", &mean_field<T>, "energies"_a, "start"_a.none(), "kernels"_a, "steps"_a, "out"_a,
-               "threads"_a);
+               "kept"_a.none(), "threads"_a);
+    module.def("mean_field_gradient", &mean_field_gradient<T>, "energies"_a, "start"_a.none(), "kernels"_a, "steps"_a,
+               "kept"_a, "gradient"_a, "to_energies"_a, "to_start"_a.none(), "to_kernels"_a, "threads"_a);
     module.def("convolve", &convolve<T>);
     module.def("convolve_weight_gradient", &convolve_weight_gradient<T>);
     module.def("sum_window", &sum_window<T>);
@@ -513,6 +540,7 @@ NB_MODULE(_native, module) {
     module.attr("MAX_DIMENSION") = max_dimension;
     module.attr("CACHE_LINE_BYTES") = cache_line_bytes;
     module.attr("LEAST_KEPT_BYTES") = least_kept_bytes;
+    nb::class_<KeptField>(module, "KeptField").def(nb::init<>());
     nb::class_<PendingIndex>(module, "PendingIndex")
         .def_prop_ro("num_lattice_points", [](const PendingIndex& self) { return self.index->num_lattice_points; })
         .def_prop_ro("table_size", [](const PendingIndex& self) { return self.index->table_size(); })

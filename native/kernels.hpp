@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "index/lookup_table.hpp"
 #include "index/vertex_index.hpp"
+#include "runtime/memory.hpp"
 
 namespace permutohedral {
 
@@ -96,6 +98,23 @@ struct MeanField {
     int64_t num_kernels, steps;
 };
 
+// What the gradient of a mean field needs of the field: small beside the marginals of all steps, which are made again.
+struct KeptField {
+    KeptField() = default;
+    KeptField(const KeptField&) = delete;
+
+    std::vector<Memory> tables;  // for each step and each kernel, what was blurred
+    std::vector<Memory> scales;  // for each kernel 1 / mass of each point, or its root; empty where it is not divided
+};
+
+// The gradients of a mean field.
+template <class T>
+struct FieldGradients {
+    T* energies;  // like the energies
+    T* start;     // the same, or null without a start
+    T** kernels;  // for each kernel that of its costs, or, where it has none, of its factor
+};
+
 template <class T>
 struct Kernels {
     // Numbers the vertices, so that VertexIndex::finish can follow; false if a coordinate does not fit below `limit`.
@@ -118,8 +137,12 @@ struct Kernels {
     void (*blur)(Matrix<const T> lattice_values, const int32_t* axis_neighbors, int64_t num_axes, bool reverse, T* out,
                  int threads);
     void (*filter_gaussian)(const GaussianFilter<T>& filter, Matrix<const T> values, Matrix<T> out, int threads);
-    // out [num_items, labels, num_points]
-    void (*mean_field)(const MeanField<T>& field, T* out, int threads);
+    // out [num_items, labels, num_points], marginals; where something is to be kept, their logits but for a constant for
+    // all labels of a point
+    void (*mean_field)(const MeanField<T>& field, T* out, KeptField* kept, int threads);
+    // of the gradient with respect to these logits, [num_items, labels, num_points]; at least one step
+    void (*mean_field_gradient)(const MeanField<T>& field, const KeptField& kept, const T* gradient,
+                                const FieldGradients<T>& out, int threads);
     // weight [filter_size, in_channels / groups, out_channels]
     void (*convolve)(Matrix<const T> lattice_values, const T* weight, const NeighborTable& neighbors, int64_t groups,
                      Matrix<T> out, int threads);

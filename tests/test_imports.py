@@ -26,7 +26,7 @@ ORDER = [
     ["ops.operator"],
     ["ops.operators", "ops.exact_sums", "ops"],
     ["ops.one_call"],
-    ["ops.fused_layers"],
+    ["ops.fused_layers", "ops.fused_fields"],
     ["ops.fused_filters", "ops.level_operators"],
     ["features", "data"],
     ["stacked_features"],

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import crf_tables
 import regions
 
 from permutohedral.experiments.experiment import load_experiment
@@ -207,24 +208,6 @@ def gpu_inputs() -> str:
     return markdown_table(["", "median, ms", "90th percentile", "largest"], rows)
 
 
-def crf_speed() -> str:
-    """A mean field beside pydensecrf2, on one and two threads and on a GPU."""
-    one, two, gpu = (
-        json.loads((RESULTS / "crf" / f"speed-{name}.json").read_text())["rows"]
-        for name in ("cpu", "cpu-2-threads", "h200")
-    )
-    rows = [
-        [
-            name,
-            f"{1e3 * found['pydensecrf']:.0f}",
-            *(f"{1e3 * each['permutohedral']:.0f} ({each['ratio']:.1f}x)" for each in (found, two[name])),
-            f"{1e3 * gpu[name]['permutohedral']:.1f}",
-        ]
-        for name, found in one.items()
-    ]
-    return markdown_table(["ms, lattices included", "pydensecrf2", "ours, 1 thread", "2 threads", "H200"], rows)
-
-
 def noise_levels() -> str:
     """The estimate of the noise before and now, and what denoising gains with it."""
     metrics = json.loads((ROOT / "results" / "denoising" / "noise_levels.json").read_text())["metrics"]
@@ -382,7 +365,8 @@ _TABLES: dict[str, Callable[[], str]] = {
     "gpu-filters": gpu_filters,
     "gpu-convolution": gpu_convolution,
     "gpu-inputs": gpu_inputs,
-    "crf-speed": crf_speed,
+    "crf-speed": crf_tables.speed,
+    "crf-backward": crf_tables.backward,
 }
 
 

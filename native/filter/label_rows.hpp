@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "filter/channel_vectors.hpp"
-#include "filter/point_order.hpp"
 #include "kernels.hpp"
 #include "runtime/exponential.hpp"
 #include "runtime/lane_exchange.hpp"
@@ -15,22 +14,11 @@ namespace permutohedral {
 namespace PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
-// the widest part of a row that slice and splat hold in registers, in vectors
-constexpr int64_t tile_vectors = 4;
-
 // Consecutive points of one item, and where their rows are.
 template <class T>
 struct Chunk {
     int64_t item, first, count;  // `first` counts within the item
     T* rows;                     // [count, stride]
-};
-
-// Where the points are on a lattice, and what is multiplied there: factor times the scale of the point.
-template <class T>
-struct ScaledSimplices {
-    Simplices<T> simplices;
-    const T* scale;  // [num_points], or null for ones
-    T factor;
 };
 
 // Elements from one row to the next.
@@ -39,113 +27,6 @@ int64_t row_stride(int64_t labels, bool mirrored) {
     constexpr int64_t narrow = std::min(4, lanes<T>);
     if (mirrored) return 1;
     return labels <= narrow ? narrow : divide_up(labels, lanes<T>) * lanes<T>;
-}
-
-// Calls function(first element, Constant<N>, Constant<V>, Constant<S>) for parts of a row of V vectors of N elements; S is
-// the stride if the part is the whole row, else 0.
-template <class T, class Function>
-PERMUTOHEDRAL_INLINE void for_tiles(int64_t stride, Function&& function) {
-    constexpr int narrow = std::min(4, lanes<T>);
-    if (stride == 1) return function(int64_t{0}, Constant<1>{}, Constant<1>{}, Constant<1>{});
-    if (narrow < lanes<T> && stride == narrow) {
-        return function(int64_t{0}, Constant<narrow>{}, Constant<1>{}, Constant<narrow>{});
-    }
-    if (stride <= tile_vectors * lanes<T>) {
-        return dispatch<4, 3, 2, 1>(stride / lanes<T>, [&](auto vectors) {
-            function(int64_t{0}, Constant<lanes<T>>{}, vectors, Constant<decltype(vectors)::value * lanes<T>>{});
-        });
-    }
-    for (int64_t c = 0; c < stride; c += tile_vectors * lanes<T>) {
-        dispatch<4, 3, 2, 1>(std::min<int64_t>((stride - c) / lanes<T>, tile_vectors),
-                             [&](auto vectors) { function(c, Constant<lanes<T>>{}, vectors, Constant<0>{}); });
-    }
-}
-
-// points ahead whose rows of a table are fetched: they lie far apart where colors are among the features
-constexpr int64_t points_ahead = 4;
-
-template <int V, class T, int K>
-PERMUTOHEDRAL_INLINE void prefetch_rows(const PointSimplex<T, K>& simplex, const T* table, int64_t stride) {
-    for (int64_t j = 0; j < simplex.num_corners; ++j) {
-        const char* row = reinterpret_cast<const char*>(table + simplex.vertices[j] * stride);
-        __builtin_prefetch(row);
-        if (V * sizeof(Vector<T>) > 64) __builtin_prefetch(row + 64);
-    }
-}
-
-template <class T, int N, int V, int S, int K, bool Fresh>
-void add_slices(const ScaledSimplices<T>& from, const T* table, Extent<S> stride, int64_t point, int64_t count,
-                T* rows) {
-    for (int64_t i = 0; i < count; ++i, ++point, rows += stride) {
-        const PointSimplex<T, K> simplex = simplex_at<K>(from.simplices, point);
-        if (i + points_ahead < count) {
-            prefetch_rows<V>(simplex_at<K>(from.simplices, point + points_ahead), table, stride);
-        }
-        const T scale = from.scale == nullptr ? from.factor : from.factor * from.scale[point];
-        ChannelVector<T, N> sums[V];
-        for (int v = 0; v < V; ++v) sums[v] = Fresh ? ChannelVector<T, N>{} : load_channels<T, N>(rows + v * N);
-        for (int64_t j = 0; j < simplex.num_corners; ++j) {
-            const T* row = table + simplex.vertices[j] * stride;
-            const T weight = scale * simplex.barycentric[j];
-            for (int v = 0; v < V; ++v) sums[v] += weight * load_channels<T, N>(row + v * N);
-        }
-        for (int v = 0; v < V; ++v) store_channels<T, N>(rows + v * N, sums[v]);
-    }
-}
-
-// Adds K Q, interpolated from `table`, to the rows of points from `point` on; or writes it to fresh ones.
-template <class T>
-void add_slices(const ScaledSimplices<T>& from, const T* table, int64_t stride, int64_t point, int64_t count, T* rows,
-                bool fresh) {
-    for_tiles<T>(stride, [&](int64_t c, auto lanes_of, auto vectors, auto whole) {
-        constexpr int N = decltype(lanes_of)::value, V = decltype(vectors)::value, S = decltype(whole)::value;
-        dispatch_corners(from.simplices.num_corners, [&](auto corners) {
-            constexpr int K = decltype(corners)::value;
-            auto* add = fresh ? add_slices<T, N, V, S, K, true> : add_slices<T, N, V, S, K, false>;
-            add(from, table + c, stride, point, count, rows + c);
-        });
-    });
-}
-
-// Everywhere: the range is that of all vertices.
-template <class T, int N, int V, int S, int K, bool Everywhere>
-void add_splats(const ScaledSimplices<T>& from, T* table, Extent<S> stride, int64_t point, int64_t count, const T* rows,
-                Range vertices) {
-    const uint32_t begin = uint32_t(vertices.begin), size = uint32_t(vertices.end - vertices.begin);
-    for (int64_t i = 0; i < count; ++i, ++point, rows += stride) {
-        const PointSimplex<T, K> simplex = simplex_at<K>(from.simplices, point);
-        if (Everywhere && i + points_ahead < count) {
-            prefetch_rows<V>(simplex_at<K>(from.simplices, point + points_ahead), table, stride);
-        }
-        const T scale = from.scale == nullptr ? from.factor : from.factor * from.scale[point];
-        ChannelVector<T, N> values[V];
-        for (int v = 0; v < V; ++v) values[v] = scale * load_channels<T, N>(rows + v * N);
-        for (int64_t j = 0; j < simplex.num_corners; ++j) {
-            if (!Everywhere && uint32_t(simplex.vertices[j]) - begin >= size) continue;
-            T* to = table + simplex.vertices[j] * stride;
-            const T weight = simplex.barycentric[j];
-            for (int v = 0; v < V; ++v) {
-                store_channels<T, N>(to + v * N, load_channels<T, N>(to + v * N) + weight * values[v]);
-            }
-        }
-    }
-}
-
-// Splats the rows of points from `point` on into those rows of `table` that lie in the range; everywhere: all do.
-template <class T>
-void add_splats(const ScaledSimplices<T>& from, T* table, int64_t stride, int64_t point, int64_t count, const T* rows,
-                Range vertices, bool everywhere) {
-    for_tiles<T>(stride, [&](int64_t c, auto lanes_of, auto vectors, auto whole) {
-        constexpr int N = decltype(lanes_of)::value, V = decltype(vectors)::value, S = decltype(whole)::value;
-        // with a range, most of the time is spent elsewhere
-        if (!everywhere) {
-            return add_splats<T, N, V, S, 0, false>(from, table + c, stride, point, count, rows + c, vertices);
-        }
-        dispatch_corners(from.simplices.num_corners, [&](auto corners) {
-            constexpr int K = decltype(corners)::value;
-            add_splats<T, N, V, S, K, true>(from, table + c, stride, point, count, rows + c, vertices);
-        });
-    });
 }
 
 // Numbers of each label at consecutive points: label l has its own at data + l * step.
@@ -181,23 +62,39 @@ struct LabelColumns {
     int64_t labels;
 
     // What kernels say in the rows from `rows` on, and energies from `energies` on, of which `count` points are there, to
-    // exponentials; returns what they are to be multiplied with.
-    PERMUTOHEDRAL_INLINE Lanes make(const T* rows, int64_t stride, LabelPlanes<const T> energies, int64_t count) {
+    // logits; returns the largest.
+    PERMUTOHEDRAL_INLINE Lanes add(const T* rows, int64_t stride, LabelPlanes<const T> energies, int64_t count) {
         const Lanes least = Lanes{} + -std::numeric_limits<T>::infinity();
         Lanes most[parts] = {least, least, least, least};
         int64_t c = 0;
         for (; count >= N && c + N <= labels; c += N) add_logits<true>(rows, stride, energies, c, count, most);
         for (; c < labels; c += N) add_logits<false>(rows, stride, energies, c, count, most);
         for (int64_t part = 1; part < parts; ++part) most[0] = most[part] > most[0] ? most[part] : most[0];
+        return most[0];
+    }
+
+    // The same to exponentials; returns what they are to be multiplied with.
+    PERMUTOHEDRAL_INLINE Lanes make(const T* rows, int64_t stride, LabelPlanes<const T> energies, int64_t count) {
+        const Lanes most = add(rows, stride, energies, count);
         Lanes totals[parts] = {};
         int64_t l = 0;
         for (; l + parts <= labels; l += parts) {
             for (int64_t part = 0; part < parts; ++part) {
-                totals[part] += data[l + part] = exponential<T, N>(data[l + part] - most[0]);
+                totals[part] += data[l + part] = exponential<T, N>(data[l + part] - most);
             }
         }
-        for (; l < labels; ++l) totals[0] += data[l] = exponential<T, N>(data[l] - most[0]);
+        for (; l < labels; ++l) totals[0] += data[l] = exponential<T, N>(data[l] - most);
         return T(1) / ((totals[0] + totals[1]) + (totals[2] + totals[3]));
+    }
+
+    // What lies in the rows from `rows` on.
+    PERMUTOHEDRAL_INLINE void load_rows(const T* rows, int64_t stride) {
+        for (int64_t c = 0; c < labels; c += N) {
+            Lanes square[N];
+            for (int l = 0; l < N; ++l) square[l] = load<T, N>(rows + l * stride + c);
+            transpose_square<T, N>(square);
+            for (int64_t l = 0; l < std::min<int64_t>(N, labels - c); ++l) data[c + l] = square[l];
+        }
     }
 
     // Into rows, times a scale; what is behind the labels becomes zero.
@@ -257,14 +154,60 @@ void write_marginals(const Chunk<T>& chunk, int64_t stride, LabelPlanes<const T>
     }
 }
 
-// Marginals in planes to rows.
+// The same to logits in planes.
 template <class T, int N>
-void load_marginals(const Chunk<T>& chunk, int64_t stride, LabelPlanes<const T> marginals, LabelColumns<T, N> columns) {
+void write_logits(const Chunk<T>& chunk, int64_t stride, LabelPlanes<const T> energies, LabelColumns<T, N> columns,
+                  LabelPlanes<T> out) {
+    for (int64_t i = 0; i < chunk.count; i += N) {
+        columns.add(chunk.rows + i * stride, stride, {energies.data + i, energies.step}, chunk.count - i);
+        for (int64_t l = 0; l < columns.labels; ++l) {
+            store_at_most<T, N>(out.data + l * out.step + i, columns.data[l], chunk.count - i);
+        }
+    }
+}
+
+// Planes to rows.
+template <class T, int N>
+void load_planes(const Chunk<T>& chunk, int64_t stride, LabelPlanes<const T> planes, LabelColumns<T, N> columns) {
     for (int64_t i = 0; i < chunk.count; i += N) {
         for (int64_t l = 0; l < columns.labels; ++l) {
-            columns.data[l] = load_first<T, N>(marginals.data + l * marginals.step + i, chunk.count - i);
+            columns.data[l] = load_first<T, N>(planes.data + l * planes.step + i, chunk.count - i);
         }
         columns.store_rows(typename VectorOf<T, N>::type{} + T(1), chunk.rows + i * stride, stride);
+    }
+}
+
+// Rows to planes.
+template <class T, int N>
+void write_planes(const Chunk<T>& chunk, int64_t stride, LabelColumns<T, N> columns, LabelPlanes<T> planes) {
+    for (int64_t i = 0; i < chunk.count; i += N) {
+        columns.load_rows(chunk.rows + i * stride, stride);
+        for (int64_t l = 0; l < columns.labels; ++l) {
+            store_at_most<T, N>(planes.data + l * planes.step + i, columns.data[l], chunk.count - i);
+        }
+    }
+}
+
+// What kernels say in rows, and energies, to marginals Q; with gradients D with respect to these, in `gradients`, to
+// Q (D - <Q, D>), the gradients with respect to logits, in rows. They are subtracted from those of the energies.
+template <class T, int N>
+void pull_back_marginals(const Chunk<T>& chunk, int64_t stride, LabelPlanes<const T> energies, const T* gradients,
+                         LabelColumns<T, N> columns, LabelColumns<T, N> others, LabelPlanes<T> to_energies) {
+    using Lanes = typename VectorOf<T, N>::type;
+    for (int64_t i = 0; i < chunk.count; i += N) {
+        const int64_t count = chunk.count - i;
+        const Lanes scale = columns.make(chunk.rows + i * stride, stride, {energies.data + i, energies.step}, count);
+        others.load_rows(gradients + i * stride, stride);
+        Lanes inner[2] = {};
+        for (int64_t l = 0; l < columns.labels; ++l) inner[l % 2] += columns.data[l] * others.data[l];
+        const Lanes mean = (inner[0] + inner[1]) * scale;
+        for (int64_t l = 0; l < columns.labels; ++l) {
+            const Lanes gradient = columns.data[l] * scale * (others.data[l] - mean);
+            T* place = to_energies.data + l * to_energies.step + i;
+            store_at_most<T, N>(place, load_first<T, N>(place, count) - gradient, count);
+            columns.data[l] = gradient;
+        }
+        columns.store_rows(Lanes{} + T(1), chunk.rows + i * stride, stride);
     }
 }
 

@@ -20,6 +20,7 @@ constexpr Kernels<T> all_kernels() {
     kernels.blur = &blur<T>;
     kernels.filter_gaussian = &filter_gaussian<T>;
     kernels.mean_field = &mean_field<T>;
+    kernels.mean_field_gradient = &mean_field_gradient<T>;
     kernels.convolve = &convolve<T>;
     kernels.convolve_weight_gradient = &convolve_weight_gradient<T>;
     kernels.sum_window = &sum_window<T>;

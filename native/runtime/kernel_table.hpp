@@ -38,7 +38,10 @@ void blur(Matrix<const T> lattice_values, const int32_t* axis_neighbors, int64_t
 template <class T>
 void filter_gaussian(const GaussianFilter<T>& filter, Matrix<const T> values, Matrix<T> out, int threads);
 template <class T>
-void mean_field(const MeanField<T>& field, T* out, int threads);
+void mean_field(const MeanField<T>& field, T* out, KeptField* kept, int threads);
+template <class T>
+void mean_field_gradient(const MeanField<T>& field, const KeptField& kept, const T* gradient,
+                         const FieldGradients<T>& out, int threads);
 template <class T>
 void convolve(Matrix<const T> lattice_values, const T* weight, const NeighborTable& neighbors, int64_t groups,
               Matrix<T> out, int threads);

@@ -29,6 +29,9 @@ class PointFilter(Protocol):
 class BorrowedKernel(Protocol):
     """Tables of one kernel of a mean field."""
 
+class KeptField:
+    """What a mean field keeps for its gradient."""
+
 class CellSums(Protocol):
     """The lattice points under cells of points."""
 
@@ -109,6 +112,20 @@ class Kernels(Protocol):
         kernels: list[BorrowedKernel],
         steps: int,
         out: Tensor,
+        kept: KeptField | None,
+        threads: int,
+    ) -> None: ...
+    def mean_field_gradient(
+        self,
+        energies: Tensor,
+        start: Tensor | None,
+        kernels: list[BorrowedKernel],
+        steps: int,
+        kept: KeptField,
+        gradient: Tensor,
+        to_energies: Tensor,
+        to_start: Tensor | None,
+        to_kernels: list[Tensor],
         threads: int,
     ) -> None: ...
     def convolve(

@@ -221,8 +221,8 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and four options
     neighborhood = neighborhood_of(check_features(features, target_features), neighborhood_size, dilation)
     check_halo(halo, neighborhood.dimension)
     batch_size = features.shape[0] if features.dim() == 3 else None
-    sources = _flatten(features, batch, "batch")
-    targets = None if target_features is None else _flatten(target_features, target_batch, "target_batch")
+    sources = flatten_points(features, batch, "batch")
+    targets = None if target_features is None else flatten_points(target_features, target_batch, "target_batch")
     if targets is None and target_batch is not None:
         raise InputError("target_batch was given without target_features; pass both or neither")
     if targets is not None and (sources[1] is None) != (targets[1] is None):
@@ -259,7 +259,7 @@ def build_two(features: Sequence[Tensor], batches: Sequence[Tensor | None]) -> l
     sources: list[Tensor | None] = []
     for each, batch in zip(features, batches, strict=True):
         dimension = check_features(each, None)
-        sources += _flatten(each, batch, "batch")
+        sources += flatten_points(each, batch, "batch")
         limit = MemoryLimit(None, each.device)
         limit.check_simplices(each.numel() // dimension, dimension, each.element_size())
     both = operators.index_both(*sources)
@@ -274,7 +274,7 @@ def build_two(features: Sequence[Tensor], batches: Sequence[Tensor | None]) -> l
     return lattices
 
 
-def _flatten(features: Tensor, batch: Tensor | None, batch_name: str) -> tuple[Tensor, Tensor | None]:
+def flatten_points(features: Tensor, batch: Tensor | None, batch_name: str) -> tuple[Tensor, Tensor | None]:
     """Points of all items one after another, and the int32 item of each, None for a single set."""
     if features.dim() == 3:
         if batch is not None:

@@ -3,7 +3,7 @@
 What is changed are thresholds, so that small inputs take the paths of large ones.
 """
 
-from permutohedral.ops.triton import tuning
+from permutohedral.ops.triton import runtime, tuning
 from permutohedral.ops.triton.build import insertion, lattice, wide_keys
 from permutohedral.ops.triton.build import neighbors as search
 from permutohedral.ops.triton.build.fixed_rows import index_points_bounded
@@ -21,6 +21,7 @@ __all__ = [
     "item_norm",
     "lattice",
     "normalize",
+    "runtime",
     "search",
     "splat",
     "tuning",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from interpreted.internals import incidence, normalize, splat
+from interpreted.internals import incidence, normalize, runtime, splat
 from support import assert_close
 from torch import Tensor
 
@@ -40,6 +40,18 @@ def test_splat_listed(points: int, rows: int, crowded: int, deterministic: bool)
     mass = torch.where(expected[:, 5] > 0, expected[:, 5], 1)
     assert_close(density, mass)
     assert_close(divided, expected[:, :5] / mass[:, None])
+
+
+def test_splat_listed_on_two_lattices() -> None:
+    """Few points at each lattice point or many, and few on one lattice, many on the other."""
+    values = torch.randn(90, 5)
+    for rows in ((70, 80), (8, 3), (70, 3)):
+        sides = [corners(90, number, 0) for number in rows]
+        listed = [incidence.list_corners(*each, number) for each, number in zip(sides, rows, strict=True)]
+        found = [values.new_empty(number, 5) for number in rows]
+        runtime.start_all(incidence.gather_into_both(found, values, listed))
+        for actual, (vertices, barycentric), number in zip(found, sides, rows, strict=True):
+            assert_close(actual, reference.splat(values.double(), vertices, barycentric.double(), number).float())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from mean_field_cases import defined, field
@@ -34,6 +36,28 @@ def test_energies_of_16_bits_and_without_end() -> None:
     assert found.dtype == torch.float32
     assert bool(found.isfinite().all())
     assert_close(found[:, :, 1:], torch.softmax(-energies.double(), dim=1)[:, :, 1:])
+
+
+@pytest.mark.parametrize(("labels", "deterministic"), [(2, False), (6, False), (6, True)])
+def test_mean_field_from_points(labels: int, deterministic: bool) -> None:
+    """The lattices are those that are built first."""
+    energies, start = torch.randn(2, 17, labels), torch.softmax(torch.randn(2, 17, labels), dim=2)
+    clouds = torch.randn(2, 17, 2), torch.randn(2, 17, 5)
+    given = [ph.crf.Kernel(clouds[0], 2.0), ph.crf.Kernel(clouds[1], torch.randn(labels) ** 2 * -1, "before")]
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        with use_backend("triton"):
+            found = ph.crf.mean_field(energies, given, 2, start=start)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with use_backend("reference"):
+        expected = ph.crf.mean_field(
+            energies.double(),
+            [replace(each, features=each.features.double()) for each in given],
+            2,
+            start=start.double(),
+        )
+    assert_close(found, expected)
 
 
 def test_what_it_leaves_to_the_composition() -> None:

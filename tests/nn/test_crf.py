@@ -64,6 +64,33 @@ def test_gradients_reach_everything(compatibility: Any) -> None:
         assert float(each.grad.abs().max()) > 0
 
 
+@pytest.mark.parametrize("labels", [2, 3])
+def test_gradients_at_once_are_those_of_the_steps(labels: int) -> None:
+    """Of a batch, for a given start; and gradients of gradients."""
+    energies, guide = pictures(2, 4, 3, labels=labels)
+    start = torch.softmax(torch.randn_like(energies), dim=1)
+    spatial = ph.crf.spatial_kernel((4, 3), 1.7, dtype=torch.float64, device=DEVICE).features.expand(2, 12, 2)
+    weight, costs = torch.tensor(2.0, dtype=torch.float64, device=DEVICE), -torch.rand_like(energies[0, :, 0, 0])
+    inputs = [each.requires_grad_() for each in (energies, start, weight, costs)]
+
+    def run(energies: Tensor, start: Tensor, weight: Tensor, costs: Tensor) -> Tensor:
+        kernels = [
+            ph.crf.Kernel(spatial, weight, "none", space=(4, 3)),
+            ph.crf.bilateral_kernel(guide, 4.0, 0.3, costs if labels > 2 else weight, "after"),
+        ]
+        return ph.crf.mean_field(energies, kernels, 2, start=start.softmax(dim=1), logarithms=True)
+
+    wanted = torch.randn_like(energies)
+    found = torch.autograd.grad(run(*inputs), inputs, wanted, allow_unused=True)
+    with ph.use_backend("reference"):
+        expected = torch.autograd.grad(run(*inputs), inputs, wanted, allow_unused=True)
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert_close(one, other)
+    assert torch.autograd.gradgradcheck(run, inputs, atol=1e-6, nondet_tol=1e-10, fast_mode=True)
+
+
 def test_repulsive_costs_are_trained_with_damping() -> None:
     made = layer(compatibility="matrix", steps=3)
     assert made.costs is not None

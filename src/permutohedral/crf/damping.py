@@ -23,24 +23,50 @@ from permutohedral.ops.tracing import is_traced
 Damping = float | Literal["auto"]
 
 
-def find_damping(damping: Damping, pairwise: Sequence[Pairwise], labels: int) -> tuple[float | Tensor, bool]:
-    """t, a number or one for each row, `[rows, 1]`; and whether kernels are filtered both ways, to be symmetric.
+def find_repulsions(
+    damping: Damping, compatibilities: Sequence[float | Tensor], labels: int
+) -> list[float | Tensor] | None:
+    """What `find_damping` needs of the costs, lambda for each kernel; None where damping is a number.
+
+    Raises:
+        InputError: it is neither "auto" nor a number that is finite and not negative.
+    """
+    if damping == "auto":
+        return [largest_eigenvalue(each, labels) for each in compatibilities]
+    if isinstance(damping, bool) or not isinstance(damping, (int, float)):
+        raise InputError(f"damping must be 'auto' or a number, got {damping!r}")
+    if not (math.isfinite(damping) and damping >= 0):
+        raise InputError(f"damping must be finite and not negative, got {damping}")
+    return None
+
+
+def is_undamped(damping: Damping, repulsions: Sequence[float | Tensor] | None) -> bool:
+    """Whether t is known to be zero."""
+    if repulsions is None:
+        return damping == 0
+    return not any(isinstance(each, Tensor) or each > 0 for each in repulsions)
+
+
+def find_damping(
+    damping: Damping, repulsions: Sequence[float | Tensor] | None, pairwise: Sequence[Pairwise]
+) -> float | Tensor:
+    """t, a number or one for each row, `[rows, 1]`."""
+    if repulsions is None:
+        return float(damping)
+    total: float | Tensor = 0.0
+    for repulsion, pair in zip(repulsions, pairwise, strict=True):
+        if isinstance(repulsion, Tensor) or repulsion > 0:
+            total = total + repulsion / 2 * pair.bound()
+    return total
+
+
+def is_filtered_both_ways(damping: Damping, compatibilities: Sequence[float | Tensor]) -> bool:
+    """Whether all kernels are, to be symmetric.
 
     They are not for Potts models that attract, whose free energy falls without that; nor for a weight that is a tensor,
     which is not read for it, so that traced calls do the same.
     """
-    if damping != "auto":
-        if isinstance(damping, bool) or not isinstance(damping, (int, float)):
-            raise InputError(f"damping must be 'auto' or a number, got {damping!r}")
-        if not (math.isfinite(damping) and damping >= 0):
-            raise InputError(f"damping must be finite and not negative, got {damping}")
-        return float(damping), False
-    total: float | Tensor = 0.0
-    for pair in pairwise:
-        repulsion = largest_eigenvalue(pair.compatibility, labels)
-        if isinstance(repulsion, Tensor) or repulsion > 0:
-            total = total + repulsion / 2 * pair.bound()
-    return total, any(_wants_symmetry(pair.compatibility) for pair in pairwise)
+    return damping == "auto" and any(_wants_symmetry(each) for each in compatibilities)
 
 
 def _wants_symmetry(compatibility: float | Tensor) -> bool:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from permutohedral.crf.damping import Damping, find_damping
+from permutohedral.crf.at_once import AtOnce
+from permutohedral.crf.damping import Damping, find_damping, find_repulsions, is_filtered_both_ways, is_undamped
 from permutohedral.crf.kernels import Kernel, build_lattices
 from permutohedral.crf.layout import Layout, items_of_rows, layout_of
-from permutohedral.crf.pairwise import Pairwise, prepare
+from permutohedral.crf.pairwise import Pairwise, compatibility_of, prepare
+from permutohedral.crf.steps import Field, dtype_of, logarithm, softmax
 from permutohedral.errors import InputError
 from permutohedral.lattice import Lattice
-from permutohedral.memory import check_rows
-from permutohedral.ops import fused_filters
-from permutohedral.ops.fused_primitives import PairwiseTables
-from permutohedral.ops.primitives import accumulation_dtype, energies_error
-from permutohedral.ops.tracing import is_traced, wants_gradient
+from permutohedral.ops.primitives import energies_error
+from permutohedral.ops.tracing import is_traced
 from permutohedral.tensors import check_count, check_tensor
 
 
@@ -67,25 +65,24 @@ def mean_field(  # noqa: PLR0913 (a field, how to solve it, and what is known be
     if tolerance is not None and not tolerance >= 0:
         raise InputError(f"tolerance must not be negative, got {tolerance}")
     with torch.autocast(energies.device.type, enabled=False):
-        pairwise = _prepare(kernels, lattices, layout)
-        dtype = _dtype(pairwise, energies)
-        strength, both_ways = find_damping(damping, pairwise, layout.labels)
-        # among the tables a weight is a number
-        may_fuse = tolerance is None and not wants_gradient(*(kernel.compatibility for kernel in kernels))
-        if may_fuse and not isinstance(strength, Tensor) and strength == 0:
-            marginals = _at_once(energies, start, [pair.tables(both_ways) for pair in pairwise], layout, steps)
-            if marginals is not None:
-                return _logarithm(marginals) if logarithms else marginals
+        compatibilities = [compatibility_of(kernel) for kernel in kernels]
+        repulsions = find_repulsions(damping, compatibilities, layout.labels)
+        both_ways = is_filtered_both_ways(damping, compatibilities)
+        undamped = tolerance is None and is_undamped(damping, repulsions)
+        whole = AtOnce(kernels, compatibilities, both_ways, layout, steps)
+        planes = whole.from_points(energies, start, logarithms) if undamped and lattices is None else None
+        if planes is None:
+            pairwise = _prepare(kernels, lattices, layout)
+            planes = whole.on_lattices(energies, start, pairwise, logarithms) if undamped else None
+        if planes is not None:
+            return layout.from_planes(planes).to(energies.dtype)
+        strength = find_damping(damping, repulsions, pairwise)
         _refuse_nan(energies)
-        scores = -layout.to_rows(energies).to(dtype)
-        field = _Field(scores, pairwise, strength, both_ways)
-        logits = scores if start is None else _logarithm(layout.to_rows(start).to(dtype))
-        if tolerance is None:
-            for _ in range(steps):
-                logits = field.step(logits)
-        else:
-            logits = _until_still(field, logits, steps, tolerance, items_of_rows(layout, kernels, scores.device))
-        result = torch.log_softmax(logits, dim=1) if logarithms else _softmax(logits)
+        dtype = dtype_of(pairwise, energies)
+        field = Field(-layout.to_rows(energies).to(dtype), pairwise, strength, both_ways)
+        logits = field.scores if start is None else logarithm(layout.to_rows(start).to(dtype))
+        logits = _solve(field, logits, steps, tolerance, lambda: items_of_rows(layout, kernels, energies.device))
+        result = torch.log_softmax(logits, dim=1) if logarithms else softmax(logits)
         return layout.from_rows(result).to(energies.dtype)
 
 
@@ -116,7 +113,7 @@ def free_energy(
     _refuse_nan(energies)
     with torch.autocast(energies.device.type, enabled=False):
         pairwise = _prepare(kernels, lattices, layout)
-        dtype = _dtype(pairwise, energies)
+        dtype = dtype_of(pairwise, energies)
         costs, rows = layout.to_rows(energies).to(dtype), layout.to_rows(marginals).to(dtype)
         # a label that never occurs may have cost infinity
         unary = torch.where(rows > 0, rows * costs, 0.0) - torch.special.entr(rows)
@@ -163,56 +160,15 @@ def _prepare(kernels: Sequence[Kernel], lattices: Sequence[Lattice] | None, layo
     return pairwise
 
 
-def _at_once(
-    energies: Tensor, start: Tensor | None, tables: Sequence[PairwiseTables], layout: Layout, steps: int
-) -> Tensor | None:
-    """All steps in one call of the backend, None where it cannot be."""
-    # a kernel has a table that is read and one that is written, and a third where it is filtered both ways
-    rows = sum((3 if each.both_ways else 2) * each.axis_neighbors.shape[1] for each in tables)
-    check_rows(rows, layout.labels, energies)
-    planes = layout.to_planes(energies)
-    begin = None if start is None else layout.to_planes(start)
-    marginals = fused_filters.mean_field(planes, begin, tables, steps)
-    return None if marginals is None else layout.from_planes(marginals).to(energies.dtype)
-
-
-def _dtype(pairwise: Sequence[Pairwise], energies: Tensor) -> torch.dtype:
-    """In which all is computed: that of the features."""
-    return pairwise[0].lattice.dtype if pairwise else accumulation_dtype(energies.dtype)
-
-
-def _softmax(logits: Tensor) -> Tensor:
-    """Over labels. Of two it is the logistic function of their difference, which torch computes ten times as fast."""
-    return torch.sigmoid(logits - logits.flip(1)) if logits.shape[1] == 2 else torch.softmax(logits, dim=1)
-
-
-def _logarithm(marginals: Tensor) -> Tensor:
-    return marginals.clamp_min(torch.finfo(marginals.dtype).tiny).log()
-
-
-@dataclass(frozen=True, eq=False)
-class _Field:
-    """What a step needs: energies times -1, `[rows, labels]`, kernels, t, and whether these are filtered both ways."""
-
-    scores: Tensor
-    pairwise: Sequence[Pairwise]
-    damping: float | Tensor
-    both_ways: bool
-
-    def step(self, logits: Tensor) -> Tensor:
-        """From the logits of marginals to those of the next ones."""
-        marginals, new = _softmax(logits), self.scores
-        for pair in self.pairwise:
-            # a sum of its own for each kernel: gradients pass it as they are, and none is negated
-            new = new + pair.gain(marginals, self.both_ways)
-        if not isinstance(self.damping, Tensor) and self.damping == 0:
-            return new
-        return (self.damping * torch.log_softmax(logits, dim=1) + new) / (1 + self.damping)
-
-
-def _until_still(field: _Field, logits: Tensor, steps: int, tolerance: float, items: tuple[Tensor, int]) -> Tensor:
-    """Steps until no item changes by more than the tolerance; an item that is done stays as it is."""
-    item_of_row, num_items = items
+def _solve(
+    field: Field, logits: Tensor, steps: int, tolerance: float | None, items: Callable[[], tuple[Tensor, int]]
+) -> Tensor:
+    """All steps; with a tolerance until no item changes by more, and an item that is done stays as it is."""
+    if tolerance is None:
+        for _ in range(steps):
+            logits = field.step(logits)
+        return logits
+    item_of_row, num_items = items()
     done = torch.zeros(num_items, dtype=torch.bool, device=logits.device)
     for _ in range(steps):
         new = field.step(logits)

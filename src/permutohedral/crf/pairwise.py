@@ -12,11 +12,12 @@ from permutohedral.crf.kernels import Kernel, KernelNormalization
 from permutohedral.crf.layout import Layout
 from permutohedral.errors import InputError
 from permutohedral.filters.steps import slice, splat
-from permutohedral.lattice import Lattice
+from permutohedral.lattice import Lattice, flatten_points
 from permutohedral.memory import check_rows
 from permutohedral.neighborhood import blur_gain
 from permutohedral.ops import operators
-from permutohedral.ops.fused_primitives import SMALLEST_MASS, PairwiseTables
+from permutohedral.ops.fused_primitives import SMALLEST_MASS, PairwisePoints, PairwiseTables
+from permutohedral.ops.tracing import requires_gradient
 
 # powers of the mass that a kernel is divided by, at its source and at its target
 _POWERS: dict[KernelNormalization, tuple[float, float]] = {
@@ -86,20 +87,15 @@ class Pairwise:
 
     def tables(self, both_ways: bool) -> PairwiseTables:
         """What a backend needs to add -K Q mu to logits; a constant for all labels of a point is left out."""
-        source, powers, compatibility = self.lattice.source, _POWERS[self.normalization], self.compatibility
-        # a kernel that is divided by its mass is divided by the gain of the blur with it
-        gain = blur_gain(self.lattice.dimension) if powers == (0, 0) else 1.0
-        if isinstance(compatibility, Tensor) and compatibility.dim() > 0:
-            costs: Tensor | None = torch.diag(compatibility) if compatibility.dim() == 1 else compatibility
-            factor = -1 / gain
-        else:
-            # w (1 - I) is -w I but for such a constant
-            costs, factor = (
-                None,
-                float(compatibility.detach() if isinstance(compatibility, Tensor) else compatibility) / gain,
-            )
-        corners = source.vertices, source.barycentric
-        return PairwiseTables(*corners, self.axis_neighbors, *powers, costs, factor, both_ways)
+        source = self.lattice.source
+        parameters = _parameters(self.compatibility, self.normalization, self.lattice.dimension)
+        return PairwiseTables(source.vertices, source.barycentric, self.axis_neighbors, *parameters, both_ways)
+
+    def with_costs(self, parameter: float | Tensor) -> Pairwise:
+        """The same with the costs, or the factor, of its `tables`."""
+        if isinstance(parameter, Tensor) and parameter.dim() > 0:
+            return replace(self, compatibility=parameter)
+        return replace(self, compatibility=parameter * _gain(self.normalization, self.lattice.dimension))
 
     def bound(self) -> Tensor:
         """A diagonal `[rows, 1]` that bounds K filtered both ways: its rows' sums, which are not negative."""
@@ -110,6 +106,38 @@ class Pairwise:
         return sums.detach()
 
 
+def _gain(normalization: KernelNormalization, dimension: int) -> float:
+    """What is left to divide by: who divides by the mass divides by the gain of the blur with it."""
+    return blur_gain(dimension) if _POWERS[normalization] == (0, 0) else 1.0
+
+
+def _parameters(
+    compatibility: float | Tensor, normalization: KernelNormalization, dimension: int
+) -> tuple[float, float, Tensor | None, float | Tensor]:
+    """Powers, costs and factor of `PairwiseTables`."""
+    powers, gain = _POWERS[normalization], _gain(normalization, dimension)
+    if isinstance(compatibility, Tensor) and compatibility.dim() > 0:
+        return *powers, torch.diag(compatibility) if compatibility.dim() == 1 else compatibility, -1 / gain
+    if isinstance(compatibility, Tensor) and not requires_gradient(compatibility):
+        compatibility = float(compatibility)
+    # w (1 - I) is -w I but for a constant
+    return *powers, None, compatibility / gain
+
+
+def to_points(kernel: Kernel, compatibility: float | Tensor, both_ways: bool) -> PairwisePoints:
+    """What a backend needs that builds the lattice itself.
+
+    Args:
+        kernel: its features are of one item, or of all items.
+        compatibility: from `compatibility_of`.
+        both_ways: see `PairwisePoints`.
+    """
+    features, batch = flatten_points(kernel.features, kernel.batch, "batch")
+    return PairwisePoints(
+        features, batch, *_parameters(compatibility, kernel.normalization, features.shape[-1]), both_ways
+    )
+
+
 def prepare(kernel: Kernel, lattice: Lattice, layout: Layout) -> Pairwise:
     """The kernel on the rows of `layout`."""
     if lattice.source.num_points not in (layout.points, layout.num_items * layout.points):
@@ -117,12 +145,17 @@ def prepare(kernel: Kernel, lattice: Lattice, layout: Layout) -> Pairwise:
     if lattice.axis_neighbors is None or lattice.target is not lattice.source:
         raise InputError("the lattice of a kernel is that of Kernel.build_lattice, with separable=True and no targets")
     lattice, axis_neighbors = _flatten(lattice, lattice.axis_neighbors, layout)
+    return Pairwise(lattice, axis_neighbors, compatibility_of(kernel), kernel.normalization)
+
+
+def compatibility_of(kernel: Kernel) -> float | Tensor:
+    """The costs in dtype and on device of the features; a matrix becomes symmetric."""
     compatibility = kernel.compatibility
     if isinstance(compatibility, Tensor):
-        compatibility = compatibility.to(lattice.device, lattice.dtype)
+        compatibility = compatibility.to(kernel.features.device, kernel.features.dtype)
         if compatibility.dim() == 2:
             compatibility = (compatibility + compatibility.T) / 2
-    return Pairwise(lattice, axis_neighbors, compatibility, kernel.normalization)
+    return compatibility
 
 
 def _filter(rows: Tensor, lattice: Lattice, axis_neighbors: Tensor, both_ways: bool = False) -> Tensor:

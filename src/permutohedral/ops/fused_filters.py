@@ -6,7 +6,7 @@ A backend that has `filter_learned` or `filter_points` is used through this. Wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -18,7 +18,6 @@ from permutohedral.ops.fused_primitives import (
     FusedPrimitives,
     KeptOfFilter,
     LandmarkTables,
-    PairwiseTables,
 )
 from permutohedral.ops.one_call import apply
 from permutohedral.ops.primitives import accumulation_dtype
@@ -113,15 +112,6 @@ def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tens
     """In one call, None where torch computes it: see `FusedPrimitives.sum_landmarks`."""
     run = _in_one_call("sum_landmarks", values, guide) if values.numel() else None
     return None if run is None else run(values, guide, tables)
-
-
-def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor | None:
-    """The mean field in one call, None where it is composed of operators: see `FusedPrimitives.mean_field`."""
-    if not kernels:
-        return None
-    tensors = [tensor for kernel in kernels for tensor in (kernel.barycentric, kernel.costs)]
-    run = _in_one_call("mean_field", energies, start, *tensors)
-    return None if run is None else run(energies, start, kernels, steps)
 
 
 def filter_learned(

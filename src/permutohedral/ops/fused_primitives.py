@@ -62,7 +62,7 @@ class PairwiseTables(NamedTuple):
         axis_neighbors: see `blur`.
         source_power, target_power: both 0, both 1/2, or one of them 1 and the other 0.
         costs: `[labels, labels]`, None for the identity.
-        factor: a number.
+        factor: a number; a tensor of one where derivatives with respect to it are wanted.
         both_ways: take the mean of `blur` and its reverse, which is symmetric.
     """
 
@@ -72,7 +72,25 @@ class PairwiseTables(NamedTuple):
     source_power: float
     target_power: float
     costs: Tensor | None
-    factor: float
+    factor: float | Tensor
+    both_ways: bool
+
+
+class PairwisePoints(NamedTuple):
+    """A kernel of a mean field whose lattice is not built yet.
+
+    Attributes:
+        features: `[points, d]`.
+        batch: int32 `[points]`, the item of each point; None for one item.
+        source_power, target_power, costs, factor, both_ways: see `PairwiseTables`.
+    """
+
+    features: Tensor
+    batch: Tensor | None
+    source_power: float
+    target_power: float
+    costs: Tensor | None
+    factor: float | Tensor
     both_ways: bool
 
 
@@ -293,6 +311,46 @@ class FusedPrimitives(Primitives, Protocol):
     ) -> Tensor:
         """`convolve` in one group, of something to something, plus `bias [out_channels]` and
         `added [targets, out_channels]`.
+        """
+        ...
+
+    def mean_field_points(
+        self, energies: Tensor, start: Tensor | None, kernels: Sequence[PairwisePoints], steps: int
+    ) -> Tensor | None:
+        """`mean_field` with the building of the lattices; None where they must be built first.
+
+        Raises:
+            InputError: a feature, or an item, has no key.
+        """
+        ...
+
+    def mean_field_logits(
+        self, energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int
+    ) -> tuple[Tensor, Any]:
+        """The logits of `mean_field`'s marginals, but for a constant for all labels of a point, and what their
+        derivative needs. There is at least one step, and energies are not empty.
+        """
+        ...
+
+    def differentiate_mean_field(
+        self,
+        gradient: Tensor,
+        energies: Tensor,
+        start: Tensor | None,
+        kernels: Sequence[PairwiseTables],
+        steps: int,
+        kept: Any,
+    ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        """The gradients of `mean_field_logits` with respect to energies, start, and each kernel.
+
+        Args:
+            gradient: with respect to the logits; that of a point sums to zero.
+            energies, start, kernels, steps: of `mean_field_logits`.
+            kept: what it returned.
+
+        Returns:
+            Like energies; like start, None without it; for each kernel that of its costs, or, where it has none, of its
+            factor, `[1, 1]`.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -54,11 +54,16 @@ apply: Callable[..., Any] = super(torch.autograd.Function, _InOneCall).apply
 
 def _differentiate_composed(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients with respect to the inputs, which can be differentiated again."""
-    inputs, wanted = ctx.saved_tensors[: ctx.inputs], ctx.needs_input_grad[1:]
-    output = ctx.step.composed(*inputs)
-    leaves = [each for each, needed in zip(inputs, wanted, strict=True) if needed]
-    found = iter(torch.autograd.grad(output, leaves, gradient, create_graph=True))
-    return tuple(next(found) if needed else None for needed in wanted)
+    return gradients_of(ctx.step.composed, ctx.saved_tensors[: ctx.inputs], ctx.needs_input_grad[1:], gradient)
+
+
+def gradients_of(
+    composed: Callable[..., Tensor], inputs: Sequence[Any], wanted: Sequence[bool], gradient: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradients of what is composed of operators with respect to the inputs of which they are wanted."""
+    leaves = [each for each, is_wanted in zip(inputs, wanted, strict=True) if is_wanted]
+    found = iter(torch.autograd.grad(composed(*inputs), leaves, gradient, create_graph=True))
+    return tuple(next(found) if is_wanted else None for is_wanted in wanted)
 
 
 def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

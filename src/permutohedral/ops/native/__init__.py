@@ -7,8 +7,8 @@ Here tensors are allocated and made contiguous; the core borrows them. The numbe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,13 +16,16 @@ from torch.utils.dlpack import from_dlpack
 
 from permutohedral.errors import BackendUnavailable
 from permutohedral.neighborhood import axis_offsets, blur_gain
-from permutohedral.ops.fused_primitives import FilterTables, KeptOfFilter, LandmarkTables, PairwiseTables
+from permutohedral.ops.fused_primitives import FilterTables, KeptOfFilter, LandmarkTables
 from permutohedral.ops.native.lending import lend, to_dlpack
+from permutohedral.ops.native.mean_field import differentiate_mean_field as differentiate_mean_field
+from permutohedral.ops.native.mean_field import mean_field as mean_field
+from permutohedral.ops.native.mean_field import mean_field_logits as mean_field_logits
 from permutohedral.ops.native.one_thread import ones, sum_rows
 from permutohedral.ops.native.sums import mix_rows as mix_rows
 from permutohedral.ops.native.sums import sum_cells as sum_cells
 from permutohedral.ops.native_limits import check_dimension, limit_kept_memory, refusing_too_many
-from permutohedral.ops.primitives import accumulation_dtype, energies_error, key_limit, range_error, transpose_weight
+from permutohedral.ops.primitives import accumulation_dtype, key_limit, range_error, transpose_weight
 
 if TYPE_CHECKING:
     from permutohedral._native import Kernels, PendingIndex
@@ -275,25 +278,6 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smalle
     out = _empty((points, channels), dtype)
     pending.filter(_plain(values, dtype), axis_offsets(d), smallest_mass * blur_gain(d), out, threads)
     return out.to(values.dtype)
-
-
-def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor:
-    """One pass over the points for each step; the marginals are stored in the last one only."""
-    dtype, threads = kernels[0].barycentric.dtype, _threads(energies.numel())
-    core, energies = _core(dtype), _plain(energies, dtype)
-    if core.is_sum_nan(energies, threads):
-        raise energies_error()
-    out = _empty(energies.shape, dtype)
-    if out.numel() == 0:
-        return out
-    borrowed = []
-    for kernel in kernels:
-        costs = None if kernel.costs is None else _plain(kernel.costs, dtype)
-        arguments: list[Any] = [*map(_plain, kernel[:3]), *kernel[3:5], costs, *kernel[6:]]
-        borrowed.append(core.PairwiseKernel(*arguments))
-    start = None if start is None else _plain(start, dtype)
-    core.mean_field(energies, start, borrowed, steps, out, threads)
-    return out
 
 
 def filter_learned(

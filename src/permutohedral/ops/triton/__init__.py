@@ -14,7 +14,7 @@ from permutohedral.ops.triton.filter.exact_sums import sum_neighbors, sum_window
 from permutohedral.ops.triton.filter.gaussian import filter_gaussian, filter_points
 from permutohedral.ops.triton.filter.item_norm import differentiate_items_norm, normalize_items
 from permutohedral.ops.triton.filter.learned_filter import differentiate_learned, filter_learned
-from permutohedral.ops.triton.filter.mean_field import mean_field
+from permutohedral.ops.triton.filter.mean_field import mean_field, mean_field_points
 from permutohedral.ops.triton.filter.slice import barycentric_gradient, mix_rows, slice
 from permutohedral.ops.triton.filter.splat import splat
 from permutohedral.ops.triton.filter.weight_gradient import convolve_weight_gradient
@@ -42,6 +42,7 @@ __all__ = [
     "index_points",
     "index_points_bounded",
     "mean_field",
+    "mean_field_points",
     "mix_rows",
     "normalize_items",
     "picture_features",

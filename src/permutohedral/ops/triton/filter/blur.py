@@ -6,6 +6,7 @@ dtype otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -39,18 +40,12 @@ def blur_along(
     return center.to(dtype) + 0.5 * (up.to(dtype) + down.to(dtype))
 
 
-@triton.jit(do_not_specialize=["num_rows", "axis", "next_axis"])
-def blur_kernel(
-    lattice_values, axis_neighbors, table, output, num_rows, axis, next_axis, COUNTED: tl.constexpr,
-    TWO: tl.constexpr, CHANNELS: tl.constexpr, LATTICE_STRIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+@triton.jit
+def blur_tile(
+    lattice_values, axis_neighbors, output, row, inside, channel, num_rows, axis, next_axis, TWO: tl.constexpr,
+    CHANNELS: tl.constexpr, LATTICE_STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """One axis, or TWO at once: the second of what the first gives at a row and its two neighbors.
-
-    Only the rows that the `table` holds, if that is to be COUNTED.
-    """
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    inside = row < count_rows(table, num_rows, COUNTED)
+    """One axis, or TWO at once: the second of what the first gives at a row and its two neighbors."""
     result = blur_along(
         lattice_values, axis_neighbors, row, axis, num_rows, inside, channel, CHANNELS, LATTICE_STRIDE
     )  # fmt: skip
@@ -69,6 +64,48 @@ def blur_kernel(
     tl.store(place, result.to(output.dtype.element_ty), mask=inside[:, None] & (channel < CHANNELS)[None, :])
 
 
+@triton.jit(do_not_specialize=["num_rows", "axis", "next_axis"])
+def blur_kernel(
+    lattice_values, axis_neighbors, table, output, num_rows, axis, next_axis, COUNTED: tl.constexpr,
+    TWO: tl.constexpr, CHANNELS: tl.constexpr, LATTICE_STRIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """One pass over the rows; only over those that the `table` holds, if that is to be COUNTED."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = row < count_rows(table, num_rows, COUNTED)
+    blur_tile(
+        lattice_values, axis_neighbors, output, row, inside, channel, num_rows, axis, next_axis, TWO, CHANNELS,
+        LATTICE_STRIDE,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=[
+        "first_programs", "first_rows", "first_axis", "first_next", "second_rows", "second_axis", "second_next",
+    ]
+)  # fmt: skip
+def blur_both_kernel(
+    first_values, first_neighbors, first_output, second_values, second_neighbors, second_output, first_programs,
+    first_rows, first_axis, first_next, second_rows, second_axis, second_next, FIRST_TWO: tl.constexpr,
+    SECOND_TWO: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """A pass over the rows of two lattices, which are contiguous: the second one's programs follow the first one's."""
+    program = tl.program_id(0)
+    channel = tl.arange(0, BLOCK_C)
+    if program < first_programs:
+        row = program * BLOCK + tl.arange(0, BLOCK)
+        blur_tile(
+            first_values, first_neighbors, first_output, row, row < first_rows, channel, first_rows, first_axis,
+            first_next, FIRST_TWO, CHANNELS, CHANNELS,
+        )  # fmt: skip
+    else:
+        row = (program - first_programs) * BLOCK + tl.arange(0, BLOCK)
+        blur_tile(
+            second_values, second_neighbors, second_output, row, row < second_rows, channel, second_rows, second_axis,
+            second_next, SECOND_TWO, CHANNELS, CHANNELS,
+        )  # fmt: skip
+
+
 @cache
 def _bind_blur(counted: bool, two: bool, channels: int, lattice_stride: int) -> Bound:
     return Bound(
@@ -77,9 +114,15 @@ def _bind_blur(counted: bool, two: bool, channels: int, lattice_stride: int) -> 
 
 
 def blur_passes(
-    lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool, table: Tensor | None = None
+    lattice_values: Tensor,
+    axis_neighbors: Tensor,
+    reverse: bool,
+    table: Tensor | None = None,
+    room: Sequence[Tensor] | None = None,
 ) -> tuple[list[Launch], Tensor]:
-    """What `blur_rows` starts, and the memory it leaves the result in."""
+    """What `blur_rows` starts, and the memory it leaves the result in: the first of two tensors like `lattice_values`,
+    of at least 32 bits, if these are given as `room`.
+    """
     num, channels = lattice_values.shape
     axes = list(range(axis_neighbors.shape[0] // 2))
     if reverse:
@@ -87,10 +130,13 @@ def blur_passes(
     at_once = 2 if num <= _WORTH_SINGLE_AXES else 1
     passes = [axes[first : first + at_once] for first in range(0, len(axes), at_once)]
     between = accumulation_dtype(lattice_values.dtype)
-    last = torch.empty(num, channels, dtype=lattice_values.dtype, device=lattice_values.device)
     # two buffers in turn, the result in the last of them
-    spare = [last if between == last.dtype else torch.empty_like(last, dtype=between)]
-    spare.append(torch.empty_like(spare[0]) if len(passes) > 1 else last)
+    if room is None:
+        last = torch.empty(num, channels, dtype=lattice_values.dtype, device=lattice_values.device)
+        spare = [last if between == last.dtype else torch.empty_like(last, dtype=between)]
+        spare.append(torch.empty_like(spare[0]) if len(passes) > 1 else last)
+    else:
+        last, spare = room[0], [*room]
     launches: list[Launch] = []
     for number, axis in enumerate(passes, 1):
         output = last if number == len(passes) else spare[(len(passes) - number) % 2]
@@ -99,6 +145,27 @@ def blur_passes(
         launches.append((bound, bound.tiles(num, channels), tensors, (num, axis[0], axis[-1])))
         lattice_values = output
     return launches, last
+
+
+def join_passes(first: list[Launch], second: list[Launch]) -> list[Launch]:
+    """The passes over two lattices of as many channels, at most WIDEST_TILE, each of both lattices together."""
+    if len(first) > len(second):
+        first, second = second, first
+    joined = [_join(one, other) for one, other in zip(first, second, strict=False)]
+    return joined + second[len(first) :]
+
+
+def _join(first: Launch, second: Launch) -> Launch:
+    (_, (programs, *_), (values, neighbors, _, output), sizes) = first
+    (_, (more, *_), (other_values, other_neighbors, _, other_output), other_sizes) = second
+    bound = _bind_both(sizes[1] != sizes[2], other_sizes[1] != other_sizes[2], values.shape[1])
+    tensors = values, neighbors, output, other_values, other_neighbors, other_output
+    return bound, (programs + more, 1, 1), tensors, (programs, *sizes, *other_sizes)
+
+
+@cache
+def _bind_both(first_two: bool, second_two: bool, channels: int) -> Bound:
+    return Bound(blur_both_kernel, FIRST_TWO=first_two, SECOND_TWO=second_two, CHANNELS=channels, **tile(channels))
 
 
 def blur_rows(lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool, table: Tensor | None) -> Tensor:

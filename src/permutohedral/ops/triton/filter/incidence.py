@@ -6,6 +6,7 @@ more than one splat, and where results must be repeatable to the last bit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -76,6 +77,18 @@ def place_rows_kernel(counts, starts, num_rows, BLOCK: tl.constexpr):
     tl.store(starts + row, first + tl.cumsum(count, axis=0) - count, mask=row < num_rows)
 
 
+@triton.jit
+def store_entry(points, weights, entry, point, weight, inside):
+    """Write points and their weights to their places in a list."""
+    if points.dtype.element_ty == tl.int64:
+        # such stores are scattered: one is half as expensive as two
+        bits = weight.to(tl.int32, bitcast=True).to(tl.int64)
+        tl.store(points + entry, (bits << 32) | point, mask=inside)
+    else:
+        tl.store(points + entry, point.to(tl.int32), mask=inside)
+        tl.store(weights + entry, weight, mask=inside)
+
+
 @triton.jit(do_not_specialize=["num_points", "num_rows", "vertex_corner_stride", "weight_corner_stride"])
 def list_corners_kernel(
     vertices, barycentric, starts, ranks, points, weights, num_points, num_rows, vertex_corner_stride,
@@ -91,13 +104,7 @@ def list_corners_kernel(
         inside = inside & (vertex < num_rows)
         rank = tl.load(ranks + tl.cast(corner, tl.int64) * num_points + point, mask=inside, other=0)
         entry = tl.load(starts + vertex, mask=inside, other=0) + rank
-        if points.dtype.element_ty == tl.int64:
-            # such stores are scattered: one is half as expensive as two
-            bits = weight.to(tl.int32, bitcast=True).to(tl.int64)
-            tl.store(points + entry, (bits << 32) | point, mask=inside)
-        else:
-            tl.store(points + entry, point.to(tl.int32), mask=inside)
-            tl.store(weights + entry, weight, mask=inside)
+        store_entry(points, weights, entry, point, weight, inside)
 
 
 @triton.jit
@@ -118,9 +125,9 @@ def load_entries(points, weights, entry, here, DTYPE: tl.constexpr):
         return found, tl.load(weights + entry, mask=here, other=0.0).to(DTYPE)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def gather_points_kernel(
-    values, starts, counts, points, weights, output, density, num_rows,
+@triton.jit
+def gather_tile(
+    values, starts, counts, points, weights, output, density, num_rows, program, column,
     DIVIDED: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, VALUE_STRIDE: tl.constexpr,
     TOGETHER: tl.constexpr, ENTRIES: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -129,9 +136,9 @@ def gather_points_kernel(
     The sums are DIVIDED by the density, the sum of the weights where that is not zero, which is kept. The first
     TOGETHER entries of all lattice points of a program are added side by side.
     """
-    first_row = tl.program_id(0).to(tl.int64) * BLOCK
+    first_row = program.to(tl.int64) * BLOCK
     row = first_row + tl.arange(0, BLOCK)
-    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    channel = column * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = row < num_rows
     begin = tl.load(starts + row, mask=inside, other=0)
     count = tl.load(counts + row, mask=inside, other=0).to(tl.int32)
@@ -166,10 +173,44 @@ def gather_points_kernel(
     if DIVIDED:
         mass = tl.where(mass > 0, mass, 1.0)
         total = total / mass[:, None]
-        if tl.program_id(1) == 0:
+        if column == 0:
             tl.store(density + row, mass, mask=inside)
     kept = inside[:, None] & (channel < WIDTH)[None, :]
     tl.store(output + row[:, None] * WIDTH + channel[None, :], total.to(output.dtype.element_ty), mask=kept)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def gather_points_kernel(
+    values, starts, counts, points, weights, output, density, num_rows,
+    DIVIDED: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, VALUE_STRIDE: tl.constexpr,
+    TOGETHER: tl.constexpr, ENTRIES: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    gather_tile(
+        values, starts, counts, points, weights, output, density, num_rows, tl.program_id(0), tl.program_id(1),
+        DIVIDED, CHANNELS, WIDTH, VALUE_STRIDE, TOGETHER, ENTRIES, BLOCK, BLOCK_C,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["first_programs", "first_rows", "second_rows"])
+def gather_both_kernel(
+    values, first_starts, first_counts, first_points, first_weights, first_output, second_starts, second_counts,
+    second_points, second_weights, second_output, first_programs, first_rows, second_rows, CHANNELS: tl.constexpr,
+    TOGETHER: tl.constexpr, ENTRIES: tl.constexpr, FIRST_BLOCK: tl.constexpr, SECOND_BLOCK: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """The same points to the rows of two lattices: the second one's programs follow the first one's."""
+    program = tl.program_id(0)
+    if program < first_programs:
+        gather_tile(
+            values, first_starts, first_counts, first_points, first_weights, first_output, first_output, first_rows,
+            program, 0, False, CHANNELS, CHANNELS, CHANNELS, TOGETHER, ENTRIES, FIRST_BLOCK, BLOCK_C,
+        )  # fmt: skip
+    else:
+        gather_tile(
+            values, second_starts, second_counts, second_points, second_weights, second_output, second_output,
+            second_rows, program - first_programs, 0, False, CHANNELS, CHANNELS, CHANNELS, TOGETHER, ENTRIES,
+            SECOND_BLOCK, BLOCK_C,
+        )  # fmt: skip
 
 
 def list_corners(vertices: Tensor, barycentric: Tensor, num_rows: int) -> Incidence:
@@ -209,18 +250,39 @@ def list_corners(vertices: Tensor, barycentric: Tensor, num_rows: int) -> Incide
     return Incidence(starts, counts, points, weights)
 
 
+def _gather_blocks(crowded: int, block_c: int) -> dict[str, int]:
+    """The shape of tiles, and warps for each."""
+    if not crowded:
+        return {"TOGETHER": _TOGETHER, "ENTRIES": _ENTRIES, "BLOCK": max(1024 // block_c, 16), "num_warps": 2}
+    # fastest on an H200: for lattice points whose entries are read at once, and for others
+    entries = min(1024 // block_c, 128)
+    return {"TOGETHER": 0, "ENTRIES": entries, "BLOCK": 4 if crowded == 1 else 1, "num_warps": 1}
+
+
 @cache
 def _bind_gather(divided: bool, channels: int, width: int, value_stride: int, crowded: int) -> Bound:
     block_c = min(power_of_two(width), WIDEST_TILE)
-    blocks = {"TOGETHER": _TOGETHER, "ENTRIES": _ENTRIES, "BLOCK": max(1024 // block_c, 16), "num_warps": 2}
-    if crowded:
-        # fastest on an H200: for lattice points whose entries are read at once, and for others
-        entries = min(1024 // block_c, 128)
-        blocks = {"TOGETHER": 0, "ENTRIES": entries, "BLOCK": 4 if crowded == 1 else 1, "num_warps": 1}
     return Bound(
         gather_points_kernel, DIVIDED=divided, CHANNELS=channels, WIDTH=width, VALUE_STRIDE=value_stride,
-        BLOCK_C=block_c, **blocks,
+        BLOCK_C=block_c, **_gather_blocks(crowded, block_c),
     )  # fmt: skip
+
+
+@cache
+def _bind_gather_both(channels: int, first_crowded: int, second_crowded: int) -> tuple[Bound, int, int]:
+    """And the rows of a program, on either lattice."""
+    block_c = power_of_two(channels)
+    first, second = _gather_blocks(first_crowded, block_c), _gather_blocks(second_crowded, block_c)
+    rows = first.pop("BLOCK"), second["BLOCK"]
+    bound = Bound(
+        gather_both_kernel, CHANNELS=channels, FIRST_BLOCK=rows[0], SECOND_BLOCK=rows[1], BLOCK_C=block_c, **first
+    )
+    return bound, *rows
+
+
+def _crowdedness(incidence: Incidence, rows: int) -> int:
+    mean = incidence.points.shape[0] // rows
+    return (mean > _TOGETHER) + (mean > 2 * _TOGETHER)
 
 
 def gather_into(output: Tensor, values: Tensor, incidence: Incidence, density: Tensor | None = None) -> Launch:
@@ -233,11 +295,23 @@ def gather_into(output: Tensor, values: Tensor, incidence: Incidence, density: T
         density: what gets the density that the sums are then divided by.
     """
     rows, width = output.shape
-    mean = incidence.points.shape[0] // rows
-    crowded = (mean > _TOGETHER) + (mean > 2 * _TOGETHER)
+    crowded = _crowdedness(incidence, rows)
     bound = _bind_gather(density is not None, values.shape[1], width, values.stride(0), crowded)
     tensors = (values, *incidence, output, output if density is None else density)
     return bound, bound.tiles(rows, width), tensors, (rows,)
+
+
+def gather_into_both(outputs: Sequence[Tensor], values: Tensor, incidences: Sequence[Incidence]) -> list[Launch]:
+    """What sums the same contiguous values, at most WIDEST_TILE channels, into rows of two lattices."""
+    first, second = (_crowdedness(*each) for each in zip(incidences, (len(rows) for rows in outputs), strict=True))
+    if bool(first) != bool(second):
+        # in programs of another shape
+        return [gather_into(*each) for each in zip(outputs, (values, values), incidences, strict=True)]
+    bound, first_block, second_block = _bind_gather_both(values.shape[1], first, second)
+    rows, more = outputs[0].shape[0], outputs[1].shape[0]
+    programs = cdiv(rows, first_block)
+    tensors = (values, *incidences[0], outputs[0], *incidences[1], outputs[1])
+    return [(bound, (programs + cdiv(more, second_block), 1, 1), tensors, (programs, rows, more))]
 
 
 def splat_listed(values: Tensor, incidence: Incidence, dtype: torch.dtype, ones: int = 0) -> Tensor:

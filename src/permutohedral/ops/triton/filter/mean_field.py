@@ -8,9 +8,8 @@ are padded with zeros to WIDTH elements, so that a thread reads four of them at 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,16 +17,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.fused_primitives import SMALLEST_MASS, PairwiseTables
-from permutohedral.ops.triton.filter.blur import blur_passes, blur_rows
-from permutohedral.ops.triton.filter.incidence import Incidence, gather_into, list_corners
-from permutohedral.ops.triton.filter.splat import splat_into, splat_sums
+from permutohedral.neighborhood import axis_offsets
+from permutohedral.ops.fused_primitives import PairwisePoints, PairwiseTables
+from permutohedral.ops.triton.build.host_report import HostReports
+from permutohedral.ops.triton.build.lattice import LARGEST_EVEN_DIMENSION, check_range, first_attempt, order
+from permutohedral.ops.triton.build.neighbors import search_packed
+from permutohedral.ops.triton.filter.blur import blur_passes, join_passes
+from permutohedral.ops.triton.filter.field_weights import FieldWeights, find_weights
+from permutohedral.ops.triton.filter.incidence import gather_into, gather_into_both
+from permutohedral.ops.triton.filter.splat import splat_into
 from permutohedral.ops.triton.runtime import (
     WIDEST_TILE,
     Launch,
     bind,
     cdiv,
-    empty_corners,
     launch,
     on_device,
     prepare_all,
@@ -42,28 +45,6 @@ Call = Callable[[], Any]
 _MOST_KERNELS = 2
 # labels that are not padded; and what the others are padded to a multiple of
 _NARROW, _ALIGNED = 4, 4
-_MASS_BLOCK = 256
-
-
-@triton.jit(do_not_specialize=["num_points", "vertex_corner_stride", "weight_corner_stride", "output_corner_stride"])
-def divide_weights_kernel(
-    lattice_masses, vertices, weights, output, num_points, vertex_corner_stride, weight_corner_stride,
-    output_corner_stride, ROOT: tl.constexpr, SMALLEST: tl.constexpr, VERTEX_STRIDE: tl.constexpr,
-    WEIGHT_STRIDE: tl.constexpr, CORNERS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The weights of every point divided by its mass, sliced from the lattice, or by the ROOT of that."""
-    point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = point < num_points
-    mass = tl.zeros([BLOCK], output.dtype.element_ty)
-    for corner in tl.static_range(CORNERS):
-        vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * vertex_corner_stride, mask=inside, other=0)
-        weight = tl.load(weights + point * WEIGHT_STRIDE + corner * weight_corner_stride, mask=inside, other=0.0)
-        mass += weight * tl.load(lattice_masses + vertex, mask=inside, other=1.0)
-    mass += SMALLEST
-    divisor = tl.sqrt(mass) if ROOT else mass
-    for corner in tl.static_range(CORNERS):
-        weight = tl.load(weights + point * WEIGHT_STRIDE + corner * weight_corner_stride, mask=inside, other=0.0)
-        tl.store(output + corner * output_corner_stride + point, weight / divisor, mask=inside)
 
 
 @triton.jit
@@ -162,37 +143,71 @@ def marginals_kernel(
         tl.store(output + row, softmax(logits, known), mask=padded)
 
 
-@dataclass(frozen=True)
-class _Kernel:
-    """The tables of a kernel with its scales in the weights; what is sliced is multiplied by the factor.
-
-    `incidence` lists the points at each lattice point, None where they are added without it.
-    """
+class _Kernel(NamedTuple):
+    """The tables of a kernel, its weights, and what is multiplied with what is sliced."""
 
     tables: PairwiseTables
-    source_weights: Tensor
-    target_weights: Tensor
+    weights: FieldWeights
     factor: float
-    incidence: Incidence | None
 
-    def filter(self, marginals: Tensor) -> tuple[list[Call], Tensor]:
-        """The calls that bring rows `[points, width]` to the lattice, and where they then lie, ready to be sliced."""
-        tables, neighbors = self.tables, self.tables.axis_neighbors.contiguous()
-        splatted = marginals.new_empty(neighbors.shape[1], marginals.shape[1])
-        if self.incidence is None:
-            launches = splat_into(splatted, marginals, tables.vertices, self.source_weights)
-        else:
-            launches = [gather_into(splatted, marginals, self.incidence)]
-        passes, blurred = blur_passes(splatted, neighbors, False)
-        calls: list[Call] = [*prepare_all([*launches, *passes])]
-        if tables.both_ways:
-            passes, backward = blur_passes(splatted, neighbors, True)
-            calls += [*prepare_all(passes), partial(torch.lerp, blurred, backward, 0.5, out=blurred)]
-        if tables.costs is None:
-            return calls, blurred
-        behind = marginals.shape[1] - tables.costs.shape[0]
-        costs = F.pad(tables.costs.to(marginals.dtype), (0, behind, 0, behind))
-        return [*calls, partial(torch.matmul, blurred, costs, out=splatted)], splatted
+
+def _weighted(kernels: Sequence[PairwiseTables], labels: int, steps: int) -> list[_Kernel]:
+    # for one splat, or of few labels, listing would take longer than it saves
+    listed = (steps > 1 and labels > _NARROW) or torch.are_deterministic_algorithms_enabled()
+    found = []
+    for tables, weights in zip(kernels, find_weights(kernels, listed), strict=True):
+        kernel = _Kernel(tables, weights, float(tables.factor))
+        if weights.target.dtype == torch.float64:
+            # a kernel is given numbers of 32 bits
+            kernel = _Kernel(tables, weights._replace(target=weights.target * kernel.factor), 1.0)
+        found.append(kernel)
+    return found
+
+
+def _room(rows: int, marginals: Tensor) -> tuple[Tensor, ...]:
+    """Three tensors `[rows, width]` by one allocation, each at a multiple of 16 bytes."""
+    width = marginals.shape[1]
+    strides = cdiv(rows, 4) * 4 * width, width, 1
+    return torch.empty_strided((3, rows, width), strides, dtype=marginals.dtype, device=marginals.device).unbind()
+
+
+def _filter(kernels: Sequence[_Kernel], marginals: Tensor) -> tuple[list[Call], list[Tensor]]:
+    """The calls that bring rows `[points, width]` to all lattices, and where they then lie, ready to be sliced."""
+    room = [_room(kernel.tables.axis_neighbors.shape[1], marginals) for kernel in kernels]
+    splatted = [each[0] for each in room]
+    lists = [kernel.weights.incidence for kernel in kernels if kernel.weights.incidence is not None]
+    launches: list[Launch] = []
+    if not lists:
+        for each, kernel in zip(splatted, kernels, strict=True):
+            launches += splat_into(each, marginals, kernel.tables.vertices, kernel.weights.source)
+    elif len(lists) == 1:
+        launches.append(gather_into(splatted[0], marginals, lists[0]))
+    else:
+        launches += gather_into_both(splatted, marginals, lists)
+    neighbors = [kernel.tables.axis_neighbors.contiguous() for kernel in kernels]
+    blurs = [blur_passes(first, each, False, room=more) for (first, *more), each in zip(room, neighbors, strict=True)]
+    launches += blurs[0][0] if len(blurs) == 1 else join_passes(blurs[0][0], blurs[1][0])
+    calls: list[Call] = [*prepare_all(launches)]
+    values = [blurred for _, blurred in blurs]
+    for number, (kernel, along) in enumerate(zip(kernels, neighbors, strict=True)):
+        more, values[number] = _behind_blur(kernel.tables, splatted[number], values[number], along)
+        calls += more
+    return calls, values
+
+
+def _behind_blur(
+    tables: PairwiseTables, splatted: Tensor, blurred: Tensor, neighbors: Tensor
+) -> tuple[list[Call], Tensor]:
+    """The calls that make the blur symmetric and apply the costs, and where the result lies."""
+    calls: list[Call] = []
+    if tables.both_ways:
+        passes, backward = blur_passes(splatted, neighbors, True)
+        calls += [*prepare_all(passes), partial(torch.lerp, blurred, backward, 0.5, out=blurred)]
+    if tables.costs is None:
+        return calls, blurred
+    behind = blurred.shape[1] - tables.costs.shape[0]
+    costs = F.pad(tables.costs.to(blurred.dtype), (0, behind, 0, behind))
+    return [*calls, partial(torch.matmul, blurred, costs, out=splatted)], splatted
 
 
 def _width(labels: int) -> int:
@@ -207,37 +222,6 @@ def _blocks(labels: int) -> dict[str, int]:
     return {"BLOCK": blocks["BLOCK"] // halved, "BLOCK_L": blocks["BLOCK_C"], "num_warps": 4 // halved}
 
 
-def _divided_by_mass(tables: PairwiseTables) -> Tensor:
-    """The barycentric weights divided by the mass of their point, or by its root."""
-    vertices, weights, neighbors = tables.vertices, tables.barycentric, tables.axis_neighbors.contiguous()
-    # of no values, beside a channel of ones
-    ones = splat_sums(weights[:, :0], vertices, weights, neighbors.shape[1], 1)
-    masses, points = blur_rows(ones, neighbors, False, None), weights.shape[0]
-    output = empty_corners(points, weights.shape[1], weights.dtype, weights.device)
-    launch(
-        divide_weights_kernel, (cdiv(points, _MASS_BLOCK),), (masses, vertices, weights, output),
-        (points, vertices.stride(1), weights.stride(1), output.stride(1)),
-        ROOT=tables.source_power == tables.target_power, SMALLEST=SMALLEST_MASS, VERTEX_STRIDE=vertices.stride(0),
-        WEIGHT_STRIDE=weights.stride(0), CORNERS=vertices.shape[1], BLOCK=_MASS_BLOCK,
-    )  # fmt: skip
-    return output
-
-
-def _with_scales(tables: PairwiseTables, labels: int, steps: int) -> _Kernel:
-    weights = tables.barycentric
-    scaled = weights if tables.source_power == tables.target_power == 0 else _divided_by_mass(tables)
-    source = scaled if tables.source_power > 0 else weights
-    target = scaled if tables.target_power > 0 else weights
-    # for one splat, or of few labels, it would take longer than it saves
-    is_listed = (steps > 1 and labels > _NARROW) or torch.are_deterministic_algorithms_enabled()
-    incidence = list_corners(tables.vertices, source, tables.axis_neighbors.shape[1]) if is_listed else None
-    factor = float(tables.factor)
-    if target.dtype == torch.float64:
-        # a kernel is given numbers of 32 bits
-        target, factor = target * factor, 1.0
-    return _Kernel(tables, source, target, factor, incidence)
-
-
 def _marginals(
     output: Tensor, scores: Tensor, kernels: Sequence[_Kernel], values: Sequence[Tensor], shape: tuple[int, int, int]
 ) -> Launch:
@@ -249,7 +233,7 @@ def _marginals(
     constants: dict[str, int] = {}
     for number, name in enumerate(("FIRST", "SECOND")):
         place = min(number, len(kernels) - 1)
-        vertices, weights = kernels[place].tables.vertices, kernels[place].target_weights
+        vertices, weights = kernels[place].tables.vertices, kernels[place].weights.target
         tensors += [values[place], vertices, weights]
         sizes += [vertices.stride(1), weights.stride(1), kernels[place].factor]
         constants |= {f"{name}_VERTEX": vertices.stride(0), f"{name}_WEIGHT": weights.stride(0)}
@@ -271,38 +255,85 @@ def _begin(output: Tensor, scores: Tensor, energies: Tensor) -> None:
     )  # fmt: skip
 
 
-@on_device
-def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor | None:
-    """All steps, None for more kernels or labels than the kernel takes: see `FusedPrimitives`."""
+class _Begun(NamedTuple):
+    """A field with its first marginals, both as rows; and planes for the last ones."""
+
+    planes: Tensor
+    scores: Tensor
+    marginals: Tensor
+
+
+def _start(energies: Tensor, start: Tensor | None, dtype: torch.dtype) -> _Begun:
     items, labels, points = energies.shape
-    if len(kernels) > _MOST_KERNELS or labels > WIDEST_TILE or energies.numel() == 0:
-        return None
-    dtype = kernels[0].barycentric.dtype
     planes = torch.empty(energies.shape, dtype=dtype, device=energies.device)
-    if steps == 0:
-        _begin(planes, planes, energies.contiguous())
-        return planes
     marginals, scores = (planes.new_empty(items * points, _width(labels)) for _ in range(2))
     _begin(marginals, scores, energies.contiguous())
     if start is not None:
         marginals[:, :labels] = start.transpose(1, 2).reshape(items * points, labels)
-    scaled: list[_Kernel] = []
-    values: list[Tensor] = []
-    filters: list[Call] = []
-    for tables in kernels:
-        scaled.append(_with_scales(tables, labels, steps))
-        calls, filtered = scaled[-1].filter(marginals)
-        values.append(filtered)
-        filters += calls
-        # the GPU begins while the next kernel is prepared
-        _run(calls)
-    arguments = scores, scaled, values, (items, labels, points)
+    return _Begun(planes, scores, marginals)
+
+
+def _solve(field: _Begun, kernels: Sequence[PairwiseTables], steps: int) -> Tensor:
+    """All steps, at least one."""
+    items, labels, points = field.planes.shape
+    weighted = _weighted(kernels, labels, steps)
+    filters, values = _filter(weighted, field.marginals)
+    # the GPU begins while what follows is prepared
+    _run(filters)
+    arguments = field.scores, weighted, values, (items, labels, points)
     # the same memory in every step, so that its launches are prepared once
-    step = [*prepare_all([_marginals(marginals, *arguments)]), *filters]
+    step = [*prepare_all([_marginals(field.marginals, *arguments)]), *filters]
     for _ in range(steps - 1):
         _run(step)
-    start_all([_marginals(planes, *arguments)])
-    return planes
+    start_all([_marginals(field.planes, *arguments)])
+    return field.planes
+
+
+def _is_taken(energies: Tensor, kernels: Sequence[object]) -> bool:
+    return len(kernels) <= _MOST_KERNELS and energies.shape[1] <= WIDEST_TILE and energies.numel() > 0
+
+
+@on_device
+def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor | None:
+    """All steps, None for more kernels or labels than the kernel takes: see `FusedPrimitives`."""
+    if not _is_taken(energies, kernels):
+        return None
+    dtype = kernels[0].barycentric.dtype
+    if steps == 0:
+        planes = torch.empty(energies.shape, dtype=dtype, device=energies.device)
+        _begin(planes, planes, energies.contiguous())
+        return planes
+    return _solve(_start(energies, start, dtype), kernels, steps)
+
+
+@on_device
+def mean_field_points(
+    energies: Tensor, start: Tensor | None, kernels: Sequence[PairwisePoints], steps: int
+) -> Tensor | None:
+    """The same with the lattices, of which no more is made than the field needs; None where a lattice does not fit the
+    first table: see `FusedPrimitives`.
+    """
+    if not _is_taken(energies, kernels) or steps == 0:
+        return None
+    if any(kernel.features.shape[1] > LARGEST_EVEN_DIMENSION for kernel in kernels):
+        return None
+    with HostReports(energies.device) as reports:
+        insertions = [
+            first_attempt(kernel.features, kernel.batch).start(words)
+            for kernel, words in zip(kernels, reports.words, strict=False)
+        ]
+        # while the GPU is busy with the lattices
+        field = _start(energies, start, kernels[0].features.dtype)
+        told = [reports.read(number) for number in range(len(kernels))]
+    tables = []
+    for kernel, insertion, report in zip(kernels, insertions, told, strict=True):
+        check_range(kernel.features, kernel.batch, report)
+        if report.no_room or report.full:
+            return None
+        ordered, offsets = order(insertion, report), axis_offsets(kernel.features.shape[1], energies.device)
+        neighbors = search_packed(ordered.table, ordered.codes, report.num_lattice_points, offsets, True)
+        tables.append(PairwiseTables(ordered.vertices, ordered.barycentric, neighbors, *kernel[2:]))
+    return _solve(field, tables, steps)
 
 
 def _run(calls: Iterable[Call]) -> None:

@@ -1,0 +1,130 @@
+// Compiled once per instruction set.
+#include "filter/label_lattices.hpp"
+
+#include <algorithm>
+
+#include "filter/channel_vectors.hpp"
+#include "filter/point_order.hpp"
+
+namespace permutohedral {
+namespace PERMUTOHEDRAL_INSTRUCTION_SET {
+namespace {
+
+// the widest part of a row that slice and splat hold in registers, in vectors
+constexpr int64_t tile_vectors = 4;
+
+// Calls function(first element, Constant<N>, Constant<V>, Constant<S>) for parts of a row of V vectors of N elements; S is
+// the stride if the part is the whole row, else 0.
+template <class T, class Function>
+PERMUTOHEDRAL_INLINE void for_tiles(int64_t stride, Function&& function) {
+    constexpr int narrow = std::min(4, lanes<T>);
+    if (stride == 1) return function(int64_t{0}, Constant<1>{}, Constant<1>{}, Constant<1>{});
+    if (narrow < lanes<T> && stride == narrow) {
+        return function(int64_t{0}, Constant<narrow>{}, Constant<1>{}, Constant<narrow>{});
+    }
+    if (stride <= tile_vectors * lanes<T>) {
+        return dispatch<4, 3, 2, 1>(stride / lanes<T>, [&](auto vectors) {
+            function(int64_t{0}, Constant<lanes<T>>{}, vectors, Constant<decltype(vectors)::value * lanes<T>>{});
+        });
+    }
+    for (int64_t c = 0; c < stride; c += tile_vectors * lanes<T>) {
+        dispatch<4, 3, 2, 1>(std::min<int64_t>((stride - c) / lanes<T>, tile_vectors),
+                             [&](auto vectors) { function(c, Constant<lanes<T>>{}, vectors, Constant<0>{}); });
+    }
+}
+
+// points ahead whose rows of a table are fetched: they lie far apart where colors are among the features
+constexpr int64_t points_ahead = 4;
+
+template <int V, class T, int K>
+PERMUTOHEDRAL_INLINE void prefetch_rows(const PointSimplex<T, K>& simplex, const T* table, int64_t stride) {
+    for (int64_t j = 0; j < simplex.num_corners; ++j) {
+        const char* row = reinterpret_cast<const char*>(table + simplex.vertices[j] * stride);
+        __builtin_prefetch(row);
+        if (V * sizeof(Vector<T>) > 64) __builtin_prefetch(row + 64);
+    }
+}
+
+template <class T, int N, int V, int S, int K, bool Fresh>
+void slice_rows(const ScaledSimplices<T>& from, const T* table, Extent<S> stride, int64_t point, int64_t count,
+                T* rows) {
+    for (int64_t i = 0; i < count; ++i, ++point, rows += stride) {
+        const PointSimplex<T, K> simplex = simplex_at<K>(from.simplices, point);
+        if (i + points_ahead < count) {
+            prefetch_rows<V>(simplex_at<K>(from.simplices, point + points_ahead), table, stride);
+        }
+        const T scale = from.scale == nullptr ? from.factor : from.factor * from.scale[point];
+        ChannelVector<T, N> sums[V];
+        for (int v = 0; v < V; ++v) sums[v] = Fresh ? ChannelVector<T, N>{} : load_channels<T, N>(rows + v * N);
+        for (int64_t j = 0; j < simplex.num_corners; ++j) {
+            const T* row = table + simplex.vertices[j] * stride;
+            const T weight = scale * simplex.barycentric[j];
+            for (int v = 0; v < V; ++v) sums[v] += weight * load_channels<T, N>(row + v * N);
+        }
+        for (int v = 0; v < V; ++v) store_channels<T, N>(rows + v * N, sums[v]);
+    }
+}
+
+// Everywhere: the range is that of all vertices.
+template <class T, int N, int V, int S, int K, bool Everywhere>
+void splat_rows(const ScaledSimplices<T>& from, T* table, Extent<S> stride, int64_t point, int64_t count, const T* rows,
+                Range vertices) {
+    const uint32_t begin = uint32_t(vertices.begin), size = uint32_t(vertices.end - vertices.begin);
+    for (int64_t i = 0; i < count; ++i, ++point, rows += stride) {
+        const PointSimplex<T, K> simplex = simplex_at<K>(from.simplices, point);
+        if (Everywhere && i + points_ahead < count) {
+            prefetch_rows<V>(simplex_at<K>(from.simplices, point + points_ahead), table, stride);
+        }
+        const T scale = from.scale == nullptr ? from.factor : from.factor * from.scale[point];
+        ChannelVector<T, N> values[V];
+        for (int v = 0; v < V; ++v) values[v] = scale * load_channels<T, N>(rows + v * N);
+        for (int64_t j = 0; j < simplex.num_corners; ++j) {
+            if (!Everywhere && uint32_t(simplex.vertices[j]) - begin >= size) continue;
+            T* to = table + simplex.vertices[j] * stride;
+            const T weight = simplex.barycentric[j];
+            for (int v = 0; v < V; ++v) {
+                store_channels<T, N>(to + v * N, load_channels<T, N>(to + v * N) + weight * values[v]);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+template <class T>
+void add_slices(const ScaledSimplices<T>& from, const T* table, int64_t stride, int64_t point, int64_t count, T* rows,
+                bool fresh) {
+    for_tiles<T>(stride, [&](int64_t c, auto lanes_of, auto vectors, auto whole) {
+        constexpr int N = decltype(lanes_of)::value, V = decltype(vectors)::value, S = decltype(whole)::value;
+        dispatch_corners(from.simplices.num_corners, [&](auto corners) {
+            constexpr int K = decltype(corners)::value;
+            auto* add = fresh ? slice_rows<T, N, V, S, K, true> : slice_rows<T, N, V, S, K, false>;
+            add(from, table + c, stride, point, count, rows + c);
+        });
+    });
+}
+
+template <class T>
+void add_splats(const ScaledSimplices<T>& from, T* table, int64_t stride, int64_t point, int64_t count, const T* rows,
+                Range vertices, bool everywhere) {
+    for_tiles<T>(stride, [&](int64_t c, auto lanes_of, auto vectors, auto whole) {
+        constexpr int N = decltype(lanes_of)::value, V = decltype(vectors)::value, S = decltype(whole)::value;
+        // with a range, most of the time is spent elsewhere
+        if (!everywhere) {
+            return splat_rows<T, N, V, S, 0, false>(from, table + c, stride, point, count, rows + c, vertices);
+        }
+        dispatch_corners(from.simplices.num_corners, [&](auto corners) {
+            constexpr int K = decltype(corners)::value;
+            splat_rows<T, N, V, S, K, true>(from, table + c, stride, point, count, rows + c, vertices);
+        });
+    });
+}
+
+template void add_slices(const ScaledSimplices<float>&, const float*, int64_t, int64_t, int64_t, float*, bool);
+template void add_splats(const ScaledSimplices<float>&, float*, int64_t, int64_t, int64_t, const float*, Range, bool);
+template void add_slices(const ScaledSimplices<double>&, const double*, int64_t, int64_t, int64_t, double*, bool);
+template void add_splats(const ScaledSimplices<double>&, double*, int64_t, int64_t, int64_t, const double*, Range,
+                         bool);
+
+}  // namespace PERMUTOHEDRAL_INSTRUCTION_SET
+}  // namespace permutohedral
