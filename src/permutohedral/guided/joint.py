@@ -20,6 +20,7 @@ from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.memory import check_rows
 from permutohedral.neighborhood import blur_gain
 from permutohedral.ops import fused_filters, operators
+from permutohedral.ops.fused_primitives import CoarseGrid
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.tracing import wants_gradient
 
@@ -36,13 +37,11 @@ class Joint:
     Attributes:
         grids: coarse and fine.
         lattice: from `build_lattice` with `separable=True`.
-        coarse_guide: `[rows of coarse samples, guide channels]`.
         sigma_space: bandwidth over positions.
     """
 
     grids: Grids
     lattice: Lattice
-    coarse_guide: Tensor
     sigma_space: Sigma
 
     @cached_property
@@ -61,6 +60,21 @@ class Joint:
     def gain(self) -> float:
         """Of the blur, by which the mass is divided; means have it above and below."""
         return blur_gain(self.lattice.dimension)
+
+    def upsample(self, maps: Tensor, layout: Layout, steps: int, channels_last: bool) -> Tensor | None:
+        """Maps `[..., channels, *coarse]` whose samples all count the same, averaged and corrected `steps` times.
+
+        None where it is composed of `reach` and what is missing: see `fused_filters.upsample_rows`.
+        """
+        source, target, grids = self.lattice.source, self.lattice.target, self.grids
+        tables = source.vertices, source.barycentric, check_separable(self.lattice), target.vertices, target.barycentric
+        rows, planes = layout.to_rows(maps), not channels_last
+        found = fused_filters.upsample_rows(rows, tables, grids.table, LEAST_MASS, steps, planes)
+        if found is None:
+            return None
+        return (
+            found.view(*layout.leading, layout.channels, *grids.fine) if planes else layout.from_rows(found, grids.fine)
+        )
 
     def reach(self, weights: Tensor) -> Reach:
         """Who is reached by coarse samples that count as much as `weights [rows of coarse samples, 1]` say."""
@@ -179,26 +193,42 @@ def joint_lattice(
     guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_range: Sigma, origin: Sequence[int] | None = None
 ) -> Joint:
     """The lattice under `grids.coarse` samples of a guide `[..., channels, *grids.fine]` and under all of them."""
-    sources, targets, seen = joint_features(guide, grids, sigma_space, sigma_range, origin)
-    lattice = build_lattice(sources, targets, 0, separable=True)
-    return Joint(grids, lattice, seen.reshape(-1, seen.shape[-1]), sigma_space)
+    sources, targets = joint_features(guide, grids, sigma_space, sigma_range, origin)
+    if sources.dim() == 3 and len(sources) == 1:
+        # points of one item need not be told apart
+        sources, targets = sources[0], targets[0]
+    return Joint(grids, build_lattice(sources, targets, 0, separable=True), sigma_space)
 
 
 def joint_features(
     guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_range: Sigma, origin: Sequence[int] | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Features of the coarse samples and of all, `[..., points, d]`, and the guide at the coarse ones."""
-    axes = len(grids.fine)
+) -> tuple[Tensor, Tensor]:
+    """Features of the coarse samples and of all, `[points, d]`, or `[items, points, d]` of a batch."""
+    sources = targets = None
+    if origin is None:
+        sources = fused_filters.cell_features(guide, grids.table, sigma_space, sigma_range)
+    if sources is not None:
+        whole = CoarseGrid(grids.fine, grids.fine, True)
+        targets = fused_filters.cell_features(guide, whole, sigma_space, sigma_range)
+    if sources is None or targets is None:
+        targets = features_of(guide, sigma_space, sigma_range, len(grids.fine), origin)
+        sources = _coarse_features(guide, grids, sigma_space, sigma_range, origin)
+    return _one_axis_of_items(sources), _one_axis_of_items(targets)
+
+
+def _coarse_features(
+    guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_range: Sigma, origin: Sequence[int] | None
+) -> Tensor:
     wide = guide.to(accumulation_dtype(guide.dtype))
-    targets = features_of(guide, sigma_space, sigma_range, axes, origin)
-    seen = grids.observe(wide).flatten(-axes).mT
+    seen = grids.observe(wide).flatten(-len(grids.fine)).mT
     positions = grids.positions(wide.dtype, wide.device)
     if origin is not None:
         positions = positions + positions.new_tensor(origin)
-    sources = join(in_units_of(positions, sigma_space), in_units_of(seen, sigma_range))
-    if sources.dim() > 3:
-        sources = sources.flatten(0, -3)
-    return sources, targets, seen
+    return join(in_units_of(positions, sigma_space), in_units_of(seen, sigma_range))
+
+
+def _one_axis_of_items(features: Tensor) -> Tensor:
+    return features.flatten(0, -3) if features.dim() > 3 else features
 
 
 def default_sigma(grids: Grids, share: float) -> float | list[float]:

@@ -88,22 +88,21 @@ class Upsampler:
         ridge: float = 1e-3,
     ) -> Data:
         """See `upsample`."""
-        found = self._upsample(to_tensor(coarse), optional_tensor(confidence), steps, smoothness, ridge)
-        return as_given(found, coarse)
+        maps, axes = to_tensor(coarse), len(self.grids.coarse)
+        known = _known(maps, optional_tensor(confidence), self._guide, self.mode, axes)
+        if tuple(maps.shape[-axes:]) != self.grids.coarse:
+            raise InputError(f"this upsampler is for maps of {self.grids.coarse}, got {tuple(maps.shape[-axes:])}")
+        return as_given(self._upsample(maps, known, steps, smoothness, ridge), coarse)
 
     def _upsample(
-        self, coarse: Tensor, confidence: Tensor | None, steps: int | None, smoothness: float | Tensor, ridge: float
+        self, coarse: Tensor, known: _Known, steps: int | None, smoothness: float | Tensor, ridge: float
     ) -> Tensor:
-        axes = len(self.grids.coarse)
-        layout = layout_of("coarse", coarse, tuple(self._guide.shape[: -axes - 1]), self._guide.device, axes)
-        if tuple(coarse.shape[-axes:]) != self.grids.coarse:
-            raise InputError(f"this upsampler is for maps of {self.grids.coarse}, got {tuple(coarse.shape[-axes:])}")
+        layout, maps, weights = known
         steps = self._steps if steps is None else steps
         check_count("steps", steps)
         if self.mode == "solver":
-            return self._solve(coarse, confidence, steps, smoothness)
-        dtype = self._joint.lattice.dtype
-        maps, weights = known_values(coarse.to(dtype), confidence, axes)
+            return self._solve(coarse, weights, steps, smoothness)
+        axes = len(self.grids.coarse)
         channels_last = coarse.stride(-axes - 1) == 1 and not coarse.is_contiguous()
         if layout.shared and layout.leading and weights is not None:
             # each item knows something else
@@ -131,6 +130,13 @@ class Upsampler:
         """Upsample maps that share a mass, and bring what is seen of the result nearer to them, `steps` times."""
         axes, joint = len(self.grids.coarse), self._joint
         steps, ridge, channels_last = options
+        # by the weights of coarse samples where these are fewer than the channels
+        few = layout.row_channels < _FEWEST_CHANNELS
+        many = not few and joint.windows.slots <= min(layout.row_channels // 2, _MOST_SLOTS)
+        if self.mode == "gaussian" and weights is None and not many:
+            at_once = joint.upsample(maps, layout, steps, channels_last)
+            if at_once is not None:
+                return at_once
         complete = maps
         if weights is None:
             rows = ones_for(layout, joint)
@@ -138,15 +144,14 @@ class Upsampler:
             flat = maps.reshape(-1, *maps.shape[-axes - 1 :]), weights.reshape(-1, *weights.shape[-axes - 1 :])
             complete = fill_unknown(*flat, axes).view(maps.shape)
             rows = Layout(layout.leading, 1, layout.shared).to_rows(weights)
-        # by the weights of coarse samples where these are fewer than the channels
-        few = layout.row_channels < _FEWEST_CHANNELS
-        many = not few and joint.windows.slots <= min(layout.row_channels // 2, _MOST_SLOTS)
         reach = joint.mixture(rows) if many else joint.reach(rows)
         if self.mode == "affine":
             own = Layout(tuple(self._guide.shape[: -axes - 1]), self._guide.shape[-axes - 1], layout.shared)
-            guide = own.to_rows(self._guide.to(accumulation_dtype(self._guide.dtype)))
-            model = affine_model(joint, layout.to_rows(maps), rows, guide, ridge)
-            upsampled = layout.from_rows(model, self.grids.fine)
+            guide = self._guide.to(joint.lattice.dtype)
+            guides = own.to_rows(self.grids.observe(guide)), own.to_rows(guide)
+            upsampled = layout.from_rows(
+                affine_model(joint, layout.to_rows(maps), rows, guides, ridge), self.grids.fine
+            )
             upsampled = upsampled if channels_last else upsampled.contiguous()
         else:
             upsampled = reach.average(complete, layout, channels_last)
@@ -160,6 +165,18 @@ class Upsampler:
                 continue
             upsampled = upsampled + reach.average(missing, layout, channels_last)
         return upsampled
+
+
+# the shape of coarse maps; their values in the dtype of the lattice and how much each counts (see `known_values`), of
+# the solver as they are given
+_Known = tuple[Layout, Tensor, Tensor | None]
+
+
+def _known(coarse: Tensor, confidence: Tensor | None, guide: Tensor, mode: UpsamplingMode, axes: int) -> _Known:
+    layout = layout_of("coarse", coarse, tuple(guide.shape[: -axes - 1]), guide.device, axes)
+    if mode == "solver":
+        return layout, coarse, confidence
+    return layout, *known_values(coarse.to(accumulation_dtype(guide.dtype)), confidence, axes)
 
 
 def upsample(  # noqa: PLR0913 (map and guide, their bandwidths, and what each mode adds)
@@ -208,9 +225,10 @@ def upsample(  # noqa: PLR0913 (map and guide, their bandwidths, and what each m
     >>> ph.upsample(torch.rand(2, 384, 5, 7), torch.rand(2, 3, 40, 50), mode="gaussian", steps=0).shape
     torch.Size([2, 384, 40, 50])
     """
-    given = to_tensor(coarse)
-    if not isinstance(given, Tensor) or given.dim() <= spatial_axes:
-        layout_of("coarse", given, (), to_tensor(guide).device, spatial_axes)
+    given, picture = to_tensor(coarse), to_tensor(guide)
+    check_space(picture, spatial_axes)
+    # while a GPU has nothing else to do: what is known is waited for
+    known = _known(given, optional_tensor(confidence), picture, mode, spatial_axes)
     size = tuple(given.shape[-spatial_axes:])
-    upsampler = Upsampler(guide, size, sigma_space, sigma_range, mode, sampling=sampling, spatial_axes=spatial_axes)
-    return upsampler(coarse, confidence, steps, smoothness=smoothness, ridge=ridge)
+    upsampler = Upsampler(picture, size, sigma_space, sigma_range, mode, sampling=sampling, spatial_axes=spatial_axes)
+    return as_given(upsampler._upsample(given, known, steps, smoothness, ridge), coarse)

@@ -23,6 +23,8 @@ class ColorUpsampler(nn.Module):
     Args:
         sigma_space: bandwidth in distances between pixels that have a color.
         sigma_range: bandwidth over gray, white being 1.
+        neighborhood_size: s of the filter.
+        differences: filter the colors less gray, and add the gray of every pixel again.
 
     Shape:
         coarse `[..., 3, h, w]`, the pixels at floor(i N / n), as `image[::factor, ::factor]` keeps them; gray
@@ -33,18 +35,22 @@ class ColorUpsampler(nn.Module):
     torch.Size([3, 16, 24])
     """
 
-    def __init__(self, sigma_space: float = 1.5, sigma_range: float = 0.04) -> None:
+    def __init__(
+        self, sigma_space: float = 1.5, sigma_range: float = 0.04, neighborhood_size: int = 2, differences: bool = False
+    ) -> None:
         super().__init__()
+        self.differences = differences
         self.filter = BilateralUpsample2d(
-            4, 1, neighborhood_size=2, mix=True, sigma_space=sigma_space, sigma_range=sigma_range, sampling="point"
+            4, 1, neighborhood_size, mix=True, sigma_space=sigma_space, sigma_range=sigma_range, sampling="point"
         )
 
     def forward(self, coarse: Tensor, gray: Tensor) -> Tensor:
         """The picture `[..., 3, height, width]`."""
         height, width = gray.shape[-2:]
         kept = Grids((coarse.shape[-2], coarse.shape[-1]), (height, width), "point").observe(gray)
-        mixed: Tensor = self.filter(torch.cat([coarse, kept], dim=-3), gray)
-        return mixed[..., :3, :, :]
+        colors = coarse - kept if self.differences else coarse
+        mixed: Tensor = self.filter(torch.cat([colors, kept], dim=-3), gray)[..., :3, :, :]
+        return mixed + gray if self.differences else mixed
 
 
 def load_color_upsampler(factor: int, path: Path | None = None) -> ColorUpsampler:

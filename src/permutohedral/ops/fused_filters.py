@@ -7,6 +7,7 @@ A backend that has `filter_learned` or `filter_points` is used through this. Wit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, cast
 
 import torch
@@ -14,8 +15,10 @@ from torch import Tensor
 
 from permutohedral.ops.dispatch import forced_backend, on_backend, primitives_for
 from permutohedral.ops.fused_primitives import (
+    CoarseGrid,
     FilterTables,
     FusedPrimitives,
+    GaussianTables,
     ItemsNorm,
     KeptOfFilter,
     LandmarkTables,
@@ -106,6 +109,42 @@ def sum_cells(
     run = getattr(primitives_for(barycentric), "sum_cells", None)
     tables: tuple[Tensor, Tensor, Tensor] | None = None if run is None else run(vertices, barycentric, coarse, fine)
     return tables
+
+
+def cell_features(guide: Tensor, grid: CoarseGrid, sigma_space: object, sigma_range: object) -> Tensor | None:
+    """In one call, None where torch computes it: see `FusedPrimitives.cell_features`.
+
+    Args:
+        guide, grid: see there.
+        sigma_space: in fine samples; only positive numbers are taken, one, or one for each axis.
+        sigma_range: in units of the guide's values, likewise.
+    """
+    if why_in_steps(guide) is not None or wants_gradient(guide):
+        return None
+    run = getattr(primitives_for(guide), "cell_features", None)
+    if run is None:
+        return None
+    axes = len(grid.fine)
+    sigmas: list[float] = []
+    for sigma, number in ((sigma_space, axes), (sigma_range, guide.shape[-axes - 1])):
+        several: list[Any] = list(sigma) if isinstance(sigma, (list, tuple)) else [sigma] * number
+        if len(several) != number or not all(isinstance(each, (int, float)) and 0 < each < inf for each in several):
+            return None
+        sigmas += several
+    features: Tensor | None = run(guide, grid, sigmas)
+    return features
+
+
+def upsample_rows(
+    rows: Tensor, tables: GaussianTables, grid: CoarseGrid, least_mass: float, steps: int, planes: bool
+) -> Tensor | None:
+    """In one call, None where it is composed: see `FusedPrimitives.upsample_rows`."""
+    _, barycentric, _, _, target_barycentric = tables
+    if why_in_steps(rows, *tables) is not None or wants_gradient(rows, barycentric, target_barycentric):
+        return None
+    run = getattr(primitives_for(rows), "upsample_rows", None)
+    upsampled: Tensor | None = None if run is None else run(rows, tables, grid, least_mass, steps, planes)
+    return upsampled
 
 
 def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor | None:

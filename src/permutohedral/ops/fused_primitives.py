@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -41,6 +42,11 @@ class FilterTables(NamedTuple):
 
 # keeps a point without any mass at zero instead of 0 / 0
 SMALLEST_MASS = 1e-20
+
+
+# of the separable Gaussian: vertices and weights of the sources, neighbors along the axes, vertices and weights of the
+# targets
+GaussianTables = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 class PairwiseTables(NamedTuple):
@@ -88,6 +94,29 @@ class LandmarkTables(NamedTuple):
     reach: float
     small_mass: float
     most_repaired: int
+
+
+class CoarseGrid(NamedTuple):
+    """A coarse grid over a fine one.
+
+    Attributes:
+        coarse, fine: extents, of one to three axes.
+        point: whether coarse samples are the fine ones at floor(i N / n); else they are means of cells.
+    """
+
+    coarse: tuple[int, ...]
+    fine: tuple[int, ...]
+    point: bool
+
+    @property
+    def cells(self) -> int:
+        """Coarse samples."""
+        return math.prod(self.coarse)
+
+    @property
+    def samples(self) -> int:
+        """Fine ones."""
+        return math.prod(self.fine)
 
 
 class ItemRows(NamedTuple):
@@ -201,6 +230,38 @@ class FusedPrimitives(Primitives, Protocol):
         Returns:
             int32 `[rows]`, the cell of each row; int32 `[rows, terms]` and `[rows, terms]`, lattice points and weights.
             The sum of a row, added to those of the other rows of its cell, is the mean.
+        """
+        ...
+
+    def cell_features(self, guide: Tensor, grid: CoarseGrid, sigmas: Sequence[float]) -> Tensor | None:
+        """Position of each coarse sample and the guide there, in standard deviations.
+
+        Args:
+            guide: float `[..., channels, *fine]`.
+            grid: coarse and fine.
+            sigmas: one for each axis, then one for each channel.
+
+        Returns:
+            `[..., coarse samples, axes + channels]`; None where torch is to compute it.
+        """
+        ...
+
+    def upsample_rows(
+        self, rows: Tensor, tables: GaussianTables, grid: CoarseGrid, least_mass: float, steps: int, planes: bool
+    ) -> Tensor | None:
+        """Normalized Gaussian means of coarse samples at fine ones, to which what they lack is added in the same way.
+
+        Args:
+            rows: `[items * coarse samples, channels]`.
+            tables: whose sources are these samples and whose targets are all fine ones.
+            grid: coarse and fine.
+            least_mass: where less than this share of a sample arrives, it is interpolated linearly, the more the less.
+            steps: how often what the result lacks on the coarse grid is added.
+            planes: one channel after another in memory.
+
+        Returns:
+            `[items, channels, fine samples]` if planes, else `[items * fine samples, channels]`; None where it is to be
+            composed.
         """
         ...
 

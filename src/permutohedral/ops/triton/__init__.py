@@ -8,6 +8,7 @@ from permutohedral.ops.triton.build.neighbors import find_neighbors, transpose_n
 from permutohedral.ops.triton.build.picture_features import picture_features
 from permutohedral.ops.triton.build.wide_keys import index_keys
 from permutohedral.ops.triton.filter.blur import blur
+from permutohedral.ops.triton.filter.cells import cell_features
 from permutohedral.ops.triton.filter.convolve import convolve
 from permutohedral.ops.triton.filter.exact_sums import sum_neighbors, sum_window
 from permutohedral.ops.triton.filter.gaussian import filter_gaussian, filter_points
@@ -16,11 +17,13 @@ from permutohedral.ops.triton.filter.learned_filter import differentiate_learned
 from permutohedral.ops.triton.filter.mean_field import mean_field
 from permutohedral.ops.triton.filter.slice import barycentric_gradient, mix_rows, slice
 from permutohedral.ops.triton.filter.splat import splat
+from permutohedral.ops.triton.filter.upsample import upsample_rows
 from permutohedral.ops.triton.filter.weight_gradient import convolve_gradients, convolve_weight_gradient
 
 __all__ = [
     "barycentric_gradient",
     "blur",
+    "cell_features",
     "coarsen_keys",
     "coarsen_simplices",
     "connect_levels",
@@ -48,4 +51,5 @@ __all__ = [
     "sum_neighbors",
     "sum_window",
     "transpose_neighbors",
+    "upsample_rows",
 ]

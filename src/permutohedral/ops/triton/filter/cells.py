@@ -1,0 +1,204 @@
+"""Coarse samples of fine grids: means of cells, or samples that are kept; as features, and what they lack.
+
+Grids have three axes here; those of pictures have a first axis of one. Tiles are `[BLOCK cells, WIDE samples]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from permutohedral.ops.fused_primitives import CoarseGrid
+from permutohedral.ops.triton.runtime import Bound, cdiv, on_device, power_of_two
+
+_BLOCK, _WIDEST = 512, 64
+# a kernel has so many arguments for bandwidths
+_MOST_FEATURES = 6
+
+
+@triton.jit
+def split_sample(number, height, width):
+    """The positions of samples by their numbers, the last axis fastest."""
+    return number // width // height, (number // width) % height, number % width
+
+
+@triton.jit
+def window(cell, coarse, fine, POINT: tl.constexpr):
+    """The first of the fine samples along an axis that a coarse one is the mean of, and their number."""
+    first = cell * fine // coarse
+    if POINT:
+        return first, first * 0 + 1
+    else:
+        return first, ((cell + 1) * fine + coarse - 1) // coarse - first
+
+
+@triton.jit
+def cell_means(
+    samples, cell, stride, depth, height, width, fine_depth, fine_height, fine_width,
+    POINT: tl.constexpr, WIDE: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """`[BLOCK]`: the means of the samples in each cell; `samples [BLOCK]` point to the first sample of the fine grid.
+
+    Samples that follow each other are `stride` elements apart.
+    """
+    z, y, x = split_sample(cell, height, width)
+    first_z, size_z = window(z, depth, fine_depth, POINT)
+    first_y, size_y = window(y, height, fine_height, POINT)
+    first_x, size_x = window(x, width, fine_width, POINT)
+    total = tl.zeros([cell.shape[0], WIDE], DTYPE)
+    for row in range(tl.max(size_z * size_y, axis=0)):
+        plane = row // size_y
+        line = (first_z + plane).to(tl.int64) * fine_height + first_y + row % size_y
+        for begin in range(0, tl.max(size_x, axis=0), WIDE):
+            along = begin + tl.arange(0, WIDE)
+            place = (line * fine_width + first_x)[:, None] + along[None, :]
+            real = (plane < size_z)[:, None] & (along[None, :] < size_x[:, None])
+            total += tl.load(samples[:, None] + place * stride, mask=real, other=0.0).to(DTYPE)
+    return tl.sum(total, axis=1) / (size_z * size_y * size_x).to(DTYPE)
+
+
+@triton.jit
+def position(cell, coarse, fine, POINT: tl.constexpr):
+    """Where coarse samples lie along an axis, in fine samples."""
+    if POINT:
+        return (cell * fine // coarse).to(tl.float32)
+    else:
+        return (cell.to(tl.float32) + 0.5) * (fine / coarse) - 0.5
+
+
+@triton.jit(do_not_specialize=[
+    "num_cells", "depth", "height", "width", "fine_depth", "fine_height", "fine_width", "sigma_0", "sigma_1", "sigma_2",
+    "sigma_3", "sigma_4", "sigma_5",
+])  # fmt: skip
+def cell_features_kernel(
+    guide, features, num_cells, depth, height, width, fine_depth, fine_height, fine_width,
+    sigma_0, sigma_1, sigma_2, sigma_3, sigma_4, sigma_5,
+    AXES: tl.constexpr, CHANNELS: tl.constexpr, POINT: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """float32 `features [num_cells, AXES + CHANNELS]` of `guide [items, CHANNELS, *fine]`: position, then the guide."""
+    number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = number < num_cells
+    number = tl.minimum(number, num_cells - 1)
+    cells = depth * height * width
+    fine = fine_depth.to(tl.int64) * fine_height * fine_width
+    item, cell = (number // cells).to(tl.int64), number % cells
+    z, y, x = split_sample(cell, height, width)
+    for column in tl.static_range(AXES + CHANNELS):
+        sigma = sigma_0
+        if column == 1:
+            sigma = sigma_1
+        elif column == 2:
+            sigma = sigma_2
+        elif column == 3:
+            sigma = sigma_3
+        elif column == 4:
+            sigma = sigma_4
+        elif column == 5:
+            sigma = sigma_5
+        if column == AXES - 3:
+            value = position(z, depth, fine_depth, POINT)
+        elif column == AXES - 2:
+            value = position(y, height, fine_height, POINT)
+        elif column == AXES - 1:
+            value = position(x, width, fine_width, POINT)
+        else:
+            plane = guide + (item * CHANNELS + column - AXES) * fine
+            value = cell_means(
+                plane, cell, 1, depth, height, width, fine_depth, fine_height, fine_width, POINT, WIDE, tl.float32
+            )  # fmt: skip
+        place = features + number.to(tl.int64) * (AXES + CHANNELS) + column
+        tl.store(place, tl.div_rn(value, sigma * 1.0), mask=inside)
+
+
+@triton.jit(do_not_specialize=[
+    "num_cells", "depth", "height", "width", "fine_depth", "fine_height", "fine_width", "stride", "channel_stride",
+])  # fmt: skip
+def missing_kernel(
+    rows, maps, missing, num_cells, depth, height, width, fine_depth, fine_height, fine_width, stride, channel_stride,
+    CHANNELS: tl.constexpr, POINT: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """`missing [num_cells, CHANNELS]`: rows, like it, less what is seen of the maps of the items on the coarse grid.
+
+    Samples of a map that follow each other are `stride` elements apart, channels `channel_stride`.
+    """
+    number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = number < num_cells
+    number = tl.minimum(number, num_cells - 1)
+    channel = tl.program_id(1)
+    cells = depth * height * width
+    fine = fine_depth.to(tl.int64) * fine_height * fine_width
+    item, cell = (number // cells).to(tl.int64), number % cells
+    dtype: tl.constexpr = missing.dtype.element_ty
+    samples = maps + item * CHANNELS * fine + channel.to(tl.int64) * channel_stride
+    seen = cell_means(
+        samples, cell, stride, depth, height, width, fine_depth, fine_height, fine_width, POINT, WIDE, dtype
+    )  # fmt: skip
+    place = number.to(tl.int64) * CHANNELS + channel
+    tl.store(missing + place, tl.load(rows + place) - seen, mask=inside)
+
+
+def _widest(grid: CoarseGrid) -> int:
+    """Samples of a tile: as many as the windows have along the last axis."""
+    if grid.point:
+        return 1
+    widest = cdiv(grid.fine[-1], grid.coarse[-1]) + (1 if grid.fine[-1] % grid.coarse[-1] else 0)
+    return min(power_of_two(widest), _WIDEST)
+
+
+def fits(grid: CoarseGrid) -> bool:
+    """Whether positions of samples are found by numbers of 32 bits."""
+    products = [coarse * (fine + 1) for coarse, fine in zip(grid.coarse, grid.fine, strict=True)]
+    return max(*products, grid.samples) < 1 << 31
+
+
+def _block(wide: int) -> int:
+    """Cells of a tile."""
+    return max(_BLOCK // wide, 16)
+
+
+def three_axes(extents: tuple[int, ...]) -> tuple[int, int, int]:
+    """Extents with ones before them."""
+    first, second, third = (1,) * (3 - len(extents)) + extents
+    return first, second, third
+
+
+@cache
+def _bind_features(axes: int, channels: int, point: bool, wide: int) -> Bound:
+    return Bound(cell_features_kernel, AXES=axes, CHANNELS=channels, POINT=point, BLOCK=_block(wide), WIDE=wide)
+
+
+@on_device
+def cell_features(guide: Tensor, grid: CoarseGrid, sigmas: Sequence[float]) -> Tensor | None:
+    axes = len(grid.fine)
+    if guide.dtype == torch.float64 or len(sigmas) > _MOST_FEATURES or not fits(grid):
+        # a kernel takes bandwidths of 32 bits
+        return None
+    *leading, channels = guide.shape[:-axes]
+    features = torch.empty(*leading, grid.cells, axes + channels, dtype=torch.float32, device=guide.device)
+    if features.numel():
+        number = features.numel() // (axes + channels)
+        wide = _widest(grid)
+        bound = _bind_features(axes, channels, grid.point, wide)
+        sizes = number, *three_axes(grid.coarse), *three_axes(grid.fine)
+        rest = [1.0] * (_MOST_FEATURES - len(sigmas))
+        bound((cdiv(number, _block(wide)), 1, 1), (guide.contiguous(), features), (*sizes, *map(float, sigmas), *rest))
+    return features
+
+
+@cache
+def _bind_missing(channels: int, point: bool, wide: int) -> Bound:
+    return Bound(missing_kernel, CHANNELS=channels, POINT=point, BLOCK=_block(wide), WIDE=wide)
+
+
+def find_missing(rows: Tensor, maps: Tensor, grid: CoarseGrid, planes: bool) -> Tensor:
+    """What the maps lack on the coarse grid, `[items * coarse samples, channels]` like rows."""
+    (number, channels), missing = rows.shape, torch.empty_like(rows)
+    wide, strides = _widest(grid), (1, grid.samples) if planes else (channels, 1)
+    sizes = number, *three_axes(grid.coarse), *three_axes(grid.fine), *strides
+    _bind_missing(channels, grid.point, wide)((cdiv(number, _block(wide)), channels, 1), (rows, maps, missing), sizes)
+    return missing

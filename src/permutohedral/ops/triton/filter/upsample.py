@@ -1,0 +1,142 @@
+"""Upsampling along a guide: coarse samples splat, blurred and sliced, and what they lack added in the same way."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from permutohedral.neighborhood import blur_gain
+from permutohedral.ops.fused_primitives import CoarseGrid, GaussianTables
+from permutohedral.ops.triton.filter.blur import blur_rows
+from permutohedral.ops.triton.filter.cells import find_missing, fits, split_sample, three_axes
+from permutohedral.ops.triton.filter.splat import splat_sums
+from permutohedral.ops.triton.runtime import WIDEST_TILE, Bound, on_device, tile
+
+
+@triton.jit
+def between(place, coarse, fine, POINT: tl.constexpr, DTYPE: tl.constexpr):
+    """The coarse samples below and above fine ones along an axis, and the share of the one above."""
+    # the middle of a cell, or its first sample
+    middle: tl.constexpr = 0.0 if POINT else 0.5
+    along = (place.to(DTYPE) + middle) * coarse / fine - middle
+    along = tl.minimum(tl.maximum(along, 0.0), (coarse - 1).to(DTYPE))
+    low = along.to(tl.int32)
+    return low, tl.minimum(low + 1, coarse - 1), along - low.to(DTYPE)
+
+
+@triton.jit
+def interpolate(
+    rows, point, wanted, channel, depth, height, width, fine_depth, fine_height, fine_width,
+    POINT: tl.constexpr, CHANNELS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """`[BLOCK, BLOCK_C]`: coarse samples `rows` interpolated linearly at the points that are `wanted`."""
+    fine = fine_depth.to(tl.int64) * fine_height * fine_width
+    item = point // fine
+    z, y, x = split_sample((point % fine).to(tl.int32), fine_height, fine_width)
+    low_z, high_z, part_z = between(z, depth, fine_depth, POINT, DTYPE)
+    low_y, high_y, part_y = between(y, height, fine_height, POINT, DTYPE)
+    low_x, high_x, part_x = between(x, width, fine_width, POINT, DTYPE)
+    total = tl.zeros([point.shape[0], channel.shape[0]], DTYPE)
+    for corner in tl.static_range(8):
+        here_z = high_z if corner & 4 else low_z
+        here_y = high_y if corner & 2 else low_y
+        here_x = high_x if corner & 1 else low_x
+        weight = part_z if corner & 4 else 1.0 - part_z
+        weight *= part_y if corner & 2 else 1.0 - part_y
+        weight *= part_x if corner & 1 else 1.0 - part_x
+        row = ((item * depth + here_z) * height + here_y) * width + here_x
+        real = (wanted & (weight > 0.0))[:, None] & (channel < CHANNELS)[None, :]
+        value = tl.load(rows + row[:, None] * CHANNELS + channel[None, :], mask=real, other=0.0)
+        total += weight[:, None] * value.to(DTYPE)
+    return total
+
+
+@triton.jit(do_not_specialize=[
+    "num_points", "vertex_corner_stride", "weight_corner_stride", "depth", "height", "width", "fine_depth",
+    "fine_height", "fine_width", "stride", "channel_stride",
+])  # fmt: skip
+def average_kernel(
+    lattice_values, vertices, barycentric, rows, mass, maps, num_points, vertex_corner_stride, weight_corner_stride,
+    depth, height, width, fine_depth, fine_height, fine_width, stride, channel_stride,
+    FIRST: tl.constexpr, POINT: tl.constexpr, LEAST_MASS: tl.constexpr, CHANNELS: tl.constexpr, CORNERS: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Means of blurred coarse samples at fine ones; where less than LEAST_MASS reaches, they are interpolated.
+
+    The FIRST finds the mass in the channel after the last, and keeps it; further ones are added to the maps.
+    """
+    point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = point < num_points
+    channel = tl.arange(0, BLOCK_C)
+    dtype: tl.constexpr = mass.dtype.element_ty
+    width_of_rows: tl.constexpr = CHANNELS + 1 if FIRST else CHANNELS
+    real = inside[:, None] & (channel < width_of_rows)[None, :]
+    total = tl.zeros([BLOCK, BLOCK_C], dtype)
+    for corner in tl.static_range(CORNERS):
+        vertex = tl.load(vertices + point + corner * vertex_corner_stride, mask=inside, other=0)
+        weight = tl.load(barycentric + point + corner * weight_corner_stride, mask=inside, other=0.0)
+        place = lattice_values + vertex.to(tl.int64)[:, None] * width_of_rows + channel[None, :]
+        total += weight[:, None] * tl.load(place, mask=real, other=0.0)
+    if FIRST:
+        own = tl.sum(tl.where((channel == CHANNELS)[None, :], total, 0.0), axis=1)
+        tl.store(mass + point, own, mask=inside)
+    else:
+        own = tl.load(mass + point, mask=inside, other=1.0)
+    least = tl.full([1], LEAST_MASS, dtype)
+    unreached = inside & (own < least)
+    mean = total / tl.maximum(own, least)[:, None]
+    if tl.max(unreached.to(tl.int32), axis=0) > 0:
+        among = interpolate(
+            rows, point, unreached, channel, depth, height, width, fine_depth, fine_height, fine_width, POINT, CHANNELS,
+            dtype,
+        )  # fmt: skip
+        mean += tl.maximum(1.0 - own / least, 0.0)[:, None] * among
+    fine = fine_depth.to(tl.int64) * fine_height * fine_width
+    start = (point // fine) * fine * CHANNELS + (point % fine) * stride
+    place = maps + start[:, None] + channel.to(tl.int64)[None, :] * channel_stride
+    kept = inside[:, None] & (channel < CHANNELS)[None, :]
+    if not FIRST:
+        mean += tl.load(place, mask=kept, other=0.0)
+    tl.store(place, mean, mask=kept)
+
+
+@cache
+def _bind_average(first: bool, point: bool, least_mass: float, channels: int, corners: int) -> Bound:
+    shape = tile(channels + 1 if first else channels)
+    return Bound(
+        average_kernel, FIRST=first, POINT=point, LEAST_MASS=least_mass, CHANNELS=channels, CORNERS=corners, **shape
+    )
+
+
+@on_device
+def upsample_rows(
+    rows: Tensor, tables: GaussianTables, grid: CoarseGrid, least_mass: float, steps: int, planes: bool
+) -> Tensor | None:
+    vertices, barycentric, axis_neighbors, target_vertices, target_barycentric = tables
+    points, channels = target_vertices.shape[0], rows.shape[1]
+    along = target_vertices.stride(0), target_barycentric.stride(0)
+    if rows.dtype != barycentric.dtype or channels >= WIDEST_TILE or along != (1, 1) or not fits(grid):
+        return None
+    if rows.numel() == 0 or points == 0:
+        return None
+    rows, number = rows.contiguous(), axis_neighbors.shape[1]
+    maps = (
+        rows.new_empty(points // grid.samples, channels, grid.samples) if planes else rows.new_empty(points, channels)
+    )
+    mass = rows.new_empty(points)
+    strides = (1, grid.samples) if planes else (channels, 1)
+    corner_strides = target_vertices.stride(1), target_barycentric.stride(1)
+    sizes = points, *corner_strides, *three_axes(grid.coarse), *three_axes(grid.fine), *strides
+    least = least_mass * blur_gain(vertices.shape[1] - 1)
+    for step in range(1 + steps):
+        first = step == 0
+        given = rows if first else find_missing(rows, maps, grid, planes)
+        sums = splat_sums(given, vertices, barycentric, number, 1 if first else 0)
+        blurred = blur_rows(sums, axis_neighbors, False, None)
+        bound = _bind_average(first, grid.point, least, channels, vertices.shape[1])
+        tensors = blurred, target_vertices, target_barycentric, given, mass, maps
+        bound(bound.tiles(points, 1), tensors, sizes)
+    return maps
