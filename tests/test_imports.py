@@ -18,7 +18,7 @@ ROOT = Path(permutohedral.__file__).parent
 ORDER = [
     ["errors", "version", "_native"],
     ["neighborhood", "simplices", "tensors"],
-    ["ops.primitives", "ops.tracing", "ops.batching"],
+    ["ops.primitives", "ops.guided_tables", "ops.tracing", "ops.batching"],
     ["ops.shared_tensors", "ops.fused_primitives", "ops.native_limits"],
     ["ops.reference", "ops.native"],
     ["ops.triton"],

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from permutohedral.errors import InputError
-from permutohedral.ops.fused_primitives import CoarseGrid
+from permutohedral.ops.guided_tables import CoarseGrid
 
 Sampling = Literal["area", "point"]
 

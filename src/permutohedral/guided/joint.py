@@ -20,7 +20,6 @@ from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.memory import check_rows
 from permutohedral.neighborhood import blur_gain
 from permutohedral.ops import fused_filters, operators
-from permutohedral.ops.fused_primitives import CoarseGrid
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.tracing import wants_gradient
 
@@ -204,16 +203,13 @@ def joint_features(
     guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_range: Sigma, origin: Sequence[int] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Features of the coarse samples and of all, `[points, d]`, or `[items, points, d]` of a batch."""
-    sources = targets = None
+    sources = None
     if origin is None:
         sources = fused_filters.cell_features(guide, grids.table, sigma_space, sigma_range)
-    if sources is not None:
-        whole = CoarseGrid(grids.fine, grids.fine, True)
-        targets = fused_filters.cell_features(guide, whole, sigma_space, sigma_range)
-    if sources is None or targets is None:
-        targets = features_of(guide, sigma_space, sigma_range, len(grids.fine), origin)
+    if sources is None:
         sources = _coarse_features(guide, grids, sigma_space, sigma_range, origin)
-    return _one_axis_of_items(sources), _one_axis_of_items(targets)
+    sources = sources.flatten(0, -3) if sources.dim() > 3 else sources
+    return sources, features_of(guide, sigma_space, sigma_range, len(grids.fine), origin)
 
 
 def _coarse_features(
@@ -225,10 +221,6 @@ def _coarse_features(
     if origin is not None:
         positions = positions + positions.new_tensor(origin)
     return join(in_units_of(positions, sigma_space), in_units_of(seen, sigma_range))
-
-
-def _one_axis_of_items(features: Tensor) -> Tensor:
-    return features.flatten(0, -3) if features.dim() > 3 else features
 
 
 def default_sigma(grids: Grids, share: float) -> float | list[float]:

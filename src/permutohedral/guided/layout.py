@@ -12,6 +12,8 @@ from torch import Tensor
 from permutohedral.errors import InputError
 from permutohedral.features import Sigma, bilateral_features, check_channels_first
 from permutohedral.filters.weighting import check_weights
+from permutohedral.ops import fused_filters
+from permutohedral.ops.guided_tables import CoarseGrid
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.tensors import check_tensor
 
@@ -93,7 +95,12 @@ def features_of(
 
     `origin` is the position of the first sample, for a part of a larger guide.
     """
-    features = bilateral_features(guide, sigma_space, sigma_range, spatial_axes=spatial_axes, origin=origin)
+    features = None
+    if origin is None:
+        space = tuple(guide.shape[-spatial_axes:])
+        features = fused_filters.cell_features(guide, CoarseGrid(space, space, True), sigma_space, sigma_range)
+    if features is None:
+        features = bilateral_features(guide, sigma_space, sigma_range, spatial_axes=spatial_axes, origin=origin)
     return features.flatten(0, -3) if features.dim() > 3 else features
 
 

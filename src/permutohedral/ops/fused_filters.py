@@ -15,15 +15,14 @@ from torch import Tensor
 
 from permutohedral.ops.dispatch import forced_backend, on_backend, primitives_for
 from permutohedral.ops.fused_primitives import (
-    CoarseGrid,
     FilterTables,
     FusedPrimitives,
-    GaussianTables,
     ItemsNorm,
     KeptOfFilter,
     LandmarkTables,
     PairwiseTables,
 )
+from permutohedral.ops.guided_tables import CoarseGrid, GaussianTables, SeenCells, SolverTables
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.shared_tensors import items_of_points
 from permutohedral.ops.tracing import wants_gradient, why_in_steps
@@ -145,6 +144,44 @@ def upsample_rows(
     run = getattr(primitives_for(rows), "upsample_rows", None)
     upsampled: Tensor | None = None if run is None else run(rows, tables, grid, least_mass, steps, planes)
     return upsampled
+
+
+def add_beside(rows: Tensor, axis_neighbors: Tensor) -> Tensor | None:
+    """In one call, None where it is composed: see `FusedPrimitives.add_beside`."""
+    if why_in_steps(rows, axis_neighbors) is not None or wants_gradient(rows):
+        return None
+    run = getattr(primitives_for(rows), "add_beside", None)
+    sums: Tensor | None = None if run is None else run(rows, axis_neighbors)
+    return sums
+
+
+def balance(scale: Tensor, wanted: Tensor, axis_neighbors: Tensor, steps: int) -> tuple[Tensor, Tensor] | None:
+    """In one call, None where it is composed: see `FusedPrimitives.balance`."""
+    if why_in_steps(wanted, axis_neighbors) is not None or wants_gradient(wanted):
+        return None
+    run = getattr(primitives_for(wanted), "balance", None)
+    balanced: tuple[Tensor, Tensor] | None = None if run is None else run(scale, wanted, axis_neighbors, steps)
+    return balanced
+
+
+def spread_cells(rows: Tensor, cells: SeenCells, num_lattice_points: int) -> Tensor | None:
+    """In one call, None where it is composed: see `FusedPrimitives.spread_cells`."""
+    if why_in_steps(rows, cells.barycentric) is not None or wants_gradient(rows, cells.barycentric):
+        return None
+    run = getattr(primitives_for(rows), "spread_cells", None)
+    spread: Tensor | None = None if run is None else run(rows, cells, num_lattice_points)
+    return spread
+
+
+def solve_on_lattice(
+    right: Tensor, start: Tensor, tables: SolverTables, iterations: int, tolerance: float
+) -> Tensor | None:
+    """In one call, None where it is composed: see `FusedPrimitives.solve_on_lattice`."""
+    if why_in_steps(right, start, tables.diagonal) is not None:
+        return None
+    run = getattr(primitives_for(right), "solve_on_lattice", None)
+    solution: Tensor | None = None if run is None else run(right, start, tables, iterations, tolerance)
+    return solution
 
 
 def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor | None:

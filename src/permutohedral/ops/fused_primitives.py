@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from permutohedral.ops.guided_tables import CoarseGrid, GaussianTables, SeenCells, SolverTables
 from permutohedral.ops.primitives import Primitives
 
 
@@ -42,11 +42,6 @@ class FilterTables(NamedTuple):
 
 # keeps a point without any mass at zero instead of 0 / 0
 SMALLEST_MASS = 1e-20
-
-
-# of the separable Gaussian: vertices and weights of the sources, neighbors along the axes, vertices and weights of the
-# targets
-GaussianTables = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 class PairwiseTables(NamedTuple):
@@ -94,29 +89,6 @@ class LandmarkTables(NamedTuple):
     reach: float
     small_mass: float
     most_repaired: int
-
-
-class CoarseGrid(NamedTuple):
-    """A coarse grid over a fine one.
-
-    Attributes:
-        coarse, fine: extents, of one to three axes.
-        point: whether coarse samples are the fine ones at floor(i N / n); else they are means of cells.
-    """
-
-    coarse: tuple[int, ...]
-    fine: tuple[int, ...]
-    point: bool
-
-    @property
-    def cells(self) -> int:
-        """Coarse samples."""
-        return math.prod(self.coarse)
-
-    @property
-    def samples(self) -> int:
-        """Fine ones."""
-        return math.prod(self.fine)
 
 
 class ItemRows(NamedTuple):
@@ -262,6 +234,38 @@ class FusedPrimitives(Primitives, Protocol):
         Returns:
             `[items, channels, fine samples]` if planes, else `[items * fine samples, channels]`; None where it is to be
             composed.
+        """
+        ...
+
+    def add_beside(self, rows: Tensor, axis_neighbors: Tensor) -> Tensor | None:
+        """For each lattice point the sum of those beside it along the axes, and itself as often as these may be."""
+        ...
+
+    def balance(
+        self, scale: Tensor, wanted: Tensor, axis_neighbors: Tensor, steps: int
+    ) -> tuple[Tensor, Tensor] | None:
+        """`scale = (scale * wanted / add_beside(scale)).sqrt()` so many times; and scale * add_beside(scale)."""
+        ...
+
+    def spread_cells(self, rows: Tensor, cells: SeenCells, num_lattice_points: int) -> Tensor | None:
+        """The transpose of the means of cells of interpolated lattice values: `[items * coarse samples, channels]` to
+        `[lattice points, channels]`; None where it is to be composed.
+        """
+        ...
+
+    def solve_on_lattice(
+        self, right: Tensor, start: Tensor, tables: SolverTables, iterations: int, tolerance: float
+    ) -> Tensor | None:
+        """Preconditioned conjugate gradients, see `conjugate_gradients`; a channel ends as soon as it is solved.
+
+        Args:
+            right, start: `[lattice points, channels]`.
+            tables: of the matrix.
+            iterations: at most so many.
+            tolerance: of the residual, as a share of the right side.
+
+        Returns:
+            The solution; None where it is to be composed.
         """
         ...
 

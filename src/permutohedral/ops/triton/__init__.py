@@ -16,11 +16,14 @@ from permutohedral.ops.triton.filter.item_norm import differentiate_items_norm, 
 from permutohedral.ops.triton.filter.learned_filter import differentiate_learned, filter_learned
 from permutohedral.ops.triton.filter.mean_field import mean_field
 from permutohedral.ops.triton.filter.slice import barycentric_gradient, mix_rows, slice
+from permutohedral.ops.triton.filter.solver import add_beside, balance, solve_on_lattice, spread_cells
 from permutohedral.ops.triton.filter.splat import splat
 from permutohedral.ops.triton.filter.upsample import upsample_rows
 from permutohedral.ops.triton.filter.weight_gradient import convolve_gradients, convolve_weight_gradient
 
 __all__ = [
+    "add_beside",
+    "balance",
     "barycentric_gradient",
     "blur",
     "cell_features",
@@ -47,7 +50,9 @@ __all__ = [
     "normalize_items",
     "picture_features",
     "slice",
+    "solve_on_lattice",
     "splat",
+    "spread_cells",
     "sum_neighbors",
     "sum_window",
     "transpose_neighbors",

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.fused_primitives import CoarseGrid
+from permutohedral.ops.guided_tables import CoarseGrid
 from permutohedral.ops.triton.runtime import Bound, cdiv, on_device, power_of_two
 
 _BLOCK, _WIDEST = 512, 64
@@ -142,7 +142,7 @@ def missing_kernel(
     tl.store(missing + place, tl.load(rows + place) - seen, mask=inside)
 
 
-def _widest(grid: CoarseGrid) -> int:
+def widest_window(grid: CoarseGrid) -> int:
     """Samples of a tile: as many as the windows have along the last axis."""
     if grid.point:
         return 1
@@ -156,7 +156,7 @@ def fits(grid: CoarseGrid) -> bool:
     return max(*products, grid.samples) < 1 << 31
 
 
-def _block(wide: int) -> int:
+def block_of(wide: int) -> int:
     """Cells of a tile."""
     return max(_BLOCK // wide, 16)
 
@@ -169,7 +169,7 @@ def three_axes(extents: tuple[int, ...]) -> tuple[int, int, int]:
 
 @cache
 def _bind_features(axes: int, channels: int, point: bool, wide: int) -> Bound:
-    return Bound(cell_features_kernel, AXES=axes, CHANNELS=channels, POINT=point, BLOCK=_block(wide), WIDE=wide)
+    return Bound(cell_features_kernel, AXES=axes, CHANNELS=channels, POINT=point, BLOCK=block_of(wide), WIDE=wide)
 
 
 @on_device
@@ -182,23 +182,25 @@ def cell_features(guide: Tensor, grid: CoarseGrid, sigmas: Sequence[float]) -> T
     features = torch.empty(*leading, grid.cells, axes + channels, dtype=torch.float32, device=guide.device)
     if features.numel():
         number = features.numel() // (axes + channels)
-        wide = _widest(grid)
+        wide = widest_window(grid)
         bound = _bind_features(axes, channels, grid.point, wide)
         sizes = number, *three_axes(grid.coarse), *three_axes(grid.fine)
         rest = [1.0] * (_MOST_FEATURES - len(sigmas))
-        bound((cdiv(number, _block(wide)), 1, 1), (guide.contiguous(), features), (*sizes, *map(float, sigmas), *rest))
+        bound(
+            (cdiv(number, block_of(wide)), 1, 1), (guide.contiguous(), features), (*sizes, *map(float, sigmas), *rest)
+        )
     return features
 
 
 @cache
 def _bind_missing(channels: int, point: bool, wide: int) -> Bound:
-    return Bound(missing_kernel, CHANNELS=channels, POINT=point, BLOCK=_block(wide), WIDE=wide)
+    return Bound(missing_kernel, CHANNELS=channels, POINT=point, BLOCK=block_of(wide), WIDE=wide)
 
 
 def find_missing(rows: Tensor, maps: Tensor, grid: CoarseGrid, planes: bool) -> Tensor:
     """What the maps lack on the coarse grid, `[items * coarse samples, channels]` like rows."""
     (number, channels), missing = rows.shape, torch.empty_like(rows)
-    wide, strides = _widest(grid), (1, grid.samples) if planes else (channels, 1)
+    wide, strides = widest_window(grid), (1, grid.samples) if planes else (channels, 1)
     sizes = number, *three_axes(grid.coarse), *three_axes(grid.fine), *strides
-    _bind_missing(channels, grid.point, wide)((cdiv(number, _block(wide)), channels, 1), (rows, maps, missing), sizes)
+    _bind_missing(channels, grid.point, wide)((cdiv(number, block_of(wide)), channels, 1), (rows, maps, missing), sizes)
     return missing

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from permutohedral.neighborhood import axis_offsets, blur_gain
-from permutohedral.ops.fused_primitives import GaussianTables
+from permutohedral.ops.guided_tables import GaussianTables
 from permutohedral.ops.triton.build.host_report import HostReports
 from permutohedral.ops.triton.build.lattice import LARGEST_EVEN_DIMENSION, check_range, first_attempt, order
 from permutohedral.ops.triton.build.neighbors import search_counted, search_packed

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.neighborhood import blur_gain
-from permutohedral.ops.fused_primitives import CoarseGrid, GaussianTables
+from permutohedral.ops.guided_tables import CoarseGrid, GaussianTables
 from permutohedral.ops.triton.filter.blur import blur_rows
 from permutohedral.ops.triton.filter.cells import find_missing, fits, split_sample, three_axes
 from permutohedral.ops.triton.filter.splat import splat_sums
