@@ -11,7 +11,6 @@ from support import assert_close
 import permutohedral as ph
 from permutohedral.ops.dispatch import use_backend
 
-
 WEIGHTS = torch.linspace(0, 1, 12, dtype=torch.float64).view(3, 4)
 
 

@@ -66,7 +66,7 @@ def test_cell_features(sampling: Any) -> None:
         assert_close(one, other)
 
 
-def test_from_maps_to_maps() -> None:
+def test_upsample_map() -> None:
     coarse, guide = torch.rand(1, 1, 2, 2), torch.rand(1, 1, 4, 5)
     # no point lies on a side of a simplex, where rounding decides between two
     with use_backend("reference"):

@@ -67,13 +67,10 @@ class Joint:
         """
         source, target, grids = self.lattice.source, self.lattice.target, self.grids
         tables = source.vertices, source.barycentric, check_separable(self.lattice), target.vertices, target.barycentric
-        rows, planes = layout.to_rows(maps), not channels_last
-        found = fused_filters.upsample_rows(rows, tables, grids.table, LEAST_MASS, steps, planes)
-        if found is None:
-            return None
-        return (
-            found.view(*layout.leading, layout.channels, *grids.fine) if planes else layout.from_rows(found, grids.fine)
+        found = fused_filters.upsample_rows(
+            layout.to_rows(maps), tables, grids.table, LEAST_MASS, steps, not channels_last
         )
+        return None if found is None else layout.from_found(found, grids.fine, channels_last)
 
     def reach(self, weights: Tensor) -> Reach:
         """Who is reached by coarse samples that count as much as `weights [rows of coarse samples, 1]` say."""

@@ -57,6 +57,17 @@ class Layout:
         maps = rows.reshape(math.prod(self.leading), -1, self.channels).transpose(1, 2)
         return maps.reshape(*self.leading, self.channels, *space)
 
+    def from_found(self, found: Tensor, space: tuple[int, ...], channels_last: bool) -> Tensor:
+        """What `fused_filters.upsample_rows` found as `[..., channels, *space]`."""
+        if channels_last:
+            return self.from_rows(found, space)
+        return found.view(*self.leading, self.channels, *space)
+
+
+def is_channels_last(maps: Tensor, axes: int) -> bool:
+    """Whether the channels are the fastest axis in memory."""
+    return maps.stride(-axes - 1) == 1 and not maps.is_contiguous()
+
 
 def check_space(guide: Tensor, spatial_axes: int) -> tuple[int, ...]:
     """The extents of the guide; raises unless it is floating, with channels and so many axes after them."""

@@ -14,9 +14,10 @@ from permutohedral.features import Sigma
 from permutohedral.guided.affine import affine_model
 from permutohedral.guided.arrays import Data, as_given, optional_tensor, to_tensor
 from permutohedral.guided.grids import Grids, Sampling, fill_unknown
-from permutohedral.guided.joint import default_sigma, joint_lattice, ones_for
-from permutohedral.guided.layout import Layout, check_space, known_values, layout_of
+from permutohedral.guided.joint import LEAST_MASS, default_sigma, joint_lattice, ones_for
+from permutohedral.guided.layout import Layout, check_space, is_channels_last, known_values, layout_of
 from permutohedral.guided.solver import BilateralSolver
+from permutohedral.ops import fused_filters
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.tensors import check_count
 
@@ -88,22 +89,22 @@ class Upsampler:
         ridge: float = 1e-3,
     ) -> Data:
         """See `upsample`."""
-        maps, axes = to_tensor(coarse), len(self.grids.coarse)
-        known = _known(maps, optional_tensor(confidence), self._guide, self.mode, axes)
-        if tuple(maps.shape[-axes:]) != self.grids.coarse:
-            raise InputError(f"this upsampler is for maps of {self.grids.coarse}, got {tuple(maps.shape[-axes:])}")
-        return as_given(self._upsample(maps, known, steps, smoothness, ridge), coarse)
+        found = self._upsample(to_tensor(coarse), optional_tensor(confidence), steps, smoothness, ridge)
+        return as_given(found, coarse)
 
     def _upsample(
-        self, coarse: Tensor, known: _Known, steps: int | None, smoothness: float | Tensor, ridge: float
+        self, coarse: Tensor, confidence: Tensor | None, steps: int | None, smoothness: float | Tensor, ridge: float
     ) -> Tensor:
-        layout, maps, weights = known
+        axes = len(self.grids.coarse)
+        layout = layout_of("coarse", coarse, tuple(self._guide.shape[: -axes - 1]), self._guide.device, axes)
+        if tuple(coarse.shape[-axes:]) != self.grids.coarse:
+            raise InputError(f"this upsampler is for maps of {self.grids.coarse}, got {tuple(coarse.shape[-axes:])}")
         steps = self._steps if steps is None else steps
         check_count("steps", steps)
         if self.mode == "solver":
-            return self._solve(coarse, weights, steps, smoothness)
-        axes = len(self.grids.coarse)
-        channels_last = coarse.stride(-axes - 1) == 1 and not coarse.is_contiguous()
+            return self._solve(coarse, confidence, steps, smoothness)
+        maps, weights = known_values(coarse.to(self._joint.lattice.dtype), confidence, axes)
+        channels_last = is_channels_last(coarse, axes)
         if layout.shared and layout.leading and weights is not None:
             # each item knows something else
             items = zip(maps.flatten(0, -axes - 2), weights.flatten(0, -axes - 2), strict=True)
@@ -167,18 +168,6 @@ class Upsampler:
         return upsampled
 
 
-# the shape of coarse maps; their values in the dtype of the lattice and how much each counts (see `known_values`), of
-# the solver as they are given
-_Known = tuple[Layout, Tensor, Tensor | None]
-
-
-def _known(coarse: Tensor, confidence: Tensor | None, guide: Tensor, mode: UpsamplingMode, axes: int) -> _Known:
-    layout = layout_of("coarse", coarse, tuple(guide.shape[: -axes - 1]), guide.device, axes)
-    if mode == "solver":
-        return layout, coarse, confidence
-    return layout, *known_values(coarse.to(accumulation_dtype(guide.dtype)), confidence, axes)
-
-
 def upsample(  # noqa: PLR0913 (map and guide, their bandwidths, and what each mode adds)
     coarse: Data,
     guide: Data,
@@ -227,8 +216,36 @@ def upsample(  # noqa: PLR0913 (map and guide, their bandwidths, and what each m
     """
     given, picture = to_tensor(coarse), to_tensor(guide)
     check_space(picture, spatial_axes)
-    # while a GPU has nothing else to do: what is known is waited for
-    known = _known(given, optional_tensor(confidence), picture, mode, spatial_axes)
+    layout = layout_of("coarse", given, tuple(picture.shape[: -spatial_axes - 1]), picture.device, spatial_axes)
+    if mode == "gaussian" and confidence is None:
+        sigmas, count = (sigma_space, sigma_range), _DEFAULTS[mode][1] if steps is None else steps
+        at_once = _upsample_at_once(given, picture, layout, sigmas, sampling, count)
+        if at_once is not None:
+            return as_given(at_once, coarse)
     size = tuple(given.shape[-spatial_axes:])
     upsampler = Upsampler(picture, size, sigma_space, sigma_range, mode, sampling=sampling, spatial_axes=spatial_axes)
-    return as_given(upsampler._upsample(given, known, steps, smoothness, ridge), coarse)
+    return upsampler(coarse, confidence, steps, smoothness=smoothness, ridge=ridge)
+
+
+def _upsample_at_once(
+    coarse: Tensor,
+    guide: Tensor,
+    layout: Layout,
+    sigmas: tuple[Sigma | None, Sigma],
+    sampling: Sampling,
+    steps: int,
+) -> Tensor | None:
+    """By the Gaussian, lattice included, where a backend can: see `fused_filters.upsample_map`."""
+    check_count("steps", steps)
+    if layout.guides != 1 or layout.row_channels >= _FEWEST_CHANNELS:
+        return None
+    axes = coarse.dim() - len(layout.leading) - 1
+    grids = Grids(tuple(coarse.shape[-axes:]), tuple(guide.shape[-axes:]), sampling)
+    sigma_space, sigma_range = sigmas
+    if sigma_space is None:
+        sigma_space = default_sigma(grids, _DEFAULTS["gaussian"][0])
+    channels_last = is_channels_last(coarse, axes)
+    rows = layout.to_rows(coarse.to(accumulation_dtype(guide.dtype)))
+    how = LEAST_MASS, steps, not channels_last
+    found = fused_filters.upsample_map(rows, guide, grids.table, (sigma_space, sigma_range), how)
+    return None if found is None else layout.from_found(found, grids.fine, channels_last).to(coarse.dtype)

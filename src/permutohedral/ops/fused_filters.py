@@ -110,6 +110,17 @@ def sum_cells(
     return tables
 
 
+def _plain_sigmas(guide: Tensor, grid: CoarseGrid, sigma_space: object, sigma_range: object) -> list[float] | None:
+    """Bandwidths of the axes and of the channels of a guide, None unless they are plain positive numbers."""
+    sigmas: list[float] = []
+    for sigma, number in ((sigma_space, len(grid.fine)), (sigma_range, guide.shape[-len(grid.fine) - 1])):
+        several: list[Any] = list(sigma) if isinstance(sigma, (list, tuple)) else [sigma] * number
+        if len(several) != number or not all(isinstance(each, (int, float)) and 0 < each < inf for each in several):
+            return None
+        sigmas += several
+    return sigmas
+
+
 def cell_features(guide: Tensor, grid: CoarseGrid, sigma_space: object, sigma_range: object) -> Tensor | None:
     """In one call, None where torch computes it: see `FusedPrimitives.cell_features`.
 
@@ -121,17 +132,29 @@ def cell_features(guide: Tensor, grid: CoarseGrid, sigma_space: object, sigma_ra
     if why_in_steps(guide) is not None or wants_gradient(guide):
         return None
     run = getattr(primitives_for(guide), "cell_features", None)
-    if run is None:
-        return None
-    axes = len(grid.fine)
-    sigmas: list[float] = []
-    for sigma, number in ((sigma_space, axes), (sigma_range, guide.shape[-axes - 1])):
-        several: list[Any] = list(sigma) if isinstance(sigma, (list, tuple)) else [sigma] * number
-        if len(several) != number or not all(isinstance(each, (int, float)) and 0 < each < inf for each in several):
-            return None
-        sigmas += several
-    features: Tensor | None = run(guide, grid, sigmas)
+    sigmas = None if run is None else _plain_sigmas(guide, grid, sigma_space, sigma_range)
+    features: Tensor | None = None if run is None or sigmas is None else run(guide, grid, sigmas)
     return features
+
+
+def upsample_map(
+    rows: Tensor, guide: Tensor, grid: CoarseGrid, sigmas: tuple[object, object], how: tuple[float, int, bool]
+) -> Tensor | None:
+    """`upsample_rows` along a guide, lattice included, in one call; None where the lattice is built first.
+
+    Args:
+        rows: `[coarse samples, channels]`; if one is not finite, the lattice is built first.
+        guide: `[..., channels, *fine]`, of one item.
+        grid: coarse and fine.
+        sigmas: see `cell_features`.
+        how: least mass, steps and planes of `FusedPrimitives.upsample_rows`.
+    """
+    if why_in_steps(rows, guide) is not None or wants_gradient(rows, guide):
+        return None
+    run = getattr(primitives_for(guide), "upsample_map", None)
+    plain = None if run is None else _plain_sigmas(guide, grid, *sigmas)
+    upsampled: Tensor | None = None if run is None or plain is None else run(rows, guide, grid, plain, *how)
+    return upsampled
 
 
 def upsample_rows(

@@ -237,6 +237,22 @@ class FusedPrimitives(Primitives, Protocol):
         """
         ...
 
+    def upsample_map(
+        self,
+        rows: Tensor,
+        guide: Tensor,
+        grid: CoarseGrid,
+        sigmas: Sequence[float],
+        least_mass: float,
+        steps: int,
+        planes: bool,
+    ) -> Tensor | None:
+        """`upsample_rows` on the lattice of `cell_features` of coarse and of fine samples.
+
+        None where the lattice is to be built first, or where a value is not finite.
+        """
+        ...
+
     def add_beside(self, rows: Tensor, axis_neighbors: Tensor) -> Tensor | None:
         """For each lattice point the sum of those beside it along the axes, and itself as often as these may be."""
         ...

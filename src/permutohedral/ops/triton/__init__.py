@@ -18,7 +18,7 @@ from permutohedral.ops.triton.filter.mean_field import mean_field
 from permutohedral.ops.triton.filter.slice import barycentric_gradient, mix_rows, slice
 from permutohedral.ops.triton.filter.solver import add_beside, balance, solve_on_lattice, spread_cells
 from permutohedral.ops.triton.filter.splat import splat
-from permutohedral.ops.triton.filter.upsample import upsample_rows
+from permutohedral.ops.triton.filter.upsample import upsample_map, upsample_rows
 from permutohedral.ops.triton.filter.weight_gradient import convolve_gradients, convolve_weight_gradient
 
 __all__ = [
@@ -56,5 +56,6 @@ __all__ = [
     "sum_neighbors",
     "sum_window",
     "transpose_neighbors",
+    "upsample_map",
     "upsample_rows",
 ]

@@ -39,18 +39,18 @@ def window(cell, coarse, fine, POINT: tl.constexpr):
 
 @triton.jit
 def cell_means(
-    samples, cell, stride, depth, height, width, fine_depth, fine_height, fine_width,
+    samples, z, y, x, stride, depth, height, width, fine_depth, fine_height, fine_width,
     POINT: tl.constexpr, WIDE: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """`[BLOCK]`: the means of the samples in each cell; `samples [BLOCK]` point to the first sample of the fine grid.
+    """`[BLOCK, COLUMNS]`: the means of the samples in the cells at z, y, x, of several maps.
 
-    Samples that follow each other are `stride` elements apart.
+    `samples`, like the result, point to the first sample of a map. Those that follow each other are `stride` elements
+    apart.
     """
-    z, y, x = split_sample(cell, height, width)
     first_z, size_z = window(z, depth, fine_depth, POINT)
     first_y, size_y = window(y, height, fine_height, POINT)
     first_x, size_x = window(x, width, fine_width, POINT)
-    total = tl.zeros([cell.shape[0], WIDE], DTYPE)
+    total = tl.zeros([samples.shape[0], WIDE, samples.shape[1]], DTYPE)
     for row in range(tl.max(size_z * size_y, axis=0)):
         plane = row // size_y
         line = (first_z + plane).to(tl.int64) * fine_height + first_y + row % size_y
@@ -58,8 +58,9 @@ def cell_means(
             along = begin + tl.arange(0, WIDE)
             place = (line * fine_width + first_x)[:, None] + along[None, :]
             real = (plane < size_z)[:, None] & (along[None, :] < size_x[:, None])
-            total += tl.load(samples[:, None] + place * stride, mask=real, other=0.0).to(DTYPE)
-    return tl.sum(total, axis=1) / (size_z * size_y * size_x).to(DTYPE)
+            value = tl.load(samples[:, None, :] + place[:, :, None] * stride, mask=real[:, :, None], other=0.0)
+            total += value.to(DTYPE)
+    return tl.sum(total, axis=1) / (size_z * size_y * size_x).to(DTYPE)[:, None]
 
 
 @triton.jit
@@ -72,15 +73,19 @@ def position(cell, coarse, fine, POINT: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=[
-    "num_cells", "depth", "height", "width", "fine_depth", "fine_height", "fine_width", "sigma_0", "sigma_1", "sigma_2",
-    "sigma_3", "sigma_4", "sigma_5",
+    "num_cells", "first", "depth", "height", "width", "fine_depth", "fine_height", "fine_width", "sigma_0", "sigma_1",
+    "sigma_2", "sigma_3", "sigma_4", "sigma_5",
 ])  # fmt: skip
 def cell_features_kernel(
-    guide, features, num_cells, depth, height, width, fine_depth, fine_height, fine_width,
+    guide, features, num_cells, first, depth, height, width, fine_depth, fine_height, fine_width,
     sigma_0, sigma_1, sigma_2, sigma_3, sigma_4, sigma_5,
     AXES: tl.constexpr, CHANNELS: tl.constexpr, POINT: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """float32 `features [num_cells, AXES + CHANNELS]` of `guide [items, CHANNELS, *fine]`: position, then the guide."""
+    """float32 features of `guide [items, CHANNELS, *fine]`, from the row `first` on: position, then the guide.
+
+    Tiles are `[BLOCK, COLUMNS]`, so that neighbors store what lies side by side.
+    """
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = number < num_cells
     number = tl.minimum(number, num_cells - 1)
@@ -88,31 +93,20 @@ def cell_features_kernel(
     fine = fine_depth.to(tl.int64) * fine_height * fine_width
     item, cell = (number // cells).to(tl.int64), number % cells
     z, y, x = split_sample(cell, height, width)
-    for column in tl.static_range(AXES + CHANNELS):
-        sigma = sigma_0
-        if column == 1:
-            sigma = sigma_1
-        elif column == 2:
-            sigma = sigma_2
-        elif column == 3:
-            sigma = sigma_3
-        elif column == 4:
-            sigma = sigma_4
-        elif column == 5:
-            sigma = sigma_5
-        if column == AXES - 3:
-            value = position(z, depth, fine_depth, POINT)
-        elif column == AXES - 2:
-            value = position(y, height, fine_height, POINT)
-        elif column == AXES - 1:
-            value = position(x, width, fine_width, POINT)
-        else:
-            plane = guide + (item * CHANNELS + column - AXES) * fine
-            value = cell_means(
-                plane, cell, 1, depth, height, width, fine_depth, fine_height, fine_width, POINT, WIDE, tl.float32
-            )  # fmt: skip
-        place = features + number.to(tl.int64) * (AXES + CHANNELS) + column
-        tl.store(place, tl.div_rn(value, sigma * 1.0), mask=inside)
+    column = tl.arange(0, COLUMNS)[None, :]
+    channel = tl.minimum(tl.maximum(column - AXES, 0), CHANNELS - 1)
+    planes = guide + (item[:, None] * CHANNELS + channel) * fine
+    value = cell_means(
+        planes, z, y, x, 1, depth, height, width, fine_depth, fine_height, fine_width, POINT, WIDE, tl.float32
+    )  # fmt: skip
+    value = tl.where(column == AXES - 3, position(z, depth, fine_depth, POINT)[:, None], value)
+    value = tl.where(column == AXES - 2, position(y, height, fine_height, POINT)[:, None], value)
+    value = tl.where(column == AXES - 1, position(x, width, fine_width, POINT)[:, None], value)
+    sigma = tl.where(column == 0, sigma_0, tl.where(column == 1, sigma_1, sigma_2))
+    sigma = tl.where(column < 3, sigma, tl.where(column == 3, sigma_3, tl.where(column == 4, sigma_4, sigma_5)))
+    place = features + (first + number).to(tl.int64)[:, None] * (AXES + CHANNELS) + column
+    # rounded to nearest, as torch divides on the CPU
+    tl.store(place, tl.div_rn(value, sigma + 0.0 * value), mask=inside[:, None] & (column < AXES + CHANNELS))
 
 
 @triton.jit(do_not_specialize=[
@@ -132,14 +126,14 @@ def missing_kernel(
     channel = tl.program_id(1)
     cells = depth * height * width
     fine = fine_depth.to(tl.int64) * fine_height * fine_width
-    item, cell = (number // cells).to(tl.int64), number % cells
+    z, y, x = split_sample(number % cells, height, width)
     dtype: tl.constexpr = missing.dtype.element_ty
-    samples = maps + item * CHANNELS * fine + channel.to(tl.int64) * channel_stride
+    samples = maps + (number // cells).to(tl.int64) * CHANNELS * fine + channel.to(tl.int64) * channel_stride
     seen = cell_means(
-        samples, cell, stride, depth, height, width, fine_depth, fine_height, fine_width, POINT, WIDE, dtype
+        samples[:, None], z, y, x, stride, depth, height, width, fine_depth, fine_height, fine_width, POINT, WIDE, dtype
     )  # fmt: skip
-    place = number.to(tl.int64) * CHANNELS + channel
-    tl.store(missing + place, tl.load(rows + place) - seen, mask=inside)
+    place = (number.to(tl.int64) * CHANNELS + channel)[:, None]
+    tl.store(missing + place, tl.load(rows + place) - seen, mask=inside[:, None])
 
 
 def widest_window(grid: CoarseGrid) -> int:
@@ -161,6 +155,11 @@ def block_of(wide: int) -> int:
     return max(_BLOCK // wide, 16)
 
 
+def _block_of_features(wide: int) -> int:
+    """The same where a tile has up to eight columns."""
+    return max(_BLOCK // (2 * wide), 8)
+
+
 def three_axes(extents: tuple[int, ...]) -> tuple[int, int, int]:
     """Extents with ones before them."""
     first, second, third = (1,) * (3 - len(extents)) + extents
@@ -169,26 +168,34 @@ def three_axes(extents: tuple[int, ...]) -> tuple[int, int, int]:
 
 @cache
 def _bind_features(axes: int, channels: int, point: bool, wide: int) -> Bound:
-    return Bound(cell_features_kernel, AXES=axes, CHANNELS=channels, POINT=point, BLOCK=block_of(wide), WIDE=wide)
+    return Bound(
+        cell_features_kernel, AXES=axes, CHANNELS=channels, POINT=point, BLOCK=_block_of_features(wide), WIDE=wide,
+        COLUMNS=power_of_two(axes + channels),
+    )  # fmt: skip
+
+
+def takes(guide: Tensor, grid: CoarseGrid, sigmas: Sequence[float]) -> bool:
+    """Whether features are computed here: a kernel takes bandwidths of 32 bits, and so many."""
+    return guide.dtype != torch.float64 and len(sigmas) <= _MOST_FEATURES and guide.numel() > 0 and fits(grid)
+
+
+def write_features(features: Tensor, first: int, guide: Tensor, grid: CoarseGrid, sigmas: Sequence[float]) -> None:
+    """Fill the rows of `features [points, d]` from the `first` on with those of the coarse samples of all items."""
+    axes, wide = len(grid.fine), widest_window(grid)
+    items, channels = guide.numel() // (grid.samples * guide.shape[-axes - 1]), guide.shape[-axes - 1]
+    number, rest = items * grid.cells, (1.0,) * (_MOST_FEATURES - len(sigmas))
+    sizes = number, first, *three_axes(grid.coarse), *three_axes(grid.fine), *map(float, sigmas), *rest
+    bound = _bind_features(axes, channels, grid.point, wide)
+    bound((cdiv(number, _block_of_features(wide)), 1, 1), (guide, features), sizes)
 
 
 @on_device
 def cell_features(guide: Tensor, grid: CoarseGrid, sigmas: Sequence[float]) -> Tensor | None:
-    axes = len(grid.fine)
-    if guide.dtype == torch.float64 or len(sigmas) > _MOST_FEATURES or not fits(grid):
-        # a kernel takes bandwidths of 32 bits
+    if not takes(guide, grid, sigmas):
         return None
-    *leading, channels = guide.shape[:-axes]
-    features = torch.empty(*leading, grid.cells, axes + channels, dtype=torch.float32, device=guide.device)
-    if features.numel():
-        number = features.numel() // (axes + channels)
-        wide = widest_window(grid)
-        bound = _bind_features(axes, channels, grid.point, wide)
-        sizes = number, *three_axes(grid.coarse), *three_axes(grid.fine)
-        rest = [1.0] * (_MOST_FEATURES - len(sigmas))
-        bound(
-            (cdiv(number, block_of(wide)), 1, 1), (guide.contiguous(), features), (*sizes, *map(float, sigmas), *rest)
-        )
+    leading = guide.shape[: -len(grid.fine) - 1]
+    features = torch.empty(*leading, grid.cells, len(sigmas), dtype=torch.float32, device=guide.device)
+    write_features(features, 0, guide.contiguous(), grid, sigmas)
     return features
 
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.neighborhood import blur_gain
+from permutohedral.neighborhood import axis_offsets, blur_gain
 from permutohedral.ops.guided_tables import CoarseGrid, GaussianTables
+from permutohedral.ops.triton.build.host_report import HostReports
+from permutohedral.ops.triton.build.insertion import insert_points, report
+from permutohedral.ops.triton.build.lattice import LARGEST_EVEN_DIMENSION, check_range, first_attempt, order
+from permutohedral.ops.triton.build.neighbors import search_packed
+from permutohedral.ops.triton.build.packed_table import FULL
 from permutohedral.ops.triton.filter.blur import blur_rows
-from permutohedral.ops.triton.filter.cells import find_missing, fits, split_sample, three_axes
+from permutohedral.ops.triton.filter.cells import find_missing, fits, split_sample, takes, three_axes, write_features
 from permutohedral.ops.triton.filter.splat import splat_sums
-from permutohedral.ops.triton.runtime import WIDEST_TILE, Bound, on_device, tile
+from permutohedral.ops.triton.runtime import WIDEST_TILE, Bound, cdiv, on_device, tile
 
 
 @triton.jit
@@ -55,17 +62,19 @@ def interpolate(
 
 
 @triton.jit(do_not_specialize=[
-    "num_points", "vertex_corner_stride", "weight_corner_stride", "depth", "height", "width", "fine_depth",
+    "num_points", "first", "vertex_corner_stride", "weight_corner_stride", "depth", "height", "width", "fine_depth",
     "fine_height", "fine_width", "stride", "channel_stride",
 ])  # fmt: skip
 def average_kernel(
-    lattice_values, vertices, barycentric, rows, mass, maps, num_points, vertex_corner_stride, weight_corner_stride,
+    lattice_values, vertices, barycentric, rows, mass, maps, num_points, first, vertex_corner_stride,
+    weight_corner_stride,
     depth, height, width, fine_depth, fine_height, fine_width, stride, channel_stride,
     FIRST: tl.constexpr, POINT: tl.constexpr, LEAST_MASS: tl.constexpr, CHANNELS: tl.constexpr, CORNERS: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Means of blurred coarse samples at fine ones; where less than LEAST_MASS reaches, they are interpolated.
+    """Means of blurred coarse samples at fine ones, whose corners begin at the row `first`.
 
+    Where less than LEAST_MASS reaches, they are interpolated, the more the less it is.
     The FIRST finds the mass in the channel after the last, and keeps it; further ones are added to the maps.
     """
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -76,8 +85,8 @@ def average_kernel(
     real = inside[:, None] & (channel < width_of_rows)[None, :]
     total = tl.zeros([BLOCK, BLOCK_C], dtype)
     for corner in tl.static_range(CORNERS):
-        vertex = tl.load(vertices + point + corner * vertex_corner_stride, mask=inside, other=0)
-        weight = tl.load(barycentric + point + corner * weight_corner_stride, mask=inside, other=0.0)
+        vertex = tl.load(vertices + first + point + corner * vertex_corner_stride, mask=inside, other=0)
+        weight = tl.load(barycentric + first + point + corner * weight_corner_stride, mask=inside, other=0.0)
         place = lattice_values + vertex.to(tl.int64)[:, None] * width_of_rows + channel[None, :]
         total += weight[:, None] * tl.load(place, mask=real, other=0.0)
     if FIRST:
@@ -111,25 +120,24 @@ def _bind_average(first: bool, point: bool, least_mass: float, channels: int, co
     )
 
 
-@on_device
-def upsample_rows(
-    rows: Tensor, tables: GaussianTables, grid: CoarseGrid, least_mass: float, steps: int, planes: bool
-) -> Tensor | None:
-    vertices, barycentric, axis_neighbors, target_vertices, target_barycentric = tables
-    points, channels = target_vertices.shape[0], rows.shape[1]
-    along = target_vertices.stride(0), target_barycentric.stride(0)
-    if rows.dtype != barycentric.dtype or channels >= WIDEST_TILE or along != (1, 1) or not fits(grid):
-        return None
-    if rows.numel() == 0 or points == 0:
-        return None
-    rows, number = rows.contiguous(), axis_neighbors.shape[1]
-    maps = (
-        rows.new_empty(points // grid.samples, channels, grid.samples) if planes else rows.new_empty(points, channels)
+def _upsample(
+    rows: Tensor,
+    tables: GaussianTables,
+    first_target: int,
+    grid: CoarseGrid,
+    how: tuple[float, int, bool],
+) -> Tensor:
+    """See `FusedPrimitives.upsample_rows`; tables of the targets from `first_target` on; least mass, steps, planes."""
+    (vertices, barycentric, axis_neighbors, target_vertices, target_barycentric), (least_mass, steps, planes) = (
+        tables,
+        how,
     )
-    mass = rows.new_empty(points)
+    points, channels, number = len(target_vertices) - first_target, rows.shape[1], axis_neighbors.shape[1]
+    shape = (points // grid.samples, channels, grid.samples) if planes else (points, channels)
+    maps, mass = rows.new_empty(shape), rows.new_empty(points)
     strides = (1, grid.samples) if planes else (channels, 1)
     corner_strides = target_vertices.stride(1), target_barycentric.stride(1)
-    sizes = points, *corner_strides, *three_axes(grid.coarse), *three_axes(grid.fine), *strides
+    sizes = points, first_target, *corner_strides, *three_axes(grid.coarse), *three_axes(grid.fine), *strides
     least = least_mass * blur_gain(vertices.shape[1] - 1)
     for step in range(1 + steps):
         first = step == 0
@@ -140,3 +148,59 @@ def upsample_rows(
         tensors = blurred, target_vertices, target_barycentric, given, mass, maps
         bound(bound.tiles(points, 1), tensors, sizes)
     return maps
+
+
+@on_device
+def upsample_rows(
+    rows: Tensor, tables: GaussianTables, grid: CoarseGrid, least_mass: float, steps: int, planes: bool
+) -> Tensor | None:
+    _, barycentric, _, target_vertices, target_barycentric = tables
+    along = target_vertices.stride(0), target_barycentric.stride(0)
+    if rows.dtype != barycentric.dtype or rows.shape[1] >= WIDEST_TILE or along != (1, 1) or not fits(grid):
+        return None
+    if rows.numel() == 0 or len(target_vertices) == 0:
+        return None
+    return _upsample(rows.contiguous(), tables, 0, grid, (least_mass, steps, planes))
+
+
+@triton.jit(do_not_specialize=["number"])
+def refuse_kernel(values, table, number, BLOCK: tl.constexpr):
+    """Have the table refused as a full one if a value is not finite."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(values + place, mask=place < number, other=0.0)
+    # infinity less itself is not zero either
+    if tl.max((value - value != 0.0).to(tl.int32), axis=0) > 0:
+        tl.store(table + FULL, 1)
+
+
+_refuse = Bound(refuse_kernel, BLOCK=1024)
+
+
+@on_device
+def upsample_map(
+    rows: Tensor, guide: Tensor, grid: CoarseGrid, sigmas: Sequence[float], least_mass: float, steps: int, planes: bool
+) -> Tensor | None:
+    d = len(sigmas)
+    if not takes(guide, grid, sigmas) or guide.numel() != grid.samples * (d - len(grid.fine)):
+        return None
+    if rows.dtype != torch.float32 or not 0 < rows.shape[1] < WIDEST_TILE or d > LARGEST_EVEN_DIMENSION:
+        return None
+    rows, guide, cells = rows.contiguous(), guide.contiguous(), grid.cells
+    features = torch.empty(cells + grid.samples, d, dtype=torch.float32, device=guide.device)
+    write_features(features, 0, guide, grid, sigmas)
+    write_features(features, cells, guide, CoarseGrid(grid.fine, grid.fine, True), sigmas)
+    attempt = first_attempt(features, None)
+    with HostReports(features.device) as reports:
+        insertion = insert_points(features, None, attempt.capacity, attempt.by_range)
+        _refuse((cdiv(rows.numel(), 1024), 1, 1), (rows, insertion.table.storage), (rows.numel(),))
+        report(insertion, features, reports.words[0], False)
+        told = reports.read(0)
+    check_range(features, None, told)
+    if told.no_room or told.full:
+        return None
+    insertion, offsets = order(insertion, told), axis_offsets(d, features.device)
+    neighbors = search_packed(insertion.table, insertion.codes, told.num_lattice_points, offsets, True)
+    corners, weights = insertion.vertices, insertion.barycentric
+    tables = corners[:cells], weights[:cells], neighbors, corners, weights
+    # a part of the corners would begin at an address that kernels are not compiled for
+    return _upsample(rows, tables, cells, grid, (least_mass, steps, planes))
