@@ -255,12 +255,13 @@ def segmentation() -> str:
 
 
 def upsampling(task: str) -> str:
-    """Errors of a task of `permutohedral reproduce upsampling`, by factor."""
+    """Errors of a task of `permutohedral reproduce upsampling`, or of `features`, by factor."""
     from permutohedral.experiments.upsampling.report import upsampling_table
 
-    if not (RESULTS / "upsampling").is_dir():
-        raise FileNotFoundError(RESULTS / "upsampling")
-    return upsampling_table(load_experiment("upsampling").read_results(RESULTS / "upsampling"), task)
+    experiment = "features" if task == "features" else "upsampling"
+    if not (RESULTS / experiment).is_dir():
+        raise FileNotFoundError(RESULTS / experiment)
+    return upsampling_table(load_experiment(experiment).read_results(RESULTS / experiment), task)
 
 
 def upsampling_speed(machine: str) -> str:
