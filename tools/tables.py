@@ -264,6 +264,13 @@ def upsampling(task: str) -> str:
     return upsampling_table(load_experiment(experiment).read_results(RESULTS / experiment), task)
 
 
+def noisy_maps() -> str:
+    """Errors and time of `tools/noisy_maps.py`."""
+    rows = json.loads((RESULTS / "upsampling" / "noisy" / "cpu.json").read_text())["rows"]
+    lines = [[name, f"{row['error']:.2f}", f"{row['milliseconds']:.0f}"] for name, row in rows.items()]
+    return markdown_table(["", "error", "ms"], lines)
+
+
 def upsampling_speed(machine: str) -> str:
     """Time and memory of `tools/upsampling_speed.py` beside torch's bilinear interpolation."""
     rows = json.loads((RESULTS / "upsampling" / "speed" / f"{machine}.json").read_text())["rows"]
@@ -368,6 +375,7 @@ def _commands(found: dict[str, Any]) -> str:
 _TABLES: dict[str, Callable[[], str]] = {
     "playground": playground,
     **{f"upsampling-{task}": partial(upsampling, task) for task in ("depth", "colors", "chroma", "kept", "features")},
+    "upsampling-noisy": noisy_maps,
     **{f"upsampling-speed-{machine}": partial(upsampling_speed, machine) for machine in ("cpu", "h200")},
     "levels": levels,
     "large-arrays": large_arrays,

@@ -68,8 +68,11 @@ def test_cell_features(sampling: Any) -> None:
 
 def test_upsample_map() -> None:
     coarse, guide = torch.rand(1, 1, 2, 2), torch.rand(1, 1, 4, 5)
-    # no point lies on a side of a simplex, where rounding decides between two
-    with use_backend("reference"):
-        expected = ph.upsample(coarse.double(), guide.double(), 1.83, 0.31)
-    with use_backend("triton"):
-        assert_close(ph.upsample(coarse, guide, 1.83, 0.31), expected)
+    holes = coarse.clone()
+    holes[0, 0, 1, 1] = torch.nan
+    for maps in (coarse, holes):
+        # no point lies on a side of a simplex, where rounding decides between two
+        with use_backend("reference"):
+            expected = ph.upsample(maps.double(), guide.double(), 1.83, 0.31)
+        with use_backend("triton"):
+            assert_close(ph.upsample(maps, guide, 1.83, 0.31), expected)
