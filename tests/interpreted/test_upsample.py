@@ -67,12 +67,13 @@ def test_cell_features(sampling: Any) -> None:
 
 
 def test_upsample_map() -> None:
+    """On lattices of more points than were expected and of fewer; and of a map that is left to the composition."""
     coarse, guide = torch.rand(1, 1, 2, 2), torch.rand(1, 1, 4, 5)
     holes = coarse.clone()
     holes[0, 0, 1, 1] = torch.nan
-    for maps in (coarse, holes):
-        # no point lies on a side of a simplex, where rounding decides between two
+    # no point lies on a side of a simplex, where rounding decides between two
+    for maps, sigmas in ((coarse, (1.83, 0.31)), (coarse, (7.83, 3.1)), (holes, (7.83, 3.1))):
         with use_backend("reference"):
-            expected = ph.upsample(maps.double(), guide.double(), 1.83, 0.31)
+            expected = ph.upsample(maps.double(), guide.double(), *sigmas)
         with use_backend("triton"):
-            assert_close(ph.upsample(maps, guide, 1.83, 0.31), expected)
+            assert_close(ph.upsample(maps, guide, *sigmas), expected)

@@ -15,12 +15,15 @@ from permutohedral.ops.guided_tables import CoarseGrid, GaussianTables
 from permutohedral.ops.triton.build.host_report import HostReports
 from permutohedral.ops.triton.build.insertion import insert_points, report
 from permutohedral.ops.triton.build.lattice import LARGEST_EVEN_DIMENSION, check_range, first_attempt, order
-from permutohedral.ops.triton.build.neighbors import search_packed
+from permutohedral.ops.triton.build.neighbors import search_counted, search_packed
 from permutohedral.ops.triton.build.packed_table import FULL
 from permutohedral.ops.triton.filter.blur import blur_rows
 from permutohedral.ops.triton.filter.cells import find_missing, fits, split_sample, takes, three_axes, write_features
 from permutohedral.ops.triton.filter.splat import splat_sums
 from permutohedral.ops.triton.runtime import WIDEST_TILE, Bound, cdiv, on_device, tile
+
+# rows of lattice values that are made before their number is known, for two points: enough for most pictures
+_ROWS_OF_TWO_POINTS = 3
 
 
 @triton.jit
@@ -62,13 +65,12 @@ def interpolate(
 
 
 @triton.jit(do_not_specialize=[
-    "num_points", "first", "vertex_corner_stride", "weight_corner_stride", "depth", "height", "width", "fine_depth",
-    "fine_height", "fine_width", "stride", "channel_stride",
+    "num_points", "num_rows", "first", "vertex_corner_stride", "weight_corner_stride", "depth", "height", "width",
+    "fine_depth", "fine_height", "fine_width", "stride", "channel_stride",
 ])  # fmt: skip
 def average_kernel(
-    lattice_values, vertices, barycentric, rows, mass, maps, num_points, first, vertex_corner_stride,
-    weight_corner_stride,
-    depth, height, width, fine_depth, fine_height, fine_width, stride, channel_stride,
+    lattice_values, vertices, barycentric, rows, mass, maps, num_points, num_rows, first, vertex_corner_stride,
+    weight_corner_stride, depth, height, width, fine_depth, fine_height, fine_width, stride, channel_stride,
     FIRST: tl.constexpr, POINT: tl.constexpr, LEAST_MASS: tl.constexpr, CHANNELS: tl.constexpr, CORNERS: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -88,7 +90,7 @@ def average_kernel(
         vertex = tl.load(vertices + first + point + corner * vertex_corner_stride, mask=inside, other=0)
         weight = tl.load(barycentric + first + point + corner * weight_corner_stride, mask=inside, other=0.0)
         place = lattice_values + vertex.to(tl.int64)[:, None] * width_of_rows + channel[None, :]
-        total += weight[:, None] * tl.load(place, mask=real, other=0.0)
+        total += weight[:, None] * tl.load(place, mask=real & (vertex < num_rows)[:, None], other=0.0)
     if FIRST:
         own = tl.sum(tl.where((channel == CHANNELS)[None, :], total, 0.0), axis=1)
         tl.store(mass + point, own, mask=inside)
@@ -126,8 +128,16 @@ def _upsample(
     first_target: int,
     grid: CoarseGrid,
     how: tuple[float, int, bool],
+    table: Tensor | None = None,
 ) -> Tensor:
-    """See `FusedPrimitives.upsample_rows`; tables of the targets from `first_target` on; least mass, steps, planes."""
+    """See `FusedPrimitives.upsample_rows`.
+
+    Args:
+        rows, tables, grid: see there.
+        first_target: where the targets begin in their tables.
+        how: least mass, steps, planes.
+        table: from which the number of lattice points is read, which is at most that of the rows.
+    """
     (vertices, barycentric, axis_neighbors, target_vertices, target_barycentric), (least_mass, steps, planes) = (
         tables,
         how,
@@ -137,13 +147,13 @@ def _upsample(
     maps, mass = rows.new_empty(shape), rows.new_empty(points)
     strides = (1, grid.samples) if planes else (channels, 1)
     corner_strides = target_vertices.stride(1), target_barycentric.stride(1)
-    sizes = points, first_target, *corner_strides, *three_axes(grid.coarse), *three_axes(grid.fine), *strides
+    sizes = points, number, first_target, *corner_strides, *three_axes(grid.coarse), *three_axes(grid.fine), *strides
     least = least_mass * blur_gain(vertices.shape[1] - 1)
     for step in range(1 + steps):
         first = step == 0
         given = rows if first else find_missing(rows, maps, grid, planes)
         sums = splat_sums(given, vertices, barycentric, number, 1 if first else 0)
-        blurred = blur_rows(sums, axis_neighbors, False, None)
+        blurred = blur_rows(sums, axis_neighbors, False, table)
         bound = _bind_average(first, grid.point, least, channels, vertices.shape[1])
         tensors = blurred, target_vertices, target_barycentric, given, mass, maps
         bound(bound.tiles(points, 1), tensors, sizes)
@@ -180,27 +190,34 @@ _refuse = Bound(refuse_kernel, BLOCK=1024)
 def upsample_map(
     rows: Tensor, guide: Tensor, grid: CoarseGrid, sigmas: Sequence[float], least_mass: float, steps: int, planes: bool
 ) -> Tensor | None:
-    d = len(sigmas)
-    if not takes(guide, grid, sigmas) or guide.numel() != grid.samples * (d - len(grid.fine)):
+    d, deterministic = len(sigmas), torch.are_deterministic_algorithms_enabled()
+    if not takes(guide, grid, sigmas) or guide.numel() != grid.samples * (d - len(grid.fine)) or deterministic:
         return None
     if rows.dtype != torch.float32 or not 0 < rows.shape[1] < WIDEST_TILE or d > LARGEST_EVEN_DIMENSION:
         return None
-    rows, guide, cells = rows.contiguous(), guide.contiguous(), grid.cells
+    rows, guide, cells, how = rows.contiguous(), guide.contiguous(), grid.cells, (least_mass, steps, planes)
     features = torch.empty(cells + grid.samples, d, dtype=torch.float32, device=guide.device)
     write_features(features, 0, guide, grid, sigmas)
     write_features(features, cells, guide, CoarseGrid(grid.fine, grid.fine, True), sigmas)
-    attempt = first_attempt(features, None)
+    attempt, offsets = first_attempt(features, None), axis_offsets(d, features.device)
     with HostReports(features.device) as reports:
         insertion = insert_points(features, None, attempt.capacity, attempt.by_range)
         _refuse((cdiv(rows.numel(), 1024), 1, 1), (rows, insertion.table.storage), (rows.numel(),))
         report(insertion, features, reports.words[0], False)
+        # before the host looks: most lattices have no more rows
+        room = _ROWS_OF_TWO_POINTS * len(features) // 2
+        neighbors = search_counted(insertion.table, insertion.codes, room, offsets, paired=True)
+        # a part of the corners would begin at an address that kernels are not compiled for
+        corners, weights = insertion.vertices, insertion.barycentric
+        tables = corners[:cells], weights[:cells], neighbors, corners, weights
+        maps = _upsample(rows, tables, cells, grid, how, insertion.table.storage)
         told = reports.read(0)
     check_range(features, None, told)
     if told.no_room or told.full:
         return None
-    insertion, offsets = order(insertion, told), axis_offsets(d, features.device)
-    neighbors = search_packed(insertion.table, insertion.codes, told.num_lattice_points, offsets, True)
-    corners, weights = insertion.vertices, insertion.barycentric
-    tables = corners[:cells], weights[:cells], neighbors, corners, weights
-    # a part of the corners would begin at an address that kernels are not compiled for
-    return _upsample(rows, tables, cells, grid, (least_mass, steps, planes))
+    number, ordered = told.num_lattice_points, order(insertion, told)
+    if number <= room and ordered is insertion:
+        return maps
+    neighbors = search_packed(ordered.table, ordered.codes, number, offsets, True)
+    tables = ordered.vertices[:cells], ordered.barycentric[:cells], neighbors, ordered.vertices, ordered.barycentric
+    return _upsample(rows, tables, cells, grid, how)
