@@ -33,7 +33,7 @@ CHOSEN_ON, MEASURED_ON = ("cones", "teddy"), ("art", "books", "moebius", "tsukub
 # bandwidths over positions, gray and color, smoothness, iterations
 OURS = list(itertools.product((4.0, 8.0, 16.0), (0.1, 0.2, 0.4), (0.03, 0.06, 0.12), (1.0, 4.0, 16.0), (10,)))
 # bandwidths over positions, luma and chroma, lambda, iterations
-OPENCV = list(itertools.product((8.0, 16.0, 32.0), (8.0, 16.0, 32.0), (4.0, 8.0, 16.0), (2.0, 8.0, 32.0), (25,)))
+OPENCV = list(itertools.product((4.0, 8.0, 16.0), (8.0, 16.0, 32.0), (8.0, 16.0, 32.0), (2.0, 8.0, 32.0), (25,)))
 
 # root mean square error and seconds
 Score = tuple[float, float]
