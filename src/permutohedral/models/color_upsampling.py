@@ -25,7 +25,6 @@ class ColorUpsampler(nn.Module):
         sigma_space: bandwidth in distances between pixels that have a color.
         sigma_range: bandwidth over gray, white being 1.
         neighborhood_size: s of the filter.
-        differences: filter the colors less gray, and add the gray of every pixel again.
 
     Shape:
         coarse `[..., 3, h, w]`, the pixels at floor(i N / n), as `image[::factor, ::factor]` keeps them; gray
@@ -36,11 +35,9 @@ class ColorUpsampler(nn.Module):
     torch.Size([3, 16, 24])
     """
 
-    def __init__(
-        self, sigma_space: float = 1.5, sigma_range: float = 0.04, neighborhood_size: int = 2, differences: bool = False
-    ) -> None:
+    def __init__(self, sigma_space: float = 1.5, sigma_range: float = 0.04, neighborhood_size: int = 2) -> None:
         super().__init__()
-        self.neighborhood_size, self.differences = neighborhood_size, differences
+        self.neighborhood_size = neighborhood_size
         self.filter = BilateralUpsample2d(
             4, 1, neighborhood_size, mix=True, sigma_space=sigma_space, sigma_range=sigma_range, sampling="point"
         )
@@ -51,16 +48,14 @@ class ColorUpsampler(nn.Module):
             "sigma_space": self.filter.sigma_space,
             "sigma_range": self.filter.sigma_range,
             "neighborhood_size": self.neighborhood_size,
-            "differences": self.differences,
         }
 
     def forward(self, coarse: Tensor, gray: Tensor) -> Tensor:
         """The picture `[..., 3, height, width]`."""
         height, width = gray.shape[-2:]
         kept = Grids((coarse.shape[-2], coarse.shape[-1]), (height, width), "point").observe(gray)
-        colors = coarse - kept if self.differences else coarse
-        mixed: Tensor = self.filter(torch.cat([colors, kept], dim=-3), gray)[..., :3, :, :]
-        return mixed + gray if self.differences else mixed
+        mixed: Tensor = self.filter(torch.cat([coarse, kept], dim=-3), gray)
+        return mixed[..., :3, :, :]
 
 
 def load_color_upsampler(factor: int, path: Path | None = None) -> ColorUpsampler:

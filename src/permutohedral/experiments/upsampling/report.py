@@ -15,10 +15,7 @@ from permutohedral.reporting.provenance import name_machine
 _DEPTH = ("depth_bicubic", "depth_gaussian", "depth_consistent", "depth_solver")
 _COLORS = ("colors_bicubic", "colors_gaussian", "colors_affine", "colors_solver")
 _CHROMA = ("chroma_bicubic", "chroma_gaussian", "chroma_solver")
-_KEPT = (
-    *("kept_linear", "kept_gaussian", "kept_filter", "kept_learned", "kept_learned_wide"),
-    *("kept_linear_gray", "kept_filter_gray", "kept_learned_gray"),
-)
+_KEPT = (*("kept_linear", "kept_gaussian", "kept_filter", "kept_learned", "kept_learned_wide", "kept_linear_gray"),)
 ROWS = {
     "upsampling": (*_DEPTH, *_COLORS, *_CHROMA, *_KEPT),
     "features": ("bicubic", "gaussian", "consistent", "affine", "solver"),
