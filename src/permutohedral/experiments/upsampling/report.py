@@ -53,7 +53,8 @@ def upsampling_table(results: Sequence[Result], task: str) -> str:
     lines = []
     for row in rows:
         scores = [f"{row.metrics[factor]['score']:.2f}" if factor in row.metrics else "" for factor in factors]
-        lines.append([row.config["title"], *scores, f"{row.metrics[timed]['milliseconds']:.0f}"])
+        time = f"{row.metrics[timed]['milliseconds']:.0f}" if timed in row.metrics else ""
+        lines.append([row.config["title"], *scores, time])
     return markdown_table(["", *(f"{factor}x" for factor in factors), f"ms, {timed}x"], lines)
 
 
