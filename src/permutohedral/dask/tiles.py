@@ -153,7 +153,7 @@ def map_with_margins(
     arrays = [array.rechunk((*tiles, -1)) for array in arrays]
     dtype, channels = arrays[0].dtype, arrays[0].shape[-1]
     if out_channels is not None:
-        dtype, channels = np.dtype(_floats_of(dtype)), out_channels
+        dtype, channels = np.dtype(floats_of(dtype)), out_channels
         if _CHANNELS not in names and channels != 1:
             raise InputError(f"a result of {channels} channels needs an axis for them: give the image one, named C")
     largest = math.prod(max(chunks) + 2 * margin for chunks, margin in zip(tiles, margins, strict=True))
@@ -205,18 +205,36 @@ def run_on_block(
 ) -> NDArray[Any]:
     """`run` of tiles `[*space, channels]`, the values and perhaps a guide; whole numbers are rounded again."""
     keep_little()
-    exact = _floats_of(blocks[0].dtype)
+    exact = floats_of(blocks[0].dtype)
     tensors = [torch.from_numpy(np.ascontiguousarray(np.moveaxis(block, -1, 0), dtype=exact)) for block in blocks]
     try:
         filtered: NDArray[Any] = np.moveaxis(run(tensors[0], tensors[-1], origin).numpy(), 0, -1)
     except InputError as error:
         raise InputError(f"in the tile whose first sample is {origin}: {error.message}") from error
-    if np.issubdtype(dtype, np.integer):
-        limits = np.iinfo(dtype)
-        filtered = np.clip(np.rint(filtered), limits.min, limits.max)
-    return filtered.astype(dtype)
+    return as_dtype(filtered, dtype)
 
 
-def _floats_of(dtype: Any) -> Any:
-    """What numbers of this kind are computed with."""
-    return np.float64 if dtype in (np.float64, np.int64, np.uint64) else np.float32
+def as_dtype(numbers: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    """Floating numbers in another dtype; whole ones are rounded, and those out of its range are at its ends.
+
+    >>> as_dtype(np.array([-1.0, 1.6, 2.0**32]), np.uint32).tolist()
+    [0, 2, 4294967295]
+    """
+    if not np.issubdtype(dtype, np.integer):
+        return numbers.astype(dtype)
+    limits, rounded = np.iinfo(dtype), np.rint(numbers)
+    # the largest number may have no equal among the floats, and the next of these is beyond it
+    above = rounded >= limits.max
+    whole = np.where(above, 0, np.maximum(rounded, limits.min)).astype(dtype)
+    whole[above] = limits.max
+    return whole
+
+
+def floats_of(dtype: Any) -> Any:
+    """What numbers of this kind are computed with: floats that have them all, as far as there are such.
+
+    >>> floats_of(np.uint16), floats_of(np.uint32)
+    (<class 'numpy.float32'>, <class 'numpy.float64'>)
+    """
+    kind = np.dtype(dtype)
+    return np.float64 if kind.itemsize > (2 if kind.kind in "ui" else 4) else np.float32

@@ -104,6 +104,8 @@ class Upsampler:
         if self.mode == "solver":
             return self._solve(coarse, confidence, steps, smoothness)
         maps, weights = known_values(coarse.to(self._joint.lattice.dtype), confidence, axes)
+        # of no items none counts less than another
+        weights = weights if maps.numel() else None
         channels_last = is_channels_last(coarse, axes)
         if layout.shared and layout.leading and weights is not None:
             # each item knows something else
