@@ -18,7 +18,7 @@ ROOT = Path(permutohedral.__file__).parent
 ORDER = [
     ["errors", "version", "_native"],
     ["neighborhood", "simplices", "tensors"],
-    ["ops.primitives", "ops.tracing", "ops.batching"],
+    ["ops.primitives", "ops.guided_primitives", "ops.tracing", "ops.batching"],
     ["ops.shared_tensors", "ops.fused_primitives", "ops.native_limits"],
     ["ops.reference", "ops.native"],
     ["ops.triton"],
@@ -26,7 +26,7 @@ ORDER = [
     ["ops.operator"],
     ["ops.operators", "ops.exact_sums", "ops"],
     ["ops.one_call"],
-    ["ops.fused_layers", "ops.fused_fields"],
+    ["ops.fused_layers", "ops.fused_fields", "ops.fused_guided"],
     ["ops.fused_filters", "ops.level_operators"],
     ["features", "data"],
     ["stacked_features"],

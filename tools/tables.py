@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import crf_tables
 import regions
+import upsampling_tables
 
 from permutohedral.experiments.experiment import load_experiment
 from permutohedral.reporting.markdown import markdown_table
@@ -237,26 +237,6 @@ def segmentation() -> str:
     return markdown_table(["wrong, %", *kinds], [[name, *(row[kind] for kind in kinds)] for name, row in cells.items()])
 
 
-def upsampling(task: str) -> str:
-    """Errors of a task of `permutohedral reproduce upsampling`, by factor."""
-    from permutohedral.experiments.upsampling.report import upsampling_table
-
-    if not (RESULTS / "upsampling").is_dir():
-        raise FileNotFoundError(RESULTS / "upsampling")
-    return upsampling_table(load_experiment("upsampling").read_results(RESULTS / "upsampling"), task)
-
-
-def upsampling_speed(machine: str) -> str:
-    """Time and memory of `tools/upsampling_speed.py` beside torch's bilinear interpolation."""
-    rows = json.loads((RESULTS / "upsampling" / "speed" / f"{machine}.json").read_text())["rows"]
-    cells = []
-    for name, row in rows.items():
-        ours, theirs = row["permutohedral"], row["torch bilinear"]
-        times = [f"{each['milliseconds']:.3g}" for each in (ours, theirs)]
-        cells.append([name, *times, f"{ours['gigabytes']:.2f}"])
-    return markdown_table(["", "ms", "torch bilinear, ms", "GB beyond the result"], cells)
-
-
 def playground() -> str:
     """Milliseconds until the page of `permutohedral playground` shows something."""
     measured = json.loads((RESULTS / "playground.json").read_text())
@@ -349,8 +329,7 @@ def _commands(found: dict[str, Any]) -> str:
 
 _TABLES: dict[str, Callable[[], str]] = {
     "playground": playground,
-    **{f"upsampling-{task}": partial(upsampling, task) for task in ("depth", "colors", "chroma", "kept", "features")},
-    **{f"upsampling-speed-{machine}": partial(upsampling_speed, machine) for machine in ("cpu", "h200")},
+    **upsampling_tables.TABLES,
     "levels": levels,
     "large-arrays": large_arrays,
     "large-arrays-beside": large_arrays_beside,

@@ -102,6 +102,14 @@ REGISTRY = (
         "Writes a JSON file for each row, and a report in Markdown.",
     ),
     Entry(
+        "features",
+        "upsampling",
+        "Bring the features of a network to the size of its picture.",
+        "They are those of a shipped denoiser, averaged over cells. The rows with opencv in their names need OpenCV "
+        "with its contributed modules.\n\n"
+        "Writes a JSON file for each row, and a report in Markdown.",
+    ),
+    Entry(
         "lidar",
         "lidar",
         "Tell ground, vegetation and buildings apart in laser scans.",

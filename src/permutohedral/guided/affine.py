@@ -18,25 +18,26 @@ from permutohedral.ops import operators
 _PRIOR = 1e-3
 
 
-def affine_model(joint: Joint, rows: Tensor, weights: Tensor, guide: Tensor, ridge: float) -> Tensor:
+def affine_model(joint: Joint, rows: Tensor, weights: Tensor, guides: tuple[Tensor, Tensor], ridge: float) -> Tensor:
     """Values at all targets.
 
     Args:
         joint: the lattice under coarse samples and targets.
         rows: values of the coarse samples, `[rows, channels]`.
         weights: how much they count, `[rows, 1]`.
-        guide: of the targets, `[target rows, guide channels]`.
+        guides: of the coarse samples and of the targets, `[rows or target rows, guide channels]`.
         ridge: added to the variances of the guide; the larger, the flatter the function.
 
     Returns:
         `[target rows, channels]`.
     """
+    coarse_guide, guide = guides
     number, channels = guide.shape[1], rows.shape[1]
     total = weights.sum().clamp_min(torch.finfo(weights.dtype).tiny)
     # moments about the means of all samples keep digits
-    center = ((joint.coarse_guide * weights).sum(dim=0, keepdim=True) / total).detach()
+    center = ((coarse_guide * weights).sum(dim=0, keepdim=True) / total).detach()
     offset = ((rows * weights).sum(dim=0, keepdim=True) / total).detach()
-    about, values = joint.coarse_guide - center, rows - offset
+    about, values = coarse_guide - center, rows - offset
     squares, products = about[:, :, None] * about[:, None, :], about[:, :, None] * values[:, None, :]
     moments = torch.cat([torch.ones_like(weights), about, values, squares.flatten(1), products.flatten(1)], dim=1)
     moments = moments * weights

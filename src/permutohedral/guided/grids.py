@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from permutohedral.errors import InputError
+from permutohedral.ops.guided_primitives import CoarseGrid
 
 Sampling = Literal["area", "point"]
 
@@ -52,6 +53,11 @@ class Grids:
     def ratios(self) -> list[float]:
         """Fine samples for each coarse one, along each axis."""
         return [fine / coarse for coarse, fine in zip(self.coarse, self.fine, strict=True)]
+
+    @property
+    def table(self) -> CoarseGrid:
+        """The same for a backend."""
+        return CoarseGrid(self.coarse, self.fine, self.sampling == "point")
 
     def positions(self, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         """Where the coarse samples lie, in fine samples: `[coarse samples, axes]`."""

@@ -19,7 +19,7 @@ from permutohedral.guided.windows import Windows, find_windows
 from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.memory import check_rows
 from permutohedral.neighborhood import blur_gain
-from permutohedral.ops import fused_filters, operators
+from permutohedral.ops import fused_guided, operators
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.tracing import wants_gradient
 
@@ -36,13 +36,11 @@ class Joint:
     Attributes:
         grids: coarse and fine.
         lattice: from `build_lattice` with `separable=True`.
-        coarse_guide: `[rows of coarse samples, guide channels]`.
         sigma_space: bandwidth over positions.
     """
 
     grids: Grids
     lattice: Lattice
-    coarse_guide: Tensor
     sigma_space: Sigma
 
     @cached_property
@@ -61,6 +59,18 @@ class Joint:
     def gain(self) -> float:
         """Of the blur, by which the mass is divided; means have it above and below."""
         return blur_gain(self.lattice.dimension)
+
+    def upsample(self, maps: Tensor, layout: Layout, steps: int, channels_last: bool) -> Tensor | None:
+        """Maps `[..., channels, *coarse]` whose samples all count the same, averaged and corrected `steps` times.
+
+        None where it is composed of `reach` and what is missing: see `fused_guided.upsample_rows`.
+        """
+        source, target, grids = self.lattice.source, self.lattice.target, self.grids
+        tables = source.vertices, source.barycentric, check_separable(self.lattice), target.vertices, target.barycentric
+        found = fused_guided.upsample_rows(
+            layout.to_rows(maps), tables, grids.table, LEAST_MASS, steps, not channels_last
+        )
+        return None if found is None else layout.from_found(found, grids.fine, channels_last)
 
     def reach(self, weights: Tensor) -> Reach:
         """Who is reached by coarse samples that count as much as `weights [rows of coarse samples, 1]` say."""
@@ -151,7 +161,7 @@ class Mixture:
         rows = layout.to_rows(complete)
         check_rows(len(self.samples), rows.shape[1], rows)
         if channels_last:
-            means = fused_filters.mix_rows(rows, self.samples, self.shares, False)
+            means = fused_guided.mix_rows(rows, self.samples, self.shares, False)
             if means is None:
                 means = operators.slice(rows, self.samples, self.shares)
             return layout.from_rows(means, self.grids.fine)
@@ -163,7 +173,7 @@ class Mixture:
 
 def mix_planes(rows: Tensor, samples: Tensor, shares: Tensor) -> Tensor:
     """Sums of rows with the channels first, `[channels, targets]`, without a second copy of all of them."""
-    planes = fused_filters.mix_rows(rows, samples, shares, True)
+    planes = fused_guided.mix_rows(rows, samples, shares, True)
     if planes is not None:
         return planes
     if len(samples) <= _TILE or wants_gradient(rows, shares):
@@ -179,26 +189,35 @@ def joint_lattice(
     guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_range: Sigma, origin: Sequence[int] | None = None
 ) -> Joint:
     """The lattice under `grids.coarse` samples of a guide `[..., channels, *grids.fine]` and under all of them."""
-    sources, targets, seen = joint_features(guide, grids, sigma_space, sigma_range, origin)
-    lattice = build_lattice(sources, targets, 0, separable=True)
-    return Joint(grids, lattice, seen.reshape(-1, seen.shape[-1]), sigma_space)
+    sources, targets = joint_features(guide, grids, sigma_space, sigma_range, origin)
+    if sources.dim() == 3 and len(sources) == 1:
+        # points of one item need not be told apart
+        sources, targets = sources[0], targets[0]
+    return Joint(grids, build_lattice(sources, targets, 0, separable=True), sigma_space)
 
 
 def joint_features(
     guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_range: Sigma, origin: Sequence[int] | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Features of the coarse samples and of all, `[..., points, d]`, and the guide at the coarse ones."""
-    axes = len(grids.fine)
+) -> tuple[Tensor, Tensor]:
+    """Features of the coarse samples and of all, `[points, d]`, or `[items, points, d]` of a batch."""
+    sources = None
+    if origin is None:
+        sources = fused_guided.cell_features(guide, grids.table, sigma_space, sigma_range)
+    if sources is None:
+        sources = _coarse_features(guide, grids, sigma_space, sigma_range, origin)
+    sources = sources.flatten(0, -3) if sources.dim() > 3 else sources
+    return sources, features_of(guide, sigma_space, sigma_range, len(grids.fine), origin)
+
+
+def _coarse_features(
+    guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_range: Sigma, origin: Sequence[int] | None
+) -> Tensor:
     wide = guide.to(accumulation_dtype(guide.dtype))
-    targets = features_of(guide, sigma_space, sigma_range, axes, origin)
-    seen = grids.observe(wide).flatten(-axes).mT
+    seen = grids.observe(wide).flatten(-len(grids.fine)).mT
     positions = grids.positions(wide.dtype, wide.device)
     if origin is not None:
         positions = positions + positions.new_tensor(origin)
-    sources = join(in_units_of(positions, sigma_space), in_units_of(seen, sigma_range))
-    if sources.dim() > 3:
-        sources = sources.flatten(0, -3)
-    return sources, targets, seen
+    return join(in_units_of(positions, sigma_space), in_units_of(seen, sigma_range))
 
 
 def default_sigma(grids: Grids, share: float) -> float | list[float]:

@@ -12,6 +12,8 @@ from torch import Tensor
 from permutohedral.errors import InputError
 from permutohedral.features import Sigma, bilateral_features, check_channels_first
 from permutohedral.filters.weighting import check_weights
+from permutohedral.ops import fused_guided
+from permutohedral.ops.guided_primitives import CoarseGrid
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.tensors import check_tensor
 
@@ -54,6 +56,17 @@ class Layout:
         maps = rows.reshape(math.prod(self.leading), math.prod(space), self.channels).transpose(1, 2)
         return maps.reshape(*self.leading, self.channels, *space)
 
+    def from_found(self, found: Tensor, space: tuple[int, ...], channels_last: bool) -> Tensor:
+        """What `fused_guided.upsample_rows` found as `[..., channels, *space]`."""
+        if channels_last:
+            return self.from_rows(found, space)
+        return found.view(*self.leading, self.channels, *space)
+
+
+def is_channels_last(maps: Tensor, axes: int) -> bool:
+    """Whether the channels are the fastest axis in memory."""
+    return maps.stride(-axes - 1) == 1 and not maps.is_contiguous()
+
 
 def check_space(guide: Tensor, spatial_axes: int) -> tuple[int, ...]:
     """The extents of the guide; raises unless it is floating, with channels and so many axes after them."""
@@ -92,7 +105,12 @@ def features_of(
 
     `origin` is the position of the first sample, for a part of a larger guide.
     """
-    features = bilateral_features(guide, sigma_space, sigma_range, spatial_axes=spatial_axes, origin=origin)
+    features = None
+    if origin is None:
+        space = tuple(guide.shape[-spatial_axes:])
+        features = fused_guided.cell_features(guide, CoarseGrid(space, space, True), sigma_space, sigma_range)
+    if features is None:
+        features = bilateral_features(guide, sigma_space, sigma_range, spatial_axes=spatial_axes, origin=origin)
     return features.flatten(0, -3) if features.dim() > 3 else features
 
 
@@ -102,7 +120,7 @@ def known_values(maps: Tensor, confidence: Tensor | None, spatial_axes: int) -> 
     Raises:
         InputError: an item has no sample that counts, or the confidence does not fit.
     """
-    if confidence is None and bool(maps.isfinite().all()):
+    if confidence is None and _all_finite(maps):
         return maps, None
     unknown = maps.isnan().any(dim=-spatial_axes - 1, keepdim=True)
     if confidence is None:
@@ -114,6 +132,11 @@ def known_values(maps: Tensor, confidence: Tensor | None, spatial_axes: int) -> 
     if not bool((weights > 0).flatten(-spatial_axes).any(dim=-1).all()):
         raise InputError("nothing is known: every sample of an item is NaN, or of confidence zero")
     maps = torch.where(unknown | (weights == 0), 0.0, maps)
-    if not bool(maps.isfinite().all()):
+    if not _all_finite(maps):
         raise InputError("values must be finite or NaN, which is unknown; got infinity")
     return maps, weights
+
+
+def _all_finite(maps: Tensor) -> bool:
+    # the sum is found faster, and is finite but for numbers near the largest
+    return math.isfinite(float(maps.detach().sum())) or bool(maps.isfinite().all())

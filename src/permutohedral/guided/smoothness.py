@@ -8,6 +8,7 @@ splatted ones: W = diag(n) B diag(n) is symmetric, and its rows sum up to the nu
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,10 +16,46 @@ from torch import Tensor
 from permutohedral.checks import splat_density
 from permutohedral.filters.normalization import check_separable
 from permutohedral.lattice import Lattice
-from permutohedral.ops import operators
+from permutohedral.ops import fused_guided, operators
 
 # row sums of the points are met to a few percent, which is all that is needed: constants are smooth whatever n is
 _BALANCING_STEPS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """B of a lattice.
+
+    Attributes:
+        axes: int32 `[2 (d + 1), lattice points]`, those beside each lattice point along the axes, -1 where missing.
+        dtype: of the values.
+    """
+
+    axes: Tensor
+    dtype: torch.dtype
+
+    @property
+    def number(self) -> int:
+        """How many may be beside a lattice point, which counts as much as all of them."""
+        return self.axes.shape[0]
+
+    def add(self, rows: Tensor) -> Tensor:
+        """B y for y `[lattice points, channels]`."""
+        sums = fused_guided.add_beside(rows, self.axes)
+        # a sum over few others, which `slice` computes faster than a convolution of one channel
+        return operators.slice(rows, *self._table) if sums is None else sums
+
+    @cached_property
+    def _table(self) -> tuple[Tensor, Tensor]:
+        """int32 `[lattice points, 1 + number]`, a lattice point and those beside it, and how often each counts."""
+        beside, number = self.axes.shape
+        neighbors = self.axes.new_empty(number, 1 + beside)
+        neighbors[:, 0] = torch.arange(number, dtype=neighbors.dtype, device=neighbors.device)
+        neighbors[:, 1:] = self.axes.T
+        # one that is missing does not count, whatever stands for it
+        counts = (neighbors >= 0).to(self.dtype)
+        counts[:, 0] = beside
+        return neighbors.clamp_min_(0), counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,28 +63,22 @@ class Smoothness:
     """The roughness of signals on a lattice.
 
     Attributes:
-        neighbors: int32 `[lattice points, 2 d + 3]`: each lattice point itself, and those beside it along the axes.
-        counts: how often each counts in B, zero where it is missing.
+        beside: B.
         scale: n, `[lattice points, 1]`.
         mass: W 1, `[lattice points, 1]`.
     """
 
-    neighbors: Tensor
-    counts: Tensor
+    beside: Beside
     scale: Tensor
     mass: Tensor
 
     def roughen(self, rows: Tensor) -> Tensor:
         """(diag(W 1) - W) y for y `[lattice points, channels]`."""
-        return self.mass * rows - self.scale * self.blur(self.scale * rows)
-
-    def blur(self, rows: Tensor) -> Tensor:
-        """B y: a sum over few others, which `slice` computes faster than a convolution of one channel."""
-        return operators.slice(rows, self.neighbors, self.counts)
+        return self.mass * rows - self.scale * self.beside.add(self.scale * rows)
 
     def diagonal(self) -> Tensor:
         """Of diag(W 1) - W."""
-        return self.mass - self.scale.square() * self.counts[:, :1]
+        return self.mass - self.scale.square() * self.beside.number
 
     def detach(self) -> Smoothness:
         """The same without derivatives."""
@@ -56,19 +87,14 @@ class Smoothness:
 
 def smoothness_on(lattice: Lattice) -> Smoothness:
     """The roughness of signals on a lattice that was built with `separable=True`."""
-    axes = check_separable(lattice)
-    number, beside = axes.shape[1], axes.shape[0]
-    neighbors = axes.new_empty(number, 1 + beside)
-    neighbors[:, 0] = torch.arange(number, dtype=axes.dtype, device=axes.device)
-    neighbors[:, 1:] = axes.T
     density = splat_density(lattice)
-    # a lattice point counts as much as all that are beside it; one that is missing does not, whatever stands for it
-    counts = (neighbors >= 0).to(density.dtype)
-    counts[:, 0] = beside
-    neighbors.clamp_min_(0)
+    beside = Beside(check_separable(lattice), density.dtype)
     # a corner that its points touch with weight zero must not matter, nor be divided by
     wanted = density.clamp_min(torch.finfo(density.dtype).eps ** 2)
     scale = torch.where(density > 0, 1.0, wanted)
+    balanced = fused_guided.balance(scale, wanted, beside.axes, _BALANCING_STEPS)
+    if balanced is not None:
+        return Smoothness(beside, *balanced)
     for _ in range(_BALANCING_STEPS):
-        scale = (scale * wanted / operators.slice(scale, neighbors, counts)).sqrt()
-    return Smoothness(neighbors, counts, scale, scale * operators.slice(scale, neighbors, counts))
+        scale = (scale * wanted / beside.add(scale)).sqrt()
+    return Smoothness(beside, scale, scale * beside.add(scale))

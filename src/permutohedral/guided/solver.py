@@ -19,7 +19,8 @@ from permutohedral.guided.layout import Layout, check_space, features_of, known_
 from permutohedral.guided.smoothness import Smoothness, smoothness_on
 from permutohedral.lattice import build_lattice
 from permutohedral.memory import check_rows
-from permutohedral.ops import fused_filters, operators
+from permutohedral.ops import fused_guided, operators
+from permutohedral.ops.guided_primitives import SeenCells, SolverTables
 from permutohedral.ops.tracing import wants_gradient
 from permutohedral.simplices import Simplices
 from permutohedral.tensors import check_count, check_tensor
@@ -182,15 +183,26 @@ class _System:
     diagonal: Tensor
     data: Tensor
     smoothness: Smoothness
+    strength: float | Tensor
+    seen: _Seen
 
     def solve(self, right: Tensor, start: Tensor, iterations: int, tolerance: float) -> Tensor:
+        solution = None
+        if self.seen.observe is None or self.seen.cells is not None:
+            lumped = self.data if self.seen.observe is None else None
+            scale, mass = self.strength**0.5 * self.smoothness.scale, self.strength * self.smoothness.mass
+            axes = self.smoothness.beside.axes
+            tables = SolverTables(axes, scale, mass, lumped, self.seen.cells, self.diagonal)
+            solution = fused_guided.solve_on_lattice(right, start, tables, iterations, tolerance)
+        if solution is not None:
+            return solution
         return conjugate_gradients(self.product, right, self.diagonal, start, iterations, tolerance)
 
     def blurred(self) -> Tensor:
         """The data averaged over a few steps of the lattice, to start from; zero where they do not reach."""
         numbers = torch.cat([self.right, self.data], dim=1)
         for _ in range(3):
-            numbers = self.smoothness.blur(numbers)
+            numbers = self.smoothness.beside.add(numbers)
         sums, mass = numbers[:, : self.right.shape[1]], numbers[:, self.right.shape[1] :]
         return sums / torch.where(mass > 0, mass, 1.0)
 
@@ -214,7 +226,7 @@ def _system(simplices: Simplices, smoothness: Smoothness, data: _Data, strength:
             return rough + lumped * rows
         return rough + seen.gather(data.weights * seen.observe(rows))
 
-    return _System(product, right, diagonal, lumped, smoothness)
+    return _System(product, right, diagonal, lumped, smoothness, strength, seen)
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,10 +236,12 @@ class _Seen:
     Attributes:
         gather: from rows of data to the lattice.
         observe: means of cells; None where data are at samples.
+        cells: the same as tables; None also where these cells are summed beforehand.
     """
 
     gather: Product
     observe: Product | None
+    cells: SeenCells | None = None
 
 
 def _see(simplices: Simplices, barycentric: Tensor, data: _Data) -> _Seen:
@@ -236,7 +250,7 @@ def _see(simplices: Simplices, barycentric: Tensor, data: _Data) -> _Seen:
         if where is not None:
             vertices, barycentric = vertices.index_select(0, where), barycentric.index_select(0, where)
         return _Seen(lambda rows: operators.splat(rows, vertices, barycentric, number), None)
-    grids, tables = where, fused_filters.sum_cells(vertices, barycentric, where.coarse, where.fine)
+    grids, tables = where, fused_guided.sum_cells(vertices, barycentric, where.coarse, where.fine)
     if tables is not None:
         cells, points, weights = tables
         ones = weights.new_ones(len(cells), 1)
@@ -248,17 +262,21 @@ def _see(simplices: Simplices, barycentric: Tensor, data: _Data) -> _Seen:
             # which adds up faster than torch's index_add
             return operators.splat(operators.slice(rows, points, weights), cells[:, None], ones, len(data.values))
 
-    else:
+        return _Seen(gather, observe)
+    means = SeenCells(vertices, barycentric, grids.table, data.weights)
 
-        def gather(rows: Tensor) -> Tensor:
-            maps = grids.spread(layout.from_rows(rows, grids.coarse))
-            return operators.splat(layout.to_rows(maps), vertices, barycentric, number)
+    def spread(rows: Tensor) -> Tensor:
+        found = fused_guided.spread_cells(rows, means, number)
+        if found is not None:
+            return found
+        maps = grids.spread(layout.from_rows(rows, grids.coarse))
+        return operators.splat(layout.to_rows(maps), vertices, barycentric, number)
 
-        def observe(rows: Tensor) -> Tensor:
-            maps = layout.from_rows(operators.slice(rows, vertices, barycentric), grids.fine)
-            return layout.to_rows(grids.observe(maps))
+    def average(rows: Tensor) -> Tensor:
+        maps = layout.from_rows(operators.slice(rows, vertices, barycentric), grids.fine)
+        return layout.to_rows(grids.observe(maps))
 
-    return _Seen(gather, observe)
+    return _Seen(spread, average, means)
 
 
 def _detached(number: float | Tensor) -> float | Tensor:

@@ -14,9 +14,10 @@ from permutohedral.features import Sigma
 from permutohedral.guided.affine import affine_model
 from permutohedral.guided.arrays import Data, as_given, optional_tensor, to_tensor
 from permutohedral.guided.grids import Grids, Sampling, fill_unknown
-from permutohedral.guided.joint import default_sigma, joint_lattice, ones_for
-from permutohedral.guided.layout import Layout, check_space, known_values, layout_of
+from permutohedral.guided.joint import LEAST_MASS, default_sigma, joint_lattice, ones_for
+from permutohedral.guided.layout import Layout, check_space, is_channels_last, known_values, layout_of
 from permutohedral.guided.solver import BilateralSolver
+from permutohedral.ops import fused_guided
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.tensors import check_count
 
@@ -102,11 +103,10 @@ class Upsampler:
         check_count("steps", steps)
         if self.mode == "solver":
             return self._solve(coarse, confidence, steps, smoothness)
-        dtype = self._joint.lattice.dtype
-        maps, weights = known_values(coarse.to(dtype), confidence, axes)
+        maps, weights = known_values(coarse.to(self._joint.lattice.dtype), confidence, axes)
         # of no items none counts less than another
         weights = weights if maps.numel() else None
-        channels_last = coarse.stride(-axes - 1) == 1 and not coarse.is_contiguous()
+        channels_last = is_channels_last(coarse, axes)
         if layout.shared and layout.leading and weights is not None:
             # each item knows something else
             items = zip(maps.flatten(0, -axes - 2), weights.flatten(0, -axes - 2), strict=True)
@@ -133,6 +133,13 @@ class Upsampler:
         """Upsample maps that share a mass, and bring what is seen of the result nearer to them, `steps` times."""
         axes, joint = len(self.grids.coarse), self._joint
         steps, ridge, channels_last = options
+        # by the weights of coarse samples where these are fewer than the channels
+        few = layout.row_channels < _FEWEST_CHANNELS
+        many = not few and joint.windows.slots <= min(layout.row_channels // 2, _MOST_SLOTS)
+        if self.mode == "gaussian" and weights is None and not many:
+            at_once = joint.upsample(maps, layout, steps, channels_last)
+            if at_once is not None:
+                return at_once
         complete = maps
         if weights is None:
             rows = ones_for(layout, joint)
@@ -140,15 +147,14 @@ class Upsampler:
             flat = maps.reshape(-1, *maps.shape[-axes - 1 :]), weights.reshape(-1, *weights.shape[-axes - 1 :])
             complete = fill_unknown(*flat, axes).view(maps.shape)
             rows = Layout(layout.leading, 1, layout.shared).to_rows(weights)
-        # by the weights of coarse samples where these are fewer than the channels
-        few = layout.row_channels < _FEWEST_CHANNELS
-        many = not few and joint.windows.slots <= min(layout.row_channels // 2, _MOST_SLOTS)
         reach = joint.mixture(rows) if many else joint.reach(rows)
         if self.mode == "affine":
             own = Layout(tuple(self._guide.shape[: -axes - 1]), self._guide.shape[-axes - 1], layout.shared)
-            guide = own.to_rows(self._guide.to(accumulation_dtype(self._guide.dtype)))
-            model = affine_model(joint, layout.to_rows(maps), rows, guide, ridge)
-            upsampled = layout.from_rows(model, self.grids.fine)
+            guide = self._guide.to(joint.lattice.dtype)
+            guides = own.to_rows(self.grids.observe(guide)), own.to_rows(guide)
+            upsampled = layout.from_rows(
+                affine_model(joint, layout.to_rows(maps), rows, guides, ridge), self.grids.fine
+            )
             upsampled = upsampled if channels_last else upsampled.contiguous()
         else:
             upsampled = reach.average(complete, layout, channels_last)
@@ -210,9 +216,38 @@ def upsample(  # noqa: PLR0913 (map and guide, their bandwidths, and what each m
     >>> ph.upsample(torch.rand(2, 384, 5, 7), torch.rand(2, 3, 40, 50), mode="gaussian", steps=0).shape
     torch.Size([2, 384, 40, 50])
     """
-    given = to_tensor(coarse)
-    if not isinstance(given, Tensor) or given.dim() <= spatial_axes:
-        layout_of("coarse", given, (), to_tensor(guide).device, spatial_axes)
+    given, picture = to_tensor(coarse), to_tensor(guide)
+    check_space(picture, spatial_axes)
+    layout = layout_of("coarse", given, tuple(picture.shape[: -spatial_axes - 1]), picture.device, spatial_axes)
+    if mode == "gaussian" and confidence is None:
+        sigmas, count = (sigma_space, sigma_range), _DEFAULTS[mode][1] if steps is None else steps
+        at_once = _upsample_at_once(given, picture, layout, sigmas, sampling, count)
+        if at_once is not None:
+            return as_given(at_once, coarse)
     size = tuple(given.shape[-spatial_axes:])
-    upsampler = Upsampler(guide, size, sigma_space, sigma_range, mode, sampling=sampling, spatial_axes=spatial_axes)
+    upsampler = Upsampler(picture, size, sigma_space, sigma_range, mode, sampling=sampling, spatial_axes=spatial_axes)
     return upsampler(coarse, confidence, steps, smoothness=smoothness, ridge=ridge)
+
+
+def _upsample_at_once(
+    coarse: Tensor,
+    guide: Tensor,
+    layout: Layout,
+    sigmas: tuple[Sigma | None, Sigma],
+    sampling: Sampling,
+    steps: int,
+) -> Tensor | None:
+    """By the Gaussian, lattice included, where a backend can: see `fused_guided.upsample_map`."""
+    check_count("steps", steps)
+    if layout.guides != 1 or layout.row_channels >= _FEWEST_CHANNELS:
+        return None
+    axes = coarse.dim() - len(layout.leading) - 1
+    grids = Grids(tuple(coarse.shape[-axes:]), tuple(guide.shape[-axes:]), sampling)
+    sigma_space, sigma_range = sigmas
+    if sigma_space is None:
+        sigma_space = default_sigma(grids, _DEFAULTS["gaussian"][0])
+    channels_last = is_channels_last(coarse, axes)
+    rows = layout.to_rows(coarse.to(accumulation_dtype(guide.dtype)))
+    how = LEAST_MASS, steps, not channels_last
+    found = fused_guided.upsample_map(rows, guide, grids.table, (sigma_space, sigma_range), how)
+    return None if found is None else layout.from_found(found, grids.fine, channels_last).to(coarse.dtype)

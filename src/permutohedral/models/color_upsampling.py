@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ class ColorUpsampler(nn.Module):
     Args:
         sigma_space: bandwidth in distances between pixels that have a color.
         sigma_range: bandwidth over gray, white being 1.
+        neighborhood_size: s of the filter.
 
     Shape:
         coarse `[..., 3, h, w]`, the pixels at floor(i N / n), as `image[::factor, ::factor]` keeps them; gray
@@ -33,11 +35,20 @@ class ColorUpsampler(nn.Module):
     torch.Size([3, 16, 24])
     """
 
-    def __init__(self, sigma_space: float = 1.5, sigma_range: float = 0.04) -> None:
+    def __init__(self, sigma_space: float = 1.5, sigma_range: float = 0.04, neighborhood_size: int = 2) -> None:
         super().__init__()
+        self.neighborhood_size = neighborhood_size
         self.filter = BilateralUpsample2d(
-            4, 1, neighborhood_size=2, mix=True, sigma_space=sigma_space, sigma_range=sigma_range, sampling="point"
+            4, 1, neighborhood_size, mix=True, sigma_space=sigma_space, sigma_range=sigma_range, sampling="point"
         )
+
+    def settings(self) -> dict[str, Any]:
+        """What it was made with."""
+        return {
+            "sigma_space": self.filter.sigma_space,
+            "sigma_range": self.filter.sigma_range,
+            "neighborhood_size": self.neighborhood_size,
+        }
 
     def forward(self, coarse: Tensor, gray: Tensor) -> Tensor:
         """The picture `[..., 3, height, width]`."""
@@ -73,7 +84,7 @@ def save_color_upsamplers(models: Mapping[int, ColorUpsampler], path: Path) -> N
 
     tensors, options = {}, {}
     for factor, model in models.items():
-        options[str(factor)] = {"sigma_space": model.filter.sigma_space, "sigma_range": model.filter.sigma_range}
+        options[str(factor)] = model.settings()
         for name, tensor in model.state_dict().items():
             tensors[f"{factor}/{name}"] = tensor.detach().cpu().contiguous()
     save_file(tensors, path, metadata={"factors": json.dumps(options)})

@@ -83,7 +83,7 @@ class BilateralUpsample2d(nn.Module):
             )
         grids = Grids(tuple(coarse.shape[-2:]), space, self.sampling)
         sigma = [self.sigma_space * ratio for ratio in grids.ratios]
-        sources, targets, _ = joint_features(guide, grids, sigma, self.sigma_range)
+        sources, targets = joint_features(guide, grids, sigma, self.sigma_range)
         values = torch.cat([coarse, torch.ones_like(coarse[..., :1, :, :])], dim=-3).flatten(-2).mT
         filtered: Tensor = self.convolution(values, sources, targets)
         filtered = filtered.mT.reshape(*coarse.shape[:-3], self.channels + 1, *space)

@@ -7,7 +7,7 @@ A backend that has `filter_learned` or `filter_points` is used through this. Wit
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -19,24 +19,13 @@ from permutohedral.ops.fused_primitives import (
     KeptOfFilter,
     LandmarkTables,
 )
-from permutohedral.ops.one_call import apply
+from permutohedral.ops.one_call import apply, in_one_call
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.shared_tensors import items_of_points
 from permutohedral.ops.tracing import requires_gradient, why_in_steps
 
 # the same filter made of operators, which can be differentiated again: of values, weight and bias
 Composed = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-
-
-def _in_one_call(name: str, first: Tensor, *others: Tensor | None) -> Callable[..., Any] | None:
-    """The backend's function of that name, see `FusedPrimitives`; None without one, or where operators compute it.
-
-    They do so if derivatives with respect to these tensors are wanted.
-    """
-    if why_in_steps(first, *others) is not None or requires_gradient(first, *others):
-        return None
-    function: Callable[..., Any] | None = getattr(primitives_for(first), name, None)
-    return function
 
 
 def can_fuse(values: Tensor, weight: Tensor, bias: Tensor | None, *barycentric: Tensor) -> bool:
@@ -56,7 +45,7 @@ def picture_features(guide: Tensor, sigma_space: object, sigma_range: object) ->
         sigma_space: in pixels; only a positive number is taken.
         sigma_range: in units of the guide's values, likewise.
     """
-    run = _in_one_call("picture_features", guide)
+    run = in_one_call("picture_features", guide)
     if run is None or guide.dim() < 3 or not guide.is_floating_point():
         return None
     for sigma in (sigma_space, sigma_range):
@@ -80,7 +69,7 @@ def filter_points(values: Tensor, features: Tensor | None, smallest_mass: float)
         return None
     if features.dtype not in (torch.float32, torch.float64) or accumulation_dtype(values.dtype) != features.dtype:
         return None
-    run = _in_one_call("filter_points", values, features)
+    run = in_one_call("filter_points", values, features)
     if run is None:
         return None
     smallest = max(smallest_mass, torch.finfo(values.dtype).tiny)
@@ -94,23 +83,9 @@ def filter_points(values: Tensor, features: Tensor | None, smallest_mass: float)
     return None if filtered is None else filtered.view(values.shape)
 
 
-def mix_rows(rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool) -> Tensor | None:
-    """In one call, None where it is a slice: see `FusedPrimitives.mix_rows`."""
-    run = _in_one_call("mix_rows", rows, weights)
-    return None if run is None else run(rows, vertices, weights, planes)
-
-
-def sum_cells(
-    vertices: Tensor, barycentric: Tensor, coarse: tuple[int, ...], fine: tuple[int, ...]
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """In one call, None where points are sliced and averaged: see `FusedPrimitives.sum_cells`."""
-    run = _in_one_call("sum_cells", vertices, barycentric)
-    return None if run is None else run(vertices, barycentric, coarse, fine)
-
-
 def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor | None:
     """In one call, None where torch computes it: see `FusedPrimitives.sum_landmarks`."""
-    run = _in_one_call("sum_landmarks", values, guide) if values.numel() else None
+    run = in_one_call("sum_landmarks", values, guide) if values.numel() else None
     return None if run is None else run(values, guide, tables)
 
 

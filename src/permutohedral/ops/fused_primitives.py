@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from permutohedral.ops.guided_primitives import GuidedPrimitives
 from permutohedral.ops.primitives import Primitives
 from permutohedral.simplices import Simplices
 
@@ -166,7 +167,7 @@ class ItemsNorm(NamedTuple):
 KeptOfFilter = tuple[Any, ...]
 
 
-class FusedPrimitives(Primitives, Protocol):
+class FusedPrimitives(Primitives, GuidedPrimitives, Protocol):
     """What a backend may have besides the primitives, for when nothing is traced (`fused_filters.py`)."""
 
     def index_both(
@@ -213,34 +214,6 @@ class FusedPrimitives(Primitives, Protocol):
         Returns:
             `[points, channels]`, None where the backend would rather build the lattice first: also for features that
             `index_points` refuses.
-        """
-        ...
-
-    def mix_rows(self, rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool) -> Tensor:
-        """`slice` for few rows of many channels and weights of which many are zero, which are passed over.
-
-        Args:
-            rows: `[rows, channels]`.
-            vertices: int32 `[points, terms]`: which rows each point is a sum of.
-            weights: `[points, terms]`.
-            planes: the result is `[channels, points]`, else `[points, channels]`.
-        """
-        ...
-
-    def sum_cells(
-        self, vertices: Tensor, barycentric: Tensor, coarse: tuple[int, ...], fine: tuple[int, ...]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The slice of all points, followed by the mean over cells, as sums of the lattice points under each cell.
-
-        Args:
-            vertices: int32 `[items * points, corners]`, the points of an item those of the fine grid.
-            barycentric: likewise.
-            coarse: extents of the grid of cells, as `torch.nn.functional.adaptive_avg_pool2d` has them.
-            fine: of the grid of points, of as many axes, at most three.
-
-        Returns:
-            int32 `[rows]`, the cell of each row; int32 `[rows, terms]` and `[rows, terms]`, lattice points and weights.
-            The sum of a row, added to those of the other rows of its cell, is the mean.
         """
         ...
 
@@ -306,14 +279,6 @@ class FusedPrimitives(Primitives, Protocol):
         """
         ...
 
-    def convolve_and_add(
-        self, lattice_values: Tensor, weight: Tensor, neighbors: Tensor, bias: Tensor | None, added: Tensor | None
-    ) -> Tensor:
-        """`convolve` in one group, of something to something, plus `bias [out_channels]` and
-        `added [targets, out_channels]`.
-        """
-        ...
-
     def mean_field_points(
         self, energies: Tensor, start: Tensor | None, kernels: Sequence[PairwisePoints], steps: int
     ) -> Tensor | None:
@@ -351,6 +316,14 @@ class FusedPrimitives(Primitives, Protocol):
         Returns:
             Like energies; like start, None without it; for each kernel that of its costs, or, where it has none, of its
             factor, `[1, 1]`.
+        """
+        ...
+
+    def convolve_and_add(
+        self, lattice_values: Tensor, weight: Tensor, neighbors: Tensor, bias: Tensor | None, added: Tensor | None
+    ) -> Tensor:
+        """`convolve` in one group, of something to something, plus `bias [out_channels]` and
+        `added [targets, out_channels]`.
         """
         ...
 

@@ -8,10 +8,21 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from permutohedral.ops.dispatch import forced_backend, on_backend
-from permutohedral.ops.tracing import is_autocast
+from permutohedral.ops.dispatch import forced_backend, on_backend, primitives_for
+from permutohedral.ops.tracing import is_autocast, requires_gradient, why_in_steps
 
 Inputs = tuple[Any, ...]
+
+
+def in_one_call(name: str, first: Tensor, *others: Tensor | None) -> Callable[..., Any] | None:
+    """The backend's function of that name, see `FusedPrimitives`; None without one, or where operators compute it.
+
+    They do so if derivatives with respect to these tensors are wanted.
+    """
+    if why_in_steps(first, *others) is not None or requires_gradient(first, *others):
+        return None
+    function: Callable[..., Any] | None = getattr(primitives_for(first), name, None)
+    return function
 
 
 class Step(Protocol):

@@ -44,11 +44,15 @@ def row(method: str = "bicubic", **changes: Any) -> UpsamplingConfig:
 
 
 def test_every_shipped_row_parses() -> None:
-    for name, path in shipped_configs("upsampling").items():
-        config = read_config(UpsamplingConfig, path)
-        assert config.name == name
-        chosen = [value for choice in config.choices() for value in choice.values()]
-        assert all(isinstance(value, (int, float)) or value == "point" for value in chosen)
+    for experiment in EXPERIMENTS.values():
+        shipped = shipped_configs(experiment.name)
+        assert sorted((*experiment.rows, *experiment.more_rows)) == sorted(shipped)
+        for name, path in shipped.items():
+            config = read_config(UpsamplingConfig, path)
+            assert config.name == name
+            assert (config.task == "features") == (experiment.name == "features")
+            chosen = [value for choice in config.choices() for value in choice.values()]
+            assert all(isinstance(value, (int, float)) or value == "point" for value in chosen)
 
 
 def test_missing_data_tells_the_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -58,8 +59,11 @@ def by_opencv(name: str) -> Upsample:
         elif name == "jointBilateralFilter":
             found = ximgproc.jointBilateralFilter(edges, given, -1, color, space)
         else:
-            # its color distance is of values from 0 to 255
-            found = ximgproc.dtFilter((edges * 255).round().astype("uint8"), given, space, 255 * color)
+            # its color distance is of values from 0 to 255, and it takes up to four channels
+            edges = (edges * 255).round().astype("uint8")
+            parts = [given[..., first : first + 4].copy() for first in range(0, given.shape[-1], 4)]
+            parts = [ximgproc.dtFilter(edges, part, space, 255 * color) for part in parts]
+            found = np.concatenate([part.reshape(*part.shape[:2], -1) for part in parts], axis=-1)
         filtered = torch.from_numpy(found)
         return filtered.reshape(*filtered.shape[:2], -1).movedim(-1, 0)
 
@@ -67,8 +71,11 @@ def by_opencv(name: str) -> Upsample:
 
 
 def linear_between_kept(coarse: Tensor, guide: Tensor, factor: float, settings: Mapping[str, Any]) -> Tensor:
-    """Without the guide, where coarse samples are pixels that were kept."""
-    return Grids(tuple(coarse.shape[1:]), tuple(guide.shape[1:]), "point").interpolate(coarse)
+    """Between pixels that were kept, without the guide; or colors less gray, to which that of the guide is added."""
+    grids = Grids(tuple(coarse.shape[1:]), tuple(guide.shape[1:]), "point")
+    if settings.get("differences"):
+        return grids.interpolate(coarse - grids.observe(guide)) + guide
+    return grids.interpolate(coarse)
 
 
 def by_filter(coarse: Tensor, guide: Tensor, factor: float, settings: Mapping[str, Any]) -> Tensor:

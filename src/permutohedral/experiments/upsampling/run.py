@@ -147,7 +147,9 @@ def run(config: UpsamplingConfig, options: RunOptions) -> Result | None:
             "at_an_end": ends_of(config, settings),
             "pictures": {name: round(score, 4) for name, (score, _) in scores.items()},
         }
-    return make_result("upsampling", config, metrics, {**seconds, "all": time.perf_counter() - started}, options.device)
+    seconds["all"] = time.perf_counter() - started
+    experiment = "features" if config.task == "features" else "upsampling"
+    return make_result(experiment, config, metrics, seconds, options.device)
 
 
 def choose(config: UpsamplingConfig, pictures: Sequence[Picture], factor: int) -> dict[str, Any]:

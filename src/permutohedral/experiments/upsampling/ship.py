@@ -1,4 +1,4 @@
-"""Makes the weights of color upsampling that come with the package out of the trained row of the experiment.
+"""Makes the weights of color upsampling that come with the package out of the trained rows of the experiment.
 
 `python -m permutohedral.experiments.upsampling.ship results/upsampling`
 """
@@ -12,17 +12,21 @@ from permutohedral.experiments.result import read_result
 from permutohedral.experiments.upsampling.learned import read_models
 from permutohedral.models.color_upsampling import save_color_upsamplers
 
-ROW = "kept_learned"
+# of a factor that several have, the last is taken
+ROWS = ("kept_learned", "kept_learned_wide")
 
 
 def main() -> None:
-    """Read the row and write the weights."""
+    """Read the rows and write the weights."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="what the experiment wrote")
     parser.add_argument("--output", type=Path, default=Path(__file__).parents[2] / "weights" / "upsampling.safetensors")
     arguments = parser.parse_args()
-    metrics = read_result(arguments.folder / f"{ROW}.json").metrics
-    models = read_models(arguments.folder, ROW, {int(factor): each["settings"] for factor, each in metrics.items()})
+    models = {}
+    for row in ROWS:
+        metrics = read_result(arguments.folder / f"{row}.json").metrics
+        settings = {int(factor): each["settings"] for factor, each in metrics.items()}
+        models.update(read_models(arguments.folder, row, settings))
     save_color_upsamplers(models, arguments.output)
     print(arguments.output)
 

@@ -9,13 +9,20 @@ from torch import Tensor
 
 from permutohedral.ops.primitives import accumulation_dtype
 
+# of memory that the core keeps by default
+_MOST_KEPT_BYTES = 1 << 29
+
 
 def mix_rows(rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool) -> Tensor:
     """See `FusedPrimitives.mix_rows`."""
     from permutohedral.ops import native
 
     dtype, points, channels = accumulation_dtype(rows.dtype), vertices.shape[0], rows.shape[1]
-    out = native._empty((channels, points) if planes else (points, channels), dtype)
+    shape = (channels, points) if planes else (points, channels)
+    # a result that the core would not keep is not worth its huge pages: where free ones are given back to a host, as in
+    # many virtual machines, new ones take three times as long as small ones
+    large = points * channels * dtype.itemsize > _MOST_KEPT_BYTES
+    out = torch.empty(shape, dtype=dtype) if large else native._empty(shape, dtype)
     if out.numel() > 0:
         operands = native._plain(rows, dtype), native._plain(vertices), native._plain(weights, dtype)
         native._core(dtype).mix_rows(*operands, planes, out, native._threads(out.numel()))

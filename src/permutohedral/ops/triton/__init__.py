@@ -8,6 +8,7 @@ from permutohedral.ops.triton.build.neighbors import find_neighbors, transpose_n
 from permutohedral.ops.triton.build.picture_features import picture_features
 from permutohedral.ops.triton.build.wide_keys import index_keys
 from permutohedral.ops.triton.filter.blur import blur
+from permutohedral.ops.triton.filter.cells import cell_features
 from permutohedral.ops.triton.filter.convolve import convolve, convolve_and_add
 from permutohedral.ops.triton.filter.convolve_gradients import convolve_gradients
 from permutohedral.ops.triton.filter.exact_sums import sum_neighbors, sum_window
@@ -16,12 +17,17 @@ from permutohedral.ops.triton.filter.item_norm import differentiate_items_norm, 
 from permutohedral.ops.triton.filter.learned_filter import differentiate_learned, filter_learned
 from permutohedral.ops.triton.filter.mean_field import mean_field, mean_field_points
 from permutohedral.ops.triton.filter.slice import barycentric_gradient, mix_rows, slice
+from permutohedral.ops.triton.filter.solver import add_beside, balance, solve_on_lattice, spread_cells
 from permutohedral.ops.triton.filter.splat import splat
+from permutohedral.ops.triton.filter.upsample import upsample_map, upsample_rows
 from permutohedral.ops.triton.filter.weight_gradient import convolve_weight_gradient
 
 __all__ = [
+    "add_beside",
+    "balance",
     "barycentric_gradient",
     "blur",
+    "cell_features",
     "coarsen_keys",
     "coarsen_simplices",
     "connect_levels",
@@ -47,8 +53,12 @@ __all__ = [
     "normalize_items",
     "picture_features",
     "slice",
+    "solve_on_lattice",
     "splat",
+    "spread_cells",
     "sum_neighbors",
     "sum_window",
     "transpose_neighbors",
+    "upsample_map",
+    "upsample_rows",
 ]

@@ -181,13 +181,16 @@ def search_packed(table: PackedTable, targets: Tensor, num_targets: int, offsets
     return neighbors
 
 
-def search_counted(table: PackedTable, codes: Tensor, rows: int, offsets: Tensor) -> Tensor:
+def search_counted(table: PackedTable, codes: Tensor, rows: int, offsets: Tensor, paired: bool = False) -> Tensor:
     """The same of the table's own rows, int32 `[taps, rows]`, before the host knows how many these are.
 
-    The columns beyond them hold nothing; if there are more than `rows`, none of them does.
+    The columns beyond them hold nothing; if there are more than `rows`, none of them does. For many of them opposite
+    taps are better `paired`, which are then looked up as one.
     """
     neighbors = torch.empty(offsets.shape[0], rows, dtype=torch.int32, device=codes.device)
-    _search(neighbors, table, codes, offsets, True, False)
+    if paired:
+        neighbors.fill_(-1)
+    _search(neighbors, table, codes, offsets, True, paired)
     return neighbors
 
 

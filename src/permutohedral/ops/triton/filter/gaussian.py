@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from permutohedral.neighborhood import axis_offsets, blur_gain
+from permutohedral.ops.guided_primitives import GaussianTables
 from permutohedral.ops.triton.build.host_report import HostReports
 from permutohedral.ops.triton.build.lattice import LARGEST_EVEN_DIMENSION, check_range, first_attempt, order
 from permutohedral.ops.triton.build.neighbors import search_counted, search_packed
@@ -26,9 +27,6 @@ _FEWEST_ROWS = 1 << 16
 _POINTS_PER_ROW = 4
 # with more points the GPU is busy longer than the host, and finds neighbors faster once their number is known
 _MOST_POINTS = 1 << 21
-
-# vertices and weights of the sources, neighbors along the axes, vertices and weights of the targets
-GaussianTables = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def _filter(
