@@ -64,10 +64,10 @@ DigitReduction sample_reduction(const Points<T>& points) {
     return choose_reduction(sample, d, reduction_sample);
 }
 
-// Ranges of the digits of the points in each lane, by rank.
+// Ranges of the digits of the points in each lane, by rank, and the largest coordinate |y_0| .. |y_d|.
 template <class T, int D>
 struct LaneRanges {
-    Vector<T> low[capacity<D>], high[capacity<D>];
+    Vector<T> low[capacity<D>], high[capacity<D>], largest = {};
     bool inside = true;
 };
 
@@ -90,7 +90,11 @@ void find_lane_ranges(const Points<T>& points, T limit, const ReductionFactors<T
         const int64_t count = std::min<int64_t>(lanes<T>, points.num_points - first);
         load_points<T, D>(points.features + first * d, d, count, features);
         elevate<T, D>(features, d, elevation, y);
-        for (int64_t i = 0; i <= d; ++i) inside &= (I)(y[i] < limit) & (I)(y[i] > -limit);
+        for (int64_t i = 0; i <= d; ++i) {
+            inside &= (I)(y[i] < limit) & (I)(y[i] > -limit);
+            const V magnitude = y[i] < 0 ? -y[i] : y[i];
+            ranges.largest = magnitude > ranges.largest ? magnitude : ranges.largest;
+        }
         find_point_digits<T, D>(y, d, digits);
         for (int64_t rank = 0; rank < d; ++rank) {
             for (int64_t other = 0; other < rank && (D > 0 || d <= max_reduced); ++other) {
@@ -118,49 +122,36 @@ struct KeyDigits {
 //   - a digit is y_0, or the difference of two coordinates over d+1 >= 2, rounded again: at most 6 eps d Y.
 // A reduced digit is a sum of others: `weight` counts how many unreduced digits, with their errors, it is made of.
 constexpr double rounding_errors = 8;  // in eps d Y, with what the sums of a reduced digit add
-// Below this error all vertices lie within the reach of a simplex and this slack around the ranges of the points.
+// Below this error of the digits that are not reduced, the simplex that is found contains the point but for that error:
+// all vertices lie within the reach of a simplex, and the error of the reduced digit, around the ranges of the points.
 constexpr double exact_slack = 0.25;
 // Otherwise a coordinate may be a step or more off. This slack is not proven, and need not be: the ranges are then used
 // for packed keys only, whose margins are wider (key_packing.cpp), not for a grid of cells.
 constexpr double steps_off = 5;
 
-// Y: y_0 is the last digit, and y_i differs from it by d+1 times a digit. `low` and `high` are reduced digits by rank.
-// Also finds the weights.
-template <class T>
-double bound_coordinates(const T* low, const T* high, int64_t d, const DigitReduction& reduction, double* weight) {
-    double largest[max_dimension], differences = 0;
+// How many digits that are not reduced a reduced one is made of, by rank, with those that make its parts.
+static void weigh_digits(int64_t d, const DigitReduction& reduction, double* weight) {
     for (int64_t rank = 0; rank < d; ++rank) {
-        largest[rank] = std::max(std::abs(double(low[rank])), std::abs(double(high[rank])));
         weight[rank] = 1;
-        double unreduced = largest[rank];
         for (int64_t other = 0; other < rank && d <= max_reduced; ++other) {
-            const double factor = std::abs(double(reduction.factor[rank][other]));
-            unreduced += factor * largest[other];
-            weight[rank] += factor * weight[other];
-        }
-        if (rank < d - 1) {
-            differences = std::max(differences, unreduced);
-        } else {
-            largest[rank] = unreduced;
+            weight[rank] += std::abs(double(reduction.factor[rank][other])) * weight[other];
         }
     }
-    return largest[d - 1] + double(d + 1) * differences;
 }
 
-// From the ranges of the points, by rank, to those of the vertices of their simplices.
+// From the ranges of the points, by rank, and Y, to the ranges of the vertices of their simplices.
 template <class T>
-void widen_to_vertices(const T* low, const T* high, int64_t d, KeyDigits& digits) {
+void widen_to_vertices(const T* low, const T* high, double largest, int64_t d, KeyDigits& digits) {
     const DigitReach reach = find_reach(d + 1, digits.reduction);
     double weight[max_dimension];
-    const double magnitude = double(d) * bound_coordinates(low, high, d, digits.reduction, weight);
-    const double rounding = rounding_errors * double(std::numeric_limits<T>::epsilon()) * magnitude;
-    digits.exact = true;
+    weigh_digits(d, digits.reduction, weight);
+    const double rounding = rounding_errors * double(std::numeric_limits<T>::epsilon()) * double(d) * largest;
+    digits.exact = rounding < exact_slack;
     for (int64_t rank = 0; rank < d; ++rank) {
         const int64_t column = ranked_column(rank + 1, d + 1);
-        const bool exact = rounding * weight[rank] < exact_slack;
-        const double slack = exact ? exact_slack : steps_off * weight[rank] + double(d);
+        const double proven = std::max(rounding * weight[rank], exact_slack);
+        const double slack = digits.exact ? proven : steps_off * weight[rank] + double(d);
         const double reached = double(reach.simplex[column]) + slack;
-        digits.exact &= exact;
         digits.range.low[column] = int64_t(std::ceil(double(low[rank]) - reached));
         digits.range.high[column] = int64_t(std::floor(double(high[rank]) + reached));
     }
@@ -174,9 +165,10 @@ bool find_digit_ranges(const Points<T>& points, T limit, int threads, KeyDigits&
     const int64_t blocks = divide_up(points.num_points, points_per_task);
     digits.reduction = sample_reduction<T, D>(points);
     const ReductionFactors<T> factors(digits.reduction);
-    const Memory memory(sizeof(T) * 2 * d * blocks);
+    const Memory memory(sizeof(T) * (2 * d + 1) * blocks);
     T* low = as<T>(memory);
     T* high = low + d * blocks;
+    T* largest = high + d * blocks;
     // one flag per block: no two threads write to the same one
     const Memory flags(blocks);
     parallel_for(threads, blocks, [&](int64_t b, int) {
@@ -184,6 +176,8 @@ bool find_digit_ranges(const Points<T>& points, T limit, int threads, KeyDigits&
         const Range range{b * points_per_task, std::min((b + 1) * points_per_task, points.num_points)};
         find_lane_ranges<T, D>(points, limit, factors, range, ranges);
         as<uint8_t>(flags)[b] = ranges.inside;
+        largest[b] = 0;
+        for (int l = 0; l < lanes<T>; ++l) largest[b] = std::max(largest[b], T(ranges.largest[l]));
         for (int64_t i = 0; i < d; ++i) {
             T least = ranges.low[i][0], most = ranges.high[i][0];
             for (int l = 1; l < lanes<T>; ++l) {
@@ -196,12 +190,13 @@ bool find_digit_ranges(const Points<T>& points, T limit, int threads, KeyDigits&
     });
     for (int64_t b = 0; b < blocks; ++b) {
         if (as<uint8_t>(flags)[b] == 0) return false;
+        largest[0] = std::max(largest[0], largest[b]);
         for (int64_t i = 0; i < d; ++i) {
             low[i] = std::min(low[i], low[b * d + i]);
             high[i] = std::max(high[i], high[b * d + i]);
         }
     }
-    widen_to_vertices(low, high, d, digits);
+    widen_to_vertices(low, high, double(largest[0]), d, digits);
     return true;
 }
 

@@ -64,11 +64,11 @@ class Tiling:
         block = self._space_first(self.source.read(outer))
         origin = tuple(outer[axis].start for axis in self._space)
         run = partial(filter_tile, sigmas=list(self.sigmas), sigma_range=self.sigma_range)
-        filtered = self._as_before(run_on_block(run, [block], origin, block.dtype))
-        kept = tuple(slice(a.start - b.start, a.stop - b.start) for a, b in zip(inner, outer, strict=True))
+        kept = tuple(slice(inner[a].start - outer[a].start, inner[a].stop - outer[a].start) for a in self._space)
+        filtered = self._as_before(run_on_block(run, [block], origin, kept, block.dtype))
         array = zarr.open_array(str(unfinished.folder / member_of(self.source)), mode="r+")
         with unfinished.writing(index):
-            array[inner] = filtered[kept]
+            array[inner] = filtered
 
     @property
     def _space(self) -> list[int]:

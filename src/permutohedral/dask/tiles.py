@@ -10,7 +10,7 @@ from typing import Any, cast
 import dask.array as da
 import numpy as np
 import torch
-from dask.array.overlap import ensure_minimum_chunksize, overlap, trim_internal
+from dask.array.overlap import ensure_minimum_chunksize, overlap
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from permutohedral.errors import InputError
 from permutohedral.features import Sigma, numbers_of
 from permutohedral.functional import bilateral_filter as filter_at_once
 from permutohedral.geometry import reach
+from permutohedral.memory import new_tensor
 
 # values `[channels, *space]` of a tile with its margin, and the position of its first sample; of the same space
 TileFilter = Callable[[Tensor, tuple[int, ...]], Tensor]
@@ -161,17 +162,18 @@ def map_with_margins(
     starts = [np.concatenate([[0], np.cumsum(chunks)[:-1]]) for chunks in tiles]
 
     def filter_block(*blocks: NDArray[Any], block_id: tuple[int, ...] = ()) -> NDArray[Any]:
-        origin = tuple(
-            int(start[number]) - (margin if number else 0)
-            for start, number, margin in zip(starts, block_id, margins, strict=False)
-        )
-        return run_on_block(run, blocks, origin, dtype)
+        before = [margin if number else 0 for number, margin in zip(block_id, margins, strict=False)]
+        first = [int(start[number]) for start, number in zip(starts, block_id, strict=False)]
+        extents = [each[number] for each, number in zip(tiles, block_id, strict=False)]
+        origin = tuple(start - margin for start, margin in zip(first, before, strict=True))
+        kept = tuple(slice(margin, margin + extent) for margin, extent in zip(before, extents, strict=True))
+        return run_on_block(run, blocks, origin, kept, dtype)
 
     depth = dict(enumerate((*margins, 0)))
     wide = [overlap(array, depth, boundary="none", allow_rechunk=False) for array in arrays]
-    chunks, empty = (*wide[0].chunks[:-1], (channels,)), np.empty((0,) * wide[0].ndim, dtype)
-    mapped = da.map_blocks(filter_block, *wide, dtype=dtype, chunks=chunks, meta=empty)
-    filtered = _as_before(trim_internal(mapped, depth, boundary="none"), names)
+    empty = np.empty((0,) * wide[0].ndim, dtype)
+    mapped = da.map_blocks(filter_block, *wide, dtype=dtype, chunks=(*tiles, (channels,)), meta=empty)
+    filtered = _as_before(mapped, names)
     return filtered if wrapped is None else _wrap(filtered, wrapped)
 
 
@@ -201,20 +203,46 @@ def _as_before(array: da.Array, names: str) -> da.Array:
 
 
 def run_on_block(
-    run: Callable[..., Tensor], blocks: Sequence[NDArray[Any]], origin: tuple[int, ...], dtype: Any
+    run: Callable[..., Tensor],
+    blocks: Sequence[NDArray[Any]],
+    origin: tuple[int, ...],
+    kept: tuple[slice, ...],
+    dtype: Any,
 ) -> NDArray[Any]:
-    """`run` of tiles `[*space, channels]`, the values and perhaps a guide; whole numbers are rounded again."""
+    """What is `kept` of `run` of tiles `[*space, channels]`, the values and perhaps a guide.
+
+    Args:
+        run: of tensors `[channels, *space]` and the origin.
+        blocks: tiles with their margins.
+        origin: of their first sample.
+        kept: along each axis of space, what is left without the margins.
+        dtype: of the result; whole numbers are rounded.
+    """
     keep_little()
     exact = _floats_of(blocks[0].dtype)
-    tensors = [torch.from_numpy(np.ascontiguousarray(np.moveaxis(block, -1, 0), dtype=exact)) for block in blocks]
+    tensors = [_floating(block, exact).movedim(-1, 0) for block in blocks]
     try:
-        filtered: NDArray[Any] = np.moveaxis(run(tensors[0], tensors[-1], origin).numpy(), 0, -1)
+        filtered = run(tensors[0], tensors[-1], origin).movedim(0, -1).numpy()[kept]
     except InputError as error:
         raise InputError(f"in the tile whose first sample is {origin}: {error.message}") from error
-    if np.issubdtype(dtype, np.integer):
-        limits = np.iinfo(dtype)
-        filtered = np.clip(np.rint(filtered), limits.min, limits.max)
-    return filtered.astype(dtype)
+    result = np.empty(filtered.shape, dtype)
+    # line by line, for which the caches are large enough: new memory costs more than the arithmetic
+    for line, numbers in zip(result, filtered, strict=True):
+        line[...] = _rounded(numbers, dtype) if np.issubdtype(dtype, np.integer) else numbers
+    return result
+
+
+def _floating(block: NDArray[Any], dtype: Any) -> Tensor:
+    """A copy of the block."""
+    tensor = new_tensor(block.shape, torch.float64 if dtype == np.float64 else torch.float32)
+    np.copyto(tensor.numpy(), block, casting="unsafe")
+    return tensor
+
+
+def _rounded(numbers: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    limits = np.iinfo(dtype)
+    whole = np.rint(numbers)
+    return np.clip(whole, limits.min, limits.max, out=whole)
 
 
 def _floats_of(dtype: Any) -> Any:
