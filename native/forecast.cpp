@@ -16,8 +16,8 @@ constexpr int64_t bits_per_column = 6;
 // upper bound, per coordinate, of what a table stores beside its keys: the packing, and padding
 constexpr int64_t header_bytes = 80;
 // From this many corners per lattice point on, vertices are usually numbered by cells, in a grid with about this many
-// cells per lattice point.
-constexpr int64_t shared_corners = 24, cells_per_lattice_point = 32;
+// cells per lattice point, and less for small pictures.
+constexpr int64_t shared_corners = 24, cells_per_lattice_point = 512;
 // allocations are rounded up to huge pages
 constexpr int64_t page_bytes = int64_t{1} << 22;
 

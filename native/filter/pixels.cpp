@@ -45,7 +45,8 @@ void interleave(const T* planes, int64_t channels, int64_t points, T* rows, int 
     });
 }
 
-template void picture_features(const Pictures<float>&, const std::vector<float>&, const std::vector<float>&, float*, int);
+template void picture_features(const Pictures<float>&, const std::vector<float>&, const std::vector<float>&, float*,
+                               int);
 template void picture_features(const Pictures<double>&, const std::vector<double>&, const std::vector<double>&, double*,
                                int);
 template void interleave(const float*, int64_t, int64_t, float*, int);

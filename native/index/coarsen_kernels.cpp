@@ -135,9 +135,8 @@ bool index_by_cells(VertexIndex& index, const LookupTable& fine) {
     if (!cells.plan(fine, index)) return false;
     clear_marks(index.grid, index.threads);
     CellGroup* marks = as<CellGroup>(index.grid.groups);
-    parallel_ranges(index.threads, fine.num_lattice_points, vertices_per_task, [&](int64_t begin, int64_t end, int) {
-        cells.mark(fine, {begin, end}, marks, index.vertices);
-    });
+    parallel_ranges(index.threads, fine.num_lattice_points, vertices_per_task,
+                    [&](int64_t begin, int64_t end, int) { cells.mark(fine, {begin, end}, marks, index.vertices); });
     number_marked_cells(index);
     return true;
 }

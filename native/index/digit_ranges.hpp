@@ -14,8 +14,8 @@ namespace PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
 constexpr int64_t points_per_task = 8192;
-// points by which the reduction is chosen
-constexpr int64_t reduction_sample = 512;
+// points by which the reduction is chosen, and how often, where there are so many that this takes no time
+constexpr int64_t reduction_sample = 512, max_samples = 3, least_resampled = 1 << 17;
 
 // The digits of y itself, as if it were a vertex: real numbers, by rank, not reduced.
 template <class T, int D>
@@ -38,19 +38,17 @@ struct ReductionFactors {
     }
 };
 
-// Chooses the reduction by a random sample of the points: sampled at equal distances, the pixels of an image could make
-// one coordinate look like another.
+// The digits of a random sample of the points, [d, reduction_sample] by rank: sampled at equal distances, the pixels of
+// an image could make one coordinate look like another.
 template <class T, int D>
-DigitReduction sample_reduction(const Points<T>& points) {
+void sample_digits(const Points<T>& points, int64_t first, double* sample) {
     const Extent<D> d(points.d);
-    if (d < 2 || d > max_reduced) return {};
     const Elevation<T> elevation = make_elevation<T>(d);
-    double sample[max_reduced * reduction_sample];
     T rows[max_reduced * lanes<T>];
     Vector<T> features[capacity<D>], y[capacity<D> + 1], digits[capacity<D>];
     for (int64_t begin = 0; begin < reduction_sample; begin += lanes<T>) {
         for (int64_t l = 0; l < lanes<T>; ++l) {
-            const int64_t point = int64_t(mix(uint64_t(begin + l)) % uint64_t(points.num_points));
+            const int64_t point = int64_t(mix(uint64_t(first + begin + l)) % uint64_t(points.num_points));
             std::memcpy(rows + l * d, points.features + point * d, sizeof(T) * d);
         }
         load_points<T, D>(rows, d, lanes<T>, features);
@@ -61,7 +59,36 @@ DigitReduction sample_reduction(const Points<T>& points) {
                 sample[rank * reduction_sample + begin + l] = double(digits[rank][l]);
         }
     }
-    return choose_reduction(sample, d, reduction_sample);
+}
+
+// The cells of the box around the vertices of some points, whose reduced digits are given by rank.
+inline double count_cells(const double* digits, int64_t d, int64_t count, const DigitReduction& reduction) {
+    const DigitReach reach = find_reach(d + 1, reduction);
+    double cells = 1;
+    for (int64_t rank = 0; rank < d; ++rank) {
+        const auto [low, high] = std::minmax_element(digits + rank * count, digits + (rank + 1) * count);
+        cells *= *high - *low + 2 * double(reach.simplex[ranked_column(rank + 1, d + 1)]) + 1;
+    }
+    return cells;
+}
+
+// The best of the reductions for some samples: greedy steps now and then end at a box several times as large as others.
+template <class T, int D>
+DigitReduction sample_reduction(const Points<T>& points) {
+    const int64_t d = points.d;
+    if (d < 2 || d > max_reduced) return {};
+    double sample[max_reduced * reduction_sample], fewest = std::numeric_limits<double>::infinity();
+    DigitReduction best{};
+    const int64_t num_samples = points.num_points < least_resampled ? 1 : max_samples;
+    for (int64_t s = 0; s < num_samples; ++s) {
+        sample_digits<T, D>(points, s * reduction_sample, sample);
+        const DigitReduction reduction = choose_reduction(sample, d, reduction_sample);
+        const double cells = count_cells(sample, d, reduction_sample, reduction);
+        if (!(cells < fewest) && s > 0) continue;
+        fewest = cells;
+        best = reduction;
+    }
+    return best;
 }
 
 // Ranges of the digits of the points in each lane, by rank, and the largest coordinate |y_0| .. |y_d|.
