@@ -13,8 +13,12 @@ from permutohedral.errors import MemoryLimitError
 from permutohedral.memory import available_memory, forecast_memory
 from permutohedral.ops.native_limits import KEPT_MEMORY_VARIABLE, limit_kept_memory
 
-# what a task may take of the limit of a worker; the rest is the package, and other tasks' results
-_SHARE = 0.5
+# Dask writes results to the disk when a worker takes more of its limit than this, and soon after begins no new tasks
+_CALM_SHARE = 0.7
+# what the package takes before the first task, with torch and Dask
+_PACKAGE_BYTES = 300 << 20
+# a lattice has about one point for so many samples, or fewer; for as many points as samples there is still room
+_SAMPLES_PER_LATTICE_POINT = 3
 # what the core may keep of it between tasks: with the package and a task, less than what Dask finds too much
 _KEPT_SHARE = 0.25
 # tables beyond this are not kept in one piece, and filters take longer
@@ -86,12 +90,21 @@ def check_merged(num_lattice_points: int, row_bytes: int) -> None:
     limit = _limit_here()
     # what is added, the sum, and the table to look keys up
     needed = 4 * num_lattice_points * row_bytes
-    if limit is not None and needed > _SHARE * limit:
+    if limit is not None and needed > _for_tasks(limit):
         raise MemoryLimitError(
             f"the lattices of some chunks have {num_lattice_points:,} lattice points, and to add them takes "
-            f"{needed / 2**20:,.0f} MiB, where a worker has {_SHARE * limit / 2**20:,.0f} MiB for it: give workers "
+            f"{needed / 2**20:,.0f} MiB, where a worker has {_for_tasks(limit) / 2**20:,.0f} MiB for it: give workers "
             "more memory, take larger bandwidths, or filter parts of the space apart"
         )
+
+
+def _for_tasks(limit: int) -> int:
+    """What tasks may take of the limit of a worker.
+
+    >>> _for_tasks(1 << 30) >> 20
+    416
+    """
+    return max(int(_CALM_SHARE * limit) - _PACKAGE_BYTES, limit // 8)
 
 
 def worker_memory() -> int:
@@ -108,7 +121,7 @@ def worker_memory() -> int:
 
 def check_fits(num_points: int, dimension: int, channels: int) -> None:
     """Raise if a task on this many points would need more than a worker has."""
-    needed, free = _needed(num_points, dimension, channels), int(_SHARE * worker_memory())
+    needed, free = _needed(num_points, dimension, channels), _for_tasks(worker_memory())
     if needed > free:
         fitting = max(int(num_points * free / needed), 1)
         raise MemoryLimitError(
@@ -124,10 +137,12 @@ def points_that_fit(dimension: int, channels: int) -> int:
     True
     """
     many = 1_000_000
-    fitting = _SHARE * worker_memory() * many / _needed(many, dimension, channels)
+    fitting = _for_tasks(worker_memory()) * many / _needed(many, dimension, channels)
     return max(int(min(fitting, _LARGEST_TABLES / (8 * (dimension + 1)))), 1)
 
 
 def _needed(num_points: int, dimension: int, channels: int) -> int:
-    """Bytes, if there is a lattice point for each point, and the values go in and out."""
-    return forecast_memory(num_points, dimension, 0, 2 * channels, num_points, separable=True, ordered=True).total
+    """Bytes of a lattice, of features, and of values that go in and out."""
+    lattice_points = num_points // _SAMPLES_PER_LATTICE_POINT
+    lattice = forecast_memory(num_points, dimension, 0, 2 * channels, lattice_points, separable=True, ordered=True)
+    return lattice.total + 4 * num_points * (dimension + channels)
