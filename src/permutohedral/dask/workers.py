@@ -24,7 +24,14 @@ _KEPT_SHARE = 0.25
 # tables beyond this are not kept in one piece, and filters take longer
 _LARGEST_TABLES = 1 << 28
 
-
+# for each worker: its tasks have one thread
+_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+# blocks of a chunk's size are used again by the C library, since new pages take longer than reading a chunk does
+_KEPT_PAGES = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
+}
 # a worker that was killed may take long to come back: importing torch on a busy machine does
 _SECONDS_TO_COME_BACK = 120
 # all workers lost is an error then
@@ -46,8 +53,7 @@ def start_workers(workers: int | None = None, memory: str | int | None = None) -
     limits = {
         "distributed.deploy.lost-worker-timeout": _SECONDS_TO_COME_BACK,
         "distributed.scheduler.no-workers-timeout": _SECONDS_WITHOUT_WORKERS,
-        # each has a thread for its tasks
-        "distributed.nanny.pre-spawn-environ": {"OMP_NUM_THREADS": "1"},
+        "distributed.nanny.pre-spawn-environ": {**_ONE_THREAD, **_KEPT_PAGES},
     }
     dask.config.set(limits)
     # a client that starts its workers ends them, too
