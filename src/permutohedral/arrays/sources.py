@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -54,6 +55,24 @@ class Source:
         """A part of the array."""
         found: NDArray[Any] = np.asarray(self.open()[region])
         return found
+
+    def spacing(self) -> tuple[float, ...]:
+        """Distances between samples along each axis, in the units of an OME-Zarr.
+
+        Raises:
+            InputError: the file does not tell.
+        """
+        scales = self.attributes.get("ome", self.attributes).get("multiscales", [{}])[0]
+        steps = [level for level in scales.get("datasets", []) if level["path"] == self.member]
+        found = [
+            transformation["scale"]
+            for described in (*steps, scales)
+            for transformation in described.get("coordinateTransformations", [])
+            if transformation["type"] == "scale"
+        ]
+        if not found or any(len(scale) != len(self.shape) for scale in found):
+            raise InputError(f"{self.path} does not tell the distances between its samples: give bandwidths in samples")
+        return tuple(math.prod(numbers) for numbers in zip(*found, strict=True))
 
     def open(self) -> Any:
         """The array, as zarr gives it."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from permutohedral.dask.workers import check_fits, keep_little
 from permutohedral.errors import InputError
 from permutohedral.features import Sigma, numbers_of
+from permutohedral.functional import GaussianMethod
 from permutohedral.functional import bilateral_filter as filter_at_once
 from permutohedral.geometry import reach
 from permutohedral.memory import new_tensor
@@ -30,7 +31,13 @@ _FEW = 4
 
 
 def bilateral_filter(
-    image: Any, sigma_space: Sigma, sigma_range: Sigma, guide: Any = None, axes: str | None = None
+    image: Any,
+    sigma_space: Sigma,
+    sigma_range: Sigma,
+    guide: Any = None,
+    axes: str | None = None,
+    method: GaussianMethod = "separable",
+    halo: int = 0,
 ) -> Any:
     """Smooth a chunked picture or volume and keep its edges, lazily; the result of `ph.bilateral_filter` of the whole.
 
@@ -42,6 +49,9 @@ def bilateral_filter(
         guide: whose edges are kept, with the axes of `image` and channels of its own; default: the image itself.
         axes: a letter for each axis, C for channels, such as "YXC", "ZYX" or "CZYX"; default: the dimensions of an
             xarray, else all axes are space.
+        method: "separable" or "dense", as for `ph.gaussian_filter`; a tile cannot be "exact", since the Gaussian
+            reaches all of the array, and what "auto" takes would depend on the tile.
+        halo: see `ph.gaussian_filter`; the margins are wider by it.
 
     Returns:
         Like `image`: its type, shape, dtype and coordinates.
@@ -55,8 +65,10 @@ def bilateral_filter(
     others = [] if guide is None else [guide]
     dimension = len(names) - names.count(_CHANNELS)
     sigmas = numbers_of(sigma_space, dimension)
-    run = partial(filter_tile, sigmas=sigmas, sigma_range=sigma_range)
-    return map_with_margins(run, [image, *others], names, margins_of(sigmas))
+    if method not in ("separable", "dense"):
+        raise InputError(f"tiles take the method 'separable' or 'dense', whose reach is known, not {method!r}")
+    run = partial(filter_tile, sigmas=sigmas, sigma_range=sigma_range, method=method, halo=halo)
+    return map_with_margins(run, [image, *others], names, margins_of(sigmas, halo))
 
 
 def map_tiles(function: TileFilter, image: Any, margins: Sequence[int], axes: str | None = None) -> Any:
@@ -86,21 +98,27 @@ def map_tiles(function: TileFilter, image: Any, margins: Sequence[int], axes: st
     return map_with_margins(run, [image], names, list(margins))
 
 
-def margins_of(sigmas: Sequence[float]) -> list[int]:
+def margins_of(sigmas: Sequence[float], halo: int = 0) -> list[int]:
     """How far the bilateral filter sees along each axis of space, in samples.
 
     >>> margins_of([2.0, 2.0])
     [8, 9]
     """
     # one more for the rounding of positions
-    return [math.ceil(sigma * reach(axis)) + 1 for axis, sigma in enumerate(sigmas)]
+    return [math.ceil(sigma * reach(axis, halo=halo)) + 1 for axis, sigma in enumerate(sigmas)]
 
 
 def filter_tile(
-    values: Tensor, guide: Tensor, origin: tuple[int, ...], sigmas: list[float], sigma_range: Sigma
+    values: Tensor,
+    guide: Tensor,
+    origin: tuple[int, ...],
+    sigmas: list[float],
+    sigma_range: Sigma,
+    method: GaussianMethod = "separable",
+    halo: int = 0,
 ) -> Tensor:
     """The lattice lies as it does under the whole: positions are counted from its first sample."""
-    return filter_at_once(values, sigmas, sigma_range, guide, spatial_axes=len(origin), origin=origin)
+    return filter_at_once(values, sigmas, sigma_range, guide, method, halo, spatial_axes=len(origin), origin=origin)
 
 
 def axes_of(image: Any, axes: str | None) -> str:
