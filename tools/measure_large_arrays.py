@@ -249,7 +249,7 @@ def measure_picture(folder: Path, scale: float) -> dict[str, Any]:
 
 
 def measure_simpleitk(folder: Path, scale: float) -> dict[str, Any]:
-    """SimpleITK's bilateral filter beside ours, one thread each, in turn on the same volumes, of which every one is new.
+    """SimpleITK's bilateral filter beside ours, one thread each, in turn on the same volumes, each of them new.
 
     Medians of processor time; the first call of either is not counted. Differences are without the borders.
     """
@@ -269,7 +269,7 @@ def measure_simpleitk(folder: Path, scale: float) -> dict[str, Any]:
         return SimpleITK.GetArrayFromImage(image)
 
     rows = []
-    for sigma, full_side in ((2.0, 96), (4.0, 48)):
+    for sigma, full_side in ((2.0, 96), (4.0, 64)):
         side = max(round(full_side * scale ** (1 / 3)), 16)
         seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
         small = scene((16,) * 3, (0,) * 3, seed=0).astype(np.float32) / 255
@@ -302,7 +302,7 @@ def measure_workers(folder: Path, scale: float) -> dict[str, Any]:
     features, values = make_points(folder, count, chunk)
     rows = []
     for workers in (1, 2, 4):
-        tiling = prepare(folder / "in.zarr", folder / f"{workers}.zarr", (2.0, 0.2), "512MiB")
+        tiling = prepare(folder / "in.zarr", folder / f"{workers}.zarr", (2.0, 0.2), "1GiB")
 
         def work(client: Any, tiling: Tiling = tiling, workers: int = workers) -> None:
             run_tiles(tiling, client)
@@ -310,7 +310,7 @@ def measure_workers(folder: Path, scale: float) -> dict[str, Any]:
                 str(folder / f"{workers}_points.zarr"), compressors=None
             )
 
-        row = on_workers("512MiB", work, workers)
+        row = on_workers("1GiB", work, workers)
         row["volume"] = checksum(zarr.open_array(str(Unfinished(folder / f"{workers}.zarr").folder), mode="r"))
         row["points"] = checksum(zarr.open_array(str(folder / f"{workers}_points.zarr"), mode="r"))
         rows.append(row)
