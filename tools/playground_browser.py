@@ -95,6 +95,8 @@ def open_page(browser: Browser, address: str, width: int = 1300, height: int = 9
 def choose_tab(page: Page, name: str) -> None:
     """Open a tab of the page."""
     page.get_by_role("tab", name=name, exact=True).click()
+    # else what is looked for next might be found in the one before
+    page.locator(f'.pg-panel[data-tab="{name}"]:not(.hidden)').wait_for()
 
 
 def viewer(page: Page, number: int = 0) -> Locator:
@@ -105,19 +107,23 @@ def viewer(page: Page, number: int = 0) -> Locator:
 def wait_for_result(page: Page) -> None:
     """Until the open tab shows what was computed, in full."""
     page.locator(".pg-panel:not(.hidden)").wait_for()
-    busy = page.locator(".pg-panel:not(.hidden) .pg-busy")
     if page.locator(".pg-plane:visible").count():
         page.wait_for_selector('.pg-plane:visible:not([data-number="0"])')
     else:
         for number in range(page.locator(".pg-viewer:visible").count()):
             found = viewer(page, number).element_handle()
             page.wait_for_function("viewer => viewer.dataset.shown === 'full'", arg=found)
-    busy.wait_for(state="hidden")
+    wait_until_idle(page)
+
+
+def wait_until_idle(page: Page) -> None:
+    """Until the open tab has nothing more to compute."""
+    page.locator('.pg-panel:not(.hidden) .pg-busy[data-busy="false"]').wait_for(state="attached")
 
 
 def slider(page: Page, name: str) -> Locator:
     """What takes the keys of the slider of this name in the open tab."""
-    return page.locator(f'.pg-panel:not(.hidden) [aria-label="{name}"] [tabindex]')
+    return page.locator(f'.pg-panel:not(.hidden) input[aria-label="{name}"]')
 
 
 def draw(page: Page, points: Sequence[tuple[float, float]], photo_width: int) -> None:

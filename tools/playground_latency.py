@@ -2,7 +2,7 @@
 
 `python tools/playground_latency.py`; needs Chromium (Debian's package chromium). The photo is of four photographs of
 scikit-image beside each other, 1024 x 1024 pixels. A slider is moved by one step with a key of the keyboard, and the
-clock of the page runs from that key to the frame in which the picture is drawn.
+clock of the page runs from that key until the frame with the picture is painted.
 """
 
 from __future__ import annotations
@@ -30,13 +30,22 @@ RESULT = Path(__file__).resolve().parents[1] / "results" / "playground.json"
 # every picture that the first viewer draws, with milliseconds since the last key
 _WATCH = """() => {
   const viewer = document.querySelector('.pg-panel:not(.hidden) .pg-viewer');
-  window.drawn = [];
   window.addEventListener('keydown', () => { window.pressed = performance.now(); }, { capture: true });
   new MutationObserver(() => {
     const { shown } = viewer.dataset;
-    const tell = () => window.drawn.push({ shown, after: performance.now() - window.pressed });
-    requestAnimationFrame(tell);
+    const { port1, port2 } = new MessageChannel();
+    port1.onmessage = () => {
+      window.drawn.push({ shown, after: performance.now() - window.pressed });
+      if (shown === 'full') window.finish();
+    };
+    // a message that is sent before a frame is painted comes after it
+    requestAnimationFrame(() => port2.postMessage(null));
   }).observe(viewer, { attributes: true, attributeFilter: ['data-number', 'data-shown'] });
+}"""
+# a promise, since a question asked again and again would take time from what is measured
+_AWAIT = """() => {
+  window.drawn = [];
+  window.finished = new Promise(finish => { window.finish = finish; });
 }"""
 
 
@@ -53,13 +62,12 @@ def move(page: Page, name: str, moves: int) -> dict[str, list[float]]:
     target.focus()
     times: dict[str, list[float]] = {"full": [], "preview": []}
     for number in range(moves):
-        page.evaluate("() => { window.drawn = []; }")
+        page.evaluate(_AWAIT)
         page.keyboard.press("ArrowRight" if number % 2 == 0 else "ArrowLeft")
-        page.wait_for_function("() => window.drawn.some(each => each.shown === 'full')")
-        for drawn in page.evaluate("() => window.drawn"):
+        for drawn in page.evaluate("() => window.finished.then(() => window.drawn)"):
             times[drawn["shown"]].append(drawn["after"])
         # the estimated error is under way
-        page.locator(".pg-panel:not(.hidden) .pg-busy").wait_for(state="hidden")
+        pb.wait_until_idle(page)
     return times
 
 
@@ -75,7 +83,7 @@ def choose_method(page: Page, method: str) -> None:
     page.locator('.pg-panel:not(.hidden) [aria-label="method"]').first.click()
     page.get_by_role("option", name=method, exact=True).click()
     page.wait_for_timeout(500)
-    page.locator(".pg-panel:not(.hidden) .pg-busy").wait_for(state="hidden")
+    pb.wait_until_idle(page)
 
 
 def measure(folder: Path, moves: int) -> dict[str, Any]:
@@ -96,7 +104,7 @@ def measure(folder: Path, moves: int) -> dict[str, Any]:
             move(page, "sigma over space", 2)
             rows["filter"] = summarize(move(page, "sigma over space", moves)["full"])
             choose_method(page, "exact")
-            page.locator(".pg-panel:not(.hidden) .pg-busy").wait_for(state="hidden")
+            pb.wait_until_idle(page)
             rows["preview"] = summarize(move(page, "sigma over space", max(3, moves // 3))["preview"])
     return rows
 

@@ -21,7 +21,8 @@ import permutohedral as ph
 from permutohedral.data.grabcut import Photograph, load_photographs
 from permutohedral.experiments.grabcut.run import measure
 from permutohedral.experiments.result import describe_environment, write_text
-from permutohedral.pictures.segment import FieldSettings, follow_edges
+from permutohedral.pictures.field_settings import FieldSettings
+from permutohedral.pictures.segment import follow_edges
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "results" / "segmentation.json"

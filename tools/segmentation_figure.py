@@ -16,8 +16,9 @@ from skimage import data
 from torch import Tensor
 
 import permutohedral as ph
+from permutohedral.pictures.field_settings import FieldSettings
 from permutohedral.pictures.label_maps import LabelMap, overlay
-from permutohedral.pictures.segment import FieldSettings, follow_edges
+from permutohedral.pictures.segment import follow_edges
 from permutohedral.reporting.figure import new_figure, save_figure
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,7 +16,7 @@ template <class T, int N>
 PERMUTOHEDRAL_INLINE typename VectorOf<T, N>::type exponential(typename VectorOf<T, N>::type x) {
     using V = typename VectorOf<T, N>::type;
     if constexpr (sizeof(T) == 8) {
-        V result;
+        V result{};
         for (int l = 0; l < N; ++l) result[l] = std::exp(x[l] > -708.0 ? x[l] : -708.0);
         return result;
     } else {

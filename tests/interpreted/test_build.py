@@ -51,10 +51,10 @@ def test_index_points_of_several_items() -> None:
 def test_index_points_renumbers(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lattice, "_WORTH_ORDERING", 1)
     torch.use_deterministic_algorithms(exact)
-    features = 9 * torch.randn(40, 2)
+    features = 9 * torch.randn(24, 2)
     found = kernels.index_points(features, None)
     assert_same_lattice(found, features)
-    shuffled = torch.randperm(40)
+    shuffled = torch.randperm(24)
     again = kernels.index_points(features[shuffled], None)
     assert_same_lattice(again, features[shuffled])
     if exact:
@@ -85,7 +85,7 @@ def test_index_points_packs_by_range() -> None:
 
 
 def test_index_points_wider_than_one_word() -> None:
-    features = 300 * torch.randn(33, 7, dtype=torch.float64)
+    features = 300 * torch.randn(17, 7, dtype=torch.float64)
     found = kernels.index_points(features, None)
     assert not PackedTable.holds(found[3])
     assert_same_lattice(found, features)
@@ -217,9 +217,9 @@ def test_a_bounded_lattice_tells_that_it_failed() -> None:
 
 
 def test_a_block_on_a_bounded_lattice_computes_what_it_computes_on_any_other() -> None:
-    block = PermutohedralBlock(6, lattice_channels=4, sigma_space=3.0)
+    block = PermutohedralBlock(4, lattice_channels=2, sigma_space=3.0)
     torch.nn.init.normal_(block.mix.weight)
-    hidden = torch.randn(2, 6, 3, 4)
+    hidden = torch.randn(2, 4, 3, 4)
     found = []
     for rows_per_point in (None, 6.0):
         block.rows_per_point = rows_per_point

@@ -99,13 +99,18 @@ def build(kernel: Any, launch: Launch, target: GPUTarget, **options: Any) -> Any
 
 
 def different(launches: list[Launch]) -> list[Launch]:
-    """The first launch with each combination of switches, and the first of other types; sizes and strides are alike."""
+    """The first launch with each combination of switches, and the first of other types; sizes and strides are alike.
+
+    Types in double precision take the compiler much longer and show nothing new where there are others.
+    """
+    double = [launch for launch in launches if "*fp64" in launch["types"].values()]
+    single = [launch for launch in launches if launch not in double]
     found: dict[str, Launch] = {}
-    for launch in launches:
+    for launch in single + double:
         switches = {name: value for name, value in launch["constants"].items() if isinstance(value, bool)}
-        new = [json.dumps(each) for each in (switches, launch["types"])]
-        if any(each not in found for each in new):
-            found |= {each: launch for each in new if each not in found}
+        new = [switches, launch["types"]] if launch in single or not single else [switches]
+        for each in map(json.dumps, new):
+            found.setdefault(each, launch)
     return list({id(launch): launch for launch in found.values()}.values())
 
 

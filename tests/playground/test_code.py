@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from permutohedral.playground.code import Code
 from permutohedral.playground.compute import denoising, filtering, lattices, segmenting, upsampling
 from permutohedral.playground.compute.layers import encode_png
 from permutohedral.playground.compute.photos import Photo, make_photo, read_photo
+from permutohedral.playground.runner import DroppedError
 
 
 def nothing(*_: object) -> None:
@@ -35,6 +37,16 @@ def photo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Photo:
     numbers[:, 26:] += 90
     Image.fromarray(numbers.clip(0, 255).astype(np.uint8)).save("my photo.png")
     return read_photo(Path("my photo.png"), "my photo.png")
+
+
+@pytest.fixture
+def transparent(photo: Photo) -> Photo:
+    """The same with a hole of another color, and half transparent around it."""
+    alpha = torch.ones(1, 36, 52)
+    alpha[:, 4:20, 20:34], alpha[:, 8:16, 24:30] = 0.5, 0.0
+    pixels = torch.where(alpha > 0, photo.pixels, torch.tensor([0.0, 1.0, 0.0])[:, None, None])
+    Path("hole.png").write_bytes(encode_png(Picture(pixels, alpha)))
+    return read_photo(Path("hole.png"), "hole.png")
 
 
 def run(code: Code, result: str) -> None:
@@ -64,7 +76,7 @@ def run(code: Code, result: str) -> None:
 def test_filter(photo: Photo, settings: given.FilterSettings, at_once: bool) -> None:
     Path("guide.png").write_bytes(encode_png(Picture(photo.pixels.flip(2))))
     guide = read_photo(Path("guide.png"), "guide.png")
-    result = filtering.filter_photo(photo, guide, settings, nothing)
+    result = filtering.filter_photo(photo, guide, settings, nothing).result
     Path("smooth.png").write_bytes(encode_png(photo.picture.with_pixels(result.pixels)))
     pixels = photo.num_pixels if at_once else texts.AT_ONCE + 1
     code = texts.filter_code(settings, photo.name, "guide.png", pixels)
@@ -89,8 +101,9 @@ def test_denoise(photo: Photo, settings: given.DenoiseSettings) -> None:
 def test_segment(photo: Photo) -> None:
     # the first brush is not used, and the strokes are not in the order of their labels
     strokes = (given.Stroke(3, 2.0, ((40.0, 5.0), (45.0, 30.0))), given.Stroke(1, 2.5, ((8.0, 5.0), (8.0, 30.0))))
-    settings = given.SegmentSettings(sigma_space=20.0, sigma_range=0.2)
-    found = segmenting.segment_photo(photo, strokes, settings)
+    settings = replace(given.STROKES, sigma_space=20.0, sigma_range=0.2)
+    found = segmenting.segment_photo(photo, strokes, settings, nothing)
+    assert 0 < found.doubt < 0.5
     painted = (255 * found.found.paint().pixels[:, 18]).round().int()
     assert tuple(painted[:, 4].tolist()) == given.BRUSHES[1]
     assert tuple(painted[:, 48].tolist()) == given.BRUSHES[3]
@@ -103,14 +116,14 @@ def test_segment(photo: Photo) -> None:
 def test_upsample_what_the_page_makes(photo: Photo, mode: given.Mode) -> None:
     settings = given.UpsampleSettings(4, mode=mode)
     material = upsampling.colors_of(photo, settings.factor)
-    found = upsampling.upsample(material, settings)
+    found = upsampling.upsample(material, settings, nothing)
     enlarged = upsampling.enlarge(material)
     assert found.psnr is not None
     assert enlarged.psnr is not None
     assert found.psnr > enlarged.psnr
     assert material.coarse.picture is not None
     Path("coarse.png").write_bytes(encode_png(material.coarse.picture))
-    Path("guide.png").write_bytes(encode_png(material.guide))
+    Path("guide.png").write_bytes(encode_png(Picture(material.guide)))
     Path("out.png").write_bytes(upsampling.result_file(found.values, material)[1])
     run(texts.upsample_code(settings, "coarse.png", "guide.png", "out.png"), "out.png")
 
@@ -119,11 +132,65 @@ def test_upsample_a_map_of_floats(photo: Photo) -> None:
     settings = given.UpsampleSettings()
     np.save("depth.npy", np.linspace(2, 9, 9 * 13, dtype=np.float32).reshape(9, 13))
     material = upsampling.own_map(Path("depth.npy"), "depth.npy", photo)
-    found = upsampling.upsample(material, settings)
+    found = upsampling.upsample(material, settings, nothing)
     assert found.psnr is None
     name, content = upsampling.result_file(found.values, material)
     Path(name).write_bytes(content)
     run(texts.upsample_code(settings, "depth.npy", photo.name, name), "out.npy")
+
+
+@pytest.mark.parametrize(("guided", "at_once"), [(False, True), (True, True), (False, False)])
+def test_filter_a_transparent_photo(transparent: Photo, guided: bool, at_once: bool) -> None:
+    settings = given.FilterSettings(3.0, 0.3, guided=guided)
+    guide = read_photo(Path("my photo.png"), "my photo.png")
+    found = filtering.filter_photo(transparent, guide, settings, nothing)
+    Path("smooth.png").write_bytes(encode_png(transparent.picture.with_pixels(found.result.pixels)))
+    pixels = transparent.num_pixels if at_once else texts.AT_ONCE + 1
+    run(texts.filter_code(settings, "hole.png", guide.name, pixels, transparent.is_transparent), "smooth.png")
+    assert filtering.estimate(transparent, guide, settings, found).relative < 0.1
+
+
+@pytest.mark.parametrize("settings", [given.DenoiseSettings("cnn", added=25.0), given.DenoiseSettings("cnn")])
+def test_denoise_a_transparent_photo(transparent: Photo, settings: given.DenoiseSettings) -> None:
+    noisy = denoising.add_noise(transparent.picture, settings.added)
+    result = denoising.denoise_photo(noisy, denoising.noise_of(noisy, settings), settings, nothing)
+    Path("noisy.png").write_bytes(encode_png(noisy))
+    Path("clean.png").write_bytes(encode_png(noisy.with_pixels(result.pixels)))
+    run(texts.denoise_code(settings, "hole.png", transparent.is_transparent), "clean.png")
+    before, after = (denoising.quality(each, transparent.picture) for each in (noisy.pixels, result.pixels))
+    assert settings.added == 0 or after > before
+
+
+def test_segment_and_upsample_along_a_transparent_photo(transparent: Photo) -> None:
+    strokes = (given.Stroke(0, 2.0, ((5.0, 5.0), (5.0, 30.0))), given.Stroke(1, 2.0, ((45.0, 5.0), (45.0, 30.0))))
+    found = segmenting.segment_photo(transparent, strokes, given.STROKES, nothing)
+    Path("labels.png").write_bytes(encode_png(found.given.paint()))
+    Path("out.png").write_bytes(encode_png(found.found.paint()))
+    run(texts.segment_code(given.STROKES, "hole.png", transparent.is_transparent), "out.png")
+    np.save("depth.npy", np.linspace(2, 9, 9 * 13, dtype=np.float32).reshape(9, 13))
+    material = upsampling.own_map(Path("depth.npy"), "depth.npy", transparent)
+    settings = given.UpsampleSettings()
+    name, content = upsampling.result_file(upsampling.upsample(material, settings, nothing).values, material)
+    Path(name).write_bytes(content)
+    run(texts.upsample_code(settings, "depth.npy", "hole.png", name, transparent.is_transparent), name)
+
+
+def test_segmenting_and_upsampling_end_when_they_are_no_longer_wanted(photo: Photo) -> None:
+    shares: list[float] = []
+
+    def drop(share: float = 1.0) -> None:
+        shares.append(share)
+        if share > 0.5:
+            raise DroppedError
+
+    strokes = (given.Stroke(0, 2.0, ((5.0, 5.0),)), given.Stroke(1, 2.0, ((45.0, 5.0),)))
+    with pytest.raises(DroppedError):
+        segmenting.segment_photo(photo, strokes, given.STROKES, drop)
+    # two lattices, and the first of two parts of the steps
+    assert shares == [0.25, 0.5, 0.75]
+    material = upsampling.colors_of(photo, 4)
+    with pytest.raises(DroppedError):
+        upsampling.upsample(material, given.UpsampleSettings(), drop)
 
 
 def test_lattice(photo: Photo, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,7 +213,7 @@ def test_parts_give_the_bits_of_the_whole(method: given.Method, halo: int, monke
     looked: list[bool] = []
     result = filtering.filter_photo(
         photo, None, given.FilterSettings(1.5, 0.3, method, halo), lambda: looked.append(True)
-    )
+    ).result
     assert len(looked) > 1
     whole = ph.bilateral_filter(photo.pixels, 1.5, 0.3, method=method, halo=halo)
     assert torch.equal(result.pixels, whole)

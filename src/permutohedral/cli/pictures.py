@@ -23,10 +23,12 @@ from permutohedral.cli.arrays import (
 )
 from permutohedral.cli.shared import STREAM, Json, SigmaRange, SigmaSpace, explained
 from permutohedral.errors import InputError
+from permutohedral.pictures.field_settings import FieldSettings
 
 if TYPE_CHECKING:
     from permutohedral.pictures.batch import Outcome
 
+_FIELD = FieldSettings()
 
 Sources = Annotated[
     list[Path], typer.Argument(metavar="INPUT...", help="Pictures, folders of them, or - for one on stdin.")
@@ -219,16 +221,16 @@ def segment(  # noqa: PLR0913 (one parameter for each option)
     ] = None,
     certainty: Annotated[
         float, typer.Option(callback=_share, metavar="NUMBER", help="How probable a given label is, below 1.")
-    ] = 0.7,
-    sigma_space: SigmaSpace = 12.0,
-    sigma_range: SigmaRange = 0.03,
+    ] = _FIELD.certainty,
+    sigma_space: SigmaSpace = _FIELD.sigma_space,
+    sigma_range: SigmaRange = _FIELD.sigma_range,
     strength: Annotated[
         float, typer.Option(min=0, metavar="NUMBER", help="How much pixels of like color agree.")
-    ] = 4.0,
+    ] = _FIELD.strength,
     smoothness: Annotated[
         float, typer.Option(min=0, metavar="NUMBER", help="How much pixels beside each other agree.")
-    ] = 1.0,
-    steps: Annotated[int, typer.Option(min=0, metavar="NUMBER", help="Steps of the mean field.")] = 10,
+    ] = _FIELD.smoothness,
+    steps: Annotated[int, typer.Option(min=0, metavar="NUMBER", help="Steps of the mean field.")] = _FIELD.steps,
     recursive: Recursive = False,
     as_json: Json = False,
 ) -> None:
@@ -244,7 +246,7 @@ def segment(  # noqa: PLR0913 (one parameter for each option)
     """
     with explained():
         from permutohedral.pictures.batch import plan_files, process_files
-        from permutohedral.pictures.segment import FieldSettings, Segment, name_results
+        from permutohedral.pictures.segment import Segment, name_results
 
         if len(paths) != (3 if probabilities is None else 2) or (trimap and probabilities is not None):
             raise InputError("give PHOTO LABELS OUTPUT, or PHOTO OUTPUT with --probabilities, which take no --trimap")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -15,6 +15,7 @@ import permutohedral as ph
 from permutohedral.errors import InputError
 from permutohedral.models.cutout import CutoutSettings, Trimap, cut_out
 from permutohedral.pictures.batch import Outcome, Progress, Request, check_companions, make_folder
+from permutohedral.pictures.field_settings import FieldSettings
 from permutohedral.pictures.files import Picture, check_output, read_picture, write_picture
 from permutohedral.pictures.label_maps import (
     UNKNOWN,
@@ -58,28 +59,9 @@ class Segmented(Outcome):
         )
 
 
-@dataclass(frozen=True)
-class FieldSettings:
-    """The field over labels and probabilities.
-
-    Attributes:
-        certainty: how probable a given label is.
-        sigma_space: of the bilateral kernel, in pixels.
-        sigma_range: of the bilateral kernel, white being 1.
-        strength: weight of the bilateral kernel.
-        smoothness: weight of the spatial kernel, of 3 pixels.
-        steps: of the mean field.
-    """
-
-    certainty: float = 0.7
-    sigma_space: float = 12.0
-    sigma_range: float = 0.03
-    strength: float = 4.0
-    smoothness: float = 1.0
-    steps: int = 10
-
-
 _SIGMA_NEAR = 3.0
+# steps between two calls of `progress`; each call of the field costs about one step more
+_STEPS_AT_ONCE = 5
 
 
 @dataclass(frozen=True)
@@ -123,7 +105,7 @@ class Segment(Request):
         """Segment one file."""
         photo = read_picture(source)
         pixels = hide_colors(photo.pixels, photo.alpha)
-        before, marginals, seconds = self._solve(source, pixels)
+        before, marginals, seconds = self._solve(source, pixels, progress)
         after = LabelMap(marginals.argmax(dim=0), before.colors)
         write_picture(after.paint(), output)
         if self.overlay is not None:
@@ -137,7 +119,7 @@ class Segment(Request):
             round(changed, 5), round(1 - float(known.float().mean()), 5), round(seconds, 4),
         )  # fmt: skip
 
-    def _solve(self, source: Path, pixels: Tensor) -> tuple[LabelMap, Tensor, float]:
+    def _solve(self, source: Path, pixels: Tensor, progress: Progress) -> tuple[LabelMap, Tensor, float]:
         """The labels before, the marginals `[labels, height, width]`, and the seconds they took."""
         height, width = pixels.shape[1:]
         if self.probabilities is not None:
@@ -155,12 +137,16 @@ class Segment(Request):
                 before.labels, len(before.colors), self.settings.certainty, unknown=UNKNOWN
             )
         started = time.perf_counter()
-        marginals = follow_edges(energies, pixels, self.settings)
+        marginals = follow_edges(energies, pixels, self.settings, progress)
         return before, marginals, time.perf_counter() - started
 
 
-def follow_edges(energies: Tensor, pixels: Tensor, settings: FieldSettings) -> Tensor:
+def follow_edges(
+    energies: Tensor, pixels: Tensor, settings: FieldSettings, progress: Callable[[float], None] | None = None
+) -> Tensor:
     """The marginals `[labels, height, width]` of energies of this shape over a photograph `[channels, height, width]`.
+
+    `progress` is called with the share that is done.
 
     >>> follow_edges(torch.rand(3, 20, 30), torch.rand(3, 20, 30), FieldSettings()).shape
     torch.Size([3, 20, 30])
@@ -169,7 +155,26 @@ def follow_edges(energies: Tensor, pixels: Tensor, settings: FieldSettings) -> T
         ph.crf.spatial_kernel(pixels.shape[1:], _SIGMA_NEAR, settings.smoothness),
         ph.crf.bilateral_kernel(pixels, settings.sigma_space, settings.sigma_range, settings.strength),
     ]
-    return ph.crf.mean_field(energies, kernels, settings.steps)
+    firsts = range(0, max(1, settings.steps), _STEPS_AT_ONCE)
+    done, all_parts = 0, len(kernels) + len(firsts)
+
+    def tell() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done / all_parts)
+
+    lattices = []
+    for kernel in kernels:
+        lattices.append(kernel.build_lattice())
+        tell()
+    marginals = None
+    for first in firsts:
+        steps = min(_STEPS_AT_ONCE, settings.steps - first)
+        marginals = ph.crf.mean_field(energies, kernels, steps, lattices=lattices, start=marginals)
+        tell()
+    assert marginals is not None
+    return marginals
 
 
 def name_results(files: Sequence[tuple[Path, Path]], output: Path) -> list[tuple[Path, Path]]:

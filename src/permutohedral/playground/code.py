@@ -5,13 +5,8 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from permutohedral.playground.settings import (
-    DenoiseSettings,
-    FilterSettings,
-    LatticeSettings,
-    SegmentSettings,
-    UpsampleSettings,
-)
+from permutohedral.pictures.field_settings import FieldSettings
+from permutohedral.playground.settings import DenoiseSettings, FilterSettings, LatticeSettings, UpsampleSettings
 
 # what `permutohedral filter` takes at once; larger pictures are filtered in tiles
 AT_ONCE = 2048 * 2048
@@ -46,7 +41,9 @@ def _command(*words: object, **options: object) -> str:
     return shlex.join(["permutohedral", *written])
 
 
-def filter_code(settings: FilterSettings, photo: str, guide: str | None, pixels: int) -> Code:
+def filter_code(
+    settings: FilterSettings, photo: str, guide: str | None, pixels: int, transparent: bool = False
+) -> Code:
     """Of a filtered photo of so many pixels.
 
     >>> print(filter_code(FilterSettings(4.0), "photo.png", None, 100).command)
@@ -54,16 +51,22 @@ def filter_code(settings: FilterSettings, photo: str, guide: str | None, pixels:
     """
     edges = guide if settings.guided else None
     given = "" if edges is None else f"\nguide = read_picture({_path(edges)}).pixels"
-    named = "guide" if edges is not None else "photo.pixels"
+    if edges is None and transparent:
+        given = "\nguide = hide_colors(photo.pixels, photo.alpha)"
+    values = "values" if transparent else "photo.pixels"
     options = "" if settings.method == "separable" else f', method="{settings.method}"'
     options += "" if settings.halo == 0 else f", halo={settings.halo}"
     sigmas = f"{settings.sigma_space}, {settings.sigma_range}"
     if pixels <= AT_ONCE:
-        imported, guided = "import permutohedral as ph\n" + _FILES, "" if edges is None else ", guide=guide"
-        call = f"ph.bilateral_filter(photo.pixels, {sigmas}{guided}{options})"
+        imported, guided = "import permutohedral as ph\n" + _FILES, ", guide=guide" if given else ""
+        call = f"ph.bilateral_filter({values}, {sigmas}{guided}{options})"
     else:
         imported = f"{_FILES}\nfrom permutohedral.pictures.tiles import filter_in_tiles"
-        call = f"filter_in_tiles(photo.pixels, {named}, {sigmas}{options})"
+        call = f"filter_in_tiles({values}, {'guide' if given else 'photo.pixels'}, {sigmas}{options})"
+    if transparent:
+        names = "filter_by_alpha" if edges is not None else "filter_by_alpha, hide_colors"
+        imported += f"\nfrom permutohedral.pictures.transparency import {names}"
+        call = f"filter_by_alpha(photo.pixels, photo.alpha, lambda values: {call})"
     python = (
         f"from pathlib import Path\n\n{imported}\n\nphoto = read_picture({_path(photo)}){given}\n"
         f'smooth = {call}\nwrite_picture(photo.with_pixels(smooth), Path("smooth.png"))\n'
@@ -79,7 +82,7 @@ def filter_code(settings: FilterSettings, photo: str, guide: str | None, pixels:
     return Code(python, command)
 
 
-def denoise_code(settings: DenoiseSettings, photo: str) -> Code:
+def denoise_code(settings: DenoiseSettings, photo: str, transparent: bool = False) -> Code:
     """Of a denoised photo; noise that the page added first is added in Python, and lies in a file for the command."""
     source, noisy = photo, ""
     if settings.added > 0:
@@ -90,17 +93,22 @@ def denoise_code(settings: DenoiseSettings, photo: str) -> Code:
             "# as the file holds it\n"
             "noisy = (noisy * photo.levels).round() / photo.levels\n"
         )
-    pixels = "noisy" if noisy else "photo.pixels"
+    pixels = given = "noisy" if noisy else "photo.pixels"
+    imported, hidden = "", ""
+    if transparent:
+        given, noisy = "filled", noisy + f"filled = fill_hidden({pixels}, photo.alpha)\n"
+        imported = "\nfrom permutohedral.pictures.transparency import fill_hidden"
+        hidden = f"clean = torch.where(photo.alpha > 0, clean, {pixels})\n"
+    level = f"{settings.sigma} / 255"
+    estimated = ""
     if settings.sigma is None:
-        level, imported = f"estimate_noise({pixels})", "\nfrom permutohedral.models.noise_level import estimate_noise"
-    else:
-        level, imported = f"{settings.sigma} / 255", ""
+        level, estimated = f"estimate_noise({given})", "\nfrom permutohedral.models.noise_level import estimate_noise"
     removed = "sigma" if settings.strength == 1 else f"{settings.strength} * sigma"
     torch = "import torch\n\n" if noisy else ""
     python = (
-        f"from pathlib import Path\n\n{torch}from permutohedral.models.image_denoiser import ImageDenoiser{imported}\n"
-        f"{_FILES}\n\nphoto = read_picture({_path(photo)})\n{noisy}sigma = {level}\n"
-        f'clean = ImageDenoiser("{settings.model}")({pixels}, {removed}).clamp(0, 1)\n'
+        f"from pathlib import Path\n\n{torch}from permutohedral.models.image_denoiser import ImageDenoiser{estimated}\n"
+        f"{_FILES}{imported}\n\nphoto = read_picture({_path(photo)})\n{noisy}sigma = {level}\n"
+        f'clean = ImageDenoiser("{settings.model}")({given}, {removed}).clamp(0, 1)\n{hidden}'
         'write_picture(photo.with_pixels(clean), Path("clean.png"))\n'
     )
     command = _command(
@@ -112,15 +120,24 @@ def denoise_code(settings: DenoiseSettings, photo: str) -> Code:
     return Code(python, command)
 
 
-def segment_code(settings: SegmentSettings, photo: str) -> Code:
+def _read_visible(photo: str, transparent: bool) -> tuple[str, str]:
+    """The line that imports what hides colors, if that is needed, and lines that read the pixels that one sees."""
+    if not transparent:
+        return "", f"photo = read_picture({_path(photo)}).pixels"
+    imported = "\nfrom permutohedral.pictures.transparency import hide_colors"
+    return imported, f"picture = read_picture({_path(photo)})\nphoto = hide_colors(picture.pixels, picture.alpha)"
+
+
+def segment_code(settings: FieldSettings, photo: str, transparent: bool = False) -> Code:
     """Of the labels that the strokes in labels.png spread to."""
+    imported, read = _read_visible(photo, transparent)
     python = f"""from pathlib import Path
 
 import permutohedral as ph
 {_FILES}
-from permutohedral.pictures.label_maps import UNKNOWN, LabelMap, read_label_map
+from permutohedral.pictures.label_maps import UNKNOWN, LabelMap, read_label_map{imported}
 
-photo = read_picture({_path(photo)}).pixels
+{read}
 given = read_label_map(Path("labels.png"), black_is_a_label=False)
 energies = ph.crf.energies_from_labels(given.labels, len(given.colors), {settings.certainty}, unknown=UNKNOWN)
 kernels = [
@@ -142,19 +159,21 @@ write_picture(LabelMap(marginals.argmax(dim=0), given.colors).paint(), Path("out
     return Code(python, command)
 
 
-def upsample_code(settings: UpsampleSettings, coarse: str, guide: str, result: str) -> Code:
+def upsample_code(settings: UpsampleSettings, coarse: str, guide: str, result: str, transparent: bool = False) -> Code:
     """Of a map in the size of its guide."""
+    imported, read = _read_visible(guide, transparent)
     smoothness = f", smoothness={settings.smoothness}" if settings.mode == "solver" else ""
     python = f"""from pathlib import Path
 
 import permutohedral as ph
 from permutohedral.pictures.files import read_picture
 from permutohedral.pictures.guided import EdgeSettings
-from permutohedral.pictures.maps import read_map, write_map
+from permutohedral.pictures.maps import read_map, write_map{imported}
 
 coarse = read_map({_path(coarse)})
+{read}
 edges = EdgeSettings(sigma_gray={settings.sigma_gray}, sigma_color={settings.sigma_color})
-guide, sigma_range = edges.guide(read_picture({_path(guide)}).pixels)
+guide, sigma_range = edges.guide(photo)
 found = ph.upsample(coarse.values, guide, None, sigma_range, "{settings.mode}"{smoothness})
 write_map(found, coarse, {_path(result)})
 """

@@ -7,6 +7,8 @@ from typing import Any
 
 from nicegui import ui
 
+from permutohedral.playground.components import Range
+
 Changed = Callable[[], None]
 
 
@@ -22,31 +24,24 @@ class Slider:
     """
 
     def __init__(self, name: str, values: Sequence[float], start: float, unit: str, changed: Changed) -> None:
-        self._values, self._unit, self._changed = list(values), unit, changed
-        with ui.element("div").classes("pg-control"):
-            with ui.element("div").classes("pg-caption"):
-                ui.label(name)
-                self._told = ui.label().classes("pg-value")
-            self._slider = ui.slider(
-                min=0, max=len(self._values) - 1, step=1, value=self._values.index(start), on_change=self._move
-            ).props(f'aria-label="{name}"')
-        self._tell()
+        self._values, self._changed = list(values), changed
+        self._at = self._values.index(start)
+        self._range = Range(name, self._values, self._at, unit, self._move)
 
     @property
     def value(self) -> float:
         """The number it stands at."""
-        return self._values[int(self._slider.value)]
+        return self._values[self._at]
 
     def set(self, value: float) -> None:
         """Move it to one of its numbers."""
-        self._slider.set_value(self._values.index(value))
+        self._range.set(self._values.index(value))
+        self._move(self._values.index(value))
 
-    def _tell(self) -> None:
-        self._told.set_text(f"{self.value:g}{self._unit}")
-
-    def _move(self) -> None:
-        self._tell()
-        self._changed()
+    def _move(self, at: int) -> None:
+        if at != self._at:
+            self._at = at
+            self._changed()
 
 
 class Choice:

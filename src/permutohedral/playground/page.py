@@ -95,6 +95,7 @@ class Page:
         self.session.photo = photo
         height, width = photo.pixels.shape[1:]
         self._name.set_text(f"{Path(photo.name).name} · {width} x {height}")
+        self.session.stream.put("photo", photo.layer, "before", 0)
         for panel in self._panels.values():
             panel.forget()
         self._opened.refresh()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
@@ -9,13 +10,17 @@ from typing import TYPE_CHECKING
 from nicegui import ui
 
 from permutohedral.playground.code import Code
+from permutohedral.playground.components import Progress, Tab
 from permutohedral.playground.session import Session
 
 if TYPE_CHECKING:
+    from permutohedral.playground.compute.layers import Layer
     from permutohedral.playground.compute.measure import Cost
 
 # a file to download: its name, and what makes its content when it is asked for
 File = tuple[str, Callable[[], bytes]]
+# seconds after a move: a browser that renders the code meanwhile would draw the picture later
+_CODE_AFTER = 0.1
 
 
 class Panel:
@@ -31,14 +36,15 @@ class Panel:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.number = 0
-        self._stale, self._open = True, False
-        with ui.element("div").classes("pg-panel hidden") as self.root:
+        self._stale, self._open, self._code_is_old = True, False, False
+        # whether something is computed and how much of it is done, as the page shows it
+        self._shown_progress: tuple[bool, float | None] = False, None
+        with Tab(self.title) as self._root:
             with ui.element("div").classes("pg-card pg-controls"):
                 ui.label(self.hint).classes("pg-hint")
                 self.add_controls()
             with ui.element("div").classes("pg-card"):
-                self._busy = ui.linear_progress(show_value=False).props("indeterminate size=3px instant-feedback")
-                self._busy.classes("pg-busy pg-idle")
+                self._progress = Progress()
                 self.add_view()
                 self._status = ui.html("", sanitize=False).classes("pg-status").props('role="status"')
             with ui.element("div").classes("pg-card"):
@@ -65,14 +71,14 @@ class Panel:
 
     def open(self) -> None:
         """Show the tab."""
-        self.root.classes(remove="hidden")
+        self._root.set_open(True)
         self._open = True
         if self._stale:
             self.refresh()
 
     def hide(self) -> None:
         """Hide the tab."""
-        self.root.classes(add="hidden")
+        self._root.set_open(False)
         self._open = False
 
     def forget(self) -> None:
@@ -86,8 +92,18 @@ class Panel:
         if self._stale:
             return
         self.number += 1
-        # first, since it goes on in another thread
+        self._code_is_old = True
         self.compute()
+        asyncio.get_running_loop().call_later(_CODE_AFTER, self._show_code)
+
+    def put(self, side: str, layer: Layer | None, kind: str, number: int) -> None:
+        """Show a layer of this tab, see `LayerStream.put`."""
+        self.session.stream.put(f"{self.title}/{side}", layer, kind, number)
+
+    def _show_code(self) -> None:
+        if not self._code_is_old:
+            return
+        self._code_is_old = False
         code = self.code()
         self._command.set_content(_in_words(code.command))
         self._python.set_content(escape(code.python.strip()))
@@ -105,6 +121,7 @@ class Panel:
 
     def tell(self, cost: Cost | None, *parts: str) -> None:
         """Time, memory and whatever else is known of the last run; `parts` hold HTML of our own."""
+        self._show_code()
         told = []
         if cost is not None:
             told.append(f"time <b>{_seconds(cost.seconds)}</b>")
@@ -113,16 +130,11 @@ class Panel:
         self._status.set_content("".join(f"<span>{part}</span>" for part in (*told, *parts)))
         self._status.classes(remove="pg-old")
 
-    def set_busy(self, busy: bool) -> None:
-        """Whether something is computed."""
-        if busy:
-            self._busy.props(add="indeterminate").classes(remove="pg-idle")
-        else:
-            self._busy.classes(add="pg-idle")
-
-    def set_progress(self, share: float) -> None:
-        """How much of it is done."""
-        self._busy.props(remove="indeterminate").set_value(share)
+    def set_busy(self, busy: bool, share: float | None = None) -> None:
+        """Whether something is computed, and how much of it is done if that is known."""
+        if (busy, share) != self._shown_progress:
+            self._shown_progress = busy, share
+            self._progress.set(busy, share)
 
     def _add_code(self) -> None:
         self._command = self._add_text("command line")

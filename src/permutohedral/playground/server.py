@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, WebSocket
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 from nicegui import ui
@@ -40,7 +40,7 @@ class Playground:
     def __init__(self, photo: Path | None) -> None:
         self.sessions: dict[str, Session] = {}
         self.app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-        self.app.add_api_route("/pixels/{key}/{tab}/{name}", self._pixels)
+        self.app.add_api_websocket_route("/layers/{key}", self._layers)
         self.app.add_api_route("/files/{key}/{tab}/{name}", self._file)
         ui.page("/", title="permutohedral playground", favicon=_ICON)(lambda: build_page(photo, self.sessions))
         # the way to a browser on this machine is faster than a compressor, nothing moves by itself, and the page has
@@ -50,19 +50,14 @@ class Playground:
             show_welcome_message=False, reconnect_timeout=10,
         )  # fmt: skip
 
-    def _session(self, key: str) -> Session:
-        if key not in self.sessions:
-            raise HTTPException(404)
-        return self.sessions[key]
-
-    async def _pixels(self, key: str, tab: str, name: str) -> Response:
-        layer = self._session(key).layers.get((tab, name))
-        if layer is None:
-            raise HTTPException(404)
-        return Response(layer.planes, media_type="application/octet-stream", headers={"cache-control": "no-store"})
+    async def _layers(self, socket: WebSocket, key: str) -> None:
+        if key in self.sessions:
+            await self.sessions[key].stream.serve(socket)
+        else:
+            await socket.close()
 
     async def _file(self, key: str, tab: str, name: str) -> Response:
-        make = self._session(key).files.get((tab, name))
+        make = self.sessions[key].files.get((tab, name)) if key in self.sessions else None
         if make is None:
             raise HTTPException(404)
         content = await run_in_threadpool(make)
@@ -106,9 +101,12 @@ class _Server(uvicorn.Server):
     """Says when it is up."""
 
     def __init__(self, announce: Callable[[], None], app: TokenRequired) -> None:
-        super().__init__(
-            uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=_SECONDS_TO_END, ws_max_size=1 << 24)
-        )
+        # sockets are not compressed either
+        config = uvicorn.Config(
+            app, log_level="error", timeout_graceful_shutdown=_SECONDS_TO_END, ws_max_size=1 << 24,
+            ws_per_message_deflate=False,
+        )  # fmt: skip
+        super().__init__(config)
         self._announce = announce
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

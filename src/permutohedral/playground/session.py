@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from permutohedral.playground.runner import Runner, Stage
+from permutohedral.playground.stream import LayerStream
 
 if TYPE_CHECKING:
-    from permutohedral.playground.compute.layers import Layer
     from permutohedral.playground.compute.photos import Photo
 
 # above this a smaller picture is shown first
@@ -36,9 +36,8 @@ class Session:
     def __init__(self, fail: Callable[[Exception], None], busy: Callable[[bool], None]) -> None:
         self.key = uuid.uuid4().hex
         self.photo: Photo | None = None
-        # by tab and name
-        self.layers: dict[tuple[str, str], Layer] = {}
-        # the same; what makes the content of a file when it is asked for
+        self.stream = LayerStream()
+        # by tab and name: what makes the content of a file when it is asked for
         self.files: dict[tuple[str, str], Callable[[], bytes]] = {}
         self._loop = asyncio.get_running_loop()
         self._folder = tempfile.TemporaryDirectory(prefix="permutohedral-")
@@ -71,20 +70,6 @@ class Session:
     def remember(self, kind: Any, seconds: float) -> None:
         """How long a computation of this kind took."""
         self._seconds[kind] = seconds
-
-    def put(self, tab: str, name: str, layer: Layer, side: str | None = None) -> dict[str, Any]:
-        """Keep a layer until the next of its name, and say where the page finds it and which side it is."""
-        self._number += 1
-        self.layers[tab, name] = layer
-        return {
-            "name": side or name,
-            "url": f"/pixels/{self.key}/{tab}/{name}?number={self._number}",
-            "number": self._number,
-            "channels": layer.channels,
-            "height": layer.height,
-            "width": layer.width,
-            "region": list(layer.region),
-        }
 
     def close(self) -> None:
         """Drop everything."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from permutohedral.pictures.field_settings import FieldSettings
+
 Method = Literal["separable", "dense", "exact", "auto"]
 METHODS: tuple[Method, ...] = ("separable", "dense", "exact", "auto")
 Mode = Literal["gaussian", "affine", "solver"]
@@ -12,6 +14,8 @@ MODES: tuple[Mode, ...] = ("gaussian", "affine", "solver")
 MODELS = ("pcnn_cnn", "pcnn", "pcnn_gauss", "cnn", "deep_small", "deep_large", "auto")
 # colors of the brushes, of 255, in the order of their numbers as colors: that of a label map
 BRUSHES: tuple[tuple[int, int, int], ...] = ((30, 136, 229), (67, 160, 71), (229, 57, 53), (253, 216, 53))
+# strokes label few pixels, so the field reaches further than that of `permutohedral segment`
+STROKES = FieldSettings(certainty=0.95, sigma_space=40.0, sigma_range=0.04, strength=12.0)
 
 
 @dataclass(frozen=True)
@@ -55,18 +59,6 @@ class Stroke:
     label: int
     radius: float
     points: tuple[tuple[float, float], ...]
-
-
-@dataclass(frozen=True)
-class SegmentSettings:
-    """A dense field over strokes: these label few pixels, so it reaches further than `permutohedral segment`."""
-
-    certainty: float = 0.95
-    sigma_space: float = 40.0
-    sigma_range: float = 0.04
-    strength: float = 12.0
-    smoothness: float = 1.0
-    steps: int = 10
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,9 @@
 // Draws before and after under one divider, or their difference, at any zoom; takes strokes of the mouse.
-// Layers come as planes of bytes, so that the page shows every value as it was computed.
+
+import { layerOf, toCanvas, watch } from "playground-layers";
 
 const groups = new Map(); // viewers of one name move together
 const MOST_ZOOM = 32;
-
-function toCanvas(bytes, layer) {
-  const count = layer.width * layer.height;
-  const pixels = new Uint32Array(count);
-  const green = layer.channels === 3 ? count : 0;
-  const blue = layer.channels === 3 ? 2 * count : 0;
-  for (let i = 0; i < count; i++) {
-    pixels[i] = 0xff000000 | (bytes[blue + i] << 16) | (bytes[green + i] << 8) | bytes[i];
-  }
-  const canvas = document.createElement("canvas");
-  canvas.width = layer.width;
-  canvas.height = layer.height;
-  const image = new ImageData(new Uint8ClampedArray(pixels.buffer), layer.width, layer.height);
-  canvas.getContext("2d").putImageData(image, 0, 0);
-  return canvas;
-}
 
 export default {
   template: `
@@ -28,11 +13,11 @@ export default {
           @pointerdown="press" @pointermove="move" @pointerup="release" @pointercancel="release"
           @wheel.prevent="wheel" @dblclick="fit" @keydown="key"></canvas>
         <span class="pg-tag pg-left" v-show="mode === 'compare' && before">{{ names[0] }}</span>
-        <span class="pg-tag pg-right" v-show="after">{{ mode === 'compare' ? names[1] : 'difference' }}</span>
+        <span class="pg-tag pg-right" v-show="after">{{ mode === 'compare' ? names[1] : 'difference to the ' + (truth ? 'truth' : names[0]) }}</span>
         <span class="pg-tag pg-kind" v-show="shown.kind === 'preview'">preview</span>
       </div>
       <div class="pg-tools">
-        <div class="pg-choice" v-show="differing" role="group" aria-label="what is shown">
+        <div class="pg-choice" role="group" aria-label="what is shown">
           <button type="button" :class="{ on: mode === 'compare' }" @click="choose('compare')">compare</button>
           <button type="button" :class="{ on: mode === 'difference' }" @click="choose('difference')">difference</button>
         </div>
@@ -47,26 +32,27 @@ export default {
       </div>
     </div>`,
   props: {
+    session: String,
+    layers: Object, // names of the layers that are shown: before, after, and truth where there is one
     names: { default: () => ["before", "after"] },
     label: { default: "before and after" },
     group: { default: "" },
-    differing: { default: true }, // whether both sides have the same pixels, so that there is a difference
     brush: { default: null }, // label, radius and color; null where nothing is drawn
     strokes: { default: () => [] },
     ratio: { default: 0.7 }, // most height of the stage, as a share of its width
   },
   data() {
-    return { mode: "compare", amplify: 8, percent: 100, shown: { kind: "", number: 0 }, before: false, after: false };
+    return {
+      mode: "compare", amplify: 8, percent: 100, shown: { kind: "", number: 0 },
+      before: false, after: false, truth: false, // whether they are there
+    };
   },
   watch: {
     strokes() { this.redraw(); },
     brush() { this.redraw(); },
   },
   mounted() {
-    // pictures are not Vue's: it need not watch them
-    this.layers = {};
-    this.bytes = {};
-    this.asked = {};
+    // not in data(): Vue need not watch them
     this.photo = null;
     this.view = { scale: 0, x: 0, y: 0 };
     this.divider = 0.5;
@@ -77,51 +63,33 @@ export default {
       if (!groups.has(this.group)) groups.set(this.group, new Set());
       groups.get(this.group).add(this);
     }
+    this.unwatch = watch(this.session, (head) => this.take(head));
     this.observer = new ResizeObserver(() => this.resize());
     this.observer.observe(this.$refs.stage);
   },
   beforeUnmount() {
+    this.unwatch();
     this.observer.disconnect();
     if (this.group) groups.get(this.group).delete(this);
   },
   methods: {
-    // called by the server: layers to load and show together
-    async show(layers, kind, number) {
-      for (const layer of layers) this.asked[layer.name] = layer.number;
-      const loaded = await Promise.all(layers.map(async (layer) => {
-        const answer = await fetch(layer.url);
-        return answer.ok ? new Uint8Array(await answer.arrayBuffer()) : null;
-      }));
-      let accepted = false;
-      layers.forEach((layer, i) => {
-        const expected = layer.channels * layer.width * layer.height;
-        // a newer one is under way, or took its place on the server
-        if (this.asked[layer.name] !== layer.number || !loaded[i] || loaded[i].length !== expected) return;
-        this.layers[layer.name] = { canvas: toCanvas(loaded[i], layer), ...layer };
-        this.bytes[layer.name] = loaded[i];
-        accepted = true;
-      });
-      if (!accepted) return;
-      const before = this.layers.before;
+    layer(side) { return layerOf(this.layers[side]); },
+    // a layer has come, or there is none of this name any more
+    take({ name, kind, number }) {
+      if (!Object.values(this.layers).includes(name)) return;
+      const before = this.layer("before");
       if (before && (!this.photo || this.photo.width !== before.region[2] || this.photo.height !== before.region[3])) {
         this.photo = { width: before.region[2], height: before.region[3] };
         this.resize();
         this.fit();
       }
       this.before = !!before;
-      this.after = !!this.layers.after;
+      this.after = !!this.layer("after");
+      this.truth = !!this.layer("truth");
       this.difference = null;
-      requestAnimationFrame(() => {
-        this.draw();
-        this.shown = { kind, number };
-      });
-    },
-    clearAfter() {
-      delete this.layers.after;
-      this.asked.after = 0;
-      this.after = false;
-      this.difference = null;
-      this.redraw();
+      // at once: it is painted with the next frame
+      this.draw();
+      this.shown = { kind, number };
     },
     redraw() {
       if (this.waiting) return;
@@ -254,17 +222,31 @@ export default {
       if (this.photo) this.setView(this.view);
     },
     differenceLayer() {
-      // around the middle gray; only where both have the same pixels
-      const { before, after } = this.layers;
-      if (!before || !after || before.width !== after.width || before.height !== after.height) return null;
+      // around the middle gray; not of a preview, whose pixels are means of finer ones
+      const after = this.layer("after"), other = this.layer("truth") || this.layer("before");
+      if (!other || !after || other.width * after.region[2] > after.width * other.region[2]) return null;
       if (this.difference) return this.difference;
-      const a = this.bytes.before, b = this.bytes.after, count = before.width * before.height;
-      const channels = Math.max(before.channels, after.channels);
-      const result = new Uint8ClampedArray(channels * count);
-      for (let i = 0; i < result.length; i++) {
-        result[i] = 128 + this.amplify * (b[after.channels === 1 ? i % count : i] - a[before.channels === 1 ? i % count : i]);
+      const { width, height } = after, channels = Math.max(other.channels, after.channels);
+      // row or column of the other that lies under one of the result
+      const under = (i, axis, extent, extentOther) => {
+        const place = after.region[axis] + ((i + 0.5) * after.region[axis + 2]) / extent;
+        const found = Math.floor(((place - other.region[axis]) * extentOther) / other.region[axis + 2]);
+        return Math.min(extentOther - 1, Math.max(0, found));
+      };
+      const columns = Array.from({ length: width }, (_, x) => under(x, 0, width, other.width));
+      const result = new Uint8ClampedArray(channels * width * height);
+      let i = 0;
+      for (let c = 0; c < channels; c++) {
+        const plane = after.channels === 1 ? 0 : c * width * height;
+        const planeOther = other.channels === 1 ? 0 : c * other.width * other.height;
+        for (let y = 0; y < height; y++) {
+          const row = plane + y * width, rowOther = planeOther + under(y, 1, height, other.height) * other.width;
+          for (let x = 0; x < width; x++) {
+            result[i++] = 128 + this.amplify * (after.bytes[row + x] - other.bytes[rowOther + columns[x]]);
+          }
+        }
       }
-      this.difference = toCanvas(result, { ...before, channels });
+      this.difference = toCanvas(result, { width, height, channels });
       return this.difference;
     },
     paint(context, canvas, region) {
@@ -274,7 +256,8 @@ export default {
     draw() {
       const canvas = this.$refs.canvas;
       if (!canvas || !canvas.width || !this.photo) return;
-      const context = canvas.getContext("2d"), { before, after } = this.layers, { scale, x, y } = this.view;
+      const context = canvas.getContext("2d"), { scale, x, y } = this.view;
+      const before = this.layer("before"), after = this.layer("after");
       context.clearRect(0, 0, canvas.width, canvas.height);
       context.imageSmoothingEnabled = scale < 3;
       context.save();
@@ -283,7 +266,7 @@ export default {
       context.clip();
       if (before) this.paint(context, before.canvas, before.region);
       const changes = this.mode === "difference" ? this.differenceLayer() : null;
-      if (changes) this.paint(context, changes, before.region);
+      if (changes) this.paint(context, changes, after.region);
       else if (after) {
         const edge = this.dividerAt();
         context.save();

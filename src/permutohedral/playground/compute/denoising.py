@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,7 +12,8 @@ from torch import Tensor
 from permutohedral.models.image_denoiser import ImageDenoiser
 from permutohedral.models.noise_level import estimate_noise
 from permutohedral.pictures.files import Picture
-from permutohedral.playground.compute.layers import Layer, make_layer
+from permutohedral.pictures.transparency import fill_hidden
+from permutohedral.playground.compute.layers import Layer, make_layer, on_white
 from permutohedral.playground.compute.result import Result, run
 from permutohedral.playground.settings import DenoiseSettings
 
@@ -29,26 +32,44 @@ def add_noise(picture: Picture, sigma: float) -> Picture:
 
 def noise_of(picture: Picture, settings: DenoiseSettings) -> float:
     """As the user says, or estimated; white is 1."""
-    return estimate_noise(picture.pixels) if settings.sigma is None else settings.sigma / 255
+    if settings.sigma is not None:
+        return settings.sigma / 255
+    return estimate_noise(fill_hidden(picture.pixels, picture.alpha))
+
+
+def noisy_layer(picture: Picture) -> Layer:
+    """The photo before noise is removed."""
+    return make_layer(on_white(picture.pixels, picture.alpha))
 
 
 def denoise_photo(
     picture: Picture, sigma: float, settings: DenoiseSettings, progress: Callable[[float], None]
 ) -> Result:
     """The whole photo; `progress` is called after each tile with the share that is done."""
-    return run(lambda: _denoise(picture.pixels, sigma, settings, progress))
+    return run(lambda: _denoise(picture, sigma, settings, progress), picture.alpha)
 
 
 def preview(picture: Picture, sigma: float, settings: DenoiseSettings) -> Layer:
     """The middle of the photo."""
-    part, corner = middle(picture.pixels)
-    return make_layer(_denoise(part, sigma, settings, None), 1, corner)
+    pixels, corner = middle(picture.pixels)
+    part = replace(picture, pixels=pixels, alpha=None if picture.alpha is None else middle(picture.alpha)[0])
+    return make_layer(on_white(_denoise(part, sigma, settings, None), part.alpha), 1, corner)
+
+
+def quality(found: Tensor, clean: Picture) -> float:
+    """PSNR in dB of `[channels, height, width]` against a clean photo, where that is seen."""
+    errors = (found - clean.pixels).square()
+    if clean.alpha is not None:
+        errors = errors[:, clean.alpha[0] > 0]
+    return -10 * math.log10(max(float(errors.mean()), 1e-12))
 
 
 def _denoise(
-    pixels: Tensor, sigma: float, settings: DenoiseSettings, progress: Callable[[float], None] | None
+    picture: Picture, sigma: float, settings: DenoiseSettings, progress: Callable[[float], None] | None
 ) -> Tensor:
-    return ImageDenoiser(settings.model)(pixels, settings.strength * sigma, progress).clamp(0, 1)
+    noisy = fill_hidden(picture.pixels, picture.alpha)
+    clean = ImageDenoiser(settings.model)(noisy, settings.strength * sigma, progress).clamp(0, 1)
+    return clean if picture.alpha is None else torch.where(picture.alpha > 0, clean, picture.pixels)
 
 
 def middle(pixels: Tensor) -> tuple[Tensor, tuple[int, int]]:

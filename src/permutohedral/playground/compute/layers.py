@@ -46,6 +46,16 @@ def make_layer(pixels: Tensor, factor: int = 1, corner: tuple[int, int] = (0, 0)
     return Layer(numbers.contiguous().numpy().tobytes(), channels, height, width, region)
 
 
+def on_white(pixels: Tensor, alpha: Tensor | None) -> Tensor:
+    """`[channels, height, width]` as it is seen on a white page; `alpha [1, height, width]` is None if it is opaque.
+
+    >>> import torch
+    >>> on_white(torch.zeros(1, 1, 3), torch.tensor([[[0.0, 0.5, 1.0]]]))
+    tensor([[[1.0000, 0.5000, 0.0000]]])
+    """
+    return pixels if alpha is None else 1 + alpha * (pixels - 1)
+
+
 def encode_png(picture: Picture) -> bytes:
     """The file that `write_picture` makes of it."""
     return encode_picture(picture, Path("picture.png"))[0]

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from permutohedral.errors import InputError
 from permutohedral.pictures.files import Picture, read_picture
-from permutohedral.playground.compute.layers import Layer, make_layer
+from permutohedral.pictures.transparency import hide_colors
+from permutohedral.playground.compute.layers import Layer, make_layer, on_white
 
 # a browser holds before and after at 4 bytes a pixel
 MOST_PIXELS = 24_000_000
@@ -23,16 +25,20 @@ class Photo:
     """A picture, and a small one of it for previews.
 
     Attributes:
-        picture: as it was read; opaque.
+        picture: as it was read.
         name: in the code that the page shows.
-        small: `[channels, height, width]`, means of squares of `factor` pixels.
+        visible: `[channels, height, width]`, its pixels, black where nobody sees them.
+        small: `[channels, height, width]`, means of squares of `factor` pixels, as far as these are seen.
+        small_alpha: `[1, height, width]`, how much is seen of them; None if the picture is opaque.
         factor: 1 if the picture itself is small.
         layer: the picture for the page.
     """
 
     picture: Picture
     name: str
+    visible: Tensor
     small: Tensor
+    small_alpha: Tensor | None
     factor: int
     layer: Layer
 
@@ -46,29 +52,38 @@ class Photo:
         """Height times width."""
         return self.pixels.shape[1] * self.pixels.shape[2]
 
+    @property
+    def is_transparent(self) -> bool:
+        """Whether some of it is not seen."""
+        return self.small_alpha is not None
+
 
 def read_photo(path: Path, name: str) -> Photo:
     """Read a picture, and call it `name` in messages and code.
 
     Raises:
-        InputError: it is no picture, too large, damaged, or partly transparent.
+        InputError: it is no picture, too large, or damaged.
     """
     try:
         picture = read_picture(path, MOST_PIXELS)
     except InputError as error:
         raise InputError(error.message.replace(str(path), name)) from error
-    if picture.alpha is not None and bool((picture.alpha < 1).any()):
-        raise InputError(f"{name} has transparent pixels, which this page does not show; the commands take it as it is")
     return make_photo(picture, name)
 
 
 def make_photo(picture: Picture, name: str) -> Photo:
     """With the small one."""
-    pixels = picture.pixels.contiguous()
+    pixels, alpha = picture.pixels.contiguous(), picture.alpha
     factor = 1
     while pixels.shape[1] * pixels.shape[2] > PREVIEW_PIXELS * factor * factor:
         factor += 1
-    return Photo(picture.with_pixels(pixels), name, shrink(pixels, factor), factor, make_layer(pixels))
+    picture = picture.with_pixels(pixels)
+    if alpha is None or bool((alpha == 1).all()):
+        return Photo(picture, name, pixels, shrink(pixels, factor), None, factor, make_layer(pixels))
+    visible = hide_colors(pixels, alpha)
+    mass = shrink(alpha, factor)
+    small = shrink(visible * alpha, factor) / mass.clamp_min(torch.finfo(mass.dtype).tiny)
+    return Photo(picture, name, visible, small, mass, factor, make_layer(on_white(pixels, alpha)))
 
 
 def shrink(pixels: Tensor, factor: int) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from permutohedral.playground.compute.layers import Layer, make_layer
+from permutohedral.playground.compute.layers import Layer, make_layer, on_white
 from permutohedral.playground.compute.measure import Cost, measured
 
 
@@ -17,7 +17,7 @@ class Result:
 
     Attributes:
         pixels: `[1 or 3, height, width]`.
-        layer: the same for the page.
+        layer: the same for the page, on white where it is transparent.
         cost: of the computation, without the page's share.
     """
 
@@ -26,8 +26,8 @@ class Result:
     cost: Cost
 
 
-def run(compute: Callable[[], Tensor]) -> Result:
-    """Compute, and measure it."""
+def run(compute: Callable[[], Tensor], alpha: Tensor | None = None) -> Result:
+    """Compute pixels of this alpha, and measure it."""
     with measured() as cost:
         pixels = compute()
-    return Result(pixels, make_layer(pixels), cost)
+    return Result(pixels, make_layer(on_white(pixels, alpha)), cost)

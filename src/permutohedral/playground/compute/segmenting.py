@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from PIL import Image, ImageDraw
@@ -11,13 +11,14 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.errors import InputError
+from permutohedral.pictures.field_settings import FieldSettings
 from permutohedral.pictures.label_maps import UNKNOWN, LabelMap, overlay
-from permutohedral.pictures.segment import FieldSettings, follow_edges
+from permutohedral.pictures.segment import follow_edges
 from permutohedral.playground.compute.layers import Layer, make_layer
 from permutohedral.playground.compute.measure import measured
 from permutohedral.playground.compute.photos import Photo
 from permutohedral.playground.compute.result import Result
-from permutohedral.playground.settings import BRUSHES, SegmentSettings, Stroke
+from permutohedral.playground.settings import BRUSHES, Stroke
 
 
 def draw_strokes(strokes: Sequence[Stroke], size: Sequence[int], factor: int = 1) -> LabelMap:
@@ -51,27 +52,35 @@ class Segments:
     Attributes:
         given: the strokes.
         found: what they spread to.
+        doubt: share of the pixels that are wrong, if the field is right about how probable its labels are.
         result: the labels over the photo.
     """
 
     given: LabelMap
     found: LabelMap
+    doubt: float
     result: Result
 
 
-def segment_photo(photo: Photo, strokes: Sequence[Stroke], settings: SegmentSettings) -> Segments:
-    """The whole photo."""
+def segment_photo(
+    photo: Photo, strokes: Sequence[Stroke], settings: FieldSettings, progress: Callable[[float], None]
+) -> Segments:
+    """The whole photo; `progress` is called now and then with the share that is done."""
     given = draw_strokes(strokes, photo.pixels.shape[1:])
     with measured() as cost:
-        found = _spread(photo.pixels, given, settings, 1)
-    drawn = overlay(photo.pixels, found)
-    return Segments(given, found, Result(drawn, make_layer(drawn), cost))
+        marginals = _spread(photo.visible, given, settings, progress)
+    most, labels = marginals.max(dim=0)
+    found = LabelMap(labels, given.colors)
+    drawn = overlay(photo.visible, found)
+    return Segments(given, found, 1 - float(most.mean()), Result(drawn, make_layer(drawn), cost))
 
 
-def preview(photo: Photo, strokes: Sequence[Stroke], settings: SegmentSettings) -> Layer:
+def preview(photo: Photo, strokes: Sequence[Stroke], settings: FieldSettings) -> Layer:
     """The small photo."""
     given = draw_strokes(strokes, photo.small.shape[1:], photo.factor)
-    return make_layer(overlay(photo.small, _spread(photo.small, given, settings, photo.factor)), photo.factor)
+    field = replace(settings, sigma_space=settings.sigma_space / photo.factor)
+    found = LabelMap(_spread(photo.small, given, field, None).argmax(dim=0), given.colors)
+    return make_layer(overlay(photo.small, found), photo.factor)
 
 
 def shares(segments: Segments) -> list[tuple[tuple[int, int, int], float]]:
@@ -82,11 +91,9 @@ def shares(segments: Segments) -> list[tuple[tuple[int, int, int], float]]:
     return [((red, green, blue), float(part)) for (red, green, blue), part in zip(colors, parts, strict=True)]
 
 
-def _spread(pixels: Tensor, given: LabelMap, settings: SegmentSettings, factor: int) -> LabelMap:
-    """A label for every pixel of `[channels, height, width]`, smaller than the photo by `factor`."""
+def _spread(
+    pixels: Tensor, given: LabelMap, settings: FieldSettings, progress: Callable[[float], None] | None
+) -> Tensor:
+    """The marginals `[labels, height, width]` of the field over `[channels, height, width]`."""
     energies = ph.crf.energies_from_labels(given.labels, len(given.colors), settings.certainty, unknown=UNKNOWN)
-    field = FieldSettings(
-        settings.certainty, settings.sigma_space / factor, settings.sigma_range, settings.strength,
-        settings.smoothness, settings.steps,
-    )  # fmt: skip
-    return LabelMap(follow_edges(energies, pixels, field).argmax(dim=0), given.colors)
+    return follow_edges(energies, pixels, settings, progress)

@@ -17,7 +17,7 @@ from permutohedral.errors import InputError
 from permutohedral.pictures.files import Picture
 from permutohedral.pictures.guided import EdgeSettings
 from permutohedral.pictures.maps import Map, read_map, write_map
-from permutohedral.playground.compute.layers import Layer, make_layer
+from permutohedral.playground.compute.layers import Layer, make_layer, on_white
 from permutohedral.playground.compute.measure import measured
 from permutohedral.playground.compute.photos import Photo
 from permutohedral.playground.compute.result import Result
@@ -30,26 +30,23 @@ class Material:
 
     Attributes:
         coarse: the small map.
-        guide: the picture to follow.
+        guide: `[1 or 3, height, width]`, the picture to follow.
         truth: `[channels, height, width]` in the range of the map, None where it is not known.
-        name: of the map in the code that the page shows.
-        guide_name: the same of the guide.
     """
 
     coarse: Map
-    guide: Picture
+    guide: Tensor
     truth: Tensor | None
-    name: str
-    guide_name: str
 
 
 def colors_of(photo: Photo, factor: int) -> Material:
     """The colors of a photo at a fraction of its size, to be brought back along its brightness: so there is a truth."""
     height, width = photo.pixels.shape[1:]
     size = (max(1, round(height / factor)), max(1, round(width / factor)))
-    values = (255 * adaptive_avg_pool2d(photo.pixels, size)).round()
-    gray = (255 * photo.pixels.mean(dim=0, keepdim=True)).round() / 255
-    return Material(Map(values, Picture(values / 255)), Picture(gray), 255 * photo.pixels, "coarse.png", "guide.png")
+    shown = on_white(photo.pixels, photo.picture.alpha)
+    values = (255 * adaptive_avg_pool2d(shown, size)).round()
+    gray = (255 * shown.mean(dim=0, keepdim=True)).round() / 255
+    return Material(Map(values, Picture(values / 255)), gray, 255 * shown)
 
 
 def own_map(path: Path, name: str, photo: Photo) -> Material:
@@ -68,7 +65,7 @@ def own_map(path: Path, name: str, photo: Photo) -> Material:
             f"{name} has {width} x {height} pixels and the photo {photo.pixels.shape[2]} x {photo.pixels.shape[1]}: "
             "a map to be upsampled is smaller"
         )
-    return Material(found, photo.picture, None, name, photo.name)
+    return Material(found, photo.visible, None)
 
 
 @dataclass(frozen=True)
@@ -86,20 +83,24 @@ class Upsampled:
     psnr: float | None
 
 
-def upsample(material: Material, settings: UpsampleSettings) -> Upsampled:
-    """By the mode of the settings."""
+def upsample(material: Material, settings: UpsampleSettings, check: Callable[[], None]) -> Upsampled:
+    """By the mode of the settings; `check` is called before the map is looked at."""
     edges = EdgeSettings(sigma_gray=settings.sigma_gray, sigma_color=settings.sigma_color)
-    guide, sigma_range = edges.guide(material.guide.pixels)
+    guide, sigma_range = edges.guide(material.guide)
     smoothness = settings.smoothness if settings.mode == "solver" else 0.3
-    return _measure(
-        material,
-        lambda: ph.upsample(material.coarse.values, guide, None, sigma_range, settings.mode, smoothness=smoothness),
-    )
+
+    def compute() -> Tensor:
+        values = material.coarse.values
+        upsampler = ph.Upsampler(guide, tuple(values.shape[1:]), None, sigma_range, settings.mode)
+        check()
+        return upsampler(values, smoothness=smoothness)
+
+    return _measure(material, compute)
 
 
 def enlarge(material: Material) -> Upsampled:
     """Without the guide: each value interpolated between its neighbors."""
-    size = tuple(material.guide.pixels.shape[1:])
+    size = tuple(material.guide.shape[1:])
     known = torch.nan_to_num(material.coarse.values)[None]
     return _measure(material, lambda: interpolate(known, size=size, mode="bilinear", align_corners=False)[0])
 
@@ -107,7 +108,7 @@ def enlarge(material: Material) -> Upsampled:
 def coarse_layer(material: Material) -> Layer:
     """The map itself, each value as large as the pixels it stands for."""
     layer = make_layer(_as_picture(material.coarse.values, material))
-    height, width = material.guide.pixels.shape[1:]
+    height, width = material.guide.shape[1:]
     return replace(layer, region=(0, 0, width, height))
 
 

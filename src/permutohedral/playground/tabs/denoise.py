@@ -44,10 +44,10 @@ class DenoisePanel(Panel):
         self._added = Slider("noise to add first", (0.0, *_NOISE), start.added, " of 255", self.refresh)
 
     def add_view(self) -> None:
-        self._viewer = Viewer(("noisy", "denoised"))
+        Viewer(self.session.key, {"before": "denoise/before", "after": "denoise/after"}, ("noisy photo", "denoised"))
 
     def take_photo(self) -> None:
-        self._viewer.clear_after()
+        self.put("after", None, "before", 0)
 
     def add_example_noise(self) -> None:
         """The photo that comes with the page has none."""
@@ -59,8 +59,9 @@ class DenoisePanel(Panel):
         return DenoiseSettings(self._model.value, self._strength.value, sigma, self._added.value)
 
     def code(self) -> Code:
-        assert self.session.photo is not None
-        return denoise_code(self.settings(), self.session.photo.name)
+        photo = self.session.photo
+        assert photo is not None
+        return denoise_code(self.settings(), photo.name, photo.is_transparent)
 
     def compute(self) -> None:
         photo, settings, number = self.session.photo, self.settings(), self.number
@@ -70,14 +71,13 @@ class DenoisePanel(Panel):
 
         def prepare(check: Callable[[], None]) -> tuple[Layer, float]:
             from permutohedral.playground.compute import denoising
-            from permutohedral.playground.compute.layers import make_layer
 
             picture = denoising.add_noise(photo.picture, settings.added)
             noisy.append((picture, denoising.noise_of(picture, settings)))
-            return make_layer(picture.pixels), noisy[0][1]
+            return denoising.noisy_layer(picture), noisy[0][1]
 
         def show_noisy(found: tuple[Layer, float]) -> None:
-            self._viewer.show([self.session.put(self.title, "before", found[0])], "before", number)
+            self.put("before", found[0], "before", number)
             self.tell(None, f"noise <b>{255 * found[1]:.1f}</b> of 255")
 
         def preview(check: Callable[[], None]) -> Layer:
@@ -86,21 +86,26 @@ class DenoisePanel(Panel):
             return denoising.preview(*noisy[0], settings)
 
         def show_preview(layer: Layer) -> None:
-            self._viewer.show([self.session.put(self.title, "after", layer)], "preview", number)
+            self.put("after", layer, "preview", number)
 
-        def full(check: Callable[[], None]) -> Result:
+        def full(check: Callable[[], None]) -> tuple[Result, str]:
             from permutohedral.playground.compute import denoising
 
             def progress(share: float) -> None:
                 check()
-                self.session.on_page(self.set_progress, share)
+                self.session.on_page(self.set_busy, True, share)
 
-            return denoising.denoise_photo(*noisy[0], settings, progress)
+            result = denoising.denoise_photo(*noisy[0], settings, progress)
+            if settings.added == 0:
+                return result, "error unknown: add noise to a clean photo to see it"
+            before, after = (denoising.quality(each, photo.picture) for each in (noisy[0][0].pixels, result.pixels))
+            return result, f"PSNR <b>{before:.2f}</b> before, <b>{after:.2f} dB</b> after"
 
-        def show_full(result: Result) -> None:
+        def show_full(found: tuple[Result, str]) -> None:
+            result, error = found
             self.session.remember(kind, result.cost.seconds)
-            self._viewer.show([self.session.put(self.title, "after", result.layer)], "full", number)
-            self.tell(result.cost, f"noise <b>{255 * noisy[0][1]:.1f}</b> of 255")
+            self.put("after", result.layer, "full", number)
+            self.tell(result.cost, f"noise <b>{255 * noisy[0][1]:.1f}</b> of 255", error)
             if number == self.number:
                 picture = noisy[0][0]
                 files: list[File] = [("clean.png", partial(_encode, picture, result))]

@@ -18,9 +18,9 @@ from permutohedral.playground.uploads import photo_of_upload, read_beside
 
 if TYPE_CHECKING:
     import permutohedral as ph
+    from permutohedral.playground.compute.filtering import Averaged
     from permutohedral.playground.compute.layers import Layer
     from permutohedral.playground.compute.photos import Photo
-    from permutohedral.playground.compute.result import Result
 
 _SPACE = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0, 24.0, 32.0, 40.0, 48.0, 64.0)
 _RANGE = (0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 1.0)
@@ -47,17 +47,14 @@ class FilterPanel(Panel):
             self._guide_name = ui.label(_SIZE).classes("pg-hint")
 
     def add_view(self) -> None:
-        self._viewer = Viewer(("photo", "filtered"))
+        Viewer(self.session.key, {"before": "photo", "after": "filter/after"}, ("photo", "filtered"))
 
     def take_photo(self) -> None:
-        photo = self.session.photo
-        assert photo is not None
         # its guide was for another
         self._guide = None
         self._edges.set(False)
         self._guide_name.set_text(_SIZE)
-        self._viewer.clear_after()
-        self._viewer.show([self.session.put(self.title, "before", photo.layer)], "before", 0)
+        self.put("after", None, "before", 0)
 
     def settings(self) -> FilterSettings:
         """What the controls say."""
@@ -68,13 +65,13 @@ class FilterPanel(Panel):
         photo = self.session.photo
         assert photo is not None
         guide = None if self._guide is None else self._guide.name
-        return filter_code(self.settings(), photo.name, guide, photo.num_pixels)
+        return filter_code(self.settings(), photo.name, guide, photo.num_pixels, photo.is_transparent)
 
     def compute(self) -> None:
         photo, guide, settings, number = self.session.photo, self._guide, self.settings(), self.number
         assert photo is not None
         kind = (photo.num_pixels, settings.method, settings.halo)
-        kept: list[Result] = []
+        kept: list[Averaged] = []
 
         def preview(check: Callable[[], None]) -> Layer:
             from permutohedral.playground.compute import filtering
@@ -82,20 +79,21 @@ class FilterPanel(Panel):
             return filtering.preview(photo, guide, settings)
 
         def show_preview(layer: Layer) -> None:
-            self._viewer.show([self.session.put(self.title, "after", layer)], "preview", number)
+            self.put("after", layer, "preview", number)
 
-        def full(check: Callable[[], None]) -> Result:
+        def full(check: Callable[[], None]) -> Averaged:
             from permutohedral.playground.compute import filtering
 
             kept.append(filtering.filter_photo(photo, guide, settings, check))
             return kept[0]
 
-        def show_full(result: Result) -> None:
+        def show_full(found: Averaged) -> None:
+            result = found.result
             self.session.remember(kind, result.cost.seconds)
-            self._viewer.show([self.session.put(self.title, "after", result.layer)], "full", number)
+            self.put("after", result.layer, "full", number)
             self.tell(result.cost, "error …")
             if number == self.number:
-                self.offer([("smooth.png", lambda: _encode(photo, result))])
+                self.offer([("smooth.png", lambda: _encode(photo, found))])
 
         def estimate(check: Callable[[], None]) -> ph.ErrorEstimate:
             from permutohedral.playground.compute import filtering
@@ -104,7 +102,7 @@ class FilterPanel(Panel):
 
         def show_error(error: ph.ErrorEstimate) -> None:
             told = f"error about <b>{100 * error.relative:.2g} %</b>, at a pixel <b>{255 * error.worst:.2g}</b> of 255"
-            self.tell(kept[0].cost, told)
+            self.tell(kept[0].result.cost, told)
 
         stages = [Stage(full, show_full, self.session.rest_before(kind)), Stage(estimate, show_error, REST)]
         if self.session.is_slow(kind):
@@ -131,7 +129,7 @@ def _check_guide(photo: Photo, guide: Photo) -> Photo:
     return check_guide(photo, guide)
 
 
-def _encode(photo: Photo, result: Result) -> bytes:
+def _encode(photo: Photo, found: Averaged) -> bytes:
     from permutohedral.playground.compute.layers import encode_png
 
-    return encode_png(photo.picture.with_pixels(result.pixels))
+    return encode_png(photo.picture.with_pixels(found.result.pixels))

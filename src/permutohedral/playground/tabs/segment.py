@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from nicegui import ui
 
+from permutohedral.pictures.field_settings import FieldSettings
 from permutohedral.playground.code import Code, segment_code
 from permutohedral.playground.components import Viewer
 from permutohedral.playground.controls import Slider
 from permutohedral.playground.panel import Panel
 from permutohedral.playground.runner import Stage
-from permutohedral.playground.settings import BRUSHES, SegmentSettings, Stroke
+from permutohedral.playground.settings import BRUSHES, STROKES, Stroke
 
 if TYPE_CHECKING:
     from permutohedral.pictures.label_maps import LabelMap
@@ -38,7 +39,7 @@ class SegmentPanel(Panel):
     def add_controls(self) -> None:
         self._strokes: list[Stroke] = []
         self._brush = 0
-        start = SegmentSettings()
+        start = STROKES
         with ui.element("div").classes("pg-row"):
             self._brushes = [ui.element("button").classes("pg-brush") for _ in _COLORS]
         for number, (brush, color) in enumerate(zip(self._brushes, _COLORS, strict=True)):
@@ -57,16 +58,14 @@ class SegmentPanel(Panel):
         self._steps = Slider("steps", (1, 2, 3, 5, 10, 20), start.steps, "", self.refresh)
 
     def add_view(self) -> None:
-        self._viewer = Viewer(("photo", "labels"), on_stroke=self._take_stroke)
+        layers = {"before": "photo", "after": "segment/after"}
+        self._viewer = Viewer(self.session.key, layers, ("photo", "labels"), on_stroke=self._take_stroke)
         self._choose(0)
 
     def take_photo(self) -> None:
-        photo = self.session.photo
-        assert photo is not None
         self._strokes = []
         self._show_strokes()
-        self._viewer.clear_after()
-        self._viewer.show([self.session.put(self.title, "before", photo.layer)], "before", 0)
+        self.put("after", None, "before", 0)
 
     def draw_example(self, strokes: tuple[Stroke, ...]) -> None:
         """Strokes for the photo that comes with the page."""
@@ -74,23 +73,24 @@ class SegmentPanel(Panel):
         self._show_strokes()
         self.refresh()
 
-    def settings(self) -> SegmentSettings:
+    def settings(self) -> FieldSettings:
         """What the controls say."""
-        return SegmentSettings(
+        return FieldSettings(
             self._certainty.value, self._space.value, self._range.value, self._weight.value, self._near.value,
             int(self._steps.value),
         )  # fmt: skip
 
     def code(self) -> Code:
-        assert self.session.photo is not None
-        return segment_code(self.settings(), self.session.photo.name)
+        photo = self.session.photo
+        assert photo is not None
+        return segment_code(self.settings(), photo.name, photo.is_transparent)
 
     def compute(self) -> None:
         photo, strokes, settings, number = self.session.photo, tuple(self._strokes), self.settings(), self.number
         assert photo is not None
         kind = (photo.num_pixels, "segment")
         if len({stroke.label for stroke in strokes}) < 2:
-            self._viewer.clear_after()
+            self.put("after", None, "before", number)
             self.tell(None, "draw over two regions or more, each with a brush of its own")
             return
 
@@ -100,20 +100,25 @@ class SegmentPanel(Panel):
             return segmenting.preview(photo, strokes, settings)
 
         def show_preview(layer: Layer) -> None:
-            self._viewer.show([self.session.put(self.title, "after", layer)], "preview", number)
+            self.put("after", layer, "preview", number)
 
         def full(check: Callable[[], None]) -> Segments:
             from permutohedral.playground.compute import segmenting
 
-            return segmenting.segment_photo(photo, strokes, settings)
+            def progress(share: float) -> None:
+                check()
+                self.session.on_page(self.set_busy, True, share)
+
+            return segmenting.segment_photo(photo, strokes, settings, progress)
 
         def show_full(found: Segments) -> None:
             from permutohedral.playground.compute.segmenting import shares
 
             self.session.remember(kind, found.result.cost.seconds)
-            self._viewer.show([self.session.put(self.title, "after", found.result.layer)], "full", number)
+            self.put("after", found.result.layer, "full", number)
             square = '<i style="color: rgb{}">&#9632;</i> <b>{:.0f} %</b>'
-            self.tell(found.result.cost, *(square.format(color, 100 * share) for color, share in shares(found)))
+            parts = (square.format(color, 100 * share) for color, share in shares(found))
+            self.tell(found.result.cost, *parts, f"in doubt <b>{100 * found.doubt:.2g} %</b> of the pixels")
             if number == self.number:
                 self.offer([("out.png", partial(_encode, found.found)), ("labels.png", partial(_encode, found.given))])
 

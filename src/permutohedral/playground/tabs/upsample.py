@@ -51,13 +51,13 @@ class UpsamplePanel(Panel):
         self._mode = Choice("mode of code and download", MODES, start.mode, self.refresh)
 
     def add_view(self) -> None:
-        self._viewers: dict[str, Viewer] = {}
         self._captions: dict[str, ui.html] = {}
         with ui.element("div").classes("pg-grid"):
             for mode in (_INTERPOLATED, *MODES):
                 with ui.element("div"):
                     self._captions[mode] = ui.html(f"<b>{mode}</b>", sanitize=False).classes("pg-status")
-                    self._viewers[mode] = Viewer(("map", mode), group=f"upsample-{self.session.key}")
+                    layers = {"before": "upsample/map", "after": f"upsample/{mode}", "truth": "upsample/truth"}
+                    Viewer(self.session.key, layers, ("map", mode), group="upsample")
 
     def take_photo(self) -> None:
         self._drop_map(refresh=False)
@@ -69,13 +69,13 @@ class UpsamplePanel(Panel):
         )
 
     def code(self) -> Code:
-        assert self.session.photo is not None
-        settings = self.settings()
+        photo, settings = self.session.photo, self.settings()
+        assert photo is not None
         if self._map is None:
             return upsample_code(settings, "coarse.png", "guide.png", "out.png")
         name = self._map[1]
         result = "out.npy" if Path(name).suffix.lower() in (".npy", ".tif", ".tiff") else "out.png"
-        return upsample_code(settings, name, self.session.photo.name, result)
+        return upsample_code(settings, name, photo.name, result, photo.is_transparent)
 
     def compute(self) -> None:
         photo, own, settings, number = self.session.photo, self._map, self.settings(), self.number
@@ -91,20 +91,19 @@ class UpsamplePanel(Panel):
             return upsampling.coarse_layer(material[0]), upsampling.enlarge(material[0])
 
         def show_coarse(found: tuple[Layer, Upsampled]) -> None:
-            for mode, viewer in self._viewers.items():
-                viewer.show([self.session.put(self.title, f"{mode}-before", found[0], "before")], "before", number)
+            self.put("map", found[0], "before", number)
             self._show(_INTERPOLATED, found[1], number)
 
         def full(mode: Mode, check: Callable[[], None]) -> Upsampled:
             from permutohedral.playground.compute import upsampling
 
-            return upsampling.upsample(material[0], replace(settings, mode=mode))
+            return upsampling.upsample(material[0], replace(settings, mode=mode), check)
 
         def show_full(mode: Mode, found: Upsampled) -> None:
             self.session.remember((photo.num_pixels, mode), found.result.cost.seconds)
             self._show(mode, found, number)
             if mode == settings.mode and number == self.number:
-                self.tell(found.result.cost)
+                self.tell(found.result.cost, *([] if own is None else ["error unknown: nobody knows the true map"]))
                 self.offer(_files(material[0], found, own is None))
 
         # in the order of their time
@@ -115,8 +114,7 @@ class UpsamplePanel(Panel):
         self.session.submit([Stage(prepare, show_coarse), *stages])
 
     def _show(self, mode: str, found: Upsampled, number: int) -> None:
-        layer = self.session.put(self.title, f"{mode}-after", found.result.layer, "after")
-        self._viewers[mode].show([layer], "full", number)
+        self.put(mode, found.result.layer, "full", number)
         quality = "" if found.psnr is None else f"<span>PSNR <b>{found.psnr:.2f} dB</b></span>"
         seconds = f"<span>{1000 * found.result.cost.seconds:.0f} ms</span>"
         self._captions[mode].set_content(f"<span><b>{mode}</b></span>{quality}{seconds}")
@@ -127,11 +125,14 @@ class UpsamplePanel(Panel):
         if await read_beside(_check_map, path, name, self.session.photo) is not None:
             self._map = path, name
             self._back.set_visibility(True)
+            self.put("truth", None, "before", self.number)
             self.refresh()
 
     def _drop_map(self, refresh: bool = True) -> None:
+        assert self.session.photo is not None
         self._map = None
         self._back.set_visibility(False)
+        self.put("truth", self.session.photo.layer, "before", self.number)
         if refresh:
             self.refresh()
 
@@ -143,6 +144,7 @@ def _check_map(path: Path, name: str, photo: Photo) -> Material:
 
 
 def _files(material: Material, found: Upsampled, ours: bool) -> list[File]:
+    from permutohedral.pictures.files import Picture
     from permutohedral.playground.compute.layers import encode_png
     from permutohedral.playground.compute.upsampling import result_file
 
@@ -151,5 +153,5 @@ def _files(material: Material, found: Upsampled, ours: bool) -> list[File]:
     if ours:
         assert material.coarse.picture is not None
         files.append(("coarse.png", partial(encode_png, material.coarse.picture)))
-        files.append(("guide.png", partial(encode_png, material.guide)))
+        files.append(("guide.png", partial(encode_png, Picture(material.guide))))
     return files

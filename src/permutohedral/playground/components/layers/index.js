@@ -1,0 +1,49 @@
+// Layers as the server sends them: planes of bytes, so that the page shows every value as it was computed.
+
+const layers = new Map(); // by name
+const watchers = new Set();
+const AGAIN = 1000; // milliseconds until a lost socket is opened anew
+let socket = null;
+
+export function toCanvas(bytes, { width, height, channels }) {
+  const count = width * height;
+  const pixels = new Uint32Array(count);
+  const green = channels === 3 ? count : 0;
+  const blue = channels === 3 ? 2 * count : 0;
+  for (let i = 0; i < count; i++) {
+    pixels[i] = 0xff000000 | (bytes[blue + i] << 16) | (bytes[green + i] << 8) | bytes[i];
+  }
+  const canvas = document.createElement("canvas");
+  canvas.width = width;
+  canvas.height = height;
+  canvas.getContext("2d").putImageData(new ImageData(new Uint8ClampedArray(pixels.buffer), width, height), 0, 0);
+  return canvas;
+}
+
+// a message is the length of its head, the head as JSON, and the bytes
+function take(message) {
+  const length = new DataView(message).getUint32(0, true);
+  const head = JSON.parse(new TextDecoder().decode(new Uint8Array(message, 4, length)));
+  if (head.channels) {
+    const bytes = new Uint8Array(message, 4 + length);
+    layers.set(head.name, { ...head, bytes, canvas: toCanvas(bytes, head) });
+  } else layers.delete(head.name);
+  for (const watcher of watchers) watcher(head);
+}
+
+function open(session) {
+  socket = new WebSocket(`${location.origin.replace("http", "ws")}/layers/${session}`);
+  socket.binaryType = "arraybuffer";
+  socket.onmessage = (event) => take(event.data);
+  // whoever connects is sent all that is to be shown
+  socket.onclose = () => setTimeout(() => open(session), AGAIN);
+}
+
+export function layerOf(name) { return layers.get(name); }
+
+// calls `watcher` with the head of each layer that comes; returns what ends that
+export function watch(session, watcher) {
+  if (!socket) open(session);
+  watchers.add(watcher);
+  return () => watchers.delete(watcher);
+}
