@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,22 @@ def usage(dask_worker: Any = None) -> dict[str, float]:
     return {"processor": time.process_time(), "largest_mib": int(largest) / 1024, "spilled": float(spilled)}
 
 
+def load() -> None:
+    """What a worker loads once is not measured."""
+    for name in (
+        "zarr",
+        "numcodecs.blosc",
+        "permutohedral.functional",
+        "permutohedral.dask",
+        "permutohedral.arrays.bilateral",
+    ):
+        import_module(name)
+
+
 def on_workers(memory: str, work: Callable[[Any], None], workers: int = WORKERS) -> dict[str, Any]:
     """Run `work(client)` on workers of so much memory each, and tell what it took."""
     with start_workers(workers, memory) as client:
-        client.run(lambda: __import__("permutohedral.functional"))
+        client.run(load)
         before = sum(each["processor"] for each in client.run(usage).values())
         started = time.perf_counter()
         work(client)
