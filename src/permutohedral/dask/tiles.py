@@ -259,8 +259,9 @@ def _floating(block: NDArray[Any], dtype: Any) -> Tensor:
 
 def _rounded(numbers: NDArray[Any], dtype: Any) -> NDArray[Any]:
     limits = np.iinfo(dtype)
-    whole = np.rint(numbers)
-    return np.clip(whole, limits.min, limits.max, out=whole)
+    whole: NDArray[Any] = np.rint(numbers)
+    np.clip(whole, limits.min, limits.max, out=whole)
+    return whole
 
 
 def _floats_of(dtype: Any) -> Any:
