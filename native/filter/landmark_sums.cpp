@@ -5,6 +5,7 @@
 #include <cmath>
 #include <vector>
 
+#include "filter/landmark_grid.hpp"
 #include "filter/pixel_window.hpp"
 #include "filter/powers_of_two.hpp"
 #include "runtime/kernel_table.hpp"
@@ -17,55 +18,16 @@ namespace PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
 constexpr double log2_e = 1.4426950408889634;
-// nodes along each axis that a pixel touches: those on both sides of it
-constexpr int taps = 2;
 // channels of a guide: those that are missing are zero
 constexpr int num_guides = 3;
 // channels that are summed at once
 constexpr int num_channels = 4;
 // pixels that are splatted at once, and blocks of landmarks that are sliced at once, step by step
 constexpr int pixels_at_once = 2, blocks_at_once = 2;
-// the pixels of a cell give to its nodes from the middles of so many parts along each axis
-constexpr int parts_along = 2;
 // weights below two to this power count as zero
 constexpr double least_exponent = -13.3;
 // so few blocks of landmarks are all taken as active: it takes less time than to find out
 constexpr int64_t fewest_blocks = 2;
-// the blur of the nodes reaches this many of its standard deviations
-constexpr double blur_reach = 4.5;
-// rows and vectors of the product with the mixture that stay in registers
-constexpr int product_rows = 4, product_vectors = 2;
-
-// Cells along an axis. A pixel gives to the nodes at both ends of its cell, and takes from them.
-template <class T>
-struct Axis {
-    int64_t size, cell, num_cells;
-    std::vector<T> right;  // [cell]: the weight of the right node; the left one has the rest
-    std::vector<T> blur;   // between nodes that are so many steps apart
-
-    Axis(int64_t size, int64_t cell, double sigma) : size(size), cell(cell), num_cells(divide_up(size, cell)) {
-        for (int64_t i = 0; i < cell; ++i) right.push_back(T((double(i) + 0.5) / double(cell)));
-        // interpolation at the source and at the target has a variance of a sixth of a step, on average
-        const double steps = sigma / double(cell), variance = steps * steps - 1.0 / 3.0;
-        const auto reach = std::min(int64_t(blur_reach * std::sqrt(variance)) + 1, num_nodes() - 1);
-        for (int64_t i = 0; i <= reach; ++i) {
-            blur.push_back(T(steps / std::sqrt(variance) * std::exp(-0.5 * double(i * i) / variance)));
-        }
-    }
-
-    int64_t num_nodes() const { return num_cells + taps - 1; }
-    Range pixels(int64_t at) const { return {at * cell, std::min((at + 1) * cell, size)}; }
-    // one of the parts of a cell, which may be empty
-    Range pixels(int64_t at, int64_t part) const {
-        const int64_t length = divide_up(cell, parts_along), begin = at * cell + part * length;
-        const int64_t end = std::min({begin + length, (at + 1) * cell, size});
-        return {std::min(begin, end), end};
-    }
-    // the weight of the right node at the middle of pixels of a cell
-    T right_of(int64_t at, Range pixels) const {
-        return T((double(pixels.begin + pixels.end) / 2 - double(at * cell)) / double(cell));
-    }
-};
 
 // What is needed of a pixel. The logarithm of its weight at a landmark c is |a|^2 + |c|^2 - 2 a c, times a factor.
 template <class T>
@@ -85,25 +47,17 @@ public:
           x_(shape.width, shape.cell_x, shape.sigma_x),
           num_blocks_(divide_up(shape.num_landmarks, lanes<T>)),
           num_terms_(num_blocks_ * lanes<T>),
+          mixture_(mixture, shape.num_landmarks, num_blocks_),
           memory_{Memory(sizeof(T) * (num_guides + 1) * num_terms_),
-                  Memory(sizeof(T) * num_terms_ * num_terms_),
                   Memory(sizeof(int32_t) * y_.num_cells * x_.num_cells * (num_blocks_ + 1)),
-                  Memory(sizeof(T) * y_.num_nodes() * row_size()),
-                  Memory(sizeof(T) * y_.num_nodes() * row_size()),
+                  Memory(sizeof(T) * y_.num_nodes() * row_size()), Memory(sizeof(T) * y_.num_nodes() * row_size()),
                   Memory(sizeof(Pixel<T>) * plane())},
           landmarks_(as<T>(memory_[0])),
-          mixture_(as<T>(memory_[1])),
-          active_(as<int32_t>(memory_[2])),
-          nodes_(as<T>(memory_[3])),
-          blurred_(as<T>(memory_[4])),
-          pixels_(as<Pixel<T>>(memory_[5])) {
+          active_(as<int32_t>(memory_[1])),
+          nodes_(as<T>(memory_[2])),
+          blurred_(as<T>(memory_[3])),
+          pixels_(as<Pixel<T>>(memory_[4])) {
         center_landmarks(landmarks);
-        for (int64_t k = 0; k < num_terms_; ++k) {
-            for (int64_t l = 0; l < num_terms_; ++l) {
-                const bool inside = k < shape.num_landmarks && l < shape.num_landmarks;
-                mixture_[k * num_terms_ + l] = inside ? mixture[k * shape.num_landmarks + l] : T(0);
-            }
-        }
     }
 
     // Of planes, one for each channel; those of out lie one after another.
@@ -328,40 +282,7 @@ private:
                            as<T>(row) + x * node_size());
             }
         }
-        const int64_t num_rows = x_.num_nodes() * num_channels;
-        int64_t first = 0;
-        for (; first + product_rows <= num_rows; first += product_rows) {
-            multiply<product_rows>(as<T>(row) + first * num_terms_, node(nodes_, y, 0) + first * num_terms_);
-        }
-        for (; first < num_rows; ++first) {
-            multiply<1>(as<T>(row) + first * num_terms_, node(nodes_, y, 0) + first * num_terms_);
-        }
-    }
-
-    template <int Rows>
-    void multiply(const T* from, T* to) const {
-        int64_t block = 0;
-        for (; block + product_vectors <= num_blocks_; block += product_vectors) {
-            multiply_blocks<Rows, product_vectors>(from, block, to);
-        }
-        for (; block < num_blocks_; ++block) multiply_blocks<Rows, 1>(from, block, to);
-    }
-
-    template <int Rows, int Vectors>
-    PERMUTOHEDRAL_INLINE void multiply_blocks(const T* from, int64_t block, T* to) const {
-        Vector<T> sums[Rows][Vectors] = {};
-        const T* mixture = mixture_ + block * lanes<T>;
-        for (int64_t k = 0; k < num_terms_; ++k) {
-            for (int v = 0; v < Vectors; ++v) {
-                const Vector<T> factors = load<T, lanes<T>>(mixture + k * num_terms_ + v * lanes<T>);
-                for (int r = 0; r < Rows; ++r) sums[r][v] += from[r * num_terms_ + k] * factors;
-            }
-        }
-        for (int r = 0; r < Rows; ++r) {
-            for (int v = 0; v < Vectors; ++v) {
-                store<T, lanes<T>>(to + r * num_terms_ + (block + v) * lanes<T>, sums[r][v]);
-            }
-        }
+        mixture_.multiply(as<T>(row), x_.num_nodes() * num_channels, node(nodes_, y, 0));
     }
 
     // Adds what U of the active blocks give to a pixel, for each node along x.
@@ -422,8 +343,9 @@ private:
     const LandmarkShape shape_;
     const Axis<T> y_, x_;
     const int64_t num_blocks_, num_terms_;
-    const Memory memory_[6];
-    T *const landmarks_, *const mixture_;
+    const Mixture<T> mixture_;
+    const Memory memory_[5];
+    T* const landmarks_;
     T origin_[num_guides], scale_[num_guides];
     int32_t* const active_;
     T *const nodes_, *const blurred_;  // [nodes along y, nodes along x, num_channels, terms]

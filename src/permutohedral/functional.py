@@ -187,7 +187,7 @@ def gaussian_filter(  # noqa: PLR0913 (what is filtered and how, and three optio
             "auto" is exact where that takes no longer, else separable; `explain_gaussian` tells. For images there
             is a third, `explain_bilateral`: few terms over colors, closer than the lattice where colors are near each
             other for the bandwidth; it is not taken where derivatives are wanted, or in traced code.
-        halo: insert untouched lattice points up to this many steps away: more accurate, more memory.
+        halo: insert untouched lattice points up to this many steps away: more accurate, steady under rounding, slower.
         lattice: built before with `separable=True` (or `neighborhood_size=2` for "dense"), instead of features.
         weights: how much each point counts, `[points]` or with the batch axes of `values`: not negative, or a bool
             mask. Values of weight zero may be anything, NaN included. With "homogeneous" and "none" only.

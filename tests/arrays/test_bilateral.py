@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import zarr
 
 from permutohedral.arrays import bilateral
 from permutohedral.arrays.bilateral import Tiling, filter_array
+from permutohedral.arrays.sources import open_source
 from permutohedral.arrays.workers import Workers
 from permutohedral.dask import workers as dask_workers
 
@@ -105,6 +108,36 @@ def test_the_finest_level_of_an_ome_zarr(tmp_path: Path, zarr_format: Any) -> No
     np.testing.assert_allclose(group["2"][...], third, rtol=1e-6)
 
 
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_what_describes_an_array_stays(tmp_path: Path, zarr_format: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its units, and the names that xarray finds its axes by; one that is NaN does not keep it from being taken up."""
+    attributes = {"units": "mm", "_FillValue": float("nan")}
+    attributes |= {"_ARRAY_DIMENSIONS": ["lat", "y"]} if zarr_format == 2 else {}
+    names: dict[str, Any] = {"dimension_names": ("lat", "y")} if zarr_format == 3 else {}
+    options = {"chunks": (8, 8), "zarr_format": zarr_format, "attributes": attributes, **names}
+    source, target = store(tmp_path / "in.zarr", draw(20, 20), **options), tmp_path / "out.zarr"
+    monkeypatch.setattr(Tiling, "filter_tile", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        filter_array(source, target, 1.0, 0.3)
+    monkeypatch.undo()
+    filter_array(source, target, 1.0, 0.3, resume=True)
+    found: Any = zarr.open_array(str(target), mode="r")
+    assert str(dict(found.attrs)) == str(attributes)
+    assert getattr(found.metadata, "dimension_names", None) == names.get("dimension_names")
+
+
+def test_levels_that_are_no_means_of_whole_numbers_are_refused(tmp_path: Path) -> None:
+    """Three samples of four: taken one by one, the level would show a part of the picture."""
+    scales = {"axes": [{"name": name} for name in "yx"], "datasets": [{"path": "0"}, {"path": "1"}]}
+    zarr.create_group(str(tmp_path / "in.zarr"), attributes={"ome": {"multiscales": [scales]}})
+    store(tmp_path / "in.zarr" / "0", draw(40, 40), chunks=(8, 8))
+    store(tmp_path / "in.zarr" / "1", draw(30, 40), chunks=(8, 8))
+    with pytest.raises(InputError, match="30 are not means of a whole number of 40 samples"):
+        filter_array(tmp_path / "in.zarr", tmp_path / "out.zarr", 1.0, 0.3)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.zarr"]
+    filter_array(tmp_path / "in.zarr" / "0", tmp_path / "out.zarr", 1.0, 0.3)
+
+
 def test_a_tiff(tmp_path: Path) -> None:
     tifffile: Any = pytest.importorskip("tifffile", reason="tifffile is not installed")
     picture = draw(60, 170, 3, dtype=np.uint8)
@@ -113,6 +146,21 @@ def test_a_tiff(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         read(tmp_path / "out.zarr"), np.moveaxis(expected(np.moveaxis(picture, -1, 0), 2.0, 0.3), 0, -1)
     )
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the system does not list open files")
+def test_a_tiff_is_closed_after_each_part(tmp_path: Path) -> None:
+    tifffile: Any = pytest.importorskip("tifffile", reason="tifffile is not installed")
+    tifffile.imwrite(tmp_path / "in.tif", draw(30, 40))
+    source = open_source(tmp_path / "in.tif")
+    gc.disable()
+    try:
+        for _ in range(3):
+            source.read((slice(0, 9), slice(0, 9)))
+        names = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    finally:
+        gc.enable()
+    assert str(tmp_path / "in.tif") not in names
 
 
 def test_going_on_after_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +187,16 @@ def test_going_on_after_an_interruption(tmp_path: Path, monkeypatch: pytest.Monk
     assert sorted([*before, *done[4:]]) == sorted(tiling.indices())
     np.testing.assert_array_equal(read(tmp_path / "out.zarr"), expected(volume[None], 1.0, 0.3)[0])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.zarr", "out.zarr"]
+
+
+@pytest.mark.parametrize(
+    ("names", "axes"),
+    [(("row", "col"), "YX"), (("track", "range"), "YX"), (("time", "lat", "x"), "TLX"), (("band", "y", "x"), "CYX")],
+)
+def test_names_of_axes(tmp_path: Path, names: tuple[str, ...], axes: str) -> None:
+    """Columns are no channels, and tracks no times."""
+    store(tmp_path / "in.zarr", draw(*[9] * len(names)), chunks=(9,) * len(names), dimension_names=names)
+    assert open_source(tmp_path / "in.zarr").axes == axes
 
 
 def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,3 +248,28 @@ def test_what_is_wrong_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         Workers(2, None, "tcp://localhost:1")
     with pytest.raises(InputError, match="such as 2GiB"):
         Workers(2, "much")
+
+
+def test_nothing_to_filter(tmp_path: Path) -> None:
+    source = store(tmp_path / "in.zarr", draw(0, 9), chunks=(3, 3))
+    with pytest.raises(InputError, match="nothing to filter"):
+        filter_array(source, tmp_path / "out.zarr", 1.0, 0.1)
+
+
+class Elsewhere(Workers):
+    """Workers that were started in another folder."""
+
+    def run(self, *arguments: Any) -> None:
+        here = Path.cwd()
+        os.chdir("/")
+        try:
+            super().run(*arguments)
+        finally:
+            os.chdir(here)
+
+
+def test_workers_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store(Path("in.zarr"), draw(30, 30), chunks=(8, 8), dimension_names=("y", "x"))
+    filter_array(Path("in.zarr"), Path("out.zarr"), 1.0, 0.1, workers=Elsewhere())
+    assert read(Path("out.zarr")).shape == (30, 30)

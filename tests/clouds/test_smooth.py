@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ pytest.importorskip("dask.array", reason="Dask is not installed")
 
 import laspy
 
+from permutohedral.arrays.workers import Workers
 from permutohedral.clouds import smooth
 from permutohedral.clouds.smooth import smooth_file
 
@@ -119,3 +121,51 @@ def test_what_is_wrong_is_refused(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.las"]
     write_scan(tmp_path / "empty.las", count=0)
     assert smooth_file(tmp_path / "empty.las", tmp_path / "out.las", 1.0) == 0
+
+
+@pytest.mark.parametrize("ending", [".las", ".laz"])
+def test_records_before_and_behind_the_points_stay(tmp_path: Path, ending: str) -> None:
+    if ending == ".laz":
+        pytest.importorskip("lazrs", reason="lazrs is not installed")
+    scan = write_scan(tmp_path / "in.las")
+    scan.vlrs.append(laspy.VLR("us", 1, "before", b"coordinates"))
+    scan.evlrs = laspy.vlrs.vlrlist.VLRList([laspy.VLR("us", 2, "behind", b"waves")])
+    scan.write(tmp_path / f"in{ending}")
+    smooth_file(tmp_path / f"in{ending}", tmp_path / f"out{ending}", 2.0)
+    found = laspy.read(tmp_path / f"out{ending}")
+    assert [record.record_data for record in found.vlrs.get_by_id("us")] == [b"coordinates"]
+    assert [record.record_data for record in found.evlrs or ()] == [b"waves"]
+    assert len(found.points) == 400
+
+
+def test_fields_of_many_digits(tmp_path: Path) -> None:
+    """Times since 1980 in seconds, and the largest of 32 bits: float32 has not the digits for either."""
+    path = tmp_path / "in.las"
+    scan = write_scan(path)
+    scan.add_extra_dims([laspy.ExtraBytesParams("many", np.uint32), laspy.ExtraBytesParams("normal", "3f4")])
+    scan.gps_time, scan.many = np.full(400, 300_000_123.25), np.full(400, 2**32 - 1, np.uint32)
+    scan.write(path)
+    for field in ("gps_time", "many"):
+        smooth_file(path, tmp_path / "out.las", 2.0, field)
+        found = np.asarray(laspy.read(tmp_path / "out.las")[field])
+        np.testing.assert_allclose(found, np.asarray(scan[field]), rtol=0, atol=1e-6)
+    with pytest.raises(InputError, match="no field 'normal' to smooth; it has position, intensity"):
+        smooth_file(path, tmp_path / "out.las", 2.0, "normal")
+
+
+class Elsewhere(Workers):
+    """Workers that were started in another folder."""
+
+    def compute(self, *arguments: Any) -> None:
+        here = Path.cwd()
+        os.chdir("/")
+        try:
+            super().compute(*arguments)
+        finally:
+            os.chdir(here)
+
+
+def test_workers_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_scan(Path("in.las"))
+    assert smooth_file(Path("in.las"), Path("out.las"), 2.0, workers=Elsewhere()) == 400

@@ -32,6 +32,12 @@ def client() -> Iterator[Any]:
         yield started
 
 
+def test_the_dashboard_is_for_this_machine_alone(client: Any) -> None:
+    assert client.cluster.scheduler.http_server._sockets
+    for listener in client.cluster.scheduler.http_server._sockets.values():
+        assert listener.getsockname()[0] == "127.0.0.1"
+
+
 def filters() -> tuple[da.Array, da.Array]:
     """A filter of seeded points, and of a picture."""
     draw = np.random.default_rng(0)

@@ -73,14 +73,42 @@ def test_volumes_with_labels() -> None:
         np.testing.assert_allclose(found.values, layer(torch.from_numpy(volume)).numpy(), rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("name", ["convolution", "network"])
+def test_images_of_double_precision(name: str) -> None:
+    """Which random numbers of Dask are, and weights are not."""
+    torch.manual_seed(1)
+    layer, picture = LAYERS[name]().eval(), draw(2, 40, 50)
+    found = phd.map_layer(layer, da.from_array(picture.astype(np.float64), chunks=(2, 20, 25)), axes="CYX")
+    assert found.dtype == found.compute().dtype == np.float64
+    with torch.no_grad():
+        expected = layer(torch.from_numpy(picture)[None])[0].numpy()
+    np.testing.assert_allclose(found.compute(), expected, rtol=0, atol=2e-6)
+
+
 def test_what_is_wrong_is_refused() -> None:
     picture = da.from_array(draw(1, 40, 40), chunks=(1, 20, 20))
     with pytest.raises(InputError, match="give margins"):
         phd.map_layer(nn.Softmax(dim=1), picture, axes="CYX")
     with pytest.raises(InputError, match=r"call layer\.eval"):
         phd.map_layer(nn.Sequential(nn.Dropout()), picture, axes="CYX")
+    with pytest.raises(InputError, match="circular"):
+        phd.map_layer(nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular"), picture, axes="CYX")
     with pytest.raises(InputError, match="changes extents"):
         phd.map_layer(nn.MaxPool2d(2), picture, axes="CYX", margins=(2, 2))
     with pytest.raises(InputError, match="needs an axis for them"):
         phd.map_layer(ph.nn.BilateralConvolution2d(1, 2), picture[0], axes="YX")
     assert phd.map_layer(nn.Softmax(dim=1), picture, axes="CYX", margins=(0, 0)).max().compute() == 1
+
+
+@pytest.mark.parametrize("module", [nn.Dropout2d(), nn.BatchNorm2d(1), nn.Dropout3d(), nn.BatchNorm3d(1)], ids=repr)
+def test_nothing_that_is_trained(module: nn.Module) -> None:
+    space = "YX" if "2d" in repr(module) else "ZYX"
+    image = da.from_array(draw(1, *[14] * len(space)), chunks=7)
+    with pytest.raises(InputError, match=r"call layer\.eval"):
+        phd.map_layer(nn.Sequential(module.train()), image, axes="C" + space)
+
+
+def test_no_means_over_a_tile() -> None:
+    layer = nn.BatchNorm2d(1, track_running_stats=False).eval()
+    with pytest.raises(InputError, match="give margins"):
+        phd.map_layer(layer, da.from_array(draw(1, 14, 14), chunks=7), axes="CYX")

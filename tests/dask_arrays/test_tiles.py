@@ -130,3 +130,14 @@ def test_what_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "worker_memory", lambda: 1000)
     with pytest.raises(MemoryLimitError, match="rechunk to at most"):
         phd.bilateral_filter(color, 2.0, 0.1, axes="YXC")
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int32", "uint32", "int64", "uint64"])
+def test_the_largest_whole_numbers_stay(kind: str) -> None:
+    """float32 has not all numbers of 32 bits, and what it rounds the largest to is out of range."""
+    largest = np.iinfo(kind).max
+    image = np.full((9, 20), largest, dtype=kind)
+    actual = phd.bilateral_filter(da.from_array(image, chunks=10), 1.0, largest / 10, axes="YX").compute()
+    assert actual.dtype == image.dtype
+    # of 64 bits more than float64 has digits for
+    assert (actual >= largest - (0 if image.itemsize <= 4 else 4096)).all()

@@ -121,3 +121,16 @@ def test_what_is_missing_or_damaged_is_said(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / ldraw.CONVERTED).write_bytes(b"nothing")
     with pytest.raises(DataError, match="holds no parts"):
         ldraw.load_parts(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed"])
+def test_a_damaged_file_is_told(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / ldraw.CONVERTED
+    shape, numbers = np.zeros((2, 64, 3), np.int16), np.arange(2)
+    np.savez_compressed(path, positions=shape, labels=numbers, bases=numbers, classes=np.array(["Brick"]))
+    assert len(ldraw.load_parts(tmp_path).labels) == 2
+    content = bytearray(path.read_bytes())
+    content[60:80] = bytes(20)
+    path.write_bytes(content[: len(content) // 2] if damage == "cut" else content)
+    with pytest.raises(DataError, match=r"holds no parts.*delete it"):
+        ldraw.load_parts(tmp_path)

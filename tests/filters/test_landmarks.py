@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import assert_close, relative_error
+from support import DEVICE, assert_close, relative_error, to_numpy, to_tensor
 from torch import Tensor
 
 import permutohedral as ph
@@ -21,7 +21,7 @@ def picture(height: int, width: int, channels: int = 3, items: int = 1) -> Tenso
     """`[items, channels, height, width]`: waves, in standard deviations of the color."""
     y, x = torch.meshgrid(torch.linspace(0, 3, height), torch.linspace(0, 4, width), indexing="ij")
     waves = [2 * torch.sin(x * (c + 1) + i) * y.cos() for i in range(items) for c in range(channels)]
-    return torch.stack(waves).view(items, channels, height, width)
+    return torch.stack(waves).view(items, channels, height, width).to(DEVICE)
 
 
 def by_definition(values: Tensor, guide: Tensor, sigma: tuple[float, float] = SIGMA) -> Tensor:
@@ -30,11 +30,11 @@ def by_definition(values: Tensor, guide: Tensor, sigma: tuple[float, float] = SI
     y, x = np.mgrid[:height, :width]
     positions = np.stack([y.ravel() / sigma[0], x.ravel() / sigma[1]], axis=1)
     sums = np.empty(values.shape)
-    for item, (value, color) in enumerate(zip(values.double().numpy(), guide.double().numpy(), strict=True)):
+    for item, (value, color) in enumerate(zip(to_numpy(values), to_numpy(guide), strict=True)):
         features = np.concatenate([positions, color.reshape(color.shape[0], -1).T], axis=1)
         kernel = np.exp(-0.5 * ((features[:, None] - features) ** 2).sum(-1))
         sums[item] = (kernel @ value.reshape(value.shape[0], -1).T).T.reshape(value.shape)
-    return torch.from_numpy(sums)
+    return to_tensor(sums)
 
 
 def with_mass(guide: Tensor) -> Tensor:
@@ -124,13 +124,13 @@ def test_rare_colors_are_summed_by_the_definition() -> None:
 
 
 def test_landmarks_give_the_gaussian_between_colors() -> None:
-    guide = picture(40, 50) + 0.3 * torch.randn(1, 3, 40, 50, generator=torch.Generator().manual_seed(0))
+    guide = picture(40, 50) + 0.3 * torch.randn(1, 3, 40, 50, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     found = landmarks_of(guide)
-    colors = guide[0].flatten(1).mT.double().numpy()[::7]
-    landmarks = found.colors.double().numpy()
+    colors = guide[0].flatten(1).mT.double().cpu().numpy()[::7]
+    landmarks = found.colors.double().cpu().numpy()
 
     to_landmarks, expected = (np.exp(-0.5 * ((colors[:, None] - b) ** 2).sum(-1)) for b in (landmarks, colors))
-    approximate = to_landmarks @ found.mixture.double().numpy() @ to_landmarks.T
+    approximate = to_landmarks @ found.mixture.double().cpu().numpy() @ to_landmarks.T
     error = np.abs(approximate - expected)
     assert error.mean() < 0.01
     # colors between the small cubes that landmarks are taken from
@@ -142,19 +142,19 @@ def test_landmarks_give_the_gaussian_between_colors() -> None:
 
 def test_derivatives() -> None:
     """The sums are linear in the values, and smooth in the guide."""
-    generator = torch.Generator().manual_seed(0)
+    random = np.random.default_rng(0).random
     guide = picture(9, 11).double().requires_grad_()
     landmarks = landmarks_of(guide)
-    values = torch.rand(1, 2, 9, 11, generator=generator, dtype=torch.float64, requires_grad=True)
+    values = to_tensor(random((1, 2, 9, 11))).requires_grad_()
     # with the mass, which does not depend on the values
-    other = torch.rand(1, 3, 9, 11, generator=generator, dtype=torch.float64)
+    other = to_tensor(random((1, 3, 9, 11)))
     sums = sum_landmarks(values, guide, SIGMA, landmarks)
     gradient, of_guide = torch.autograd.grad(sums, (values, guide), other)
     with torch.no_grad(), ph.use_backend("reference"):
-        direction = torch.rand(values.shape, generator=generator, dtype=torch.float64)
+        direction = to_tensor(random(values.shape))
         along = sum_landmarks(direction, guide, SIGMA, landmarks)[:, :2]
         assert float((gradient * direction).sum()) == pytest.approx(float((along * other[:, :2]).sum()), rel=1e-10)
-        step = 1e-6 * torch.rand(guide.shape, generator=generator, dtype=torch.float64)
+        step = 1e-6 * to_tensor(random(guide.shape))
         change = sum_landmarks(values, guide + step, SIGMA, landmarks) - sum_landmarks(
             values, guide - step, SIGMA, landmarks
         )
@@ -175,7 +175,7 @@ class TestAuto:
         assert torch.equal(halo, ph.bilateral_filter(self.image, 12.0, 0.5, halo=1))
 
     def test_holes_and_mass(self) -> None:
-        known = torch.ones(90, 110, dtype=torch.bool)
+        known = torch.ones(90, 110, dtype=torch.bool, device=DEVICE)
         known[30:50, 40:60] = False
         options: dict[str, Any] = {"guide": self.image, "weights": known, "return_mass": True}
         actual, mass = ph.bilateral_filter(self.image, 12.0, 0.5, method="auto", **options)
@@ -190,6 +190,25 @@ class TestAuto:
         assert image.grad is not None
         with torch.no_grad():
             assert ph.explain_bilateral(image, 12.0, 0.5).startswith("landmarks: ")
+
+
+def test_every_picture_of_a_batch_has_landmarks() -> None:
+    """As many pixels as are sampled in all, and colors that the first picture does not have."""
+    dark = 0.15 + 0.05 * picture(96, 96)
+    batch = torch.cat([dark, 1 - dark])
+    assert ph.explain_bilateral(batch, 8.0, 0.2).startswith("landmarks: ")
+    actual = ph.bilateral_filter(batch, 8.0, 0.2, method="auto")
+    assert (actual - ph.bilateral_filter(batch, 8.0, 0.2, method="exact")).abs().max() < 0.01
+
+
+def test_not_where_many_pixels_are_unlike_all_landmarks() -> None:
+    """Too many to be summed over windows: without a landmark they would get anything, even numbers below 0."""
+    image = 0.4 + 0.03 * picture(200, 200)[0]
+    odd = to_tensor(np.random.default_rng(0).random((200, 200))) < 0.002
+    assert ph.explain_bilateral(image, 32.0, 0.1).startswith("landmarks: ")
+    image[:, odd] = to_tensor(np.random.default_rng(1).random((3, int(odd.sum()))), torch.float32)
+    result = ph.bilateral_filter(image, 32.0, 0.1, method="auto")
+    assert ((result - image).abs()[:, odd] < 0.3).all()
 
 
 def test_too_little_memory_is_refused_before_it_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:

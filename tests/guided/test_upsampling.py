@@ -220,3 +220,15 @@ def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> N
 def test_an_upsampler_is_for_one_size() -> None:
     with pytest.raises(ph.InputError, match="for maps of"):
         ph.Upsampler(torch.zeros(1, 6, 8), (3, 4))(torch.zeros(1, 2, 2))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_of_nothing_comes_nothing(mode: Any) -> None:
+    """No items, with guides of their own or a common one; no channels."""
+    guide, known = maps(3, 16, 12), maps(0, 4, 3)
+    for channels in (2, 12):
+        coarse = maps(0, channels, 4, 3)
+        assert ph.upsample(coarse, maps(0, 3, 16, 12), mode=mode).shape == (0, channels, 16, 12)
+        assert ph.upsample(coarse, guide, mode=mode).shape == (0, channels, 16, 12)
+        assert ph.upsample(coarse, guide, mode=mode, confidence=known).shape == (0, channels, 16, 12)
+    assert ph.upsample(maps(0, 4, 3), guide, mode=mode).shape == (0, 16, 12)

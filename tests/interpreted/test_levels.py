@@ -104,3 +104,18 @@ def test_items_norm_is_differentiated_twice(monkeypatch: pytest.MonkeyPatch) -> 
     values = torch.randn(lattice.num_lattice_points, 2, dtype=torch.float64, requires_grad=True)
     with use_backend("triton"):
         assert gradgradcheck(lambda each: layer(each, lattice), values, fast_mode=True)
+
+
+def test_items_norm_of_weights_that_lie_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a part of a larger tensor, or one number for all channels."""
+    monkeypatch.setattr(item_norm, "_PROGRAMS", 2)
+    lattice = ph.build_lattice(torch.randn(5, 2))
+    layer, values = ph.nn.LatticeGroupNorm(1, 4), torch.randn(lattice.num_lattice_points, 4, requires_grad=True)
+    given = {"weight": torch.randn(8)[::2], "bias": torch.randn(1).expand(4)}
+    found = []
+    for backend in ("reference", "triton"):
+        with use_backend(backend):
+            output = torch.func.functional_call(layer, given, (values, lattice))
+            found.append([output.detach(), *torch.autograd.grad(output.square().sum(), values)])
+    for expected, actual in zip(*found, strict=True):
+        assert_close(actual, expected)

@@ -287,3 +287,9 @@ def test_filter_points_of_sixteen_bits(native: ModuleType) -> None:
     filtered = native.filter_points(values, features, None, 1e-20)
     assert filtered.dtype == torch.bfloat16
     assert torch.equal(filtered, filter_by_steps(native, values, features, None))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 511, 1024, 3001, 600_001])
+def test_sums_of_rows_lose_no_digits(native: ModuleType, rows: int) -> None:
+    numbers = 1 + torch.rand(rows, 3, generator=torch.Generator().manual_seed(0))
+    assert_close(native.sum_rows(numbers), numbers.double().sum(0).float())

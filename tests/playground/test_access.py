@@ -24,7 +24,7 @@ async def secret(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"secret"})
 
 
-def ask(kind: str, query: str = "", cookie: str | None = None) -> list[Message]:
+def ask(kind: str, query: str = "", cookie: str | None = None, origin: str | None = None) -> list[Message]:
     """All that is answered to a request for a page ("http") or a socket ("websocket")."""
     answers: list[Message] = []
 
@@ -34,7 +34,9 @@ def ask(kind: str, query: str = "", cookie: str | None = None) -> list[Message]:
     async def receive() -> Message:
         return {"type": "http.request", "body": b""}
 
-    headers = [] if cookie is None else [(b"cookie", cookie.encode())]
+    headers = [(b"host", b"127.0.0.1:8000")]
+    for name, value in (("cookie", cookie), ("origin", origin)):
+        headers += [] if value is None else [(name.encode(), value.encode())]
     scope: dict[str, Any] = {"type": kind, "method": "GET", "path": "/", "query_string": query.encode()}
     asyncio.run(TokenRequired(secret, TOKEN, 8000)({**scope, "headers": headers}, receive, send))
     return answers
@@ -65,3 +67,18 @@ def test_the_cookie_of_the_first_page_opens_the_others() -> None:
 def test_tokens_differ_and_are_long() -> None:
     assert new_token() != new_token()
     assert len(new_token()) >= 32
+
+
+@pytest.mark.parametrize("other", ['settings={"dark": 1}', "a[0]=1", "nameless", "theme=\u00fc"])
+def test_cookies_of_other_servers_of_this_machine_do_not_hide_ours(other: str) -> None:
+    """Browsers send them along, as they do not tell ports apart."""
+    assert ask("http", cookie=f"{other}; {COOKIE}")[1]["body"] == b"secret"
+
+
+@pytest.mark.parametrize("origin", ["http://127.0.0.1:9000", "http://localhost:8000", "https://example.org", "null"])
+def test_pages_of_other_servers_cannot_use_the_cookie(origin: str) -> None:
+    """SameSite does not tell ports apart, and sockets may be opened to other origins."""
+    assert [answer["type"] for answer in ask("websocket", "", COOKIE, origin)] == ["websocket.close"]
+    assert ask("http", "", COOKIE, origin)[0]["status"] == 403
+    own = ask("websocket", "", COOKIE, "http://127.0.0.1:8000")
+    assert [answer["type"] for answer in own] == ["websocket.accept"]

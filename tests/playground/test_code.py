@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -228,3 +229,12 @@ def test_previews_cover_the_photo(photo: Photo) -> None:
     assert torch.equal(segmenting.draw_strokes(
         [given.Stroke(0, 1.0, ((4.0, 4.0),)), given.Stroke(1, 1.0, ((40.0, 4.0),))], (18, 26), 2
     ).labels.unique(), torch.tensor([-1, 0, 1]))  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["a\nb.png", 'a"b.png', "a\\b.png", "a'b.png", "\u00fc b.png"])
+def test_names_of_files_are_quoted(name: str) -> None:
+    """All that a file may be called on this system."""
+    code = texts.filter_code(given.FilterSettings(), name, None, 100)
+    constants = [node.value for node in ast.walk(ast.parse(code.python)) if isinstance(node, ast.Constant)]
+    assert name in constants
+    assert shlex.split(code.command)[2] == name

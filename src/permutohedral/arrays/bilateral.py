@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from permutohedral.arrays.levels import levels_of
+from permutohedral.arrays.levels import check_levels, levels_of
 from permutohedral.arrays.sources import Region, Source, is_store, open_source
 from permutohedral.arrays.unfinished import Unfinished
 from permutohedral.arrays.workers import Workers
@@ -136,6 +136,7 @@ def filter_array(  # noqa: PLR0913 (what is filtered and how, where it runs, and
     source = open_source(path, axes)
     if physical:
         sigma_space = _in_samples(source, sigma_space)
+    check_levels([source.shape, *source.coarser])
     # a link stays, and what it points to is replaced
     target = target.resolve()
     if target == path.resolve() or target in path.resolve().parents:
@@ -228,12 +229,15 @@ def _make_store(folder: Path, tiling: Tiling) -> None:
     options: dict[str, Any] = {"zarr_format": source.zarr_format, "chunks": chunks, "dtype": source.dtype}
     if source.zarr_format == 2:
         options["chunk_key_encoding"] = {"name": "v2", "separator": "/"}
-    elif source.kind != "tiff" or source.axes:
+    elif source.axes:
         options["dimension_names"] = [letter.lower() for letter in source.axes]
     if source.kind != "tiff":
-        options["compressors"] = source.open().compressors
+        with source.opened() as like:
+            options["compressors"] = like.compressors
+            if source.zarr_format == 3:
+                options["dimension_names"] = like.metadata.dimension_names or options["dimension_names"]
     if source.kind != "ome":
-        zarr.create_array(str(folder), shape=source.shape, **options)
+        zarr.create_array(str(folder), shape=source.shape, attributes=dict(source.attributes), **options)
         return
     zarr.create_group(str(folder), zarr_format=source.zarr_format, attributes=_numbered_levels(source.attributes))
     for number, shape in enumerate((source.shape, *source.coarser)):

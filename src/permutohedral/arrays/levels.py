@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from permutohedral.arrays.unfinished import Unfinished
+from permutohedral.dask.tiles import as_dtype, floats_of
+from permutohedral.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,20 @@ def levels_of(target: str, shapes: Sequence[tuple[int, ...]], tile: tuple[int, .
     return [Level(target, number, before, shape, tile) for number, (before, shape) in numbered]
 
 
+def check_levels(shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raise unless a sample of each level is the mean of a whole number of samples of the one before.
+
+    >>> check_levels([(9, 101), (9, 51), (5, 25)])
+    """
+    for before, shape in itertools.pairwise(shapes):
+        for finer, coarser, factor in zip(before, shape, factors_between(before, shape), strict=True):
+            if coarser not in (finer // factor, -(-finer // factor)):
+                raise InputError(
+                    f"a level of the OME-Zarr has the extents {shape} and the one before {before}: {coarser} are not "
+                    f"means of a whole number of {finer} samples; filter its finest level alone, by its own path"
+                )
+
+
 def factors_between(before: Sequence[int], shape: Sequence[int]) -> list[int]:
     """How many samples along each axis become one.
 
@@ -85,7 +101,5 @@ def average(block: NDArray[Any], sizes: Sequence[int], factors: Sequence[int]) -
     wide = np.pad(block, missing, mode="edge") if any(after for _, after in missing) else block
     parts = [number for pair in zip(sizes, factors, strict=True) for number in pair]
     axes = tuple(range(1, 2 * len(sizes), 2))
-    exact = np.float64 if block.dtype.itemsize == 8 else np.float32
-    mean = wide.reshape(parts).mean(axis=axes, dtype=exact)
-    result: NDArray[Any] = (np.rint(mean) if block.dtype.kind in "ui" else mean).astype(block.dtype)
-    return result
+    mean = wide.reshape(parts).mean(axis=axes, dtype=floats_of(block.dtype))
+    return as_dtype(mean, block.dtype)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +29,7 @@ class Source:
     """An array in a file; small, and opened anew wherever a part is read.
 
     Attributes:
-        path: the file, or the folder of a store.
+        path: the file, or the folder of a store; from the root, since workers may be in other folders.
         kind: what it is.
         member: the array in a group of a store, "" for the store itself.
         shape: its extents.
@@ -36,7 +37,7 @@ class Source:
         chunks: extents of what is read at once.
         axes: a letter for each axis: T for times, which are filtered one by one, C for channels, others for space.
         coarser: of an OME-Zarr, extents of the other levels.
-        attributes: of an OME-Zarr, what describes it; of others empty.
+        attributes: of a store, what describes it; of a TIFF empty.
         zarr_format: of a store.
     """
 
@@ -53,7 +54,8 @@ class Source:
 
     def read(self, region: Region) -> NDArray[Any]:
         """A part of the array."""
-        found: NDArray[Any] = np.asarray(self.open()[region])
+        with self.opened() as array:
+            found: NDArray[Any] = np.asarray(array[region])
         return found
 
     def spacing(self) -> tuple[float, ...]:
@@ -74,13 +76,16 @@ class Source:
             raise InputError(f"{self.path} does not tell the distances between its samples: give bandwidths in samples")
         return tuple(math.prod(numbers) for numbers in zip(*found, strict=True))
 
-    def open(self) -> Any:
+    @contextmanager
+    def opened(self) -> Iterator[Any]:
         """The array, as zarr gives it."""
         if self.kind == "tiff":
-            return _open_tiff(Path(self.path))
+            with _opened_tiff(Path(self.path)) as array:
+                yield array
+            return
         import zarr
 
-        return zarr.open_array(str(Path(self.path) / self.member), mode="r")
+        yield zarr.open_array(str(Path(self.path) / self.member), mode="r")
 
 
 def is_store(path: Path) -> bool:
@@ -112,7 +117,9 @@ def open_source(path: Path, axes: str | None = None) -> Source:
     names = _check_axes(path, source.shape, (axes or source.axes).upper())
     if np.dtype(source.dtype).kind not in "uif":
         raise InputError(f"{path} holds {source.dtype}, and only real numbers can be filtered")
-    return replace(source, axes=names)
+    if 0 in source.shape:
+        raise InputError(f"{path} has the shape {source.shape}: there is nothing to filter")
+    return replace(source, path=str(path.resolve()), axes=names)
 
 
 def _describe_store(path: Path) -> Source:
@@ -120,14 +127,14 @@ def _describe_store(path: Path) -> Source:
 
     found: Any = zarr.open(str(path), mode="r")
     if isinstance(found, zarr.Array):
-        return _describe_array(path, "zarr", "", found, _dimension_names(found), {})
+        return _describe_array(path, "zarr", "", found, _dimension_names(found), dict(found.attrs))
     attributes: dict[str, Any] = dict(found.attrs)
     scales = attributes.get("ome", attributes).get("multiscales")
     if not scales:
         members = ", ".join(sorted(name for name, _ in found.arrays())) or "none"
         raise InputError(f"{path} is a group and no OME-Zarr: name one of its arrays, as in {path}/NAME ({members})")
     member, *others = [level["path"] for level in scales[0]["datasets"]]
-    axes = "".join(_name_of_axis(axis)[0] for axis in scales[0].get("axes", "tczyx"))
+    axes = _letters_of_axes(scales[0].get("axes", "tczyx"))
     source = _describe_array(path, "ome", member, found[member], axes, attributes)
     return replace(source, coarser=tuple(tuple(found[other].shape) for other in others))
 
@@ -141,15 +148,26 @@ def _describe_array(
     return Source(str(path), kind, member, shape, str(array.dtype), chunks, axes, (), plain, array.metadata.zarr_format)
 
 
-def _name_of_axis(axis: Any) -> str:
-    name = str(axis["name"] if isinstance(axis, Mapping) else axis)
-    return "C" if name.lower() in ("c", "channel", "band") else name.upper()
+def _letter_of_axis(axis: Any) -> str:
+    """T for times, C for channels, for space another letter, the first of the name; "" if that is one of these two."""
+    name = str(axis["name"] if isinstance(axis, Mapping) else axis).upper()
+    if name in ("C", "CHANNEL", "CHANNELS", "BAND"):
+        return "C"
+    if name in ("T", "TIME"):
+        return "T"
+    return "" if name[:1] in ("C", "T") else name[:1]
+
+
+def _letters_of_axes(axes: Sequence[Any]) -> str:
+    """A letter for each axis, "" if one of them has none."""
+    letters = [_letter_of_axis(axis) for axis in axes]
+    return "".join(letters) if all(letters) else ""
 
 
 def _dimension_names(array: Any) -> str:
-    """The first letters of names that xarray or the store gave, "" if there are none."""
+    """The letters of names that xarray or the store gave, "" if there are none."""
     names = getattr(array.metadata, "dimension_names", None) or array.attrs.get("_ARRAY_DIMENSIONS")
-    return "" if not names or None in names else "".join(_name_of_axis(name)[0] for name in names)
+    return "" if not names or None in names else _letters_of_axes(names)
 
 
 def _describe_tiff(path: Path) -> Source:
@@ -157,16 +175,22 @@ def _describe_tiff(path: Path) -> Source:
 
     with tifffile.TiffFile(path) as file:
         axes = "".join(_TIFF_AXES.get(letter, letter) for letter in file.series[0].axes)
-    array = _open_tiff(path)
-    shape, chunks = tuple(array.shape), tuple(array.chunks)
-    return Source(str(path), "tiff", "", shape, str(array.dtype), chunks, axes)
+    with _opened_tiff(path) as array:
+        shape, chunks, dtype = tuple(array.shape), tuple(array.chunks), str(array.dtype)
+    return Source(str(path), "tiff", "", shape, dtype, chunks, axes)
 
 
-def _open_tiff(path: Path) -> Any:
+@contextmanager
+def _opened_tiff(path: Path) -> Iterator[Any]:
     import tifffile
     import zarr
 
-    return zarr.open_array(tifffile.imread(path, aszarr=True, level=0), mode="r")
+    store = tifffile.imread(path, aszarr=True, level=0)
+    try:
+        yield zarr.open_array(store, mode="r")
+    finally:
+        # which the array does not do
+        store.close()
 
 
 def _check_axes(path: Path, shape: Sequence[int], axes: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from permutohedral.errors import InputError
-from permutohedral.reporting.atomic import cannot_write
+from permutohedral.reporting.atomic import cannot_write, write_bytes
 
 _NOTES = ".permutohedral"
 
@@ -54,7 +54,8 @@ class Unfinished:
         if resume and (notes / "settings.json").is_file():
             begun, division = json.loads((notes / "settings.json").read_text())
             wanted = json.loads(json.dumps(settings))
-            if begun != wanted:
+            # as text: NaN, which attributes may hold, equals nothing
+            if json.dumps(begun) != json.dumps(wanted):
                 changed = ", ".join(key for key in wanted if begun.get(key) != wanted[key])
                 raise InputError(
                     f"{self.folder} was begun with other settings ({changed}): give the same, or leave --resume away "
@@ -73,7 +74,7 @@ class Unfinished:
 
     def note(self, settings: Mapping[str, Any], division: Any) -> None:
         """From now on the folder can be taken up, divided in the same way."""
-        (self.folder / _NOTES / "settings.json").write_text(json.dumps([settings, division]))
+        write_bytes(self.folder / _NOTES / "settings.json", json.dumps([settings, division]).encode())
 
     def is_done(self, tile: tuple[int, ...]) -> bool:
         """Whether a tile was written."""
@@ -93,15 +94,23 @@ class Unfinished:
             raise cannot_write(self.target, error) from error
 
     def finish(self) -> None:
-        """Give the store its final name, in the place of what has it."""
-        shutil.rmtree(self.folder / _NOTES)
-        if not self.target.exists():
-            os.rename(self.folder, self.target)
-            return
+        """Give the store its final name, in the place of what has it.
+
+        Until then its notes stay: who is interrupted here can take it up.
+
+        Raises:
+            StorageError: it cannot be renamed.
+        """
         replaced = self.target.with_name(f"{self.target.name}.replaced.{os.getpid()}")
-        os.rename(self.target, replaced)
-        os.rename(self.folder, self.target)
-        shutil.rmtree(replaced)
+        try:
+            if self.target.exists():
+                os.rename(self.target, replaced)
+            os.rename(self.folder, self.target)
+            shutil.rmtree(self.target / _NOTES)
+            if replaced.exists():
+                shutil.rmtree(replaced)
+        except OSError as error:
+            raise cannot_write(self.target, error) from error
 
     def remove(self) -> None:
         """Forget all of it."""

@@ -33,7 +33,7 @@ class Scan:
         path: the file.
         num_points: in it.
         origin: what is subtracted from its coordinates.
-        dtype: the numbers that coordinates are computed with: fine enough for the steps of the file.
+        dtype: the numbers that are computed with: fine enough for the steps of the file, and for the field.
         field: what is smoothed.
     """
 
@@ -102,7 +102,8 @@ def smooth_file(
         if path.suffix.lower() not in (".las", ".laz"):
             raise InputError(f"{path} is no laser scan: its name ends with .las or .laz")
     scan = _open_scan(source, field)
-    unfinished = Unfinished(target)
+    # from the root: workers may be in other folders
+    unfinished = Unfinished(target.resolve())
     with Workers() if workers is None else workers as running:
         chunks = _divide(scan, most_points)
         settings = {"scan": scan.__dict__, "sigma": sigma, "changed": source.stat().st_mtime}
@@ -124,6 +125,8 @@ def _open_scan(path: Path, field: str) -> Scan:
     """What is known before any point is read."""
     import laspy
 
+    from permutohedral.dask.tiles import floats_of
+
     try:
         with laspy.open(path) as reader:
             header = reader.header
@@ -133,14 +136,20 @@ def _open_scan(path: Path, field: str) -> Scan:
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(f"cannot read the laser scan {path}: {reason}") from error
-    names = list(header.point_format.dimension_names)
-    if field != POSITION and (field not in names or field in "XYZ"):
-        raise InputError(f"{path} has no field {field!r} to smooth; it has {POSITION}, {', '.join(names[3:])}")
+    # those of several numbers for a point are no fields to smooth
+    fields = {each.name: each for each in header.point_format.dimensions if each.num_elements == 1}
+    names = [name for name in fields if name not in ("X", "Y", "Z")]
+    if field != POSITION and field not in names:
+        raise InputError(f"{path} has no field {field!r} to smooth; it has {POSITION}, {', '.join(names)}")
     steps, extents = np.asarray(header.scales), np.asarray(header.maxs) - np.asarray(header.mins)
     # a quarter of a step of the file must not be lost to rounding
     fine = bool((extents * np.finfo(np.float32).eps / 2 <= steps / 4).all())
+    if field != POSITION:
+        # times have more digits than float32
+        kind = fields[field]
+        fine = fine and not kind.is_scaled and floats_of(kind.dtype or np.uint8) is np.float32
     origin = tuple(float(each) for each in header.mins)
-    return Scan(str(path), header.point_count, origin, "float32" if fine else "float64", field)  # type: ignore[arg-type]
+    return Scan(str(path.resolve()), header.point_count, origin, "float32" if fine else "float64", field)  # type: ignore[arg-type]
 
 
 def _divide(scan: Scan, most_points: int) -> list[tuple[int, int]]:
@@ -196,6 +205,8 @@ def _assemble(scan: Scan, chunks: list[tuple[int, int]], unfinished: Unfinished,
     """The points of the scan with the results of all chunks."""
     import laspy
 
+    from permutohedral.dask.tiles import as_dtype
+
     with (
         laspy.open(scan.path) as reader,
         laspy.open(target, mode="w", header=reader.header, do_compress=target.suffix.lower() == ".laz") as writer,
@@ -207,7 +218,8 @@ def _assemble(scan: Scan, chunks: list[tuple[int, int]], unfinished: Unfinished,
                 for axis, (name, start) in enumerate(zip("xyz", scan.origin, strict=True)):
                     points[name] = smooth[:, axis].astype(np.float64) + start
             else:
-                kind = np.asarray(points[scan.field]).dtype
-                numbers = smooth[:, 0] if kind.kind == "f" else np.rint(smooth[:, 0])
-                points[scan.field] = numbers.astype(kind)
+                points[scan.field] = as_dtype(smooth[:, 0], np.asarray(points[scan.field]).dtype)
             writer.write_points(points)
+        if reader.evlrs:
+            # records behind the points, which the header does not bring
+            writer.write_evlrs(reader.evlrs)

@@ -22,10 +22,12 @@ from permutohedral.nn.bilateral import (
 
 _BILATERAL = BilateralConvolution1d | BilateralConvolution2d | BilateralConvolution3d
 _GRID = nn.Conv1d | nn.Conv2d | nn.Conv3d
+# what is random, or sees the whole batch, while it is trained
+_TRAINED = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 # what sees one sample at a time
 _POINTWISE = (
     *(nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Identity),
-    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+    *_TRAINED,
 )
 
 
@@ -39,7 +41,7 @@ def map_layer(layer: nn.Module, image: Any, axes: str | None = None, margins: Se
         layer: a bilateral layer, `BilateralFilter`, or an `nn.Sequential` of them, of convolutions of stride 1 and
             of what sees one sample at a time; with `margins` any module that keeps the extents. It is not trained:
             put it into evaluation mode first.
-        image: as for `bilateral_filter`; the layer gets `[1, channels, *space]`.
+        image: as for `bilateral_filter`; the layer gets `[1, channels, *space]`, in the dtype of its weights.
         axes: as for `bilateral_filter`.
         margins: how many samples the layer sees on either side, along each axis of space; default: found out.
 
@@ -52,18 +54,22 @@ def map_layer(layer: nn.Module, image: Any, axes: str | None = None, margins: Se
     >>> phd.map_layer(layer, da.ones((1, 60, 50), chunks=(1, 30, 25), dtype="float32"), axes="CYX").shape
     (4, 60, 50)
     """
-    if any(module.training for module in layer.modules() if isinstance(module, (nn.Dropout, nn.BatchNorm2d))):
+    if any(module.training for module in layer.modules() if isinstance(module, _TRAINED)):
         raise InputError("the layer is being trained; call layer.eval() first")
+    if any(module.padding_mode == "circular" for module in layer.modules() if isinstance(module, _GRID)):
+        raise InputError("circular padding takes samples from the other end of the whole, which no tile has")
     names = axes_of(image, axes)
     space = len(names) - names.count("C")
     found = [sum(each) for each in zip(*_margins(layer, space), strict=True)] if margins is None else list(margins)
 
+    dtype = _dtype_of(layer)
+
     def run(values: Tensor, guide: Tensor, origin: tuple[int, ...]) -> Tensor:
         with torch.no_grad():
-            return _apply(layer, values[None], origin)[0]
+            return _apply(layer, values[None].to(dtype), origin)[0]
 
     channels = image.shape[names.index("C")] if "C" in names else 1
-    small = torch.zeros(1, channels, *(2 * margin + 1 for margin in found))
+    small = torch.zeros(1, channels, *(2 * margin + 1 for margin in found), dtype=dtype)
     with torch.no_grad():
         result = _apply(layer, small, (0,) * space)
     if result.shape[2:] != small.shape[2:]:
@@ -82,11 +88,19 @@ def _apply(layer: nn.Module, values: Tensor, origin: tuple[int, ...]) -> Tensor:
     return result
 
 
+def _dtype_of(layer: nn.Module) -> torch.dtype | None:
+    """What the layer computes with, None for the dtype of what it gets: bandwidths alone are of any."""
+    filters = [module for module in layer.modules() if isinstance(module, BilateralFilter)]
+    bandwidths = {id(parameter) for module in filters for parameter in module.parameters()}
+    return next((each.dtype for each in layer.parameters() if id(each) not in bandwidths), None)
+
+
 def _margins(layer: nn.Module, space: int) -> list[list[int]]:
     """What each part of a layer sees, in samples, along each axis."""
     if isinstance(layer, nn.Sequential):
         return [margins for part in layer for margins in _margins(part, space)]
-    if isinstance(layer, _POINTWISE):
+    is_statistical = isinstance(layer, _TRAINED) and getattr(layer, "track_running_stats", True) is False
+    if isinstance(layer, _POINTWISE) and not is_statistical:
         return [[0] * space]
     if isinstance(layer, BilateralFilter) and layer.method in ("separable", "dense"):
         sigmas = numbers_of(layer.sigma_space.detach(), space)

@@ -172,7 +172,7 @@ def map_with_margins(
     arrays = [array.rechunk((*tiles, -1)) for array in arrays]
     dtype, channels = arrays[0].dtype, arrays[0].shape[-1]
     if out_channels is not None:
-        dtype, channels = np.dtype(_floats_of(dtype)), out_channels
+        dtype, channels = np.dtype(floats_of(dtype)), out_channels
         if _CHANNELS not in names and channels != 1:
             raise InputError(f"a result of {channels} channels needs an axis for them: give the image one, named C")
     largest = math.prod(max(chunks) + 2 * margin for chunks, margin in zip(tiles, margins, strict=True))
@@ -237,7 +237,7 @@ def run_on_block(
         dtype: of the result; whole numbers are rounded.
     """
     keep_little()
-    exact = _floats_of(blocks[0].dtype)
+    exact = floats_of(blocks[0].dtype)
     tensors = [_floating(block, exact).movedim(-1, 0) for block in blocks]
     try:
         filtered = run(tensors[0], tensors[-1], origin).movedim(0, -1).numpy()[kept]
@@ -246,7 +246,7 @@ def run_on_block(
     result = np.empty(filtered.shape, dtype)
     # line by line, for which the caches are large enough: new memory costs more than the arithmetic
     for line, numbers in zip(result, filtered, strict=True):
-        line[...] = _rounded(numbers, dtype) if np.issubdtype(dtype, np.integer) else numbers
+        line[...] = as_dtype(numbers, dtype)
     return result
 
 
@@ -257,13 +257,27 @@ def _floating(block: NDArray[Any], dtype: Any) -> Tensor:
     return tensor
 
 
-def _rounded(numbers: NDArray[Any], dtype: Any) -> NDArray[Any]:
-    limits = np.iinfo(dtype)
-    whole: NDArray[Any] = np.rint(numbers)
-    np.clip(whole, limits.min, limits.max, out=whole)
+def as_dtype(numbers: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    """Floating numbers in another dtype; whole ones are rounded, and those out of its range are at its ends.
+
+    >>> as_dtype(np.array([-1.0, 1.6, 2.0**32]), np.uint32).tolist()
+    [0, 2, 4294967295]
+    """
+    if not np.issubdtype(dtype, np.integer):
+        return numbers.astype(dtype)
+    limits, rounded = np.iinfo(dtype), np.rint(numbers)
+    # the largest number may have no equal among the floats, and the next of these is beyond it
+    above = rounded >= limits.max
+    whole = np.where(above, 0, np.maximum(rounded, limits.min)).astype(dtype)
+    whole[above] = limits.max
     return whole
 
 
-def _floats_of(dtype: Any) -> Any:
-    """What numbers of this kind are computed with."""
-    return np.float64 if dtype in (np.float64, np.int64, np.uint64) else np.float32
+def floats_of(dtype: Any) -> Any:
+    """What numbers of this kind are computed with: floats that have them all, as far as there are such.
+
+    >>> floats_of(np.uint16), floats_of(np.uint32)
+    (<class 'numpy.float32'>, <class 'numpy.float64'>)
+    """
+    kind = np.dtype(dtype)
+    return np.float64 if kind.itemsize > (2 if kind.kind in "ui" else 4) else np.float32

@@ -61,7 +61,8 @@ def start_workers(workers: int | None = None, memory: str | int | None = None) -
         n_workers=workers or os.cpu_count(),
         threads_per_worker=1,
         memory_limit="auto" if memory is None else memory,
-        dashboard_address=":0",
+        # for this machine alone: it shows names of files, and whoever asks
+        dashboard_address="127.0.0.1:0",
     )
 
 

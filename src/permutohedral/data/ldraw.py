@@ -11,6 +11,8 @@ import io
 import os
 import re
 import tarfile
+import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -137,7 +139,7 @@ def _read(path: Path) -> Parts:
             positions = torch.from_numpy(arrays["positions"]).float() / 32767
             labels, bases = (torch.from_numpy(arrays[name]).long() for name in ("labels", "bases"))
             return Parts(tuple(map(str, arrays["classes"])), positions, labels, bases)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} holds no parts: {error!r}; delete it, and it is made again") from error
 
 

@@ -26,13 +26,16 @@ from permutohedral.tensors import check_features, check_tensor
 # windows that reach this far, in standard deviations, leave out 1.1, 4.4, 8.9 and 13.5 % of the mass of the Gaussian:
 # what that changes is a tenth to a half of what the lattice does; landmarks come before the last of them
 _REACHES = 3.0, 2.5, 2.2, 2.0
-# how much longer than the lattice another method may take: a third, less what the estimates may be wrong
-_SLOWER = 1.15
+# how much longer than the lattice another method may take: a third, less what the estimates may be wrong; and the last
+# of the windows, which is for noise, where lattices take longer than estimated
+_SLOWER, _LAST_SLOWER = 1.15, 1.6
 
 # of the lattice: for each corner of a point, and for each axis at each lattice point
 _CORNER, _LATTICE_POINT = 9.0, 27.0
 # of the exact method: for each pair, and each of its features and channels; for each pixel besides
 _PAIR, _PAIR_CHANNEL, _PIXEL = 0.32, 0.05, 40.0
+# of narrower windows than the first, whose weights are rough, as a part of that
+_ROUGH = 0.9
 # of landmarks, for four channels: for each pixel, and each landmark there; for each node of the grid, each landmark
 # and each pair of landmarks there
 _GRID_PIXEL, _TERM, _NODE, _NODE_TERM, _NODE_PAIR = 32.0, 1.0, 150.0, 10.0, 0.17
@@ -133,11 +136,12 @@ def choose_for_pixels(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_ra
     channels = image.shape[:-2].numel() // max(math.prod(items), 1)
     sigmas = numbers_of(sigma_space, 2)
     windows = [window_size(sigmas, reach, height, width) for reach in _REACHES]
-    exact = [pixels * (_PIXEL + window * _pair_time(guides, channels)) for window in windows]
+    pair = _pair_time(guides, channels)
+    exact = [pixels * (_PIXEL + size * pair * (_ROUGH if number else 1.0)) for number, size in enumerate(windows)]
     fewest, most = (pixels * _lattice_time(dimension, density) for density in (0.0, dimension + 1.0))
     if exact[0] <= _SLOWER * fewest:
         return Choice("exact", f"about {_in_words(exact[0])}, less than for any lattice")
-    if is_traced() or (exact[-1] > _SLOWER * most and min(sigmas) < _LEAST_SIGMA):
+    if is_traced() or (exact[-1] > _LAST_SLOWER * most and min(sigmas) < _LEAST_SIGMA):
         return Choice("separable", f"a window of {windows[-1]:,} pixels takes longer than the lattice")
     lattice = pixels * _lattice_time(dimension, _lattice_points_per_pixel(guide, sigma_space, sigma_range))
     options = [
@@ -147,7 +151,7 @@ def choose_for_pixels(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_ra
             reach,
         )
         for reach, size, time in zip(_REACHES, windows, exact, strict=True)
-        if time <= _SLOWER * lattice
+        if time <= (_SLOWER if reach > _REACHES[-1] else _LAST_SLOWER) * lattice
     ]
     if options and options[0].reach > _REACHES[-1]:
         return options[0]
@@ -176,7 +180,7 @@ def _with_landmarks(
         return None
     pictures = guide.reshape(-1, guides, height, width)
     found = choose_landmarks(pictures, numbers_of(sigma_range, guides), most)
-    if found is None:
+    if found is None or not found.can_repair(sigmas, height * width):
         return None
     reason = f"{found.colors.shape[0]} colors take no longer than {_in_words(lattice)} for a lattice"
     return Choice("landmarks", reason, landmarks=found, window=window_of(guide, sigma_space, sigma_range))

@@ -26,8 +26,9 @@ from permutohedral.ops import fused_filters
 from permutohedral.ops.fused_primitives import LandmarkTables
 from permutohedral.ops.primitives import accumulation_dtype, window_extents
 
-# colors the landmarks are chosen from, and how far apart those are, in standard deviations
-_SAMPLES, _SPACING = 8192, 0.6
+# colors the landmarks are chosen from, of many pictures at least so many of each; and how far apart those are, in
+# standard deviations
+_SAMPLES, _SAMPLES_OF_AN_ITEM, _SPACING = 8192, 1024, 0.6
 # what w(a, a) should lack at most at these colors, and what it may lack if there are no more landmarks
 _TOLERANCE, _MOST_LACKING = 0.1, 0.35
 # so many terms take no longer than one, so that they are all used unless even less is left
@@ -40,8 +41,8 @@ MOST_GUIDES = 3
 _CELL, _LARGEST_CELL = 0.75, 16
 # the pixels of a cell give to its nodes from the middles of so many parts along each axis
 _PARTS = 2
-# a table of so many small cubes is faster than sorting
-_MOST_CUBES = 1 << 18
+# a table of so many small cubes is faster than sorting; else their coordinates are the digits of one number
+_MOST_CUBES, _SHIFTS = 1 << 18, np.array([0, 20, 40])
 # colors farther than this from their mean, in standard deviations, would lose digits in squares
 _WIDEST = 100.0
 # pixels with less than this part of the mass that equal colors would have are summed again, over a window
@@ -61,10 +62,16 @@ class Landmarks:
     Attributes:
         colors: `[landmarks, guide channels]`, in standard deviations.
         mixture: `[landmarks, landmarks]`, the inverse of the Gaussian between them.
+        unseen: about which share of the pixels has a color far from all of them.
     """
 
     colors: Tensor
     mixture: Tensor
+    unseen: float = 0.0
+
+    def can_repair(self, sigma: Sequence[float], pixels: int) -> bool:
+        """Whether the pixels of a picture that are far from all landmarks are no more than are summed over windows."""
+        return self.unseen * pixels <= _rare((sigma[0], sigma[1]), pixels)[1]
 
 
 def cell_size(sigma: float) -> int:
@@ -87,12 +94,12 @@ def choose_landmarks(guide: Tensor, sigma: Sequence[float], most: int) -> Landma
     >>> choose_landmarks(torch.zeros(1, 3, 4, 5), [0.1, 0.1, 0.1], most=9).colors.tolist()
     [[0.0, 0.0, 0.0]]
     """
-    colors = _sample(guide) / np.array(sigma)
+    sampled = _sample(guide) / np.array(sigma)
     with np.errstate(invalid="ignore"):
-        if not np.isfinite(colors.sum()):
+        if not np.isfinite(sampled.sum()):
             # refused later on, with a reason
             return None
-    colors = _thin_out(colors)
+    colors = _thin_out(sampled)
     # a block takes as long as a part of it
     most = most // _BLOCK * _BLOCK if most > _BLOCK else most
     if colors.shape[0] * _LEAST_SHARE > most or colors.shape[0] == 0:
@@ -107,19 +114,20 @@ def choose_landmarks(guide: Tensor, sigma: Sequence[float], most: int) -> Landma
     kernel = np.exp(-0.5 * ((taken[:, None] - taken) ** 2).sum(-1))
     mixture = np.linalg.inv(kernel + 1e-5 * np.eye(chosen.size))
     dtype = accumulation_dtype(guide.dtype)
-    return Landmarks(*(torch.from_numpy(array).to(guide.device, dtype) for array in (taken, mixture)))
+    on_device = [torch.from_numpy(array).to(guide.device, dtype) for array in (taken, mixture)]
+    return Landmarks(on_device[0], on_device[1], _share_of_lonely(taken, sampled))
 
 
 def _sample(guide: Tensor) -> NDArray[np.float64]:
-    """`[colors, guide channels]`, out of pixels all over the pictures."""
-    channels, height, width = guide.shape[1:]
-    pixels = height * width
-    along = min(_SAMPLES, pixels)
+    """`[colors, guide channels]`, out of pixels all over all of the pictures."""
+    items, _, height, width = guide.shape
+    pixels = items * height * width
+    along = min(max(_SAMPLES, items * _SAMPLES_OF_AN_ITEM), pixels)
     # places at random, one in each of equal parts, against patterns in the picture
-    places = ((np.arange(along) + np.random.default_rng(0).random(along)) * (pixels / along)).astype(np.int64)
-    indices = torch.from_numpy(places.clip(max=pixels - 1)).to(guide.device)
-    taken = guide.detach()[: _SAMPLES // along].flatten(2)[:, :, indices]
-    colors: NDArray[np.float64] = taken.mT.reshape(-1, channels).cpu().double().numpy()
+    places = ((np.arange(along) + np.random.default_rng(0).random(along)) * (pixels / max(along, 1))).astype(np.int64)
+    places = places.clip(max=pixels - 1)
+    item, pixel = (torch.from_numpy(part).to(guide.device) for part in np.divmod(places, max(height * width, 1)))
+    colors: NDArray[np.float64] = guide.detach().flatten(2)[item, :, pixel].cpu().double().numpy()
     return colors
 
 
@@ -129,7 +137,9 @@ def _thin_out(colors: NDArray[np.float64]) -> NDArray[np.float64]:
     cubes -= cubes.min(axis=0, initial=0)
     along = cubes.max(axis=0, initial=0) + 1
     if along.prod(dtype=np.float64) > _MOST_CUBES:
-        return colors[np.unique(cubes, axis=0, return_index=True)[1]]
+        # numbers are sorted faster than rows; where two cubes share one, a color is lost
+        numbers = (cubes << _SHIFTS[: cubes.shape[1]]).sum(1)
+        return colors[np.unique(numbers, return_index=True)[1]]
     found = np.full(along.prod(), -1)
     # of several in one cube the last stays
     found[np.ravel_multi_index(tuple(cubes.T), tuple(along))] = np.arange(len(colors))
@@ -151,6 +161,18 @@ def _pivots(colors: NDArray[np.float64], most: int) -> NDArray[np.int64] | None:
         left -= row * row
         chosen.append(pivot)
     return np.array(chosen, dtype=np.int64)
+
+
+def _share_of_lonely(landmarks: NDArray[np.float64], sampled: NDArray[np.float64]) -> float:
+    """The share of the samples that only the landmark they became stands for.
+
+    As many of the other pixels, in proportion, have colors that no landmark stands for (Good and Turing).
+    """
+    middle = landmarks.mean(axis=0)
+    landmarks, sampled = landmarks - middle, sampled - middle
+    squares = (landmarks**2).sum(axis=1)[:, None] + (sampled**2).sum(axis=1) - 2 * landmarks @ sampled.T
+    near = squares < -2 * math.log(1 - _MOST_LACKING)
+    return float((near.sum(axis=1) <= 1).sum()) / len(sampled)
 
 
 def _neighbors_in_blocks(colors: NDArray[np.float64]) -> NDArray[np.int64]:

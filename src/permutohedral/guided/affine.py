@@ -43,14 +43,14 @@ def affine_model(joint: Joint, rows: Tensor, weights: Tensor, guide: Tensor, rid
     gathered = joint.gather(moments) + _PRIOR * joint.gain * _means_of_items(joint, moments)
     sizes = [1, number, channels, number * number, number * channels]
     _, about, values, squares, products = (gathered / gathered[:, :1]).split(sizes, dim=1)
-    variance = squares.view(-1, number, number) - about[:, :, None] * about[:, None, :]
-    covariance = products.view(-1, number, channels) - about[:, :, None] * values[:, None, :]
+    variance = squares.view(len(squares), number, number) - about[:, :, None] * about[:, None, :]
+    covariance = products.view(len(products), number, channels) - about[:, :, None] * values[:, None, :]
     variance = variance + ridge * torch.eye(number, dtype=rows.dtype, device=rows.device)
     slope = covariance / variance if number == 1 else torch.linalg.solve(variance, covariance)
     intercept = values - (slope * about[:, :, None]).sum(dim=1)
     target = joint.lattice.target
     model = operators.slice(torch.cat([slope.flatten(1), intercept], dim=1), target.vertices, target.barycentric)
-    slopes = model[:, : number * channels].view(-1, number, channels)
+    slopes = model[:, : number * channels].view(len(model), number, channels)
     return (slopes * (guide - center)[:, :, None]).sum(dim=1) + model[:, number * channels :] + offset
 
 

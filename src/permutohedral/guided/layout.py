@@ -42,17 +42,16 @@ class Layout:
 
     def to_rows(self, maps: Tensor) -> Tensor:
         """`[..., channels, *space]` to `[rows, channels of a row]`."""
-        items = math.prod(self.leading)
-        flat = maps.reshape(items, self.channels, -1)
+        items, samples = math.prod(self.leading), math.prod(maps.shape[len(self.leading) + 1 :])
         if self.shared:
-            return flat.reshape(items * self.channels, -1).T
-        return flat.transpose(1, 2).reshape(-1, self.channels)
+            return maps.reshape(items * self.channels, samples).T
+        return maps.reshape(items, self.channels, samples).transpose(1, 2).reshape(items * samples, self.channels)
 
     def from_rows(self, rows: Tensor, space: tuple[int, ...]) -> Tensor:
         """The opposite, without a copy: the channels are the fastest axis in memory."""
         if self.shared:
             return rows.T.reshape(*self.leading, self.channels, *space)
-        maps = rows.reshape(math.prod(self.leading), -1, self.channels).transpose(1, 2)
+        maps = rows.reshape(math.prod(self.leading), math.prod(space), self.channels).transpose(1, 2)
         return maps.reshape(*self.leading, self.channels, *space)
 
 

@@ -104,6 +104,8 @@ class Upsampler:
             return self._solve(coarse, confidence, steps, smoothness)
         dtype = self._joint.lattice.dtype
         maps, weights = known_values(coarse.to(dtype), confidence, axes)
+        # of no items none counts less than another
+        weights = weights if maps.numel() else None
         channels_last = coarse.stride(-axes - 1) == 1 and not coarse.is_contiguous()
         if layout.shared and layout.leading and weights is not None:
             # each item knows something else

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from http.cookies import SimpleCookie
 from urllib.parse import parse_qs
 
+from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -16,7 +16,7 @@ def new_token() -> str:
 
 
 class TokenRequired:
-    """Refuses what has the token neither in its address nor, after the first page, in a cookie.
+    """Refuses what has the token neither in its address nor, from pages of this server, in a cookie.
 
     Args:
         app: what is protected, sockets included.
@@ -33,9 +33,10 @@ class TokenRequired:
             return
         headers = dict(scope["headers"])
         asked = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        kept = SimpleCookie(headers.get(b"cookie", b"").decode("latin-1")).get(self._cookie)
+        # servers at other ports of this machine may have set cookies of any form, which a stricter parser stops at
+        kept = cookie_parser(headers.get(b"cookie", b"").decode("latin-1")).get(self._cookie, "")
         in_address = self._is_right(asked)
-        if not in_address and (kept is None or not self._is_right(kept.value)):
+        if not in_address and not (self._is_right(kept) and _is_own_page(headers)):
             await self._refuse(scope, receive, send)
             return
 
@@ -56,3 +57,9 @@ class TokenRequired:
             return
         told = "This page needs the token in its address: open the whole address that the command has printed.\n"
         await PlainTextResponse(told, 403)(scope, receive, send)
+
+
+def _is_own_page(headers: dict[bytes, bytes]) -> bool:
+    """Whether no page of another server asks: the browser sends the cookie for those of other ports as well."""
+    origin = headers.get(b"origin")
+    return origin is None or origin.partition(b"://")[2] == headers.get(b"host")

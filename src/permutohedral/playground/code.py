@@ -29,7 +29,8 @@ _FILES = "from permutohedral.pictures.files import read_picture, write_picture"
 
 
 def _path(name: str) -> str:
-    return f'Path("{name}")' if '"' not in name and "\\" not in name else f"Path({name!r})"
+    plain = name.isprintable() and '"' not in name and "\\" not in name
+    return f'Path("{name}")' if plain else f"Path({name!r})"
 
 
 def _command(*words: object, **options: object) -> str:

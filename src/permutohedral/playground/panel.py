@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nicegui import ui
 
 from permutohedral.playground.code import Code
 from permutohedral.playground.components import Progress, Tab
+from permutohedral.playground.runner import Stage
 from permutohedral.playground.session import Session
 
 if TYPE_CHECKING:
@@ -36,6 +39,8 @@ class Panel:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.number = 0
+        # results of requests before this one are not shown
+        self._oldest = 0
         self._stale, self._open, self._code_is_old = True, False, False
         # whether something is computed and how much of it is done, as the page shows it
         self._shown_progress: tuple[bool, float | None] = False, None
@@ -81,9 +86,24 @@ class Panel:
         self._root.set_open(False)
         self._open = False
 
+    def submit(self, stages: Sequence[Stage]) -> None:
+        """Compute these next; none of them if what they are of is dropped meanwhile."""
+        shown = [replace(stage, show=partial(self._show_wanted, self.number, stage.show)) for stage in stages]
+        self.session.submit(shown)
+
+    def drop(self) -> None:
+        """Show nothing of what was asked for until now: it is of another photo, or of strokes that are gone."""
+        self._oldest = self.number + 1
+        self.session.submit([])
+
+    def _show_wanted(self, number: int, show: Callable[[Any], None], found: Any) -> None:
+        if number >= self._oldest:
+            show(found)
+
     def forget(self) -> None:
         """Another photo was loaded: compute anew when the tab is opened."""
         self._stale = True
+        self.drop()
         self.take_photo()
 
     def refresh(self) -> None:

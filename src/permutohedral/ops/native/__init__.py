@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
@@ -18,6 +17,7 @@ from torch.utils.dlpack import from_dlpack
 from permutohedral.errors import BackendUnavailable
 from permutohedral.neighborhood import axis_offsets, blur_gain
 from permutohedral.ops.fused_primitives import FilterTables, KeptOfFilter, LandmarkTables, PairwiseTables
+from permutohedral.ops.native.one_thread import ones, sum_rows
 from permutohedral.ops.native.sums import mix_rows as mix_rows
 from permutohedral.ops.native.sums import sum_cells as sum_cells
 from permutohedral.ops.native_limits import check_dimension, limit_kept_memory, refusing_too_many
@@ -302,7 +302,7 @@ def filter_learned(
     corners = tables.vertices, tables.barycentric, tables.num_lattice_points
     lattice_values, density = splat(values, *corners), None
     if tables.by_density:
-        density = splat(_ones(points, dtype), *corners)[:, 0]
+        density = splat(ones(points, dtype), *corners)[:, 0]
         wide = lattice_values.to(dtype)
         _core(dtype).divide_rows(wide, density, _threads(wide.numel()))
         lattice_values = wide.to(values.dtype)
@@ -318,7 +318,7 @@ def filter_learned(
 def differentiate_learned(
     gradient: Tensor, weight: Tensor, kept: KeptOfFilter, tables: FilterTables, wanted: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    to_bias = gradient.sum(dim=0) if wanted[2] else None
+    to_bias = sum_rows(_plain(gradient)) if wanted[2] else None
     if not (wanted[0] or wanted[1]):
         return None, None, to_bias
     (lattice_values, density), groups = kept, tables.groups
@@ -335,11 +335,6 @@ def differentiate_learned(
         _core(density.dtype).divide_rows(wide, density, _threads(wide.numel()))
         at_sources = wide.to(gradient.dtype)
     return slice(at_sources, tables.vertices, tables.barycentric), to_weight, to_bias
-
-
-def _ones(points: int, dtype: torch.dtype) -> Tensor:
-    """`[points, 1]`, filled on this thread: those of torch wait for each other without sleep."""
-    return torch.from_numpy(np.ones((points, 1), np.float64 if dtype == torch.float64 else np.float32))
 
 
 def picture_features(

@@ -114,7 +114,7 @@ class DenoisePanel(Panel):
         stages = [Stage(prepare, show_noisy), Stage(full, show_full, self.session.rest_before(kind))]
         if self.session.is_slow(kind):
             stages.insert(1, Stage(preview, show_preview))
-        self.session.submit(stages)
+        self.submit(stages)
 
 
 def _encode(picture: Picture, result: Result | None) -> bytes:

@@ -107,7 +107,7 @@ class FilterPanel(Panel):
         stages = [Stage(full, show_full, self.session.rest_before(kind)), Stage(estimate, show_error, REST)]
         if self.session.is_slow(kind):
             stages.insert(0, Stage(preview, show_preview))
-        self.session.submit(stages)
+        self.submit(stages)
 
     def _choose_edges(self) -> None:
         self._upload.classes(**{"remove" if self._edges.value else "add": "hidden"})

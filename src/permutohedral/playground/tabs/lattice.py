@@ -62,7 +62,7 @@ class LatticePanel(Panel):
             weights = " + ".join(f"{weight:.2f}" for weight in found["weights"])
             self.tell(cost, f"weights <b>{weights}</b>", f"farthest from the Gaussian <b>{found['worst']:.2f}</b> of 1")
 
-        self.session.submit([Stage(describe, show)])
+        self.submit([Stage(describe, show)])
 
     def _place(self, x: float, y: float) -> None:
         self._settings = replace(self._settings, x=float(x), y=float(y))

@@ -90,6 +90,7 @@ class SegmentPanel(Panel):
         assert photo is not None
         kind = (photo.num_pixels, "segment")
         if len({stroke.label for stroke in strokes}) < 2:
+            self.drop()
             self.put("after", None, "before", number)
             self.tell(None, "draw over two regions or more, each with a brush of its own")
             return
@@ -125,7 +126,7 @@ class SegmentPanel(Panel):
         stages = [Stage(full, show_full, self.session.rest_before(kind))]
         if self.session.is_slow(kind):
             stages.insert(0, Stage(preview, show_preview))
-        self.session.submit(stages)
+        self.submit(stages)
 
     def _choose(self, number: int) -> None:
         self._brush = number

@@ -111,7 +111,7 @@ class UpsamplePanel(Panel):
             Stage(partial(full, mode), partial(show_full, mode), self.session.rest_before((photo.num_pixels, mode)))
             for mode in MODES
         ]
-        self.session.submit([Stage(prepare, show_coarse), *stages])
+        self.submit([Stage(prepare, show_coarse), *stages])
 
     def _show(self, mode: str, found: Upsampled, number: int) -> None:
         self.put(mode, found.result.layer, "full", number)

@@ -234,7 +234,7 @@ def normalize_items(values: Tensor, weight: Tensor, bias: Tensor, norm: ItemsNor
     summed = values, order, rows.starts, sums
     _bind(sum_values_kernel, *configuration)(grid, summed, ())
     _bind(sum_squares_kernel, *configuration, WIDTH=width)(grid, summed, ())
-    tensors = values, weight, bias, order, rows.starts, sums, statistics, output
+    tensors = values, weight.contiguous(), bias.contiguous(), order, rows.starts, sums, statistics, output
     bound = _bind(normalize_items_kernel, *configuration, WIDTH=width, EPS=norm.eps, RELU=norm.relu)
     bound(grid, tensors, ())
     return output, statistics
@@ -251,7 +251,7 @@ def differentiate_items_norm(
     output = torch.empty_like(values)
     order = rows.starts if rows.order is None else rows.order
     configuration, grid = (rows.order is not None, channels, chunks), (items, chunks, 1)
-    summed = gradient, values, *affine, order, rows.starts, statistics, sums
+    summed = gradient, values, *(each.contiguous() for each in affine), order, rows.starts, statistics, sums
     _bind(sum_gradients_kernel, *configuration, RELU=norm.relu)(grid, summed, ())
     _bind(differentiate_norm_kernel, *configuration, WIDTH=width, RELU=norm.relu)(grid, (*summed, output), ())
     to_bias, to_weight = sums.sum(dim=(1, 2)).to(affine[0].dtype)

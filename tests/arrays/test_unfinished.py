@@ -1,0 +1,77 @@
+"""Stores that are being written: whatever interrupts it, what was done is not lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from permutohedral.arrays.unfinished import Unfinished
+
+SETTINGS = {"sigma": 1.0}
+
+
+def begin(target: Path) -> Unfinished:
+    """A store of one tile, which is written."""
+    begun = Unfinished(target)
+    assert begun.begin(SETTINGS, resume=False) is None
+    begun.note(SETTINGS, [8])
+    with begun.writing((0,)):
+        (begun.folder / "data").write_text("new")
+    return begun
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("replaces", [False, True])
+def test_an_interruption_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, replaces: bool
+) -> None:
+    """The store is whole, or can be taken up."""
+    target = tmp_path / "out.zarr"
+    if replaces:
+        target.mkdir()
+        (target / "data").write_text("old")
+    begun, calls = begin(target), 0
+
+    def interrupt(module: Any, name: str) -> None:
+        real = getattr(module, name)
+
+        def run(*arguments: object) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == number:
+                raise KeyboardInterrupt
+            real(*arguments)
+
+        monkeypatch.setattr(module, name, run)
+
+    interrupt(os, "rename")
+    interrupt(shutil, "rmtree")
+    with suppress(KeyboardInterrupt):
+        begun.finish()
+    monkeypatch.undo()
+    if begun.folder.exists():
+        assert begun.begin(SETTINGS, resume=True) == [8]
+        assert begun.is_done((0,))
+        begun.finish()
+    assert (target / "data").read_text() == "new"
+    assert not begun.folder.exists()
+
+
+def test_settings_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = Unfinished(tmp_path / "out.zarr")
+    begun.begin(SETTINGS, resume=False)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        begun.note(SETTINGS, [8])
+    monkeypatch.undo()
+    # nothing to take up: it begins anew
+    assert begun.begin(SETTINGS, resume=True) is None

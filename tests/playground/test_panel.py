@@ -1,0 +1,53 @@
+"""What a tab shows of its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+pytest.importorskip("nicegui", reason="NiceGUI is not installed")
+
+from permutohedral.playground.panel import Panel
+from permutohedral.playground.runner import Stage
+
+
+class LateSession:
+    """Computes when it is told to, though newer requests have come."""
+
+    def __init__(self) -> None:
+        self.requests: list[Sequence[Stage]] = []
+
+    def submit(self, stages: Sequence[Stage]) -> None:
+        self.requests.append(stages)
+
+    def finish(self) -> None:
+        for stages in self.requests:
+            for stage in stages:
+                stage.show(stage.compute(lambda: None))
+
+
+class Bare(Panel):
+    """Without a page."""
+
+    def __init__(self, session: Any) -> None:
+        self.session, self.number, self._oldest = session, 0, 0
+
+    def ask(self, shown: list[int]) -> None:
+        self.number += 1
+        number = self.number
+        self.submit([Stage(lambda check: number, shown.append)])
+
+
+def test_results_are_shown_late_but_not_of_what_was_dropped() -> None:
+    """While a slider moves older results are shown, but none over another photo."""
+    session, shown = LateSession(), list[int]()
+    panel = Bare(session)
+    panel.ask(shown)
+    panel.ask(shown)
+    panel.drop()
+    panel.ask(shown)
+    panel.ask(shown)
+    session.finish()
+    assert shown == [3, 4]
