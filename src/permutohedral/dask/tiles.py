@@ -265,7 +265,12 @@ def as_dtype(numbers: NDArray[Any], dtype: Any) -> NDArray[Any]:
     """
     if not np.issubdtype(dtype, np.integer):
         return numbers.astype(dtype)
-    limits, rounded = np.iinfo(dtype), np.rint(numbers)
+    limits = np.iinfo(dtype)
+    rounded: NDArray[Any] = np.rint(numbers)
+    if np.dtype(dtype).itemsize <= 2:
+        # all of them have equals among the floats
+        np.clip(rounded, limits.min, limits.max, out=rounded)
+        return rounded.astype(dtype)
     # the largest number may have no equal among the floats, and the next of these is beyond it
     above = rounded >= limits.max
     whole = np.where(above, 0, np.maximum(rounded, limits.min)).astype(dtype)
