@@ -19,8 +19,6 @@ _CALM_SHARE = 0.7
 _PACKAGE_BYTES = 300 << 20
 # a lattice has about one point for so many samples, or fewer; for as many points as samples there is still room
 _SAMPLES_PER_LATTICE_POINT = 3
-# what the core may keep of it between tasks: with the package and a task, less than what Dask finds too much
-_KEPT_SHARE = 0.25
 # tables beyond this are not kept in one piece, and filters take longer
 _LARGEST_TABLES = 1 << 28
 
@@ -67,10 +65,10 @@ def start_workers(workers: int | None = None, memory: str | int | None = None) -
 
 
 def keep_little() -> None:
-    """In a worker, let the core keep no more freed memory than a part of the worker's limit; no change elsewhere."""
+    """In a worker, let the core keep no more freed memory than tasks may take; no change elsewhere."""
     limit = _limit_here()
     if limit is not None and os.environ.get(KEPT_MEMORY_VARIABLE) is None and find_spec("permutohedral._native"):
-        limit_kept_memory(str(int(_KEPT_SHARE * limit) >> 20))
+        limit_kept_memory(str(_for_tasks(limit) >> 20))
 
 
 def _limit_here() -> int | None:
