@@ -399,13 +399,18 @@ void sum_neighbors(Array<const T, 2> values, Array<const T, 2> features, Array<c
                                matrix_of(out), threads);
 }
 
+// The axes of `pictures` are [count, channels, *space], or [count, *space, channels].
 template <class T>
-void features_of_pictures(Array<const T, 4> pictures, double sigma_space, double sigma_range, Array<T, 2> features,
-                          int threads) {
+void features_of_pictures(nb::ndarray<const T, nb::c_contig, nb::device::cpu> pictures, bool channels_last,
+                          std::vector<int64_t> origin, std::vector<T> sigma_space, std::vector<T> sigma_range,
+                          Array<T, 2> features, int threads) {
     nb::gil_scoped_release release;
-    const Pictures<T> given{pictures.data(), int64_t(pictures.shape(0)), int64_t(pictures.shape(1)),
-                            int64_t(pictures.shape(2)), int64_t(pictures.shape(3))};
-    picture_features(given, T(sigma_space), T(sigma_range), features.data(), threads);
+    Pictures<T> given{pictures.data(), channels_last, int64_t(pictures.shape(0)), int64_t(sigma_range.size()), {}, {}};
+    for (size_t axis = 0; axis < origin.size(); ++axis) {
+        given.space.push_back(int64_t(pictures.shape(axis + (channels_last ? 1 : 2))));
+    }
+    given.origin = std::move(origin);
+    picture_features(given, sigma_space, sigma_range, features.data(), threads);
 }
 
 template <class T>

@@ -16,8 +16,8 @@ constexpr int64_t bits_per_column = 6;
 // upper bound, per coordinate, of what a table stores beside its keys: the packing, and padding
 constexpr int64_t header_bytes = 80;
 // From this many corners per lattice point on, vertices are usually numbered by cells, in a grid with about this many
-// cells per lattice point.
-constexpr int64_t shared_corners = 24, cells_per_lattice_point = 32;
+// cells per lattice point, and less for small pictures.
+constexpr int64_t shared_corners = 24, cells_per_lattice_point = 512;
 // allocations are rounded up to huge pages
 constexpr int64_t page_bytes = int64_t{1} << 22;
 
@@ -36,8 +36,7 @@ int64_t count_scratch(const MemoryRequest& request, int64_t num_corners, int64_t
     if (request.dimension <= max_grid_dimension && num_corners >= shared_corners * request.num_lattice_points) {
         const int64_t most = cells_per_corner * num_corners;
         const int64_t cells = std::min(cells_per_lattice_point * request.num_lattice_points, most);
-        // one byte of marks per cell and copy
-        return int64_t(sizeof(CellGroup)) * cells / group_cells + std::min(cells * request.threads, most);
+        return int64_t(sizeof(CellGroup)) * cells / group_cells;
     }
     const int64_t listed = request.ordered ? request.num_lattice_points
                                            : count_listed_keys(double(request.num_points), double(num_corners),

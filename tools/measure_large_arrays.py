@@ -16,10 +16,12 @@ import os
 import re
 import shutil
 import signal
+import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ from permutohedral.reporting.provenance import find_commit, find_processor
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "large-arrays"
 WORKERS = 2
+REPEATS = 3
 
 
 def usage(dask_worker: Any = None) -> dict[str, float]:
@@ -48,17 +51,29 @@ def usage(dask_worker: Any = None) -> dict[str, float]:
     return {"processor": time.process_time(), "largest_mib": int(largest) / 1024, "spilled": float(spilled)}
 
 
-def on_workers(memory: str, work: Callable[[Any], None]) -> dict[str, Any]:
+def load() -> None:
+    """What a worker loads once is not measured."""
+    for name in (
+        "zarr",
+        "numcodecs.blosc",
+        "permutohedral.functional",
+        "permutohedral.dask",
+        "permutohedral.arrays.bilateral",
+    ):
+        import_module(name)
+
+
+def on_workers(memory: str, work: Callable[[Any], None], workers: int = WORKERS) -> dict[str, Any]:
     """Run `work(client)` on workers of so much memory each, and tell what it took."""
-    with start_workers(WORKERS, memory) as client:
-        client.run(lambda: __import__("permutohedral.functional"))
+    with start_workers(workers, memory) as client:
+        client.run(load)
         before = sum(each["processor"] for each in client.run(usage).values())
         started = time.perf_counter()
         work(client)
         seconds = time.perf_counter() - started
         found = list(client.run(usage).values())
     return {
-        "workers": WORKERS,
+        "workers": workers,
         "memory_limit": memory,
         "seconds": round(seconds, 2),
         "processor_seconds": round(sum(each["processor"] for each in found) - before, 2),
@@ -199,10 +214,8 @@ def kill_one(client: Any) -> None:
     os.kill(found[0], signal.SIGKILL)
 
 
-def measure_points(folder: Path, scale: float) -> dict[str, Any]:
-    """Points in strips, as an aircraft flies: smoothed heights, with three features and one channel."""
-    count, chunk = round(200_000_000 * scale), 2_000_000
-    count = max(count - count % chunk, chunk)
+def make_points(folder: Path, count: int, chunk: int) -> tuple[Any, Any]:
+    """Points in strips, as an aircraft flies: three features and one channel, in chunks."""
     features = zarr.create_array(
         str(folder / "features.zarr"), shape=(count, 3), chunks=(chunk, 3), dtype="float32", compressors=None
     )
@@ -211,11 +224,20 @@ def measure_points(folder: Path, scale: float) -> dict[str, Any]:
     )
     for first in range(0, count, chunk):
         draw = np.random.default_rng(first)
-        # a strip of 40 by 250 standard deviations, some ten points to a lattice point
-        places = draw.random((chunk, 3), dtype=np.float32) * np.array([40, 250, 6], np.float32)
-        places[:, 0] += np.float32(40 * (first // chunk))
-        features[first : first + chunk] = places
-        values[first : first + chunk] = places[:, 2:] + draw.standard_normal((chunk, 1), dtype=np.float32)
+        size = min(chunk, count - first)
+        # a strip of 40 by 250 standard deviations of two million points, some ten to a lattice point
+        places = draw.random((size, 3), dtype=np.float32) * np.array([40 * chunk / 2e6, 250, 6], np.float32)
+        places[:, 0] += np.float32(40 * (first // chunk) * chunk / 2e6)
+        features[first : first + size] = places
+        values[first : first + size] = places[:, 2:] + draw.standard_normal((size, 1), dtype=np.float32)
+    return features, values
+
+
+def measure_points(folder: Path, scale: float) -> dict[str, Any]:
+    """Smoothed heights of points in strips."""
+    count, chunk = round(200_000_000 * scale), 2_000_000
+    count = max(count - count % chunk, chunk)
+    features, values = make_points(folder, count, chunk)
     target = folder / "smooth.zarr"
 
     def work(client: Any) -> None:
@@ -240,7 +262,10 @@ def measure_picture(folder: Path, scale: float) -> dict[str, Any]:
 
 
 def measure_simpleitk(folder: Path, scale: float) -> dict[str, Any]:
-    """SimpleITK's bilateral filter beside ours, one thread each, on one small volume; errors without the borders."""
+    """SimpleITK's bilateral filter beside ours, one thread each, in turn on the same volumes, each of them new.
+
+    Medians of processor time; the first call of either is not counted. Differences are without the borders.
+    """
     import SimpleITK
     import torch
 
@@ -248,25 +273,62 @@ def measure_simpleitk(folder: Path, scale: float) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     SimpleITK.ProcessObject.SetGlobalDefaultNumberOfThreads(1)
+
+    def ours(volume: Any, sigma: float) -> Any:
+        return ph.bilateral_filter(torch.from_numpy(volume)[None], sigma, 0.2, spatial_axes=3)[0].numpy()
+
+    def theirs(volume: Any, sigma: float) -> Any:
+        image = SimpleITK.Bilateral(SimpleITK.GetImageFromArray(volume), sigma, 0.2, 100)
+        return SimpleITK.GetArrayFromImage(image)
+
     rows = []
-    for sigma, theirs_side in ((2.0, 48), (4.0, 32)):
-        volume = scene((160, 160, 160), (0, 0, 0), seed=0).astype(np.float32) / 255
-        started = time.process_time()
-        ph.bilateral_filter(torch.from_numpy(volume)[None], sigma, 0.2, spatial_axes=3)
-        ours = volume.size / (time.process_time() - started)
-        part = volume[:theirs_side, :theirs_side, :theirs_side]
-        started = time.process_time()
-        filtered = SimpleITK.Bilateral(SimpleITK.GetImageFromArray(part), sigma, 0.2, 100)
-        theirs = part.size / (time.process_time() - started)
-        margin = theirs_side // 4
-        inner = (slice(margin, -margin),) * 3
-        exact = SimpleITK.GetArrayFromImage(filtered)[inner]
-        found = ph.bilateral_filter(torch.from_numpy(part)[None], sigma, 0.2, spatial_axes=3)[0].numpy()[inner]
-        difference = float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
-        row = {"sigma_space": sigma, "sigma_range": 0.2, "ours_per_second": round(ours), "their_side": theirs_side}
-        row |= {"theirs_per_second": round(theirs), "ratio": round(ours / theirs, 1), "relative_difference": difference}
-        rows.append(row)
+    for sigma, full_side in ((2.0, 96), (4.0, 64)):
+        side = max(round(full_side * scale ** (1 / 3)), 16)
+        seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
+        small = scene((16,) * 3, (0,) * 3, seed=0).astype(np.float32) / 255
+        ours(small, sigma)
+        theirs(small, sigma)
+        for repeat in range(REPEATS):
+            volume = scene((side,) * 3, (0,) * 3, seed=repeat).astype(np.float32) / 255
+            found = {}
+            for name, function in (("ours", ours), ("theirs", theirs)):
+                started = time.process_time()
+                found[name] = function(volume, sigma)
+                seconds[name].append(time.process_time() - started)
+        inner = (slice(side // 4, -(side // 4)),) * 3
+        difference = found["ours"][inner] - found["theirs"][inner]
+        relative = float(np.linalg.norm(difference) / np.linalg.norm(found["theirs"][inner]))
+        rates = {name: side**3 / statistics.median(each) for name, each in seconds.items()}
+        ratios = [there / here for here, there in zip(*seconds.values(), strict=True)]
+        row = {"sigma_space": sigma, "sigma_range": 0.2, "side": side, "repeats": REPEATS}
+        row |= {f"{name}_per_second": round(rate) for name, rate in rates.items()}
+        row |= {"ratio": round(statistics.median(ratios), 1), "ratios": [round(ratio, 1) for ratio in ratios]}
+        rows.append({**row, "relative_difference": relative})
     return {"rows": rows, "version": SimpleITK.Version_VersionString()}
+
+
+def measure_workers(folder: Path, scale: float) -> dict[str, Any]:
+    """The checksums of a volume and of points on one, two and four workers."""
+    side = 16 * max(round(256 * scale ** (1 / 3) / 16), 1)
+    make_grid(folder / "in.zarr", (side,) * 3, 1, 64)
+    count, chunk = max(round(8_000_000 * scale), 80_000), max(round(200_000 * scale), 2_000)
+    features, values = make_points(folder, count, chunk)
+    rows = []
+    for workers in (1, 2, 4):
+        tiling = prepare(folder / "in.zarr", folder / f"{workers}.zarr", (2.0, 0.2), "1GiB")
+
+        def work(client: Any, tiling: Tiling = tiling, workers: int = workers) -> None:
+            run_tiles(tiling, client)
+            gaussian_filter(da.from_zarr(values), da.from_zarr(features)).to_zarr(
+                str(folder / f"{workers}_points.zarr"), compressors=None
+            )
+
+        row = on_workers("1GiB", work, workers)
+        row["volume"] = checksum(zarr.open_array(str(Unfinished(folder / f"{workers}.zarr").folder), mode="r"))
+        row["points"] = checksum(zarr.open_array(str(folder / f"{workers}_points.zarr"), mode="r"))
+        rows.append(row)
+    same = all(row[name] == rows[0][name] for row in rows for name in ("volume", "points"))
+    return {"side": side, "points": count, "rows": rows, "same_checksums": same}
 
 
 MEASUREMENTS: dict[str, Callable[[Path, float], dict[str, Any]]] = {
@@ -274,6 +336,7 @@ MEASUREMENTS: dict[str, Callable[[Path, float], dict[str, Any]]] = {
     "volume": measure_volume,
     "picture": measure_picture,
     "kills": measure_kills,
+    "workers": measure_workers,
     "simpleitk": measure_simpleitk,
 }
 

@@ -319,6 +319,14 @@ def large_arrays_kills() -> str:
     return f"{told}, {found['time_ratio']:.2f} times as long, with {same}. {_commands({'kills': found})}"
 
 
+def large_arrays_workers() -> str:
+    """Results on several numbers of workers, in a sentence."""
+    found = json.loads((RESULTS / "large-arrays" / "workers.json").read_text())
+    same = "the same checksums" if found["same_checksums"] else "**different checksums**"
+    volume, points = f"{found['side']}^3 voxels", f"{found['points'] / 1e6:g} million points"
+    return f"{volume} and {points} on 1, 2 and 4 workers had {same}. {_commands({'workers': found})}"
+
+
 def _commands(found: dict[str, Any]) -> str:
     """Which commands made rows, on what machine."""
     commands = ", ".join(f"`{row['command']}`" for row in found.values())
@@ -334,6 +342,7 @@ _TABLES: dict[str, Callable[[], str]] = {
     "large-arrays": large_arrays,
     "large-arrays-beside": large_arrays_beside,
     "large-arrays-kills": large_arrays_kills,
+    "large-arrays-workers": large_arrays_workers,
     "segmentation": segmentation,
     "denoising": denoising,
     "noise-levels": noise_levels,

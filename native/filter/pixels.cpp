@@ -8,18 +8,29 @@ namespace permutohedral {
 constexpr int64_t points_per_task = 2048;
 
 template <class T>
-void picture_features(const Pictures<T>& pictures, T sigma_space, T sigma_range, T* features, int threads) {
-    const int64_t width = pictures.width, plane = pictures.height * width, row = 2 + pictures.channels;
-    parallel_for(threads, pictures.count * pictures.height, [&](int64_t task, int) {
-        const int64_t picture = task / pictures.height, y = task % pictures.height;
+void picture_features(const Pictures<T>& pictures, const std::vector<T>& sigma_space, const std::vector<T>& sigma_range,
+                      T* features, int threads) {
+    const int64_t axes = int64_t(pictures.space.size()), channels = pictures.channels, row = axes + channels;
+    const int64_t last = axes - 1, width = pictures.space[last];
+    int64_t lines = 1;
+    for (int64_t axis = 0; axis < last; ++axis) lines *= pictures.space[axis];
+    const int64_t channel_step = pictures.channels_last ? 1 : lines * width;
+    const int64_t sample_step = pictures.channels_last ? channels : 1;
+    parallel_for(threads, pictures.count * lines, [&](int64_t task, int) {
         T* out = features + task * width * row;
-        for (int64_t x = 0; x < width; ++x) {
-            out[x * row] = T(y) / sigma_space;
-            out[x * row + 1] = T(x) / sigma_space;
+        int64_t line = task % lines;
+        for (int64_t axis = last - 1; axis >= 0; --axis) {
+            const T place = T(pictures.origin[axis] + line % pictures.space[axis]) / sigma_space[axis];
+            line /= pictures.space[axis];
+            for (int64_t x = 0; x < width; ++x) out[x * row + axis] = place;
         }
-        const T* colors = pictures.values + picture * pictures.channels * plane + y * width;
-        for (int64_t channel = 0; channel < pictures.channels; ++channel) {
-            for (int64_t x = 0; x < width; ++x) out[x * row + 2 + channel] = colors[channel * plane + x] / sigma_range;
+        for (int64_t x = 0; x < width; ++x) out[x * row + last] = T(pictures.origin[last] + x) / sigma_space[last];
+        const int64_t picture = task / lines;
+        const T* colors = pictures.values + picture * lines * width * channels + task % lines * width * sample_step;
+        for (int64_t channel = 0; channel < channels; ++channel) {
+            for (int64_t x = 0; x < width; ++x) {
+                out[x * row + axes + channel] = colors[channel * channel_step + x * sample_step] / sigma_range[channel];
+            }
         }
     });
 }
@@ -34,8 +45,10 @@ void interleave(const T* planes, int64_t channels, int64_t points, T* rows, int 
     });
 }
 
-template void picture_features(const Pictures<float>&, float, float, float*, int);
-template void picture_features(const Pictures<double>&, double, double, double*, int);
+template void picture_features(const Pictures<float>&, const std::vector<float>&, const std::vector<float>&, float*,
+                               int);
+template void picture_features(const Pictures<double>&, const std::vector<double>&, const std::vector<double>&, double*,
+                               int);
 template void interleave(const float*, int64_t, int64_t, float*, int);
 template void interleave(const double*, int64_t, int64_t, double*, int);
 

@@ -3,18 +3,23 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace permutohedral {
 
+// Pictures, volumes or signals on a grid of any number of axes.
 template <class T>
 struct Pictures {
-    const T* values;  // [count, channels, height, width]
-    int64_t count, channels, height, width;
+    const T* values;  // [count, channels, *space], or with `channels_last` [count, *space, channels]
+    bool channels_last;
+    int64_t count, channels;
+    std::vector<int64_t> space, origin;  // extents, and the position of the first sample
 };
 
-// y / sigma_space, x / sigma_space, colors / sigma_range of each pixel: [count * height * width, 2 + channels].
+// Position / sigma_space [axes] and color / sigma_range [channels] of each sample: [count * samples, axes + channels].
 template <class T>
-void picture_features(const Pictures<T>& pictures, T sigma_space, T sigma_range, T* features, int threads);
+void picture_features(const Pictures<T>& pictures, const std::vector<T>& sigma_space, const std::vector<T>& sigma_range,
+                      T* features, int threads);
 
 // Planes [channels, points] as rows [points, channels].
 template <class T>

@@ -57,11 +57,11 @@ PERMUTOHEDRAL_INLINE PointSimplex<T, K> simplex_at(const Simplices<T>& simplices
     return {simplices.vertices + place * num_corners, simplices.barycentric + place * num_corners, num_corners};
 }
 
-// Calls function(Constant<K>) with the number of corners where it is common (images, point clouds, images in color),
-// else Constant<0>.
+// Calls function(Constant<K>) with the number of corners where it is common (images, point clouds, volumes, images in
+// color), else Constant<0>.
 template <class Function>
 PERMUTOHEDRAL_INLINE void dispatch_corners(int64_t num_corners, Function&& function) {
-    dispatch<3, 4, 6, 0>(num_corners, function);
+    dispatch<3, 4, 5, 6, 0>(num_corners, function);
 }
 
 }  // namespace

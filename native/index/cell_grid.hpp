@@ -10,7 +10,7 @@
 namespace permutohedral {
 
 // a grid of more cells would take longer to clear and to count than hashing takes
-constexpr int64_t cells_per_corner = 4, max_cells = int64_t{1} << 26;
+constexpr int64_t cells_per_corner = 16, max_cells = int64_t{1} << 29;
 
 // in more dimensions the box of digits is never that small
 constexpr int64_t max_grid_dimension = 6;

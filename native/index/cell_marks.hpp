@@ -1,7 +1,6 @@
-// Marks in a grid of cells, one byte per cell, and the vertices that are numbered by them; see cell_grid.hpp.
+// Marks in a grid of cells, one bit per cell, and the vertices that are numbered by them; see cell_grid.hpp.
 #pragma once
 
-#include <algorithm>
 #include <cstring>
 
 #include "index/cell_grid.hpp"
@@ -13,68 +12,44 @@ namespace permutohedral {
 namespace PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
-constexpr int64_t cells_per_task = 1 << 16;
-constexpr int64_t groups_per_task = cells_per_task / group_cells;
+constexpr int64_t groups_per_task = 4096;
 constexpr int64_t corners_per_task = 1 << 15;
 
-// No marks yet, for the cells of `num_corners` corners: a copy for each worker, as far as that is cheap, against false
-// sharing.
-struct CellMarks {
-    int64_t size, copies;
-    Memory memory;
-
-    CellMarks(const CellGrid& grid, int64_t num_corners, int threads)
-        : size(grid.num_groups() * group_cells),
-          copies(std::clamp<int64_t>(cells_per_corner * num_corners / size, 1, threads)),
-          memory(size * copies) {
-        parallel_ranges(threads, size * copies, cells_per_task, [&](int64_t begin, int64_t end, int) {
-            std::memset(as<uint8_t>(memory) + begin, 0, end - begin);
-        });
-    }
-
-    uint8_t* of_worker(int worker) { return as<uint8_t>(memory) + worker % copies * size; }
-};
-
-// Several threads may mark the same cell.
-inline void mark_cell(uint8_t* marks, int64_t cell) { __atomic_store_n(marks + cell, uint8_t{1}, __ATOMIC_RELAXED); }
-
-// The marks of a group of cells as bits: those of all copies combined, eight bytes at a time. The product moves each of
-// the eight to its own bit of the highest byte, without carries.
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the first of eight bytes must be the lowest");
-inline uint32_t combine_marks(const uint8_t* marks, int64_t copies, int64_t size) {
-    uint32_t bits = 0;
-    for (int64_t i = 0; i < group_cells; i += 8) {
-        uint64_t bytes = 0;
-        for (int64_t copy = 0; copy < copies; ++copy) {
-            uint64_t more;
-            std::memcpy(&more, marks + copy * size + i, sizeof(more));
-            bytes |= more;
-        }
-        bits |= uint32_t((bytes * 0x0102040810204080u) >> 56) << i;
-    }
-    return bits;
+// No marks yet.
+void clear_marks(CellGrid& grid, int threads) {
+    grid.groups = Memory(sizeof(CellGroup) * grid.num_groups());
+    parallel_ranges(threads, grid.num_groups(), groups_per_task, [&](int64_t begin, int64_t end, int) {
+        std::memset(as<CellGroup>(grid.groups) + begin, 0, sizeof(CellGroup) * (end - begin));
+    });
 }
 
-// Writes the groups of the grid from marks; returns the number of vertices.
-int64_t count_marks(CellGrid& grid, const Memory& marks, int threads) {
+// Several threads may mark the same cell. It is looked at first: most cells are marked already, and a word that is only
+// read is neither waited for nor taken from other threads.
+inline void mark_cell(CellGroup* groups, uint32_t cell) {
+    uint32_t* occupied = &groups[cell / group_cells].occupied;
+    const uint32_t mark = uint32_t{1} << cell % group_cells;
+    if ((__atomic_load_n(occupied, __ATOMIC_RELAXED) & mark) == 0) __atomic_fetch_or(occupied, mark, __ATOMIC_RELAXED);
+}
+
+// Writes how many marks lie before each group; returns the number of vertices.
+int64_t count_marks(CellGrid& grid, int threads) {
     const int64_t num_groups = grid.num_groups(), num_tasks = divide_up(num_groups, groups_per_task);
-    const int64_t size = num_groups * group_cells, copies = int64_t(marks.size()) / size;
-    grid.groups = Memory(sizeof(CellGroup) * num_groups);
     CellGroup* groups = as<CellGroup>(grid.groups);
     const Memory memory(sizeof(uint32_t) * (num_tasks + 1));
     uint32_t* before = as<uint32_t>(memory);
     parallel_ranges(threads, num_groups, groups_per_task, [&](int64_t begin, int64_t end, int) {
         uint32_t count = 0;
-        for (int64_t g = begin; g < end; ++g) {
-            groups[g] = {combine_marks(as<uint8_t>(marks) + g * group_cells, copies, size), count};
-            count += uint32_t(__builtin_popcount(groups[g].occupied));
-        }
+        for (int64_t g = begin; g < end; ++g) count += uint32_t(__builtin_popcount(groups[g].occupied));
         before[begin / groups_per_task + 1] = count;
     });
     before[0] = 0;
     for (int64_t task = 0; task < num_tasks; ++task) before[task + 1] += before[task];
     parallel_ranges(threads, num_groups, groups_per_task, [&](int64_t begin, int64_t end, int) {
-        for (int64_t g = begin; g < end; ++g) groups[g].num_before += before[begin / groups_per_task];
+        uint32_t count = before[begin / groups_per_task];
+        for (int64_t g = begin; g < end; ++g) {
+            groups[g].num_before = count;
+            count += uint32_t(__builtin_popcount(groups[g].occupied));
+        }
     });
     return before[num_tasks];
 }
@@ -91,9 +66,8 @@ void number_vertices(const CellGrid& grid, int32_t* vertices, Range range) {
 }
 
 // Numbers the marked cells, and replaces the cells in the index's vertices by these numbers.
-void number_marked_cells(CellMarks& marks, VertexIndex& index) {
-    index.num_lattice_points = count_marks(index.grid, marks.memory, index.threads);
-    marks.memory = Memory();
+void number_marked_cells(VertexIndex& index) {
+    index.num_lattice_points = count_marks(index.grid, index.threads);
     const int64_t corners = index.num_points * index.num_corners;
     parallel_ranges(index.threads, corners, corners_per_task, [&](int64_t begin, int64_t end, int) {
         number_vertices(index.grid, index.vertices, {begin, end});

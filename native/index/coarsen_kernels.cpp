@@ -13,8 +13,6 @@ namespace PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
 constexpr int64_t vertices_per_task = 4096;
-// Cells per parent up to which marks are worth their time: a grid is cleared and counted faster than keys are hashed.
-constexpr int64_t grids_per_parent = 4;
 // in a row of coarse corners: the fine vertex is a coarse one itself
 constexpr int32_t coincides = INT32_MIN;
 
@@ -53,8 +51,8 @@ public:
             range.high[column] = (range.high[column] + reach.high[column]) >> 1;
         }
         index.packing = plan_packing(C, true, range, fine.packing.reduction);
-        const int64_t parents = grids_per_parent * index.num_points;
-        if (index.packing.num_words != 1 || !plan_grid(C, range, fine.packing.reduction, parents, index.grid)) {
+        const bool fits = plan_grid(C, range, fine.packing.reduction, index.num_points, index.grid);
+        if (index.packing.num_words != 1 || !fits) {
             index.grid.num_cells = 0;
             return false;
         }
@@ -63,7 +61,7 @@ public:
     }
 
     // Writes the cells of both parents of some vertices, and marks them.
-    void mark(const LookupTable& fine, Range range, uint8_t* marks, int32_t* cells) const {
+    void mark(const LookupTable& fine, Range range, CellGroup* marks, int32_t* cells) const {
         for (int64_t v = range.begin; v < range.end; ++v) {
             const uint64_t word = fine.packed[v];
             int64_t digit[C];
@@ -78,8 +76,8 @@ public:
             }
             cells[2 * v] = int32_t(cell);
             cells[2 * v + 1] = int32_t(cell + step_[parity]);
-            mark_cell(marks, cell);
-            mark_cell(marks, cell + step_[parity]);
+            mark_cell(marks, uint32_t(cell));
+            mark_cell(marks, uint32_t(cell + step_[parity]));
         }
     }
 
@@ -135,12 +133,11 @@ template <int C>
 bool index_by_cells(VertexIndex& index, const LookupTable& fine) {
     ParentCells<C> cells;
     if (!cells.plan(fine, index)) return false;
-    CellMarks marks(index.grid, index.num_points, index.threads);
+    clear_marks(index.grid, index.threads);
+    CellGroup* marks = as<CellGroup>(index.grid.groups);
     parallel_ranges(index.threads, fine.num_lattice_points, vertices_per_task,
-                    [&](int64_t begin, int64_t end, int worker) {
-                        cells.mark(fine, {begin, end}, marks.of_worker(worker), index.vertices);
-                    });
-    number_marked_cells(marks, index);
+                    [&](int64_t begin, int64_t end, int) { cells.mark(fine, {begin, end}, marks, index.vertices); });
+    number_marked_cells(index);
     return true;
 }
 

@@ -14,8 +14,8 @@ namespace PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
 constexpr int64_t points_per_task = 8192;
-// points by which the reduction is chosen
-constexpr int64_t reduction_sample = 512;
+// points by which the reduction is chosen, and how often, where there are so many that this takes no time
+constexpr int64_t reduction_sample = 512, max_samples = 3, least_resampled = 1 << 17;
 
 // The digits of y itself, as if it were a vertex: real numbers, by rank, not reduced.
 template <class T, int D>
@@ -38,19 +38,17 @@ struct ReductionFactors {
     }
 };
 
-// Chooses the reduction by a random sample of the points: sampled at equal distances, the pixels of an image could make
-// one coordinate look like another.
+// The digits of a random sample of the points, [d, reduction_sample] by rank: sampled at equal distances, the pixels of
+// an image could make one coordinate look like another.
 template <class T, int D>
-DigitReduction sample_reduction(const Points<T>& points) {
+void sample_digits(const Points<T>& points, int64_t first, double* sample) {
     const Extent<D> d(points.d);
-    if (d < 2 || d > max_reduced) return {};
     const Elevation<T> elevation = make_elevation<T>(d);
-    double sample[max_reduced * reduction_sample];
     T rows[max_reduced * lanes<T>];
     Vector<T> features[capacity<D>], y[capacity<D> + 1], digits[capacity<D>];
     for (int64_t begin = 0; begin < reduction_sample; begin += lanes<T>) {
         for (int64_t l = 0; l < lanes<T>; ++l) {
-            const int64_t point = int64_t(mix(uint64_t(begin + l)) % uint64_t(points.num_points));
+            const int64_t point = int64_t(mix(uint64_t(first + begin + l)) % uint64_t(points.num_points));
             std::memcpy(rows + l * d, points.features + point * d, sizeof(T) * d);
         }
         load_points<T, D>(rows, d, lanes<T>, features);
@@ -61,13 +59,42 @@ DigitReduction sample_reduction(const Points<T>& points) {
                 sample[rank * reduction_sample + begin + l] = double(digits[rank][l]);
         }
     }
-    return choose_reduction(sample, d, reduction_sample);
 }
 
-// Ranges of the digits of the points in each lane, by rank.
+// The cells of the box around the vertices of some points, whose reduced digits are given by rank.
+inline double count_cells(const double* digits, int64_t d, int64_t count, const DigitReduction& reduction) {
+    const DigitReach reach = find_reach(d + 1, reduction);
+    double cells = 1;
+    for (int64_t rank = 0; rank < d; ++rank) {
+        const auto [low, high] = std::minmax_element(digits + rank * count, digits + (rank + 1) * count);
+        cells *= *high - *low + 2 * double(reach.simplex[ranked_column(rank + 1, d + 1)]) + 1;
+    }
+    return cells;
+}
+
+// The best of the reductions for some samples: greedy steps now and then end at a box several times as large as others.
+template <class T, int D>
+DigitReduction sample_reduction(const Points<T>& points) {
+    const int64_t d = points.d;
+    if (d < 2 || d > max_reduced) return {};
+    double sample[max_reduced * reduction_sample], fewest = std::numeric_limits<double>::infinity();
+    DigitReduction best{};
+    const int64_t num_samples = points.num_points < least_resampled ? 1 : max_samples;
+    for (int64_t s = 0; s < num_samples; ++s) {
+        sample_digits<T, D>(points, s * reduction_sample, sample);
+        const DigitReduction reduction = choose_reduction(sample, d, reduction_sample);
+        const double cells = count_cells(sample, d, reduction_sample, reduction);
+        if (!(cells < fewest) && s > 0) continue;
+        fewest = cells;
+        best = reduction;
+    }
+    return best;
+}
+
+// Ranges of the digits of the points in each lane, by rank, and the largest coordinate |y_0| .. |y_d|.
 template <class T, int D>
 struct LaneRanges {
-    Vector<T> low[capacity<D>], high[capacity<D>];
+    Vector<T> low[capacity<D>], high[capacity<D>], largest = {};
     bool inside = true;
 };
 
@@ -90,7 +117,11 @@ void find_lane_ranges(const Points<T>& points, T limit, const ReductionFactors<T
         const int64_t count = std::min<int64_t>(lanes<T>, points.num_points - first);
         load_points<T, D>(points.features + first * d, d, count, features);
         elevate<T, D>(features, d, elevation, y);
-        for (int64_t i = 0; i <= d; ++i) inside &= (I)(y[i] < limit) & (I)(y[i] > -limit);
+        for (int64_t i = 0; i <= d; ++i) {
+            inside &= (I)(y[i] < limit) & (I)(y[i] > -limit);
+            const V magnitude = y[i] < 0 ? -y[i] : y[i];
+            ranges.largest = magnitude > ranges.largest ? magnitude : ranges.largest;
+        }
         find_point_digits<T, D>(y, d, digits);
         for (int64_t rank = 0; rank < d; ++rank) {
             for (int64_t other = 0; other < rank && (D > 0 || d <= max_reduced); ++other) {
@@ -118,49 +149,36 @@ struct KeyDigits {
 //   - a digit is y_0, or the difference of two coordinates over d+1 >= 2, rounded again: at most 6 eps d Y.
 // A reduced digit is a sum of others: `weight` counts how many unreduced digits, with their errors, it is made of.
 constexpr double rounding_errors = 8;  // in eps d Y, with what the sums of a reduced digit add
-// Below this error all vertices lie within the reach of a simplex and this slack around the ranges of the points.
+// Below this error of the digits that are not reduced, the simplex that is found contains the point but for that error:
+// all vertices lie within the reach of a simplex, and the error of the reduced digit, around the ranges of the points.
 constexpr double exact_slack = 0.25;
 // Otherwise a coordinate may be a step or more off. This slack is not proven, and need not be: the ranges are then used
 // for packed keys only, whose margins are wider (key_packing.cpp), not for a grid of cells.
 constexpr double steps_off = 5;
 
-// Y: y_0 is the last digit, and y_i differs from it by d+1 times a digit. `low` and `high` are reduced digits by rank.
-// Also finds the weights.
-template <class T>
-double bound_coordinates(const T* low, const T* high, int64_t d, const DigitReduction& reduction, double* weight) {
-    double largest[max_dimension], differences = 0;
+// How many digits that are not reduced a reduced one is made of, by rank, with those that make its parts.
+static void weigh_digits(int64_t d, const DigitReduction& reduction, double* weight) {
     for (int64_t rank = 0; rank < d; ++rank) {
-        largest[rank] = std::max(std::abs(double(low[rank])), std::abs(double(high[rank])));
         weight[rank] = 1;
-        double unreduced = largest[rank];
         for (int64_t other = 0; other < rank && d <= max_reduced; ++other) {
-            const double factor = std::abs(double(reduction.factor[rank][other]));
-            unreduced += factor * largest[other];
-            weight[rank] += factor * weight[other];
-        }
-        if (rank < d - 1) {
-            differences = std::max(differences, unreduced);
-        } else {
-            largest[rank] = unreduced;
+            weight[rank] += std::abs(double(reduction.factor[rank][other])) * weight[other];
         }
     }
-    return largest[d - 1] + double(d + 1) * differences;
 }
 
-// From the ranges of the points, by rank, to those of the vertices of their simplices.
+// From the ranges of the points, by rank, and Y, to the ranges of the vertices of their simplices.
 template <class T>
-void widen_to_vertices(const T* low, const T* high, int64_t d, KeyDigits& digits) {
+void widen_to_vertices(const T* low, const T* high, double largest, int64_t d, KeyDigits& digits) {
     const DigitReach reach = find_reach(d + 1, digits.reduction);
     double weight[max_dimension];
-    const double magnitude = double(d) * bound_coordinates(low, high, d, digits.reduction, weight);
-    const double rounding = rounding_errors * double(std::numeric_limits<T>::epsilon()) * magnitude;
-    digits.exact = true;
+    weigh_digits(d, digits.reduction, weight);
+    const double rounding = rounding_errors * double(std::numeric_limits<T>::epsilon()) * double(d) * largest;
+    digits.exact = rounding < exact_slack;
     for (int64_t rank = 0; rank < d; ++rank) {
         const int64_t column = ranked_column(rank + 1, d + 1);
-        const bool exact = rounding * weight[rank] < exact_slack;
-        const double slack = exact ? exact_slack : steps_off * weight[rank] + double(d);
+        const double proven = std::max(rounding * weight[rank], exact_slack);
+        const double slack = digits.exact ? proven : steps_off * weight[rank] + double(d);
         const double reached = double(reach.simplex[column]) + slack;
-        digits.exact &= exact;
         digits.range.low[column] = int64_t(std::ceil(double(low[rank]) - reached));
         digits.range.high[column] = int64_t(std::floor(double(high[rank]) + reached));
     }
@@ -174,9 +192,10 @@ bool find_digit_ranges(const Points<T>& points, T limit, int threads, KeyDigits&
     const int64_t blocks = divide_up(points.num_points, points_per_task);
     digits.reduction = sample_reduction<T, D>(points);
     const ReductionFactors<T> factors(digits.reduction);
-    const Memory memory(sizeof(T) * 2 * d * blocks);
+    const Memory memory(sizeof(T) * (2 * d + 1) * blocks);
     T* low = as<T>(memory);
     T* high = low + d * blocks;
+    T* largest = high + d * blocks;
     // one flag per block: no two threads write to the same one
     const Memory flags(blocks);
     parallel_for(threads, blocks, [&](int64_t b, int) {
@@ -184,6 +203,8 @@ bool find_digit_ranges(const Points<T>& points, T limit, int threads, KeyDigits&
         const Range range{b * points_per_task, std::min((b + 1) * points_per_task, points.num_points)};
         find_lane_ranges<T, D>(points, limit, factors, range, ranges);
         as<uint8_t>(flags)[b] = ranges.inside;
+        largest[b] = 0;
+        for (int l = 0; l < lanes<T>; ++l) largest[b] = std::max(largest[b], T(ranges.largest[l]));
         for (int64_t i = 0; i < d; ++i) {
             T least = ranges.low[i][0], most = ranges.high[i][0];
             for (int l = 1; l < lanes<T>; ++l) {
@@ -196,12 +217,13 @@ bool find_digit_ranges(const Points<T>& points, T limit, int threads, KeyDigits&
     });
     for (int64_t b = 0; b < blocks; ++b) {
         if (as<uint8_t>(flags)[b] == 0) return false;
+        largest[0] = std::max(largest[0], largest[b]);
         for (int64_t i = 0; i < d; ++i) {
             low[i] = std::min(low[i], low[b * d + i]);
             high[i] = std::max(high[i], high[b * d + i]);
         }
     }
-    widen_to_vertices(low, high, d, digits);
+    widen_to_vertices(low, high, double(largest[0]), d, digits);
     return true;
 }
 

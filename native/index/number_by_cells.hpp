@@ -45,7 +45,7 @@ inline void store_cells(const IntegerVector<T>* columns, int64_t count, int32_t*
 // Writes the cell of every corner to `vertices`, and marks it.
 template <class T, int D>
 void mark_points(const Points<T>& points, const CellGrid& grid, const LinearKeys<D, 1>& linear, Range range,
-                 uint8_t* marks, int32_t* vertices, T* barycentric) {
+                 CellGroup* marks, int32_t* vertices, T* barycentric) {
     const Elevation<T> elevation = make_elevation<T>(D);
     Vector<T> features[D], weights[D + 1];
     IntegerVector<T> cells[D + 1];
@@ -60,7 +60,7 @@ void mark_points(const Points<T>& points, const CellGrid& grid, const LinearKeys
         store_weights<T, D>(weights, D, count, barycentric + begin * (D + 1));
         int32_t* rows = vertices + begin * (D + 1);
         store_cells<T, D>(cells, count, rows);
-        for (int64_t i = 0; i < count * (D + 1); ++i) mark_cell(marks, rows[i]);
+        for (int64_t i = 0; i < count * (D + 1); ++i) mark_cell(marks, uint32_t(rows[i]));
     }
 }
 
@@ -69,12 +69,12 @@ void number_by_cells(const Points<T>& points, VertexIndex& index, T* barycentric
     static_assert(D <= max_grid_dimension, "see write_packed_keys");
     CellGrid& grid = index.grid;
     const LinearKeys<D, 1> linear(grid);
-    CellMarks marks(grid, points.num_points * (D + 1), index.threads);
-    parallel_ranges(index.threads, points.num_points, points_per_task, [&](int64_t begin, int64_t end, int worker) {
-        uint8_t* own = marks.of_worker(worker);
-        mark_points<T, D>(points, grid, linear, {begin, end}, own, index.vertices, barycentric);
+    clear_marks(grid, index.threads);
+    CellGroup* marks = as<CellGroup>(grid.groups);
+    parallel_ranges(index.threads, points.num_points, points_per_task, [&](int64_t begin, int64_t end, int) {
+        mark_points<T, D>(points, grid, linear, {begin, end}, marks, index.vertices, barycentric);
     });
-    number_marked_cells(marks, index);
+    number_marked_cells(index);
 }
 
 }  // namespace

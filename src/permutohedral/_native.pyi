@@ -164,7 +164,14 @@ class Kernels(Protocol):
         self, values: Tensor, features: Tensor, target_features: Tensor, reach: float, out: Tensor, threads: int
     ) -> None: ...
     def picture_features(
-        self, pictures: Tensor, sigma_space: float, sigma_range: float, features: Tensor, threads: int
+        self,
+        pictures: Tensor,
+        channels_last: bool,
+        origin: list[int],
+        sigma_space: list[float],
+        sigma_range: list[float],
+        features: Tensor,
+        threads: int,
     ) -> None: ...
     def interleave(self, planes: Tensor, rows: Tensor, threads: int) -> None: ...
     def divide_rows(self, values: Tensor, divisors: Tensor, threads: int) -> None: ...

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import index
 
 import numpy as np
 import torch
@@ -78,7 +79,7 @@ def grid_features(
         raise InputError(f"position features need a floating dtype such as torch.float32, got {dtype}")
     if not len(space):
         raise InputError("space must have at least one axis, such as (height, width)")
-    return torch.cat(_positions(space, sigma, origin, device, dtype), dim=-1).flatten(0, -2)
+    return torch.cat(_positions(space, sigma, _first_sample(origin, len(space)), device, dtype), dim=-1).flatten(0, -2)
 
 
 def color_features(image: Tensor, sigma: Sigma = 1.0) -> Tensor:
@@ -163,12 +164,14 @@ def bilateral_features(
     """
     check_image(guide, spatial_axes)
     check_channels_first(guide, spatial_axes)
-    at_once = picture_features(guide, sigma_space, sigma_range) if spatial_axes == 2 and origin is None else None
-    if at_once is not None:
-        return at_once
+    first = _first_sample(origin, spatial_axes)
+    if not isinstance(sigma_space, Tensor) and not isinstance(sigma_range, Tensor):
+        units = numbers_of(sigma_space, spatial_axes), numbers_of(sigma_range, guide.shape[-spatial_axes - 1])
+        if (at_once := picture_features(guide, *units, first)) is not None:
+            return at_once
     wide = guide.to(accumulation_dtype(guide.dtype))
     items, space = wide.shape[: -spatial_axes - 1], wide.shape[-spatial_axes:]
-    places = _positions(space, sigma_space, origin, wide.device, wide.dtype)
+    places = _positions(space, sigma_space, first, wide.device, wide.dtype)
     colors = in_units_of(wide.movedim(-spatial_axes - 1, -1), sigma_range)
     features = torch.cat([*(place.expand(*items, *space, 1) for place in places), colors], dim=-1)
     return features.flatten(-spatial_axes - 1, -2)
@@ -177,20 +180,28 @@ def bilateral_features(
 def _positions(
     space: Sequence[int],
     sigma: Sigma,
-    origin: Sequence[int] | None,
+    first: Sequence[int],
     device: torch.device | str | None,
     dtype: torch.dtype,
 ) -> list[Tensor]:
     """The coordinate along each axis in standard deviations, `[*space, 1]`; views, which take no memory."""
-    axes = len(space)
-    first = [0] * axes if origin is None else list(origin)
-    if len(first) != axes:
-        raise InputError(f"origin must have a number for each of {axes} axes, got {len(first)}")
-    lines = []
+    axes, lines = len(space), []
     for axis, (start, extent, unit) in enumerate(zip(first, space, _units(sigma, axes, dtype), strict=True)):
         line = torch.arange(start, start + extent, device=device, dtype=dtype) / unit
         lines.append(line.reshape(-1, *[1] * (axes - axis)).expand(*space, 1))
     return lines
+
+
+def _first_sample(origin: Sequence[int] | None, axes: int) -> Sequence[int]:
+    """The position of the first sample, a number for each axis."""
+    if origin is None:
+        return (0,) * axes
+    if len(origin) != axes:
+        raise InputError(f"origin must have a number for each of {axes} axes, got {len(origin)}")
+    try:
+        return tuple(map(index, origin))
+    except TypeError as error:
+        raise InputError(f"origin must be whole numbers of samples, got {origin!r}") from error
 
 
 def _units(sigma: Sigma, axes: int, dtype: torch.dtype) -> Sequence[float | Tensor]:
@@ -309,6 +320,8 @@ def _positive_tensor(sigma: Tensor) -> Tensor:
 
 
 def _read_numbers(sigma: Sigma) -> list[float]:
+    if isinstance(sigma, (int, float)):
+        return [float(sigma)]
     try:
         given = np.asarray(sigma.tolist() if isinstance(sigma, Tensor) else sigma, dtype=np.float64)
     except (TypeError, ValueError) as error:

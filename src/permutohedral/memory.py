@@ -141,6 +141,19 @@ def _on_levels(num_lattice_points: int | Sequence[int], levels: int) -> list[int
     return given
 
 
+def new_tensor(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Uninitialized, on the CPU; if large, in memory that the compiled core keeps when it is freed, where there is one.
+
+    >>> new_tensor((2, 3), torch.float32).shape
+    torch.Size([2, 3])
+    """
+    if _compiled_core() is None:
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
+    from permutohedral.ops import native
+
+    return native._empty(tuple(shape), dtype)
+
+
 def _compiled_core() -> ModuleType | None:
     """The compiled core, or None where it is not installed; `ops.native` reports one that cannot be loaded."""
     try:

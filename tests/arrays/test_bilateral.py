@@ -100,6 +100,10 @@ def test_the_finest_level_of_an_ome_zarr(tmp_path: Path, zarr_format: Any) -> No
     wide = np.concatenate([finest, finest[..., -1:]], axis=-1)
     second = wide.reshape(2, 2, 6, 15, 2, 9, 2).mean(axis=(4, 6))
     np.testing.assert_allclose(group["1"][...], second, rtol=1e-6)
+    # voxels are twice and half as long as the unit
+    filter_array(tmp_path / "in.zarr", tmp_path / "physical.zarr", 1.0, 0.3, physical=True)
+    finest = np.stack([expected(volume, (0.5, 2.0, 2.0), 0.3) for volume in movie])
+    np.testing.assert_array_equal(read(tmp_path / "physical.zarr" / "0"), finest)
     third = second[..., :14, :8].reshape(2, 2, 3, 2, 7, 2, 4, 2).mean(axis=(3, 5, 7))
     np.testing.assert_allclose(group["2"][...], third, rtol=1e-6)
 

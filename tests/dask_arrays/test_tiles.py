@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,6 +58,15 @@ def test_volumes_equal_those_in_memory(chunks: object) -> None:
     np.testing.assert_array_equal(filtered.compute(), in_memory(volume, 1.0, 0.2))
 
 
+@pytest.mark.parametrize(("method", "halo"), [("dense", 0), ("separable", 1)])
+def test_other_ways_to_the_gaussian(method: Any, halo: int) -> None:
+    image = smooth(60, 40)
+    filtered = phd.bilateral_filter(da.from_array(image, chunks=24), 1.5, 0.2, method=method, halo=halo)
+    whole = ph.bilateral_filter(torch.from_numpy(image)[None], 1.5, 0.2, method=method, halo=halo)[0]
+    np.testing.assert_array_equal(filtered.compute(), whole)
+    assert np.abs(whole.numpy() - in_memory(image, 1.5, 0.2)).max() > 1e-6
+
+
 def test_three_quarters_of_the_reach_are_not_enough() -> None:
     image = smooth(80, 80)
     tiles, whole = da.from_array(image, chunks=20), in_memory(image, 4.0, 0.2)
@@ -109,6 +119,8 @@ def test_what_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         phd.bilateral_filter(color, 2.0, 0.1, axes="CYXC")
     with pytest.raises(InputError, match="one space"):
         phd.bilateral_filter(color, 2.0, 0.1, da.zeros((40, 41, 3), chunks=20), axes="YXC")
+    with pytest.raises(InputError, match="'separable' or 'dense'"):
+        phd.bilateral_filter(color, 2.0, 0.1, axes="YXC", method="auto")
     with pytest.raises(InputError, match="Dask array"):
         phd.bilateral_filter(np.zeros((40, 40)), 2.0, 0.1)
     broken = np.ones((40, 40), np.float32)

@@ -72,6 +72,17 @@ def test_pictures(sigma: float | tuple[float, float], guided: bool, random: np.r
     assert wrong.relative == pytest.approx(0.05 / float(exact.square().mean().sqrt()), rel=0.1)
 
 
+@pytest.mark.parametrize("shape", [(2, 9, 10, 11), (1, 300)], ids=str)
+def test_volumes_and_signals(shape: tuple[int, ...], random: np.random.Generator) -> None:
+    image, axes = to_tensor(random.random(size=shape), torch.float32), len(shape) - 1
+    exact = ph.bilateral_filter(image, 0.4, 0.3, method="exact", spatial_axes=axes)
+    right = ph.estimate_bilateral_error(exact, image, 0.4, 0.3, spatial_axes=axes, samples=64)
+    assert right.relative < 3e-4
+    assert right.num_samples >= 64
+    wrong = ph.estimate_bilateral_error(exact + 0.05, image, 0.4, 0.3, spatial_axes=axes, samples=64)
+    assert wrong.worst == pytest.approx(0.05, abs=1e-3)
+
+
 def test_a_picture_smaller_than_a_square() -> None:
     image = torch.rand(1, 2, 1)
     exact = ph.bilateral_filter(image, 1.0, 0.3, method="exact")

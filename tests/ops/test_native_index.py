@@ -61,6 +61,16 @@ def test_few_cells_far_from_the_origin(native: ModuleType, dtype: torch.dtype) -
             assert torch.equal(corners_of(keys, vertices), corners_of(expected_keys, expected_vertices))
 
 
+def test_tiles_far_from_the_origin(native: ModuleType) -> None:
+    """Digits that are sums of many others have larger errors there than those that they are made of."""
+    y, x = torch.meshgrid(torch.arange(48.0), torch.arange(60.0), indexing="ij")
+    color = ((x * y) % 23 / 2).flatten()
+    for far in (0, 700, 2000):
+        positions = far + y.flatten() / 4, far + x.flatten() / 4
+        features = torch.stack([*positions, color, color / 2 + 3, 10 - color], dim=1)
+        assert_cells_number_like_hashing(native, features)
+
+
 def test_items_of_any_number_of_cells(native: ModuleType) -> None:
     """The first cell of an item is not taken for the last of the item before, whatever the quotient rounds to."""
     for cells in range(1, 130):

@@ -45,27 +45,49 @@ for call in (
 """
 
 
-def composed(guide: Tensor, sigma_space: float, sigma_range: float) -> Tensor:
+def composed(guide: Tensor, sigma_space: list[float], sigma_range: list[float], origin: tuple[int, ...]) -> Tensor:
     """By torch, one step after another."""
-    height, width = guide.shape[-2:]
-    positions = ph.position_features(height, width, sigma_space, dtype=guide.dtype)
-    return ph.join_features(positions, ph.color_features(guide, sigma_range))
+    axes, dtype = len(origin), guide.dtype
+    space = guide.shape[-axes:]
+    lines = [
+        torch.arange(first, first + extent, dtype=dtype) / sigma
+        for first, extent, sigma in zip(origin, space, sigma_space, strict=True)
+    ]
+    places = torch.stack(torch.meshgrid(*lines, indexing="ij"), dim=-1)
+    colors = guide.movedim(-axes - 1, -1) / torch.tensor(sigma_range, dtype=dtype)
+    joined = torch.cat([places.expand(*colors.shape[:-1], axes), colors], dim=-1)
+    return joined.flatten(-axes - 1, -2)
 
 
 @pytest.mark.parametrize(
-    "shape", [(3, 5, 7), (1, 1, 1), (2, 3, 65, 33), (2, 2, 1, 130, 129), (0, 4, 5), (3, 0, 5)], ids=str
+    ("shape", "origin"),
+    [
+        ((3, 5, 7), (0, 0)),
+        ((1, 1, 1), (9, 70_000)),
+        ((2, 3, 65, 33), (0, 17)),
+        ((2, 2, 1, 130, 129), (0, 0)),
+        ((2, 4, 5, 6), (100, 0, 3)),
+        ((3, 11), (5,)),
+        ((0, 4, 5), (0, 0)),
+        ((3, 0, 5), (0, 0)),
+        ((0, 2, 4, 5), (1, 1)),
+    ],
+    ids=str,
 )
-def test_features_of_pictures(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    guide = torch.rand(shape, dtype=dtype)
-    assert torch.equal(native.picture_features(guide, 3.0, 0.07), composed(guide, 3.0, 0.07))
-    flipped = guide.movedim(-1, -2)
-    assert torch.equal(native.picture_features(flipped, 3.0, 0.07), composed(flipped, 3.0, 0.07))
+def test_features_of_pictures(shape: tuple[int, ...], origin: tuple[int, ...], dtype: torch.dtype) -> None:
+    guide, axes = torch.rand(shape, dtype=dtype), len(origin)
+    sigmas = [3.0, 1.7, 0.4][:axes], [0.07 * (1 + channel) for channel in range(shape[-axes - 1])]
+    last = guide.movedim(-axes - 1, -1).contiguous().movedim(-1, -axes - 1)
+    # as it lies in memory usually, with channels last, and otherwise
+    for given in (guide, last, guide.flip(-1).transpose(0, -1).contiguous().transpose(0, -1)):
+        assert torch.equal(native.picture_features(given, *sigmas, origin), composed(given, *sigmas, origin))
 
 
 @pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16], ids=str)
 def test_features_of_sixteen_bits(narrow: torch.dtype) -> None:
     guide = torch.rand(3, 6, 7).to(narrow)
-    assert torch.equal(native.picture_features(guide, 2.0, 0.1), composed(guide.float(), 2.0, 0.1))
+    sigmas = [2.0, 2.0], [0.1] * 3
+    assert torch.equal(native.picture_features(guide, *sigmas, (0, 0)), composed(guide.float(), *sigmas, (0, 0)))
 
 
 @pytest.mark.parametrize("points", [1, 7, 2048, 5000])

@@ -64,11 +64,11 @@ class Tiling:
         block = self._space_first(self.source.read(outer))
         origin = tuple(outer[axis].start for axis in self._space)
         run = partial(filter_tile, sigmas=list(self.sigmas), sigma_range=self.sigma_range)
-        filtered = self._as_before(run_on_block(run, [block], origin, block.dtype))
-        kept = tuple(slice(a.start - b.start, a.stop - b.start) for a, b in zip(inner, outer, strict=True))
+        kept = tuple(slice(inner[a].start - outer[a].start, inner[a].stop - outer[a].start) for a in self._space)
+        filtered = self._as_before(run_on_block(run, [block], origin, kept, block.dtype))
         array = zarr.open_array(str(unfinished.folder / member_of(self.source)), mode="r+")
         with unfinished.writing(index):
-            array[inner] = filtered[kept]
+            array[inner] = filtered
 
     @property
     def _space(self) -> list[int]:
@@ -101,7 +101,7 @@ class Tiling:
         return (block[None] if times else block).transpose(np.argsort(order))
 
 
-def filter_array(
+def filter_array(  # noqa: PLR0913 (what is filtered and how, where it runs, and two options)
     path: Path,
     target: Path,
     sigma_space: float | Sequence[float],
@@ -109,6 +109,7 @@ def filter_array(
     axes: str | None = None,
     workers: Workers | None = None,
     resume: bool = False,
+    physical: bool = False,
 ) -> Tiling:
     """Filter a Zarr array, OME-Zarr or TIFF of any size into a Zarr store, which appears when it is whole.
 
@@ -120,6 +121,7 @@ def filter_array(
         axes: a letter for each axis, if the file does not say; T for times, C for channels, others for space.
         workers: where to run; None for this process.
         resume: take up what an interrupted call left.
+        physical: `sigma_space` is in the units of an OME-Zarr, such as micrometers, instead of samples.
 
     Returns:
         What was done.
@@ -132,6 +134,8 @@ def filter_array(
     if target.suffix != ".zarr":
         raise InputError(f"arrays are written as Zarr stores: give OUTPUT a name that ends with .zarr, not {target}")
     source = open_source(path, axes)
+    if physical:
+        sigma_space = _in_samples(source, sigma_space)
     check_levels([source.shape, *source.coarser])
     # a link stays, and what it points to is replaced
     target = target.resolve()
@@ -158,6 +162,15 @@ def filter_array(
             running.run(level.make_tile, list(level.indices()), f"level {level.number}")
     unfinished.finish()
     return tiling
+
+
+def _in_samples(source: Source, sigma_space: float | Sequence[float]) -> list[float]:
+    """Bandwidths for each axis of space, from those in the units of the source."""
+    from permutohedral.features import numbers_of
+
+    pairs = zip(source.axes, source.spacing(), strict=True)
+    steps = [step for name, step in pairs if name not in (_CHANNELS, _TIMES)]
+    return [sigma / step for sigma, step in zip(numbers_of(sigma_space, len(steps)), steps, strict=True)]
 
 
 def plan_tiles(source: Source, target: Path, sigma_space: float | Sequence[float], sigma_range: float) -> Tiling:

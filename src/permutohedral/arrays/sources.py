@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -56,6 +57,24 @@ class Source:
         with self.opened() as array:
             found: NDArray[Any] = np.asarray(array[region])
         return found
+
+    def spacing(self) -> tuple[float, ...]:
+        """Distances between samples along each axis, in the units of an OME-Zarr.
+
+        Raises:
+            InputError: the file does not tell.
+        """
+        scales = self.attributes.get("ome", self.attributes).get("multiscales", [{}])[0]
+        steps = [level for level in scales.get("datasets", []) if level["path"] == self.member]
+        found = [
+            transformation["scale"]
+            for described in (*steps, scales)
+            for transformation in described.get("coordinateTransformations", [])
+            if transformation["type"] == "scale"
+        ]
+        if not found or any(len(scale) != len(self.shape) for scale in found):
+            raise InputError(f"{self.path} does not tell the distances between its samples: give bandwidths in samples")
+        return tuple(math.prod(numbers) for numbers in zip(*found, strict=True))
 
     @contextmanager
     def opened(self) -> Iterator[Any]:

@@ -18,6 +18,9 @@ WorkerCount = Annotated[
 ]
 Memory = Annotated[str | None, typer.Option(metavar="SIZE", help="Limit of a worker's memory, such as 2GiB.")]
 Scheduler = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Of a Dask cluster that does it instead.")]
+Physical = Annotated[
+    bool, typer.Option("--physical", help="--sigma-space is in the units of an OME-Zarr, not samples.")
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with what was interrupted.")]
 
 
@@ -46,17 +49,17 @@ def filter_array(
     sigmas: tuple[tuple[float, ...], float],
     axes: str | None,
     running: tuple[int, str | None, str | None],
-    resume: bool,
+    options: tuple[bool, bool],
     as_json: bool,
 ) -> None:
-    """Filter one array into a store, and tell about it."""
+    """Filter one array into a store, and tell about it; `options` are those to go on, and for physical bandwidths."""
     from permutohedral.arrays import bilateral
     from permutohedral.arrays.workers import Workers
 
     if len(sources) != 1:
         raise InputError("arrays are filtered one by one: give one INPUT, and OUTPUT")
     started = time.perf_counter()
-    tiling = bilateral.filter_array(sources[0], output, *sigmas, axes, Workers(*running), resume)
+    tiling = bilateral.filter_array(sources[0], output, *sigmas, axes, Workers(*running), *options)
     seconds = time.perf_counter() - started
     shape, tiles = tiling.source.shape, sum(1 for _ in tiling.indices())
     if as_json:

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from permutohedral.cli.arrays import Memory, Resume, Scheduler, WorkerCount, check_sigmas, filter_array, parse_sigmas
+from permutohedral.cli.arrays import (
+    Memory,
+    Physical,
+    Resume,
+    Scheduler,
+    WorkerCount,
+    check_sigmas,
+    filter_array,
+    parse_sigmas,
+)
 from permutohedral.cli.shared import STREAM, Json, SigmaRange, SigmaSpace, explained
 from permutohedral.errors import InputError
 from permutohedral.pictures.field_settings import FieldSettings
@@ -79,6 +88,7 @@ def filter_pictures(  # noqa: PLR0913 (one parameter for each option)
     axes: Annotated[
         str | None, typer.Option(metavar="LETTERS", help="Axes of an array, if it does not say: ZYX, CYX, TZYX.")
     ] = None,
+    physical: Physical = False,
     workers: WorkerCount = 0,
     memory: Memory = None,
     scheduler: Scheduler = None,
@@ -105,18 +115,18 @@ def filter_pictures(  # noqa: PLR0913 (one parameter for each option)
     """
     bandwidths = parse_sigmas(sigma_space)
     of_pictures = guide is not None or method != Method.separable or halo or check or backend or recursive
-    of_arrays = axes is not None or workers or memory is not None or scheduler is not None or resume
+    of_arrays = axes is not None or workers or memory is not None or scheduler is not None or resume or physical
     with explained():
         if _are_arrays(sources, output):
             if of_pictures:
                 raise InputError("--guide, --method, --halo, --check, --backend and --recursive are for pictures")
             running = workers, memory, scheduler
-            filter_array(sources, output, (bandwidths, sigma_range), axes, running, resume, as_json)
+            filter_array(sources, output, (bandwidths, sigma_range), axes, running, (resume, physical), as_json)
             return
         if of_arrays or len(bandwidths) != 1:
             raise InputError(
-                "--axes, --workers, --memory, --scheduler, --resume and several bandwidths are for arrays, for which "
-                "OUTPUT ends with .zarr"
+                "--axes, --physical, --workers, --memory, --scheduler, --resume and several bandwidths are for arrays, "
+                "for which OUTPUT ends with .zarr"
             )
         import permutohedral as ph
         from permutohedral.pictures.batch import check_companions, plan_files, process_files

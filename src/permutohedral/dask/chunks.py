@@ -16,6 +16,7 @@ from torch import Tensor
 
 from permutohedral.dask.workers import check_merged, keep_little
 from permutohedral.errors import InputError
+from permutohedral.memory import new_tensor
 from permutohedral.neighborhood import axis_offsets, blur_gain
 from permutohedral.ops import operators
 
@@ -44,12 +45,13 @@ def splat_chunk(features: Array, values: Array | None, chunk: int, mass: bool = 
     keep_little()
     places = _checked("features", features, chunk)
     keys, vertices, barycentric, _ = operators.index_points(places, None)
-    rows = places.new_ones(len(places), 1) if mass else places.new_empty(len(places), 0)
-    if values is not None:
-        given = _checked("values", values, chunk)
-        if len(given) != len(places):
-            raise InputError(f"chunk {chunk} has {len(given)} values and {len(places)} features")
-        rows = torch.cat([given.to(rows.dtype), rows], dim=1)
+    given = places[:, :0] if values is None else _checked("values", values, chunk)
+    if len(given) != len(places):
+        raise InputError(f"chunk {chunk} has {len(given)} values and {len(places)} features")
+    channels = given.shape[1]
+    rows = new_tensor((len(places), channels + mass), places.dtype)
+    rows[:, :channels] = given
+    rows[:, channels:] = 1
     sums = operators.splat(rows, vertices, barycentric, len(keys))
     return keys.numpy(), sums.numpy()
 
@@ -103,7 +105,8 @@ def slice_chunk(look_up: LookUp, sums: Array, features: Array, chunk: int, divid
     found = torch.where((rows < 0)[:, None], 0.0, found)
     sliced = operators.slice(found, vertices, barycentric)
     if divide:
-        sliced = sliced[:, :-1] / (sliced[:, -1:] + _SMALLEST_MASS)
+        sliced[:, -1:] += _SMALLEST_MASS
+        sliced = sliced[:, :-1] / sliced[:, -1:]
     return _numpy(sliced)
 
 

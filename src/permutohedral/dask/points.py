@@ -28,8 +28,8 @@ from permutohedral.dask.chunks import (
 from permutohedral.dask.workers import check_fits
 from permutohedral.errors import InputError
 
-# how many lattices are added at once
-_TOGETHER = 4
+# how many lattices are added at once: each lattice point is looked up once on every level of the tree
+_TOGETHER = 16
 _delayed: Callable[..., Any] = delayed
 
 

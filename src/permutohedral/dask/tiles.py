@@ -10,15 +10,17 @@ from typing import Any, cast
 import dask.array as da
 import numpy as np
 import torch
-from dask.array.overlap import ensure_minimum_chunksize, overlap, trim_internal
+from dask.array.overlap import ensure_minimum_chunksize, overlap
 from numpy.typing import NDArray
 from torch import Tensor
 
 from permutohedral.dask.workers import check_fits, keep_little
 from permutohedral.errors import InputError
 from permutohedral.features import Sigma, numbers_of
+from permutohedral.functional import GaussianMethod
 from permutohedral.functional import bilateral_filter as filter_at_once
 from permutohedral.geometry import reach
+from permutohedral.memory import new_tensor
 
 # values `[channels, *space]` of a tile with its margin, and the position of its first sample; of the same space
 TileFilter = Callable[[Tensor, tuple[int, ...]], Tensor]
@@ -29,7 +31,13 @@ _FEW = 4
 
 
 def bilateral_filter(
-    image: Any, sigma_space: Sigma, sigma_range: Sigma, guide: Any = None, axes: str | None = None
+    image: Any,
+    sigma_space: Sigma,
+    sigma_range: Sigma,
+    guide: Any = None,
+    axes: str | None = None,
+    method: GaussianMethod = "separable",
+    halo: int = 0,
 ) -> Any:
     """Smooth a chunked picture or volume and keep its edges, lazily; the result of `ph.bilateral_filter` of the whole.
 
@@ -41,6 +49,9 @@ def bilateral_filter(
         guide: whose edges are kept, with the axes of `image` and channels of its own; default: the image itself.
         axes: a letter for each axis, C for channels, such as "YXC", "ZYX" or "CZYX"; default: the dimensions of an
             xarray, else all axes are space.
+        method: "separable" or "dense", as for `ph.gaussian_filter`; a tile cannot be "exact", since the Gaussian
+            reaches all of the array, and what "auto" takes would depend on the tile.
+        halo: see `ph.gaussian_filter`; the margins are wider by it.
 
     Returns:
         Like `image`: its type, shape, dtype and coordinates.
@@ -54,8 +65,10 @@ def bilateral_filter(
     others = [] if guide is None else [guide]
     dimension = len(names) - names.count(_CHANNELS)
     sigmas = numbers_of(sigma_space, dimension)
-    run = partial(filter_tile, sigmas=sigmas, sigma_range=sigma_range)
-    return map_with_margins(run, [image, *others], names, margins_of(sigmas))
+    if method not in ("separable", "dense"):
+        raise InputError(f"tiles take the method 'separable' or 'dense', whose reach is known, not {method!r}")
+    run = partial(filter_tile, sigmas=sigmas, sigma_range=sigma_range, method=method, halo=halo)
+    return map_with_margins(run, [image, *others], names, margins_of(sigmas, halo))
 
 
 def map_tiles(function: TileFilter, image: Any, margins: Sequence[int], axes: str | None = None) -> Any:
@@ -85,21 +98,27 @@ def map_tiles(function: TileFilter, image: Any, margins: Sequence[int], axes: st
     return map_with_margins(run, [image], names, list(margins))
 
 
-def margins_of(sigmas: Sequence[float]) -> list[int]:
+def margins_of(sigmas: Sequence[float], halo: int = 0) -> list[int]:
     """How far the bilateral filter sees along each axis of space, in samples.
 
     >>> margins_of([2.0, 2.0])
     [8, 9]
     """
     # one more for the rounding of positions
-    return [math.ceil(sigma * reach(axis)) + 1 for axis, sigma in enumerate(sigmas)]
+    return [math.ceil(sigma * reach(axis, halo=halo)) + 1 for axis, sigma in enumerate(sigmas)]
 
 
 def filter_tile(
-    values: Tensor, guide: Tensor, origin: tuple[int, ...], sigmas: list[float], sigma_range: Sigma
+    values: Tensor,
+    guide: Tensor,
+    origin: tuple[int, ...],
+    sigmas: list[float],
+    sigma_range: Sigma,
+    method: GaussianMethod = "separable",
+    halo: int = 0,
 ) -> Tensor:
     """The lattice lies as it does under the whole: positions are counted from its first sample."""
-    return filter_at_once(values, sigmas, sigma_range, guide, spatial_axes=len(origin), origin=origin)
+    return filter_at_once(values, sigmas, sigma_range, guide, method, halo, spatial_axes=len(origin), origin=origin)
 
 
 def axes_of(image: Any, axes: str | None) -> str:
@@ -161,17 +180,18 @@ def map_with_margins(
     starts = [np.concatenate([[0], np.cumsum(chunks)[:-1]]) for chunks in tiles]
 
     def filter_block(*blocks: NDArray[Any], block_id: tuple[int, ...] = ()) -> NDArray[Any]:
-        origin = tuple(
-            int(start[number]) - (margin if number else 0)
-            for start, number, margin in zip(starts, block_id, margins, strict=False)
-        )
-        return run_on_block(run, blocks, origin, dtype)
+        before = [margin if number else 0 for number, margin in zip(block_id, margins, strict=False)]
+        first = [int(start[number]) for start, number in zip(starts, block_id, strict=False)]
+        extents = [each[number] for each, number in zip(tiles, block_id, strict=False)]
+        origin = tuple(start - margin for start, margin in zip(first, before, strict=True))
+        kept = tuple(slice(margin, margin + extent) for margin, extent in zip(before, extents, strict=True))
+        return run_on_block(run, blocks, origin, kept, dtype)
 
     depth = dict(enumerate((*margins, 0)))
     wide = [overlap(array, depth, boundary="none", allow_rechunk=False) for array in arrays]
-    chunks, empty = (*wide[0].chunks[:-1], (channels,)), np.empty((0,) * wide[0].ndim, dtype)
-    mapped = da.map_blocks(filter_block, *wide, dtype=dtype, chunks=chunks, meta=empty)
-    filtered = _as_before(trim_internal(mapped, depth, boundary="none"), names)
+    empty = np.empty((0,) * wide[0].ndim, dtype)
+    mapped = da.map_blocks(filter_block, *wide, dtype=dtype, chunks=(*tiles, (channels,)), meta=empty)
+    filtered = _as_before(mapped, names)
     return filtered if wrapped is None else _wrap(filtered, wrapped)
 
 
@@ -201,17 +221,40 @@ def _as_before(array: da.Array, names: str) -> da.Array:
 
 
 def run_on_block(
-    run: Callable[..., Tensor], blocks: Sequence[NDArray[Any]], origin: tuple[int, ...], dtype: Any
+    run: Callable[..., Tensor],
+    blocks: Sequence[NDArray[Any]],
+    origin: tuple[int, ...],
+    kept: tuple[slice, ...],
+    dtype: Any,
 ) -> NDArray[Any]:
-    """`run` of tiles `[*space, channels]`, the values and perhaps a guide; whole numbers are rounded again."""
+    """What is `kept` of `run` of tiles `[*space, channels]`, the values and perhaps a guide.
+
+    Args:
+        run: of tensors `[channels, *space]` and the origin.
+        blocks: tiles with their margins.
+        origin: of their first sample.
+        kept: along each axis of space, what is left without the margins.
+        dtype: of the result; whole numbers are rounded.
+    """
     keep_little()
     exact = floats_of(blocks[0].dtype)
-    tensors = [torch.from_numpy(np.ascontiguousarray(np.moveaxis(block, -1, 0), dtype=exact)) for block in blocks]
+    tensors = [_floating(block, exact).movedim(-1, 0) for block in blocks]
     try:
-        filtered: NDArray[Any] = np.moveaxis(run(tensors[0], tensors[-1], origin).numpy(), 0, -1)
+        filtered = run(tensors[0], tensors[-1], origin).movedim(0, -1).numpy()[kept]
     except InputError as error:
         raise InputError(f"in the tile whose first sample is {origin}: {error.message}") from error
-    return as_dtype(filtered, dtype)
+    result = np.empty(filtered.shape, dtype)
+    # line by line, for which the caches are large enough: new memory costs more than the arithmetic
+    for line, numbers in zip(result, filtered, strict=True):
+        line[...] = as_dtype(numbers, dtype)
+    return result
+
+
+def _floating(block: NDArray[Any], dtype: Any) -> Tensor:
+    """A copy of the block."""
+    tensor = new_tensor(block.shape, torch.float64 if dtype == np.float64 else torch.float32)
+    np.copyto(tensor.numpy(), block, casting="unsafe")
+    return tensor
 
 
 def as_dtype(numbers: NDArray[Any], dtype: Any) -> NDArray[Any]:
@@ -222,7 +265,12 @@ def as_dtype(numbers: NDArray[Any], dtype: Any) -> NDArray[Any]:
     """
     if not np.issubdtype(dtype, np.integer):
         return numbers.astype(dtype)
-    limits, rounded = np.iinfo(dtype), np.rint(numbers)
+    limits = np.iinfo(dtype)
+    rounded: NDArray[Any] = np.rint(numbers)
+    if np.dtype(dtype).itemsize <= 2:
+        # all of them have equals among the floats
+        np.clip(rounded, limits.min, limits.max, out=rounded)
+        return rounded.astype(dtype)
     # the largest number may have no equal among the floats, and the next of these is beyond it
     above = rounded >= limits.max
     whole = np.where(above, 0, np.maximum(rounded, limits.min)).astype(dtype)

@@ -13,14 +13,23 @@ from permutohedral.errors import MemoryLimitError
 from permutohedral.memory import available_memory, forecast_memory
 from permutohedral.ops.native_limits import KEPT_MEMORY_VARIABLE, limit_kept_memory
 
-# what a task may take of the limit of a worker; the rest is the package, and other tasks' results
-_SHARE = 0.5
-# what the core may keep of it between tasks: with the package and a task, less than what Dask finds too much
-_KEPT_SHARE = 0.25
+# Dask writes results to the disk when a worker takes more of its limit than this, and soon after begins no new tasks
+_CALM_SHARE = 0.7
+# what the package takes before the first task, with torch and Dask
+_PACKAGE_BYTES = 300 << 20
+# a lattice has about one point for so many samples, or fewer; for as many points as samples there is still room
+_SAMPLES_PER_LATTICE_POINT = 3
 # tables beyond this are not kept in one piece, and filters take longer
 _LARGEST_TABLES = 1 << 28
 
-
+# for each worker: its tasks have one thread
+_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+# blocks of a chunk's size are used again by the C library, since new pages take longer than reading a chunk does
+_KEPT_PAGES = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
+}
 # a worker that was killed may take long to come back: importing torch on a busy machine does
 _SECONDS_TO_COME_BACK = 120
 # all workers lost is an error then
@@ -42,8 +51,7 @@ def start_workers(workers: int | None = None, memory: str | int | None = None) -
     limits = {
         "distributed.deploy.lost-worker-timeout": _SECONDS_TO_COME_BACK,
         "distributed.scheduler.no-workers-timeout": _SECONDS_WITHOUT_WORKERS,
-        # each has a thread for its tasks
-        "distributed.nanny.pre-spawn-environ": {"OMP_NUM_THREADS": "1"},
+        "distributed.nanny.pre-spawn-environ": {**_ONE_THREAD, **_KEPT_PAGES},
     }
     dask.config.set(limits)
     # a client that starts its workers ends them, too
@@ -57,10 +65,10 @@ def start_workers(workers: int | None = None, memory: str | int | None = None) -
 
 
 def keep_little() -> None:
-    """In a worker, let the core keep no more freed memory than a part of the worker's limit; no change elsewhere."""
+    """In a worker, let the core keep no more freed memory than tasks may take; no change elsewhere."""
     limit = _limit_here()
     if limit is not None and os.environ.get(KEPT_MEMORY_VARIABLE) is None and find_spec("permutohedral._native"):
-        limit_kept_memory(str(int(_KEPT_SHARE * limit) >> 20))
+        limit_kept_memory(str(_for_tasks(limit) >> 20))
 
 
 def _limit_here() -> int | None:
@@ -87,12 +95,21 @@ def check_merged(num_lattice_points: int, row_bytes: int) -> None:
     limit = _limit_here()
     # what is added, the sum, and the table to look keys up
     needed = 4 * num_lattice_points * row_bytes
-    if limit is not None and needed > _SHARE * limit:
+    if limit is not None and needed > _for_tasks(limit):
         raise MemoryLimitError(
             f"the lattices of some chunks have {num_lattice_points:,} lattice points, and to add them takes "
-            f"{needed / 2**20:,.0f} MiB, where a worker has {_SHARE * limit / 2**20:,.0f} MiB for it: give workers "
+            f"{needed / 2**20:,.0f} MiB, where a worker has {_for_tasks(limit) / 2**20:,.0f} MiB for it: give workers "
             "more memory, take larger bandwidths, or filter parts of the space apart"
         )
+
+
+def _for_tasks(limit: int) -> int:
+    """What tasks may take of the limit of a worker.
+
+    >>> _for_tasks(1 << 30) >> 20
+    416
+    """
+    return max(int(_CALM_SHARE * limit) - _PACKAGE_BYTES, limit // 8)
 
 
 def worker_memory() -> int:
@@ -109,7 +126,7 @@ def worker_memory() -> int:
 
 def check_fits(num_points: int, dimension: int, channels: int) -> None:
     """Raise if a task on this many points would need more than a worker has."""
-    needed, free = _needed(num_points, dimension, channels), int(_SHARE * worker_memory())
+    needed, free = _needed(num_points, dimension, channels), _for_tasks(worker_memory())
     if needed > free:
         fitting = max(int(num_points * free / needed), 1)
         raise MemoryLimitError(
@@ -125,10 +142,12 @@ def points_that_fit(dimension: int, channels: int) -> int:
     True
     """
     many = 1_000_000
-    fitting = _SHARE * worker_memory() * many / _needed(many, dimension, channels)
+    fitting = _for_tasks(worker_memory()) * many / _needed(many, dimension, channels)
     return max(int(min(fitting, _LARGEST_TABLES / (8 * (dimension + 1)))), 1)
 
 
 def _needed(num_points: int, dimension: int, channels: int) -> int:
-    """Bytes, if there is a lattice point for each point, and the values go in and out."""
-    return forecast_memory(num_points, dimension, 0, 2 * channels, num_points, separable=True, ordered=True).total
+    """Bytes of a lattice, of features, and of values that go in and out."""
+    lattice_points = num_points // _SAMPLES_PER_LATTICE_POINT
+    lattice = forecast_memory(num_points, dimension, 0, 2 * channels, lattice_points, separable=True, ordered=True)
+    return lattice.total + 4 * num_points * (dimension + channels)

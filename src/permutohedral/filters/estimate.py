@@ -6,16 +6,17 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from permutohedral.errors import AccuracyWarning, InputError
-from permutohedral.features import Sigma, bilateral_features, check_guide, check_image, numbers_of
+from permutohedral.features import Sigma, bilateral_features, check_guide, check_image, numbers_of, space_in_words
 from permutohedral.filters.exact import sum_points
 from permutohedral.tensors import check_count, check_tensor
 
-# pixels of a picture are sampled in squares of this side, which share their surroundings
+# pixels are sampled in squares of this side, voxels in cubes, which share their surroundings
 _SIDE = 3
 # and look this far, in standard deviations: 3.4e-4 of the mass of the Gaussian lies beyond
 _REACH = 4.0
@@ -91,24 +92,26 @@ def estimate_error(
         return _compare(filtered[drawn], exact, before, warn_above)
 
 
-def estimate_bilateral_error(
+def estimate_bilateral_error(  # noqa: PLR0913 (what was filtered and how, and three options by name)
     filtered: Tensor,
     image: Tensor,
     sigma_space: Sigma,
     sigma_range: Sigma,
     guide: Tensor | None = None,
     *,
+    spatial_axes: int = 2,
     samples: int = 256,
     warn_above: float | None = None,
 ) -> ErrorEstimate:
-    """Compare the result of `bilateral_filter` with exact sums at randomly drawn pixels.
+    """Compare the result of `bilateral_filter` with exact sums at randomly drawn pixels, or voxels.
 
     Args:
-        filtered: `[channels, height, width]`, what was computed.
-        image: `[channels, height, width]`.
+        filtered: `[channels, *space]`, what was computed, by default `[channels, height, width]`.
+        image: `[channels, *space]`.
         sigma_space: see `bilateral_filter`.
         sigma_range: see `bilateral_filter`.
-        guide: `[guide channels, height, width]`; default: the image itself.
+        guide: `[guide channels, *space]`; default: the image itself.
+        spatial_axes: how many axes follow the channels: 1 for signals, 2 for pictures, 3 for volumes.
         samples: about how many pixels are drawn, always the same ones.
         warn_above: warn with an `AccuracyWarning` if the relative error is larger.
 
@@ -119,47 +122,47 @@ def estimate_bilateral_error(
     True
     """
     check_count("samples", samples, least=1)
-    check_image(image)
+    check_image(image, spatial_axes)
     edges = image if guide is None else guide
-    check_guide(edges, image)
-    if image.dim() != 3 or filtered.shape != image.shape:
+    check_guide(edges, image, spatial_axes)
+    if image.dim() != spatial_axes + 1 or filtered.shape != image.shape:
         raise InputError(
-            f"image and filtered must be [channels, height, width], got {tuple(image.shape)} and "
+            f"image and filtered must be [channels, {space_in_words(spatial_axes)}], got {tuple(image.shape)} and "
             f"{tuple(filtered.shape)}; estimate the items of a batch one by one"
         )
-    sigmas = numbers_of(sigma_space, 2)
-    squares = list(_squares(image.shape[1:], sigmas, samples))
-    if sum(_area(around) for _, around in squares) > _area((slice(0, image.shape[1]), slice(0, image.shape[2]))):
+    sigmas, features_of = numbers_of(sigma_space, spatial_axes), partial(bilateral_features, spatial_axes=spatial_axes)
+    cubes = list(_cubes(image.shape[1:], sigmas, samples))
+    if sum(_volume(around) for _, around in cubes) > math.prod(image.shape[1:]):
         # one by one they would look at more than there is
-        features = bilateral_features(edges, sigma_space, sigma_range)
+        features = features_of(edges, sigma_space, sigma_range)
         pixels = filtered.flatten(1).mT, image.flatten(1).mT
         return estimate_error(*pixels, features, samples=samples, warn_above=warn_above)
     found = []
     with torch.no_grad():
-        for (rows, columns), (y, x) in squares:
-            features = bilateral_features(edges[:, y, x], sigma_space, sigma_range).unflatten(0, (-1, x.stop - x.start))
-            targets = features[_within(rows, y), _within(columns, x)].flatten(0, 1)
-            colors = image[:, y, x].flatten(1).mT
-            exact = sum_points(colors, "homogeneous", features.flatten(0, 1), targets)
-            found.append((filtered[:, rows, columns].flatten(1).mT, exact, image[:, rows, columns].flatten(1).mT))
+        for cube, around in cubes:
+            there, here = (slice(None), *around), (slice(None), *cube)
+            features = features_of(edges[there], sigma_space, sigma_range)
+            targets = features.unflatten(0, image[there].shape[1:])[_within(cube, around)].flatten(0, -2)
+            exact = sum_points(image[there].flatten(1).mT, "homogeneous", features, targets)
+            found.append((filtered[here].flatten(1).mT, exact, image[here].flatten(1).mT))
         approximate, exact, before = (torch.cat(parts) for parts in zip(*found, strict=True))
         return _compare(approximate, exact, before, warn_above)
 
 
-# rows and columns of a picture
-_Part = tuple[slice, slice]
+# along each axis of space
+_Part = tuple[slice, ...]
 
 
-def _squares(size: Sequence[int], sigmas: Sequence[float], samples: int) -> Iterator[tuple[_Part, _Part]]:
-    """Small squares in a picture of `size`, and what is around each."""
+def _cubes(size: Sequence[int], sigmas: Sequence[float], samples: int) -> Iterator[tuple[_Part, _Part]]:
+    """Small cubes in a volume of `size`, squares in a picture, and what is around each."""
     generator = torch.Generator().manual_seed(0)
     margins = [math.ceil(_REACH * sigma) for sigma in sigmas]
-    for _ in range(math.ceil(samples / _SIDE**2)):
-        rows, columns = (_interval(extent, generator) for extent in size)
-        yield (rows, columns), (_widen(rows, margins[0], size[0]), _widen(columns, margins[1], size[1]))
+    for _ in range(math.ceil(samples / _SIDE ** len(size))):
+        cube = tuple(_interval(extent, generator) for extent in size)
+        yield cube, tuple(_widen(*each) for each in zip(cube, margins, size, strict=True))
 
 
-def _area(part: _Part) -> int:
+def _volume(part: _Part) -> int:
     return math.prod(interval.stop - interval.start for interval in part)
 
 
@@ -173,9 +176,9 @@ def _widen(interval: slice, margin: int, extent: int) -> slice:
     return slice(max(interval.start - margin, 0), min(interval.stop + margin, extent))
 
 
-def _within(part: slice, whole: slice) -> slice:
-    """A part of what begins at `whole`."""
-    return slice(part.start - whole.start, part.stop - whole.start)
+def _within(part: _Part, whole: _Part) -> _Part:
+    """A part of what begins where `whole` does."""
+    return tuple(slice(a.start - b.start, a.stop - b.start) for a, b in zip(part, whole, strict=True))
 
 
 def _compare(approximate: Tensor, exact: Tensor, before: Tensor | None, warn_above: float | None) -> ErrorEstimate:

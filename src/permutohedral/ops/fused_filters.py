@@ -6,7 +6,7 @@ A backend that has `filter_learned` or `filter_points` is used through this. Wit
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -37,21 +37,12 @@ def can_fuse(values: Tensor, weight: Tensor, bias: Tensor | None, *barycentric: 
     return hasattr(primitives_for(values), "filter_learned")
 
 
-def picture_features(guide: Tensor, sigma_space: object, sigma_range: object) -> Tensor | None:
-    """Position and color of every pixel in standard deviations in one call, None where torch computes them.
-
-    Args:
-        guide: float `[..., channels, height, width]`.
-        sigma_space: in pixels; only a positive number is taken.
-        sigma_range: in units of the guide's values, likewise.
-    """
+def picture_features(
+    guide: Tensor, sigma_space: Sequence[float], sigma_range: Sequence[float], origin: Sequence[int]
+) -> Tensor | None:
+    """In one call, None where torch computes them: see `FusedPrimitives.picture_features`."""
     run = in_one_call("picture_features", guide)
-    if run is None or guide.dim() < 3 or not guide.is_floating_point():
-        return None
-    for sigma in (sigma_space, sigma_range):
-        if not isinstance(sigma, (int, float)) or not 0 < sigma < float("inf"):
-            return None
-    features: Tensor | None = run(guide, float(sigma_space), float(sigma_range))  # type: ignore[arg-type]
+    features: Tensor | None = None if run is None else run(guide, sigma_space, sigma_range, origin)
     return features
 
 

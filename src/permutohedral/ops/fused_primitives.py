@@ -187,17 +187,20 @@ class FusedPrimitives(Primitives, GuidedPrimitives, Protocol):
         """
         ...
 
-    def picture_features(self, guide: Tensor, sigma_space: float, sigma_range: float) -> Tensor | None:
-        """Position and color of every pixel in standard deviations.
+    def picture_features(
+        self, guide: Tensor, sigma_space: Sequence[float], sigma_range: Sequence[float], origin: Sequence[int]
+    ) -> Tensor | None:
+        """Position and color of every pixel or voxel in standard deviations.
 
         Args:
-            guide: float `[..., channels, height, width]`.
-            sigma_space: standard deviation over positions, in pixels.
-            sigma_range: standard deviation over colors.
+            guide: float `[..., channels, *space]`.
+            sigma_space: standard deviation over positions along each axis of space, in samples.
+            sigma_range: standard deviation over each channel.
+            origin: the position of the first sample, a number for each axis of space.
 
         Returns:
-            `[..., height * width, 2 + channels]` in the accumulation dtype: y, x, then the channels; None where torch
-            computes them.
+            `[..., samples, axes + channels]` in the accumulation dtype: positions in the order of the axes, then the
+            channels; None where torch computes them.
         """
         ...
 

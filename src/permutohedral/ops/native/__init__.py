@@ -7,7 +7,7 @@ Here tensors are allocated and made contiguous; the core borrows them. The numbe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -325,14 +325,21 @@ def differentiate_learned(
     return slice(at_sources, source.vertices, source.barycentric), to_weight, to_bias
 
 
-def picture_features(guide: Tensor, sigma_space: float, sigma_range: float) -> Tensor:
-    dtype, (*leading, channels, height, width) = accumulation_dtype(guide.dtype), guide.shape
-    count = math.prod(leading)
-    features = _empty((count * height * width, 2 + channels), dtype)
+def picture_features(
+    guide: Tensor, sigma_space: Sequence[float], sigma_range: Sequence[float], origin: Sequence[int]
+) -> Tensor:
+    dtype, axes = accumulation_dtype(guide.dtype), len(origin)
+    leading, (channels, *space) = guide.shape[: -axes - 1], guide.shape[-axes - 1 :]
+    count, samples = math.prod(leading), math.prod(space)
+    features = _empty((count * samples, axes + channels), dtype)
     if features.numel() > 0:
-        pictures = _plain(guide, dtype).view(count, channels, height, width)
-        _core(dtype).picture_features(pictures, sigma_space, sigma_range, features, _threads(features.numel()))
-    return features.view(*leading, height * width, 2 + channels)
+        last = guide.movedim(-axes - 1, -1)
+        channels_last = last.is_contiguous()
+        pictures = _plain(last if channels_last else guide, dtype)
+        pictures = pictures.view(count, *pictures.shape[-axes - 1 :])
+        units = list(origin), list(sigma_space), list(sigma_range)
+        _core(dtype).picture_features(pictures, channels_last, *units, features, _threads(features.numel()))
+    return features.view(*leading, samples, axes + channels)
 
 
 def embed_gradient(features: Tensor, barycentric_gradient: Tensor) -> Tensor:

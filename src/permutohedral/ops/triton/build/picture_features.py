@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -46,10 +47,14 @@ def _bind_features(channels: int) -> Bound:
 
 
 @on_device
-def picture_features(guide: Tensor, sigma_space: float, sigma_range: float) -> Tensor | None:
+def picture_features(
+    guide: Tensor, sigma_space: Sequence[float], sigma_range: Sequence[float], origin: Sequence[int]
+) -> Tensor | None:
     """Features `[..., height * width, 2 + channels]` of pictures `[..., channels, height, width]`: y, x, colors."""
-    if guide.dtype == torch.float64:
-        # a kernel takes numbers of 32 bits
+    # a kernel takes numbers of 32 bits
+    if guide.dtype == torch.float64 or len(origin) != 2 or any(origin):
+        return None
+    if len(set(sigma_space)) != 1 or len(set(sigma_range)) != 1:
         return None
     *leading, channels, height, width = guide.shape
     pixels = height * width
@@ -58,6 +63,6 @@ def picture_features(guide: Tensor, sigma_space: float, sigma_range: float) -> T
         images = guide if len(leading) <= 1 else guide.reshape(-1, channels, height, width)
         # of a single picture the stride between pictures means nothing
         strides = images.stride() if leading else (0, *images.stride())
-        sizes = features.numel() // (2 + channels), width, pixels, *strides, sigma_space, sigma_range
+        sizes = features.numel() // (2 + channels), width, pixels, *strides, sigma_space[0], sigma_range[0]
         _bind_features(channels)((cdiv(features.numel(), _BLOCK), 1, 1), (images, features), sizes)
     return features
