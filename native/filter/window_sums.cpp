@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "filter/powers_of_two.hpp"
@@ -145,7 +146,7 @@ void sum_row(const WindowShape& shape, const Window<T>& window, const PaddedPlan
 template <class T>
 void sum_window(const WindowShape& shape, const T* values, const T* guide, T* out, int threads) {
     const Window<T> window(shape);
-    const bool rough = shape.reach < rough_reach;
+    const bool rough = std::is_same_v<T, float> && shape.reach < rough_reach;
     // exp(-x^2 / 2) is two to the power of -(factor x)^2
     const T factor = T(std::sqrt(0.5 * log2_e));
     const PaddedPlanes<T> padded_guide(guide, shape.num_items * shape.num_guides, shape, window.reach_x, factor,

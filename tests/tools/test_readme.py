@@ -48,7 +48,9 @@ def write_arrays(folder: Path) -> None:
     tifffile: Any = pytest.importorskip("tifffile", reason="tifffile is not installed")
     volume = np.random.default_rng(0).random((6, 9, 8), dtype=np.float32)
     zarr.create_array(str(folder / "volume.zarr"), data=volume)
-    levels = {"axes": [{"name": name} for name in "zyx"], "datasets": [{"path": "0"}]}
+    scale = {"type": "scale", "scale": [1.0, 0.25, 0.25]}
+    axes = [{"name": name, "type": "space", "unit": "micrometer"} for name in "zyx"]
+    levels = {"axes": axes, "datasets": [{"path": "0", "coordinateTransformations": [scale]}]}
     described = {"ome": {"version": "0.5", "multiscales": [levels]}}
     zarr.create_group(str(folder / "cells.ome.zarr"), attributes=described).create_array("0", data=volume)
     tifffile.imwrite(folder / "slide.tif", (255 * volume[0]).astype(np.uint8))
