@@ -125,19 +125,24 @@ def test_upsample_what_the_page_makes(photo: Photo, mode: given.Mode) -> None:
     assert material.coarse.picture is not None
     Path("coarse.png").write_bytes(encode_png(material.coarse.picture))
     Path("guide.png").write_bytes(encode_png(Picture(material.guide)))
-    Path("out.png").write_bytes(upsampling.result_file(found.values, material)[1])
+    Path("out.png").write_bytes(upsampling.result_file(found.values, material, "out.png"))
     run(texts.upsample_code(settings, "coarse.png", "guide.png", "out.png"), "out.png")
 
 
-def test_upsample_a_map_of_floats(photo: Photo) -> None:
+@pytest.mark.parametrize("name", ["depth.npy", "depth.tif"])
+def test_upsample_a_map_of_numbers(photo: Photo, name: str) -> None:
+    """Of floats, and of whole numbers, which are a picture too."""
     settings = given.UpsampleSettings()
-    np.save("depth.npy", np.linspace(2, 9, 9 * 13, dtype=np.float32).reshape(9, 13))
-    material = upsampling.own_map(Path("depth.npy"), "depth.npy", photo)
+    depth = np.linspace(2, 9, 9 * 13, dtype=np.float32).reshape(9, 13)
+    if name.endswith(".npy"):
+        np.save(name, depth)
+    else:
+        Image.fromarray((1000 * depth).astype(np.uint16)).save(name)
+    material = upsampling.own_map(Path(name), name, photo)
     found = upsampling.upsample(material, settings, nothing)
     assert found.psnr is None
-    name, content = upsampling.result_file(found.values, material)
-    Path(name).write_bytes(content)
-    run(texts.upsample_code(settings, "depth.npy", photo.name, name), "out.npy")
+    Path("out.npy").write_bytes(upsampling.result_file(found.values, material, "out.npy"))
+    run(texts.upsample_code(settings, name, photo.name, "out.npy"), "out.npy")
 
 
 @pytest.mark.parametrize(("guided", "at_once"), [(False, True), (True, True), (False, False)])

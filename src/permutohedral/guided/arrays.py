@@ -28,11 +28,11 @@ def optional_tensor(given: Tensor | NDArray[Any] | None) -> Tensor | None:
 
 
 def as_given(result: Tensor, given: Data) -> Data:
-    """The result as an array if `given` is one.
+    """The result as an array if `given` is one; derivatives end there, whatever else was given.
 
     >>> as_given(torch.zeros(2), np.zeros(3))
     array([0., 0.], dtype=float32)
     """
     if isinstance(given, np.ndarray):
-        return result.numpy()
+        return result.detach().numpy()
     return result

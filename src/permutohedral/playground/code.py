@@ -33,12 +33,17 @@ def _path(name: str) -> str:
     return f'Path("{name}")' if plain else f"Path({name!r})"
 
 
-def _command(*words: object, **options: object) -> str:
-    """A command line with the options that are not None; floats as they are written in Python."""
-    written = [str(word) for word in words]
-    for name, value in options.items():
+def _command(name: str, *files: str, **options: object) -> str:
+    """A command line with the options that are not None; floats as they are written in Python.
+
+    >>> print(_command("filter", "-x.png", "smooth.png", halo=1))
+    permutohedral filter ./-x.png smooth.png --halo 1
+    """
+    # a name that begins with a dash would be taken for an option
+    written = [name, *(f"./{file}" if file.startswith("-") else file for file in files)]
+    for option, value in options.items():
         if value is not None:
-            written += ["--" + name.replace("_", "-"), str(value)]
+            written += ["--" + option.replace("_", "-"), str(value)]
     return shlex.join(["permutohedral", *written])
 
 

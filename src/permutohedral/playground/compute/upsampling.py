@@ -139,10 +139,9 @@ def _as_picture(values: Tensor, material: Material) -> Tensor:
     return torch.nan_to_num((shown - low) / max(high - low, 1e-12))
 
 
-def result_file(found: Tensor, material: Material) -> tuple[str, bytes]:
-    """Name and content of the file that `permutohedral upsample` writes."""
-    name = "out.png" if material.coarse.picture is not None else "out.npy"
+def result_file(found: Tensor, material: Material, name: str) -> bytes:
+    """Content of the file of that name that `permutohedral upsample` writes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
         write_map(found, material.coarse, path)
-        return name, path.read_bytes()
+        return path.read_bytes()

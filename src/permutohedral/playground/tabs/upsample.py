@@ -74,8 +74,7 @@ class UpsamplePanel(Panel):
         if self._map is None:
             return upsample_code(settings, "coarse.png", "guide.png", "out.png")
         name = self._map[1]
-        result = "out.npy" if Path(name).suffix.lower() in (".npy", ".tif", ".tiff") else "out.png"
-        return upsample_code(settings, name, photo.name, result, photo.is_transparent)
+        return upsample_code(settings, name, photo.name, _result_name(name), photo.is_transparent)
 
     def compute(self) -> None:
         photo, own, settings, number = self.session.photo, self._map, self.settings(), self.number
@@ -104,7 +103,7 @@ class UpsamplePanel(Panel):
             self._show(mode, found, number)
             if mode == settings.mode and number == self.number:
                 self.tell(found.result.cost, *([] if own is None else ["error unknown: nobody knows the true map"]))
-                self.offer(_files(material[0], found, own is None))
+                self.offer(_files(material[0], found, None if own is None else own[1]))
 
         # in the order of their time
         stages = [
@@ -143,14 +142,19 @@ def _check_map(path: Path, name: str, photo: Photo) -> Material:
     return own_map(path, name, photo)
 
 
-def _files(material: Material, found: Upsampled, ours: bool) -> list[File]:
+def _result_name(own: str | None) -> str:
+    """Of the file that the code writes, and the page offers, for a map of that name; None for the photo's colors."""
+    return "out.npy" if own is not None and Path(own).suffix.lower() in (".npy", ".tif", ".tiff") else "out.png"
+
+
+def _files(material: Material, found: Upsampled, own: str | None) -> list[File]:
     from permutohedral.pictures.files import Picture
     from permutohedral.playground.compute.layers import encode_png
     from permutohedral.playground.compute.upsampling import result_file
 
-    name = "out.png" if material.coarse.picture is not None else "out.npy"
-    files: list[File] = [(name, lambda: result_file(found.values, material)[1])]
-    if ours:
+    name = _result_name(own)
+    files: list[File] = [(name, lambda: result_file(found.values, material, name))]
+    if own is None:
         assert material.coarse.picture is not None
         files.append(("coarse.png", partial(encode_png, material.coarse.picture)))
         files.append(("guide.png", partial(encode_png, Picture(material.guide))))
