@@ -176,9 +176,9 @@ def test_segment_and_upsample_along_a_transparent_photo(transparent: Photo) -> N
     np.save("depth.npy", np.linspace(2, 9, 9 * 13, dtype=np.float32).reshape(9, 13))
     material = upsampling.own_map(Path("depth.npy"), "depth.npy", transparent)
     settings = given.UpsampleSettings()
-    name, content = upsampling.result_file(upsampling.upsample(material, settings, nothing).values, material)
-    Path(name).write_bytes(content)
-    run(texts.upsample_code(settings, "depth.npy", "hole.png", name, transparent.is_transparent), name)
+    upsampled = upsampling.upsample(material, settings, nothing)
+    Path("out.npy").write_bytes(upsampling.result_file(upsampled.values, material, "out.npy"))
+    run(texts.upsample_code(settings, "depth.npy", "hole.png", "out.npy", transparent.is_transparent), "out.npy")
 
 
 def test_segmenting_and_upsampling_end_when_they_are_no_longer_wanted(photo: Photo) -> None:
