@@ -28,6 +28,8 @@ TileFilter = Callable[[Tensor, tuple[int, ...]], Tensor]
 _CHANNELS = "C"
 # an axis this short at an end of an array looks like channels
 _FEW = 4
+# as many as are rounded at a time
+_NUMBERS_IN_CACHE = 1 << 16
 
 
 def bilateral_filter(
@@ -244,9 +246,11 @@ def run_on_block(
     except InputError as error:
         raise InputError(f"in the tile whose first sample is {origin}: {error.message}") from error
     result = np.empty(filtered.shape, dtype)
-    # line by line, for which the caches are large enough: new memory costs more than the arithmetic
-    for line, numbers in zip(result, filtered, strict=True):
-        line[...] = as_dtype(numbers, dtype)
+    # some lines at a time, for which the caches are large enough: new memory costs more than the arithmetic
+    lines = max(1, _NUMBERS_IN_CACHE * len(filtered) // max(filtered.size, 1))
+    for first in range(0, len(filtered), lines):
+        some = slice(first, first + lines)
+        result[some] = as_dtype(filtered[some], dtype)
     return result
 
 
