@@ -186,6 +186,9 @@ def test_arrays_give_arrays() -> None:
     assert isinstance(ph.Upsampler(guide, (4, 5))(coarse), np.ndarray)
     solved = ph.bilateral_solver(coarse, guide, observe="cells", start=found)
     assert isinstance(solved, np.ndarray)
+    # what is learned beside arrays has no derivative through them
+    learned = torch.tensor(2.0, requires_grad=True)
+    assert isinstance(ph.bilateral_solver(coarse, guide, observe="cells", smoothness=learned), np.ndarray)
     assert isinstance(ph.BilateralSolver(guide)(coarse[:, 0], observe=np.zeros((5, 2))), np.ndarray)
     values, mass = ph.interpolate(coarse[:, 0].T, random.random((5, 2)))
     assert isinstance(values, np.ndarray)
