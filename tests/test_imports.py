@@ -34,7 +34,7 @@ ORDER = [
     ["lattice", "filters.largest"],
     ["checks", "geometry", "pyramid", "bounded_lattice"],
     ["filters.steps", "levels"],
-    ["filters.normalization", "filters.landmarks"],
+    ["filters.normalization", "filters.landmarks", "filters.color_grid"],
     ["filters.weighting", "filters.exact"],
     ["filters.estimate", "filters.choice", "filters"],
     ["functional"],

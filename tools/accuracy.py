@@ -184,11 +184,11 @@ being 1), carrying the color.
 
 PICTURES = """## Photographs with noise, small bandwidths, worst pixels
 
-Color photographs of 481 x 321 pixels (BSDS500, {names}; the first alone from 16 pixels on), clean
-and with noise of 25/255, at bandwidths from 1 to 30 pixels and from 0.02 to 0.5 in color. *error* is the relative L2
-error over all pixels, the mean of the photographs; *worst* the largest error of a channel at any pixel of any of them,
-white being 1. The lattice is coarse where the pixels of one neighborhood share few lattice points: where noise or edges
-are wide against the bandwidth in color.
+Color photographs of 481 x 321 pixels (BSDS500, {names}), clean and with noise of 25/255,
+at bandwidths from 1 to 30 pixels and from 0.02 to 0.5 in color. *error* is the relative L2 error over all pixels, the
+mean of the photographs; *worst* the largest error of a channel at any pixel of any of them, white being 1. The lattice
+is coarse where the pixels of one neighborhood share few lattice points: where noise or edges are wide against the
+bandwidth in color.
 
 `method="auto"` takes what is closest to the definition among what takes at most a third longer than the lattice, as
 estimated from the size of the window and the lattice points that parts of the picture touch; `explain_bilateral` tells.
@@ -198,9 +198,13 @@ estimated from the size of the window and the lattice points that parts of the p
 - **landmarks**: the Gaussian between colors as a sum of few terms, sum_kl w(a, c_k) M_kl w(c_l, b), where c_k are some
   colors of the picture, w is the Gaussian and M the inverse of the matrix w(c_k, c_l): the approximation of Nyström.
   Each term is a picture, blurred over positions on a coarse grid. Pixels of small mass, whose colors are rare, are
-  summed over a window. The colors of a photograph are near each other for a wide Gaussian, so that few terms do; with
-  noise, or for a narrow one, there are too many. For pictures of up to 2048 x 2048 pixels and three channels of the
-  guide; not where derivatives are wanted, and not in traced code.
+  summed over a window. The colors of a photograph are near each other for a wide Gaussian, so that few terms do.
+- **grid**: where more than 40 landmarks would be needed, with noise or for a narrow Gaussian: nodes over positions, one
+  standard deviation apart, and at each of them nodes over colors, 1.2 standard deviations apart along the main axes of
+  the colors of the picture. Pixels are splatted with B-splines, blurred and interpolated. All weights are positive and
+  no path gets lost, so that rare colors come out as well as others. Their mass may be a quarter off.
+
+  Both are for guides of up to three channels; not where derivatives are wanted, and not in traced code.
 - **separable**: the lattice. A halo is not among the choices: the lattice points that it adds (below) take more than a
   third of the time.
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from permutohedral.ops.dispatch import primitives_for
 from permutohedral.ops.fused_primitives import (
+    ColorGridTables,
     FilterTables,
     FusedPrimitives,
     KeptOfFilter,
@@ -77,6 +78,12 @@ def filter_points(values: Tensor, features: Tensor | None, smallest_mass: float)
 def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor | None:
     """In one call, None where torch computes it: see `FusedPrimitives.sum_landmarks`."""
     run = in_one_call("sum_landmarks", values, guide) if values.numel() else None
+    return None if run is None else run(values, guide, tables)
+
+
+def sum_color_grid(values: Tensor, guide: Tensor, tables: ColorGridTables) -> Tensor | None:
+    """In one call, None where torch computes it: see `FusedPrimitives.sum_color_grid`."""
+    run = in_one_call("sum_color_grid", values, guide)
     return None if run is None else run(values, guide, tables)
 
 
