@@ -43,8 +43,8 @@ _ROUGH = 0.9
 # of landmarks, for four channels: for each pixel, and each landmark there; for each node between cells of pixels, each
 # landmark and each pair of landmarks there
 _LANDMARKS_PIXEL, _TERM, _NODE, _NODE_TERM, _NODE_PAIR = 32.0, 1.0, 150.0, 10.0, 0.17
-# more landmarks take longer than a grid
-_MOST_LANDMARKS = 40
+# where colors take up more nodes than this, landmarks would be so many that a grid takes less time
+_MOST_SPREAD = 22.0
 # of a grid, for four channels: for each pixel, and each node over colors that is stored; for each place between cells,
 # and each row of nodes there
 _GRID_PIXEL, _GRID_NODE, _GRID_PLACE, _GRID_ROW = 62.0, 30.0, 1500.0, 15.0
@@ -172,8 +172,7 @@ def choose_for_pixels(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_ra
 
 
 def _over_colors(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, lattice: float) -> Choice | None:
-    """Landmarks if there are few colors, else a grid, which take little longer than the lattice; none for what is
-    differentiated."""
+    """Landmarks or a grid that take little longer than the lattice; none for what is differentiated."""
     *items, guides, height, width = guide.shape
     sigmas, count = numbers_of(sigma_space, 2), math.prod(items)
     if guides > MOST_GUIDES or min(sigmas) < _LEAST_SIGMA or count * guides * height * width == 0:
@@ -183,22 +182,44 @@ def _over_colors(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: 
     # the mass is one more channel
     passes = math.ceil((image.shape[:-2].numel() // count + 1) / 4)
     pictures, ranges = guide.reshape(-1, guides, height, width), numbers_of(sigma_range, guides)
-    most = _most_landmarks(_SLOWER * lattice / (count * height * width * passes), sigmas)
-    found = choose_landmarks(pictures, ranges, min(most, _MOST_LANDMARKS)) if most > 0 else None
-    if found is not None and found.can_repair(sigmas, height * width):
-        reason = f"{found.colors.shape[0]} colors take no longer than {_in_words(lattice)} for a lattice"
-        return Choice("landmarks", reason, colors=found, window=window_of(guide, sigma_space, sigma_range))
     axes = find_axes(pictures, ranges)
-    size = None if axes is None else estimate_size(pictures, ranges, sigmas, axes)
+    if axes is None:
+        return None
+    # the one that takes less time first
+    methods = (_few_landmarks, _small_grid) if axes.spread <= _MOST_SPREAD else (_small_grid, _few_landmarks)
+    for method in methods:
+        colors, reason = method(pictures, ranges, sigmas, axes, passes, lattice)
+        if colors is not None:
+            name: Literal["landmarks", "grid"] = "landmarks" if isinstance(colors, Landmarks) else "grid"
+            return Choice(name, reason, colors=colors, window=window_of(guide, sigma_space, sigma_range))
+    return None
+
+
+def _few_landmarks(
+    guide: Tensor, ranges: Sequence[float], sigmas: Sequence[float], axes: ColorAxes, passes: int, lattice: float
+) -> tuple[Landmarks | None, str]:
+    items, _, height, width = guide.shape
+    most = _most_landmarks(_SLOWER * lattice / (items * height * width * passes), sigmas)
+    found = choose_landmarks(guide, ranges, most) if most > 0 else None
+    if found is None or not found.can_repair(sigmas, height * width):
+        return None, ""
+    return found, f"{found.colors.shape[0]} colors take no longer than {_in_words(lattice)} for a lattice"
+
+
+def _small_grid(
+    guide: Tensor, ranges: Sequence[float], sigmas: Sequence[float], axes: ColorAxes, passes: int, lattice: float
+) -> tuple[ColorAxes | None, str]:
+    items, _, height, width = guide.shape
+    pixels = items * height * width * passes * _GRID_PIXEL
+    size = estimate_size(guide, ranges, sigmas, axes) if pixels <= _GRID_SLOWER * lattice else None
     if size is None or not size.fits():
-        return None
+        return None, ""
     place = passes * (size.nodes * _GRID_NODE + _GRID_PLACE) + size.rows * _GRID_ROW
-    time = count * (height * width * passes * _GRID_PIXEL + size.places * place)
+    time = pixels + items * size.places * place
     if time > _GRID_SLOWER * lattice:
-        return None
-    nodes = f"{count * size.places * size.nodes:,.0f}"
-    reason = f"about {_in_words(time)} for {nodes} nodes, {_in_words(lattice)} for a lattice"
-    return Choice("grid", reason, colors=axes, window=window_of(guide, sigma_space, sigma_range))
+        return None, ""
+    nodes = f"{items * size.places * size.nodes:,.0f}"
+    return axes, f"about {_in_words(time)} for {nodes} nodes, {_in_words(lattice)} for a lattice"
 
 
 def _most_landmarks(time: float, sigmas: Sequence[float]) -> int:

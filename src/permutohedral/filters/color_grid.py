@@ -56,10 +56,12 @@ class ColorAxes:
         directions: `[guide channels, guide channels]`, one axis in a row, the one in which colors differ most last;
             from a guide in standard deviations to nodes.
         origin: `[guide channels]`, in nodes.
+        spread: about how many nodes their colors take up.
     """
 
     directions: NDArray[np.float64]
     origin: NDArray[np.float64]
+    spread: float
 
     def locate(self, colors: NDArray[np.float64]) -> NDArray[np.float64]:
         """Coordinates, in nodes, of colors `[..., guide channels]` in standard deviations."""
@@ -93,8 +95,11 @@ def find_axes(guide: Tensor, sigma: Sequence[float]) -> ColorAxes | None:
     if not np.isfinite(covariance).all():
         # refused later on, with a reason
         return None
-    directions = np.linalg.eigh(covariance)[1].T / _SPACING
-    return ColorAxes(directions, directions @ mean)
+    variances, vectors = np.linalg.eigh(covariance)
+    directions = vectors.T / _SPACING
+    # most colors lie within one and a half standard deviations of their own
+    spread = np.prod(1 + 3 / _SPACING * np.sqrt(variances.clip(min=0)))
+    return ColorAxes(directions, directions @ mean, float(spread))
 
 
 def _sample(guide: Tensor) -> NDArray[np.float64]:
@@ -149,24 +154,24 @@ def estimate_size(guide: Tensor, sigma_range: Sequence[float], sigma: Sequence[f
     along_y, along_x = (_squares(*each) for each in zip(guide.shape[-2:], cells, strict=True))
     squares = [guide[0, :, y, x].detach().flatten(1).mT for y, x in product(along_y, along_x)]
     colors = torch.stack(squares).cpu().double().numpy() / np.array(sigma_range)
-    first = np.rint(axes.locate(colors)).astype(np.int64)
-    first -= first.min(axis=(0, 1))
+    # [axes, squares, pixels]
+    first = np.ascontiguousarray(np.moveaxis(np.rint(axes.locate(colors)), -1, 0)).astype(np.int64)
+    first -= first.reshape(len(first), -1).min(axis=1)[:, None, None]
     # rows of nodes lie along the last axis
-    extents = first.max(axis=(0, 1)) + _TAPS
+    extents = first.reshape(len(first), -1).max(axis=1) + _TAPS
     shape = (len(squares), *extents[:-1])
-    numbers = np.broadcast_to(np.arange(len(squares))[:, None], first.shape[:2])
-    rows = np.ravel_multi_index((numbers, *np.moveaxis(first[..., :-1], -1, 0)), shape)
+    numbers = np.broadcast_to(np.arange(len(squares))[:, None], first.shape[1:])
+    rows = np.ravel_multi_index((numbers, *first[:-1]), shape).ravel()
     least, most = np.full(shape, extents[-1]), np.full(shape, -1)
-    # with one index a number this is several times as fast
-    np.minimum.at(least.reshape(-1), rows.ravel(), first[..., -1].ravel())
-    np.maximum.at(most.reshape(-1), rows.ravel(), first[..., -1].ravel())
+    np.minimum.at(least.reshape(-1), rows, first[-1].ravel())
+    np.maximum.at(most.reshape(-1), rows, first[-1].ravel())
     for axis in range(1, len(shape)):
         least, most = _spread(least, axis, np.minimum), _spread(most, axis, np.maximum)
     touched = np.where(most >= 0, most - least + _TAPS, 0).sum() / len(squares)
     places = math.prod(size / cell + 1 for size, cell in zip(guide.shape[-2:], cells, strict=True))
     # as if the corners of the box around all colors were colors
-    channels = guide.detach().amax((0, 2, 3)) - guide.detach().amin((0, 2, 3))
-    spans = channels.cpu().double().numpy() / np.array(sigma_range)
+    ends = [channel.aminmax() for channel in guide.detach().movedim(1, 0)]
+    spans = np.array([float(end.max - end.min) for end in ends]) / np.array(sigma_range)
     most_extents = np.abs(axes.directions) @ spans + _TAPS
     return GridSize(_STORED * float(touched), math.prod(shape[1:]), places, tuple(most_extents.tolist()))
 
