@@ -22,6 +22,7 @@
 #include "index/neighbors.hpp"
 #include "index/vertex_index.hpp"
 #include "runtime/cache_sizes.hpp"
+#include "runtime/gpu_kernel.hpp"
 #include "runtime/instruction_sets.hpp"
 #include "runtime/memory.hpp"
 #include "runtime/threads.hpp"
@@ -550,6 +551,7 @@ NB_MODULE(_native, module) {
         .def_prop_ro("num_lattice_points", [](const PendingIndex& self) { return self.index->num_lattice_points; })
         .def_prop_ro("table_size", [](const PendingIndex& self) { return self.index->table_size(); })
         .def("finish", &PendingIndex::finish);
+    bind_gpu_kernel(module);
     module.def("allocate", &allocate, "shape"_a, "floating"_a, "bits"_a);
     module.def("forecast", &forecast, "num_points"_a, "dimension"_a, "num_lattice_points"_a, "element_bytes"_a,
                "row_bytes"_a, "ordered"_a, "threads"_a);
