@@ -541,6 +541,8 @@ nb::tuple forecast(int64_t num_points, int64_t dimension, int64_t num_lattice_po
 
 NB_MODULE(_native, module) {
     using namespace permutohedral;
+    // kernels of a GPU are kept until the process ends
+    nb::set_leak_warnings(false);
     main_thread = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
     set_interruption(handle_signals);
     module.attr("MAX_DIMENSION") = max_dimension;

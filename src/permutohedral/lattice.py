@@ -17,6 +17,7 @@ from permutohedral.errors import InputError
 from permutohedral.memory import MemoryLimit
 from permutohedral.neighborhood import Neighborhood, axis_offsets, check_halo, neighborhood_of
 from permutohedral.ops import operators
+from permutohedral.ops.one_call import in_one_call
 from permutohedral.ops.primitives import check_items
 from permutohedral.ops.shared_tensors import items_of_points, row_numbers
 from permutohedral.ops.tracing import is_batched, is_compiled_in_parts, uncompiled
@@ -230,6 +231,59 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and four options
     limit = MemoryLimit(memory_limit, features.device)
     points = sources[0].shape[0] + (0 if targets is None else targets[0].shape[0])
     limit.check_simplices(points, neighborhood.dimension, features.element_size())
+    at_once = targets is None and not halo and memory_limit is None
+    found = _index_with_neighbors(*sources, neighborhood, separable) if at_once else None
+    if found is None:
+        found = _index_in_steps(sources, targets, neighborhood, halo, separable, limit)
+    source, target, neighbors, axis_neighbors = found
+    return Lattice(
+        dimension=neighborhood.dimension,
+        neighborhood_size=neighborhood_size,
+        source=source,
+        target=target,
+        neighbors=neighbors,
+        axis_neighbors=axis_neighbors,
+        batch_size=batch_size,
+        points_per_item=(features.shape[-2], (features if target_features is None else target_features).shape[-2]),
+        dilation=dilation,
+    )
+
+
+# sources, targets, neighbors, neighbors along the axes
+_Tables = tuple[Simplices, Simplices, Tensor, Tensor | None]
+
+
+def _index_with_neighbors(
+    features: Tensor, batch: Tensor | None, neighborhood: Neighborhood, separable: bool
+) -> _Tables | None:
+    """All tables in one call of the backend, None where it has none for that, or two kinds of neighbors are wanted."""
+    if (neighborhood.size == 0) != separable:
+        return None
+    run = in_one_call("index_with_neighbors", features, batch)
+    if run is None:
+        return None
+    offsets = (
+        axis_offsets(neighborhood.dimension, features.device) if separable else neighborhood.offsets(features.device)
+    )
+    found = run(features, batch, offsets)
+    if found is None:
+        return None
+    *tables, neighbors = found
+    source = Simplices(*tables)
+    if separable:
+        return source, source, _find_neighbors(source, source, neighborhood), neighbors
+    return source, source, neighbors, None
+
+
+def _index_in_steps(
+    sources: tuple[Tensor, Tensor | None],
+    targets: tuple[Tensor, Tensor | None] | None,
+    neighborhood: Neighborhood,
+    halo: int,
+    separable: bool,
+    limit: MemoryLimit,
+) -> _Tables:
+    """All tables, one after another."""
     if targets is not None and (halo or separable):
         source, target = _index_jointly(sources, targets)
     else:
@@ -237,17 +291,8 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and four options
     if halo:
         source, target = _grow_halo(source, target, neighborhood.dimension, halo, limit)
     limit.check_neighbors(target.num_lattice_points, neighborhood, separable)
-    return Lattice(
-        dimension=neighborhood.dimension,
-        neighborhood_size=neighborhood_size,
-        source=source,
-        target=target,
-        neighbors=_find_neighbors(source, target, neighborhood),
-        axis_neighbors=_find_axis_neighbors(source, neighborhood.dimension) if separable else None,
-        batch_size=batch_size,
-        points_per_item=(features.shape[-2], (features if target_features is None else target_features).shape[-2]),
-        dilation=dilation,
-    )
+    neighbors = _find_neighbors(source, target, neighborhood)
+    return source, target, neighbors, _find_axis_neighbors(source, neighborhood.dimension) if separable else None
 
 
 # one break of the graph around all of it

@@ -91,15 +91,16 @@ def why_in_steps(*tensors: Any) -> str | None:
         return "torch traces or transforms the call"
     device = None
     for tensor in tensors:
-        kind = type(tensor)
-        if kind in _PLAIN:
-            device = device or tensor.device
-            if tensor.device != device:
-                return "the tensors are on different devices"
-            if tensor.layout is not torch.strided:
-                return "a tensor is not dense"
-        elif tensor is not None:
-            return f"an argument is of the type {kind.__name__}"
+        if tensor is None:
+            continue
+        if type(tensor) not in _PLAIN:
+            return f"an argument is of the type {type(tensor).__name__}"
+        if device is None:
+            device = tensor.device
+        elif tensor.device != device:
+            return "the tensors are on different devices"
+        if tensor.layout is not torch.strided:
+            return "a tensor is not dense"
     if device is None or device.type == "meta":
         return "there are no numbers to compute with"
     return "autocast is enabled" if is_autocast(device) else None

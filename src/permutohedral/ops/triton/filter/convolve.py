@@ -50,9 +50,9 @@ class After(NamedTuple):
     bias: Tensor | None = None
     added: Tensor | None = None
 
-    def tensors(self, instead: Tensor) -> tuple[Tensor, ...]:
+    def tensors(self, instead: Tensor) -> list[Tensor]:
         """All of them, and another tensor for what is not there."""
-        return tuple(instead if each is None else each for each in self)
+        return [instead if each is None else each for each in self]
 
 
 _NOTHING_AFTER = After()
