@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.triton.runtime import Bound, on_device
+from permutohedral.ops.triton.runtime import bind, on_device
 
 _BLOCK = 1024
 
@@ -41,11 +40,6 @@ def picture_features_kernel(
     tl.store(features + entry, tl.div_rn(number, sigma), mask=inside)
 
 
-@cache
-def _bind_features(channels: int) -> Bound:
-    return Bound(picture_features_kernel, CHANNELS=channels, BLOCK=_BLOCK)
-
-
 @on_device
 def picture_features(
     guide: Tensor, sigma_space: Sequence[float], sigma_range: Sequence[float], origin: Sequence[int]
@@ -69,5 +63,6 @@ def features_of(guide: Tensor, sigma_space: float, sigma_range: float) -> Tensor
         # of a single picture the stride between pictures means nothing
         strides = images.stride() if leading else (0, *images.stride())
         sizes = numbers // dimension, width, pixels, *strides, float(sigma_space), float(sigma_range)
-        _bind_features(channels)((-(-numbers // _BLOCK), 1, 1), (images, features), sizes)
+        bound = bind(picture_features_kernel, CHANNELS=channels, BLOCK=_BLOCK)
+        bound((-(-numbers // _BLOCK), 1, 1), (images, features), sizes)
     return features
