@@ -27,8 +27,10 @@ from permutohedral.ops.triton.runtime import on_device, power_of_two, rows_conti
 LARGEST_EVEN_DIMENSION = 7
 # the values of a smaller lattice stay in the cache of a large GPU, whatever their order
 _WORTH_ORDERING = 1 << 21
-# slots of a table that takes little time to clear
-_CHEAP_CAPACITY = 1 << 22
+# slots of a table that takes little time to clear: where all that the points could touch fits, and where it does not
+_CHEAP_CAPACITY, _LARGE_CAPACITY = 1 << 22, 1 << 21
+# points in so few dimensions touch about as many lattice points as they are, if their bandwidth is their distance
+_FEW_DIMENSIONS = 2
 # slots of a table that is kept as it is, however empty: 16 MB
 _SMALL_CAPACITY = 1 << 20
 # rows that are made before their number is known: enough for most lattices
@@ -66,10 +68,13 @@ class _Attempt(NamedTuple):
 
 def first_attempt(features: Tensor, batch: Tensor | None) -> _Attempt:
     """A table for any small lattice; a large one is rarely more than a twelfth of what the points could touch."""
-    features = rows_contiguous(features)
-    entries = features.numel() + features.shape[0]
-    capacity = power_of_two(min(2 * entries, max(_CHEAP_CAPACITY, entries // 6)), 64)
-    return _Attempt(features, batch, capacity, features.shape[1] > LARGEST_EVEN_DIMENSION)
+    features, (points, dimension) = rows_contiguous(features), features.shape
+    entries = points * (dimension + 1)
+    likely = 2 * entries
+    if likely > _CHEAP_CAPACITY:
+        cheap = _CHEAP_CAPACITY if dimension <= _FEW_DIMENSIONS else _LARGE_CAPACITY
+        likely = max(cheap, entries // 6)
+    return _Attempt(features, batch, power_of_two(likely, 64), dimension > LARGEST_EVEN_DIMENSION)
 
 
 def check_range(features: Tensor, batch: Tensor | None, told: Report) -> None:
@@ -109,7 +114,8 @@ def _unpack(insertion: Insertion, rows: int, columns: int) -> tuple[Tensor, Pack
 
 def expected_rows(points: int, dimension: int) -> int:
     """Room for the lattice points of most sets of so many points."""
-    return min(points * (dimension + 1), max(_FEWEST_ROWS, points // _POINTS_PER_ROW))
+    likely = points + points // 4 if dimension <= _FEW_DIMENSIONS else points // _POINTS_PER_ROW
+    return min(points * (dimension + 1), max(_FEWEST_ROWS, likely))
 
 
 def _index(attempts: list[_Attempt]) -> list[Indexed]:

@@ -91,6 +91,7 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smalle
 
 
 def _filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smallest_mass: float) -> Tensor | None:
+    """The same on the current device; the values may also be a contiguous picture, `[channels, height, width]`."""
     points, dimension = features.shape
     if dimension > LARGEST_EVEN_DIMENSION or torch.are_deterministic_algorithms_enabled():
         return None
@@ -98,6 +99,8 @@ def _filter_points(values: Tensor, features: Tensor, batch: Tensor | None, small
     with HostReports(features.device) as reports:
         insertion = attempt.start(reports.words[0])
         # all that can wait is left until the GPU is busy
+        if values.dim() == 3:
+            values = values.as_strided((points, values.shape[0]), (1, points))
         rows = expected_rows(points, dimension)
         at_once, sums, offsets = points <= MOST_POINTS_AHEAD, None, axis_offsets(dimension, features.device)
         corners = insertion.vertices, insertion.barycentric
@@ -128,10 +131,7 @@ def filter_picture(
     image: Tensor, guide: Tensor, sigma_space: float, sigma_range: float, smallest_mass: float
 ) -> Tensor | None:
     """`filter_points` of the pixels of one picture, over position and color: see `FusedPrimitives`."""
-    channels, height, width = image.shape
     if guide.shape[0] + 2 > LARGEST_EVEN_DIMENSION or not image.is_contiguous():
         return None
-    # one channel after another
-    values = image.as_strided((height * width, channels), (1, height * width))
-    filtered = _filter_points(values, features_of(guide, sigma_space, sigma_range), None, smallest_mass)
+    filtered = _filter_points(image, features_of(guide, sigma_space, sigma_range), None, smallest_mass)
     return None if filtered is None else filtered.as_strided(image.shape, image.stride())
