@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,9 +20,8 @@ using Launch = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, 
                        void**);
 
 constexpr size_t most_tensors = 32, most_sizes = 32;
-// kernels are compiled for pointers that are multiples of 16 bytes, and for sizes of 32 bits
+// kernels are compiled for pointers that are multiples of 16 bytes
 constexpr uint64_t misaligned = 15;
-constexpr long long most = int64_t(1) << 31;
 
 // What a kernel was compiled to, for tensors of some dtypes on one device.
 struct Binary {
@@ -84,10 +84,13 @@ public:
             if (PyErr_Occurred()) throw nb::python_error();
         }
         if (programs[0] == 0 || programs[1] == 0 || programs[2] == 0) return true;
+        // other threads may keep binaries meanwhile, which moves them
+        void* const function = binary->function;
+        const unsigned threads = binary->threads, shared_bytes = binary->shared_bytes;
         // the driver may have to wait until its queue has room
         nb::gil_scoped_release unlocked;
-        return launch_(binary->function, programs[0], programs[1], programs[2], binary->threads, 1, 1,
-                       binary->shared_bytes, reinterpret_cast<void*>(stream), parameters.data(), nullptr) == 0;
+        return launch_(function, programs[0], programs[1], programs[2], threads, 1, 1, shared_bytes,
+                       reinterpret_cast<void*>(stream), parameters.data(), nullptr) == 0;
     }
 
     // Keeps what the kernel was compiled to for such tensors and sizes.
@@ -119,14 +122,15 @@ private:
         if (kind == 'f') {
             const float number = float(PyFloat_AsDouble(size));
             if (PyErr_Occurred()) throw nb::python_error();
-            *reinterpret_cast<float*>(&argument) = number;
+            std::memcpy(&argument, &number, sizeof number);
             return true;
         }
         if (PyFloat_Check(size)) return false;
         const long long number = PyLong_AsLongLong(size);
         if (PyErr_Occurred()) throw nb::python_error();
-        *reinterpret_cast<int32_t*>(&argument) = int32_t(number);
-        return -most <= number && number < most;
+        const int32_t narrow = int32_t(number);
+        std::memcpy(&argument, &narrow, sizeof narrow);
+        return narrow == number;
     }
 
     Launch launch_;

@@ -28,7 +28,7 @@ from permutohedral.filters.normalization import (
     Normalization,
     apply_step,
     convolve_with,
-    divide_by_mass,
+    filter_homogeneous,
     filter_normalized,
 )
 from permutohedral.filters.weighting import Filter, check_weights, filter_weighted, hide_lost, refuse_nan, weigh
@@ -242,7 +242,7 @@ def _filter_gaussian(
     check_points(values, lattice)
     smallest = max(SMALLEST_MASS, torch.finfo(values.dtype).tiny)
     if not dense and has_no_gradient(values, lattice):
-        return divide_by_mass(values, lattice, smallest)
+        return filter_homogeneous(values, lattice, smallest)
     # the mass is one more channel
     ones = values.new_ones(()).expand(*values.shape[:-1], 1)
     filtered = apply_step(torch.cat([values, ones], dim=-1), lattice, gaussian.blur)

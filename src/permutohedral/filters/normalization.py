@@ -130,7 +130,7 @@ def _coverage(lattice: Lattice, gaussian: Gaussian, density: Tensor) -> Tensor:
     return (around / whole).clamp_min(1 / count_taps(lattice.dimension, size))
 
 
-def divide_by_mass(values: Tensor, lattice: Lattice, smallest_mass: float) -> Tensor:
+def filter_homogeneous(values: Tensor, lattice: Lattice, smallest_mass: float) -> Tensor:
     """The separable Gaussian filter with "homogeneous" normalization, all steps in one operator without derivatives."""
     axis_neighbors, (rows, leading) = check_separable(lattice), points_to_rows(values, lattice)
     source, target = lattice.source, lattice.target
