@@ -248,17 +248,20 @@ class Insertion(NamedTuple):
     barycentric: Tensor
 
 
-def insert_points(features: Tensor, batch: Tensor | None, capacity: int, by_range: bool) -> Insertion:
+def insert_points(
+    features: Tensor, batch: Tensor | None, capacity: int, by_range: bool, table: PackedTable | None = None
+) -> Insertion:
     """Start inserting all points into a new table; whether they fit is told by `report`.
 
     Args:
         features, batch: see `index_points`; the features of a point are contiguous.
         capacity: of the table.
         by_range: whether the bits of a key are dealt out by the range of the data.
+        table: an empty one of this capacity, if there is one.
     """
     points, d = features.shape
     device = features.device
-    table = PackedTable.empty(capacity, device)
+    table = table or PackedTable.empty(capacity, device)
     codes = torch.empty(capacity, dtype=torch.int64, device=device)
     vertices = empty_corners(points, d + 1, torch.int32, device)
     barycentric = empty_corners(points, d + 1, features.dtype, device)

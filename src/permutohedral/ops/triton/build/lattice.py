@@ -45,7 +45,7 @@ _MOST_NEIGHBORS_AHEAD = 1 << 24
 Indexed = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-class _Attempt(NamedTuple):
+class Attempt(NamedTuple):
     """How a set of points is put into a table of packed keys."""
 
     features: Tensor
@@ -53,12 +53,12 @@ class _Attempt(NamedTuple):
     capacity: int
     by_range: bool
 
-    def start(self, words: Tensor) -> Insertion:
-        insertion = insert_points(self.features, self.batch, self.capacity, self.by_range)
+    def start(self, words: Tensor, table: PackedTable | None = None) -> Insertion:
+        insertion = insert_points(*self, table)
         report(insertion, self.features, words, self.features.numel() >= _WORTH_ORDERING)
         return insertion
 
-    def next(self, told: Report) -> _Attempt | None:
+    def next(self, told: Report) -> Attempt | None:
         """What to try after this attempt failed, None if nothing but a table of wide keys is left."""
         largest = capacity_for(self.features.numel() + self.features.shape[0])
         if told.no_room:
@@ -66,7 +66,7 @@ class _Attempt(NamedTuple):
         return None if self.capacity >= largest else self._replace(capacity=largest)
 
 
-def first_attempt(features: Tensor, batch: Tensor | None) -> _Attempt:
+def first_attempt(features: Tensor, batch: Tensor | None) -> Attempt:
     """A table for any small lattice; a large one is rarely more than a twelfth of what the points could touch."""
     features, (points, dimension) = rows_contiguous(features), features.shape
     entries = points * (dimension + 1)
@@ -74,7 +74,7 @@ def first_attempt(features: Tensor, batch: Tensor | None) -> _Attempt:
     if likely > _CHEAP_CAPACITY:
         cheap = _CHEAP_CAPACITY if dimension <= _FEW_DIMENSIONS else _LARGE_CAPACITY
         likely = max(cheap, entries // 6)
-    return _Attempt(features, batch, power_of_two(likely, 64), dimension > LARGEST_EVEN_DIMENSION)
+    return Attempt(features, batch, power_of_two(likely, 64), dimension > LARGEST_EVEN_DIMENSION)
 
 
 def check_range(features: Tensor, batch: Tensor | None, told: Report) -> None:
@@ -118,7 +118,7 @@ def expected_rows(points: int, dimension: int) -> int:
     return min(points * (dimension + 1), max(_FEWEST_ROWS, likely))
 
 
-def _index(attempts: list[_Attempt]) -> list[Indexed]:
+def _index(attempts: list[Attempt]) -> list[Indexed]:
     """All sets together, so that the host waits once."""
     with HostReports(attempts[0].features.device) as reports:
         insertions = [attempt.start(words) for attempt, words in zip(attempts, reports.words, strict=False)]
@@ -126,7 +126,7 @@ def _index(attempts: list[_Attempt]) -> list[Indexed]:
     return [_settle(*each) for each in zip(attempts, insertions, told, strict=True)]
 
 
-def _settle(attempt: _Attempt, insertion: Insertion, told: Report) -> Indexed:
+def _settle(attempt: Attempt, insertion: Insertion, told: Report) -> Indexed:
     check_range(attempt.features, attempt.batch, told)
     if not told.no_room and not told.full:
         return finish(insertion, told, insertion.vertices.shape[1])

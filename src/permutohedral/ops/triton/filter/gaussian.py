@@ -16,13 +16,15 @@ from permutohedral.ops.triton.build.host_report import HostReports
 from permutohedral.ops.triton.build.lattice import (
     LARGEST_EVEN_DIMENSION,
     MOST_POINTS_AHEAD,
+    Attempt,
     check_range,
     expected_rows,
     first_attempt,
     order,
 )
 from permutohedral.ops.triton.build.neighbors import search_counted, search_packed
-from permutohedral.ops.triton.build.picture_features import features_of
+from permutohedral.ops.triton.build.packed_table import PackedTable
+from permutohedral.ops.triton.build.picture_features import write_features
 from permutohedral.ops.triton.filter.blur import blur_rows
 from permutohedral.ops.triton.filter.slice import slice_into
 from permutohedral.ops.triton.filter.splat import splat_sums
@@ -87,17 +89,22 @@ def filter_gaussian(
 @on_device
 def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smallest_mass: float) -> Tensor | None:
     """`filter_gaussian` between the points themselves: see `FusedPrimitives`."""
-    return _filter_points(values, features, batch, smallest_mass)
-
-
-def _filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smallest_mass: float) -> Tensor | None:
-    """The same on the current device; the values may also be a contiguous picture, `[channels, height, width]`."""
-    points, dimension = features.shape
-    if dimension > LARGEST_EVEN_DIMENSION or torch.are_deterministic_algorithms_enabled():
+    if features.shape[1] > LARGEST_EVEN_DIMENSION or torch.are_deterministic_algorithms_enabled():
         return None
-    attempt = first_attempt(features, batch)
+    return _filter_points(values, first_attempt(features, batch), smallest_mass)
+
+
+def _filter_points(
+    values: Tensor, attempt: Attempt, smallest_mass: float, table: PackedTable | None = None
+) -> Tensor | None:
+    """The same on the current device, with an empty table if there is one.
+
+    The values may also be a contiguous picture, `[channels, height, width]`.
+    """
+    features, batch, *_ = attempt
+    points, dimension = features.shape
     with HostReports(features.device) as reports:
-        insertion = attempt.start(reports.words[0])
+        insertion = attempt.start(reports.words[0], table)
         # all that can wait is left until the GPU is busy
         if values.dim() == 3:
             values = values.as_strided((points, values.shape[0]), (1, points))
@@ -131,7 +138,14 @@ def filter_picture(
     image: Tensor, guide: Tensor, sigma_space: float, sigma_range: float, smallest_mass: float
 ) -> Tensor | None:
     """`filter_points` of the pixels of one picture, over position and color: see `FusedPrimitives`."""
-    if guide.shape[0] + 2 > LARGEST_EVEN_DIMENSION or not image.is_contiguous():
+    channels, height, width = guide.shape
+    if channels + 2 > LARGEST_EVEN_DIMENSION or not image.is_contiguous():
         return None
-    filtered = _filter_points(image, features_of(guide, sigma_space, sigma_range), None, smallest_mass)
+    if torch.are_deterministic_algorithms_enabled():
+        return None
+    features = torch.empty(height * width, 2 + channels, dtype=torch.float32, device=guide.device)
+    attempt = first_attempt(features, None)
+    table = PackedTable.uncleared(attempt.capacity, guide.device)
+    write_features(features, guide, sigma_space, sigma_range, table.storage)
+    filtered = _filter_points(image, attempt, smallest_mass, table)
     return None if filtered is None else filtered.as_strided(image.shape, image.stride())
