@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,8 @@ from permutohedral.ops.fused_primitives import ConvolutionTables, PairwiseTables
 from permutohedral.ops.primitives import transpose_weight
 
 kernels = pytest.importorskip("permutohedral.ops.triton", reason="Triton is not installed")
+runtime = pytest.importorskip("permutohedral.ops.triton.runtime", reason="Triton is not installed")
+zeros = pytest.importorskip("permutohedral.ops.triton.zeros", reason="Triton is not installed")
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="tests/interpreted has these for the interpreter")
 
 CHANNELS = [(1, 1, 1), (3, 5, 1), (16, 16, 1), (24, 40, 1), (64, 32, 2), (12, 24, 12), (40, 6, 1), (128, 96, 1)]
@@ -50,6 +53,48 @@ def test_lattice(points: int, d: int, dtype: torch.dtype) -> None:
     unique_keys, inverse, _ = kernels.index_keys(at_corners.flatten(0, 1))
     assert torch.equal(unique_keys[inverse.long()], at_corners.flatten(0, 1))
     assert len(unique_keys) == len(keys)
+
+
+@pytest.mark.parametrize(("points", "scale"), [(50_000, 3.0), (300_000, 0.05), (300_000, 40.0)])
+def test_a_lattice_and_its_neighbors_in_one_call(points: int, scale: float) -> None:
+    """Few lattice points, very few, which go to a smaller table, and more than room was made for."""
+    features, offsets = scale * torch.randn(points, 3, device="cuda"), Neighborhood(3, 1).offsets("cuda")
+    found = kernels.index_with_neighbors(features, None, offsets)
+    if torch.are_deterministic_algorithms_enabled():
+        assert found is None
+        return
+    keys, vertices, _, table, neighbors = found
+    expected_keys, expected_vertices, *_ = kernels.index_points(features, None)
+    assert torch.equal(keys[vertices.long()], expected_keys[expected_vertices.long()])
+    assert len(keys) == len(expected_keys)
+    assert torch.equal(neighbors, kernels.find_neighbors(keys, table, keys, offsets))
+    assert torch.equal(neighbors, kernels.find_neighbors(keys, table[:0], keys, offsets))
+
+
+def test_the_core_starts_what_triton_compiled() -> None:
+    """Also in a thread that has not used the GPU yet, and on another stream."""
+    pytest.importorskip("permutohedral._native", reason="the compiled core is not installed")
+    bound, stream = runtime.Bound(zeros.clear_kernel, BLOCK=64), torch.cuda.Stream()
+    tensors = [torch.ones(100, device="cuda") for _ in range(4)]
+    torch.cuda.synchronize()
+
+    def clear(tensor: Tensor) -> None:
+        bound((1, 1, 1), (tensor,), (50,))
+
+    clear(tensors[0])
+    # from here on Triton would have to be asked
+    bound._kernel = None
+    clear(tensors[1])
+    with torch.cuda.stream(stream):
+        clear(tensors[2])
+    bound._kernel = zeros.clear_kernel
+    thread = threading.Thread(target=clear, args=(tensors[3],))
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+    for tensor in tensors:
+        assert tensor.sum() == 50
+        assert not tensor[:50].any()
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4, 32, 100])
