@@ -70,6 +70,22 @@ def test_neighbors_are_joined() -> None:
     assert allocate(45).data_ptr() == first
 
 
+def test_a_large_result_finds_its_pages_again() -> None:
+    large, others = allocate(400), [allocate(30) for _ in range(4)]
+    address, large[0, 0] = large.data_ptr(), 3.0
+    # with the others that is more than is kept
+    del large, others
+    gc.collect()
+    assert _native.kept_memory() <= 512 * MEGABYTE
+    # a smaller one is cut out of another range
+    small = allocate(70)
+    large = allocate(400)
+    # a new page would be cleared
+    assert large.data_ptr() == address
+    assert large[0, 0] == 3.0
+    assert not address <= small.data_ptr() < address + 400 * MEGABYTE
+
+
 def test_limit() -> None:
     tensors = [allocate(50) for _ in range(3)]
     _native.limit_kept_memory(60 * MEGABYTE)
