@@ -1,9 +1,8 @@
 """How long upsampling along edges takes, lattices included: `python tools/upsampling_speed.py --data FOLDER`.
 
 Torch's bilinear interpolation, which knows no edges, runs in turn with it. Every call has another guide, a part of a
-photograph of Middlebury in opponent colors, and another map. Times are medians: wall time on a GPU, else processor time.
-Memory is what a call takes at most beyond inputs and
-result, on a CPU in a process of its own.
+photograph of Middlebury in opponent colors, and another map. Times are medians: wall time on a GPU, else processor
+time. Memory is what a call takes at most beyond inputs and result, on a CPU in a process of its own.
 """
 
 from __future__ import annotations
