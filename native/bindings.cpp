@@ -22,6 +22,7 @@
 #include "index/neighbors.hpp"
 #include "index/vertex_index.hpp"
 #include "runtime/cache_sizes.hpp"
+#include "runtime/gpu_kernel.hpp"
 #include "runtime/instruction_sets.hpp"
 #include "runtime/memory.hpp"
 #include "runtime/threads.hpp"
@@ -549,6 +550,8 @@ nb::tuple forecast(int64_t num_points, int64_t dimension, int64_t num_lattice_po
 
 NB_MODULE(_native, module) {
     using namespace permutohedral;
+    // kernels of a GPU are kept until the process ends
+    nb::set_leak_warnings(false);
     main_thread = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
     set_interruption(handle_signals);
     module.attr("MAX_DIMENSION") = max_dimension;
@@ -559,6 +562,7 @@ NB_MODULE(_native, module) {
         .def_prop_ro("num_lattice_points", [](const PendingIndex& self) { return self.index->num_lattice_points; })
         .def_prop_ro("table_size", [](const PendingIndex& self) { return self.index->table_size(); })
         .def("finish", &PendingIndex::finish);
+    bind_gpu_kernel(module);
     module.def("allocate", &allocate, "shape"_a, "floating"_a, "bits"_a);
     module.def("forecast", &forecast, "num_points"_a, "dimension"_a, "num_lattice_points"_a, "element_bytes"_a,
                "row_bytes"_a, "ordered"_a, "threads"_a);

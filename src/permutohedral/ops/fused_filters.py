@@ -7,6 +7,7 @@ A backend that has `filter_learned` or `filter_points` is used through this. Wit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import NamedTuple, cast
 
 import torch
@@ -63,7 +64,7 @@ def filter_points(values: Tensor, features: Tensor | None, smallest_mass: float)
     run = in_one_call("filter_points", values, features)
     if run is None:
         return None
-    smallest = max(smallest_mass, torch.finfo(values.dtype).tiny)
+    smallest = _representable(smallest_mass, values.dtype)
     filtered: Tensor | None
     if features.dim() == 2:
         filtered = run(values, features, None, smallest)
@@ -72,6 +73,41 @@ def filter_points(values: Tensor, features: Tensor | None, smallest_mass: float)
     rows, flat = values.reshape(-1, values.shape[-1]), features.reshape(-1, features.shape[-1])
     filtered = run(rows, flat, batch, smallest)
     return None if filtered is None else filtered.view(values.shape)
+
+
+def picture_filter(
+    image: Tensor, guide: Tensor | None, sigma_space: object, sigma_range: object, smallest_mass: float
+) -> Callable[[], Tensor | None] | None:
+    """The bilateral filter of one picture as one call, None where its features are made first; its result may be, too.
+
+    Args:
+        image: `[channels, height, width]`.
+        guide: `[guide channels, height, width]`, None for the image; what does not fit it is left to others to refuse.
+        sigma_space: in pixels, a plain number; anything else is left to others.
+        sigma_range: in units of the guide, likewise.
+        smallest_mass: see `filter_points`.
+    """
+    guide = image if guide is None else guide
+    if not (isinstance(guide, Tensor) and image.dim() == guide.dim() == 3 and image.shape[1:] == guide.shape[1:]):
+        return None
+    if not (isinstance(sigma_space, (int, float)) and isinstance(sigma_range, (int, float)) and image.numel()):
+        return None
+    if not (0 < sigma_space < torch.inf and 0 < sigma_range < torch.inf and _is_narrow(image) and _is_narrow(guide)):
+        return None
+    run = in_one_call("filter_picture", image, guide)
+    if run is None:
+        return None
+    return partial(run, image, guide, sigma_space, sigma_range, _representable(smallest_mass, image.dtype))
+
+
+def _is_narrow(tensor: Tensor) -> bool:
+    return tensor.dtype in (torch.float32, torch.float16, torch.bfloat16)
+
+
+@cache
+def _representable(smallest: float, dtype: torch.dtype) -> float:
+    """The number, or the smallest of the dtype if that is larger."""
+    return max(smallest, torch.finfo(dtype).tiny)
 
 
 def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor | None:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.triton.runtime import Bound, Launch, cdiv
+from permutohedral.ops.triton.runtime import Launch, bind, cdiv
 
 _BLOCK = 4096
 
@@ -24,7 +24,7 @@ def clear_kernel(elements, number, BLOCK: tl.constexpr):
         tl.store(elements + place, nothing, mask=place < number)
 
 
-_clear = Bound(clear_kernel, BLOCK=_BLOCK, num_warps=8)
+_clear = bind(clear_kernel, BLOCK=_BLOCK, num_warps=8)
 
 
 def clear(elements: Tensor) -> Launch:

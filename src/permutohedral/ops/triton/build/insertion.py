@@ -219,8 +219,13 @@ def unpack_kernel(
     table, codes, keys, other, most_rows, other_capacity, MOVE: tl.constexpr, CORNER_BITS: tl.constexpr,
     PTX: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the keys of all lattice points; with MOVE also insert them into another table."""
-    num_rows = tl.minimum(tl.load(table + COUNT).to(tl.int32), most_rows)
+    """Write the keys of all lattice points, or of the first `most_rows`; with MOVE also insert them into another table,
+    which has room for so many, and do nothing if there are more.
+    """
+    num_rows = tl.load(table + COUNT).to(tl.int32)
+    if MOVE:
+        num_rows = tl.where(num_rows <= most_rows, num_rows, 0)
+    num_rows = tl.minimum(num_rows, most_rows)
     if tl.program_id(0) * BLOCK < num_rows:
         unpack_rows(
             table, codes, keys, other, num_rows, other_capacity, MOVE, CORNER_BITS, PTX, D, ROWS, BLOCK

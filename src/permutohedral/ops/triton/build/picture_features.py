@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.triton.runtime import Bound, cdiv, on_device
+from permutohedral.ops.triton.runtime import bind, on_device
 
 _BLOCK = 1024
 
@@ -41,11 +40,6 @@ def picture_features_kernel(
     tl.store(features + entry, tl.div_rn(number, sigma), mask=inside)
 
 
-@cache
-def _bind_features(channels: int) -> Bound:
-    return Bound(picture_features_kernel, CHANNELS=channels, BLOCK=_BLOCK)
-
-
 @on_device
 def picture_features(
     guide: Tensor, sigma_space: Sequence[float], sigma_range: Sequence[float], origin: Sequence[int]
@@ -56,13 +50,19 @@ def picture_features(
         return None
     if len(set(sigma_space)) != 1 or len(set(sigma_range)) != 1:
         return None
+    return features_of(guide, sigma_space[0], sigma_range[0])
+
+
+def features_of(guide: Tensor, sigma_space: float, sigma_range: float) -> Tensor:
+    """The same of pictures of at most 32 bits, on the current device."""
     *leading, channels, height, width = guide.shape
-    pixels = height * width
-    features = torch.empty(*leading, pixels, 2 + channels, dtype=torch.float32, device=guide.device)
-    if features.numel():
+    pixels, dimension = height * width, 2 + channels
+    features = torch.empty((*leading, pixels, dimension), dtype=torch.float32, device=guide.device)
+    if numbers := features.numel():
         images = guide if len(leading) <= 1 else guide.reshape(-1, channels, height, width)
         # of a single picture the stride between pictures means nothing
         strides = images.stride() if leading else (0, *images.stride())
-        sizes = features.numel() // (2 + channels), width, pixels, *strides, sigma_space[0], sigma_range[0]
-        _bind_features(channels)((cdiv(features.numel(), _BLOCK), 1, 1), (images, features), sizes)
+        sizes = numbers // dimension, width, pixels, *strides, float(sigma_space), float(sigma_range)
+        bound = bind(picture_features_kernel, CHANNELS=channels, BLOCK=_BLOCK)
+        bound((-(-numbers // _BLOCK), 1, 1), (images, features), sizes)
     return features

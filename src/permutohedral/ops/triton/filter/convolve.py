@@ -50,9 +50,9 @@ class After(NamedTuple):
     bias: Tensor | None = None
     added: Tensor | None = None
 
-    def tensors(self, instead: Tensor) -> tuple[Tensor, ...]:
+    def tensors(self, instead: Tensor) -> list[Tensor]:
         """All of them, and another tensor for what is not there."""
-        return tuple(instead if each is None else each for each in self)
+        return [instead if each is None else each for each in self]
 
 
 _NOTHING_AFTER = After()
@@ -313,22 +313,18 @@ def _convolve(
 ) -> Tensor:
     _, in_channels, out_channels = weight.shape
     targets, dtype = neighbors.shape[1], lattice_values.dtype
-    lattice_values, neighbors, precision = (
-        rows_contiguous(lattice_values),
-        neighbors.contiguous(),
-        float32_precision(dtype),
-    )
+    lattice_values, neighbors = rows_contiguous(lattice_values), neighbors.contiguous()
+    if not uses_matrix_units(dtype, in_channels, out_channels // groups):
+        output, layout = lattice_values.new_empty(targets, out_channels), (in_channels, groups, AS_GIVEN.value)
+        _launch_direct(output, lattice_values, weight.contiguous(), neighbors, layout, None, after)
+        return output
+    precision = float32_precision(dtype)
     if targets >= _WORTH_HALVING and groups == 1 and uses_halves(precision, in_channels, out_channels):
         ((halves, inverse),) = halve(lattice_values[:rows])
         return convolve_halves(halves, inverse, weight, neighbors, after=after)
     output = lattice_values.new_empty(targets, out_channels)
-    if uses_matrix_units(dtype, in_channels, out_channels // groups):
-        weight, order = _weight_order(weight, dtype, targets)
-        layout = in_channels, groups, order
-        _launch_matrix(output, lattice_values, weight, neighbors, layout, None, after, precision)
-    else:
-        layout = in_channels, groups, AS_GIVEN.value
-        _launch_direct(output, lattice_values, weight.contiguous(), neighbors, layout, None, after)
+    weight, order = _weight_order(weight, dtype, targets)
+    _launch_matrix(output, lattice_values, weight, neighbors, (in_channels, groups, order), None, after, precision)
     return output
 
 
