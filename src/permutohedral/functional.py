@@ -96,7 +96,8 @@ def filter_with_bias(
         refuse_nan(weighted)
         counted = weighted[..., :-1].to(values.dtype)
         return _filter_in_steps(counted, weight, bias, lattice, normalization, weighted[..., -1:])
-    barycentric = lattice.source.barycentric, lattice.target.barycentric
+    source, target = lattice.source.barycentric, lattice.target.barycentric
+    barycentric = (source,) if target is source else (source, target)
     fused = normalization in ("none", "density") and can_fuse(values, weight, bias, *barycentric)
     if fused:
         check_points(values, lattice)

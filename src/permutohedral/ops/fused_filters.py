@@ -25,6 +25,8 @@ from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.shared_tensors import items_of_points
 from permutohedral.ops.tracing import requires_gradient, why_in_steps
 
+# of at most 32 bits
+_NARROW = (torch.float32, torch.float16, torch.bfloat16)
 # the same filter made of operators, which can be differentiated again: of values, weight and bias
 Composed = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -87,21 +89,21 @@ def picture_filter(
         sigma_range: in units of the guide, likewise.
         smallest_mass: see `filter_points`.
     """
-    guide = image if guide is None else guide
-    if not (isinstance(guide, Tensor) and image.dim() == guide.dim() == 3 and image.shape[1:] == guide.shape[1:]):
+    if not (isinstance(sigma_space, (int, float)) and isinstance(sigma_range, (int, float))):
         return None
-    if not (isinstance(sigma_space, (int, float)) and isinstance(sigma_range, (int, float)) and image.numel()):
+    if not (0 < sigma_space < torch.inf and 0 < sigma_range < torch.inf):
         return None
-    if not (0 < sigma_space < torch.inf and 0 < sigma_range < torch.inf and _is_narrow(image) and _is_narrow(guide)):
+    if image.dim() != 3 or image.dtype not in _NARROW or image.numel() == 0:
         return None
-    run = in_one_call("filter_picture", image, guide)
+    if guide is None:
+        run, guide = in_one_call("filter_picture", image), image
+    elif isinstance(guide, Tensor) and guide.dtype in _NARROW and guide.shape[1:] == image.shape[1:]:
+        run = in_one_call("filter_picture", image, guide)
+    else:
+        return None
     if run is None:
         return None
     return partial(run, image, guide, sigma_space, sigma_range, _representable(smallest_mass, image.dtype))
-
-
-def _is_narrow(tensor: Tensor) -> bool:
-    return tensor.dtype in (torch.float32, torch.float16, torch.bfloat16)
 
 
 @cache

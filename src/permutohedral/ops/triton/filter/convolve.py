@@ -6,6 +6,7 @@ channels, depthwise groups and float64. The gradient with respect to the weight 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -162,6 +163,10 @@ def direct_convolve_kernel(
     tl.store(place, total.to(output.dtype.element_ty), mask=inside[:, None] & known)
 
 
+# what `torch.backends.cuda.matmul.fp32_precision` asks, where torch has it
+_matmul_setting: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
+
+
 def float32_precision(dtype: torch.dtype) -> str:
     """How float32 is multiplied: the setting of torch for matrix products decides about TF32.
 
@@ -170,9 +175,9 @@ def float32_precision(dtype: torch.dtype) -> str:
     """
     if dtype != torch.float32:
         return "ieee"
-    setting = getattr(torch.backends.cuda.matmul, "fp32_precision", "none")
+    setting = "none" if _matmul_setting is None else _matmul_setting("cuda", "matmul")
     if setting == "none":
-        setting = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+        setting = "ieee" if torch._C._get_float32_matmul_precision() == "highest" else "tf32"
     if setting == "tf32":
         return "tf32"
     return "ieee" if INTERPRETED or torch.version.hip is not None else "tf32x3"
