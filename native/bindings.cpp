@@ -252,6 +252,14 @@ void filter_gaussian(Array<const T, 2> values, Array<const int32_t, 2> vertices,
     kernels<T>().filter_gaussian(filter, matrix_of(values), matrix_of(out), threads);
 }
 
+template <class T>
+void add_beside(Array<const T, 2> lattice_values, Array<const int32_t, 2> axis_neighbors, Array<T, 2> out,
+                int threads) {
+    nb::gil_scoped_release release;
+    kernels<T>().add_beside(matrix_of(lattice_values), axis_neighbors.data(), int64_t(axis_neighbors.shape(0)),
+                            out.data(), threads);
+}
+
 // A kernel of a mean field, with the arrays that it borrows.
 template <class T>
 struct BorrowedKernel {
@@ -470,6 +478,7 @@ void bind_kernels(nb::module_ module) {
     module.def("mix_rows", &mix_rows<T>);
     module.def("barycentric_gradient", &barycentric_gradient<T>);
     module.def("blur", &blur<T>);
+    module.def("add_beside", &add_beside<T>);
     module.def("filter_gaussian", &filter_gaussian<T>);
     nb::class_<BorrowedKernel<T>>(module, "PairwiseKernel")
         .def(

@@ -18,6 +18,7 @@ constexpr Kernels<T> all_kernels() {
     kernels.mix_rows = &mix_rows<T>;
     kernels.barycentric_gradient = &barycentric_gradient<T>;
     kernels.blur = &blur<T>;
+    kernels.add_beside = &add_beside<T>;
     kernels.filter_gaussian = &filter_gaussian<T>;
     kernels.mean_field = &mean_field<T>;
     kernels.mean_field_gradient = &mean_field_gradient<T>;
