@@ -165,6 +165,9 @@ def test_networks_are_trained_on_own_files(towns: Path) -> None:
     name = "network.head.0.weight"
     kept = network.state_dict()[name]
     assert relative_error(started[name], kept) < 0.5 * relative_error(fresh[name], kept)
+    three = replace(again, classes={"low": (2,), "middle": (5,), "high": (6,)})
+    with pytest.raises(InputError, match="tells 2 classes apart, not 3"):
+        train_on_files([towns / "fusa.npz"], towns / "three.safetensors", three, options(towns / "out"))
 
 
 def test_files_without_the_classes_are_refused(towns: Path) -> None:

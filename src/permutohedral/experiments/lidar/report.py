@@ -30,6 +30,10 @@ VARIANTS = (
     "flat_no_ground",
     "unet_linear",
     "flat_coarse",
+    # little is learned
+    "unet_short",
+    "flat_short",
+    "flat_short_small",
 )
 
 _TIMES = "steps.json"
