@@ -13,9 +13,11 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int tile_rows = 8;
 #else
-constexpr int tile_rows = 4;
+constexpr int tile_rows = 6;
 #endif
 constexpr int tile_vectors = 2;
+// of what is left where tiles of full height do not fit
+constexpr int small_tile_rows = 4;
 
 // out[r] += in[r] . weight, for R rows in [depth] and out [N * V] anywhere in memory; weight [depth, N * V].
 template <class T, int V, int N>
@@ -38,10 +40,9 @@ inline void multiply_tile(const T* const* in, const T* weight, int64_t depth, T*
 }
 
 // out += left^T right, for left [pairs, R], right [pairs, N * V] and out [R, N * V], each with its own row stride.
-template <class T, int V, int N>
+template <class T, int R, int V, int N>
 inline void add_products(const T* left, int64_t left_stride, const T* right, int64_t right_stride, int64_t pairs,
                          T* out, int64_t out_stride) {
-    constexpr int R = tile_rows;
     ChannelVector<T, V> sum[R][N];
     for (int r = 0; r < R; ++r) {
         for (int n = 0; n < N; ++n) sum[r][n] = load_channels<T, V>(out + r * out_stride + n * V);
@@ -56,6 +57,14 @@ inline void add_products(const T* left, int64_t left_stride, const T* right, int
     for (int r = 0; r < R; ++r) {
         for (int n = 0; n < N; ++n) store_channels<T, V>(out + r * out_stride + n * V, sum[r][n]);
     }
+}
+
+// Calls function(first row, Constant<height>) for tiles that cover `rows`, a multiple of small_tile_rows.
+template <class Function>
+PERMUTOHEDRAL_INLINE void for_tiles(int64_t rows, Function&& function) {
+    int64_t i = 0;
+    for (; (rows - i) % tile_rows != 0; i += small_tile_rows) function(i, Constant<small_tile_rows>{});
+    for (; i < rows; i += tile_rows) function(i, Constant<tile_rows>{});
 }
 
 // How the output channels of a group are cut into tiles, the last one padded.

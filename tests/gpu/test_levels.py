@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from typing import get_args
 
 import pytest
 import torch
 from support import INTERPRETED, relative_error
 
 import permutohedral as ph
-from permutohedral.models.lattice_unet import LatticeUNet
+from permutohedral.models.lattice_unet import Between, LatticeUNet
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="tests/interpreted has these for the interpreter")
 
@@ -36,10 +37,11 @@ def test_pyramids_of_changing_points(dimension: int) -> None:
             assert int((table.up >= 0).sum()) == int((table.down >= 0).sum())
 
 
-def test_networks_and_their_gradients() -> None:
+@pytest.mark.parametrize("between", get_args(Between))
+def test_networks_and_their_gradients(between: Between) -> None:
     """Normalization, convolutions on levels and between them; in float64, where the kernels are the same."""
     torch.manual_seed(0)
-    network = LatticeUNet(2, 3, 3, (16, 24, 40)).double()
+    network = LatticeUNet(2, 3, 3, (16, 24, 40), between).double()
     on_gpu = copy.deepcopy(network).cuda()
     for points in (2000, 700):
         features, values = 6 * torch.rand(points, 3, dtype=torch.float64), torch.randn(points, 2, dtype=torch.float64)
