@@ -329,6 +329,22 @@ void barycentric_gradient(Array<const T, 2> values, Array<const T, 2> lattice_va
 }
 
 template <class T>
+void splat_largest(Array<const T, 2> values, Array<const int32_t, 2> vertices, Array<T, 2> out,
+                   Array<int32_t, 2> winners, int threads) {
+    nb::gil_scoped_release release;
+    kernels<T>().splat_largest(simplices_of<T>(vertices, nullptr), matrix_of(values), matrix_of(out), winners.data(),
+                               threads);
+}
+
+template <class T>
+void largest_gradient(Array<const T, 2> gradient, Array<const int32_t, 2> winners, Array<const int32_t, 2> vertices,
+                      Array<T, 2> out, int threads) {
+    nb::gil_scoped_release release;
+    kernels<T>().largest_gradient(simplices_of<T>(vertices, nullptr), matrix_of(gradient), winners.data(),
+                                  matrix_of(out), threads);
+}
+
+template <class T>
 void blur(Array<const T, 2> lattice_values, Array<const int32_t, 2> axis_neighbors, bool reverse, Array<T, 2> out,
           int threads) {
     nb::gil_scoped_release release;
@@ -468,6 +484,8 @@ void bind_kernels(nb::module_ module) {
     module.def("slice", &slice<T>);
     module.def("mix_rows", &mix_rows<T>);
     module.def("barycentric_gradient", &barycentric_gradient<T>);
+    module.def("splat_largest", &splat_largest<T>);
+    module.def("largest_gradient", &largest_gradient<T>);
     module.def("blur", &blur<T>);
     module.def("filter_gaussian", &filter_gaussian<T>);
     nb::class_<BorrowedKernel<T>>(module, "PairwiseKernel")

@@ -1,4 +1,5 @@
-// Products of small matrices whose results stay in registers: tiles of R rows by N vectors of V channels.
+// Products of small matrices whose results stay in registers: tiles of R rows by N vectors of V channels. The sums and
+// their operands fill the registers.
 #pragma once
 
 #include <algorithm>
@@ -9,20 +10,28 @@ namespace permutohedral {
 namespace PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
-// rows of a tile: with two vectors each, the sums and their operands fill the registers
 #if defined(__AVX512F__)
-constexpr int tile_rows = 8;
+constexpr int tile_rows = 8, tile_vectors = 2;
+// of a tile whose rows lie anywhere in memory
+constexpr int widest_vectors = 2;
+template <int N>
+constexpr int rows_anywhere = 8;
+constexpr int most_rows_anywhere = 8;
 #else
-constexpr int tile_rows = 6;
+constexpr int tile_rows = 6, tile_vectors = 2;
+// of a tile whose rows lie anywhere in memory: reading one number of each at once is what takes time, so few of them
+constexpr int widest_vectors = 4;
+template <int N>
+constexpr int rows_anywhere = N == widest_vectors ? 3 : 4;
+constexpr int most_rows_anywhere = 4;
 #endif
-constexpr int tile_vectors = 2;
 // of what is left where tiles of full height do not fit
 constexpr int small_tile_rows = 4;
 
 // out[r] += in[r] . weight, for R rows in [depth] and out [N * V] anywhere in memory; weight [depth, N * V].
 template <class T, int V, int N>
 inline void multiply_tile(const T* const* in, const T* weight, int64_t depth, T* const* out) {
-    constexpr int R = tile_rows;
+    constexpr int R = rows_anywhere<N>;
     ChannelVector<T, V> sum[R][N];
     for (int r = 0; r < R; ++r) {
         for (int n = 0; n < N; ++n) sum[r][n] = load_channels<T, V>(out[r] + n * V);
@@ -72,11 +81,14 @@ struct Tiling {
     int64_t vector_channels, num_vectors, num_tiles;
 };
 
+// Tiles of up to `widest` vectors, wider ones only where they need no more padding.
 template <class T>
-inline Tiling tile_channels(int64_t channels) {
+inline Tiling tile_channels(int64_t channels, int64_t widest) {
     int64_t vector = lanes<T>;
     while (vector > 2 && vector / 2 >= channels) vector /= 2;
-    const int64_t vectors = channels > vector ? tile_vectors : 1;
+    int64_t vectors = channels > vector ? tile_vectors : 1;
+    const int64_t used = (channels + vector - 1) / vector;
+    if (widest > tile_vectors && (used + 1) / tile_vectors * tile_vectors % widest == 0) vectors = widest;
     return {vector, vectors, (channels + vector * vectors - 1) / (vector * vectors)};
 }
 
@@ -88,6 +100,7 @@ template <class T, class Function>
 PERMUTOHEDRAL_INLINE void dispatch_tiling(const Tiling& tiling, Function&& function) {
     constexpr int L = lanes<T>;
     if (tiling.num_vectors == tile_vectors) return function(Constant<L>{}, Constant<tile_vectors>{});
+    if (tiling.num_vectors == widest_vectors) return function(Constant<L>{}, Constant<widest_vectors>{});
     dispatch<L, std::min(L, 8), std::min(L, 4), 2>(tiling.vector_channels,
                                                    [&](auto vector) { function(vector, Constant<1>{}); });
 }

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t partial_bytes = int64_t{64} << 20;
 constexpr int64_t max_segments = 64, min_segment = 2048;
-constexpr int64_t max_gathered = 128;
+constexpr int64_t max_gathered = 64;
 
 struct PaddedGroupShape {
     int64_t groups, in_channels, out_channels;  // channels of one group
@@ -67,8 +67,8 @@ void sum_segment(Matrix<const T> in, Matrix<const T> gradient, const int32_t* ro
         for_tiles(shape.padded_in, [&](int64_t i, auto height) {
             for (int64_t o = 0; o < shape.padded_out; o += V * N) {
                 add_products<T, decltype(height)::value, V, N>(gathered.left + i, shape.padded_in, gathered.right + o,
-                                                               shape.padded_out, pairs,
-                                                               out + i * shape.padded_out + o, shape.padded_out);
+                                                               shape.padded_out, pairs, out + i * shape.padded_out + o,
+                                                               shape.padded_out);
             }
         });
     }
@@ -142,7 +142,7 @@ void convolve_weight_gradient(Matrix<const T> in, Matrix<const T> gradient, cons
     if (groups == in.num_channels && groups == gradient.num_channels) {
         return depthwise_gradient(in, gradient, neighbors, out, threads);
     }
-    const Tiling tiling = tile_channels<T>(gradient.num_channels / groups);
+    const Tiling tiling = tile_channels<T>(gradient.num_channels / groups, tile_vectors);
     const int64_t in_channels = in.num_channels / groups;
     const PaddedGroupShape shape{groups, in_channels, gradient.num_channels / groups,
                                  divide_up(in_channels, small_tile_rows) * small_tile_rows, padded_channels(tiling)};

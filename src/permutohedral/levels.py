@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from permutohedral.checks import check_weight, count, lattice_to_rows, to_autocast, unfold
 from permutohedral.errors import InputError
-from permutohedral.filters.largest import largest_of
 from permutohedral.lattice import Lattice
 from permutohedral.memory import check_rows
 from permutohedral.ops import operators
+from permutohedral.ops.largest import splat_largest
 from permutohedral.pyramid import LatticePyramid, LevelTables
 
 
@@ -127,9 +126,8 @@ def pool(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
     """
     fine, coarse, tables = _between(pyramid, level)
     rows, leading = lattice_to_rows(lattice_values, fine, fine.source)
-    children = torch.arange(fine.num_lattice_points, device=fine.device).repeat_interleave(2)
-    pooled = largest_of(rows, children, tables.parents.flatten().long(), coarse.num_lattice_points)
-    return unfold(pooled, leading)
+    check_rows(coarse.num_lattice_points, rows.shape[1], rows)
+    return unfold(splat_largest(rows, tables.parents, coarse.num_lattice_points)[0], leading)
 
 
 def tables_between(pyramid: LatticePyramid, level: int) -> LevelTables:

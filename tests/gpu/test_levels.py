@@ -37,6 +37,24 @@ def test_pyramids_of_changing_points(dimension: int) -> None:
             assert int((table.up >= 0).sum()) == int((table.down >= 0).sum())
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_largest_of_changing_points(dtype: torch.dtype) -> None:
+    """Of points and of finer levels, with what goes back: some lattice points crowded, many values equal."""
+    for points, channels, scale in ((1, 1, 1.0), (20_000, 32, 0.5), (3000, 70, 9.0), (40_000, 5, 6.0)):
+        features = scale * torch.randn(points, 3, device="cuda", dtype=torch.float64)
+        pyramid = ph.build_pyramid(features, 2)
+        found = []
+        values = torch.randint(-99, 99, (points, channels), device="cuda").to(dtype)
+        for each in (pyramid, pyramid.to("cpu")):
+            leaf = values.to(each.device).requires_grad_()
+            pooled = ph.pool(ph.splat(leaf, each.levels[0], reduce="max"), each, 0)
+            # whole numbers, whose sums are exact
+            upstream = torch.arange(pooled.numel()).view(pooled.shape).remainder(3).to(pooled)
+            found.append([pooled.detach().cpu(), torch.autograd.grad(pooled, leaf, upstream)[0].cpu()])
+        for expected, actual in zip(*found[::-1], strict=True):
+            assert torch.equal(actual, expected)
+
+
 @pytest.mark.parametrize("between", get_args(Between))
 def test_networks_and_their_gradients(between: Between) -> None:
     """Normalization, convolutions on levels and between them; in float64, where the kernels are the same."""

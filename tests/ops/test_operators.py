@@ -12,7 +12,7 @@ from support import DEVICE, on_default_backend, to_tensor
 from torch import Tensor
 
 from permutohedral.neighborhood import Neighborhood, axis_offsets
-from permutohedral.ops import exact_sums, level_operators, operators
+from permutohedral.ops import exact_sums, largest, level_operators, operators
 from permutohedral.ops.dispatch import primitives_for
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -42,6 +42,7 @@ class Sample:
         self.axis_neighbors = operators.find_neighbors(keys, table, keys, axis_offsets(DIMENSION, DEVICE))
         self.barycentric = barycentric.clone().requires_grad_()
         self.values, self.lattice_values = leaf(POINTS, 4), leaf(len(keys), 4)
+        self.winners = largest.splat_largest(self.values.detach(), vertices, len(keys))[1]
         self.barycentric_gradient = leaf(POINTS, DIMENSION + 1)
         self.weight, self.output_gradient = leaf(len(self.offsets), 2, 6), leaf(len(self.target_keys), 6)
         self.picture, self.guide = leaf(1, 2, 3, 4), leaf(1, 1, 3, 4)
@@ -60,6 +61,8 @@ class Sample:
             "transpose_neighbors": (self.neighbors, self.opposite, len(self.keys)),
             "splat": (self.values, self.vertices, self.barycentric, len(self.keys)),
             "slice": (self.lattice_values, self.vertices, self.barycentric),
+            "splat_largest": (self.values, self.vertices, len(self.keys)),
+            "largest_gradient": (self.lattice_values, self.winners, self.vertices),
             "barycentric_gradient": (self.values, self.lattice_values, self.vertices),
             "convolve": (self.lattice_values, self.weight, *tables),
             "convolve_without_reverse_table": (self.lattice_values, self.weight, tables[0], None, *tables[2:]),
@@ -92,6 +95,8 @@ FLOATING = [
     "index_both",
     "splat",
     "slice",
+    "splat_largest",
+    "largest_gradient",
     "barycentric_gradient",
     "convolve",
     "convolve_without_reverse_table",
@@ -114,6 +119,7 @@ def operator(name: str) -> Any:
 def called(name: str) -> Any:
     """As the package calls it, which may take a shorter way where nothing is traced."""
     module = exact_sums if name.startswith("sum_") else level_operators if name in BETWEEN_LEVELS else operators
+    module = largest if "largest" in name else module
     return getattr(module, VARIANTS.get(name, name))
 
 
