@@ -442,6 +442,21 @@ void divide_by(Array<T, 2> values, Array<const T, 1> divisors, int threads) {
 }
 
 template <class T>
+void coarsen_values(Array<const T, 2> values, Array<const int32_t, 2> parents, Array<T, 2> out, int threads) {
+    nb::gil_scoped_release release;
+    coarsen_rows(values.data(), parents.data(), int64_t(values.shape(0)), int64_t(out.shape(0)),
+                 int64_t(values.shape(1)), out.data(), threads);
+}
+
+template <class T>
+void refine_values(Array<const T, 2> values, Array<const int32_t, 2> parents, std::optional<Array<const T, 2>> added,
+                   Array<T, 2> out, int threads) {
+    nb::gil_scoped_release release;
+    refine_rows(values.data(), parents.data(), added ? added->data() : nullptr, int64_t(out.shape(0)),
+                int64_t(values.shape(1)), out.data(), threads);
+}
+
+template <class T>
 void add_to(Array<T, 2> values, Array<const T, 1> added, int threads) {
     nb::gil_scoped_release release;
     add_to_rows(values.data(), added.data(), int64_t(values.shape(0)), int64_t(values.shape(1)), threads);
@@ -515,6 +530,8 @@ void bind_kernels(nb::module_ module) {
     module.def("sum_cells", &sum_cells<T>);
     module.def("picture_features", &features_of_pictures<T>);
     module.def("interleave", &interleave_planes<T>);
+    module.def("coarsen_values", &coarsen_values<T>);
+    module.def("refine_values", &refine_values<T>, "values"_a, "parents"_a, "added"_a.none(), "out"_a, "threads"_a);
     module.def("divide_rows", &divide_by<T>);
     module.def("add_to_rows", &add_to<T>);
     module.def("is_sum_nan", &is_nan_among<T>);

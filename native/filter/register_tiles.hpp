@@ -5,33 +5,31 @@
 #include <algorithm>
 
 #include "filter/channel_vectors.hpp"
+#include "runtime/threads.hpp"
 
 namespace permutohedral {
 namespace PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
+constexpr int tile_vectors = 2;
 #if defined(__AVX512F__)
-constexpr int tile_rows = 8, tile_vectors = 2;
-// of a tile whose rows lie anywhere in memory
-constexpr int widest_vectors = 2;
-template <int N>
-constexpr int rows_anywhere = 8;
-constexpr int most_rows_anywhere = 8;
+constexpr int tile_rows = 8;
+constexpr int wide_vectors = tile_vectors, scattered_rows = 8, wide_scattered_rows = 8;
 #else
-constexpr int tile_rows = 6, tile_vectors = 2;
-// of a tile whose rows lie anywhere in memory: reading one number of each at once is what takes time, so few of them
-constexpr int widest_vectors = 4;
-template <int N>
-constexpr int rows_anywhere = N == widest_vectors ? 3 : 4;
-constexpr int most_rows_anywhere = 4;
+constexpr int tile_rows = 6;
+// Tiles whose rows lie anywhere in memory have few of them, since one number of each is read in every step, and more
+// vectors where there are as many channels.
+constexpr int wide_vectors = 4, scattered_rows = 4, wide_scattered_rows = 3;
 #endif
 // of what is left where tiles of full height do not fit
 constexpr int small_tile_rows = 4;
+template <int N>
+constexpr int rows_of_scattered = N == wide_vectors ? wide_scattered_rows : scattered_rows;
 
 // out[r] += in[r] . weight, for R rows in [depth] and out [N * V] anywhere in memory; weight [depth, N * V].
 template <class T, int V, int N>
 inline void multiply_tile(const T* const* in, const T* weight, int64_t depth, T* const* out) {
-    constexpr int R = rows_anywhere<N>;
+    constexpr int R = rows_of_scattered<N>;
     ChannelVector<T, V> sum[R][N];
     for (int r = 0; r < R; ++r) {
         for (int n = 0; n < N; ++n) sum[r][n] = load_channels<T, V>(out[r] + n * V);
@@ -81,26 +79,26 @@ struct Tiling {
     int64_t vector_channels, num_vectors, num_tiles;
 };
 
-// Tiles of up to `widest` vectors, wider ones only where they need no more padding.
-template <class T>
-inline Tiling tile_channels(int64_t channels, int64_t widest) {
+// Tiles of Widest vectors where they need no more padding than those of tile_vectors.
+template <class T, int Widest>
+inline Tiling tile_channels(int64_t channels) {
     int64_t vector = lanes<T>;
     while (vector > 2 && vector / 2 >= channels) vector /= 2;
     int64_t vectors = channels > vector ? tile_vectors : 1;
-    const int64_t used = (channels + vector - 1) / vector;
-    if (widest > tile_vectors && (used + 1) / tile_vectors * tile_vectors % widest == 0) vectors = widest;
-    return {vector, vectors, (channels + vector * vectors - 1) / (vector * vectors)};
+    const auto padded = [&](int64_t width) { return divide_up(channels, width * vector) * width; };
+    if (channels > vector && padded(Widest) == padded(tile_vectors)) vectors = Widest;
+    return {vector, vectors, divide_up(channels, vector * vectors)};
 }
 
 inline int64_t tile_width(const Tiling& tiling) { return tiling.vector_channels * tiling.num_vectors; }
 inline int64_t padded_channels(const Tiling& tiling) { return tiling.num_tiles * tile_width(tiling); }
 
 // Calls function(Constant<V>, Constant<N>) with the constants of a tiling.
-template <class T, class Function>
+template <class T, int Widest, class Function>
 PERMUTOHEDRAL_INLINE void dispatch_tiling(const Tiling& tiling, Function&& function) {
     constexpr int L = lanes<T>;
+    if (tiling.num_vectors == Widest) return function(Constant<L>{}, Constant<Widest>{});
     if (tiling.num_vectors == tile_vectors) return function(Constant<L>{}, Constant<tile_vectors>{});
-    if (tiling.num_vectors == widest_vectors) return function(Constant<L>{}, Constant<widest_vectors>{});
     dispatch<L, std::min(L, 8), std::min(L, 4), 2>(tiling.vector_channels,
                                                    [&](auto vector) { function(vector, Constant<1>{}); });
 }

@@ -142,7 +142,7 @@ void convolve_weight_gradient(Matrix<const T> in, Matrix<const T> gradient, cons
     if (groups == in.num_channels && groups == gradient.num_channels) {
         return depthwise_gradient(in, gradient, neighbors, out, threads);
     }
-    const Tiling tiling = tile_channels<T>(gradient.num_channels / groups, tile_vectors);
+    const Tiling tiling = tile_channels<T, tile_vectors>(gradient.num_channels / groups);
     const int64_t in_channels = in.num_channels / groups;
     const PaddedGroupShape shape{groups, in_channels, gradient.num_channels / groups,
                                  divide_up(in_channels, small_tile_rows) * small_tile_rows, padded_channels(tiling)};
@@ -153,7 +153,7 @@ void convolve_weight_gradient(Matrix<const T> in, Matrix<const T> gradient, cons
     const Memory panel_memory(sizeof(T) * panel_size * threads);
     // the padding is multiplied too, and must be finite
     std::memset(panel_memory.data(), 0, panel_memory.size());
-    dispatch_tiling<T>(tiling, [&](auto vector, auto vectors) {
+    dispatch_tiling<T, tile_vectors>(tiling, [&](auto vector, auto vectors) {
         constexpr int V = decltype(vector)::value, N = decltype(vectors)::value;
         parallel_for(threads, slots * segments, [&](int64_t task, int worker) {
             const int64_t slot = task / segments, k = slot / groups, g = slot % groups;

@@ -245,11 +245,14 @@ def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> 
 
 
 def largest_gradient(gradient: Tensor, winners: Tensor, vertices: Tensor) -> Tensor:
-    point, channel = winners.long(), torch.arange(gradient.shape[1], device=gradient.device).expand(winners.shape)
-    won = point >= 0
+    point = torch.arange(vertices.shape[0], device=vertices.device)[:, None]
     total = gradient.new_zeros(vertices.shape[0], gradient.shape[1], dtype=accumulation_dtype(gradient.dtype))
-    summed = total.index_put((point[won], channel[won]), gradient[won].to(total.dtype), accumulate=True)
-    return summed.to(gradient.dtype)
+    for corner in range(vertices.shape[1]):
+        vertex = vertices[:, corner]
+        new = (vertices[:, :corner] != vertex[:, None]).all(dim=1, keepdim=True)
+        won = new & (winners.index_select(0, vertex) == point)
+        total = total + torch.where(won, gradient.index_select(0, vertex), 0)
+    return total.to(gradient.dtype)
 
 
 def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int) -> Tensor:

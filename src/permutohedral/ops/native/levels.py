@@ -1,4 +1,4 @@
-"""The largest values around lattice points, with the ways of the package to borrow tensors."""
+"""Lattice values between levels, and the largest around lattice points, by the compiled core."""
 
 from __future__ import annotations
 
@@ -6,6 +6,31 @@ import torch
 from torch import Tensor
 
 from permutohedral.ops.primitives import accumulation_dtype
+
+
+def coarsen_values(values: Tensor, parents: Tensor, num_coarse: int) -> Tensor:
+    """See `ops.level_operators`."""
+    from permutohedral.ops import native
+
+    dtype, channels = accumulation_dtype(values.dtype), values.shape[1]
+    out = native._empty((num_coarse, channels), dtype)
+    if out.numel() > 0:
+        operands = native._plain(values, dtype), native._plain(parents)
+        native._core(dtype).coarsen_values(*operands, out, native._threads(values.numel()))
+    return out.to(values.dtype)
+
+
+def refine_values(values: Tensor, parents: Tensor, added: Tensor | None) -> Tensor:
+    """See `ops.level_operators`."""
+    from permutohedral.ops import native
+
+    dtype = accumulation_dtype(values.dtype)
+    out = native._empty((parents.shape[0], values.shape[1]), dtype)
+    if out.numel() > 0:
+        operands = native._plain(values, dtype), native._plain(parents)
+        others = None if added is None else native._plain(added, dtype)
+        native._core(dtype).refine_values(*operands, others, out, native._threads(out.numel()))
+    return out.to(values.dtype)
 
 
 def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> tuple[Tensor, Tensor]:
