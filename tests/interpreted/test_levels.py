@@ -66,14 +66,20 @@ def test_levels_are_numbered_alike_where_that_is_asked_for() -> None:
     assert torch.equal(one[1][order], other[1])
 
 
+# one corner after another in memory
+FEW = torch.tensor([[0, 1, 1, 4, 4, 0, 1], [0, 0, 2, 4, 1, 2, 1]], dtype=torch.int32).T
+# most of them at one lattice point
+MANY = torch.tensor([0, 0, 1, 0, 0, 0, 0] * 30, dtype=torch.int32)[:, None]
+
+
+@pytest.mark.parametrize("vertices", [FEW, MANY], ids=["few", "many"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_largest(dtype: torch.dtype) -> None:
+def test_largest(dtype: torch.dtype, vertices: Tensor) -> None:
     """Equal values, NaN, corners named twice, rows without points, and more channels than a tile has."""
     channels = 3 if dtype is torch.float64 else 70
-    values = torch.randint(-2, 2, (7, channels)).to(dtype)
-    values[1, 0] = float("nan")
-    # one corner after another in memory
-    vertices = torch.tensor([[0, 1, 1, 4, 4, 0, 1], [0, 0, 2, 4, 1, 2, 1]], dtype=torch.int32).T
+    values = torch.randint(-2, 2, (len(vertices), channels)).to(dtype)
+    values[1::50, 0] = float("nan")
+    values[:, 1] = -float("inf")
     gradient = torch.randn(6, channels).to(dtype)
     found = []
     for backend in ("reference", "triton"):

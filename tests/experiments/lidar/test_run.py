@@ -190,7 +190,7 @@ def test_a_trained_row_is_shipped(towns: Path) -> None:
     result = run(row(above="nothing"), trained)
     assert result is not None
     write_result(result, towns / "out" / "runs" / "row-0.json")
-    ship(towns / "out", towns / "network.safetensors", "row")
+    ship(towns / "out", towns / "network.safetensors", "row", seed=0)
     network, description = load_segmenter(towns / "network.safetensors")
     assert (description.classes, description.above) == (STANDARD_CLASSES, "nothing")
     expected = read_weights(towns / "out" / "weights" / "row-0.safetensors")

@@ -15,26 +15,49 @@ from permutohedral.ops.triton.runtime import WIDEST_TILE, bind, on_device, power
 
 # lattice points of a program: it takes as long as the most crowded of them
 _ROWS = 16
+# points of one lattice point that are compared side by side, where there are at least as many on average
+_ENTRIES = 32
+
+
+@triton.jit
+def best_of_lanes(best, winner, ROWS: tl.constexpr, ENTRIES: tl.constexpr, BLOCK_C: tl.constexpr):
+    """`[rows * entries, channels]` to `[rows, channels]`: the largest and its winner, -1 where there is none."""
+    last: tl.constexpr = 2**31 - 1
+    best = tl.reshape(best, [ROWS, ENTRIES, BLOCK_C])
+    winner = tl.reshape(winner, [ROWS, ENTRIES, BLOCK_C])
+    is_nan = (winner >= 0) & (best != best)
+    some_nan = tl.max(is_nan.to(tl.int32), axis=1) > 0
+    most = tl.max(tl.where((winner >= 0) & ~is_nan, best, float("-inf")), axis=1)
+    wins = is_nan | ((winner >= 0) & (best == most[:, None, :]) & ~some_nan[:, None, :])
+    first = tl.min(tl.where(wins, winner, last), axis=1)
+    most = tl.where(some_nan, float("nan"), tl.where(first < last, most, 0.0))
+    return most, tl.where(first < last, first, -1)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def largest_kernel(
     values, starts, counts, points, output, winners, num_rows,
-    CHANNELS: tl.constexpr, VALUE_STRIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    CROWDED: tl.constexpr, CHANNELS: tl.constexpr, VALUE_STRIDE: tl.constexpr, ENTRIES: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Compare the listed points of every lattice point; NaN is larger than any number, and of equals the first wins."""
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    """Compare the listed points of every lattice point; NaN is larger than any number, and of equals the first wins.
+
+    CROWDED, some ENTRIES of a lattice point are compared side by side.
+    """
+    lane = tl.arange(0, BLOCK * ENTRIES)
+    row = tl.program_id(0).to(tl.int64) * BLOCK + lane // ENTRIES
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = row < num_rows
     begin = tl.load(starts + row, mask=inside, other=0)
     count = tl.load(counts + row, mask=inside, other=0).to(tl.int32)
     dtype: tl.constexpr = tl.float64 if values.dtype.element_ty == tl.float64 else tl.float32
-    best = tl.zeros([BLOCK, BLOCK_C], dtype)
-    winner = tl.full([BLOCK, BLOCK_C], -1, tl.int32)
-    for step in range(tl.max(count, axis=0)):
-        here = step < count
+    best = tl.zeros([BLOCK * ENTRIES, BLOCK_C], dtype)
+    winner = tl.full([BLOCK * ENTRIES, BLOCK_C], -1, tl.int32)
+    for step in range(0, tl.max(count, axis=0), ENTRIES):
+        entry = step + lane % ENTRIES
+        here = entry < count
         # weights, if any, are in the upper half
-        point = tl.load(points + begin + step, mask=here, other=0).to(tl.int32)[:, None]
+        point = tl.load(points + begin + entry, mask=here, other=0).to(tl.int32)[:, None]
         real = here[:, None] & (channel < CHANNELS)[None, :]
         place = values + point.to(tl.int64) * VALUE_STRIDE + channel[None, :]
         value = tl.load(place, mask=real, other=0.0).to(dtype)
@@ -44,6 +67,10 @@ def largest_kernel(
         better = here[:, None] & ((winner < 0) | more | (same & (point < winner)))
         best = tl.where(better, value, best)
         winner = tl.where(better, point, winner)
+    if CROWDED:
+        best, winner = best_of_lanes(best, winner, BLOCK, ENTRIES, BLOCK_C)
+        row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = row < num_rows
     place = row[:, None] * CHANNELS + channel[None, :]
     kept = inside[:, None] & (channel < CHANNELS)[None, :]
     tl.store(output + place, best.to(output.dtype.element_ty), mask=kept)
@@ -86,8 +113,12 @@ def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> 
     # weights are of no importance, and are not read from memory but once
     weights = values.new_zeros((1, 1), dtype=torch.float32).expand(vertices.shape)
     starts, counts, points, _ = list_corners(vertices, weights, num_lattice_points)
-    block_c = min(power_of_two(shape[1]), WIDEST_TILE)
-    bound = bind(largest_kernel, CHANNELS=shape[1], VALUE_STRIDE=values.stride(0), BLOCK=_ROWS, BLOCK_C=block_c)
+    crowded = vertices.numel() >= _ENTRIES * num_lattice_points
+    bound = bind(
+        largest_kernel, CROWDED=crowded, CHANNELS=shape[1], VALUE_STRIDE=values.stride(0),
+        ENTRIES=_ENTRIES if crowded else 1, BLOCK=1 if crowded else _ROWS,
+        BLOCK_C=min(power_of_two(shape[1]), WIDEST_TILE),
+    )  # fmt: skip
     bound(bound.tiles(*shape), (values, starts, counts, points, output, winners), (num_lattice_points,))
     return output, winners
 
