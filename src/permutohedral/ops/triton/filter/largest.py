@@ -35,7 +35,7 @@ def best_of_lanes(best, winner, ROWS: tl.constexpr, ENTRIES: tl.constexpr, BLOCK
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def largest_kernel(
+def splat_largest_kernel(
     values, starts, counts, points, output, winners, num_rows,
     CROWDED: tl.constexpr, CHANNELS: tl.constexpr, VALUE_STRIDE: tl.constexpr, ENTRIES: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -115,7 +115,7 @@ def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> 
     starts, counts, points, _ = list_corners(vertices, weights, num_lattice_points)
     crowded = vertices.numel() >= _ENTRIES * num_lattice_points
     bound = bind(
-        largest_kernel, CROWDED=crowded, CHANNELS=shape[1], VALUE_STRIDE=values.stride(0),
+        splat_largest_kernel, CROWDED=crowded, CHANNELS=shape[1], VALUE_STRIDE=values.stride(0),
         ENTRIES=_ENTRIES if crowded else 1, BLOCK=1 if crowded else _ROWS,
         BLOCK_C=min(power_of_two(shape[1]), WIDEST_TILE),
     )  # fmt: skip
