@@ -93,6 +93,18 @@ def test_largest(dtype: torch.dtype, vertices: Tensor) -> None:
     assert_close(back, expected_back)
 
 
+def test_the_largest_on_lattices_without_room_for_all() -> None:
+    """Lattice points beyond the last row are left out, as in splat and slice."""
+    values = torch.randn(len(FEW), 3)
+    with use_backend("triton"):
+        whole, winners = largest.splat_largest(values, FEW, 5)
+        part, part_winners = largest.splat_largest(values, FEW, 2)
+        back = largest.largest_gradient(torch.ones(2, 3), part_winners, FEW)
+        expected = largest.largest_gradient(torch.ones(5, 3) * (torch.arange(5) < 2)[:, None], winners, FEW)
+    assert torch.equal(part, whole[:2])
+    assert torch.equal(back, expected)
+
+
 def test_a_pyramid_of_nothing() -> None:
     with use_backend("triton"):
         pyramid = ph.build_pyramid(torch.zeros(0, 2), 2)

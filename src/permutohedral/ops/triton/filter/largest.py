@@ -77,13 +77,13 @@ def splat_largest_kernel(
     tl.store(winners + place, winner, mask=kept)
 
 
-@triton.jit(do_not_specialize=["num_points", "corner_stride"])
+@triton.jit(do_not_specialize=["num_points", "num_rows", "corner_stride"])
 def largest_gradient_kernel(
-    gradient, winners, vertices, output, num_points, corner_stride,
+    gradient, winners, vertices, output, num_points, num_rows, corner_stride,
     VERTEX_STRIDE: tl.constexpr, CHANNELS: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, CORNERS: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Sum, for every point, the gradients of the lattice points where it has won."""
+    """Sum, for every point, the gradients of the lattice points where it has won; those beyond `num_rows` have none."""
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = point < num_points
@@ -91,7 +91,7 @@ def largest_gradient_kernel(
     total = tl.zeros([BLOCK, BLOCK_C], dtype)
     for corner in tl.static_range(CORNERS):
         vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * corner_stride, mask=inside, other=0)
-        new = inside
+        new = inside & (vertex < num_rows)
         for earlier in tl.static_range(corner):
             new = new & (vertex != tl.load(vertices + point * VERTEX_STRIDE + earlier * corner_stride, mask=inside))
         real = new[:, None] & (channel < CHANNELS)[None, :]
@@ -129,9 +129,10 @@ def largest_gradient(gradient: Tensor, winners: Tensor, vertices: Tensor) -> Ten
     output = gradient.new_empty(points, channels)
     if output.numel() > 0:
         gradient, winners = rows_contiguous(gradient), winners.contiguous()
+        sizes = points, gradient.shape[0], vertices.stride(1)
         bound = bind(
             largest_gradient_kernel, VERTEX_STRIDE=vertices.stride(0), CHANNELS=channels,
             GRADIENT_STRIDE=gradient.stride(0), CORNERS=corners, **tile(channels),
         )  # fmt: skip
-        bound(bound.tiles(points, channels), (gradient, winners, vertices, output), (points, vertices.stride(1)))
+        bound(bound.tiles(points, channels), (gradient, winners, vertices, output), sizes)
     return output
