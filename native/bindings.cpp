@@ -338,6 +338,22 @@ void barycentric_gradient(Array<const T, 2> values, Array<const T, 2> lattice_va
 }
 
 template <class T>
+void splat_largest(Array<const T, 2> values, Array<const int32_t, 2> vertices, Array<T, 2> out,
+                   Array<int32_t, 2> winners, int threads) {
+    nb::gil_scoped_release release;
+    kernels<T>().splat_largest(simplices_of<T>(vertices, nullptr), matrix_of(values), matrix_of(out), winners.data(),
+                               threads);
+}
+
+template <class T>
+void largest_gradient(Array<const T, 2> gradient, Array<const int32_t, 2> winners, Array<const int32_t, 2> vertices,
+                      Array<T, 2> out, int threads) {
+    nb::gil_scoped_release release;
+    kernels<T>().largest_gradient(simplices_of<T>(vertices, nullptr), matrix_of(gradient), winners.data(),
+                                  matrix_of(out), threads);
+}
+
+template <class T>
 void blur(Array<const T, 2> lattice_values, Array<const int32_t, 2> axis_neighbors, bool reverse, Array<T, 2> out,
           int threads) {
     nb::gil_scoped_release release;
@@ -435,6 +451,21 @@ void divide_by(Array<T, 2> values, Array<const T, 1> divisors, int threads) {
 }
 
 template <class T>
+void coarsen_values(Array<const T, 2> values, Array<const int32_t, 2> parents, Array<T, 2> out, int threads) {
+    nb::gil_scoped_release release;
+    coarsen_rows(values.data(), parents.data(), int64_t(values.shape(0)), int64_t(out.shape(0)),
+                 int64_t(values.shape(1)), out.data(), threads);
+}
+
+template <class T>
+void refine_values(Array<const T, 2> values, Array<const int32_t, 2> parents, std::optional<Array<const T, 2>> added,
+                   Array<T, 2> out, int threads) {
+    nb::gil_scoped_release release;
+    refine_rows(values.data(), parents.data(), added ? added->data() : nullptr, int64_t(out.shape(0)),
+                int64_t(values.shape(1)), out.data(), threads);
+}
+
+template <class T>
 void add_to(Array<T, 2> values, Array<const T, 1> added, int threads) {
     nb::gil_scoped_release release;
     add_to_rows(values.data(), added.data(), int64_t(values.shape(0)), int64_t(values.shape(1)), threads);
@@ -477,6 +508,8 @@ void bind_kernels(nb::module_ module) {
     module.def("slice", &slice<T>);
     module.def("mix_rows", &mix_rows<T>);
     module.def("barycentric_gradient", &barycentric_gradient<T>);
+    module.def("splat_largest", &splat_largest<T>);
+    module.def("largest_gradient", &largest_gradient<T>);
     module.def("blur", &blur<T>);
     module.def("add_beside", &add_beside<T>);
     module.def("filter_gaussian", &filter_gaussian<T>);
@@ -507,6 +540,8 @@ void bind_kernels(nb::module_ module) {
     module.def("sum_cells", &sum_cells<T>);
     module.def("picture_features", &features_of_pictures<T>);
     module.def("interleave", &interleave_planes<T>);
+    module.def("coarsen_values", &coarsen_values<T>);
+    module.def("refine_values", &refine_values<T>, "values"_a, "parents"_a, "added"_a.none(), "out"_a, "threads"_a);
     module.def("divide_rows", &divide_by<T>);
     module.def("add_to_rows", &add_to<T>);
     module.def("is_sum_nan", &is_nan_among<T>);

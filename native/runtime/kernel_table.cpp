@@ -17,6 +17,8 @@ constexpr Kernels<T> all_kernels() {
     kernels.slice = &slice<T>;
     kernels.mix_rows = &mix_rows<T>;
     kernels.barycentric_gradient = &barycentric_gradient<T>;
+    kernels.splat_largest = &splat_largest<T>;
+    kernels.largest_gradient = &largest_gradient<T>;
     kernels.blur = &blur<T>;
     kernels.add_beside = &add_beside<T>;
     kernels.filter_gaussian = &filter_gaussian<T>;

@@ -18,6 +18,10 @@ from permutohedral.errors import BackendUnavailable
 from permutohedral.neighborhood import axis_offsets, blur_gain
 from permutohedral.ops.fused_primitives import FilterTables, KeptOfFilter, LandmarkTables
 from permutohedral.ops.native.lending import lend, to_dlpack
+from permutohedral.ops.native.levels import coarsen_values as coarsen_values
+from permutohedral.ops.native.levels import largest_gradient as largest_gradient
+from permutohedral.ops.native.levels import refine_values as refine_values
+from permutohedral.ops.native.levels import splat_largest as splat_largest
 from permutohedral.ops.native.mean_field import differentiate_mean_field as differentiate_mean_field
 from permutohedral.ops.native.mean_field import mean_field as mean_field
 from permutohedral.ops.native.mean_field import mean_field_logits as mean_field_logits

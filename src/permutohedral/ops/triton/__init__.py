@@ -14,6 +14,7 @@ from permutohedral.ops.triton.filter.convolve_gradients import convolve_gradient
 from permutohedral.ops.triton.filter.exact_sums import sum_neighbors, sum_window
 from permutohedral.ops.triton.filter.gaussian import filter_gaussian, filter_picture, filter_points
 from permutohedral.ops.triton.filter.item_norm import differentiate_items_norm, normalize_items
+from permutohedral.ops.triton.filter.largest import largest_gradient, splat_largest
 from permutohedral.ops.triton.filter.learned_filter import differentiate_learned, filter_learned
 from permutohedral.ops.triton.filter.mean_field import mean_field, mean_field_points
 from permutohedral.ops.triton.filter.slice import barycentric_gradient, mix_rows, slice
@@ -49,6 +50,7 @@ __all__ = [
     "index_points",
     "index_points_bounded",
     "index_with_neighbors",
+    "largest_gradient",
     "mean_field",
     "mean_field_points",
     "mix_rows",
@@ -57,6 +59,7 @@ __all__ = [
     "slice",
     "solve_on_lattice",
     "splat",
+    "splat_largest",
     "spread_cells",
     "sum_neighbors",
     "sum_window",
