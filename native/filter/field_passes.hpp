@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t chunk_elements = 8192, least_chunk_points = 16, most_chunks = 16;
 // elements of the rows that several threads make before they splat them
 constexpr int64_t window_elements = int64_t{1} << 19;
-constexpr int64_t chunks_per_task = 8, rows_per_task = 2048;
+constexpr int64_t chunks_per_task = 4, rows_per_task = 2048;
 // threads that share the splats of a kernel, which are about a quarter of the work
 constexpr int64_t threads_per_splat = 4;
 
@@ -98,7 +98,7 @@ protected:
     }
 
     // The energies of a chunk as columns: N points of the first label, the same points of the next, then the next points.
-    const T* energies_of(const Chunk<T>& chunk) const {
+    T* energies_of(const Chunk<T>& chunk) const {
         return as<T>(energies_) + (chunk.item * padded_points_ + chunk.first) * field_.labels;
     }
 
@@ -209,10 +209,9 @@ private:
     void arrange_energies() {
         energies_ = Memory(sizeof(T) * field_.num_items * padded_points_ * field_.labels);
         for_chunks([&](const Chunk<T>& chunk, T*) {
-            T* to = as<T>(energies_) + (energies_of(chunk) - as<T>(energies_));
             dispatch_lanes<T>(stride_, [&](auto lanes_of) {
                 planes_to_columns<T, decltype(lanes_of)::value>(planes_of(chunk, field_.energies), field_.labels,
-                                                                chunk.count, to);
+                                                                chunk.count, energies_of(chunk));
             });
         });
     }
