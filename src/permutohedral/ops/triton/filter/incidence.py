@@ -303,14 +303,16 @@ def gather_into(output: Tensor, values: Tensor, incidence: Incidence, density: T
 
 def gather_into_both(outputs: Sequence[Tensor], values: Tensor, incidences: Sequence[Incidence]) -> list[Launch]:
     """What sums the same contiguous values, at most WIDEST_TILE channels, into rows of two lattices."""
-    first, second = (_crowdedness(*each) for each in zip(incidences, (len(rows) for rows in outputs), strict=True))
-    if bool(first) != bool(second):
+    crowded = [_crowdedness(each, len(rows)) for each, rows in zip(incidences, outputs, strict=True)]
+    if bool(crowded[0]) != bool(crowded[1]):
         # in programs of another shape
         return [gather_into(*each) for each in zip(outputs, (values, values), incidences, strict=True)]
-    bound, first_block, second_block = _bind_gather_both(values.shape[1], first, second)
-    rows, more = outputs[0].shape[0], outputs[1].shape[0]
+    # programs that may take long begin first
+    first, second = (1, 0) if crowded[0] < crowded[1] else (0, 1)
+    bound, first_block, second_block = _bind_gather_both(values.shape[1], crowded[first], crowded[second])
+    rows, more = outputs[first].shape[0], outputs[second].shape[0]
     programs = cdiv(rows, first_block)
-    tensors = (values, *incidences[0], outputs[0], *incidences[1], outputs[1])
+    tensors = (values, *incidences[first], outputs[first], *incidences[second], outputs[second])
     return [(bound, (programs + cdiv(more, second_block), 1, 1), tensors, (programs, rows, more))]
 
 

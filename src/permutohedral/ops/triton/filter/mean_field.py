@@ -171,8 +171,10 @@ def _room(rows: int, marginals: Tensor) -> tuple[Tensor, ...]:
     return torch.empty_strided((3, rows, width), strides, dtype=marginals.dtype, device=marginals.device).unbind()
 
 
-def _filter(kernels: Sequence[_Kernel], marginals: Tensor) -> tuple[list[Call], list[Tensor]]:
-    """The calls that bring rows `[points, width]` to all lattices, and where they then lie, ready to be sliced."""
+def _splat(kernels: Sequence[_Kernel], marginals: Tensor) -> tuple[list[Call], list[tuple[Tensor, ...]]]:
+    """The calls that bring rows `[points, width]` to all lattices, and for each lattice where they then lie, with room
+    for the blur.
+    """
     room = [_room(kernel.tables.axis_neighbors.shape[1], marginals) for kernel in kernels]
     splatted = [each[0] for each in room]
     lists = [kernel.weights.incidence for kernel in kernels if kernel.weights.incidence is not None]
@@ -184,13 +186,17 @@ def _filter(kernels: Sequence[_Kernel], marginals: Tensor) -> tuple[list[Call], 
         launches.append(gather_into(splatted[0], marginals, lists[0]))
     else:
         launches += gather_into_both(splatted, marginals, lists)
+    return [*prepare_all(launches)], room
+
+
+def _blur(kernels: Sequence[_Kernel], room: Sequence[tuple[Tensor, ...]]) -> tuple[list[Call], list[Tensor]]:
+    """The calls that blur what was splatted, and where it then lies, ready to be sliced."""
     neighbors = [kernel.tables.axis_neighbors.contiguous() for kernel in kernels]
     blurs = [blur_passes(first, each, False, room=more) for (first, *more), each in zip(room, neighbors, strict=True)]
-    launches += blurs[0][0] if len(blurs) == 1 else join_passes(blurs[0][0], blurs[1][0])
-    calls: list[Call] = [*prepare_all(launches)]
+    calls: list[Call] = [*prepare_all(blurs[0][0] if len(blurs) == 1 else join_passes(blurs[0][0], blurs[1][0]))]
     values = [blurred for _, blurred in blurs]
     for number, (kernel, along) in enumerate(zip(kernels, neighbors, strict=True)):
-        more, values[number] = _behind_blur(kernel.tables, splatted[number], values[number], along)
+        more, values[number] = _behind_blur(kernel.tables, room[number][0], values[number], along)
         calls += more
     return calls, values
 
@@ -277,12 +283,14 @@ def _solve(field: _Begun, kernels: Sequence[PairwiseTables], steps: int) -> Tens
     """All steps, at least one."""
     items, labels, points = field.planes.shape
     weighted = _weighted(kernels, labels, steps)
-    filters, values = _filter(weighted, field.marginals)
     # the GPU begins while what follows is prepared
-    _run(filters)
+    splats, room = _splat(weighted, field.marginals)
+    _run(splats)
+    blurs, values = _blur(weighted, room)
+    _run(blurs)
     arguments = field.scores, weighted, values, (items, labels, points)
     # the same memory in every step, so that its launches are prepared once
-    step = [*prepare_all([_marginals(field.marginals, *arguments)]), *filters]
+    step = [*prepare_all([_marginals(field.marginals, *arguments)]), *splats, *blurs]
     for _ in range(steps - 1):
         _run(step)
     start_all([_marginals(field.planes, *arguments)])
