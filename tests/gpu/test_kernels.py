@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from gpu.exactness import DTYPES, L2_TOLERANCE, assert_near, exact, l2_error
-from mean_field_cases import defined, field
+from mean_field_cases import defined, field, marginals_and_gradients
 from support import INTERPRETED
 from torch import Tensor
 
@@ -211,3 +211,13 @@ def test_mean_field(dtype: torch.dtype, labels: int, with_costs: bool) -> None:
         found = kernels.mean_field(energies.cuda(), None, on_gpu[some], 3)
         # the logits grow with the number of points, and their rounding errors with them
         assert_near(found, defined(energies, None, tables[some], 3), 20 * L2_TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(("labels", "with_costs"), [(2, False), (5, True), (21, False)])
+def test_mean_field_gradients(labels: int, with_costs: bool) -> None:
+    """Of kernels with the same scales at either end, and with others; with and without a start."""
+    energies, tables = field(labels, 2000, torch.float32, with_costs)
+    start = torch.softmax(torch.randn(2, labels, 2000), dim=1)
+    for some, begin in ((slice(0, 2), None), (slice(2, 3), start)):
+        for one, other in marginals_and_gradients(kernels, energies, begin, tables[some], 3, "cuda"):
+            assert_near(one, other, 20 * L2_TOLERANCE[torch.float32])
