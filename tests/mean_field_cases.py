@@ -59,6 +59,13 @@ def field(labels: int, points: int, dtype: torch.dtype, with_costs: bool) -> tup
     return torch.randn(2, labels, points, dtype=dtype), kernels
 
 
+def move(kernel: PairwiseTables, device: str) -> PairwiseTables:
+    moved: dict[str, Any] = {
+        name: each.to(device) for name, each in kernel._asdict().items() if isinstance(each, Tensor)
+    }
+    return kernel._replace(**moved)
+
+
 def marginals_and_gradients(
     backend: Any, energies: Tensor, start: Tensor | None, kernels: list[PairwiseTables], steps: int, device: str = "cpu"
 ) -> list[tuple[Tensor, Tensor]]:
@@ -66,10 +73,7 @@ def marginals_and_gradients(
     respect to energies, start, and the costs or the factor of each kernel.
     """
     wanted = torch.randn(energies.shape, dtype=torch.float64)
-    moved = [
-        kernel._replace(**{name: each.to(device) for name, each in kernel._asdict().items() if isinstance(each, Tensor)})
-        for kernel in kernels
-    ]
+    moved = [move(kernel, device) for kernel in kernels]
     given = energies.to(device), None if start is None else start.to(device), moved, steps
     logits, kept = backend.mean_field_logits(*given)
     marginals = torch.softmax(logits.double(), dim=1).cpu()

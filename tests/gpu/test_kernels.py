@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from gpu.exactness import DTYPES, L2_TOLERANCE, assert_near, exact, l2_error
-from mean_field_cases import defined, field, marginals_and_gradients
+from mean_field_cases import defined, field, marginals_and_gradients, move
 from support import INTERPRETED
 from torch import Tensor
 
@@ -196,17 +196,12 @@ def test_a_cuda_graph_of_a_layer() -> None:
     assert l2_error(captured, layer()) <= 2e-6
 
 
-def move(kernel: PairwiseTables) -> PairwiseTables:
-    moved: dict[str, Any] = {name: each.cuda() for name, each in kernel._asdict().items() if isinstance(each, Tensor)}
-    return kernel._replace(**moved)
-
-
 @pytest.mark.parametrize("with_costs", [False, True])
 @pytest.mark.parametrize("labels", [2, 5, 21, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_mean_field(dtype: torch.dtype, labels: int, with_costs: bool) -> None:
     energies, tables = field(labels, 2000, dtype, with_costs)
-    on_gpu = [move(kernel) for kernel in tables]
+    on_gpu = [move(kernel, "cuda") for kernel in tables]
     for some in (slice(0, 2), slice(2, 3)):
         found = kernels.mean_field(energies.cuda(), None, on_gpu[some], 3)
         # the logits grow with the number of points, and their rounding errors with them

@@ -305,7 +305,8 @@ def solve(
     run_all(splats)
     blurs, values = blur_all(kernels, room)
     run_all(blurs)
-    arguments = field.scores, kernels, values, tuple(field.planes.shape)
+    items, labels, points = field.planes.shape
+    arguments = field.scores, kernels, values, (items, labels, points)
     # the same memory in every step, so that its launches are prepared once
     step = [*prepare_all([_marginals(field.marginals, *arguments)]), *splats, *blurs]
     for _ in range(steps - 1):
