@@ -250,12 +250,12 @@ def list_corners(vertices: Tensor, barycentric: Tensor, num_rows: int) -> Incide
     return Incidence(starts, counts, points, weights)
 
 
-def _gather_blocks(crowded: int, block_c: int) -> dict[str, int]:
-    """The shape of tiles, and warps for each."""
+def _gather_blocks(crowded: int, block_c: int, elements: int = 1024) -> dict[str, int]:
+    """The shape of tiles, and warps for each; `elements` are read at once where lattice points are crowded."""
     if not crowded:
         return {"TOGETHER": _TOGETHER, "ENTRIES": _ENTRIES, "BLOCK": max(1024 // block_c, 16), "num_warps": 2}
     # fastest on an H200: for lattice points whose entries are read at once, and for others
-    entries = min(1024 // block_c, 128)
+    entries = min(elements // block_c, 128)
     return {"TOGETHER": 0, "ENTRIES": entries, "BLOCK": 4 if crowded == 1 else 1, "num_warps": 1}
 
 
@@ -272,7 +272,8 @@ def _bind_gather(divided: bool, channels: int, width: int, value_stride: int, cr
 def _bind_gather_both(channels: int, first_crowded: int, second_crowded: int) -> tuple[Bound, int, int]:
     """And the rows of a program, on either lattice."""
     block_c = power_of_two(channels)
-    first, second = _gather_blocks(first_crowded, block_c), _gather_blocks(second_crowded, block_c)
+    # a kernel of two loops has fewer registers for each
+    first, second = (_gather_blocks(crowded, block_c, 512) for crowded in (first_crowded, second_crowded))
     rows = first.pop("BLOCK"), second["BLOCK"]
     bound = Bound(
         gather_both_kernel, CHANNELS=channels, FIRST_BLOCK=rows[0], SECOND_BLOCK=rows[1], BLOCK_C=block_c, **first
