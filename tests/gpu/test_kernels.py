@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 from gpu.exactness import DTYPES, L2_TOLERANCE, assert_near, exact, l2_error
-from mean_field_cases import defined, field
+from mean_field_cases import defined, field, marginals_and_gradients, move
 from support import INTERPRETED
 from torch import Tensor
 
 from permutohedral.neighborhood import Neighborhood, axis_offsets, blur_gain
 from permutohedral.ops import reference
-from permutohedral.ops.fused_primitives import ConvolutionTables, PairwiseTables
+from permutohedral.ops.fused_primitives import ConvolutionTables
 from permutohedral.ops.primitives import transpose_weight
 
 kernels = pytest.importorskip("permutohedral.ops.triton", reason="Triton is not installed")
@@ -241,18 +240,23 @@ def test_a_cuda_graph_of_a_layer() -> None:
     assert l2_error(captured, layer()) <= 2e-6
 
 
-def move(kernel: PairwiseTables) -> PairwiseTables:
-    moved: dict[str, Any] = {name: each.cuda() for name, each in kernel._asdict().items() if isinstance(each, Tensor)}
-    return kernel._replace(**moved)
-
-
 @pytest.mark.parametrize("with_costs", [False, True])
 @pytest.mark.parametrize("labels", [2, 5, 21, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_mean_field(dtype: torch.dtype, labels: int, with_costs: bool) -> None:
     energies, tables = field(labels, 2000, dtype, with_costs)
-    on_gpu = [move(kernel) for kernel in tables]
+    on_gpu = [move(kernel, "cuda") for kernel in tables]
     for some in (slice(0, 2), slice(2, 3)):
         found = kernels.mean_field(energies.cuda(), None, on_gpu[some], 3)
         # the logits grow with the number of points, and their rounding errors with them
         assert_near(found, defined(energies, None, tables[some], 3), 20 * L2_TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(("labels", "with_costs"), [(2, False), (5, True), (21, False)])
+def test_mean_field_gradients(labels: int, with_costs: bool) -> None:
+    """Of kernels with the same scales at either end, and with others; with and without a start."""
+    energies, tables = field(labels, 2000, torch.float32, with_costs)
+    start = torch.softmax(torch.randn(2, labels, 2000), dim=1)
+    for some, begin in ((slice(0, 2), None), (slice(2, 3), start)):
+        for one, other in marginals_and_gradients(kernels, energies, begin, tables[some], 3, "cuda"):
+            assert_near(one, other, 20 * L2_TOLERANCE[torch.float32])

@@ -317,9 +317,10 @@ class FusedPrimitives(Primitives, GuidedPrimitives, Protocol):
 
     def mean_field_logits(
         self, energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int
-    ) -> tuple[Tensor, Any]:
+    ) -> tuple[Tensor, Any] | None:
         """The logits of `mean_field`'s marginals, but for a constant for all labels of a point, and what their
-        derivative needs. There is at least one step, and energies are not empty.
+        derivative needs; None where they are composed of operators. There is at least one step, and energies are not
+        empty.
         """
         ...
 

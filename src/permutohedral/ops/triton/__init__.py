@@ -17,6 +17,7 @@ from permutohedral.ops.triton.filter.item_norm import differentiate_items_norm, 
 from permutohedral.ops.triton.filter.largest import largest_gradient, splat_largest
 from permutohedral.ops.triton.filter.learned_filter import differentiate_learned, filter_learned
 from permutohedral.ops.triton.filter.mean_field import mean_field, mean_field_points
+from permutohedral.ops.triton.filter.mean_field_gradient import differentiate_mean_field, mean_field_logits
 from permutohedral.ops.triton.filter.slice import barycentric_gradient, mix_rows, slice
 from permutohedral.ops.triton.filter.solver import add_beside, balance, solve_on_lattice, spread_cells
 from permutohedral.ops.triton.filter.splat import splat
@@ -38,6 +39,7 @@ __all__ = [
     "convolve_weight_gradient",
     "differentiate_items_norm",
     "differentiate_learned",
+    "differentiate_mean_field",
     "embed_differential",
     "embed_gradient",
     "filter_gaussian",
@@ -52,6 +54,7 @@ __all__ = [
     "index_with_neighbors",
     "largest_gradient",
     "mean_field",
+    "mean_field_logits",
     "mean_field_points",
     "mix_rows",
     "normalize_items",
