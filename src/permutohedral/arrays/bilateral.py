@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from permutohedral.arrays.levels import check_levels, levels_of
 from permutohedral.arrays.sources import Region, Source, is_store, open_source
+from permutohedral.arrays.stores import make_store, member_of, write_part
 from permutohedral.arrays.unfinished import Unfinished
 from permutohedral.arrays.workers import Workers
 from permutohedral.dask.tiles import filter_tile, margins_of, run_on_block
@@ -55,8 +56,6 @@ class Tiling:
 
     def filter_tile(self, index: tuple[int, ...]) -> None:
         """Read, filter and write one tile, unless that was done: a worker that was lost may have done it."""
-        import zarr
-
         unfinished = Unfinished(Path(self.target))
         if unfinished.is_done(index):
             return
@@ -66,9 +65,8 @@ class Tiling:
         run = partial(filter_tile, sigmas=list(self.sigmas), sigma_range=self.sigma_range)
         kept = tuple(slice(inner[a].start - outer[a].start, inner[a].stop - outer[a].start) for a in self._space)
         filtered = self._as_before(run_on_block(run, [block], origin, kept, block.dtype))
-        array = zarr.open_array(str(unfinished.folder / member_of(self.source)), mode="r+")
         with unfinished.writing(index):
-            array[inner] = filtered
+            write_part(unfinished.folder / member_of(self.source), inner, filtered)
 
     @property
     def _space(self) -> list[int]:
@@ -152,7 +150,7 @@ def filter_array(  # noqa: PLR0913 (what is filtered and how, where it runs, and
         unfinished = Unfinished(target)
         division = unfinished.begin(settings, resume)
         if division is None:
-            _make_store(unfinished.folder, tiling)
+            make_store(unfinished.folder, source, tiling.tile)
             unfinished.note(settings, tiling.tile)
         else:
             tiling = replace(tiling, tile=tuple(division))
@@ -185,14 +183,45 @@ def plan_tiles(source: Source, target: Path, sigma_space: float | Sequence[float
     channels = source.shape[source.axes.index(_CHANNELS)] if _CHANNELS in source.axes else 1
     most = points_that_fit(len(space) + channels, channels)
     tile = [1 if name == _TIMES else extent for name, extent in zip(source.axes, source.shape, strict=True)]
-    side = _largest_side([source.shape[axis] for axis in space], [margins[axis] for axis in space], most)
-    for axis in space:
-        extent = min(side, source.shape[axis])
-        chunk = source.chunks[axis]
-        tile[axis] = extent - extent % chunk if extent < source.shape[axis] and chunk <= extent else extent
+    shape, chunks, wider = ([numbers[axis] for axis in space] for numbers in (source.shape, source.chunks, margins))
+    for axis, extent in zip(space, _largest_tile(shape, chunks, wider, most), strict=True):
+        tile[axis] = extent
     if np.dtype(source.dtype).kind in "ui":
         sigma_range = sigma_range * float(np.iinfo(source.dtype).max)
     return Tiling(source, str(target), tuple(sigmas), sigma_range, tuple(tile), tuple(margins))
+
+
+def _largest_tile(space: Sequence[int], chunks: Sequence[int], margins: Sequence[int], most: int) -> list[int]:
+    """Extents of a tile with at most so many points, its margins with it: whole chunks where these are smaller.
+
+    It is about as long as it is wide. Where a chunk more along one axis alone still fits, it is that much longer.
+
+    >>> _largest_tile((100, 100), (8, 8), (10, 10), 36**2), _largest_tile((100, 100), (8, 8), (10, 10), 40**2)
+    ([16, 16], [24, 16])
+    """
+    side = _largest_side(space, margins, most)
+    tile = [_whole_chunks(side, chunk, extent) for chunk, extent in zip(chunks, space, strict=True)]
+    for axis, (chunk, extent) in enumerate(zip(chunks, space, strict=True)):
+        longer = tile.copy()
+        longer[axis] = min(tile[axis] + chunk, extent)
+        if _count_points(longer, margins, space) <= most:
+            tile = longer
+    return tile
+
+
+def _whole_chunks(side: int, chunk: int, extent: int) -> int:
+    """As many samples of an axis as make whole chunks, at most `side`; if there is none, or to its end, all of them.
+
+    >>> _whole_chunks(20, 8, 100), _whole_chunks(20, 30, 100), _whole_chunks(20, 8, 19)
+    (16, 20, 19)
+    """
+    return side - side % chunk if chunk <= side < extent else min(side, extent)
+
+
+def _count_points(tile: Sequence[int], margins: Sequence[int], space: Sequence[int]) -> int:
+    """Of a tile with its margins, which end where the array does."""
+    sizes = zip(tile, margins, space, strict=True)
+    return math.prod(min(extent + 2 * margin, whole) for extent, margin, whole in sizes)
 
 
 def _largest_side(space: Sequence[int], margins: Sequence[int], most: int) -> int:
@@ -204,8 +233,8 @@ def _largest_side(space: Sequence[int], margins: Sequence[int], most: int) -> in
     low, high = 0, max(space)
     while low < high:
         side = (low + high + 1) // 2
-        points = math.prod(min(side + 2 * margin, extent) for margin, extent in zip(margins, space, strict=True))
-        low, high = (side, high) if points <= most else (low, side - 1)
+        fits = _count_points([side] * len(space), margins, space) <= most
+        low, high = (side, high) if fits else (low, side - 1)
     # where the margins are most of a tile the time goes to them
     if low < min(max(margins), max(space)):
         raise InputError(
@@ -213,42 +242,3 @@ def _largest_side(space: Sequence[int], margins: Sequence[int], most: int) -> in
             "workers more memory with --memory, or take a smaller --sigma-space"
         )
     return low
-
-
-def member_of(source: Source) -> str:
-    """The array in the target: its first level, or the store itself."""
-    return "0" if source.kind == "ome" else ""
-
-
-def _make_store(folder: Path, tiling: Tiling) -> None:
-    """An empty store like the source: compressed alike, in its chunks as far as they fit the tiles."""
-    import zarr
-
-    source = tiling.source
-    chunks = tuple(min(pair) for pair in zip(tiling.tile, source.chunks, strict=True))
-    options: dict[str, Any] = {"zarr_format": source.zarr_format, "chunks": chunks, "dtype": source.dtype}
-    if source.zarr_format == 2:
-        options["chunk_key_encoding"] = {"name": "v2", "separator": "/"}
-    elif source.axes:
-        options["dimension_names"] = [letter.lower() for letter in source.axes]
-    if source.kind != "tiff":
-        with source.opened() as like:
-            options["compressors"] = like.compressors
-            if source.zarr_format == 3:
-                options["dimension_names"] = like.metadata.dimension_names or options["dimension_names"]
-    if source.kind != "ome":
-        zarr.create_array(str(folder), shape=source.shape, attributes=dict(source.attributes), **options)
-        return
-    zarr.create_group(str(folder), zarr_format=source.zarr_format, attributes=_numbered_levels(source.attributes))
-    for number, shape in enumerate((source.shape, *source.coarser)):
-        zarr.create_array(str(folder), name=str(number), shape=shape, **options)
-
-
-def _numbered_levels(attributes: Any) -> dict[str, Any]:
-    """What describes an OME-Zarr, of the first of its pictures, whose levels are called 0, 1, ..."""
-    described = dict(attributes)
-    inner = described.get("ome", described)
-    scales = dict(inner["multiscales"][0])
-    scales["datasets"] = [{**level, "path": str(number)} for number, level in enumerate(scales["datasets"])]
-    inner = {**inner, "multiscales": [scales]}
-    return {**described, "ome": inner} if "ome" in described else inner

@@ -30,6 +30,8 @@ _KEPT_PAGES = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
 }
+# zarr hands chunks to its threads this many at a time: one by one that takes longer than to decompress small ones
+_CHUNKS_AT_ONCE = {"ZARR_CODEC_PIPELINE__BATCH_SIZE": "16"}
 # a worker that was killed may take long to come back: importing torch on a busy machine does
 _SECONDS_TO_COME_BACK = 120
 # all workers lost is an error then
@@ -51,7 +53,7 @@ def start_workers(workers: int | None = None, memory: str | int | None = None) -
     limits = {
         "distributed.deploy.lost-worker-timeout": _SECONDS_TO_COME_BACK,
         "distributed.scheduler.no-workers-timeout": _SECONDS_WITHOUT_WORKERS,
-        "distributed.nanny.pre-spawn-environ": {**_ONE_THREAD, **_KEPT_PAGES},
+        "distributed.nanny.pre-spawn-environ": {**_ONE_THREAD, **_KEPT_PAGES, **_CHUNKS_AT_ONCE},
     }
     dask.config.set(limits)
     # a client that starts its workers ends them, too
