@@ -141,24 +141,29 @@ def filter_array(  # noqa: PLR0913 (what is filtered and how, where it runs, and
         raise InputError(f"{target} would replace what is read; name another OUTPUT")
     if target.exists() and not is_store(target):
         raise InputError(f"{target} exists and is no Zarr store; name another OUTPUT")
-    workers = Workers() if workers is None else workers
-    with workers as running:
-        tiling = plan_tiles(source, target, sigma_space, sigma_range)
-        settings = {**asdict(tiling), "changed": path.stat().st_mtime}
-        # more or less memory does not change the result
-        del settings["tile"]
-        unfinished = Unfinished(target)
-        division = unfinished.begin(settings, resume)
-        if division is None:
-            make_store(unfinished.folder, source, tiling.tile)
-            unfinished.note(settings, tiling.tile)
-        else:
-            tiling = replace(tiling, tile=tuple(division))
-        left = [index for index in tiling.indices() if not unfinished.is_done(index)]
-        running.run(tiling.filter_tile, left, f"filtering {path.name}")
-        for level in levels_of(str(target), [source.shape, *source.coarser], tiling.tile):
-            running.run(level.make_tile, list(level.indices()), f"level {level.number}")
-    unfinished.finish()
+    unfinished = Unfinished(target)
+    with unfinished.claimed():
+        with Workers() if workers is None else workers as running:
+            tiling = plan_tiles(source, target, sigma_space, sigma_range)
+            tiling = _begin(tiling, unfinished, resume)
+            left = [index for index in tiling.indices() if not unfinished.is_done(index)]
+            running.run(tiling.filter_tile, left, f"filtering {path.name}")
+            for level in levels_of(str(target), [source.shape, *source.coarser], tiling.tile):
+                running.run(level.make_tile, list(level.indices()), f"level {level.number}")
+        unfinished.finish()
+    return tiling
+
+
+def _begin(tiling: Tiling, unfinished: Unfinished, resume: bool) -> Tiling:
+    """Make the store, or take up what an interrupted call left, in its tiles."""
+    settings = {**asdict(tiling), "last change of the array": tiling.source.last_change()}
+    # more or less memory does not change the result
+    del settings["tile"]
+    division = unfinished.begin(settings, resume)
+    if division is not None:
+        return replace(tiling, tile=tuple(division))
+    make_store(unfinished.folder, tiling.source, tiling.tile)
+    unfinished.note(settings, tiling.tile)
     return tiling
 
 

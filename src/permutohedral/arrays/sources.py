@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -57,6 +58,12 @@ class Source:
         with self.opened() as array:
             found: NDArray[Any] = np.asarray(array[region])
         return found
+
+    def last_change(self) -> int:
+        """When any of what is read was written, in nanoseconds; of a store, all its chunks are looked at."""
+        top = Path(self.path) / self.member
+        inside = (os.path.join(folder, name) for folder, _, names in os.walk(top) for name in ("", *names))
+        return max(os.stat(path).st_mtime_ns for path in (top, *inside))
 
     def spacing(self) -> tuple[float, ...]:
         """Distances between samples along each axis, in the units of an OME-Zarr.

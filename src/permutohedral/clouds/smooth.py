@@ -104,20 +104,21 @@ def smooth_file(
     scan = _open_scan(source, field)
     # from the root: workers may be in other folders
     unfinished = Unfinished(target.resolve())
-    with Workers() if workers is None else workers as running:
-        chunks = _divide(scan, most_points)
-        settings = {"scan": scan.__dict__, "sigma": sigma, "changed": source.stat().st_mtime}
-        division = unfinished.begin(settings, resume)
-        if division is None:
-            unfinished.note(settings, chunks)
-        else:
-            chunks = [(first, last) for first, last in division]
-        left = [number for number in range(len(chunks)) if not unfinished.is_done((number,))]
-        if left and scan.num_points:
-            _smooth_chunks(scan, chunks, left, sigma, unfinished, running)
-    with replacing(target) as partial_file:
-        _assemble(scan, chunks, unfinished, partial_file)
-    unfinished.remove()
+    with unfinished.claimed():
+        with Workers() if workers is None else workers as running:
+            chunks = _divide(scan, most_points)
+            settings = {"scan": scan.__dict__, "sigma": sigma, "last change of the scan": source.stat().st_mtime_ns}
+            division = unfinished.begin(settings, resume)
+            if division is None:
+                unfinished.note(settings, chunks)
+            else:
+                chunks = [(first, last) for first, last in division]
+            left = [number for number in range(len(chunks)) if not unfinished.is_done((number,))]
+            if left and scan.num_points:
+                _smooth_chunks(scan, chunks, left, sigma, unfinished, running)
+        with replacing(target) as partial_file:
+            _assemble(scan, chunks, unfinished, partial_file)
+        unfinished.remove()
     return scan.num_points
 
 
