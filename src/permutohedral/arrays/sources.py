@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from permutohedral.dask.tiles import may_have_channels
 from permutohedral.errors import DataError, InputError
 
 Region = tuple[slice, ...]
@@ -21,8 +22,6 @@ Region = tuple[slice, ...]
 # samples of a pixel of a TIFF are its channels; pages of unknown meaning are slices
 _TIFF_AXES = {"S": "C", "I": "Z", "Q": "Z"}
 _TIFF_ENDINGS = (".tif", ".tiff", ".btf")
-# an axis this short at an end of an array looks like channels
-_FEW = 4
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Source:
 
     def last_change(self) -> int:
         """When any of what is read was written, in nanoseconds; of a store, all its chunks are looked at."""
-        top = Path(self.path) / self.member
+        top = str(Path(self.path) / self.member)
         inside = (os.path.join(folder, name) for folder, _, names in os.walk(top) for name in ("", *names))
         return max(os.stat(path).st_mtime_ns for path in (top, *inside))
 
@@ -202,7 +201,7 @@ def _opened_tiff(path: Path) -> Iterator[Any]:
 
 def _check_axes(path: Path, shape: Sequence[int], axes: str) -> str:
     if not axes:
-        if len(shape) > 2 and min(shape[0], shape[-1]) <= _FEW:
+        if may_have_channels(shape):
             raise InputError(f"{path} has the shape {tuple(shape)} and no names of its axes; say --axes YXC, ZYX, ...")
         axes = "TZYX"[-len(shape) :] if len(shape) <= 3 else ""
     space = axes.replace("C", "").replace("T", "")
