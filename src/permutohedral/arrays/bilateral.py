@@ -188,45 +188,14 @@ def plan_tiles(source: Source, target: Path, sigma_space: float | Sequence[float
     channels = source.shape[source.axes.index(_CHANNELS)] if _CHANNELS in source.axes else 1
     most = points_that_fit(len(space) + channels, channels)
     tile = [1 if name == _TIMES else extent for name, extent in zip(source.axes, source.shape, strict=True)]
-    shape, chunks, wider = ([numbers[axis] for axis in space] for numbers in (source.shape, source.chunks, margins))
-    for axis, extent in zip(space, _largest_tile(shape, chunks, wider, most), strict=True):
-        tile[axis] = extent
+    side = _largest_side([source.shape[axis] for axis in space], [margins[axis] for axis in space], most)
+    for axis in space:
+        extent = min(side, source.shape[axis])
+        chunk = source.chunks[axis]
+        tile[axis] = extent - extent % chunk if extent < source.shape[axis] and chunk <= extent else extent
     if np.dtype(source.dtype).kind in "ui":
         sigma_range = sigma_range * float(np.iinfo(source.dtype).max)
     return Tiling(source, str(target), tuple(sigmas), sigma_range, tuple(tile), tuple(margins))
-
-
-def _largest_tile(space: Sequence[int], chunks: Sequence[int], margins: Sequence[int], most: int) -> list[int]:
-    """Extents of a tile with at most so many points, its margins with it: whole chunks where these are smaller.
-
-    It is about as long as it is wide. Where a chunk more along one axis alone still fits, it is that much longer.
-
-    >>> _largest_tile((100, 100), (8, 8), (10, 10), 36**2), _largest_tile((100, 100), (8, 8), (10, 10), 40**2)
-    ([16, 16], [24, 16])
-    """
-    side = _largest_side(space, margins, most)
-    tile = [_whole_chunks(side, chunk, extent) for chunk, extent in zip(chunks, space, strict=True)]
-    for axis, (chunk, extent) in enumerate(zip(chunks, space, strict=True)):
-        longer = tile.copy()
-        longer[axis] = min(tile[axis] + chunk, extent)
-        if _count_points(longer, margins, space) <= most:
-            tile = longer
-    return tile
-
-
-def _whole_chunks(side: int, chunk: int, extent: int) -> int:
-    """As many samples of an axis as make whole chunks, at most `side`; if there is none, or to its end, all of them.
-
-    >>> _whole_chunks(20, 8, 100), _whole_chunks(20, 30, 100), _whole_chunks(20, 8, 19)
-    (16, 20, 19)
-    """
-    return side - side % chunk if chunk <= side < extent else min(side, extent)
-
-
-def _count_points(tile: Sequence[int], margins: Sequence[int], space: Sequence[int]) -> int:
-    """Of a tile with its margins, which end where the array does."""
-    sizes = zip(tile, margins, space, strict=True)
-    return math.prod(min(extent + 2 * margin, whole) for extent, margin, whole in sizes)
 
 
 def _largest_side(space: Sequence[int], margins: Sequence[int], most: int) -> int:
@@ -238,8 +207,8 @@ def _largest_side(space: Sequence[int], margins: Sequence[int], most: int) -> in
     low, high = 0, max(space)
     while low < high:
         side = (low + high + 1) // 2
-        fits = _count_points([side] * len(space), margins, space) <= most
-        low, high = (side, high) if fits else (low, side - 1)
+        points = math.prod(min(side + 2 * margin, extent) for margin, extent in zip(margins, space, strict=True))
+        low, high = (side, high) if points <= most else (low, side - 1)
     # where the margins are most of a tile the time goes to them
     if low < min(max(margins), max(space)):
         raise InputError(
