@@ -19,6 +19,8 @@ _KEPT_PAGES = {
 # zarr hands chunks to its threads this many at a time: one by one that takes longer than to decompress small ones
 _CHUNKS_AT_ONCE = {"ZARR_CODEC_PIPELINE__BATCH_SIZE": "16"}
 _ENVIRONMENT = {**_ONE_THREAD, **_KEPT_PAGES, **_CHUNKS_AT_ONCE}
+# how often Dask notes what a task is doing, for its dashboard; ten times as often takes a hundredth of the time
+_TIME_BETWEEN_NOTES = "100ms"
 # a worker that was killed may take long to come back: importing torch on a busy machine does
 _SECONDS_TO_COME_BACK = 120
 # all workers lost is an error then
@@ -57,5 +59,6 @@ class PreparedWorker(Nanny):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         name = "distributed.nanny.pre-spawn-environ"
         given: Mapping[str, Any] = dask.config.get(name)
+        options["config"] = {"distributed.worker.profile.interval": _TIME_BETWEEN_NOTES}
         with dask.config.set({name: {**given, **_ENVIRONMENT}}):
             super().__init__(*arguments, **options)
