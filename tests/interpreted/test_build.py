@@ -161,7 +161,9 @@ def test_index_with_neighbors(rows: int, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(lattice, "_FEWEST_ROWS", rows)
     features, batch = 3 * torch.randn(30, 2), torch.randint(0, 3, (30,), dtype=torch.int32)
     offsets = Neighborhood(2, 1).offsets()
-    *found, neighbors = kernels.index_with_neighbors(features, batch, offsets)
+    indexed = kernels.index_with_neighbors(features, batch, offsets)
+    assert indexed is not None
+    *found, neighbors = indexed
     assert_same_lattice(tuple(found), features, batch)
     assert neighbors.is_contiguous()
     assert torch.equal(neighbors, reference.find_neighbors(found[0], found[3][:0], found[0], offsets))
@@ -171,7 +173,9 @@ def test_index_with_neighbors_leaves_an_empty_table(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(lattice, "_SMALL_CAPACITY", 16)
     monkeypatch.setattr(lattice, "_FEWEST_ROWS", 10)
     features, offsets = torch.rand(200, 2), axis_offsets(2)
-    *found, neighbors = kernels.index_with_neighbors(features, None, offsets)
+    indexed = kernels.index_with_neighbors(features, None, offsets)
+    assert indexed is not None
+    *found, neighbors = indexed
     assert PackedTable(found[3]).capacity < lattice.first_attempt(features, None).capacity
     assert_same_lattice(tuple(found), features)
     assert torch.equal(neighbors, reference.find_neighbors(found[0], found[3][:0], found[0], offsets))

@@ -123,7 +123,7 @@ def test_splat_of_consecutive_points(
     values = torch.randn(points, channels).to(dtype)
     assert splat._can_run(values, *corners, channels + ones)
     # of a part that begins within four, the last four would end beyond the memory
-    assert not splat._can_run(values[1:], *(each[1:] for each in corners), channels + ones)
+    assert not splat._can_run(values[1:], corners[0][1:], corners[1][1:], channels + ones)
     found = splat.splat_sums(values, *corners, 6, ones)
     exactly = torch.cat([values.double(), torch.ones(points, ones, dtype=torch.float64)], dim=1)
     expected = reference.splat(exactly, corners[0], corners[1].double(), 6)

@@ -33,7 +33,7 @@ class _Driver:
 
     def _launch(self, function: int, *rest: Any) -> int:
         *numbers, stream, parameters, _ = rest
-        kinds = ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int32, ctypes.c_float, ctypes.c_uint64, ctypes.c_uint64
+        kinds: list[Any] = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int32, ctypes.c_float, *[ctypes.c_uint64] * 2]
         given = [ctypes.cast(parameters[i], ctypes.POINTER(kind))[0] for i, kind in enumerate(kinds)]
         self.starts.append((function, tuple(numbers), stream, given))
         return self.result
