@@ -34,6 +34,16 @@ class GpuKernel:
         """Start the binary for these tensors, unless none was kept, they are no multiples of 16 bytes, a size does not
         fit, or the driver refuses."""
 
+    def prepare(
+        self,
+        grid: tuple[int, int, int],
+        tensors: tuple[Tensor, ...],
+        sizes: tuple[float, ...],
+        device: int,
+        stream: int,
+    ) -> Callable[[], None] | None:
+        """What does the same again and again, and raises a RuntimeError where the driver refuses; None for no start."""
+
 class PendingIndex:
     """Numbered vertices; `finish` writes their keys and the lookup table, once."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,7 +35,7 @@ class _Driver:
 
     def _launch(self, function: int, *rest: Any) -> int:
         *numbers, stream, parameters, _ = rest
-        kinds: list[Any] = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int32, ctypes.c_float, *[ctypes.c_uint64] * 2]
+        kinds: list[Any] = [*[ctypes.c_uint64] * 2, ctypes.c_int32, ctypes.c_float, *[ctypes.c_uint64] * 2]
         given = [ctypes.cast(parameters[i], ctypes.POINTER(kind))[0] for i, kind in enumerate(kinds)]
         self.starts.append((function, tuple(numbers), stream, given))
         return self.result
@@ -85,6 +87,30 @@ def test_what_was_compiled_is_started_by_the_core(driver: _Driver) -> None:
     addresses = [tensor.data_ptr() for tensor in second]
     # what follows the sizes is memory that Triton may ask for
     assert driver.starts == [(_FUNCTION, (1, 1, 4, 128, 1, 1, 2048), _STREAM, [*addresses, -7, 2.0, 0, 0])]
+
+
+def test_what_is_prepared_keeps_its_tensors(driver: _Driver) -> None:
+    """It knows addresses alone, and their memory must not be given to another tensor before it is started."""
+    kernel, tensors = _Kernel(), _tensors()
+    bound, seen, addresses = Bound(kernel), weakref.ref(tensors[0]), [tensor.data_ptr() for tensor in tensors]
+    # nothing is compiled yet
+    bound.prepare(_GRID, tensors, _SIZES)()
+    assert len(kernel.starts) == 1
+    kernel.starts.clear()
+    again = bound.prepare(_GRID, tensors, _SIZES)
+    del tensors
+    gc.collect()
+    assert seen() is not None
+    again()
+    again()
+    assert [start[3][:4] for start in driver.starts] == [[*addresses, *_SIZES]] * 2
+    assert not kernel.starts
+    driver.result = 719
+    with pytest.raises(RuntimeError, match="error 719"):
+        again()
+    del again
+    gc.collect()
+    assert seen() is None
 
 
 def test_no_programs_are_no_start(driver: _Driver) -> None:
