@@ -22,6 +22,7 @@
 #include "index/neighbors.hpp"
 #include "index/vertex_index.hpp"
 #include "runtime/cache_sizes.hpp"
+#include "runtime/gpu_kernel.hpp"
 #include "runtime/instruction_sets.hpp"
 #include "runtime/memory.hpp"
 #include "runtime/threads.hpp"
@@ -249,6 +250,14 @@ void filter_gaussian(Array<const T, 2> values, Array<const int32_t, 2> vertices,
     filter.num_lattice_points = int64_t(axis_neighbors.shape(1));
     filter.added_mass = added_mass;
     kernels<T>().filter_gaussian(filter, matrix_of(values), matrix_of(out), threads);
+}
+
+template <class T>
+void add_beside(Array<const T, 2> lattice_values, Array<const int32_t, 2> axis_neighbors, Array<T, 2> out,
+                int threads) {
+    nb::gil_scoped_release release;
+    kernels<T>().add_beside(matrix_of(lattice_values), axis_neighbors.data(), int64_t(axis_neighbors.shape(0)),
+                            out.data(), threads);
 }
 
 // A kernel of a mean field, with the arrays that it borrows.
@@ -502,6 +511,7 @@ void bind_kernels(nb::module_ module) {
     module.def("splat_largest", &splat_largest<T>);
     module.def("largest_gradient", &largest_gradient<T>);
     module.def("blur", &blur<T>);
+    module.def("add_beside", &add_beside<T>);
     module.def("filter_gaussian", &filter_gaussian<T>);
     nb::class_<BorrowedKernel<T>>(module, "PairwiseKernel")
         .def(
@@ -575,6 +585,8 @@ nb::tuple forecast(int64_t num_points, int64_t dimension, int64_t num_lattice_po
 
 NB_MODULE(_native, module) {
     using namespace permutohedral;
+    // kernels of a GPU are kept until the process ends
+    nb::set_leak_warnings(false);
     main_thread = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
     set_interruption(handle_signals);
     module.attr("MAX_DIMENSION") = max_dimension;
@@ -585,6 +597,7 @@ NB_MODULE(_native, module) {
         .def_prop_ro("num_lattice_points", [](const PendingIndex& self) { return self.index->num_lattice_points; })
         .def_prop_ro("table_size", [](const PendingIndex& self) { return self.index->table_size(); })
         .def("finish", &PendingIndex::finish);
+    bind_gpu_kernel(module);
     module.def("allocate", &allocate, "shape"_a, "floating"_a, "bits"_a);
     module.def("forecast", &forecast, "num_points"_a, "dimension"_a, "num_lattice_points"_a, "element_bytes"_a,
                "row_bytes"_a, "ordered"_a, "threads"_a);

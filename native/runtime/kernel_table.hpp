@@ -41,6 +41,8 @@ template <class T>
 void blur(Matrix<const T> lattice_values, const int32_t* axis_neighbors, int64_t num_axes, bool reverse, T* out,
           int threads);
 template <class T>
+void add_beside(Matrix<const T> lattice_values, const int32_t* axis_neighbors, int64_t number, T* out, int threads);
+template <class T>
 void filter_gaussian(const GaussianFilter<T>& filter, Matrix<const T> values, Matrix<T> out, int threads);
 template <class T>
 void mean_field(const MeanField<T>& field, T* out, KeptField* kept, int threads);

@@ -6,7 +6,6 @@ import os
 from importlib.util import find_spec
 from typing import Any
 
-import dask.config
 import torch
 
 from permutohedral.errors import MemoryLimitError
@@ -22,19 +21,6 @@ _SAMPLES_PER_LATTICE_POINT = 3
 # tables beyond this are not kept in one piece, and filters take longer
 _LARGEST_TABLES = 1 << 28
 
-# for each worker: its tasks have one thread
-_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-# blocks of a chunk's size are used again by the C library, since new pages take longer than reading a chunk does
-_KEPT_PAGES = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
-}
-# a worker that was killed may take long to come back: importing torch on a busy machine does
-_SECONDS_TO_COME_BACK = 120
-# all workers lost is an error then
-_SECONDS_WITHOUT_WORKERS = 240
-
 
 def start_workers(workers: int | None = None, memory: str | int | None = None) -> Any:
     """A Dask client of workers on this machine: one thread each, and settings that a lost worker needs.
@@ -46,22 +32,16 @@ def start_workers(workers: int | None = None, memory: str | int | None = None) -
     Returns:
         A `distributed.Client`; close it, or use it in a `with` block.
     """
-    from distributed import Client
+    from permutohedral.dask.local_cluster import OwnClient, PatientCluster
 
-    limits = {
-        "distributed.deploy.lost-worker-timeout": _SECONDS_TO_COME_BACK,
-        "distributed.scheduler.no-workers-timeout": _SECONDS_WITHOUT_WORKERS,
-        "distributed.nanny.pre-spawn-environ": {**_ONE_THREAD, **_KEPT_PAGES},
-    }
-    dask.config.set(limits)
-    # a client that starts its workers ends them, too
-    return Client(
+    cluster = PatientCluster(
         n_workers=workers or os.cpu_count(),
         threads_per_worker=1,
         memory_limit="auto" if memory is None else memory,
         # for this machine alone: it shows names of files, and whoever asks
         dashboard_address="127.0.0.1:0",
     )
+    return OwnClient(cluster)
 
 
 def keep_little() -> None:

@@ -26,6 +26,7 @@ from permutohedral.ops.native.mean_field import differentiate_mean_field as diff
 from permutohedral.ops.native.mean_field import mean_field as mean_field
 from permutohedral.ops.native.mean_field import mean_field_logits as mean_field_logits
 from permutohedral.ops.native.one_thread import ones, sum_rows
+from permutohedral.ops.native.sums import add_beside as add_beside
 from permutohedral.ops.native.sums import mix_rows as mix_rows
 from permutohedral.ops.native.sums import sum_cells as sum_cells
 from permutohedral.ops.native_limits import check_dimension, limit_kept_memory, refusing_too_many
