@@ -25,6 +25,7 @@
 #include "index/neighbors.hpp"
 #include "index/vertex_index.hpp"
 #include "runtime/cache_sizes.hpp"
+#include "runtime/gpu_kernel.hpp"
 #include "runtime/instruction_sets.hpp"
 #include "runtime/memory.hpp"
 #include "runtime/threads.hpp"
@@ -254,6 +255,14 @@ void filter_gaussian(Array<const T, 2> values, Array<const int32_t, 2> vertices,
     kernels<T>().filter_gaussian(filter, matrix_of(values), matrix_of(out), threads);
 }
 
+template <class T>
+void add_beside(Array<const T, 2> lattice_values, Array<const int32_t, 2> axis_neighbors, Array<T, 2> out,
+                int threads) {
+    nb::gil_scoped_release release;
+    kernels<T>().add_beside(matrix_of(lattice_values), axis_neighbors.data(), int64_t(axis_neighbors.shape(0)),
+                            out.data(), threads);
+}
+
 // A kernel of a mean field, with the arrays that it borrows.
 template <class T>
 struct BorrowedKernel {
@@ -329,6 +338,22 @@ void barycentric_gradient(Array<const T, 2> values, Array<const T, 2> lattice_va
     nb::gil_scoped_release release;
     kernels<T>().barycentric_gradient(simplices_of<T>(vertices, nullptr), matrix_of(values), lattice_values.data(),
                                       out.data(), threads);
+}
+
+template <class T>
+void splat_largest(Array<const T, 2> values, Array<const int32_t, 2> vertices, Array<T, 2> out,
+                   Array<int32_t, 2> winners, int threads) {
+    nb::gil_scoped_release release;
+    kernels<T>().splat_largest(simplices_of<T>(vertices, nullptr), matrix_of(values), matrix_of(out), winners.data(),
+                               threads);
+}
+
+template <class T>
+void largest_gradient(Array<const T, 2> gradient, Array<const int32_t, 2> winners, Array<const int32_t, 2> vertices,
+                      Array<T, 2> out, int threads) {
+    nb::gil_scoped_release release;
+    kernels<T>().largest_gradient(simplices_of<T>(vertices, nullptr), matrix_of(gradient), winners.data(),
+                                  matrix_of(out), threads);
 }
 
 template <class T>
@@ -456,6 +481,21 @@ void divide_by(Array<T, 2> values, Array<const T, 1> divisors, int threads) {
 }
 
 template <class T>
+void coarsen_values(Array<const T, 2> values, Array<const int32_t, 2> parents, Array<T, 2> out, int threads) {
+    nb::gil_scoped_release release;
+    coarsen_rows(values.data(), parents.data(), int64_t(values.shape(0)), int64_t(out.shape(0)),
+                 int64_t(values.shape(1)), out.data(), threads);
+}
+
+template <class T>
+void refine_values(Array<const T, 2> values, Array<const int32_t, 2> parents, std::optional<Array<const T, 2>> added,
+                   Array<T, 2> out, int threads) {
+    nb::gil_scoped_release release;
+    refine_rows(values.data(), parents.data(), added ? added->data() : nullptr, int64_t(out.shape(0)),
+                int64_t(values.shape(1)), out.data(), threads);
+}
+
+template <class T>
 void add_to(Array<T, 2> values, Array<const T, 1> added, int threads) {
     nb::gil_scoped_release release;
     add_to_rows(values.data(), added.data(), int64_t(values.shape(0)), int64_t(values.shape(1)), threads);
@@ -498,7 +538,10 @@ void bind_kernels(nb::module_ module) {
     module.def("slice", &slice<T>);
     module.def("mix_rows", &mix_rows<T>);
     module.def("barycentric_gradient", &barycentric_gradient<T>);
+    module.def("splat_largest", &splat_largest<T>);
+    module.def("largest_gradient", &largest_gradient<T>);
     module.def("blur", &blur<T>);
+    module.def("add_beside", &add_beside<T>);
     module.def("filter_gaussian", &filter_gaussian<T>);
     nb::class_<BorrowedKernel<T>>(module, "PairwiseKernel")
         .def(
@@ -528,6 +571,8 @@ void bind_kernels(nb::module_ module) {
     module.def("sum_cells", &sum_cells<T>);
     module.def("picture_features", &features_of_pictures<T>);
     module.def("interleave", &interleave_planes<T>);
+    module.def("coarsen_values", &coarsen_values<T>);
+    module.def("refine_values", &refine_values<T>, "values"_a, "parents"_a, "added"_a.none(), "out"_a, "threads"_a);
     module.def("divide_rows", &divide_by<T>);
     module.def("add_to_rows", &add_to<T>);
     module.def("is_sum_nan", &is_nan_among<T>);
@@ -571,6 +616,8 @@ nb::tuple forecast(int64_t num_points, int64_t dimension, int64_t num_lattice_po
 
 NB_MODULE(_native, module) {
     using namespace permutohedral;
+    // kernels of a GPU are kept until the process ends
+    nb::set_leak_warnings(false);
     main_thread = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
     set_interruption(handle_signals);
     module.attr("MAX_DIMENSION") = max_dimension;
@@ -581,6 +628,7 @@ NB_MODULE(_native, module) {
         .def_prop_ro("num_lattice_points", [](const PendingIndex& self) { return self.index->num_lattice_points; })
         .def_prop_ro("table_size", [](const PendingIndex& self) { return self.index->table_size(); })
         .def("finish", &PendingIndex::finish);
+    bind_gpu_kernel(module);
     module.def("allocate", &allocate, "shape"_a, "floating"_a, "bits"_a);
     module.def("forecast", &forecast, "num_points"_a, "dimension"_a, "num_lattice_points"_a, "element_bytes"_a,
                "row_bytes"_a, "ordered"_a, "threads"_a);

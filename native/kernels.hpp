@@ -144,8 +144,16 @@ struct Kernels {
     void (*mix_rows)(const Simplices<T>& simplices, Matrix<const T> rows, bool planes, T* out, int threads);
     void (*barycentric_gradient)(const Simplices<T>& simplices, Matrix<const T> values, const T* lattice_values, T* out,
                                  int threads);
+    // the largest value of each channel at each vertex, zero where there is none, and the first point that has it, or -1
+    void (*splat_largest)(const Simplices<T>& simplices, Matrix<const T> values, Matrix<T> out, int32_t* winners,
+                          int threads);
+    void (*largest_gradient)(const Simplices<T>& simplices, Matrix<const T> gradient, const int32_t* winners,
+                             Matrix<T> out, int threads);
     void (*blur)(Matrix<const T> lattice_values, const int32_t* axis_neighbors, int64_t num_axes, bool reverse, T* out,
                  int threads);
+    // number times each lattice value, and those at its neighbors [number, num_lattice_points] that are not missing
+    void (*add_beside)(Matrix<const T> lattice_values, const int32_t* axis_neighbors, int64_t number, T* out,
+                       int threads);
     void (*filter_gaussian)(const GaussianFilter<T>& filter, Matrix<const T> values, Matrix<T> out, int threads);
     // out [num_items, labels, num_points], marginals; where something is to be kept, their logits but for a constant for
     // all labels of a point

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -55,3 +57,41 @@ def field(labels: int, points: int, dtype: torch.dtype, with_costs: bool) -> tup
         features = torch.randn(2 * points, d, dtype=dtype) * scale
         kernels.append(kernel_over(features, batch, costs, factor, powers))
     return torch.randn(2, labels, points, dtype=dtype), kernels
+
+
+def move(kernel: PairwiseTables, device: str) -> PairwiseTables:
+    moved: dict[str, Any] = {
+        name: each.to(device) for name, each in kernel._asdict().items() if isinstance(each, Tensor)
+    }
+    return kernel._replace(**moved)
+
+
+def marginals_and_gradients(
+    backend: Any, energies: Tensor, start: Tensor | None, kernels: list[PairwiseTables], steps: int, device: str = "cpu"
+) -> list[tuple[Tensor, Tensor]]:
+    """What a backend computes on the device and what is defined: the marginals, and their gradients in a direction with
+    respect to energies, start, and the costs or the factor of each kernel.
+    """
+    wanted = torch.randn(energies.shape, dtype=torch.float64)
+    moved = [move(kernel, device) for kernel in kernels]
+    given = energies.to(device), None if start is None else start.to(device), moved, steps
+    logits, kept = backend.mean_field_logits(*given)
+    marginals = torch.softmax(logits.double(), dim=1).cpu()
+    to_logits = marginals * (wanted - (marginals * wanted).sum(dim=1, keepdim=True))
+    to_energies, to_start, to_kernels = backend.differentiate_mean_field(to_logits.to(device), *given, kept)
+    inputs = [energies.double(), *([] if start is None else [start.double()])]
+    parameters = [
+        torch.tensor(kernel.factor, dtype=torch.float64) if kernel.costs is None else kernel.costs.double()
+        for kernel in kernels
+    ]
+    for each in (*inputs, *parameters):
+        each.requires_grad_()
+    learned = [
+        kernel._replace(factor=parameter) if kernel.costs is None else kernel._replace(costs=parameter)
+        for kernel, parameter in zip(kernels, parameters, strict=True)
+    ]
+    expected_marginals = defined(inputs[0], None if start is None else inputs[1], learned, steps)
+    expected = torch.autograd.grad(expected_marginals, [*inputs, *parameters], wanted)
+    actual = [to_energies, *([] if start is None else [to_start]), *to_kernels]
+    pairs = [(one.cpu().reshape(other.shape), other) for one, other in zip(actual, expected, strict=True)]
+    return [(marginals, expected_marginals.detach()), *pairs]

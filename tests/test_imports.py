@@ -17,7 +17,8 @@ ROOT = Path(permutohedral.__file__).parent
 # its own or that of a folder it lies in
 ORDER = [
     ["errors", "version", "_native"],
-    ["neighborhood", "simplices", "tensors"],
+    ["tensors"],
+    ["neighborhood", "simplices"],
     ["ops.primitives", "ops.guided_primitives", "ops.tracing", "ops.batching"],
     ["ops.shared_tensors", "ops.fused_primitives", "ops.native_limits"],
     ["ops.reference", "ops.native"],
@@ -27,11 +28,12 @@ ORDER = [
     ["ops.operators", "ops.exact_sums", "ops"],
     ["ops.one_call"],
     ["ops.fused_layers", "ops.fused_fields", "ops.fused_guided"],
-    ["ops.fused_filters", "ops.level_operators"],
+    ["ops.fused_filters", "ops.level_operators", "ops.largest"],
     ["features", "data"],
     ["stacked_features"],
     ["memory"],
-    ["lattice", "filters.largest"],
+    ["lattice_tables"],
+    ["lattice"],
     ["checks", "geometry", "pyramid", "bounded_lattice"],
     ["filters.steps", "levels"],
     ["filters.normalization", "filters.landmarks", "filters.color_grid"],
@@ -73,6 +75,7 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 # what every installation has, and what needs more
 CORE = {
     *("errors", "version", "ops", "neighborhood", "simplices", "tensors", "features", "memory", "lattice", "checks"),
+    "lattice_tables",
     *("geometry", "pyramid", "bounded_lattice", "levels", "filters", "functional", "guided", "crf", "nn"),
     *("pydensecrf", "simplecrf", "public", ""),
     "stacked_features",

@@ -120,6 +120,17 @@ def test_up_is_the_transpose_of_down() -> None:
     assert_close((ph.coarsen(fine, pyramid, 0) * coarse).sum(), (ph.refine(coarse, pyramid, 0) * fine).sum())
 
 
+def test_what_is_kept_is_added() -> None:
+    pyramid = ph.build_pyramid(draw(25, 2, scale=3.0), 2)
+    fine, coarse = (level.num_lattice_points for level in pyramid.levels)
+    for leading, channels in (((), 3), ((2,), 37)):
+        values, kept = draw(*leading, coarse, channels), draw(*leading, fine, channels, seed=1)
+        assert_close(ph.refine(values, pyramid, 0, added=kept), ph.refine(values, pyramid, 0) + kept)
+    for wrong in (kept[0], kept[..., :2], kept[:, :-1]):
+        with pytest.raises(ph.InputError, match=r"added must have the shape|one row for each"):
+            ph.refine(values, pyramid, 0, added=wrong)
+
+
 def test_pooling_takes_the_largest_around() -> None:
     features = draw(25, 2, scale=3.0)
     pyramid = ph.build_pyramid(features, 2)

@@ -30,11 +30,11 @@ CASES = [
 ]
 
 
-def ways(case: Case) -> dict[str, Callable[[], None]]:
+def ways(case: Case, device: str) -> dict[str, Callable[[], None]]:
     """What is measured, by name."""
-    energies, *features = make(case)
+    energies, *features = (each.to(device) for each in make(case))
     planes = energies.reshape(case.labels, *case.space)
-    learned = [torch.tensor(weight, requires_grad=True) for weight in WEIGHTS]
+    learned = [torch.tensor(weight, device=device, requires_grad=True) for weight in WEIGHTS]
 
     def run(gradients: bool) -> None:
         given = planes.clone().requires_grad_(gradients)
@@ -48,15 +48,15 @@ def ways(case: Case) -> dict[str, Callable[[], None]]:
     return {"forward": lambda: run(False), "both": lambda: run(True)}
 
 
-def measure(case: Case, repeats: int, processor_time: bool) -> dict[str, float]:
+def measure(case: Case, arguments: argparse.Namespace) -> dict[str, float]:
     """Seconds of each way, and their ratio."""
-    functions = ways(case)
+    functions = ways(case, arguments.device)
     times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(repeats + 1):
+    for _ in range(arguments.repeats + 1):
         for name, function in functions.items():
-            begin = clock("cpu", processor_time)
+            begin = clock(arguments.device, arguments.processor_time)
             function()
-            times[name].append(clock("cpu", processor_time) - begin)
+            times[name].append(clock(arguments.device, arguments.processor_time) - begin)
     # the first of each warms up
     row = {name: statistics.median(found[1:]) for name, found in times.items()}
     return {**row, "ratio": row["both"] / row["forward"]}
@@ -65,6 +65,7 @@ def measure(case: Case, repeats: int, processor_time: bool) -> dict[str, float]:
 def main() -> None:
     """Measure and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--processor-time", action="store_true", help="for a machine that others use")
@@ -73,13 +74,13 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     rows: dict[str, Any] = {}
     for case in CASES:
-        rows[case.name] = measure(case, arguments.repeats, arguments.processor_time)
+        rows[case.name] = measure(case, arguments)
         print(case.name, {name: float(f"{value:.4g}") for name, value in rows[case.name].items()}, flush=True)
     if arguments.json is None:
         return
     clock_name = "processor" if arguments.processor_time else "wall"
     settings = {
-        "hardware": find_processor(),
+        "hardware": torch.cuda.get_device_name() if arguments.device == "cuda" else find_processor(),
         "threads": arguments.threads,
         "clock": clock_name,
         "commit": find_commit(),

@@ -28,16 +28,19 @@ def speed() -> str:
 
 
 def backward() -> str:
-    """A mean field with its gradients beside one without, on one and two threads."""
-    one, two = (
-        json.loads((RESULTS / f"backward-{name}.json").read_text())["rows"] for name in ("cpu", "cpu-2-threads")
+    """A mean field with its gradients beside one without, on one and two threads and on a GPU."""
+    one, two, gpu = (
+        json.loads((RESULTS / f"backward-{name}.json").read_text())["rows"] for name in ("cpu", "cpu-2-threads", "h200")
     )
     rows = [
         [
             name,
             *(f"{1e3 * found[way]:.0f}" for way in ("forward", "both")),
             *(f"{each['ratio']:.1f}" for each in (found, two[name])),
+            *(f"{1e3 * gpu[name][way]:.1f}" for way in ("forward", "both")),
+            f"{gpu[name]['ratio']:.1f}",
         ]
         for name, found in one.items()
     ]
-    return markdown_table(["ms, 1 thread", "forward", "with gradients", "ratio", "ratio, 2 threads"], rows)
+    titles = ["ms, 1 thread", "forward", "with gradients", "ratio", "ratio, 2 threads"]
+    return markdown_table([*titles, "H200, forward", "with gradients", "ratio"], rows)

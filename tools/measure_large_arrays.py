@@ -30,9 +30,9 @@ import numpy as np
 import zarr
 from zarr.codecs import BloscCodec
 
-from permutohedral.arrays import bilateral
 from permutohedral.arrays.bilateral import Tiling, plan_tiles
 from permutohedral.arrays.sources import open_source
+from permutohedral.arrays.stores import make_store
 from permutohedral.arrays.unfinished import Unfinished
 from permutohedral.dask import gaussian_filter, start_workers
 from permutohedral.reporting.provenance import find_commit, find_processor
@@ -145,7 +145,7 @@ def begin_store(tiling: Tiling) -> None:
     """An empty store for the tiles."""
     unfinished = Unfinished(Path(tiling.target))
     unfinished.begin({}, resume=False)
-    bilateral._make_store(unfinished.folder, tiling)
+    make_store(unfinished.folder, tiling.source, tiling.tile)
 
 
 def measure_grid(

@@ -258,11 +258,13 @@ def levels() -> str:
     for name, row in json.loads((RESULTS / "levels-cpu.json").read_text())["rows"].items():
         times, ratio, products = row["milliseconds"], row["ratio"], row["products"]
         cells = [name, *(f"{times[each]:.1f}" for each in ("lattice", "pyramid", "flat")), f"{ratio['pyramid']:.2f}"]
-        for way in ("two_levels", "linear"):
+        for way in ("interpolated", "mixed", "learned"):
             cells += [f"{times[way]:.1f}", f"{ratio[way]:.2f}", f"{products[way] / products['flat']:.2f}"]
         rows.append(cells)
     heads = ["100,000 points", "lattice, ms", "four levels, ms", "one convolution, ms", "ratio of four levels"]
-    return markdown_table([*heads, "learned, ms", "ratio", "products", "interpolated, ms", "ratio", "products"], rows)
+    for way in ("interpolated", "with mixed channels", "learned"):
+        heads += [f"{way}, ms", "ratio", "products"]
+    return markdown_table(heads, rows)
 
 
 def large_arrays() -> str:

@@ -1,14 +1,15 @@
-"""How long upsampling along edges takes, lattices included: `python tools/upsampling_speed.py`.
+"""How long upsampling along edges takes, lattices included: `python tools/upsampling_speed.py --data FOLDER`.
 
-Torch's bilinear interpolation, which knows no edges, runs in turn with it. Every call has another guide and another
-map. Times are medians: wall time on a GPU, else processor time. Memory is what a call takes at most beyond inputs and
-result, on a CPU in a process of its own.
+Torch's bilinear interpolation, which knows no edges, runs in turn with it. Every call has another guide, a part of a
+photograph of Middlebury in opponent colors, and another map. Times are medians: wall time on a GPU, else processor
+time. Memory is what a call takes at most beyond inputs and result, on a CPU in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,14 @@ from torch import Tensor
 from torch.nn import functional
 
 import permutohedral as ph
+from permutohedral.data.download import DATA_VARIABLE
+from permutohedral.data.middlebury import load_scene
 from permutohedral.reporting.atomic import write_bytes
 from permutohedral.reporting.provenance import find_commit, find_processor
 
 SIGMA_RANGE = (0.2, 0.05, 0.05)
+# those that are large enough
+SCENES = ("art", "books", "moebius")
 
 
 @dataclass(frozen=True)
@@ -67,14 +73,19 @@ CASES = [
 ]
 
 
+@cache
+def load_photograph(name: str) -> Tensor:
+    """A photograph of 1088 x 1376 pixels, in opponent colors."""
+    return ph.opponent_colors(load_scene(name).color)
+
+
 def photograph(height: int, width: int, generator: torch.Generator) -> Tensor:
-    """Waves of color with some noise, in opponent colors."""
-    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    shift = 100 * torch.rand(3, generator=generator)
-    waves = [torch.sin((x + y + shift[0]) / 61), torch.sin((x + shift[1]) / 37) * torch.cos(y / 53)]
-    waves.append(torch.cos((x - y + shift[2]) / 80))
-    noise = torch.randn(3, height, width, generator=generator)
-    return ph.opponent_colors(0.5 + 0.25 * torch.stack(waves) + 0.03 * noise)
+    """A part of one of them, as often as not seen in a mirror."""
+    scene, top, left, mirrored = torch.rand(4, generator=generator).tolist()
+    whole = load_photograph(SCENES[int(scene * len(SCENES))])
+    y, x = int(top * (1 + whole.shape[1] - height)), int(left * (1 + whole.shape[2] - width))
+    cut = whole[:, y : y + height, x : x + width]
+    return (cut.flip(-1) if mirrored < 0.5 else cut).contiguous()
 
 
 def ours(case: Case, coarse: Tensor, guide: Tensor) -> Tensor:
@@ -163,6 +174,7 @@ def print_profile(case: Case, device: str) -> None:
 def main() -> None:
     """Measure and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, help=f"folder of the datasets; default: {DATA_VARIABLE}")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=7)
@@ -172,6 +184,8 @@ def main() -> None:
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    if arguments.data is not None:
+        os.environ[DATA_VARIABLE] = str(arguments.data)
     rows: dict[str, Any] = {}
     with torch.no_grad():
         if arguments.child is not None:

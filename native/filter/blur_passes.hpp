@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 
 #include "filter/channel_panels.hpp"
@@ -14,13 +15,21 @@ namespace {
 
 constexpr int64_t blurred_per_task = 2048;
 
+// The row of a neighbor, or `zero` where it is missing: without a branch, since nobody can foresee which are.
+template <class T>
+PERMUTOHEDRAL_INLINE const T* neighbor_row(const T* rows, int32_t neighbor, int64_t channels, const T* zero) {
+    const uintptr_t missing = uintptr_t(intptr_t(neighbor >> 31));
+    const uintptr_t row = reinterpret_cast<uintptr_t>(rows) + uintptr_t(neighbor * channels * int64_t(sizeof(T)));
+    return reinterpret_cast<const T*>((row & ~missing) | (reinterpret_cast<uintptr_t>(zero) & missing));
+}
+
 // One pass: l + (l(ahead) + l(behind)) / 2; a missing neighbor reads the values `zero`.
 template <class T, int C>
 void blur_axis(Matrix<const T> in, const int32_t* ahead, const int32_t* behind, const T* zero, Range vertices, T* out) {
     const Extent<C> channels(in.num_channels);
     for (int64_t v = vertices.begin; v < vertices.end; ++v) {
-        const T* a = ahead[v] < 0 ? zero : in.data + ahead[v] * channels;
-        const T* b = behind[v] < 0 ? zero : in.data + behind[v] * channels;
+        const T* a = neighbor_row<T>(in.data, ahead[v], channels, zero);
+        const T* b = neighbor_row<T>(in.data, behind[v], channels, zero);
         for_channel_vectors<T, C>(channels, [&](int64_t c, auto width) {
             constexpr int N = decltype(width)::value;
             const ChannelVector<T, N> sum = load_channels<T, N>(a + c) + load_channels<T, N>(b + c);

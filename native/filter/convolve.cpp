@@ -18,6 +18,7 @@ constexpr int64_t block_bytes = 65536;
 constexpr int64_t min_block = 32, max_block = 512;
 // input channels multiplied at once, so that the weights of a tile stay in the level-one cache
 constexpr int64_t depth_block = 128;
+constexpr int most_scattered_rows = std::max(scattered_rows, wide_scattered_rows);
 
 // Depthwise, each channel by itself: out[v, c] = sum_k weight[k, c] in[neighbors[k, v], c].
 template <class T, int C>
@@ -56,18 +57,19 @@ Memory arrange_weight(const T* weight, const GroupShape& shape, const Tiling& ti
             const int64_t k = row / shape.in_channels, i = row % shape.in_channels;
             T* to = as<T>(arranged) + (g * shape.filter_size + k) * panel + i * width;
             const T* from = weight + row * all_out + g * shape.out_channels;
-            for (int64_t c = 0; c < shape.out_channels; ++c) {
-                to[c / width * shape.in_channels * width + c % width] = from[c];
+            for (int64_t c = 0; c < shape.out_channels; c += width) {
+                std::memcpy(to + c * shape.in_channels, from + c, sizeof(T) * std::min(width, shape.out_channels - c));
             }
         }
     }
     return arranged;
 }
 
-// The existing neighbors along one tap of one block of targets, and which target of the block each belongs to.
+// The existing neighbors along one tap of one block of targets, and which target of the block each belongs to. The last
+// tile is filled up with pairs whose target is a row behind those of the block.
 struct TapPairs {
-    int32_t source[max_block + tile_rows];
-    int32_t target[max_block + tile_rows];
+    int32_t source[max_block + most_scattered_rows];
+    int32_t target[max_block + most_scattered_rows];
     int64_t count;
 };
 
@@ -79,25 +81,27 @@ inline void find_pairs(const int32_t* rows, int64_t size, TapPairs& pairs) {
         count += rows[v] >= 0;
     }
     pairs.count = count;
+    for (int r = 0; r < most_scattered_rows; ++r) {
+        pairs.source[count + r] = pairs.source[0];
+        pairs.target[count + r] = int32_t(size);
+    }
 }
 
-// One tap and group of a block: sums [block + 1, padded] += in[pairs] . weight. Tiles are filled up with pairs whose
-// results go to the last row, which is not used.
+// One tap and group of a block: sums [block + 1, padded] += in[pairs] . weight.
 template <class T, int V, int N>
-void multiply_pairs(Matrix<const T> in, const TapPairs& pairs, const T* weight, int64_t depth, int64_t tiles, T* sums,
-                    int64_t unused_row) {
-    const T* from[tile_rows];
-    T* to[tile_rows];
+void multiply_pairs(Matrix<const T> in, const TapPairs& pairs, const T* weight, int64_t depth, int64_t tiles, T* sums) {
+    constexpr int R = rows_of_scattered<N>;
+    const T* from[R];
+    T* to[R];
     const int64_t padded = tiles * V * N;
     for (int64_t d = 0; d < depth; d += depth_block) {
         const int64_t part = std::min(depth_block, depth - d);
         for (int64_t tile = 0; tile < tiles; ++tile) {
             const T* panel = weight + (tile * depth + d) * V * N;
-            for (int64_t p = 0; p < pairs.count; p += tile_rows) {
-                for (int r = 0; r < tile_rows; ++r) {
-                    const bool real = p + r < pairs.count;
-                    from[r] = in.data + pairs.source[real ? p + r : p] * in.num_channels + d;
-                    to[r] = sums + (real ? pairs.target[p + r] : unused_row) * padded + tile * V * N;
+            for (int64_t p = 0; p < pairs.count; p += R) {
+                for (int r = 0; r < R; ++r) {
+                    from[r] = in.data + pairs.source[p + r] * in.num_channels + d;
+                    to[r] = sums + pairs.target[p + r] * padded + tile * V * N;
                 }
                 multiply_tile<T, V, N>(from, panel, part, to);
             }
@@ -118,7 +122,7 @@ void convolve_block(Matrix<const T> in, const T* weight, const NeighborTable& ne
         for (int64_t k = 0; k < shape.filter_size; ++k) {
             find_pairs(neighbors.data + k * neighbors.num_targets + targets.begin, size, pairs);
             const T* tap_weight = weight + (g * shape.filter_size + k) * panel;
-            multiply_pairs<T, V, N>(group, pairs, tap_weight, shape.in_channels, tiles, sums, size);
+            multiply_pairs<T, V, N>(group, pairs, tap_weight, shape.in_channels, tiles, sums);
         }
         for (int64_t v = 0; v < size; ++v) {
             T* to = out.data + (targets.begin + v) * out.num_channels + g * shape.out_channels;
@@ -141,12 +145,12 @@ void convolve(Matrix<const T> in, const T* weight, const NeighborTable& neighbor
         return;
     }
     const GroupShape shape{neighbors.filter_size, groups, in.num_channels / groups, out.num_channels / groups};
-    const Tiling tiling = tile_channels<T>(shape.out_channels);
+    const Tiling tiling = tile_channels<T, wide_vectors>(shape.out_channels);
     const int64_t row_bytes = sizeof(T) * padded_channels(tiling);
     const int64_t block = std::clamp(block_bytes / row_bytes, min_block, max_block);
     const Memory arranged = arrange_weight(weight, shape, tiling);
     const Memory sums((block + 1) * row_bytes * threads);
-    dispatch_tiling<T>(tiling, [&](auto vector, auto vectors) {
+    dispatch_tiling<T, wide_vectors>(tiling, [&](auto vector, auto vectors) {
         constexpr int V = decltype(vector)::value, N = decltype(vectors)::value;
         parallel_ranges(threads, out.num_rows, block, [&](int64_t begin, int64_t end, int worker) {
             T* own = as<T>(sums) + worker * (block + 1) * padded_channels(tiling);

@@ -15,11 +15,11 @@ namespace permutohedral {
 namespace PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
-// elements of the rows of a chunk, which stay in a level-one cache; its points are a multiple of the lanes of a vector
-constexpr int64_t chunk_elements = 4096, least_chunk_points = 16, most_chunks = 8;
+// elements of the rows of a chunk, which stay in the nearest caches; its points are a multiple of the lanes of a vector
+constexpr int64_t chunk_elements = 8192, least_chunk_points = 16, most_chunks = 16;
 // elements of the rows that several threads make before they splat them
 constexpr int64_t window_elements = int64_t{1} << 19;
-constexpr int64_t chunks_per_task = 8, rows_per_task = 2048;
+constexpr int64_t chunks_per_task = 4, rows_per_task = 2048;
 // threads that share the splats of a kernel, which are about a quarter of the work
 constexpr int64_t threads_per_splat = 4;
 
@@ -42,11 +42,13 @@ protected:
                         least_chunk_points),
           chunks_per_item_(divide_up(field.num_points, chunk_points_)),
           num_chunks_(chunks_per_item_ * field.num_items),
+          padded_points_(divide_up(field.num_points, least_chunk_points) * least_chunk_points),
           num_sets_(num_sets),
           tables_(field.num_kernels),
           sliced_(field.num_kernels),
           source_(field.num_kernels),
           target_(field.num_kernels) {
+        if (!mirrored_) arrange_energies();
         if (field.steps == 0) return;
         for (int64_t k = 0; k < field.num_kernels; ++k) {
             tables_[k].splatted = table_memory(k);
@@ -95,6 +97,11 @@ protected:
         return {data + plane_of(chunk, 0), field_.num_points};
     }
 
+    // The energies of a chunk as columns: N points of the first label, the same points of the next, then the next points.
+    T* energies_of(const Chunk<T>& chunk) const {
+        return as<T>(energies_) + (chunk.item * padded_points_ + chunk.first) * field_.labels;
+    }
+
     template <int N>
     LabelColumns<T, N> columns_at(T* memory) const {
         return {reinterpret_cast<typename VectorOf<T, N>::type*>(memory), field_.labels};
@@ -129,13 +136,8 @@ protected:
         if (mirrored_) {
             const T *one = field_.energies + plane_of(chunk, 0), *other = field_.energies + plane_of(chunk, 1);
             for (int64_t i = 0; i < chunk.count; ++i) chunk.rows[i] = one[i] - other[i];
-        } else {
-            // those of the next chunk: the processor does not foresee so many short pieces
-            const int64_t ahead = std::min(chunk_points_, field_.num_points - chunk.first - chunk.count);
-            for (int64_t label = 0; label < field_.labels; ++label) {
-                prefetch_bytes(field_.energies + plane_of(chunk, label) + chunk.count, int64_t(sizeof(T)) * ahead);
-            }
-            if (first) std::memset(chunk.rows, 0, sizeof(T) * chunk.count * stride_);
+        } else if (first) {
+            std::memset(chunk.rows, 0, sizeof(T) * chunk.count * stride_);
         }
         if (first) return;
         for (int64_t k = 0; k < field_.num_kernels; ++k) {
@@ -194,7 +196,8 @@ protected:
     const MeanField<T>& field_;
     const int threads_;
     const bool mirrored_;
-    const int64_t stride_, chunk_points_, chunks_per_item_, num_chunks_, num_sets_;
+    const int64_t stride_, chunk_points_, chunks_per_item_, num_chunks_, padded_points_, num_sets_;
+    Memory energies_;
     std::vector<FieldTables> tables_;
     // what is interpolated at the points, for each kernel
     std::vector<const T*> sliced_;
@@ -202,6 +205,17 @@ protected:
     std::vector<ScaledSimplices<T>> source_, target_;
 
 private:
+    // A pass then reads one stream: the processor does not foresee as many as there are labels.
+    void arrange_energies() {
+        energies_ = Memory(sizeof(T) * field_.num_items * padded_points_ * field_.labels);
+        for_chunks([&](const Chunk<T>& chunk, T*) {
+            dispatch_lanes<T>(stride_, [&](auto lanes_of) {
+                planes_to_columns<T, decltype(lanes_of)::value>(planes_of(chunk, field_.energies), field_.labels,
+                                                                chunk.count, energies_of(chunk));
+            });
+        });
+    }
+
     // While some threads splat the values of a window, each kernel by itself, the others make those of the next one.
     // Every lattice point adds up its points in their order, so the sums have the same bits on any number of threads.
     template <class Make>

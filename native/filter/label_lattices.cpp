@@ -34,7 +34,7 @@ PERMUTOHEDRAL_INLINE void for_tiles(int64_t stride, Function&& function) {
 }
 
 // points ahead whose rows of a table are fetched: they lie far apart where colors are among the features
-constexpr int64_t points_ahead = 4;
+constexpr int64_t points_ahead = 8;
 
 template <int V, class T, int K>
 PERMUTOHEDRAL_INLINE void prefetch_rows(const PointSimplex<T, K>& simplex, const T* table, int64_t stride) {
@@ -50,16 +50,18 @@ void slice_rows(const ScaledSimplices<T>& from, const T* table, Extent<S> stride
                 T* rows) {
     for (int64_t i = 0; i < count; ++i, ++point, rows += stride) {
         const PointSimplex<T, K> simplex = simplex_at<K>(from.simplices, point);
-        if (i + points_ahead < count) {
+        if (point + points_ahead < from.simplices.num_points) {
             prefetch_rows<V>(simplex_at<K>(from.simplices, point + points_ahead), table, stride);
         }
         const T scale = from.scale == nullptr ? from.factor : from.factor * from.scale[point];
-        ChannelVector<T, N> sums[V];
-        for (int v = 0; v < V; ++v) sums[v] = Fresh ? ChannelVector<T, N>{} : load_channels<T, N>(rows + v * N);
+        ChannelVector<T, N> sums[V] = {};
         for (int64_t j = 0; j < simplex.num_corners; ++j) {
             const T* row = table + simplex.vertices[j] * stride;
-            const T weight = scale * simplex.barycentric[j];
-            for (int v = 0; v < V; ++v) sums[v] += weight * load_channels<T, N>(row + v * N);
+            for (int v = 0; v < V; ++v) sums[v] += simplex.barycentric[j] * load_channels<T, N>(row + v * N);
+        }
+        for (int v = 0; v < V; ++v) {
+            sums[v] *= scale;
+            if (!Fresh) sums[v] += load_channels<T, N>(rows + v * N);
         }
         for (int v = 0; v < V; ++v) store_channels<T, N>(rows + v * N, sums[v]);
     }
@@ -72,7 +74,7 @@ void splat_rows(const ScaledSimplices<T>& from, T* table, Extent<S> stride, int6
     const uint32_t begin = uint32_t(vertices.begin), size = uint32_t(vertices.end - vertices.begin);
     for (int64_t i = 0; i < count; ++i, ++point, rows += stride) {
         const PointSimplex<T, K> simplex = simplex_at<K>(from.simplices, point);
-        if (Everywhere && i + points_ahead < count) {
+        if (Everywhere && point + points_ahead < from.simplices.num_points) {
             prefetch_rows<V>(simplex_at<K>(from.simplices, point + points_ahead), table, stride);
         }
         const T scale = from.scale == nullptr ? from.factor : from.factor * from.scale[point];
@@ -82,9 +84,9 @@ void splat_rows(const ScaledSimplices<T>& from, T* table, Extent<S> stride, int6
             if (!Everywhere && uint32_t(simplex.vertices[j]) - begin >= size) continue;
             T* to = table + simplex.vertices[j] * stride;
             const T weight = simplex.barycentric[j];
-            for (int v = 0; v < V; ++v) {
-                store_channels<T, N>(to + v * N, load_channels<T, N>(to + v * N) + weight * values[v]);
-            }
+            ChannelVector<T, N> sums[V];
+            for (int v = 0; v < V; ++v) sums[v] = load_channels<T, N>(to + v * N) + weight * values[v];
+            for (int v = 0; v < V; ++v) store_channels<T, N>(to + v * N, sums[v]);
         }
     }
 }

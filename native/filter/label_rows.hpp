@@ -61,21 +61,21 @@ struct LabelColumns {
     Lanes* data;  // [labels]
     int64_t labels;
 
-    // What kernels say in the rows from `rows` on, and energies from `energies` on, of which `count` points are there, to
-    // logits; returns the largest.
-    PERMUTOHEDRAL_INLINE Lanes add(const T* rows, int64_t stride, LabelPlanes<const T> energies, int64_t count) {
+    // What kernels say in the rows from `rows` on, and energies, which are columns like these, to logits; returns the
+    // largest.
+    PERMUTOHEDRAL_INLINE Lanes add(const T* rows, int64_t stride, const T* energies) {
         const Lanes least = Lanes{} + -std::numeric_limits<T>::infinity();
         Lanes most[parts] = {least, least, least, least};
         int64_t c = 0;
-        for (; count >= N && c + N <= labels; c += N) add_logits<true>(rows, stride, energies, c, count, most);
-        for (; c < labels; c += N) add_logits<false>(rows, stride, energies, c, count, most);
+        for (; c + N <= labels; c += N) add_logits<true>(rows, stride, energies, c, most);
+        if (c < labels) add_logits<false>(rows, stride, energies, c, most);
         for (int64_t part = 1; part < parts; ++part) most[0] = most[part] > most[0] ? most[part] : most[0];
         return most[0];
     }
 
     // The same to exponentials; returns what they are to be multiplied with.
-    PERMUTOHEDRAL_INLINE Lanes make(const T* rows, int64_t stride, LabelPlanes<const T> energies, int64_t count) {
-        const Lanes most = add(rows, stride, energies, count);
+    PERMUTOHEDRAL_INLINE Lanes make(const T* rows, int64_t stride, const T* energies) {
+        const Lanes most = add(rows, stride, energies);
         Lanes totals[parts] = {};
         int64_t l = 0;
         for (; l + parts <= labels; l += parts) {
@@ -105,17 +105,15 @@ struct LabelColumns {
     }
 
 private:
-    // The logits of N labels from c on. Whole: all of these labels, and N points, are there.
+    // The logits of N labels from c on. Whole: all of these labels are there.
     template <bool Whole>
-    PERMUTOHEDRAL_INLINE void add_logits(const T* rows, int64_t stride, LabelPlanes<const T> energies, int64_t c,
-                                         int64_t count, Lanes* most) {
+    PERMUTOHEDRAL_INLINE void add_logits(const T* rows, int64_t stride, const T* energies, int64_t c, Lanes* most) {
         Lanes square[N];
         for (int l = 0; l < N; ++l) square[l] = load<T, N>(rows + l * stride + c);
         transpose_square<T, N>(square);
         for (int l = 0; l < N; ++l) {
             if (!Whole && c + l >= labels) break;
-            const Lanes logits =
-                square[l] - load_first<T, N>(energies.data + (c + l) * energies.step, Whole ? N : count);
+            const Lanes logits = square[l] - load<T, N>(energies + (c + l) * N);
             most[l % parts] = logits > most[l % parts] ? logits : most[l % parts];
             data[c + l] = logits;
         }
@@ -131,23 +129,33 @@ private:
     }
 };
 
-// What kernels say in rows, and energies, to marginals in rows.
+// Planes to columns, N points after N points; behind the last point there are zeros.
 template <class T, int N>
-void make_marginals(const Chunk<T>& chunk, int64_t stride, LabelPlanes<const T> energies, LabelColumns<T, N> columns) {
+void planes_to_columns(LabelPlanes<const T> planes, int64_t labels, int64_t count, T* columns) {
+    for (int64_t i = 0; i < count; i += N) {
+        for (int64_t l = 0; l < labels; ++l, columns += N) {
+            store<T, N>(columns, load_first<T, N>(planes.data + l * planes.step + i, count - i));
+        }
+    }
+}
+
+// What kernels say in rows, and energies, to marginals in rows. Energies are columns, here and below.
+template <class T, int N>
+void make_marginals(const Chunk<T>& chunk, int64_t stride, const T* energies, LabelColumns<T, N> columns) {
     for (int64_t i = 0; i < chunk.count; i += N) {
         T* rows = chunk.rows + i * stride;
-        const auto scale = columns.make(rows, stride, {energies.data + i, energies.step}, chunk.count - i);
+        const auto scale = columns.make(rows, stride, energies + i * columns.labels);
         columns.store_rows(scale, rows, stride);
     }
 }
 
 // The same to marginals in planes.
 template <class T, int N>
-void write_marginals(const Chunk<T>& chunk, int64_t stride, LabelPlanes<const T> energies, LabelColumns<T, N> columns,
+void write_marginals(const Chunk<T>& chunk, int64_t stride, const T* energies, LabelColumns<T, N> columns,
                      LabelPlanes<T> out) {
     for (int64_t i = 0; i < chunk.count; i += N) {
         const T* rows = chunk.rows + i * stride;
-        const auto scale = columns.make(rows, stride, {energies.data + i, energies.step}, chunk.count - i);
+        const auto scale = columns.make(rows, stride, energies + i * columns.labels);
         for (int64_t l = 0; l < columns.labels; ++l) {
             store_at_most<T, N>(out.data + l * out.step + i, columns.data[l] * scale, chunk.count - i);
         }
@@ -156,10 +164,10 @@ void write_marginals(const Chunk<T>& chunk, int64_t stride, LabelPlanes<const T>
 
 // The same to logits in planes.
 template <class T, int N>
-void write_logits(const Chunk<T>& chunk, int64_t stride, LabelPlanes<const T> energies, LabelColumns<T, N> columns,
+void write_logits(const Chunk<T>& chunk, int64_t stride, const T* energies, LabelColumns<T, N> columns,
                   LabelPlanes<T> out) {
     for (int64_t i = 0; i < chunk.count; i += N) {
-        columns.add(chunk.rows + i * stride, stride, {energies.data + i, energies.step}, chunk.count - i);
+        columns.add(chunk.rows + i * stride, stride, energies + i * columns.labels);
         for (int64_t l = 0; l < columns.labels; ++l) {
             store_at_most<T, N>(out.data + l * out.step + i, columns.data[l], chunk.count - i);
         }
@@ -191,12 +199,12 @@ void write_planes(const Chunk<T>& chunk, int64_t stride, LabelColumns<T, N> colu
 // What kernels say in rows, and energies, to marginals Q; with gradients D with respect to these, in `gradients`, to
 // Q (D - <Q, D>), the gradients with respect to logits, in rows. They are subtracted from those of the energies.
 template <class T, int N>
-void pull_back_marginals(const Chunk<T>& chunk, int64_t stride, LabelPlanes<const T> energies, const T* gradients,
+void pull_back_marginals(const Chunk<T>& chunk, int64_t stride, const T* energies, const T* gradients,
                          LabelColumns<T, N> columns, LabelColumns<T, N> others, LabelPlanes<T> to_energies) {
     using Lanes = typename VectorOf<T, N>::type;
     for (int64_t i = 0; i < chunk.count; i += N) {
         const int64_t count = chunk.count - i;
-        const Lanes scale = columns.make(chunk.rows + i * stride, stride, {energies.data + i, energies.step}, count);
+        const Lanes scale = columns.make(chunk.rows + i * stride, stride, energies + i * columns.labels);
         others.load_rows(gradients + i * stride, stride);
         Lanes inner[2] = {};
         for (int64_t l = 0; l < columns.labels; ++l) inner[l % 2] += columns.data[l] * others.data[l];

@@ -100,8 +100,7 @@ private:
         }
         dispatch_lanes<T>(stride_, [&](auto lanes_of) {
             constexpr int N = decltype(lanes_of)::value;
-            make_marginals<T, N>(chunk, stride_, this->planes_of(chunk, field_.energies),
-                                 this->template columns_at<N>(columns));
+            make_marginals<T, N>(chunk, stride_, this->energies_of(chunk), this->template columns_at<N>(columns));
         });
     }
 
@@ -132,9 +131,8 @@ private:
         }
         dispatch_lanes<T>(stride_, [&](auto lanes_of) {
             constexpr int N = decltype(lanes_of)::value;
-            const LabelPlanes<const T> energies = this->planes_of(chunk, field_.energies);
             auto* write = kept_ == nullptr ? write_marginals<T, N> : write_logits<T, N>;
-            write(chunk, stride_, energies, this->template columns_at<N>(columns), out);
+            write(chunk, stride_, this->energies_of(chunk), this->template columns_at<N>(columns), out);
         });
     }
 

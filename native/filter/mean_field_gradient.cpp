@@ -146,7 +146,7 @@ private:
         }
         dispatch_lanes<T>(stride_, [&](auto lanes_of) {
             constexpr int N = decltype(lanes_of)::value;
-            pull_back_marginals<T, N>(chunk, stride_, this->planes_of(chunk, field_.energies), gradients.rows,
+            pull_back_marginals<T, N>(chunk, stride_, this->energies_of(chunk), gradients.rows,
                                       this->template columns_at<N>(columns), this->template columns_at<N>(others), to);
         });
     }

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t partial_bytes = int64_t{64} << 20;
 constexpr int64_t max_segments = 64, min_segment = 2048;
-constexpr int64_t max_gathered = 128;
+constexpr int64_t max_gathered = 64;
 
 struct PaddedGroupShape {
     int64_t groups, in_channels, out_channels;  // channels of one group
@@ -30,18 +30,29 @@ struct GatheredPairs {
     T* right;  // [max_gathered, padded_out]
 };
 
+// A call of memcpy would take longer than a row of a few vectors.
+template <class T>
+inline void copy_row(const T* from, int64_t channels, T* to) {
+    for_channel_vectors<T, 0>(channels, [&](int64_t c, auto width) {
+        constexpr int N = decltype(width)::value;
+        store_channels<T, N>(to + c, load_channels<T, N>(from + c));
+    });
+}
+
 // Gathers up to max_gathered existing pairs, from target `v` on; returns their number.
 template <class T>
 int64_t gather_pairs(Matrix<const T> in, Matrix<const T> gradient, const int32_t* rows, int64_t& v, int64_t end,
                      const PaddedGroupShape& shape, const GatheredPairs<T>& gathered) {
-    int64_t count = 0;
+    int64_t target[max_gathered + 1], count = 0;
+    // without branches, which would be taken at random
     for (; v < end && count < max_gathered; ++v) {
-        if (rows[v] < 0) continue;
-        std::memcpy(gathered.left + count * shape.padded_in, in.data + rows[v] * in.num_channels,
-                    sizeof(T) * shape.in_channels);
-        std::memcpy(gathered.right + count * shape.padded_out, gradient.data + v * gradient.num_channels,
-                    sizeof(T) * shape.out_channels);
-        ++count;
+        target[count] = v;
+        count += rows[v] >= 0;
+    }
+    for (int64_t p = 0; p < count; ++p) {
+        copy_row(in.data + rows[target[p]] * in.num_channels, shape.in_channels, gathered.left + p * shape.padded_in);
+        copy_row(gradient.data + target[p] * gradient.num_channels, shape.out_channels,
+                 gathered.right + p * shape.padded_out);
     }
     return count;
 }
@@ -53,12 +64,13 @@ void sum_segment(Matrix<const T> in, Matrix<const T> gradient, const int32_t* ro
     std::memset(out, 0, sizeof(T) * shape.padded_in * shape.padded_out);
     for (int64_t v = targets.begin; v < targets.end;) {
         const int64_t pairs = gather_pairs(in, gradient, rows, v, targets.end, shape, gathered);
-        for (int64_t i = 0; i < shape.padded_in; i += tile_rows) {
+        for_tiles(shape.padded_in, [&](int64_t i, auto height) {
             for (int64_t o = 0; o < shape.padded_out; o += V * N) {
-                add_products<T, V, N>(gathered.left + i, shape.padded_in, gathered.right + o, shape.padded_out, pairs,
-                                      out + i * shape.padded_out + o, shape.padded_out);
+                add_products<T, decltype(height)::value, V, N>(gathered.left + i, shape.padded_in, gathered.right + o,
+                                                               shape.padded_out, pairs, out + i * shape.padded_out + o,
+                                                               shape.padded_out);
             }
-        }
+        });
     }
 }
 
@@ -130,10 +142,10 @@ void convolve_weight_gradient(Matrix<const T> in, Matrix<const T> gradient, cons
     if (groups == in.num_channels && groups == gradient.num_channels) {
         return depthwise_gradient(in, gradient, neighbors, out, threads);
     }
-    const Tiling tiling = tile_channels<T>(gradient.num_channels / groups);
+    const Tiling tiling = tile_channels<T, tile_vectors>(gradient.num_channels / groups);
     const int64_t in_channels = in.num_channels / groups;
     const PaddedGroupShape shape{groups, in_channels, gradient.num_channels / groups,
-                                 divide_up(in_channels, tile_rows) * tile_rows, padded_channels(tiling)};
+                                 divide_up(in_channels, small_tile_rows) * small_tile_rows, padded_channels(tiling)};
     const int64_t size = shape.padded_in * shape.padded_out, slots = neighbors.filter_size * groups;
     const int64_t segments = count_segments(neighbors.num_targets, sizeof(T) * slots * size);
     const Memory partial(sizeof(T) * slots * segments * size);
@@ -141,7 +153,7 @@ void convolve_weight_gradient(Matrix<const T> in, Matrix<const T> gradient, cons
     const Memory panel_memory(sizeof(T) * panel_size * threads);
     // the padding is multiplied too, and must be finite
     std::memset(panel_memory.data(), 0, panel_memory.size());
-    dispatch_tiling<T>(tiling, [&](auto vector, auto vectors) {
+    dispatch_tiling<T, tile_vectors>(tiling, [&](auto vector, auto vectors) {
         constexpr int V = decltype(vector)::value, N = decltype(vectors)::value;
         parallel_for(threads, slots * segments, [&](int64_t task, int worker) {
             const int64_t slot = task / segments, k = slot / groups, g = slot % groups;

@@ -17,7 +17,10 @@ constexpr Kernels<T> all_kernels() {
     kernels.slice = &slice<T>;
     kernels.mix_rows = &mix_rows<T>;
     kernels.barycentric_gradient = &barycentric_gradient<T>;
+    kernels.splat_largest = &splat_largest<T>;
+    kernels.largest_gradient = &largest_gradient<T>;
     kernels.blur = &blur<T>;
+    kernels.add_beside = &add_beside<T>;
     kernels.filter_gaussian = &filter_gaussian<T>;
     kernels.mean_field = &mean_field<T>;
     kernels.mean_field_gradient = &mean_field_gradient<T>;

@@ -33,8 +33,15 @@ template <class T>
 void barycentric_gradient(const Simplices<T>& simplices, Matrix<const T> values, const T* lattice_values, T* out,
                           int threads);
 template <class T>
+void splat_largest(const Simplices<T>& simplices, Matrix<const T> values, Matrix<T> out, int32_t* winners, int threads);
+template <class T>
+void largest_gradient(const Simplices<T>& simplices, Matrix<const T> gradient, const int32_t* winners, Matrix<T> out,
+                      int threads);
+template <class T>
 void blur(Matrix<const T> lattice_values, const int32_t* axis_neighbors, int64_t num_axes, bool reverse, T* out,
           int threads);
+template <class T>
+void add_beside(Matrix<const T> lattice_values, const int32_t* axis_neighbors, int64_t number, T* out, int threads);
 template <class T>
 void filter_gaussian(const GaussianFilter<T>& filter, Matrix<const T> values, Matrix<T> out, int threads);
 template <class T>

@@ -57,11 +57,14 @@ char* map_pages(size_t bytes) {
 // Ranges of mapped memory that are free, by address; adjacent ranges are joined.
 class FreeRanges {
 public:
-    // Best fit: out of the smallest range that is large enough; null if none is.
+    // Best fit: out of the smallest range that is large enough; null if none is. A range of many times what is asked
+    // for stays whole: the next large result needs all of it.
     char* take(size_t bytes) {
+        const size_t most = 4 * std::max(bytes, least_mapped);
         auto best = free_.end();
         for (auto range = free_.begin(); range != free_.end(); ++range) {
-            if (range->second >= bytes && (best == free_.end() || range->second < best->second)) best = range;
+            const bool fits = range->second >= bytes && range->second <= most;
+            if (fits && (best == free_.end() || range->second < best->second)) best = range;
         }
         if (best == free_.end()) return nullptr;
         char* data = best->first;
@@ -91,16 +94,24 @@ public:
         release(limit_);
     }
 
-    // Returns memory to the system until at most `bytes` are kept, the largest ranges first.
-    void release(size_t bytes) {
+    // Returns ranges of at most `largest` to the system until at most `bytes` are kept: the smallest that is enough, so
+    // that a large result, whose pages take longest to come again, is not given up for the sake of a few small ones.
+    void release(size_t bytes, size_t largest = SIZE_MAX) {
         while (kept_ > bytes) {
-            auto largest = free_.begin();
+            const size_t excess = kept_ - bytes;
+            auto chosen = free_.end();
             for (auto range = free_.begin(); range != free_.end(); ++range) {
-                if (range->second > largest->second) largest = range;
+                if (range->second > largest) continue;
+                const bool enough = range->second >= excess;
+                if (chosen == free_.end() || (enough && range->second < chosen->second) ||
+                    (chosen->second < excess && range->second > chosen->second)) {
+                    chosen = range;
+                }
             }
-            munmap(largest->first, largest->second);
-            kept_ -= largest->second;
-            free_.erase(largest);
+            if (chosen == free_.end()) return;
+            munmap(chosen->first, chosen->second);
+            kept_ -= chosen->second;
+            free_.erase(chosen);
         }
     }
 
@@ -141,8 +152,8 @@ char* take_block(size_t bytes) {
     try_with_ranges([&](FreeRanges& ranges) {
         block = ranges.take(bytes);
         if (block != nullptr) return;
-        // ranges that are all too small go back to the system, so that fragments do not add up
-        ranges.release(ranges.kept() > bytes ? ranges.kept() - bytes : 0);
+        // ranges that are too small go back to the system, so that fragments do not add up
+        ranges.release(ranges.kept() > bytes ? ranges.kept() - bytes : 0, bytes);
         if (bytes >= least_mapped) return;
         char* mapped = map_pages(least_mapped);
         if (mapped == nullptr) return;

@@ -4,14 +4,45 @@ Results are written into tensors given by the caller. Shapes are those of `ops/p
 number of threads to use.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, dtype
 
 MAX_DIMENSION: int
 CACHE_LINE_BYTES: int
 # tensors of fewer bytes are left to torch
 LEAST_KEPT_BYTES: int
+
+class GpuKernel:
+    """What one kernel was compiled to for a GPU; `launch` is the address of the driver's `cuLaunchKernel`."""
+
+    def __init__(self, launch: int, data_ptr: Callable[[Tensor], int]) -> None: ...
+    def keep(
+        self, device: int, dtypes: tuple[dtype, ...], sizes: str, function: int, threads: int, shared_bytes: int
+    ) -> None:
+        """Keep a binary for tensors of these dtypes, and sizes that are each 'i' (int32) or 'f' (float32)."""
+
+    def start(
+        self,
+        grid: tuple[int, int, int],
+        tensors: tuple[Tensor, ...],
+        sizes: tuple[float, ...],
+        device: int,
+        stream: int,
+    ) -> bool:
+        """Start the binary for these tensors, unless none was kept, they are no multiples of 16 bytes, a size does not
+        fit, or the driver refuses."""
+
+    def prepare(
+        self,
+        grid: tuple[int, int, int],
+        tensors: tuple[Tensor, ...],
+        sizes: tuple[float, ...],
+        device: int,
+        stream: int,
+    ) -> Callable[[], None] | None:
+        """What does the same again and again, and raises a RuntimeError where the driver refuses; None for no start."""
 
 class PendingIndex:
     """Numbered vertices; `finish` writes their keys and the lookup table, once."""
@@ -70,6 +101,7 @@ class Kernels(Protocol):
     def slice(
         self, lattice_values: Tensor, vertices: Tensor, barycentric: Tensor, out: Tensor, threads: int
     ) -> None: ...
+    def add_beside(self, lattice_values: Tensor, axis_neighbors: Tensor, out: Tensor, threads: int) -> None: ...
     def mix_rows(
         self, rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool, out: Tensor, threads: int
     ) -> None: ...
@@ -78,6 +110,10 @@ class Kernels(Protocol):
     ) -> CellSums: ...
     def barycentric_gradient(
         self, values: Tensor, lattice_values: Tensor, vertices: Tensor, out: Tensor, threads: int
+    ) -> None: ...
+    def splat_largest(self, values: Tensor, vertices: Tensor, out: Tensor, winners: Tensor, threads: int) -> None: ...
+    def largest_gradient(
+        self, gradient: Tensor, winners: Tensor, vertices: Tensor, out: Tensor, threads: int
     ) -> None: ...
     def blur(
         self, lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool, out: Tensor, threads: int
@@ -188,6 +224,10 @@ class Kernels(Protocol):
         threads: int,
     ) -> None: ...
     def interleave(self, planes: Tensor, rows: Tensor, threads: int) -> None: ...
+    def coarsen_values(self, values: Tensor, parents: Tensor, out: Tensor, threads: int) -> None: ...
+    def refine_values(
+        self, values: Tensor, parents: Tensor, added: Tensor | None, out: Tensor, threads: int
+    ) -> None: ...
     def divide_rows(self, values: Tensor, divisors: Tensor, threads: int) -> None: ...
     def add_to_rows(self, values: Tensor, added: Tensor, threads: int) -> None: ...
     def is_sum_nan(self, values: Tensor, threads: int) -> bool: ...

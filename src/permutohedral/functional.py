@@ -16,8 +16,6 @@ from permutohedral.checks import (
     check_results,
     check_weight,
     has_no_gradient,
-    points_to_rows,
-    rows_to_points,
 )
 from permutohedral.errors import InputError
 from permutohedral.features import Sigma, bilateral_features, check_guide, check_image
@@ -29,15 +27,13 @@ from permutohedral.filters.normalization import (
     SMALLEST_MASS,
     Normalization,
     apply_step,
-    check_separable,
     convolve_with,
+    filter_homogeneous,
     filter_normalized,
 )
 from permutohedral.filters.weighting import Filter, check_weights, filter_weighted, hide_lost, refuse_nan, weigh
 from permutohedral.lattice import Lattice, build_lattice
-from permutohedral.memory import check_rows
-from permutohedral.ops import operators
-from permutohedral.ops.fused_filters import can_fuse, filter_learned, filter_points
+from permutohedral.ops.fused_filters import can_fuse, filter_learned, filter_points, picture_filter
 from permutohedral.ops.fused_primitives import FilterTables
 
 GaussianMethod = Literal["separable", "dense", "exact", "auto"]
@@ -100,7 +96,8 @@ def filter_with_bias(
         refuse_nan(weighted)
         counted = weighted[..., :-1].to(values.dtype)
         return _filter_in_steps(counted, weight, bias, lattice, normalization, weighted[..., -1:])
-    barycentric = lattice.source.barycentric, lattice.target.barycentric
+    source, target = lattice.source.barycentric, lattice.target.barycentric
+    barycentric = (source,) if target is source else (source, target)
     fused = normalization in ("none", "density") and can_fuse(values, weight, bias, *barycentric)
     if fused:
         check_points(values, lattice)
@@ -245,7 +242,7 @@ def _filter_gaussian(
     check_points(values, lattice)
     smallest = max(SMALLEST_MASS, torch.finfo(values.dtype).tiny)
     if not dense and has_no_gradient(values, lattice):
-        return _fused_gaussian(values, lattice, smallest)
+        return filter_homogeneous(values, lattice, smallest)
     # the mass is one more channel
     ones = values.new_ones(()).expand(*values.shape[:-1], 1)
     filtered = apply_step(torch.cat([values, ones], dim=-1), lattice, gaussian.blur)
@@ -307,14 +304,12 @@ def bilateral_filter(  # noqa: PLR0913 (what is filtered and how, and five optio
         sigma_space: standard deviation over positions, in pixels; one number, or one for each axis.
         sigma_range: standard deviation over colors, in units of the guide's values; one, or one for each channel.
         guide: `[..., guide channels, *space]`, whose edges are kept; default: the image itself.
-        method: see `gaussian_filter`; windows of "exact", and few terms over colors, are for pictures.
-        halo: see `gaussian_filter`.
+        method, halo: see `gaussian_filter`; windows of "exact", and few terms over colors, are for pictures.
         spatial_axes: how many axes follow the channels: 1 for signals, 2 for pictures, 3 for volumes.
         origin: position of the first pixel, for a part of a larger picture, whose lattice is that of the whole.
         weights: how much each pixel counts, `[..., *space]`; see `gaussian_filter`. A pixel of weight zero that
             is its own guide and not finite is near no other, and gets `fill_value`.
-        fill_value: see `gaussian_filter`.
-        return_mass: see `gaussian_filter`.
+        fill_value, return_mass: see `gaussian_filter`.
 
     Returns:
         The filtered image, of the shape of `image`; with `return_mass`, the mass `[..., *space]` as well.
@@ -322,11 +317,17 @@ def bilateral_filter(  # noqa: PLR0913 (what is filtered and how, and five optio
     >>> import permutohedral as ph
     >>> ph.bilateral_filter(torch.rand(3, 32, 48), sigma_space=4.0, sigma_range=0.1).shape
     torch.Size([3, 32, 48])
-    >>> volume = torch.rand(1, 20, 32, 48)
-    >>> ph.bilateral_filter(volume, sigma_space=(1.0, 2.0, 2.0), sigma_range=0.1, spatial_axes=3).shape
+    >>> ph.bilateral_filter(torch.rand(1, 20, 32, 48), (1.0, 2.0, 2.0), 0.1, spatial_axes=3).shape
     torch.Size([1, 20, 32, 48])
     """
     check_image(image, spatial_axes)
+    plain = weights is None and fill_value == 0 and not return_mass and origin is None
+    plain = plain and (spatial_axes, method, halo) == (2, "separable", 0)
+    at_once = picture_filter(image, guide, sigma_space, sigma_range, SMALLEST_MASS) if plain else None
+    if at_once is not None:
+        refuse_nan(image)
+        if (filtered := at_once()) is not None:
+            return filtered
     leading, space = image.shape[: -spatial_axes - 1], image.shape[-spatial_axes:]
     lost = None
     if weights is not None:
@@ -370,17 +371,6 @@ def _without_lattice(
     if method == "exact" and (window := window_of(guide, sigma_space, sigma_range, reach)) is not None:
         return partial(sum_pixels, window=window), method
     return None, method
-
-
-def _fused_gaussian(values: Tensor, lattice: Lattice, smallest_mass: float) -> Tensor:
-    axis_neighbors = check_separable(lattice)
-    rows, leading = points_to_rows(values, lattice)
-    source, target = lattice.source, lattice.target
-    # splatted, blurred, and between the passes of the blur
-    check_rows(3 * source.num_lattice_points, rows.shape[1] + 1, rows)
-    tables = source.vertices, source.barycentric, axis_neighbors, target.vertices, target.barycentric
-    filtered = operators.filter_gaussian(rows, *tables, smallest_mass)
-    return rows_to_points(filtered, lattice, leading)
 
 
 def _lattice_for(

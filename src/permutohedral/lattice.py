@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
+from permutohedral.lattice_tables import find_axis_neighbors, find_neighbors, index_in_steps, index_with_neighbors
 from permutohedral.memory import MemoryLimit
-from permutohedral.neighborhood import Neighborhood, axis_offsets, check_halo, neighborhood_of
+from permutohedral.neighborhood import Neighborhood, check_halo, neighborhood_of
 from permutohedral.ops import operators
 from permutohedral.ops.primitives import check_items
-from permutohedral.ops.shared_tensors import items_of_points, row_numbers
+from permutohedral.ops.shared_tensors import items_of_points
 from permutohedral.ops.tracing import is_batched, is_compiled_in_parts, uncompiled
 from permutohedral.simplices import Simplices
-from permutohedral.tensors import check_features, check_tensor
+from permutohedral.tensors import check_features, check_tensor, without_room
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,14 @@ class Lattice:
             self, source=source, target=target, neighbors=self.neighbors.to(device), axis_neighbors=axis_neighbors
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        along = self.axis_neighbors
+        tables = {
+            "neighbors": without_room(self.neighbors),
+            "axis_neighbors": None if along is None else without_room(along),
+        }
+        return self.__dict__ | tables
+
     def between_sources(self) -> Lattice:
         """The lattice whose targets are this one's source points."""
         return self._between(self.source, self.points_per_item[0])
@@ -162,7 +171,7 @@ class Lattice:
         between = replace(self, source=simplices, target=simplices, points_per_item=(points, points))
         if self.is_shared:
             return between
-        return replace(between, neighbors=_find_neighbors(simplices, simplices, self.neighborhood))
+        return replace(between, neighbors=find_neighbors(simplices, simplices, self.neighborhood))
 
     def __repr__(self) -> str:
         return (
@@ -230,20 +239,18 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and four options
     limit = MemoryLimit(memory_limit, features.device)
     points = sources[0].shape[0] + (0 if targets is None else targets[0].shape[0])
     limit.check_simplices(points, neighborhood.dimension, features.element_size())
-    if targets is not None and (halo or separable):
-        source, target = _index_jointly(sources, targets)
-    else:
-        source, target = _index_apart(sources, targets)
-    if halo:
-        source, target = _grow_halo(source, target, neighborhood.dimension, halo, limit)
-    limit.check_neighbors(target.num_lattice_points, neighborhood, separable)
+    at_once = targets is None and not halo and memory_limit is None
+    found = index_with_neighbors(*sources, neighborhood, separable) if at_once else None
+    if found is None:
+        found = index_in_steps(sources, targets, neighborhood, halo, separable, limit)
+    source, target, neighbors, axis_neighbors = found
     return Lattice(
         dimension=neighborhood.dimension,
         neighborhood_size=neighborhood_size,
         source=source,
         target=target,
-        neighbors=_find_neighbors(source, target, neighborhood),
-        axis_neighbors=_find_axis_neighbors(source, neighborhood.dimension) if separable else None,
+        neighbors=neighbors,
+        axis_neighbors=axis_neighbors,
         batch_size=batch_size,
         points_per_item=(features.shape[-2], (features if target_features is None else target_features).shape[-2]),
         dilation=dilation,
@@ -267,9 +274,9 @@ def build_two(features: Sequence[Tensor], batches: Sequence[Tensor | None]) -> l
     for each, tables in zip(features, (both[:4], both[4:]), strict=True):
         source, neighborhood = Simplices(*tables), neighborhood_of(each.shape[-1], 0, 1)
         MemoryLimit(None, each.device).check_neighbors(source.num_lattice_points, neighborhood, True)
-        along, points = _find_axis_neighbors(source, each.shape[-1]), each.shape[-2]
+        along, points = find_axis_neighbors(source, each.shape[-1]), each.shape[-2]
         items = each.shape[0] if each.dim() == 3 else None
-        neighbors = _find_neighbors(source, source, neighborhood)
+        neighbors = find_neighbors(source, source, neighborhood)
         lattices.append(Lattice(each.shape[-1], 0, source, source, neighbors, along, items, (points, points)))
     return lattices
 
@@ -297,64 +304,3 @@ def flatten_points(features: Tensor, batch: Tensor | None, batch_name: str) -> t
     if not found_later and not torch.compiler.is_compiling() and not is_batched(batch):
         check_items(batch, batch_name)
     return features, batch.to(torch.int32)
-
-
-def _index_apart(
-    sources: tuple[Tensor, Tensor | None], targets: tuple[Tensor, Tensor | None] | None
-) -> tuple[Simplices, Simplices]:
-    """Each point set on lattice points of its own."""
-    if targets is None:
-        source = Simplices(*operators.index_points(*sources))
-        return source, source
-    both = operators.index_both(*sources, *targets)
-    return Simplices(*both[:4]), Simplices(*both[4:])
-
-
-def _index_jointly(
-    sources: tuple[Tensor, Tensor | None], targets: tuple[Tensor, Tensor | None]
-) -> tuple[Simplices, Simplices]:
-    """Both point sets on one set of lattice points."""
-    num = sources[0].shape[0]
-    batch = None if sources[1] is None or targets[1] is None else torch.cat([sources[1], targets[1]])
-    both = Simplices(*operators.index_points(torch.cat([sources[0], targets[0]]), batch))
-    source = replace(both, vertices=both.vertices[:num], barycentric=both.barycentric[:num])
-    return source, replace(both, vertices=both.vertices[num:], barycentric=both.barycentric[num:])
-
-
-def _grow_halo(
-    source: Simplices, target: Simplices, dimension: int, steps: int, limit: MemoryLimit
-) -> tuple[Simplices, Simplices]:
-    """Insert the lattice points up to `steps` away from those of `source`, which `target` shares."""
-    ring = Neighborhood(dimension, 1)
-    offsets = torch.nn.functional.pad(ring.offsets(source.keys.device), (1, 0))
-    keys, table = source.keys, source.table
-    renumber = torch.arange(keys.shape[0], dtype=torch.int32, device=keys.device)
-    for _ in range(steps):
-        limit.check_halo(keys.shape[0], ring)
-        # tap 0 is the centre, so the first rows are the lattice points that are already there
-        keys, inverse, table = operators.index_keys((keys + offsets[:, None]).flatten(0, 1))
-        renumber = inverse.index_select(0, renumber)
-    grown = replace(source, keys=keys, vertices=_renumber(source.vertices, renumber), table=table)
-    if target is source:
-        return grown, grown
-    return grown, replace(target, keys=keys, vertices=_renumber(target.vertices, renumber), table=table)
-
-
-def _renumber(vertices: Tensor, numbers: Tensor) -> Tensor:
-    # index_select takes int32, where indexing would copy the vertices to int64 first
-    return numbers.index_select(0, vertices.flatten()).view(vertices.shape)
-
-
-def _find_neighbors(source: Simplices, target: Simplices, neighborhood: Neighborhood) -> Tensor:
-    if neighborhood.size == 0 and source.keys is target.keys:
-        rows = source.num_lattice_points
-        if source.keys.device.type == "cpu" and isinstance(rows, int) and not torch.compiler.is_compiling():
-            # torch would wake threads of its own for this, which then keep those of the backend waiting
-            return torch.from_numpy(np.arange(rows, dtype=np.int32))[None]
-        return row_numbers(rows, source.keys.device)
-    offsets = neighborhood.offsets(source.keys.device)
-    return operators.find_neighbors(source.keys, source.table, target.keys, offsets)
-
-
-def _find_axis_neighbors(source: Simplices, dimension: int) -> Tensor:
-    return operators.find_neighbors(source.keys, source.table, source.keys, axis_offsets(dimension, source.keys.device))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from permutohedral.checks import check_weight, count, lattice_to_rows, to_autocast, unfold
 from permutohedral.errors import InputError
-from permutohedral.filters.largest import largest_of
 from permutohedral.lattice import Lattice
 from permutohedral.memory import check_rows
-from permutohedral.ops import operators
+from permutohedral.ops import level_operators, operators
+from permutohedral.ops.largest import splat_largest
 from permutohedral.pyramid import LatticePyramid, LevelTables
 
 
@@ -35,17 +34,17 @@ def coarsen(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tens
     fine, coarse, tables = _between(pyramid, level)
     rows, leading = lattice_to_rows(lattice_values, fine, fine.source)
     check_rows(coarse.num_lattice_points, rows.shape[1], rows)
-    coarsened = operators.splat(rows, tables.parents, _halves(fine, tables), coarse.num_lattice_points)
-    return unfold(coarsened, leading)
+    return unfold(level_operators.coarsen_values(rows, tables.parents, coarse.num_lattice_points), leading)
 
 
-def refine(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
+def refine(lattice_values: Tensor, pyramid: LatticePyramid, level: int, added: Tensor | None = None) -> Tensor:
     """Bring lattice values one level up: P, so that slicing them there gives the same. The adjoint of `coarsen`.
 
     Args:
         lattice_values: `[coarse lattice_points, channels]` of `level + 1`, or with leading axes.
         pyramid: from `build_pyramid`.
         level: of the result.
+        added: like the result, to which it is added: what a network has kept of the finer level.
 
     Returns:
         `[lattice_points, channels]`, with the leading axes of `lattice_values`.
@@ -59,7 +58,15 @@ def refine(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tenso
     fine, coarse, tables = _between(pyramid, level)
     rows, leading = lattice_to_rows(lattice_values, coarse, coarse.source)
     check_rows(fine.num_lattice_points, rows.shape[1], rows)
-    return unfold(operators.slice(rows, tables.parents, _halves(fine, tables)), leading)
+    if added is None:
+        return unfold(level_operators.refine_values(rows, tables.parents, None), leading)
+    others, their_leading = lattice_to_rows(added, fine, fine.source)
+    if (their_leading, others.shape, others.dtype) != (leading, (fine.num_lattice_points, rows.shape[1]), rows.dtype):
+        raise InputError(
+            f"added must have the shape and dtype of the result, {lattice_values.shape[-1]} channels of "
+            f"{lattice_values.dtype} on the finer level, got {tuple(added.shape)} of {added.dtype}"
+        )
+    return unfold(level_operators.refine_values(rows, tables.parents, others), leading)
 
 
 def convolve_down(lattice_values: Tensor, weight: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
@@ -127,9 +134,8 @@ def pool(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
     """
     fine, coarse, tables = _between(pyramid, level)
     rows, leading = lattice_to_rows(lattice_values, fine, fine.source)
-    children = torch.arange(fine.num_lattice_points, device=fine.device).repeat_interleave(2)
-    pooled = largest_of(rows, children, tables.parents.flatten().long(), coarse.num_lattice_points)
-    return unfold(pooled, leading)
+    check_rows(coarse.num_lattice_points, rows.shape[1], rows)
+    return unfold(splat_largest(rows, tables.parents, coarse.num_lattice_points)[0], leading)
 
 
 def tables_between(pyramid: LatticePyramid, level: int) -> LevelTables:
@@ -152,10 +158,6 @@ def _between(pyramid: LatticePyramid, level: int) -> tuple[Lattice, Lattice, Lev
     """The fine and the coarse lattice, and the tables between them."""
     tables = tables_between(pyramid, level)
     return pyramid.levels[level], pyramid.levels[level + 1], tables
-
-
-def _halves(fine: Lattice, tables: LevelTables) -> Tensor:
-    return fine.source.barycentric.new_full((1, 1), 0.5).expand(tables.parents.shape)
 
 
 def _convolve_between(

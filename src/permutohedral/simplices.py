@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from permutohedral.tensors import without_room
+
 
 @dataclass(frozen=True, eq=False)
 class Simplices:
@@ -38,7 +40,7 @@ class Simplices:
         return self.keys.shape[0]
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"made_on": self.table.device.type}
+        return self.__dict__ | {"keys": without_room(self.keys), "made_on": self.table.device.type}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         made_on = state["made_on"]

@@ -111,3 +111,12 @@ def is_surely_finite(tensor: Tensor) -> bool:
         return math.isfinite(float(tensor.detach().sum(dtype=torch.float32)))
     with np.errstate(all="ignore"):
         return math.isfinite(float(np.add.reduce(tensor.detach().numpy(), axis=None)))
+
+
+def without_room(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy of one that is a small part of its memory: all of that would be saved with it.
+
+    >>> without_room(torch.zeros(100)[:3]).untyped_storage().nbytes()
+    12
+    """
+    return tensor.clone() if tensor.untyped_storage().nbytes() > 2 * tensor.nbytes else tensor

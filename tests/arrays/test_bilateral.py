@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bilateral, "points_that_fit", lambda dimension, channels: 25**3)
+    monkeypatch.setattr(bilateral, "points_that_fit", lambda *_: 25**3)
 
 
 def draw(*shape: int, dtype: Any = np.float32) -> Array:
@@ -189,6 +189,34 @@ def test_going_on_after_an_interruption(tmp_path: Path, monkeypatch: pytest.Monk
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.zarr", "out.zarr"]
 
 
+def test_an_array_that_changed_meanwhile_is_not_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One chunk of it: the folder of the store shows nothing of that."""
+    source, target = store(tmp_path / "in.zarr", draw(40, 40), chunks=(8, 8)), tmp_path / "out.zarr"
+    monkeypatch.setattr(Tiling, "filter_tile", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        filter_array(source, target, 1.0, 0.3)
+    before = source.stat().st_mtime_ns
+    zarr.open_array(str(source), mode="r+")[8:16, 8:16] = 0.5
+    assert source.stat().st_mtime_ns == before
+    with pytest.raises(InputError, match="last change of the array"):
+        filter_array(source, target, 1.0, 0.3, resume=True)
+
+
+def test_two_commands_with_one_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second would remove the tiles of the first."""
+    source, target = store(tmp_path / "in.zarr", draw(40, 40), chunks=(8, 8)), tmp_path / "out.zarr"
+    whole = Tiling.filter_tile
+
+    def twice(tiling: Tiling, index: tuple[int, ...]) -> None:
+        with pytest.raises(InputError, match="another command"):
+            filter_array(source, target, 1.0, 0.3)
+        whole(tiling, index)
+
+    monkeypatch.setattr(Tiling, "filter_tile", twice)
+    filter_array(source, target, 1.0, 0.3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.zarr", "out.zarr"]
+
+
 @pytest.mark.parametrize(
     ("names", "axes"),
     [(("row", "col"), "YX"), (("track", "range"), "YX"), (("time", "lat", "x"), "TLX"), (("band", "y", "x"), "CYX")],
@@ -232,7 +260,7 @@ def test_what_is_wrong_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "broken.tif").write_bytes(b"II*\0 nothing of the kind")
     with pytest.raises(DataError, match="cannot read the array"):
         filter_array(tmp_path / "broken.tif", out, 1.0, 0.1)
-    monkeypatch.setattr(bilateral, "points_that_fit", lambda dimension, channels: 100)
+    monkeypatch.setattr(bilateral, "points_that_fit", lambda *_: 100)
     with pytest.raises(InputError, match="smaller --sigma-space"):
         filter_array(colors, out, 2.0, 0.1, "YXC")
     (tmp_path / "folder").mkdir()

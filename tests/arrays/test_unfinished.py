@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from permutohedral.arrays.unfinished import Unfinished
+from permutohedral.errors import InputError
 
 SETTINGS = {"sigma": 1.0}
 
@@ -75,3 +78,21 @@ def test_settings_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
     monkeypatch.undo()
     # nothing to take up: it begins anew
     assert begun.begin(SETTINGS, resume=True) is None
+
+
+def test_two_commands_with_one_target(tmp_path: Path) -> None:
+    """The second is refused while the first runs; one that was killed is in nobody's way."""
+    target = tmp_path / "new" / "out.zarr"
+    with Unfinished(target).claimed():
+        with pytest.raises(InputError, match="another command is writing"), Unfinished(target).claimed():
+            pass
+        with Unfinished(tmp_path / "other.zarr").claimed():
+            pass
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    dies = "import os, sys; from pathlib import Path; from permutohedral.arrays.unfinished import Unfinished\n"
+    dies += "with Unfinished(Path(sys.argv[1])).claimed(): os.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", dies, str(target)], check=False).returncode == -9
+    assert target.with_name("out.zarr.lock").exists()
+    with Unfinished(target).claimed():
+        pass
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]

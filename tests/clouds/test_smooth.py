@@ -103,6 +103,20 @@ def test_going_on_after_an_interruption(tmp_path: Path, monkeypatch: pytest.Monk
     assert files[1].read_bytes() == whole
 
 
+def test_a_chunk_is_decompressed_once_for_each_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the sums, and for the results: not apart for positions and values."""
+    write_scan(tmp_path / "in.las")
+    read, chunks = smooth.Scan.read, list[tuple[int, int]]()
+
+    def counted(scan: smooth.Scan, chunk: tuple[int, int]) -> Any:
+        chunks.append(chunk)
+        return read(scan, chunk)
+
+    monkeypatch.setattr(smooth.Scan, "read", counted)
+    smooth_file(tmp_path / "in.las", tmp_path / "out.las", 2.0, "intensity", most_points=150)
+    assert sorted(chunks) == sorted(2 * [(0, 150), (150, 300), (300, 400)])
+
+
 def test_wide_scans_are_computed_in_double_precision(tmp_path: Path) -> None:
     write_scan(tmp_path / "in.las")
     assert smooth._open_scan(tmp_path / "in.las", "position").dtype == "float32"

@@ -10,6 +10,7 @@ import torch
 from permutohedral.clouds.scenes import VALUE_CHANNELS
 from permutohedral.clouds.weights import STANDARD_CLASSES, Description, PointClass, load_segmenter, save_segmenter
 from permutohedral.errors import DataError, InputError
+from permutohedral.models.point_segmentation import build_segmenter
 
 DESCRIPTION = Description("pointwise", {"channels": [4]}, STANDARD_CLASSES)
 
@@ -29,6 +30,15 @@ def test_the_shipped_network_tells_the_standard_classes_apart() -> None:
     assert description.classes == STANDARD_CLASSES
     assert description.model == "unet"
     assert not network.training
+
+
+def test_files_that_do_not_say_how_levels_are_joined_are_of_convolutions(tmp_path: Path) -> None:
+    options = {"channels": [4, 8], "step": 0.7}
+    network = build_segmenter("unet", VALUE_CHANNELS, 3, {**options, "between": "convolution"})
+    save_segmenter(network, Description("unet", options, STANDARD_CLASSES), tmp_path / "old.safetensors")
+    again, description = load_segmenter(tmp_path / "old.safetensors")
+    assert description.options == {**options, "between": "convolution"}
+    assert again.state_dict().keys() == network.state_dict().keys()
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

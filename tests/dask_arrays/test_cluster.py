@@ -17,7 +17,7 @@ pytest.importorskip("zarr", reason="zarr is not installed")
 import dask
 import dask.array as da
 import zarr
-from distributed import Client, wait
+from distributed import Client, LocalCluster, wait
 from typer.testing import CliRunner
 
 import permutohedral.dask as phd
@@ -47,10 +47,11 @@ def filters() -> tuple[da.Array, da.Array]:
     return smoothed, phd.bilateral_filter(picture, 1.0, 0.3)
 
 
-def kept_megabytes() -> tuple[str | None, str | None]:
+def surroundings() -> tuple[dict[str, str], int]:
+    """Of a worker: its environment, and the megabytes that the core may keep."""
     from permutohedral import _native
 
-    return os.environ["OMP_NUM_THREADS"], str(_native.kept_memory() >> 20)
+    return dict(os.environ), _native.kept_memory() >> 20
 
 
 def test_the_same_bits_without_workers_and_after_one_was_killed(client: Any) -> None:
@@ -63,9 +64,27 @@ def test_the_same_bits_without_workers_and_after_one_was_killed(client: Any) -> 
     os.kill(worker, signal.SIGKILL)
     np.testing.assert_array_equal(np.asarray(kept), expected[0])
     np.testing.assert_array_equal(np.asarray(filtered), expected[1])
-    [(threads, megabytes)] = client.run(kept_megabytes).values()
-    assert threads == "1"
-    assert int(megabytes or 0) <= 416
+    [(environment, megabytes)] = client.run(surroundings).values()
+    assert environment["OMP_NUM_THREADS"] == environment["MALLOC_ARENA_MAX"] == "1"
+    # what Dask sets by itself
+    assert environment["OPENBLAS_NUM_THREADS"] == "1"
+    assert megabytes <= 416
+
+
+def test_the_settings_of_the_user_stay(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the workers are not for the cluster that the user starts next."""
+    assert "MALLOC_ARENA_MAX" not in dask.config.get("distributed.nanny.pre-spawn-environ")
+    assert dask.config.get("distributed.scheduler.no-workers-timeout") is None
+    assert dask.config.get("distributed.deploy.lost-worker-timeout") == "15s"
+    assert client.cluster.scheduler.no_workers_timeout <= 300
+    given: list[Any] = []
+
+    def lose(*_: object) -> None:
+        given.append(dask.config.get("distributed.deploy.lost-worker-timeout"))
+
+    monkeypatch.setattr(LocalCluster, "_update_worker_status", lose)
+    client.cluster._update_worker_status("remove", "a worker")
+    assert min(given) >= 60
 
 
 @pytest.mark.parametrize("workers", [2, 4])
@@ -90,7 +109,6 @@ def test_the_command_on_a_cluster(client: Any, tmp_path: Path) -> None:
 
 def test_that_all_workers_are_lost_is_an_error(client: Any) -> None:
     """After four minutes, as the start of workers says; here after one second."""
-    assert dask.config.get("distributed.scheduler.no-workers-timeout") <= 300
     client.cluster.scheduler.no_workers_timeout = 1.0
     client.cluster.scale(0)
     with Workers(scheduler=client.scheduler.address) as running, pytest.raises(BackendUnavailable, match="--resume"):

@@ -56,6 +56,14 @@ def test_tiles_of_a_layer_are_the_whole(name: str) -> None:
     np.testing.assert_allclose(found.compute(), expected, rtol=0, atol=2e-6)
 
 
+def test_a_wide_layer_is_tried_on_few_samples() -> None:
+    """Its margins span a volume that takes gigabytes, before anything is computed."""
+    layer, tried = ph.nn.BilateralFilter(40.0, 0.3), list[int]()
+    layer.register_forward_pre_hook(lambda _, given: tried.append(given[0].numel()))
+    phd.map_layer(layer, da.zeros((2, 300, 400), chunks=(2, 300, 200), dtype="float32"), axes="CYX")
+    assert 0 < max(tried) < 100
+
+
 def test_volumes_with_labels() -> None:
     """A new axis of channels has no labels of the old one."""
     xarray = pytest.importorskip("xarray", reason="xarray is not installed")

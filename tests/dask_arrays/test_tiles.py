@@ -67,6 +67,17 @@ def test_other_ways_to_the_gaussian(method: Any, halo: int) -> None:
     assert np.abs(whole.numpy() - in_memory(image, 1.5, 0.2)).max() > 1e-6
 
 
+@pytest.mark.parametrize(("shape", "axes"), [((50, 40), "YX"), ((14, 15, 40), "ZYX")])
+def test_exact_sums(shape: tuple[int, ...], axes: str) -> None:
+    """Windows of pictures, and of volumes all voxels near enough: both end, so tiles see all of it."""
+    image = smooth(*shape)
+    filtered = phd.bilateral_filter(da.from_array(image, chunks=20), 0.8, 0.2, axes=axes, method="exact").compute()
+    given = torch.from_numpy(image)[None]
+    whole = ph.bilateral_filter(given, 0.8, 0.2, method="exact", spatial_axes=len(shape))[0]
+    np.testing.assert_allclose(filtered, whole, rtol=0, atol=5e-7)
+    assert np.abs(filtered - in_memory(image, 0.8, 0.2)).max() > 1e-4
+
+
 def test_three_quarters_of_the_reach_are_not_enough() -> None:
     image = smooth(80, 80)
     tiles, whole = da.from_array(image, chunks=20), in_memory(image, 4.0, 0.2)
@@ -119,7 +130,7 @@ def test_what_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         phd.bilateral_filter(color, 2.0, 0.1, axes="CYXC")
     with pytest.raises(InputError, match="one space"):
         phd.bilateral_filter(color, 2.0, 0.1, da.zeros((40, 41, 3), chunks=20), axes="YXC")
-    with pytest.raises(InputError, match="'separable' or 'dense'"):
+    with pytest.raises(InputError, match="'separable', 'dense' or 'exact'"):
         phd.bilateral_filter(color, 2.0, 0.1, axes="YXC", method="auto")
     with pytest.raises(InputError, match="Dask array"):
         phd.bilateral_filter(np.zeros((40, 40)), 2.0, 0.1)
@@ -127,6 +138,11 @@ def test_what_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     broken[33, 5] = np.nan
     with pytest.raises(InputError, match=r"in the tile whose first sample is \(12, 0\): .* NaN"):
         phd.bilateral_filter(da.from_array(broken, chunks=20), 2.0, 0.1).compute()
+    monkeypatch.setattr(workers, "worker_memory", lambda: 11 << 20)
+    phd.bilateral_filter(da.zeros((80, 80), chunks=80, dtype="float32"), 2.0, 0.1)
+    with pytest.raises(MemoryLimitError, match="rechunk to at most"):
+        # of 32 bits, which double precision has all of
+        phd.bilateral_filter(da.zeros((80, 80), chunks=80, dtype="uint32"), 2.0, 0.1)
     monkeypatch.setattr(workers, "worker_memory", lambda: 1000)
     with pytest.raises(MemoryLimitError, match="rechunk to at most"):
         phd.bilateral_filter(color, 2.0, 0.1, axes="YXC")

@@ -8,7 +8,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from support import assert_raises, to_numpy, to_tensor
+from support import DEVICE, assert_raises, to_numpy, to_tensor
 from torch import Tensor
 
 import permutohedral as ph
@@ -84,7 +84,7 @@ def test_volumes_and_signals(shape: tuple[int, ...], random: np.random.Generator
 
 
 def test_a_picture_smaller_than_a_square() -> None:
-    image = torch.rand(1, 2, 1)
+    image = torch.rand(1, 2, 1, device=DEVICE)
     exact = ph.bilateral_filter(image, 1.0, 0.3, method="exact")
     assert ph.estimate_bilateral_error(exact, image, 1.0, 0.3).relative < 1e-6
 
@@ -93,7 +93,7 @@ def test_large_errors_warn(random: np.random.Generator) -> None:
     values, features, exact = signal(random)
     with pytest.warns(ph.AccuracyWarning, match="relative error"):
         ph.estimate_error(1.1 * exact, values, features, warn_above=0.05)
-    image = torch.rand(1, 9, 9)
+    image = torch.rand(1, 9, 9, device=DEVICE)
     with pytest.warns(ph.AccuracyWarning, match="method='exact'"):
         ph.estimate_bilateral_error(image + 1, image, 1.0, 0.5, warn_above=0.05)
     with warnings.catch_warnings():
@@ -102,14 +102,32 @@ def test_large_errors_warn(random: np.random.Generator) -> None:
         ph.estimate_error(1.1 * exact, values, features)
 
 
+def test_the_default_device_does_not_matter(random: np.random.Generator) -> None:
+    values, features, exact = signal(random)
+    image = to_tensor(random.random(size=(1, 40, 50)), torch.float32)
+
+    def estimates() -> tuple[object, object]:
+        return (
+            ph.estimate_error(1.1 * exact, values, features, samples=30),
+            ph.estimate_bilateral_error(1.1 * image, image, 0.6, 0.5, samples=30),
+        )
+
+    expected = estimates()
+    torch.set_default_device("meta")
+    try:
+        assert estimates() == expected
+    finally:
+        torch.set_default_device(None)
+
+
 def test_nothing_to_compare_with_is_no_error() -> None:
-    zeros, features = torch.zeros(5, 1), torch.rand(5, 2)
+    zeros, features = torch.zeros(5, 1, device=DEVICE), torch.rand(5, 2, device=DEVICE)
     assert ph.estimate_error(zeros, zeros, features).relative == 0
     assert ph.estimate_error(zeros + 1, zeros, features).relative == float("inf")
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    values, features, image = torch.rand(5, 1), torch.rand(5, 2), torch.rand(3, 6, 7)
+    values, features, image = (torch.rand(*shape, device=DEVICE) for shape in ((5, 1), (5, 2), (3, 6, 7)))
     for call, message in (
         (lambda: ph.estimate_error(values[:3], values, features), r"filtered must be \[5, 1\]"),
         (lambda: ph.estimate_error(values[None], values[None], features[None]), "one by one"),

@@ -114,10 +114,10 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
 def test_rare_colors_are_summed_by_the_definition() -> None:
     guide = picture(40, 50)
     landmarks = landmarks_of(guide)
-    guide[0, :, 20, 30] = torch.tensor([9.0, -9.0, 9.0])
-    guide[0, :, 20, 33] = torch.tensor([9.0, -9.0, 8.0])
+    guide[0, :, 20, 30] = to_tensor(np.array([9.0, -9.0, 9.0]))
+    guide[0, :, 20, 33] = to_tensor(np.array([9.0, -9.0, 8.0]))
     # one at a border
-    guide[0, :, 39, 0] = torch.tensor([-9.0, 9.0, 9.0])
+    guide[0, :, 39, 0] = to_tensor(np.array([-9.0, 9.0, 9.0]))
     sums, expected = sum_landmarks(guide, guide, SIGMA, landmarks), by_definition(with_mass(guide), guide)
     for y, x in ((20, 30), (20, 33), (39, 0)):
         assert_close(sums[0, :, y, x], expected[0, :, y, x])
@@ -172,7 +172,7 @@ class TestAuto:
         assert relative_error(actual, expected) < 0.02
         assert relative_error(ph.bilateral_filter(self.image, 12.0, 0.5), expected) > 0.04
         halo = ph.bilateral_filter(self.image, 12.0, 0.5, method="auto", halo=1)
-        assert torch.equal(halo, ph.bilateral_filter(self.image, 12.0, 0.5, halo=1))
+        assert_close(halo, ph.bilateral_filter(self.image, 12.0, 0.5, halo=1))
 
     def test_holes_and_mass(self) -> None:
         known = torch.ones(90, 110, dtype=torch.bool, device=DEVICE)
@@ -211,6 +211,7 @@ def test_not_where_many_pixels_are_unlike_all_landmarks() -> None:
     assert ((result - image).abs()[:, odd] < 0.3).all()
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="the amount is that of the compiled core")
 def test_too_little_memory_is_refused_before_it_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     guide = picture(60, 70)
     landmarks = landmarks_of(guide)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support import DEVICE
 from torch import Tensor
 
 import permutohedral as ph
@@ -17,7 +18,7 @@ STEP = 1e-7
 def gray_picture() -> tuple[Tensor, Tensor]:
     """Values and features of regular pixels, of which many lie on faces of their simplices."""
     y, x = torch.meshgrid(torch.arange(40), torch.arange(50), indexing="ij")
-    gray = ((x // 3 + y // 5) % 4 + (x > 25)).double() / 4
+    gray = ((x // 3 + y // 5) % 4 + (x > 25)).double().to(DEVICE) / 4
     return gray.reshape(-1, 1), ph.bilateral_features(gray[None], 4.0, 0.125)
 
 
@@ -26,7 +27,8 @@ def largest_change(**options: Any) -> float:
     values, features = gray_picture()
     before, changes = ph.gaussian_filter(values, features, **options), []
     for seed in range(3):
-        moved = features + STEP * torch.randn(features.shape, generator=torch.Generator().manual_seed(seed))
+        noise = torch.randn(features.shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+        moved = features + STEP * noise
         changes.append(float((ph.gaussian_filter(values, moved, **options) - before).abs().max()))
     return max(changes)
 

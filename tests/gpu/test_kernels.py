@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 from gpu.exactness import DTYPES, L2_TOLERANCE, assert_near, exact, l2_error
-from mean_field_cases import defined, field
+from mean_field_cases import defined, field, marginals_and_gradients, move
 from support import INTERPRETED
 from torch import Tensor
 
 from permutohedral.neighborhood import Neighborhood, axis_offsets, blur_gain
 from permutohedral.ops import reference
-from permutohedral.ops.fused_primitives import ConvolutionTables, PairwiseTables
+from permutohedral.ops.fused_primitives import ConvolutionTables
 from permutohedral.ops.primitives import transpose_weight
 
 kernels = pytest.importorskip("permutohedral.ops.triton", reason="Triton is not installed")
+runtime = pytest.importorskip("permutohedral.ops.triton.runtime", reason="Triton is not installed")
+zeros = pytest.importorskip("permutohedral.ops.triton.zeros", reason="Triton is not installed")
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="tests/interpreted has these for the interpreter")
 
 CHANNELS = [(1, 1, 1), (3, 5, 1), (16, 16, 1), (24, 40, 1), (64, 32, 2), (12, 24, 12), (40, 6, 1), (128, 96, 1)]
@@ -50,6 +52,48 @@ def test_lattice(points: int, d: int, dtype: torch.dtype) -> None:
     unique_keys, inverse, _ = kernels.index_keys(at_corners.flatten(0, 1))
     assert torch.equal(unique_keys[inverse.long()], at_corners.flatten(0, 1))
     assert len(unique_keys) == len(keys)
+
+
+@pytest.mark.parametrize(("points", "scale"), [(50_000, 3.0), (300_000, 0.05), (300_000, 40.0)])
+def test_a_lattice_and_its_neighbors_in_one_call(points: int, scale: float) -> None:
+    """Few lattice points, very few, which go to a smaller table, and more than room was made for."""
+    features, offsets = scale * torch.randn(points, 3, device="cuda"), Neighborhood(3, 1).offsets("cuda")
+    found = kernels.index_with_neighbors(features, None, offsets)
+    if torch.are_deterministic_algorithms_enabled():
+        assert found is None
+        return
+    keys, vertices, _, table, neighbors = found
+    expected_keys, expected_vertices, *_ = kernels.index_points(features, None)
+    assert torch.equal(keys[vertices.long()], expected_keys[expected_vertices.long()])
+    assert len(keys) == len(expected_keys)
+    assert torch.equal(neighbors, kernels.find_neighbors(keys, table, keys, offsets))
+    assert torch.equal(neighbors, kernels.find_neighbors(keys, table[:0], keys, offsets))
+
+
+def test_the_core_starts_what_triton_compiled() -> None:
+    """Also in a thread that has not used the GPU yet, and on another stream."""
+    pytest.importorskip("permutohedral._native", reason="the compiled core is not installed")
+    bound, stream = runtime.Bound(zeros.clear_kernel, BLOCK=64), torch.cuda.Stream()
+    tensors = [torch.ones(100, device="cuda") for _ in range(4)]
+    torch.cuda.synchronize()
+
+    def clear(tensor: Tensor) -> None:
+        bound((1, 1, 1), (tensor,), (50,))
+
+    clear(tensors[0])
+    # from here on Triton would have to be asked
+    bound._kernel = None
+    clear(tensors[1])
+    with torch.cuda.stream(stream):
+        clear(tensors[2])
+    bound._kernel = zeros.clear_kernel
+    thread = threading.Thread(target=clear, args=(tensors[3],))
+    thread.start()
+    thread.join()
+    torch.cuda.synchronize()
+    for tensor in tensors:
+        assert tensor.sum() == 50
+        assert not tensor[:50].any()
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4, 32, 100])
@@ -196,18 +240,23 @@ def test_a_cuda_graph_of_a_layer() -> None:
     assert l2_error(captured, layer()) <= 2e-6
 
 
-def move(kernel: PairwiseTables) -> PairwiseTables:
-    moved: dict[str, Any] = {name: each.cuda() for name, each in kernel._asdict().items() if isinstance(each, Tensor)}
-    return kernel._replace(**moved)
-
-
 @pytest.mark.parametrize("with_costs", [False, True])
 @pytest.mark.parametrize("labels", [2, 5, 21, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_mean_field(dtype: torch.dtype, labels: int, with_costs: bool) -> None:
     energies, tables = field(labels, 2000, dtype, with_costs)
-    on_gpu = [move(kernel) for kernel in tables]
+    on_gpu = [move(kernel, "cuda") for kernel in tables]
     for some in (slice(0, 2), slice(2, 3)):
         found = kernels.mean_field(energies.cuda(), None, on_gpu[some], 3)
         # the logits grow with the number of points, and their rounding errors with them
         assert_near(found, defined(energies, None, tables[some], 3), 20 * L2_TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(("labels", "with_costs"), [(2, False), (5, True), (21, False)])
+def test_mean_field_gradients(labels: int, with_costs: bool) -> None:
+    """Of kernels with the same scales at either end, and with others; with and without a start."""
+    energies, tables = field(labels, 2000, torch.float32, with_costs)
+    start = torch.softmax(torch.randn(2, labels, 2000), dim=1)
+    for some, begin in ((slice(0, 2), None), (slice(2, 3), start)):
+        for one, other in marginals_and_gradients(kernels, energies, begin, tables[some], 3, "cuda"):
+            assert_near(one, other, 20 * L2_TOLERANCE[torch.float32])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from typing import get_args
 
 import pytest
 import torch
 from support import INTERPRETED, relative_error
 
 import permutohedral as ph
-from permutohedral.models.lattice_unet import LatticeUNet
+from permutohedral.models.lattice_unet import Between, LatticeUNet
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="tests/interpreted has these for the interpreter")
 
@@ -36,10 +37,30 @@ def test_pyramids_of_changing_points(dimension: int) -> None:
             assert int((table.up >= 0).sum()) == int((table.down >= 0).sum())
 
 
-def test_networks_and_their_gradients() -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_largest_of_changing_points(dtype: torch.dtype) -> None:
+    """Of points and of finer levels, with what goes back: some lattice points crowded, many values equal."""
+    for points, channels, scale in ((1, 1, 1.0), (20_000, 32, 0.2), (3000, 70, 9.0), (40_000, 5, 6.0)):
+        # values of 16 bits go with features of 32
+        wide = torch.promote_types(dtype, torch.float32)
+        pyramid = ph.build_pyramid(scale * torch.randn(points, 3, device="cuda", dtype=wide), 2)
+        found = []
+        values = torch.randint(-99, 99, (points, channels), device="cuda").to(dtype)
+        for each in (pyramid, pyramid.to("cpu")):
+            leaf = values.to(each.device).requires_grad_()
+            pooled = ph.pool(ph.splat(leaf, each.levels[0], reduce="max"), each, 0)
+            # whole numbers, whose sums are exact
+            upstream = torch.arange(pooled.numel()).view(pooled.shape).remainder(3).to(pooled)
+            found.append([pooled.detach().cpu(), torch.autograd.grad(pooled, leaf, upstream)[0].cpu()])
+        for expected, actual in zip(*found[::-1], strict=True):
+            assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("between", get_args(Between))
+def test_networks_and_their_gradients(between: Between) -> None:
     """Normalization, convolutions on levels and between them; in float64, where the kernels are the same."""
     torch.manual_seed(0)
-    network = LatticeUNet(2, 3, 3, (16, 24, 40)).double()
+    network = LatticeUNet(2, 3, 3, (16, 24, 40), between).double()
     on_gpu = copy.deepcopy(network).cuda()
     for points in (2000, 700):
         features, values = 6 * torch.rand(points, 3, dtype=torch.float64), torch.randn(points, 2, dtype=torch.float64)

@@ -12,6 +12,7 @@ from support import DEVICE, assert_close, to_numpy, to_tensor
 from torch import Tensor
 
 import permutohedral as ph
+from permutohedral.guided.smoothness import smoothness_on
 
 HEIGHT, WIDTH, SIGMA_SPACE, SIGMA_RANGE = 6, 8, 2.3, 0.37
 EXACT: dict[str, Any] = {"iterations": 400, "tolerance": 1e-13}
@@ -49,6 +50,18 @@ def solve(guide: Tensor, seen: oracle.Array, data: oracle.Array, right: oracle.A
     assert seen.shape[1] == len(simplices.vertices)
     solution = np.linalg.solve(smoothness * roughness(simplices) + data, right)
     return to_tensor((simplices.weights @ solution).T.reshape(-1, *guide.shape[1:]))
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 5, 17])
+def test_sums_of_what_lies_beside_lattice_points(channels: int) -> None:
+    lattice = ph.build_lattice(to_tensor(features_of(picture(1))), neighborhood_size=0, separable=True)
+    beside = smoothness_on(lattice).beside
+    rows = to_tensor(np.random.default_rng(1).random((lattice.num_lattice_points, channels)))
+    values, axes = to_numpy(rows), beside.axes.cpu().numpy()
+    expected = len(axes) * values
+    for neighbors in axes:
+        expected[neighbors >= 0] += values[neighbors[neighbors >= 0]]
+    assert_close(beside.add(rows), to_tensor(expected))
 
 
 def test_pixels_are_the_solution_of_the_dense_equations() -> None:

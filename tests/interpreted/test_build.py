@@ -155,6 +155,43 @@ def test_derivatives_of_the_weights(dimension: int) -> None:
     assert_close(kernels.embed_differential(features, change), reference.embed_differential(features, change))
 
 
+@pytest.mark.parametrize("rows", [7, 1 << 16])
+def test_index_with_neighbors(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is room for all lattice points that the host does not know of yet, and where there is not."""
+    monkeypatch.setattr(lattice, "_FEWEST_ROWS", rows)
+    features, batch = 3 * torch.randn(30, 2), torch.randint(0, 3, (30,), dtype=torch.int32)
+    offsets = Neighborhood(2, 1).offsets()
+    indexed = kernels.index_with_neighbors(features, batch, offsets)
+    assert indexed is not None
+    *found, neighbors = indexed
+    assert_same_lattice(tuple(found), features, batch)
+    assert neighbors.is_contiguous()
+    assert torch.equal(neighbors, reference.find_neighbors(found[0], found[3][:0], found[0], offsets))
+
+
+def test_index_with_neighbors_leaves_an_empty_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lattice, "_SMALL_CAPACITY", 16)
+    monkeypatch.setattr(lattice, "_FEWEST_ROWS", 10)
+    features, offsets = torch.rand(200, 2), axis_offsets(2)
+    indexed = kernels.index_with_neighbors(features, None, offsets)
+    assert indexed is not None
+    *found, neighbors = indexed
+    assert PackedTable(found[3]).capacity < lattice.first_attempt(features, None).capacity
+    assert_same_lattice(tuple(found), features)
+    assert torch.equal(neighbors, reference.find_neighbors(found[0], found[3][:0], found[0], offsets))
+
+
+def test_index_with_neighbors_refuses_and_declines(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, offsets = torch.randn(40, 2), axis_offsets(2)
+    assert kernels.index_with_neighbors(features[:0], None, offsets) is None
+    assert kernels.index_with_neighbors(torch.randn(40, 8), None, axis_offsets(8)) is None
+    # keys that do not fit are packed in another way
+    assert kernels.index_with_neighbors(1000 * torch.randn(40, 7), None, axis_offsets(7)) is None
+    features[7] = float("nan")
+    with pytest.raises(FeatureRangeError):
+        kernels.index_with_neighbors(features, None, offsets)
+
+
 def test_index_both() -> None:
     features, targets = 3 * torch.randn(30, 2), 5 * torch.randn(20, 2)
     batch = torch.randint(0, 3, (30,), dtype=torch.int32)
@@ -252,7 +289,7 @@ def test_lattices_do_not_depend_on_those_before() -> None:
 
 def test_a_lattice_is_saved(tmp_path: Path) -> None:
     """torch does not save tensors of different dtypes that share memory."""
-    features, values = 3 * torch.randn(20, 2), torch.randn(20, 1)
+    features, values = 0.2 * torch.randn(20, 2), torch.randn(20, 1)
     with use_backend("triton"):
         for _ in range(2):
             built = ph.build_lattice(features)
@@ -260,6 +297,9 @@ def test_a_lattice_is_saved(tmp_path: Path) -> None:
         loaded = torch.load(tmp_path / "lattice.pt", weights_only=False)
         for other in (loaded, pickle.loads(pickle.dumps(built))):
             assert_close(ph.splat(values, other), ph.splat(values, built))
+            # made with room for more lattice points, which is not saved
+            assert built.neighbors.untyped_storage().nbytes() > other.neighbors.untyped_storage().nbytes()
+            assert torch.equal(built.neighbors, other.neighbors)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])

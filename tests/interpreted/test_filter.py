@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from interpreted.internals import blur, gaussian, splat, tuning
+from interpreted.internals import blur, gaussian, lattice, splat, tuning
 from support import assert_close
 
 import permutohedral as ph
-from permutohedral.errors import FeatureRangeError
+from permutohedral.errors import FeatureRangeError, InputError
 from permutohedral.neighborhood import Neighborhood, blur_gain
 from permutohedral.ops import reference
 from permutohedral.ops import triton as kernels
@@ -122,6 +122,8 @@ def test_splat_of_consecutive_points(
     corners = vertices.T[:points], barycentric.T[:points]
     values = torch.randn(points, channels).to(dtype)
     assert splat._can_run(values, *corners, channels + ones)
+    # of a part that begins within four, the last four would end beyond the memory
+    assert not splat._can_run(values[1:], corners[0][1:], corners[1][1:], channels + ones)
     found = splat.splat_sums(values, *corners, 6, ones)
     exactly = torch.cat([values.double(), torch.ones(points, ones, dtype=torch.float64)], dim=1)
     expected = reference.splat(exactly, corners[0], corners[1].double(), 6)
@@ -150,6 +152,31 @@ def test_a_gaussian_of_values_that_are_the_features() -> None:
             assert_close(each, ph.gaussian_filter(both, both))
 
 
+def test_the_filter_of_a_picture() -> None:
+    """Without a guide, with one, and of a picture that lies otherwise in memory."""
+    gray, colors = torch.rand(1, 4, 3), torch.rand(3, 4, 3).bfloat16()
+    for image, guide in ((gray, None), (colors, gray), (colors.mT, gray.mT)):
+        with use_backend("triton"):
+            found = ph.bilateral_filter(image, 2.3, 0.5, guide)
+        with use_backend("reference"):
+            assert_close(found, ph.bilateral_filter(image, 2.3, 0.5, guide))
+    assert kernels.filter_picture(colors.mT, gray.mT, 2.3, 0.5, 1e-9) is None
+    assert kernels.filter_picture(gray, torch.rand(7, 4, 3), 2.3, 0.5, 1e-9) is None
+
+
+def test_the_filter_of_a_picture_refuses_what_others_refuse() -> None:
+    picture = torch.rand(3, 5, 6)
+    with use_backend("triton"):
+        for sigma_space, sigma_range in ((0.0, 0.1), (2.0, -1), (2.0, float("nan"))):
+            with pytest.raises(InputError, match="sigma must be positive"):
+                ph.bilateral_filter(picture, sigma_space, sigma_range)
+        with pytest.raises(InputError, match="guide and image must have one height and width"):
+            ph.bilateral_filter(picture, 2.0, 0.1, picture[:, 1:])
+        with pytest.raises(InputError, match="values must be finite"):
+            ph.bilateral_filter(picture / 0 * 0, 2.0, 0.1, picture)
+        assert ph.bilateral_filter(picture[:, :0], 2.0, 0.1).shape == (3, 0, 6)
+
+
 def test_a_gaussian_of_a_picture_keeps_its_planes() -> None:
     """The result lies in memory as the picture does, so that it needs no copy; as do several channels at once."""
     for channels in (1, 3, 70):
@@ -167,8 +194,8 @@ def test_a_gaussian_of_more_lattice_points_than_there_is_room_for(monkeypatch: p
     features, values = 9 * torch.randn(20, 2), torch.randn(20, 2)
     with use_backend("reference"):
         expected = ph.gaussian_filter(values, features)
-    for name, number in (("_FEWEST_ROWS", 7), ("_MOST_POINTS", 5)):
-        monkeypatch.setattr(gaussian, name, number)
+    for module, name, number in ((lattice, "_FEWEST_ROWS", 7), (gaussian, "MOST_POINTS_AHEAD", 5)):
+        monkeypatch.setattr(module, name, number)
         with use_backend("triton"):
             assert_close(ph.gaussian_filter(values, features), expected)
 
@@ -203,8 +230,8 @@ def test_splat_takes_pictures_as_they_lie_in_memory(monkeypatch: pytest.MonkeyPa
 def test_the_gaussian_between_points_whatever_number_of_rows_was_made_room_for(
     rows: int, channels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gaussian, "_FEWEST_ROWS", rows)
-    monkeypatch.setattr(gaussian, "_POINTS_PER_ROW", 1000)
+    monkeypatch.setattr(lattice, "_FEWEST_ROWS", rows)
+    monkeypatch.setattr(lattice, "_POINTS_PER_ROW", 1000)
     features, values = 3 * torch.randn(30, 2), torch.randn(30, channels)
     with use_backend("reference"):
         expected = ph.gaussian_filter(values, features)

@@ -13,7 +13,7 @@ from torch.autograd import gradgradcheck
 
 import permutohedral as ph
 from permutohedral.neighborhood import Neighborhood
-from permutohedral.ops import level_operators, operators
+from permutohedral.ops import largest, level_operators, operators
 from permutohedral.ops.dispatch import use_backend
 
 
@@ -64,6 +64,45 @@ def test_levels_are_numbered_alike_where_that_is_asked_for() -> None:
         one, other = (level_operators.coarsen_keys(keys[rows], table) for rows in (torch.arange(len(keys)), order))
     assert torch.equal(one[0], other[0])
     assert torch.equal(one[1][order], other[1])
+
+
+# one corner after another in memory
+FEW = torch.tensor([[0, 1, 1, 4, 4, 0, 1], [0, 0, 2, 4, 1, 2, 1]], dtype=torch.int32).T
+# most of them at one lattice point
+MANY = torch.tensor([0, 0, 1, 0, 0, 0, 0] * 30, dtype=torch.int32)[:, None]
+
+
+@pytest.mark.parametrize("vertices", [FEW, MANY], ids=["few", "many"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_largest(dtype: torch.dtype, vertices: Tensor) -> None:
+    """Equal values, NaN, corners named twice, rows without points, and more channels than a tile has."""
+    channels = 3 if dtype is torch.float64 else 70
+    values = torch.randint(-2, 2, (len(vertices), channels)).to(dtype)
+    values[1::50, 0] = float("nan")
+    values[:, 1] = -float("inf")
+    gradient = torch.randn(6, channels).to(dtype)
+    found = []
+    for backend in ("reference", "triton"):
+        with use_backend(backend):
+            most, winners = largest.splat_largest(values, vertices, 6)
+            found.append((most, winners, largest.largest_gradient(gradient, winners, vertices)))
+    (most, winners, back), (expected, expected_winners, expected_back) = found[1], found[0]
+    assert torch.equal(most.isnan(), expected.isnan())
+    assert torch.equal(most.nan_to_num(), expected.nan_to_num())
+    assert torch.equal(winners, expected_winners)
+    assert_close(back, expected_back)
+
+
+def test_the_largest_on_lattices_without_room_for_all() -> None:
+    """Lattice points beyond the last row are left out, as in splat and slice."""
+    values = torch.randn(len(FEW), 3)
+    with use_backend("triton"):
+        whole, winners = largest.splat_largest(values, FEW, 5)
+        part, part_winners = largest.splat_largest(values, FEW, 2)
+        back = largest.largest_gradient(torch.ones(2, 3), part_winners, FEW)
+        expected = largest.largest_gradient(torch.ones(5, 3) * (torch.arange(5) < 2)[:, None], winners, FEW)
+    assert torch.equal(part, whole[:2])
+    assert torch.equal(back, expected)
 
 
 def test_a_pyramid_of_nothing() -> None:

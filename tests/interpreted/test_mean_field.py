@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from mean_field_cases import defined, field
+from mean_field_cases import defined, field, marginals_and_gradients
 from support import assert_close
 
 import permutohedral as ph
@@ -24,6 +24,16 @@ def test_mean_field(labels: int, dtype: torch.dtype, with_costs: bool) -> None:
         found = kernels.mean_field(energies, begin, some, steps)
         assert found is not None
         assert_close(found, defined(energies, begin, some, steps))
+
+
+@pytest.mark.parametrize(("labels", "with_costs"), [(2, False), (5, True)])
+def test_mean_field_gradients(labels: int, with_costs: bool) -> None:
+    """Of kernels with the same scales at either end, and with others; with and without a start."""
+    energies, tables = field(labels, 13, torch.float32, with_costs)
+    start = torch.softmax(torch.randn(2, labels, 13), dim=1)
+    for some, begin, steps in ((tables[:2], None, 3), (tables[2:], start, 2)):
+        for one, other in marginals_and_gradients(kernels, energies, begin, some, steps):
+            assert_close(one, other, torch.float32)
 
 
 def test_energies_of_16_bits_and_without_end() -> None:

@@ -40,14 +40,14 @@ def test_a_pyramid_built_before_gives_the_same() -> None:
         network(values, pyramid=ph.build_pyramid(features, 3))
     with pytest.raises(ph.InputError, match="width of each level"):
         LatticeUNet(2, 4, channels=())
-    with pytest.raises(ph.InputError, match="between must be one of 'convolution', 'linear'"):
+    with pytest.raises(ph.InputError, match="between must be one of 'linear', 'convolution'"):
         LatticeUNet(2, 4, between="nearest")  # type: ignore[arg-type]
 
 
 def test_every_parameter_has_a_gradient() -> None:
     values, features, batch = clouds()
-    linear = LatticeUNet(2, 4, channels=(8, 16), between="linear")
-    for network in (LatticeUNet(2, 4, channels=(8, 16)), linear, LatticeClassifier(2, 4, channels=(8, 16))):
+    learned = LatticeUNet(2, 4, channels=(8, 16), between="convolution")
+    for network in (LatticeUNet(2, 4, channels=(8, 16)), learned, LatticeClassifier(2, 4, channels=(8, 16))):
         network(values, features, batch).square().sum().backward()
         for name, parameter in network.named_parameters():
             assert parameter.grad is not None, name

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from mean_field_cases import defined, field
+from mean_field_cases import defined, field, marginals_and_gradients
 from support import assert_close
 
 from permutohedral.errors import InputError
@@ -81,26 +81,8 @@ def test_gradients_are_those_of_the_definition(
 ) -> None:
     energies, kernels = field(labels, 43, dtype, with_costs)
     start = torch.softmax(torch.randn(2, labels, 43, dtype=dtype), dim=1)
-    wanted = torch.randn(2, labels, 43, dtype=torch.float64)
     for begin, steps in ((None, 3), (start, 2)):
-        logits, kept = native.mean_field_logits(energies, begin, kernels, steps)
-        marginals = torch.softmax(logits.double(), dim=1)
-        to_logits = marginals * (wanted - (marginals * wanted).sum(dim=1, keepdim=True))
-        found = native.differentiate_mean_field(to_logits, energies, begin, kernels, steps, kept)
-        inputs = [energies.double(), *([] if begin is None else [begin.double()])]
-        parameters = [
-            torch.tensor(kernel.factor, dtype=torch.float64) if kernel.costs is None else kernel.costs.double()
-            for kernel in kernels
-        ]
-        for each in (*inputs, *parameters):
-            each.requires_grad_()
-        given = [
-            kernel._replace(factor=parameter) if kernel.costs is None else kernel._replace(costs=parameter)
-            for kernel, parameter in zip(kernels, parameters, strict=True)
-        ]
-        expected_marginals = defined(inputs[0], None if begin is None else inputs[1], given, steps)
-        assert_close(marginals, expected_marginals.detach(), dtype)
-        expected = torch.autograd.grad(expected_marginals, [*inputs, *parameters], wanted)
-        actual = [found[0], *([] if begin is None else [found[1]]), *found[2]]
-        for one, other in zip(actual, expected, strict=True):
-            assert_close(one.reshape(other.shape), other)
+        (marginals, expected), *gradients = marginals_and_gradients(native, energies, begin, kernels, steps)
+        assert_close(marginals, expected, dtype)
+        for one, other in gradients:
+            assert_close(one, other)

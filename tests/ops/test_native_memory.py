@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from permutohedral.errors import InputError
 from permutohedral.ops import dispatch
@@ -68,6 +69,25 @@ def test_neighbors_are_joined() -> None:
     gc.collect()
     # larger than any of them
     assert allocate(45).data_ptr() == first
+
+
+def test_a_large_result_finds_its_pages_again() -> None:
+    # not filled, unlike what tests allocate otherwise
+    def untouched(megabytes: int) -> torch.Tensor:
+        return from_dlpack(_native.allocate([megabytes, MEGABYTE // 4], True, 32))
+
+    large, others = untouched(400), [untouched(30) for _ in range(4)]
+    address, large[0, 0] = large.data_ptr(), 3.0
+    # with the others that is more than is kept
+    del large, others
+    assert _native.kept_memory() <= 512 * MEGABYTE
+    # cut out of another range
+    small = untouched(70)
+    large = untouched(400)
+    assert large.data_ptr() == address
+    assert not address <= small.data_ptr() < address + 400 * MEGABYTE
+    # a new page would be cleared
+    assert large[0, 0] == 3.0
 
 
 def test_limit() -> None:

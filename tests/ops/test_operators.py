@@ -12,7 +12,7 @@ from support import DEVICE, on_default_backend, to_tensor
 from torch import Tensor
 
 from permutohedral.neighborhood import Neighborhood, axis_offsets
-from permutohedral.ops import exact_sums, level_operators, operators
+from permutohedral.ops import exact_sums, largest, level_operators, operators
 from permutohedral.ops.dispatch import primitives_for
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -42,6 +42,8 @@ class Sample:
         self.axis_neighbors = operators.find_neighbors(keys, table, keys, axis_offsets(DIMENSION, DEVICE))
         self.barycentric = barycentric.clone().requires_grad_()
         self.values, self.lattice_values = leaf(POINTS, 4), leaf(len(keys), 4)
+        self.coarse_values, self.kept_values = leaf(len(self.coarse[0]), 3), leaf(len(keys), 3)
+        self.winners = largest.splat_largest(self.values.detach(), vertices, len(keys))[1]
         self.barycentric_gradient = leaf(POINTS, DIMENSION + 1)
         self.weight, self.output_gradient = leaf(len(self.offsets), 2, 6), leaf(len(self.target_keys), 6)
         self.picture, self.guide = leaf(1, 2, 3, 4), leaf(1, 1, 3, 4)
@@ -56,10 +58,15 @@ class Sample:
             "coarsen_keys": (self.keys, self.table),
             "connect_levels": (self.keys, self.table, *self.coarse, self.offsets, self.opposite),
             "coarsen_simplices": (self.vertices, self.barycentric, *self.coarse),
+            "coarsen_values": (self.lattice_values, self.coarse[1], len(self.coarse[0])),
+            "refine_values": (self.coarse_values, self.coarse[1], self.kept_values),
+            "refine_values_alone": (self.coarse_values, self.coarse[1], None),
             "find_neighbors": (self.keys, self.table, self.target_keys, self.offsets),
             "transpose_neighbors": (self.neighbors, self.opposite, len(self.keys)),
             "splat": (self.values, self.vertices, self.barycentric, len(self.keys)),
             "slice": (self.lattice_values, self.vertices, self.barycentric),
+            "splat_largest": (self.values, self.vertices, len(self.keys)),
+            "largest_gradient": (self.lattice_values, self.winners, self.vertices),
             "barycentric_gradient": (self.values, self.lattice_values, self.vertices),
             "convolve": (self.lattice_values, self.weight, *tables),
             "convolve_without_reverse_table": (self.lattice_values, self.weight, tables[0], None, *tables[2:]),
@@ -82,8 +89,16 @@ VARIANTS = {
     "index_points_in_batches": "index_points",
     "convolve_without_reverse_table": "convolve",
     "blur_reversed": "blur",
+    "refine_values_alone": "refine_values",
 }
-BETWEEN_LEVELS = ["coarsen_keys", "connect_levels", "coarsen_simplices"]
+BETWEEN_LEVELS = [
+    "coarsen_keys",
+    "connect_levels",
+    "coarsen_simplices",
+    "coarsen_values",
+    "refine_values",
+    "refine_values_alone",
+]
 INTEGER = ["index_keys", "coarsen_keys", "connect_levels", "find_neighbors", "transpose_neighbors"]
 WITHOUT_DERIVATIVE = ["filter_gaussian"]
 FLOATING = [
@@ -92,6 +107,8 @@ FLOATING = [
     "index_both",
     "splat",
     "slice",
+    "splat_largest",
+    "largest_gradient",
     "barycentric_gradient",
     "convolve",
     "convolve_without_reverse_table",
@@ -99,6 +116,9 @@ FLOATING = [
     "blur",
     "blur_reversed",
     "coarsen_simplices",
+    "coarsen_values",
+    "refine_values",
+    "refine_values_alone",
     "sum_neighbors",
     "sum_window",
     "embed_gradient",
@@ -114,6 +134,7 @@ def operator(name: str) -> Any:
 def called(name: str) -> Any:
     """As the package calls it, which may take a shorter way where nothing is traced."""
     module = exact_sums if name.startswith("sum_") else level_operators if name in BETWEEN_LEVELS else operators
+    module = largest if "largest" in name else module
     return getattr(module, VARIANTS.get(name, name))
 
 

@@ -213,6 +213,33 @@ def test_embed_gradient_and_differential(
     assert_close(pushed, np.einsum("pjd,pd->pj", jacobian, differential))
 
 
+@pytest.mark.parametrize(("points", "corners", "channels"), [(0, 2, 3), (1, 1, 1), (90, 2, 40), (60, 4, 19)])
+def test_the_largest_and_what_goes_back_to_it(
+    primitives: Primitives, dtype: torch.dtype, points: int, corners: int, channels: int, random: np.random.Generator
+) -> None:
+    """Of equals the first, NaN before all; corners that are named twice count once; rows without points are zero."""
+    values = random.integers(-3, 3, size=(points, channels)).astype(float)
+    values[random.random(values.shape) < 0.05] = np.nan
+    vertices = random.integers(0, 17, size=(points, corners))
+    largest, winners = primitives.splat_largest(to_tensor(values, dtype), to_tensor(vertices, torch.int32), 18)
+    gradient = random.normal(size=(18, channels))
+    expected, first = np.zeros((18, channels)), np.full((18, channels), -1)
+    back = np.zeros((points, channels))
+    for row in range(18):
+        around = np.flatnonzero((vertices == row).any(axis=1))
+        for channel in range(channels if len(around) else 0):
+            column = values[around, channel]
+            # the first NaN, else the first of the largest
+            place = around[np.argmax(column)]
+            expected[row, channel], first[row, channel] = values[place, channel], place
+            back[place, channel] += gradient[row, channel]
+    np.testing.assert_array_equal(largest.cpu().double().numpy(), expected)
+    np.testing.assert_array_equal(winners.cpu().numpy(), first)
+    sent = primitives.largest_gradient(to_tensor(gradient, dtype), winners, to_tensor(vertices, torch.int32))
+    assert sent.dtype == dtype
+    assert_close(sent, back, dtype)
+
+
 @pytest.mark.parametrize("dimension", [1, 3, 5])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_blur(

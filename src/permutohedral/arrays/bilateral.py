@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from permutohedral.arrays.levels import check_levels, levels_of
 from permutohedral.arrays.sources import Region, Source, is_store, open_source
+from permutohedral.arrays.stores import make_store, member_of, write_part
 from permutohedral.arrays.unfinished import Unfinished
 from permutohedral.arrays.workers import Workers
-from permutohedral.dask.tiles import filter_tile, margins_of, run_on_block
+from permutohedral.dask.tiles import filter_tile, floats_of, margins_of, run_on_block
 from permutohedral.dask.workers import points_that_fit
 from permutohedral.errors import InputError
 
@@ -55,8 +56,6 @@ class Tiling:
 
     def filter_tile(self, index: tuple[int, ...]) -> None:
         """Read, filter and write one tile, unless that was done: a worker that was lost may have done it."""
-        import zarr
-
         unfinished = Unfinished(Path(self.target))
         if unfinished.is_done(index):
             return
@@ -66,9 +65,8 @@ class Tiling:
         run = partial(filter_tile, sigmas=list(self.sigmas), sigma_range=self.sigma_range)
         kept = tuple(slice(inner[a].start - outer[a].start, inner[a].stop - outer[a].start) for a in self._space)
         filtered = self._as_before(run_on_block(run, [block], origin, kept, block.dtype))
-        array = zarr.open_array(str(unfinished.folder / member_of(self.source)), mode="r+")
         with unfinished.writing(index):
-            array[inner] = filtered
+            write_part(unfinished.folder / member_of(self.source), inner, filtered)
 
     @property
     def _space(self) -> list[int]:
@@ -143,24 +141,29 @@ def filter_array(  # noqa: PLR0913 (what is filtered and how, where it runs, and
         raise InputError(f"{target} would replace what is read; name another OUTPUT")
     if target.exists() and not is_store(target):
         raise InputError(f"{target} exists and is no Zarr store; name another OUTPUT")
-    workers = Workers() if workers is None else workers
-    with workers as running:
-        tiling = plan_tiles(source, target, sigma_space, sigma_range)
-        settings = {**asdict(tiling), "changed": path.stat().st_mtime}
-        # more or less memory does not change the result
-        del settings["tile"]
-        unfinished = Unfinished(target)
-        division = unfinished.begin(settings, resume)
-        if division is None:
-            _make_store(unfinished.folder, tiling)
-            unfinished.note(settings, tiling.tile)
-        else:
-            tiling = replace(tiling, tile=tuple(division))
-        left = [index for index in tiling.indices() if not unfinished.is_done(index)]
-        running.run(tiling.filter_tile, left, f"filtering {path.name}")
-        for level in levels_of(str(target), [source.shape, *source.coarser], tiling.tile):
-            running.run(level.make_tile, list(level.indices()), f"level {level.number}")
-    unfinished.finish()
+    unfinished = Unfinished(target)
+    with unfinished.claimed():
+        with Workers() if workers is None else workers as running:
+            tiling = plan_tiles(source, target, sigma_space, sigma_range)
+            tiling = _begin(tiling, unfinished, resume)
+            left = [index for index in tiling.indices() if not unfinished.is_done(index)]
+            running.run(tiling.filter_tile, left, f"filtering {path.name}")
+            for level in levels_of(str(target), [source.shape, *source.coarser], tiling.tile):
+                running.run(level.make_tile, list(level.indices()), f"level {level.number}")
+        unfinished.finish()
+    return tiling
+
+
+def _begin(tiling: Tiling, unfinished: Unfinished, resume: bool) -> Tiling:
+    """Make the store, or take up what an interrupted call left, in its tiles."""
+    settings = {**asdict(tiling), "last change of the array": tiling.source.last_change()}
+    # more or less memory does not change the result
+    del settings["tile"]
+    division = unfinished.begin(settings, resume)
+    if division is not None:
+        return replace(tiling, tile=tuple(division))
+    make_store(unfinished.folder, tiling.source, tiling.tile)
+    unfinished.note(settings, tiling.tile)
     return tiling
 
 
@@ -183,7 +186,7 @@ def plan_tiles(source: Source, target: Path, sigma_space: float | Sequence[float
     for axis, margin in zip(space, margins_of(sigmas), strict=True):
         margins[axis] = margin
     channels = source.shape[source.axes.index(_CHANNELS)] if _CHANNELS in source.axes else 1
-    most = points_that_fit(len(space) + channels, channels)
+    most = points_that_fit(len(space) + channels, channels, floats_of(source.dtype))
     tile = [1 if name == _TIMES else extent for name, extent in zip(source.axes, source.shape, strict=True)]
     side = _largest_side([source.shape[axis] for axis in space], [margins[axis] for axis in space], most)
     for axis in space:
@@ -213,42 +216,3 @@ def _largest_side(space: Sequence[int], margins: Sequence[int], most: int) -> in
             "workers more memory with --memory, or take a smaller --sigma-space"
         )
     return low
-
-
-def member_of(source: Source) -> str:
-    """The array in the target: its first level, or the store itself."""
-    return "0" if source.kind == "ome" else ""
-
-
-def _make_store(folder: Path, tiling: Tiling) -> None:
-    """An empty store like the source: compressed alike, in its chunks as far as they fit the tiles."""
-    import zarr
-
-    source = tiling.source
-    chunks = tuple(min(pair) for pair in zip(tiling.tile, source.chunks, strict=True))
-    options: dict[str, Any] = {"zarr_format": source.zarr_format, "chunks": chunks, "dtype": source.dtype}
-    if source.zarr_format == 2:
-        options["chunk_key_encoding"] = {"name": "v2", "separator": "/"}
-    elif source.axes:
-        options["dimension_names"] = [letter.lower() for letter in source.axes]
-    if source.kind != "tiff":
-        with source.opened() as like:
-            options["compressors"] = like.compressors
-            if source.zarr_format == 3:
-                options["dimension_names"] = like.metadata.dimension_names or options["dimension_names"]
-    if source.kind != "ome":
-        zarr.create_array(str(folder), shape=source.shape, attributes=dict(source.attributes), **options)
-        return
-    zarr.create_group(str(folder), zarr_format=source.zarr_format, attributes=_numbered_levels(source.attributes))
-    for number, shape in enumerate((source.shape, *source.coarser)):
-        zarr.create_array(str(folder), name=str(number), shape=shape, **options)
-
-
-def _numbered_levels(attributes: Any) -> dict[str, Any]:
-    """What describes an OME-Zarr, of the first of its pictures, whose levels are called 0, 1, ..."""
-    described = dict(attributes)
-    inner = described.get("ome", described)
-    scales = dict(inner["multiscales"][0])
-    scales["datasets"] = [{**level, "path": str(number)} for number, level in enumerate(scales["datasets"])]
-    inner = {**inner, "multiscales": [scales]}
-    return {**described, "ome": inner} if "ome" in described else inner

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from permutohedral.arrays.stores import write_part
 from permutohedral.arrays.unfinished import Unfinished
 from permutohedral.dask.tiles import as_dtype, floats_of
 from permutohedral.errors import InputError
@@ -55,11 +56,10 @@ class Level:
             own.append(slice(first, last))
             wide.append(slice(first * factor, last * factor))
         finer: Any = zarr.open_array(str(unfinished.folder / str(self.number - 1)), mode="r")
-        coarser: Any = zarr.open_array(str(unfinished.folder / str(self.number)), mode="r+")
         sizes = [part.stop - part.start for part in own]
         means = average(np.asarray(finer[tuple(wide)]), sizes, factors)
         with unfinished.writing(mark):
-            coarser[tuple(own)] = means
+            write_part(unfinished.folder / str(self.number), tuple(own), means)
 
 
 def levels_of(target: str, shapes: Sequence[tuple[int, ...]], tile: tuple[int, ...]) -> list[Level]:

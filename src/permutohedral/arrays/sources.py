@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from permutohedral.dask.tiles import may_have_channels
 from permutohedral.errors import DataError, InputError
 
 Region = tuple[slice, ...]
@@ -20,8 +22,6 @@ Region = tuple[slice, ...]
 # samples of a pixel of a TIFF are its channels; pages of unknown meaning are slices
 _TIFF_AXES = {"S": "C", "I": "Z", "Q": "Z"}
 _TIFF_ENDINGS = (".tif", ".tiff", ".btf")
-# an axis this short at an end of an array looks like channels
-_FEW = 4
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,12 @@ class Source:
         with self.opened() as array:
             found: NDArray[Any] = np.asarray(array[region])
         return found
+
+    def last_change(self) -> int:
+        """When any of what is read was written, in nanoseconds; of a store, all its chunks are looked at."""
+        top = str(Path(self.path) / self.member)
+        inside = (os.path.join(folder, name) for folder, _, names in os.walk(top) for name in ("", *names))
+        return max(os.stat(path).st_mtime_ns for path in (top, *inside))
 
     def spacing(self) -> tuple[float, ...]:
         """Distances between samples along each axis, in the units of an OME-Zarr.
@@ -195,7 +201,7 @@ def _opened_tiff(path: Path) -> Iterator[Any]:
 
 def _check_axes(path: Path, shape: Sequence[int], axes: str) -> str:
     if not axes:
-        if len(shape) > 2 and min(shape[0], shape[-1]) <= _FEW:
+        if may_have_channels(shape):
             raise InputError(f"{path} has the shape {tuple(shape)} and no names of its axes; say --axes YXC, ZYX, ...")
         axes = "TZYX"[-len(shape) :] if len(shape) <= 3 else ""
     space = axes.replace("C", "").replace("T", "")

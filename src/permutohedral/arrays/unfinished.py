@@ -35,6 +35,34 @@ class Unfinished:
         """Where it is written."""
         return self.target.with_name(self.target.name + ".unfinished")
 
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Around all that is done with it: no other command has it meanwhile; of one that was killed nothing stays.
+
+        Raises:
+            InputError: another command has it.
+            StorageError: its folder cannot be written.
+        """
+        from filelock import FileLock, Timeout
+
+        path = self.target.with_name(self.target.name + ".lock")
+        lock = FileLock(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # the system lets go of it when the process ends, however it does
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise InputError(
+                f"another command is writing {self.target}: wait until it is done, or name another OUTPUT"
+            ) from error
+        except OSError as error:
+            raise cannot_write(self.target, error) from error
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            lock.release()
+
     def begin(self, settings: Mapping[str, Any], resume: bool) -> Any:
         """Make the folder, or take up what an interrupted call left.
 

@@ -7,7 +7,6 @@ chunks lie beside the target until all are there.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,22 +51,15 @@ class Scan:
             reader.seek(first)
             return reader.read_points(last - first)
 
-    def positions(self, chunk: tuple[int, int]) -> NDArray[Any]:
-        """`[points, 3]`, from the origin."""
+    def features_and_values(self, chunk: tuple[int, int], sigma: float) -> tuple[NDArray[Any], NDArray[Any]]:
+        """`[points, 3]`, positions from the origin in standard deviations, and `[points, channels]`, the field."""
         points = self.read(chunk)
         axes = [np.asarray(points[axis]) - start for axis, start in zip("xyz", self.origin, strict=True)]
-        return np.stack(axes, axis=1).astype(self.dtype)
-
-    def features(self, chunk: tuple[int, int], sigma: float) -> NDArray[Any]:
-        """`[points, 3]`, in standard deviations."""
-        found: NDArray[Any] = self.positions(chunk) / np.dtype(self.dtype).type(sigma)
-        return found
-
-    def values(self, chunk: tuple[int, int]) -> NDArray[Any]:
-        """`[points, channels]` of what is smoothed."""
+        positions = np.stack(axes, axis=1).astype(self.dtype)
+        features = positions / np.dtype(self.dtype).type(sigma)
         if self.field == POSITION:
-            return self.positions(chunk)
-        return np.asarray(self.read(chunk)[self.field]).astype(self.dtype)[:, None]
+            return features, positions
+        return features, np.asarray(points[self.field]).astype(self.dtype)[:, None]
 
 
 def smooth_file(
@@ -104,20 +96,21 @@ def smooth_file(
     scan = _open_scan(source, field)
     # from the root: workers may be in other folders
     unfinished = Unfinished(target.resolve())
-    with Workers() if workers is None else workers as running:
-        chunks = _divide(scan, most_points)
-        settings = {"scan": scan.__dict__, "sigma": sigma, "changed": source.stat().st_mtime}
-        division = unfinished.begin(settings, resume)
-        if division is None:
-            unfinished.note(settings, chunks)
-        else:
-            chunks = [(first, last) for first, last in division]
-        left = [number for number in range(len(chunks)) if not unfinished.is_done((number,))]
-        if left and scan.num_points:
-            _smooth_chunks(scan, chunks, left, sigma, unfinished, running)
-    with replacing(target) as partial_file:
-        _assemble(scan, chunks, unfinished, partial_file)
-    unfinished.remove()
+    with unfinished.claimed():
+        with Workers() if workers is None else workers as running:
+            chunks = _divide(scan, most_points)
+            settings = {"scan": scan.__dict__, "sigma": sigma, "last change of the scan": source.stat().st_mtime_ns}
+            division = unfinished.begin(settings, resume)
+            if division is None:
+                unfinished.note(settings, chunks)
+            else:
+                chunks = [(first, last) for first, last in division]
+            left = [number for number in range(len(chunks)) if not unfinished.is_done((number,))]
+            if left and scan.num_points:
+                _smooth_chunks(scan, chunks, left, sigma, unfinished, running)
+        with replacing(target) as partial_file:
+            _assemble(scan, chunks, unfinished, partial_file)
+        unfinished.remove()
     return scan.num_points
 
 
@@ -158,7 +151,7 @@ def _divide(scan: Scan, most_points: int) -> list[tuple[int, int]]:
 
     channels = 3 if scan.field == POSITION else 1
     # scattered points may have a lattice point for each of their corners
-    most = max(min(most_points, points_that_fit(3, channels) // 4), 1)
+    most = max(min(most_points, points_that_fit(3, channels, scan.dtype) // 4), 1)
     return [(first, min(first + most, scan.num_points)) for first in range(0, scan.num_points, most)]
 
 
@@ -178,17 +171,17 @@ def _smooth_chunks(
 
     channels = 3 if scan.field == POSITION else 1
     call: Any = delayed
+    # a chunk is decompressed once for both
+    read = [call(scan.features_and_values, nout=2)(chunk, sigma) for chunk in chunks]
 
-    def array_of(read: Any, columns: int) -> Any:
-        parts = [
-            da.from_delayed(call(read)(chunk), (chunk[1] - chunk[0], columns), dtype=scan.dtype) for chunk in chunks
-        ]
+    def array_of(which: int, columns: int) -> Any:
+        pairs = zip(read, chunks, strict=True)
+        parts = [da.from_delayed(both[which], (last - first, columns), scan.dtype) for both, (first, last) in pairs]
         return da.concatenate(parts)
 
     # outside of workers one chunk after another, with all threads of the core
     with dask.config.set({} if running.has_client else {"scheduler": "synchronous"}):
-        features = array_of(partial(scan.features, sigma=sigma), 3)
-        smooth = gaussian_filter(array_of(scan.values, channels), features)
+        smooth = gaussian_filter(array_of(1, channels), array_of(0, 3))
         blocks = smooth.to_delayed().ravel()
         tasks = [call(_keep)(blocks[number], str(unfinished.target), number) for number in left]
         running.compute(tasks, f"smoothing {Path(scan.path).name}")

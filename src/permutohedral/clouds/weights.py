@@ -90,7 +90,11 @@ def load_segmenter(path: Path | None = None) -> tuple[nn.Module, Description]:
             content = json.loads((file.metadata() or {})["points"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dictionary)
         classes = tuple(PointClass(each["name"], tuple(each["numbers"])) for each in content["classes"])
-        description = Description(content["model"], content["options"], classes, content.get("above", "ground"))
+        options = content["options"]
+        if content["model"] == "unet":
+            # files that do not say it were written when it was the default
+            options = {"between": "convolution", **options}
+        description = Description(content["model"], options, classes, content.get("above", "ground"))
         network = description.build()
         network.load_state_dict(tensors)
     except KeyError as error:

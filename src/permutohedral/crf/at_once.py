@@ -92,6 +92,8 @@ class AtOnce:
         # a kernel has a table that is read and one that is written, and a third where it is filtered both ways
         rows = sum((kept + (3 if each.both_ways else 2)) * each.axis_neighbors.shape[1] for each in tables)
         if tables:
+            # and backends arrange the energies anew
+            rows += self.layout.num_items * self.layout.points
             check_rows(rows, self.layout.labels, tables[0].barycentric)
         return tables
 

@@ -64,17 +64,28 @@ def map_layer(layer: nn.Module, image: Any, axes: str | None = None, margins: Se
 
     dtype = _dtype_of(layer)
 
-    def run(values: Tensor, guide: Tensor, origin: tuple[int, ...]) -> Tensor:
+    def run(values: Tensor, origin: tuple[int, ...]) -> Tensor:
         with torch.no_grad():
             return _apply(layer, values[None].to(dtype), origin)[0]
 
     channels = image.shape[names.index("C")] if "C" in names else 1
-    small = torch.zeros(1, channels, *(2 * margin + 1 for margin in found), dtype=dtype)
+    extents = _least_extents(layer, space) if margins is None else [2 * margin + 1 for margin in found]
+    small = torch.zeros(1, channels, *extents, dtype=dtype)
     with torch.no_grad():
         result = _apply(layer, small, (0,) * space)
     if result.shape[2:] != small.shape[2:]:
         raise InputError(f"the layer changes extents, from {tuple(small.shape)} to {tuple(result.shape)}")
     return map_with_margins(run, [image], names, found, out_channels=result.shape[1])
+
+
+def _least_extents(layer: nn.Module, space: int) -> list[int]:
+    """As few samples along each axis as have all taps of the convolutions: lattices are made for any number.
+
+    >>> _least_extents(nn.Sequential(nn.Conv2d(1, 1, (3, 5)), nn.Conv2d(1, 1, 3, dilation=2)), 2)
+    [7, 9]
+    """
+    grids = [module for module in layer.modules() if isinstance(module, _GRID)]
+    return [1 + sum(each.dilation[axis] * (each.kernel_size[axis] - 1) for each in grids) for axis in range(space)]
 
 
 def _apply(layer: nn.Module, values: Tensor, origin: tuple[int, ...]) -> Tensor:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, cast
 
+import dask
 import dask.array as da
 import numpy as np
-from dask.base import persist
+from dask.base import optimize, persist
 from dask.delayed import delayed
 
 from permutohedral.dask.chunks import (
@@ -129,13 +130,16 @@ def _chunks_of_points(features: da.Array, values: da.Array | None) -> tuple[da.A
         return features, None
     if values.shape[0] != features.shape[0]:
         raise InputError(f"there are {values.shape[0]} values and {features.shape[0]} features")
-    check_fits(max(features.chunks[0], default=0), features.shape[1], values.shape[1])
+    check_fits(max(features.chunks[0], default=0), features.shape[1], values.shape[1], features.dtype)
     return features, values.rechunk({0: features.chunks[0], 1: -1})
 
 
 def _splat(features: da.Array, values: da.Array | None, mass: bool) -> list[Any]:
-    places = features.to_delayed().ravel()
-    given = [None] * len(places) if values is None else values.to_delayed().ravel()
+    # what both are made of is computed once, unless it is fused into the tasks of either
+    with dask.config.set({"optimization.fuse.active": False}):
+        arrays = optimize(*([features] if values is None else [features, values]))
+    places, *others = (array.to_delayed(optimize_graph=False).ravel() for array in arrays)
+    given = others[0] if others else [None] * len(places)
     return [
         _delayed(splat_chunk)(place, each, number, mass)
         for number, (place, each) in enumerate(zip(places, given, strict=True))

@@ -17,6 +17,7 @@ from torch import Tensor
 from permutohedral.dask.workers import check_fits, keep_little
 from permutohedral.errors import InputError
 from permutohedral.features import Sigma, numbers_of
+from permutohedral.filters.exact import POINTS_REACH, WINDOW_REACH
 from permutohedral.functional import GaussianMethod
 from permutohedral.functional import bilateral_filter as filter_at_once
 from permutohedral.geometry import reach
@@ -26,7 +27,7 @@ from permutohedral.memory import new_tensor
 TileFilter = Callable[[Tensor, tuple[int, ...]], Tensor]
 # the axis of channels among names such as Z, Y, X
 _CHANNELS = "C"
-# an axis this short at an end of an array looks like channels
+# channels at most, where nobody says what an axis is
 _FEW = 4
 # as many as are rounded at a time
 _NUMBERS_IN_CACHE = 1 << 16
@@ -51,8 +52,8 @@ def bilateral_filter(
         guide: whose edges are kept, with the axes of `image` and channels of its own; default: the image itself.
         axes: a letter for each axis, C for channels, such as "YXC", "ZYX" or "CZYX"; default: the dimensions of an
             xarray, else all axes are space.
-        method: "separable" or "dense", as for `ph.gaussian_filter`; a tile cannot be "exact", since the Gaussian
-            reaches all of the array, and what "auto" takes would depend on the tile.
+        method: "separable", "dense" or "exact", as for `ph.gaussian_filter`; the margins of "exact" are the widest, and
+            its sums may differ from those of the whole by their rounding. What "auto" takes would depend on the tile.
         halo: see `ph.gaussian_filter`; the margins are wider by it.
 
     Returns:
@@ -67,10 +68,10 @@ def bilateral_filter(
     others = [] if guide is None else [guide]
     dimension = len(names) - names.count(_CHANNELS)
     sigmas = numbers_of(sigma_space, dimension)
-    if method not in ("separable", "dense"):
-        raise InputError(f"tiles take the method 'separable' or 'dense', whose reach is known, not {method!r}")
+    if method not in ("separable", "dense", "exact"):
+        raise InputError(f"tiles take the method 'separable', 'dense' or 'exact', the same for all, not {method!r}")
     run = partial(filter_tile, sigmas=sigmas, sigma_range=sigma_range, method=method, halo=halo)
-    return map_with_margins(run, [image, *others], names, margins_of(sigmas, halo))
+    return map_with_margins(run, [image, *others], names, margins_of(sigmas, method, halo))
 
 
 def map_tiles(function: TileFilter, image: Any, margins: Sequence[int], axes: str | None = None) -> Any:
@@ -92,28 +93,26 @@ def map_tiles(function: TileFilter, image: Any, margins: Sequence[int], axes: st
     >>> float(phd.map_tiles(lambda values, origin: 2 * values, picture, (3, 3)).sum())
     16000.0
     """
-    names = axes_of(image, axes)
-
-    def run(values: Tensor, guide: Tensor, origin: tuple[int, ...]) -> Tensor:
-        return function(values, origin)
-
-    return map_with_margins(run, [image], names, list(margins))
+    return map_with_margins(function, [image], axes_of(image, axes), list(margins))
 
 
-def margins_of(sigmas: Sequence[float], halo: int = 0) -> list[int]:
+def margins_of(sigmas: Sequence[float], method: GaussianMethod = "separable", halo: int = 0) -> list[int]:
     """How far the bilateral filter sees along each axis of space, in samples.
 
-    >>> margins_of([2.0, 2.0])
-    [8, 9]
+    >>> margins_of([2.0, 2.0]), margins_of([2.0, 2.0], "exact")
+    ([8, 9], [11, 11])
     """
+    exact = WINDOW_REACH if len(sigmas) == 2 else POINTS_REACH
+    reaches = [exact if method == "exact" else reach(axis, halo=halo) for axis in range(len(sigmas))]
     # one more for the rounding of positions
-    return [math.ceil(sigma * reach(axis, halo=halo)) + 1 for axis, sigma in enumerate(sigmas)]
+    return [math.ceil(sigma * each) + 1 for sigma, each in zip(sigmas, reaches, strict=True)]
 
 
 def filter_tile(
     values: Tensor,
-    guide: Tensor,
     origin: tuple[int, ...],
+    guide: Tensor | None = None,
+    *,
     sigmas: list[float],
     sigma_range: Sigma,
     method: GaussianMethod = "separable",
@@ -123,13 +122,22 @@ def filter_tile(
     return filter_at_once(values, sigmas, sigma_range, guide, method, halo, spatial_axes=len(origin), origin=origin)
 
 
+def may_have_channels(shape: Sequence[int]) -> bool:
+    """Whether an array is more than a picture, and an axis at one of its ends so short that it looks like channels.
+
+    >>> may_have_channels((480, 640, 3)), may_have_channels((20, 480, 640))
+    (True, False)
+    """
+    return len(shape) > 2 and min(shape[0], shape[-1]) <= _FEW
+
+
 def axes_of(image: Any, axes: str | None) -> str:
     """A letter for each axis of the image, once it is known that they fit."""
     names = axes
     if names is None and hasattr(image, "dims"):
         names = "".join(_CHANNELS if str(name).lower() in ("c", "channel", "band") else "S" for name in image.dims)
     if names is None:
-        if image.ndim > 2 and min(image.shape[0], image.shape[-1]) <= _FEW:
+        if may_have_channels(image.shape):
             raise InputError(
                 f"an array of shape {image.shape} may have channels: say which with axes, such as axes='YXC' for "
                 "pictures or axes='ZYX' for a volume"
@@ -150,7 +158,7 @@ def map_with_margins(
     margins: list[int],
     out_channels: int | None = None,
 ) -> Any:
-    """Apply `run(values, guide, origin)` to tiles of the first image, guided by the last.
+    """Apply `run(values, origin)`, or `run(values, origin, guide)`, to tiles of the first image, guided by the second.
 
     Tiles that are smaller than the margins are joined before: Dask would do it later, and positions would be wrong.
 
@@ -178,7 +186,8 @@ def map_with_margins(
         if _CHANNELS not in names and channels != 1:
             raise InputError(f"a result of {channels} channels needs an axis for them: give the image one, named C")
     largest = math.prod(max(chunks) + 2 * margin for chunks, margin in zip(tiles, margins, strict=True))
-    check_fits(largest, len(margins) + arrays[-1].shape[-1], max(arrays[0].shape[-1], channels))
+    dimension = len(margins) + arrays[-1].shape[-1]
+    check_fits(largest, dimension, max(arrays[0].shape[-1], channels), floats_of(arrays[0].dtype))
     starts = [np.concatenate([[0], np.cumsum(chunks)[:-1]]) for chunks in tiles]
 
     def filter_block(*blocks: NDArray[Any], block_id: tuple[int, ...] = ()) -> NDArray[Any]:
@@ -232,7 +241,7 @@ def run_on_block(
     """What is `kept` of `run` of tiles `[*space, channels]`, the values and perhaps a guide.
 
     Args:
-        run: of tensors `[channels, *space]` and the origin.
+        run: of values `[channels, *space]`, the origin, and the guide if there is one.
         blocks: tiles with their margins.
         origin: of their first sample.
         kept: along each axis of space, what is left without the margins.
@@ -242,7 +251,7 @@ def run_on_block(
     exact = floats_of(blocks[0].dtype)
     tensors = [_floating(block, exact).movedim(-1, 0) for block in blocks]
     try:
-        filtered = run(tensors[0], tensors[-1], origin).movedim(0, -1).numpy()[kept]
+        filtered = run(tensors[0], origin, *tensors[1:]).movedim(0, -1).numpy()[kept]
     except InputError as error:
         raise InputError(f"in the tile whose first sample is {origin}: {error.message}") from error
     result = np.empty(filtered.shape, dtype)

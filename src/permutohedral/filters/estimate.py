@@ -85,7 +85,8 @@ def estimate_error(
     if filtered.shape != (targets.shape[0], values.shape[-1]):
         raise InputError(f"filtered must be {[targets.shape[0], values.shape[-1]]}, got {list(filtered.shape)}")
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.randperm(targets.shape[0], generator=generator)[:samples].to(features.device)
+    # whatever torch's default device is
+    drawn = torch.randperm(targets.shape[0], generator=generator, device="cpu")[:samples].to(features.device)
     with torch.no_grad():
         exact = sum_points(values, "homogeneous", features, targets[drawn])
         before = values[drawn] if target_features is None else None
@@ -168,7 +169,7 @@ def _volume(part: _Part) -> int:
 
 def _interval(extent: int, generator: torch.Generator) -> slice:
     """A few consecutive pixels along an axis."""
-    start = int(torch.randint(max(extent - _SIDE, 0) + 1, (), generator=generator))
+    start = int(torch.randint(max(extent - _SIDE, 0) + 1, (), generator=generator, device="cpu"))
     return slice(start, min(start + _SIDE, extent))
 
 

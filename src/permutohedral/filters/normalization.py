@@ -12,10 +12,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from permutohedral.checks import check_points, lattice_to_rows, splat_density, unfold
+from permutohedral.checks import check_points, lattice_to_rows, points_to_rows, rows_to_points, splat_density, unfold
 from permutohedral.errors import InputError
 from permutohedral.filters.steps import convolve, slice, splat
 from permutohedral.lattice import Lattice
+from permutohedral.memory import check_rows
 from permutohedral.neighborhood import blur_gain, count_taps, gaussian_weight
 from permutohedral.ops import operators
 
@@ -127,3 +128,13 @@ def _coverage(lattice: Lattice, gaussian: Gaussian, density: Tensor) -> Tensor:
     size = gaussian.size(lattice)
     whole = float(gaussian_weight(lattice.dimension, size, torch.float64).sum())
     return (around / whole).clamp_min(1 / count_taps(lattice.dimension, size))
+
+
+def filter_homogeneous(values: Tensor, lattice: Lattice, smallest_mass: float) -> Tensor:
+    """The separable Gaussian filter with "homogeneous" normalization, all steps in one operator without derivatives."""
+    axis_neighbors, (rows, leading) = check_separable(lattice), points_to_rows(values, lattice)
+    source, target = lattice.source, lattice.target
+    # splatted, blurred, and between the passes of the blur
+    check_rows(3 * source.num_lattice_points, rows.shape[1] + 1, rows)
+    tables = source.vertices, source.barycentric, axis_neighbors, target.vertices, target.barycentric
+    return rows_to_points(operators.filter_gaussian(rows, *tables, smallest_mass), lattice, leading)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from permutohedral.checks import (
@@ -25,10 +24,10 @@ from permutohedral.checks import (
     unfold,
 )
 from permutohedral.errors import InputError
-from permutohedral.filters.largest import largest_of
 from permutohedral.lattice import Lattice
 from permutohedral.memory import check_rows
 from permutohedral.ops import operators
+from permutohedral.ops.largest import splat_largest
 from permutohedral.simplices import Simplices
 
 
@@ -54,11 +53,8 @@ def splat(values: Tensor, lattice: Lattice, reduce: Literal["sum", "max"] = "sum
         return unfold(_splat(rows, lattice.source), leading)
     if reduce != "max":
         raise InputError(f"reduce must be 'sum' or 'max', got {reduce!r}")
-    points, corners = lattice.source.vertices.shape
-    members = torch.arange(points, device=rows.device).repeat_interleave(corners)
-    return unfold(
-        largest_of(rows, members, lattice.source.vertices.flatten().long(), lattice.num_lattice_points), leading
-    )
+    check_rows(lattice.num_lattice_points, rows.shape[1], rows)
+    return unfold(splat_largest(rows, lattice.source.vertices, lattice.num_lattice_points)[0], leading)
 
 
 def convolve(lattice_values: Tensor, weight: Tensor, lattice: Lattice) -> Tensor:

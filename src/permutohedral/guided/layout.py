@@ -120,15 +120,16 @@ def known_values(maps: Tensor, confidence: Tensor | None, spatial_axes: int) -> 
     Raises:
         InputError: an item has no sample that counts, or the confidence does not fit.
     """
-    if confidence is None and _all_finite(maps):
-        return maps, None
-    unknown = maps.isnan().any(dim=-spatial_axes - 1, keepdim=True)
-    if confidence is None:
-        weights = (~unknown).to(accumulation_dtype(maps.dtype))
-    else:
+    finite, weights = _all_finite(maps), None
+    if confidence is not None:
         shape = (*maps.shape[: -spatial_axes - 1], *maps.shape[-spatial_axes:])
         weights = check_weights(confidence, shape, maps).unsqueeze(-spatial_axes - 1)
-        weights = torch.where(unknown, 0.0, weights)
+    # nothing is unknown
+    if finite and (weights is None or bool((weights > 0).all())):
+        return maps, weights
+    unknown = maps.isnan().any(dim=-spatial_axes - 1, keepdim=True)
+    ones = (~unknown).to(accumulation_dtype(maps.dtype))
+    weights = ones if weights is None else ones * weights
     if not bool((weights > 0).flatten(-spatial_axes).any(dim=-1).all()):
         raise InputError("nothing is known: every sample of an item is NaN, or of confidence zero")
     maps = torch.where(unknown | (weights == 0), 0.0, maps)

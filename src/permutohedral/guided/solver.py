@@ -215,7 +215,13 @@ def _system(simplices: Simplices, smoothness: Smoothness, data: _Data, strength:
     """
     barycentric = simplices.barycentric if smoothness.mass.requires_grad else simplices.barycentric.detach()
     seen = _see(simplices, barycentric, data)
-    right, lumped = seen.gather(data.values * data.weights), seen.gather(data.weights)
+    weighted = data.values * data.weights
+    if seen.observe is None:
+        # both at once, channel by channel in memory, as those of pictures are
+        both = seen.gather(torch.cat([weighted.T, data.weights.T]).T)
+        right, lumped = (each.contiguous() for each in both.chunk(2, dim=1))
+    else:
+        right, lumped = seen.gather(weighted), seen.gather(data.weights)
     # positive where there is neither data nor a neighbor
     smallest = torch.finfo(lumped.dtype).eps ** 2
     diagonal = (strength * smoothness.diagonal() + lumped).detach().clamp_min(smallest)

@@ -17,8 +17,8 @@ from permutohedral.nn.group_norm import LatticeGroupNorm, LatticeItems, Normaliz
 from permutohedral.nn.levels import Coarsen, CoarsenLinear, LatticeConvolution, Refine, RefineLinear
 from permutohedral.pyramid import LatticePyramid, build_pyramid
 
-# how values go from level to level: by learned convolutions, or interpolated, with mixed channels
-Between = Literal["convolution", "linear"]
+# how values go from level to level: interpolated, with mixed channels, or by learned convolutions
+Between = Literal["linear", "convolution"]
 
 # channels of a group that are normalized together
 _GROUP = 8
@@ -121,7 +121,8 @@ class LatticeUNet(_OnPyramid):
         classes: how many.
         dimension: d of the features.
         channels: of each level, the finest first.
-        between: how values go from level to level: by learned convolutions, or interpolated, with mixed channels.
+        between: how values go from level to level: "linear" interpolates them and mixes their channels;
+            "convolution" learns filters for it, a third more weights in all.
 
     Shape:
         values `[points, in_channels]`, features `[points, d]`, one unit is one step of the finest lattice; ragged
@@ -138,7 +139,7 @@ class LatticeUNet(_OnPyramid):
         classes: int,
         dimension: int = 3,
         channels: Sequence[int] = (16, 32, 48, 64),
-        between: Between = "convolution",
+        between: Between = "linear",
     ) -> None:
         super().__init__()
         _check_widths(channels)

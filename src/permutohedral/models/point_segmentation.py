@@ -43,7 +43,7 @@ class UNetSegmenter(nn.Module):
         classes: int,
         channels: Sequence[int] = (16, 24, 40, 48),
         step: float = 0.7,
-        between: Between = "convolution",
+        between: Between = "linear",
     ) -> None:
         super().__init__()
         self.step = step

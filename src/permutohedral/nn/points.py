@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError
-from permutohedral.filters.largest import largest_of
 from permutohedral.lattice import Lattice
 from permutohedral.ops import operators
+from permutohedral.ops.largest import splat_largest
 from permutohedral.tensors import refuse_scripting
 
 
@@ -80,8 +80,7 @@ class PointSplat(nn.Module):
         relative = features.index_select(0, rows) - mean.index_select(0, vertices)
         weight = source.barycentric.reshape(-1, 1)
         described = self.network(torch.cat([values.index_select(0, rows), relative, weight], dim=1))
-        members = torch.arange(len(vertices), device=values.device)
-        return largest_of(described, members, vertices, source.num_lattice_points)
+        return splat_largest(described, source.vertices.reshape(-1, 1), source.num_lattice_points)[0]
 
 
 class DeformSlice(nn.Module):

@@ -65,10 +65,16 @@ def mean_field_logits(
         return None
     if wants_gradient(*(kernel.barycentric for kernel in kernels)):
         return None
-    if _of_field("mean_field_logits", energies, start, *_tensors_of(kernels)) is None:
+    run = _of_field("mean_field_logits", energies, start, *_tensors_of(kernels))
+    if run is None:
+        return None
+    numbers = [_numbers_of(kernel) for kernel in kernels]
+    with torch.no_grad():
+        found = run(energies, start, numbers, steps)
+    if found is None:
         return None
     parameters = [kernel.factor if kernel.costs is None else kernel.costs for kernel in kernels]
-    logits: Tensor = _MeanField.apply(kernels, steps, composed, energies, start, *parameters)  # type: ignore[no-untyped-call]
+    logits: Tensor = _MeanField.apply(found, numbers, steps, composed, energies, start, *parameters)  # type: ignore[no-untyped-call]
     return logits
 
 
@@ -95,6 +101,7 @@ class _MeanField(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        found: tuple[Tensor, Any],
         kernels: Sequence[PairwiseTables],
         steps: int,
         composed: Callable[..., Tensor],
@@ -102,9 +109,7 @@ class _MeanField(torch.autograd.Function):
         start: Tensor | None,
         *parameters: float | Tensor | None,
     ) -> Tensor:
-        kernels = [_numbers_of(kernel) for kernel in kernels]
-        backend = cast(FusedPrimitives, primitives_for(energies))
-        logits, ctx.kept = backend.mean_field_logits(energies, start, kernels, steps)
+        logits, ctx.kept = found
         ctx.kernels, ctx.steps, ctx.composed, ctx.backend = kernels, steps, composed, forced_backend()
         ctx.numbers = [None if isinstance(each, Tensor) else each for each in parameters]
         ctx.save_for_backward(energies, start, *(each if isinstance(each, Tensor) else None for each in parameters))
@@ -113,16 +118,17 @@ class _MeanField(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         energies, start, *tensors = ctx.saved_tensors
-        needed = ctx.needs_input_grad[3:]
+        needed = ctx.needs_input_grad[4:]
         with on_backend(ctx.backend), torch.autocast(gradient.device.type, enabled=False):
             if torch.is_grad_enabled():
                 given = [number if each is None else each for number, each in zip(ctx.numbers, tensors, strict=True)]
-                return None, None, None, *gradients_of(ctx.composed, [energies, start, *given], needed, gradient)
+                return None, None, None, None, *gradients_of(ctx.composed, [energies, start, *given], needed, gradient)
             backend = cast(FusedPrimitives, primitives_for(gradient))
             found = backend.differentiate_mean_field(gradient, energies, start, ctx.kernels, ctx.steps, ctx.kept)
         to_inputs = [*found[:2], *found[2]]
         like = [energies, start, *tensors]
         return (
+            None,
             None,
             None,
             None,

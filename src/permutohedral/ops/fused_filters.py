@@ -7,6 +7,7 @@ A backend that has `filter_learned` or `filter_points` is used through this. Wit
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import NamedTuple, cast
 
 import torch
@@ -25,6 +26,8 @@ from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.shared_tensors import items_of_points
 from permutohedral.ops.tracing import requires_gradient, why_in_steps
 
+# of at most 32 bits
+_NARROW = (torch.float32, torch.float16, torch.bfloat16)
 # the same filter made of operators, which can be differentiated again: of values, weight and bias
 Composed = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -64,7 +67,7 @@ def filter_points(values: Tensor, features: Tensor | None, smallest_mass: float)
     run = in_one_call("filter_points", values, features)
     if run is None:
         return None
-    smallest = max(smallest_mass, torch.finfo(values.dtype).tiny)
+    smallest = _representable(smallest_mass, values.dtype)
     filtered: Tensor | None
     if features.dim() == 2:
         filtered = run(values, features, None, smallest)
@@ -73,6 +76,41 @@ def filter_points(values: Tensor, features: Tensor | None, smallest_mass: float)
     rows, flat = values.reshape(-1, values.shape[-1]), features.reshape(-1, features.shape[-1])
     filtered = run(rows, flat, batch, smallest)
     return None if filtered is None else filtered.view(values.shape)
+
+
+def picture_filter(
+    image: Tensor, guide: Tensor | None, sigma_space: object, sigma_range: object, smallest_mass: float
+) -> Callable[[], Tensor | None] | None:
+    """The bilateral filter of one picture as one call, None where its features are made first; its result may be, too.
+
+    Args:
+        image: `[channels, height, width]`.
+        guide: `[guide channels, height, width]`, None for the image; what does not fit it is left to others to refuse.
+        sigma_space: in pixels, a plain number; anything else is left to others.
+        sigma_range: in units of the guide, likewise.
+        smallest_mass: see `filter_points`.
+    """
+    if not (isinstance(sigma_space, (int, float)) and isinstance(sigma_range, (int, float))):
+        return None
+    if not (0 < sigma_space < torch.inf and 0 < sigma_range < torch.inf):
+        return None
+    if image.dim() != 3 or image.dtype not in _NARROW or image.numel() == 0:
+        return None
+    if guide is None:
+        run, guide = in_one_call("filter_picture", image), image
+    elif isinstance(guide, Tensor) and guide.dtype in _NARROW and guide.shape[1:] == image.shape[1:]:
+        run = in_one_call("filter_picture", image, guide)
+    else:
+        return None
+    if run is None:
+        return None
+    return partial(run, image, guide, sigma_space, sigma_range, _representable(smallest_mass, image.dtype))
+
+
+@cache
+def _representable(smallest: float, dtype: torch.dtype) -> float:
+    """The number, or the smallest of the dtype if that is larger."""
+    return max(smallest, torch.finfo(dtype).tiny)
 
 
 def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor | None:

@@ -198,6 +198,12 @@ class FusedPrimitives(Primitives, GuidedPrimitives, Protocol):
         """`index_points` of sources and of targets, which wait for the device together."""
         ...
 
+    def index_with_neighbors(
+        self, features: Tensor, batch: Tensor | None, offsets: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
+        """`index_points`, and `find_neighbors` of what it numbers at these `offsets`; None where it takes two steps."""
+        ...
+
     def index_points_bounded(
         self, features: Tensor, batch: Tensor | None, rows: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -239,6 +245,23 @@ class FusedPrimitives(Primitives, GuidedPrimitives, Protocol):
         Returns:
             `[points, channels]`, None where the backend would rather build the lattice first: also for features that
             `index_points` refuses.
+        """
+        ...
+
+    def filter_picture(
+        self, image: Tensor, guide: Tensor, sigma_space: float, sigma_range: float, smallest_mass: float
+    ) -> Tensor | None:
+        """`filter_points` of the pixels of one picture, over position and color.
+
+        Args:
+            image: `[channels, height, width]`, of at most 32 bits, not empty.
+            guide: `[guide channels, height, width]`, of at most 32 bits.
+            sigma_space: standard deviation over positions, in pixels.
+            sigma_range: standard deviation over colors.
+            smallest_mass: see `filter_gaussian`.
+
+        Returns:
+            Like the image, None where the backend would rather have features and values.
         """
         ...
 
@@ -320,9 +343,10 @@ class FusedPrimitives(Primitives, GuidedPrimitives, Protocol):
 
     def mean_field_logits(
         self, energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int
-    ) -> tuple[Tensor, Any]:
+    ) -> tuple[Tensor, Any] | None:
         """The logits of `mean_field`'s marginals, but for a constant for all labels of a point, and what their
-        derivative needs. There is at least one step, and energies are not empty.
+        derivative needs; None where they are composed of operators. There is at least one step, and energies are not
+        empty.
         """
         ...
 

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from permutohedral.ops.batching import Arguments, padded
+from permutohedral.ops.batching import Arguments, as_channels, one_after_another, padded
 from permutohedral.ops.dispatch import primitives_for
-from permutohedral.ops.operator import Derivative, Operator, Tangents
+from permutohedral.ops.operator import Derivative, Operator, Tangents, linear_in
 from permutohedral.ops.operators import barycentric_gradient, dynamic_size
-from permutohedral.ops.primitives import parent_keys
+from permutohedral.ops.primitives import accumulation_dtype, parent_keys
 
 Tables = tuple[Tensor, Tensor]
 
@@ -135,4 +135,69 @@ coarsen_simplices: Operator[Tables] = Operator(
     ),
     _coarsen_simplices,
     derivative=Derivative(_keep_simplices, _coarsen_simplices_backward, _push_simplices),
+)
+
+
+def _halves(values: Tensor, parents: Tensor) -> Tensor:
+    """The weight of each parent."""
+    return values.new_full((1, 1), 0.5, dtype=accumulation_dtype(values.dtype)).expand(parents.shape)
+
+
+def _coarsen_values(values: Tensor, parents: Tensor, num_coarse: int) -> Tensor:
+    """P^T: half of each fine row to both of its parents, `[lattice_points, channels]` to `[num_coarse, channels]`."""
+    own = _own("coarsen_values", values)
+    if own is not None:
+        coarsened: Tensor = own(values, parents, num_coarse)
+        return coarsened
+    return primitives_for(values).splat(values, parents, _halves(values, parents), num_coarse)
+
+
+def _refine_values(values: Tensor, parents: Tensor, added: Tensor | None) -> Tensor:
+    """P: the mean of both parents, `[num_coarse, channels]` to `[lattice_points, channels]`; and what is added."""
+    own = _own("refine_values", values)
+    if own is not None:
+        refined: Tensor = own(values, parents, added)
+        return refined
+    means = primitives_for(values).slice(values, parents, _halves(values, parents))
+    return means if added is None else means.add_(added)
+
+
+def _keep_parents(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.num_rows = inputs[0].shape[0]
+    ctx.save_for_backward(inputs[1])
+
+
+coarsen_values: Operator[Tensor] = Operator(
+    "coarsen_values",
+    "(Tensor values, Tensor parents, SymInt num_coarse) -> Tensor",
+    lambda values, parents, num_coarse: values.new_empty((num_coarse, values.shape[1])),
+    _coarsen_values,
+    derivative=Derivative(
+        _keep_parents,
+        lambda ctx, gradient: (refine_values(gradient, ctx.saved_tensors[0], None), None, None),
+        linear_in(0),
+    ),
+    batch=as_channels(one_after_another),
+)
+
+
+def _refine_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
+    needed, parents = ctx.needs_input_grad, ctx.saved_tensors[0]
+    to_values = coarsen_values(gradient, parents, ctx.num_rows) if needed[0] else None
+    return to_values, None, gradient if needed[2] else None
+
+
+def _push_refine(operator: Any, arguments: Arguments, tangents: Tangents) -> Tensor:
+    values = torch.zeros_like(arguments[0]) if tangents[0] is None else tangents[0]
+    tangent: Tensor = operator(values, arguments[1], tangents[2])
+    return tangent
+
+
+refine_values: Operator[Tensor] = Operator(
+    "refine_values",
+    "(Tensor values, Tensor parents, Tensor? added) -> Tensor",
+    lambda values, parents, added: values.new_empty((parents.shape[0], values.shape[1])),
+    _refine_values,
+    derivative=Derivative(_keep_parents, _refine_backward, _push_refine),
+    batch=as_channels(one_after_another),
 )

@@ -118,6 +118,27 @@ class Primitives(Protocol):
         """g_{i,j} = <v_i, l_{vertices[i,j]}>: float `[points, d + 1]`, float32 where values are of 16 bits."""
         ...
 
+    def splat_largest(self, values: Tensor, vertices: Tensor, num_lattice_points: int) -> tuple[Tensor, Tensor]:
+        """l_j = max_{i in C(j)} v_i, for each channel by itself; NaN is larger than any number.
+
+        Args:
+            values: `[points, channels]`.
+            vertices: int32 `[points, corners]`, any number of corners, of which two may be the same.
+            num_lattice_points: how many rows the result has.
+
+        Returns:
+            largest: `[num_lattice_points, channels]`, zero where there are no points.
+            winners: int32, of the same shape: the first point that has the largest value, -1 where there is none.
+        """
+        ...
+
+    def largest_gradient(self, gradient: Tensor, winners: Tensor, vertices: Tensor) -> Tensor:
+        """g_{i,c} = sum of gradient_{j,c} over the j in `vertices[i]`, each once, with winners_{j,c} = i.
+
+        `[lattice_points, channels]` to `[points, channels]`.
+        """
+        ...
+
     def convolve(self, lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int) -> Tensor:
         """l'_v = sum_k w_k l_{neighbors[k, v]}, a missing neighbor reading as zero.
 

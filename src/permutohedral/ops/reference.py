@@ -231,6 +231,30 @@ def _with_zero_row(lattice_values: Tensor) -> Tensor:
     return padded.to(accumulation_dtype(lattice_values.dtype))
 
 
+def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> tuple[Tensor, Tensor]:
+    (points, corners), shape = vertices.shape, (num_lattice_points, values.shape[1])
+    candidates = values.repeat_interleave(corners, dim=0)
+    point = torch.arange(points, device=values.device).repeat_interleave(corners)
+    place = vertices.reshape(-1, 1).long().expand(candidates.shape)
+    largest = values.new_zeros(shape).scatter_reduce(0, place, candidates, "amax", include_self=False)
+    wins = (candidates == largest.gather(0, place)) | candidates.isnan()
+    # behind all points where a value is not the largest
+    numbers = torch.where(wins, point[:, None], points)
+    winners = point.new_full(shape, points).scatter_reduce(0, place, numbers, "amin")
+    return largest, torch.where(winners < points, winners, -1).int()
+
+
+def largest_gradient(gradient: Tensor, winners: Tensor, vertices: Tensor) -> Tensor:
+    point = torch.arange(vertices.shape[0], device=vertices.device)[:, None]
+    total = gradient.new_zeros(vertices.shape[0], gradient.shape[1], dtype=accumulation_dtype(gradient.dtype))
+    for corner in range(vertices.shape[1]):
+        vertex = vertices[:, corner]
+        new = (vertices[:, :corner] != vertex[:, None]).all(dim=1, keepdim=True)
+        won = new & (winners.index_select(0, vertex) == point)
+        total = total + torch.where(won, gradient.index_select(0, vertex), 0)
+    return total.to(gradient.dtype)
+
+
 def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int) -> Tensor:
     padded = _with_zero_row(lattice_values).unflatten(1, (groups, -1))
     grouped_weight = weight.to(padded.dtype).unflatten(2, (groups, -1))

@@ -26,7 +26,14 @@ def is_plain(*arguments: Any) -> bool:
 
 def is_traced() -> bool:
     """Whether torch traces what runs, or transforms it, or pushes tangents forward through it."""
-    return is_recorded() or is_transformed()
+    # `is_recorded() or is_transformed()`: asked several times in a call, where it counts
+    return bool(
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    )
 
 
 def is_recorded() -> bool:
@@ -91,15 +98,16 @@ def why_in_steps(*tensors: Any) -> str | None:
         return "torch traces or transforms the call"
     device = None
     for tensor in tensors:
-        kind = type(tensor)
-        if kind in _PLAIN:
-            device = device or tensor.device
-            if tensor.device != device:
-                return "the tensors are on different devices"
-            if tensor.layout is not torch.strided:
-                return "a tensor is not dense"
-        elif tensor is not None:
-            return f"an argument is of the type {kind.__name__}"
+        if tensor is None:
+            continue
+        if type(tensor) not in _PLAIN:
+            return f"an argument is of the type {type(tensor).__name__}"
+        if device is None:
+            device = tensor.device
+        elif tensor.device != device:
+            return "the tensors are on different devices"
+        if tensor.layout is not torch.strided:
+            return "a tensor is not dense"
     if device is None or device.type == "meta":
         return "there are no numbers to compute with"
     return "autocast is enabled" if is_autocast(device) else None

@@ -111,7 +111,7 @@ def _with_landmarks(
         sums = sum_landmarks(values[None][part.read], window.guide, sigmas, landmarks, repaired=False)[0]
         mass[part.written] = sums[-1][part.kept]
         result[part.written] = divide_by_mass(sums, values.dtype)[part.kept]
-    is_rare = torch.zeros(height * width, dtype=torch.bool, device=mass.device)
+    is_rare = torch.zeros(height * width, dtype=torch.bool, device=values.device)
     is_rare[rare_pixels(mass.flatten(), sigmas)] = True
     is_rare = is_rare.view(height, width)
     for part in parts(None if progress is None else lambda share: progress(0.5 + share / 2)):
@@ -120,11 +120,11 @@ def _with_landmarks(
             continue
         window = window_of(guide[part.read], sigma_space, sigma_range)
         assert window is not None, "sigma is a number"
-        places = rare + torch.tensor(part.margins, device=mass.device)
+        places = rare + torch.tensor(part.margins, device=values.device)
         pixels = places[:, 0] * window.guide.shape[-1] + places[:, 1]
         given = torch.cat([values[part.read], torch.ones_like(window.guide[0, :1])])
         sums = sum_windows(given, window.guide[0], sigmas, pixels)
-        rows, columns = (places + torch.tensor(part.origin, device=mass.device)).T
+        rows, columns = (places + torch.tensor(part.origin, device=values.device)).T
         result[:, rows, columns] = divide_by_mass(sums, values.dtype)
     return result
 

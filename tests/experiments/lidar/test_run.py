@@ -165,6 +165,9 @@ def test_networks_are_trained_on_own_files(towns: Path) -> None:
     name = "network.head.0.weight"
     kept = network.state_dict()[name]
     assert relative_error(started[name], kept) < 0.5 * relative_error(fresh[name], kept)
+    three = replace(again, classes={"low": (2,), "middle": (5,), "high": (6,)})
+    with pytest.raises(InputError, match="tells 2 classes apart, not 3"):
+        train_on_files([towns / "fusa.npz"], towns / "three.safetensors", three, options(towns / "out"))
 
 
 def test_files_without_the_classes_are_refused(towns: Path) -> None:
@@ -187,7 +190,7 @@ def test_a_trained_row_is_shipped(towns: Path) -> None:
     result = run(row(above="nothing"), trained)
     assert result is not None
     write_result(result, towns / "out" / "runs" / "row-0.json")
-    ship(towns / "out", towns / "network.safetensors", "row")
+    ship(towns / "out", towns / "network.safetensors", "row", seed=0)
     network, description = load_segmenter(towns / "network.safetensors")
     assert (description.classes, description.above) == (STANDARD_CLASSES, "nothing")
     expected = read_weights(towns / "out" / "weights" / "row-0.safetensors")

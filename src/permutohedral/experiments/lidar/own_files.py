@@ -22,7 +22,7 @@ from permutohedral.experiments.lidar.run import CropsTask
 from permutohedral.experiments.training import RunOptions, TrainingSettings, fit, steps_done
 
 # of the rows of `permutohedral reproduce lidar`
-_OPTIONS = {"channels": [16, 24, 40, 48], "step": 0.7}
+_OPTIONS = {"channels": [16, 24, 40, 48], "step": 0.7, "between": "linear"}
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,15 @@ def train_on_files(sources: Sequence[Path], output: Path, training: OwnTraining,
         reader_of(source)
     description, settings = training.describe(), training.settings()
     lightning.seed_everything(training.seed, workers=True, verbose=False)
-    network = description.build()
-    if training.start is not None:
-        started, other = load_segmenter(training.start)
-        description = replace(description, above=other.above)
-        if (other.model, other.options, len(other.classes)) != ("unet", _OPTIONS, len(description.classes)):
-            raise InputError(f"{training.start} is another network, or tells {len(other.classes)} classes apart")
-        network.load_state_dict(started.state_dict())
+    if training.start is None:
+        network = description.build()
+    else:
+        network, other = load_segmenter(training.start)
+        if len(other.classes) != len(description.classes):
+            raise InputError(
+                f"{training.start} tells {len(other.classes)} classes apart, not {len(description.classes)}"
+            )
+        description = replace(other, classes=description.classes)
     scenes = read_scenes(sources, description)
     network.train().to(options.device)
     identity = _Identity(tuple(map(str, sources)), description.classes, training.seed, settings)

@@ -30,6 +30,10 @@ VARIANTS = (
     "flat_no_ground",
     "unet_linear",
     "flat_coarse",
+    # little is learned
+    "unet_short",
+    "flat_short",
+    "flat_short_small",
 )
 
 _TIMES = "steps.json"
@@ -124,8 +128,8 @@ def time_steps(configs: list[LidarConfig], options: RunOptions, tell: Tell) -> l
     """Time a training step of each row and write the times; returns the same rows."""
     rows: dict[str, dict[str, float]] = {}
     # seeds and heights change nothing about the time
-    models = [config.model for config in configs]
-    for config in (config for number, config in enumerate(configs) if config.model not in models[:number]):
+    networks = [(config.model, config.options) for config in configs]
+    for config in (config for number, config in enumerate(configs) if networks[number] not in networks[:number]):
         rows[config.name] = time_step(config, options)
         tell(f"{config.title}: {rows[config.name]['milliseconds']:.1f} ms a step")
     content = {"rows": rows, "environment": describe_environment(options.device)}

@@ -15,7 +15,7 @@ from permutohedral.experiments.result import read_result
 from permutohedral.experiments.trained_row import load_row
 
 
-def ship(folder: Path, output: Path, row: str = "unet_positions", seed: int = 0) -> None:
+def ship(folder: Path, output: Path, row: str = "unet_linear", seed: int = 1) -> None:
     """Write the network of a row, with what describes it, into one file."""
     config = parse_config(LidarConfig, read_result(folder / "runs" / f"{row}-{seed}.json").config)
     network = load_row(build_model(config), config, folder)
@@ -27,8 +27,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write the network for laser scans that comes with the package.")
     parser.add_argument("folder", type=Path, help="where reproduce lidar left its results")
     parser.add_argument("output", type=Path, help="the file of weights to write")
-    parser.add_argument("--row", default="unet_positions", help="whose network")
-    parser.add_argument("--seed", type=int, default=0, help="of the training")
+    parser.add_argument("--row", default="unet_linear", help="whose network")
+    parser.add_argument("--seed", type=int, default=1, help="of the training")
     arguments = parser.parse_args()
     ship(arguments.folder, arguments.output, arguments.row, arguments.seed)
 

@@ -18,10 +18,15 @@ from permutohedral.errors import BackendUnavailable
 from permutohedral.neighborhood import axis_offsets, blur_gain
 from permutohedral.ops.fused_primitives import ColorGridTables, FilterTables, KeptOfFilter, LandmarkTables
 from permutohedral.ops.native.lending import lend, to_dlpack
+from permutohedral.ops.native.levels import coarsen_values as coarsen_values
+from permutohedral.ops.native.levels import largest_gradient as largest_gradient
+from permutohedral.ops.native.levels import refine_values as refine_values
+from permutohedral.ops.native.levels import splat_largest as splat_largest
 from permutohedral.ops.native.mean_field import differentiate_mean_field as differentiate_mean_field
 from permutohedral.ops.native.mean_field import mean_field as mean_field
 from permutohedral.ops.native.mean_field import mean_field_logits as mean_field_logits
 from permutohedral.ops.native.one_thread import ones, sum_rows
+from permutohedral.ops.native.sums import add_beside as add_beside
 from permutohedral.ops.native.sums import mix_rows as mix_rows
 from permutohedral.ops.native.sums import sum_cells as sum_cells
 from permutohedral.ops.native_limits import check_dimension, limit_kept_memory, refusing_too_many

@@ -1,4 +1,4 @@
-"""Sums of few rows, and of the lattice points under cells: with the ways of the package to borrow tensors."""
+"""Sums of few rows, and of lattice points beside others and under cells: with the package's ways to borrow tensors."""
 
 from __future__ import annotations
 
@@ -26,6 +26,18 @@ def mix_rows(rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool) -> T
     if out.numel() > 0:
         operands = native._plain(rows, dtype), native._plain(vertices), native._plain(weights, dtype)
         native._core(dtype).mix_rows(*operands, planes, out, native._threads(out.numel()))
+    return out.to(rows.dtype)
+
+
+def add_beside(rows: Tensor, axis_neighbors: Tensor) -> Tensor:
+    """See `FusedPrimitives.add_beside`."""
+    from permutohedral.ops import native
+
+    dtype = accumulation_dtype(rows.dtype)
+    out = native._empty(rows.shape, dtype)
+    if out.numel() > 0:
+        threads = native._threads(axis_neighbors.numel() * rows.shape[1])
+        native._core(dtype).add_beside(native._plain(rows, dtype), native._plain(axis_neighbors), out, threads)
     return out.to(rows.dtype)
 
 

@@ -2,7 +2,7 @@
 
 from permutohedral.ops.triton.build.embedding import embed_differential, embed_gradient
 from permutohedral.ops.triton.build.fixed_rows import index_points_bounded
-from permutohedral.ops.triton.build.lattice import index_both, index_points
+from permutohedral.ops.triton.build.lattice import index_both, index_points, index_with_neighbors
 from permutohedral.ops.triton.build.levels import coarsen_keys, coarsen_simplices, connect_levels
 from permutohedral.ops.triton.build.neighbors import find_neighbors, transpose_neighbors
 from permutohedral.ops.triton.build.picture_features import picture_features
@@ -12,10 +12,12 @@ from permutohedral.ops.triton.filter.cells import cell_features
 from permutohedral.ops.triton.filter.convolve import convolve, convolve_and_add
 from permutohedral.ops.triton.filter.convolve_gradients import convolve_gradients
 from permutohedral.ops.triton.filter.exact_sums import sum_neighbors, sum_window
-from permutohedral.ops.triton.filter.gaussian import filter_gaussian, filter_points
+from permutohedral.ops.triton.filter.gaussian import filter_gaussian, filter_picture, filter_points
 from permutohedral.ops.triton.filter.item_norm import differentiate_items_norm, normalize_items
+from permutohedral.ops.triton.filter.largest import largest_gradient, splat_largest
 from permutohedral.ops.triton.filter.learned_filter import differentiate_learned, filter_learned
 from permutohedral.ops.triton.filter.mean_field import mean_field, mean_field_points
+from permutohedral.ops.triton.filter.mean_field_gradient import differentiate_mean_field, mean_field_logits
 from permutohedral.ops.triton.filter.slice import barycentric_gradient, mix_rows, slice
 from permutohedral.ops.triton.filter.solver import add_beside, balance, solve_on_lattice, spread_cells
 from permutohedral.ops.triton.filter.splat import splat
@@ -37,17 +39,22 @@ __all__ = [
     "convolve_weight_gradient",
     "differentiate_items_norm",
     "differentiate_learned",
+    "differentiate_mean_field",
     "embed_differential",
     "embed_gradient",
     "filter_gaussian",
     "filter_learned",
+    "filter_picture",
     "filter_points",
     "find_neighbors",
     "index_both",
     "index_keys",
     "index_points",
     "index_points_bounded",
+    "index_with_neighbors",
+    "largest_gradient",
     "mean_field",
+    "mean_field_logits",
     "mean_field_points",
     "mix_rows",
     "normalize_items",
@@ -55,6 +62,7 @@ __all__ = [
     "slice",
     "solve_on_lattice",
     "splat",
+    "splat_largest",
     "spread_cells",
     "sum_neighbors",
     "sum_window",

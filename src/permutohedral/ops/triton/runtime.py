@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Iterable
-from functools import partial, reduce, wraps
+from functools import cache, partial, reduce, wraps
 from operator import attrgetter, or_
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
+
+try:
+    from permutohedral import _native
+except ImportError:
+    _native = None  # type: ignore[assignment]
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -80,30 +86,40 @@ _stream_of: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream"
 
 # number of programs along three axes
 Grid = tuple[int, int, int]
-# what starts a binary: a function of C, and its arguments before and behind ours
-_Starter = tuple[Any, tuple[Any, ...], tuple[Any, ...]]
+
+
+@cache
+def _driver_launch() -> int | None:
+    """The address of the CUDA driver's function that starts a kernel, None without a driver or the compiled core."""
+    if _native is None or not HAS_PTX:
+        return None
+    try:
+        return ctypes.cast(ctypes.CDLL("libcuda.so.1").cuLaunchKernel, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
 
 
 class Bound:
     """A kernel with its constants: `bound(grid, tensors, sizes)` is `kernel[grid](*tensors, *sizes, **constants)`.
 
     Triton keeps the same binaries, but finding one takes it longer than a small kernel runs: it looks at every
-    argument anew. So those that were compiled are kept here by what they were compiled for, and started directly.
+    argument anew. So the compiled core keeps those that were compiled by what they were compiled for, and starts them;
+    where it cannot, Triton does.
 
     Args:
         kernel: from `triton.jit`, which must not specialize on the sizes (`do_not_specialize`).
-        constants: those the kernel is compiled for, in its order, then Triton's options.
+        constants: those the kernel is compiled for, then Triton's options.
     """
 
-    __slots__ = ("_constants", "_kernel", "_starters", "_tile")
-    # becomes False where a version of Triton starts kernels in another way than this does; they are then started as
-    # documented
-    direct: ClassVar[bool] = not INTERPRETED
+    __slots__ = ("_binaries", "_constants", "_core", "_kernel", "_tile")
 
     def __init__(self, kernel: Any, **constants: Any) -> None:
         self._kernel, self._constants = kernel, constants
-        self._starters: dict[tuple[object, ...], _Starter] = {}
         self._tile: tuple[int, int] = constants.get("BLOCK", 1), constants.get("BLOCK_C", 1)
+        launch = _driver_launch()
+        self._core = None if launch is None else _native.GpuKernel(launch, _address_of)
+        # what the core starts lives as long as this
+        self._binaries: list[Any] = []
 
     def tiles(self, rows: int, channels: int) -> Grid:
         """As many programs as tiles (constants BLOCK and BLOCK_C) cover `[rows, channels]`."""
@@ -119,71 +135,46 @@ class Bound:
                 without one takes any other tensor in its place.
             sizes: numbers that change from call to call.
         """
-        device = tensors[0].get_device()
+        device, core = tensors[0].get_device(), self._core
+        if core is None or not core.start(grid, tensors, sizes, device, _stream_of(device)):
+            self._start_as_documented(grid, tensors, sizes, device)
+
+    def prepare(self, grid: Grid, tensors: tuple[Tensor, ...], sizes: tuple[float, ...]) -> Callable[[], None]:
+        """What starts it with these arguments on the stream that is the current one now, for those who do so often.
+
+        The core does not look at the arguments again, and keeps the tensors.
+        """
+        device, core = tensors[0].get_device(), self._core
+        again = None if core is None else core.prepare(grid, tensors, sizes, device, _stream_of(device))
+        return partial(self, grid, tensors, sizes) if again is None else again
+
+    def _start_as_documented(
+        self, grid: Grid, tensors: tuple[Tensor, ...], sizes: tuple[float, ...], device: int
+    ) -> None:
+        """Start it by Triton's own means, and keep the binary if that is the usual one."""
         try:
-            kind, addresses = (device, *map(_dtype_of, tensors)), (*map(_address_of, tensors),)
+            aligned = not reduce(or_, map(_address_of, tensors)) & _MISALIGNED
         except RuntimeError:
             self(grid, _unwrapped(tensors), sizes)
             return
-        usual = not reduce(or_, addresses) & _MISALIGNED and (not sizes or max(sizes) < _MOST)
-        starter = self._starters.get(kind)
-        if starter is None or not Bound.direct or not usual:
-            self._start_as_documented(grid, tensors, sizes, kind if usual else None)
-            return
-        start, before, behind = starter
-        try:
-            start(*grid, _stream_of(device), *before, *addresses, *sizes, *behind)
-        except TypeError:
-            Bound.direct = False
-            self._start_as_documented(grid, tensors, sizes, None)
-
-    def prepare(self, grid: Grid, tensors: tuple[Tensor, ...], sizes: tuple[float, ...]) -> Callable[[], None]:
-        """What starts it with these arguments, for those who do so many times: it does not look at them again.
-
-        It keeps the tensors, and starts the kernel on the stream that is the current one now.
-        """
-        device = tensors[0].get_device()
-        starter, addresses = self._starters.get((device, *map(_dtype_of, tensors))), [*map(_address_of, tensors)]
-        if (
-            starter is None
-            or not Bound.direct
-            or reduce(or_, addresses) & _MISALIGNED
-            or max(sizes, default=0) >= _MOST
-        ):
-            return partial(self, grid, tensors, sizes)
-        start, before, behind = starter
-        again = partial(start, *grid, _stream_of(device), *before, *addresses, *sizes, *behind)
-        # addresses alone would not keep memory from being given to others
-        again.tensors = tensors  # type: ignore[attr-defined]
-        return again
-
-    def _start_as_documented(
-        self,
-        grid: tuple[int, ...],
-        tensors: tuple[Tensor, ...],
-        sizes: tuple[float, ...],
-        kind: tuple[object, ...] | None,
-    ) -> None:
-        """Start it by Triton's own means, and keep the binary if that is one for arguments of a `kind`."""
         binary = self._kernel[grid](*tensors, *sizes, **self._constants)
-        if kind is None or not Bound.direct:
+        if self._core is None or not aligned or max(sizes, default=0) >= _MOST:
             return
-        try:
-            self._keep(kind, binary)
-        except AttributeError:
-            Bound.direct = False
+        about = binary.metadata
+        # such kernels need memory for each start, or more than the core tells the driver
+        if about.global_scratch_size or about.profile_scratch_size or about.num_ctas != 1:
+            return
+        if about.launch_cooperative_grid or about.launch_pdl:
+            return
+        kinds = "".join("f" if isinstance(size, float) else "i" for size in sizes)
+        threads = about.num_warps * about.warp_size
+        self._core.keep(device, tuple(map(_dtype_of, tensors)), kinds, binary.function, threads, about.shared)
+        self._binaries.append(binary)
 
-    def _keep(self, kind: tuple[object, ...], binary: Any) -> None:
-        starter = binary.run
-        # with memory of their own such kernels need an allocation for each start
-        if starter.global_scratch_size or starter.profile_scratch_size:
-            return
-        options = starter.launch_cooperative_grid, starter.launch_pdl
-        # no scratch memory; no metadata and no hooks for a profiler of Triton's
-        before = binary.function, *options, None, None, binary.packed_metadata, None, None, None
-        # the constants are passed, too, and ignored
-        behind = tuple(self._constants[name] for name in self._kernel.arg_names if name in self._constants)
-        self._starters[kind] = starter.launch, before, behind
+
+# A kernel with its constants, made once. Who computes some of them has a function under `cache` of its own, which is
+# asked faster.
+bind = cache(Bound)
 
 
 def _unwrapped(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -194,7 +185,7 @@ def _unwrapped(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(bare)
 
 
-# a kernel and what it is to be started with: `launch[0](*launch[1:])`, or the same prepared
+# a kernel and what it is to be started with: `launch[0](*launch[1:])`
 Launch = tuple[Bound, Grid, tuple[Tensor, ...], tuple[float, ...]]
 
 
@@ -207,18 +198,6 @@ def start_all(launches: Iterable[Launch]) -> None:
 def prepare_all(launches: Iterable[Launch]) -> list[Callable[[], None]]:
     """What starts them, again and again: see `Bound.prepare`."""
     return [bound.prepare(grid, tensors, sizes) for bound, grid, tensors, sizes in launches]
-
-
-_bound: dict[tuple[object, ...], Bound] = {}
-
-
-def bind(kernel: Any, **constants: Any) -> Bound:
-    """The kernel with these constants, made once."""
-    key = (id(kernel), *constants.items())
-    bound = _bound.get(key)
-    if bound is None:
-        bound = _bound[key] = Bound(kernel, **constants)
-    return bound
 
 
 def launch(

@@ -7,14 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.triton.runtime import Bound, Launch, cdiv
+from permutohedral.ops.triton.runtime import Launch, bind, cdiv
 
 _BLOCK = 4096
 
 
-@triton.jit(do_not_specialize=["number"])
-def clear_kernel(elements, number, BLOCK: tl.constexpr):
-    first = tl.program_id(0).to(tl.int64) * BLOCK
+@triton.jit
+def clear_block(elements, first, number, BLOCK: tl.constexpr):
+    """Zeros from the element `first` on, up to a BLOCK of them, of a `number` in all."""
     place = first + tl.arange(0, BLOCK)
     nothing = tl.zeros([BLOCK], elements.dtype.element_ty)
     if first + BLOCK <= number:
@@ -24,7 +24,12 @@ def clear_kernel(elements, number, BLOCK: tl.constexpr):
         tl.store(elements + place, nothing, mask=place < number)
 
 
-_clear = Bound(clear_kernel, BLOCK=_BLOCK, num_warps=8)
+@triton.jit(do_not_specialize=["number"])
+def clear_kernel(elements, number, BLOCK: tl.constexpr):
+    clear_block(elements, tl.program_id(0).to(tl.int64) * BLOCK, number, BLOCK)
+
+
+_clear = bind(clear_kernel, BLOCK=_BLOCK, num_warps=8)
 
 
 def clear(elements: Tensor) -> Launch:

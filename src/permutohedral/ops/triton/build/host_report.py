@@ -67,10 +67,10 @@ class HostReports:
     def __init__(self, device: torch.device) -> None:
         memory = _scratch.on(device)
         self._device, self.words, self._views = device, memory.words, memory.views
-
-    def __enter__(self) -> HostReports:
         for view in self._views:
             view.fill(_PENDING)
+
+    def __enter__(self) -> HostReports:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -219,8 +219,13 @@ def unpack_kernel(
     table, codes, keys, other, most_rows, other_capacity, MOVE: tl.constexpr, CORNER_BITS: tl.constexpr,
     PTX: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the keys of all lattice points; with MOVE also insert them into another table."""
-    num_rows = tl.minimum(tl.load(table + COUNT).to(tl.int32), most_rows)
+    """Write the keys of all lattice points, or of the first `most_rows`; with MOVE also insert them into another table,
+    which has room for so many, and do nothing if there are more.
+    """
+    num_rows = tl.load(table + COUNT).to(tl.int32)
+    if MOVE:
+        num_rows = tl.where(num_rows <= most_rows, num_rows, 0)
+    num_rows = tl.minimum(num_rows, most_rows)
     if tl.program_id(0) * BLOCK < num_rows:
         unpack_rows(
             table, codes, keys, other, num_rows, other_capacity, MOVE, CORNER_BITS, PTX, D, ROWS, BLOCK
@@ -243,17 +248,20 @@ class Insertion(NamedTuple):
     barycentric: Tensor
 
 
-def insert_points(features: Tensor, batch: Tensor | None, capacity: int, by_range: bool) -> Insertion:
+def insert_points(
+    features: Tensor, batch: Tensor | None, capacity: int, by_range: bool, table: PackedTable | None = None
+) -> Insertion:
     """Start inserting all points into a new table; whether they fit is told by `report`.
 
     Args:
         features, batch: see `index_points`; the features of a point are contiguous.
         capacity: of the table.
         by_range: whether the bits of a key are dealt out by the range of the data.
+        table: an empty one of this capacity, if there is one.
     """
     points, d = features.shape
     device = features.device
-    table = PackedTable.empty(capacity, device)
+    table = table or PackedTable.empty(capacity, device)
     codes = torch.empty(capacity, dtype=torch.int64, device=device)
     vertices = empty_corners(points, d + 1, torch.int32, device)
     barycentric = empty_corners(points, d + 1, features.dtype, device)

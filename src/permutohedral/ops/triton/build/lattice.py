@@ -1,7 +1,9 @@
 """Build the lattice: embed the points, number the vertices they touch (`insertion.py`).
 
 The host reads the number of lattice points and the error flags together, once, of sources and targets alike. What does
-not fit the first table, whose size follows from the number of points, is inserted again into another.
+not fit the first table, whose size follows from the number of points, is inserted again into another. Where their
+neighbors are wanted, too, the GPU is given that work before the host waits, with room for as many lattice points as
+most point sets need; it reads their true number itself.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from permutohedral.ops.triton.build import wide_keys
 from permutohedral.ops.triton.build.embedding import LARGEST_TILE_DIMENSION
 from permutohedral.ops.triton.build.host_report import HostReports, Report
 from permutohedral.ops.triton.build.insertion import SAMPLES, Insertion, insert_points, report, unpack_keys
+from permutohedral.ops.triton.build.neighbors import search_counted, search_packed
 from permutohedral.ops.triton.build.packed_table import PackedTable, capacity_for
 from permutohedral.ops.triton.build.renumbering import renumber
 from permutohedral.ops.triton.runtime import on_device, power_of_two, rows_contiguous
@@ -24,16 +27,25 @@ from permutohedral.ops.triton.runtime import on_device, power_of_two, rows_conti
 LARGEST_EVEN_DIMENSION = 7
 # the values of a smaller lattice stay in the cache of a large GPU, whatever their order
 _WORTH_ORDERING = 1 << 21
-# slots of a table that takes little time to clear
-_CHEAP_CAPACITY = 1 << 22
+# slots of a table that takes little time to clear: where all that the points could touch fits, and where it does not
+_CHEAP_CAPACITY, _LARGE_CAPACITY = 1 << 22, 1 << 21
+# points in so few dimensions touch about as many lattice points as they are, if their bandwidth is their distance
+_FEW_DIMENSIONS = 2
 # slots of a table that is kept as it is, however empty: 16 MB
 _SMALL_CAPACITY = 1 << 20
+# rows that are made before their number is known: enough for most lattices
+_FEWEST_ROWS = 1 << 16
+_POINTS_PER_ROW = 4
+# with more points the GPU is busy longer than the host, and finds neighbors faster once their number is known
+MOST_POINTS_AHEAD = 1 << 21
+# of a table of neighbors that is made before its size is known
+_MOST_NEIGHBORS_AHEAD = 1 << 24
 
 # keys, vertices, barycentric weights, table: see `index_points`
 Indexed = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-class _Attempt(NamedTuple):
+class Attempt(NamedTuple):
     """How a set of points is put into a table of packed keys."""
 
     features: Tensor
@@ -41,12 +53,12 @@ class _Attempt(NamedTuple):
     capacity: int
     by_range: bool
 
-    def start(self, words: Tensor) -> Insertion:
-        insertion = insert_points(self.features, self.batch, self.capacity, self.by_range)
+    def start(self, words: Tensor, table: PackedTable | None = None) -> Insertion:
+        insertion = insert_points(*self, table)
         report(insertion, self.features, words, self.features.numel() >= _WORTH_ORDERING)
         return insertion
 
-    def next(self, told: Report) -> _Attempt | None:
+    def next(self, told: Report) -> Attempt | None:
         """What to try after this attempt failed, None if nothing but a table of wide keys is left."""
         largest = capacity_for(self.features.numel() + self.features.shape[0])
         if told.no_room:
@@ -54,12 +66,15 @@ class _Attempt(NamedTuple):
         return None if self.capacity >= largest else self._replace(capacity=largest)
 
 
-def first_attempt(features: Tensor, batch: Tensor | None) -> _Attempt:
+def first_attempt(features: Tensor, batch: Tensor | None) -> Attempt:
     """A table for any small lattice; a large one is rarely more than a twelfth of what the points could touch."""
-    features = rows_contiguous(features)
-    entries = features.numel() + features.shape[0]
-    capacity = power_of_two(min(2 * entries, max(_CHEAP_CAPACITY, entries // 6)), 64)
-    return _Attempt(features, batch, capacity, features.shape[1] > LARGEST_EVEN_DIMENSION)
+    features, (points, dimension) = rows_contiguous(features), features.shape
+    entries = points * (dimension + 1)
+    likely = 2 * entries
+    if likely > _CHEAP_CAPACITY:
+        cheap = _CHEAP_CAPACITY if dimension <= _FEW_DIMENSIONS else _LARGE_CAPACITY
+        likely = max(cheap, entries // 6)
+    return Attempt(features, batch, power_of_two(likely, 64), dimension > LARGEST_EVEN_DIMENSION)
 
 
 def check_range(features: Tensor, batch: Tensor | None, told: Report) -> None:
@@ -82,17 +97,28 @@ def order(insertion: Insertion, told: Report) -> Insertion:
 def finish(insertion: Insertion, told: Report, columns: int) -> Indexed:
     """What was inserted, with keys of so many columns."""
     insertion = order(insertion, told)
-    table, fitting = insertion.table, capacity_for(told.num_lattice_points)
+    keys, table = _unpack(insertion, told.num_lattice_points, columns)
+    return keys, insertion.vertices, insertion.barycentric, table.storage
+
+
+def _unpack(insertion: Insertion, rows: int, columns: int) -> tuple[Tensor, PackedTable]:
+    """The keys of up to so many rows, and the table, or a smaller one."""
+    table, fitting, device = insertion.table, capacity_for(rows), insertion.vertices.device
     if table.capacity > max(2 * fitting, _SMALL_CAPACITY):
         # most of the table is empty, and that takes much memory
-        table = PackedTable.empty(fitting, table.storage.device)
-    vertices = insertion.vertices
-    keys = torch.empty(told.num_lattice_points, columns, dtype=torch.int32, device=vertices.device)
+        table = PackedTable.empty(fitting, device)
+    keys = torch.empty(rows, columns, dtype=torch.int32, device=device)
     unpack_keys(insertion, keys, table)
-    return keys, vertices, insertion.barycentric, table.storage
+    return keys, table
 
 
-def _index(attempts: list[_Attempt]) -> list[Indexed]:
+def expected_rows(points: int, dimension: int) -> int:
+    """Room for the lattice points of most sets of so many points."""
+    likely = points + points // 4 if dimension <= _FEW_DIMENSIONS else points // _POINTS_PER_ROW
+    return min(points * (dimension + 1), max(_FEWEST_ROWS, likely))
+
+
+def _index(attempts: list[Attempt]) -> list[Indexed]:
     """All sets together, so that the host waits once."""
     with HostReports(attempts[0].features.device) as reports:
         insertions = [attempt.start(words) for attempt, words in zip(attempts, reports.words, strict=False)]
@@ -100,7 +126,7 @@ def _index(attempts: list[_Attempt]) -> list[Indexed]:
     return [_settle(*each) for each in zip(attempts, insertions, told, strict=True)]
 
 
-def _settle(attempt: _Attempt, insertion: Insertion, told: Report) -> Indexed:
+def _settle(attempt: Attempt, insertion: Insertion, told: Report) -> Indexed:
     check_range(attempt.features, attempt.batch, told)
     if not told.no_room and not told.full:
         return finish(insertion, told, insertion.vertices.shape[1])
@@ -129,3 +155,33 @@ def index_both(
         return index_points(features, batch), index_points(target_features, target_batch)
     source, target = _index([first_attempt(features, batch), first_attempt(target_features, target_batch)])
     return source, target
+
+
+@on_device
+def index_with_neighbors(
+    features: Tensor, batch: Tensor | None, offsets: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
+    """`index_points` and the neighbors of what it numbers at each offset, None where that is done in two steps."""
+    points, dimension = features.shape
+    rows, taps = expected_rows(points, dimension), offsets.shape[0]
+    if not 0 < points <= MOST_POINTS_AHEAD or dimension > LARGEST_EVEN_DIMENSION or taps * rows > _MOST_NEIGHBORS_AHEAD:
+        return None
+    if torch.are_deterministic_algorithms_enabled():
+        return None
+    attempt = first_attempt(features, batch)
+    with HostReports(features.device) as reports:
+        insertion = attempt.start(reports.words[0])
+        keys, table = _unpack(insertion, rows, dimension + 1)
+        neighbors = search_counted(table, insertion.codes, rows, offsets)
+        told = reports.read(0)
+    check_range(features, batch, told)
+    number = told.num_lattice_points
+    if told.no_room or told.full:
+        return None
+    if number > rows:
+        keys, vertices, barycentric, storage = finish(insertion, told, dimension + 1)
+        return keys, vertices, barycentric, storage, search_packed(PackedTable(storage), keys, number, offsets, True)
+    # the fastest of the ways to shorten them
+    keys = keys.as_strided((number, dimension + 1), (dimension + 1, 1))
+    neighbors = neighbors.as_strided((taps, number), (number, 1))
+    return keys, insertion.vertices, insertion.barycentric, table.storage, neighbors

@@ -130,7 +130,7 @@ def find_neighbors_kernel(
     """One tap of a block of targets; where PAIRED, the targets are the sources, and `neighbors` is filled with -1.
 
     Then two opposite taps are one: if u is the neighbor of v along the first, v is the neighbor of u along the second.
-    If COUNTED, only as many targets as the table holds.
+    If COUNTED, only as many targets as the table holds, and `neighbors` has as many columns.
     """
     # the taps of a target one after another, which find much of what they read in the cache
     tap = tl.program_id(0) % taps
@@ -139,7 +139,7 @@ def find_neighbors_kernel(
     existing = count_rows(table, num_targets, COUNTED)
     inside = place < existing
     target = tl.minimum(place, num_targets - 1)
-    row = neighbors + tap.to(tl.int64) * num_targets
+    row = neighbors + tap.to(tl.int64) * existing
     offset = offsets + tap * D
     if not PAIRED:
         if first_target < existing:
@@ -147,7 +147,7 @@ def find_neighbors_kernel(
             tl.store(row + target, found, mask=inside)
     else:
         find_pair(
-            table, targets, offsets, neighbors, target, inside, capacity, num_targets, tap, taps,
+            table, targets, offsets, neighbors, target, inside, capacity, existing, tap, taps,
             TAPS, CORNER_BITS, PTX, D,
         )  # fmt: skip
 
@@ -182,10 +182,11 @@ def search_packed(table: PackedTable, targets: Tensor, num_targets: int, offsets
 
 
 def search_counted(table: PackedTable, codes: Tensor, rows: int, offsets: Tensor, paired: bool = False) -> Tensor:
-    """The same of the table's own rows, int32 `[taps, rows]`, before the host knows how many these are.
+    """The same of the table's own rows before the host knows how many these are: int32 `[taps, rows]`, room for as
+    many as are expected.
 
-    The columns beyond them hold nothing; if there are more than `rows`, none of them does. For many of them opposite
-    taps are better `paired`, which are then looked up as one.
+    The columns lie side by side as if there were just so many; if there are more than `rows`, nothing is written. For
+    many of them opposite taps are better `paired`, which are then looked up as one.
     """
     neighbors = torch.empty(offsets.shape[0], rows, dtype=torch.int32, device=codes.device)
     if paired:

@@ -54,6 +54,11 @@ class PackedTable(NamedTuple):
         return int(HEADER.value) + 2 * capacity
 
     @staticmethod
+    def uncleared(capacity: int, device: torch.device) -> PackedTable:
+        """One that somebody has yet to fill with zeros."""
+        return PackedTable(torch.empty(PackedTable.words(capacity), dtype=torch.int64, device=device))
+
+    @staticmethod
     def empty(capacity: int, device: torch.device) -> PackedTable:
         return PackedTable(zeros(PackedTable.words(capacity), dtype=torch.int64, device=device))
 

@@ -1,32 +1,37 @@
-"""Position and color of every pixel as features, in one pass over the picture."""
+"""Position and color of every pixel as features, in one pass over the picture, and a cleared table beside them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.triton.runtime import Bound, cdiv, on_device
+from permutohedral.ops.triton.runtime import bind, on_device
+from permutohedral.ops.triton.zeros import clear_block
 
 _BLOCK = 1024
 
 
 @triton.jit(do_not_specialize=[
     "num_points", "width", "pixels", "image_stride", "channel_stride", "row_stride", "column_stride", "sigma_space",
-    "sigma_range",
+    "sigma_range", "programs", "words",
 ])  # fmt: skip
 def picture_features_kernel(
-    guide, features, num_points, width, pixels, image_stride, channel_stride, row_stride, column_stride, sigma_space,
-    sigma_range, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
+    guide, features, table, num_points, width, pixels, image_stride, channel_stride, row_stride, column_stride,
+    sigma_space, sigma_range, programs, words, CLEAR: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """float32 `features [points, 2 + CHANNELS]`: y and x over one sigma, then the channels over the other.
 
-    A thread computes one number, so that neighbors store what lies side by side.
+    A thread computes one number, so that neighbors store what lies side by side. With CLEAR, what follows the first
+    `programs` fills the table with zeros.
     """
+    if CLEAR:  # noqa: SIM102 (known when it is compiled)
+        if tl.program_id(0) >= programs:
+            clear_block(table, (tl.program_id(0) - programs).to(tl.int64) * BLOCK, words, BLOCK)
+            return
     entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     point, column = entry // (2 + CHANNELS), (entry % (2 + CHANNELS)).to(tl.int32)
     inside = point < num_points
@@ -41,11 +46,6 @@ def picture_features_kernel(
     tl.store(features + entry, tl.div_rn(number, sigma), mask=inside)
 
 
-@cache
-def _bind_features(channels: int) -> Bound:
-    return Bound(picture_features_kernel, CHANNELS=channels, BLOCK=_BLOCK)
-
-
 @on_device
 def picture_features(
     guide: Tensor, sigma_space: Sequence[float], sigma_range: Sequence[float], origin: Sequence[int]
@@ -57,12 +57,25 @@ def picture_features(
     if len(set(sigma_space)) != 1 or len(set(sigma_range)) != 1:
         return None
     *leading, channels, height, width = guide.shape
-    pixels = height * width
-    features = torch.empty(*leading, pixels, 2 + channels, dtype=torch.float32, device=guide.device)
+    features = torch.empty(*leading, height * width, 2 + channels, dtype=torch.float32, device=guide.device)
     if features.numel():
         images = guide if len(leading) <= 1 else guide.reshape(-1, channels, height, width)
-        # of a single picture the stride between pictures means nothing
-        strides = images.stride() if leading else (0, *images.stride())
-        sizes = features.numel() // (2 + channels), width, pixels, *strides, sigma_space[0], sigma_range[0]
-        _bind_features(channels)((cdiv(features.numel(), _BLOCK), 1, 1), (images, features), sizes)
+        write_features(features, images, sigma_space[0], sigma_range[0], None)
     return features
+
+
+def write_features(
+    features: Tensor, images: Tensor, sigma_space: float, sigma_range: float, table: Tensor | None
+) -> None:
+    """Fill the `features` of one picture or several, of at most 32 bits, and an int64 `table` with zeros."""
+    channels, height, width = images.shape[-3:]
+    numbers, pixels = features.numel(), height * width
+    # of a single picture the stride between pictures means nothing
+    strides = images.stride() if images.dim() == 4 else (0, *images.stride())
+    programs, words = -(-numbers // _BLOCK), 0 if table is None else table.numel()
+    sizes = (
+        numbers // (2 + channels), width, pixels, *strides, float(sigma_space), float(sigma_range), programs, words
+    )  # fmt: skip
+    bound = bind(picture_features_kernel, CLEAR=table is not None, CHANNELS=channels, BLOCK=_BLOCK)
+    tensors = images, features, features if table is None else table
+    bound((programs - (-words // _BLOCK), 1, 1), tensors, sizes)

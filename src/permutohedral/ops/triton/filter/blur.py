@@ -69,12 +69,12 @@ def blur_kernel(
     lattice_values, axis_neighbors, table, output, num_rows, axis, next_axis, COUNTED: tl.constexpr,
     TWO: tl.constexpr, CHANNELS: tl.constexpr, LATTICE_STRIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """One pass over the rows; only over those that the `table` holds, if that is to be COUNTED."""
+    """One pass over the rows; if COUNTED only over those that the `table` holds, as many as there are neighbors of."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    inside = row < count_rows(table, num_rows, COUNTED)
+    existing = count_rows(table, num_rows, COUNTED)
     blur_tile(
-        lattice_values, axis_neighbors, output, row, inside, channel, num_rows, axis, next_axis, TWO, CHANNELS,
+        lattice_values, axis_neighbors, output, row, row < existing, channel, existing, axis, next_axis, TWO, CHANNELS,
         LATTICE_STRIDE,
     )  # fmt: skip
 

@@ -6,7 +6,6 @@ Grids have three axes here; those of pictures have a first axis of one. Tiles ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 import triton
@@ -14,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.guided_primitives import CoarseGrid
-from permutohedral.ops.triton.runtime import Bound, cdiv, on_device, power_of_two
+from permutohedral.ops.triton.runtime import bind, cdiv, on_device, power_of_two
 
 _BLOCK, _WIDEST = 512, 64
 # a kernel has so many arguments for bandwidths
@@ -166,14 +165,6 @@ def three_axes(extents: tuple[int, ...]) -> tuple[int, int, int]:
     return first, second, third
 
 
-@cache
-def _bind_features(axes: int, channels: int, point: bool, wide: int) -> Bound:
-    return Bound(
-        cell_features_kernel, AXES=axes, CHANNELS=channels, POINT=point, BLOCK=_block_of_features(wide), WIDE=wide,
-        COLUMNS=power_of_two(axes + channels),
-    )  # fmt: skip
-
-
 def takes(guide: Tensor, grid: CoarseGrid, sigmas: Sequence[float]) -> bool:
     """Whether features are computed here: a kernel takes bandwidths of 32 bits, and so many."""
     return guide.dtype != torch.float64 and len(sigmas) <= _MOST_FEATURES and guide.numel() > 0 and fits(grid)
@@ -185,7 +176,10 @@ def write_features(features: Tensor, first: int, guide: Tensor, grid: CoarseGrid
     items, channels = guide.numel() // (grid.samples * guide.shape[-axes - 1]), guide.shape[-axes - 1]
     number, rest = items * grid.cells, (1.0,) * (_MOST_FEATURES - len(sigmas))
     sizes = number, first, *three_axes(grid.coarse), *three_axes(grid.fine), *map(float, sigmas), *rest
-    bound = _bind_features(axes, channels, grid.point, wide)
+    bound = bind(
+        cell_features_kernel, AXES=axes, CHANNELS=channels, POINT=grid.point, BLOCK=_block_of_features(wide), WIDE=wide,
+        COLUMNS=power_of_two(axes + channels),
+    )  # fmt: skip
     bound((cdiv(number, _block_of_features(wide)), 1, 1), (guide, features), sizes)
 
 
@@ -199,15 +193,11 @@ def cell_features(guide: Tensor, grid: CoarseGrid, sigmas: Sequence[float]) -> T
     return features
 
 
-@cache
-def _bind_missing(channels: int, point: bool, wide: int) -> Bound:
-    return Bound(missing_kernel, CHANNELS=channels, POINT=point, BLOCK=block_of(wide), WIDE=wide)
-
-
 def find_missing(rows: Tensor, maps: Tensor, grid: CoarseGrid, planes: bool) -> Tensor:
     """What the maps lack on the coarse grid, `[items * coarse samples, channels]` like rows."""
     (number, channels), missing = rows.shape, torch.empty_like(rows)
     wide, strides = widest_window(grid), (1, grid.samples) if planes else (channels, 1)
     sizes = number, *three_axes(grid.coarse), *three_axes(grid.fine), *strides
-    _bind_missing(channels, grid.point, wide)((cdiv(number, block_of(wide)), channels, 1), (rows, maps, missing), sizes)
+    bound = bind(missing_kernel, CHANNELS=channels, POINT=grid.point, BLOCK=block_of(wide), WIDE=wide)
+    bound((cdiv(number, block_of(wide)), channels, 1), (rows, maps, missing), sizes)
     return missing

@@ -6,6 +6,7 @@ channels, depthwise groups and float64. The gradient with respect to the weight 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -50,9 +51,9 @@ class After(NamedTuple):
     bias: Tensor | None = None
     added: Tensor | None = None
 
-    def tensors(self, instead: Tensor) -> tuple[Tensor, ...]:
+    def tensors(self, instead: Tensor) -> list[Tensor]:
         """All of them, and another tensor for what is not there."""
-        return tuple(instead if each is None else each for each in self)
+        return [instead if each is None else each for each in self]
 
 
 _NOTHING_AFTER = After()
@@ -162,6 +163,10 @@ def direct_convolve_kernel(
     tl.store(place, total.to(output.dtype.element_ty), mask=inside[:, None] & known)
 
 
+# what `torch.backends.cuda.matmul.fp32_precision` asks, where torch has it
+_matmul_setting: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
+
+
 def float32_precision(dtype: torch.dtype) -> str:
     """How float32 is multiplied: the setting of torch for matrix products decides about TF32.
 
@@ -170,9 +175,9 @@ def float32_precision(dtype: torch.dtype) -> str:
     """
     if dtype != torch.float32:
         return "ieee"
-    setting = getattr(torch.backends.cuda.matmul, "fp32_precision", "none")
+    setting = "none" if _matmul_setting is None else _matmul_setting("cuda", "matmul")
     if setting == "none":
-        setting = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+        setting = "ieee" if torch._C._get_float32_matmul_precision() == "highest" else "tf32"
     if setting == "tf32":
         return "tf32"
     return "ieee" if INTERPRETED or torch.version.hip is not None else "tf32x3"
@@ -313,22 +318,18 @@ def _convolve(
 ) -> Tensor:
     _, in_channels, out_channels = weight.shape
     targets, dtype = neighbors.shape[1], lattice_values.dtype
-    lattice_values, neighbors, precision = (
-        rows_contiguous(lattice_values),
-        neighbors.contiguous(),
-        float32_precision(dtype),
-    )
+    lattice_values, neighbors = rows_contiguous(lattice_values), neighbors.contiguous()
+    if not uses_matrix_units(dtype, in_channels, out_channels // groups):
+        output, layout = lattice_values.new_empty(targets, out_channels), (in_channels, groups, AS_GIVEN.value)
+        _launch_direct(output, lattice_values, weight.contiguous(), neighbors, layout, None, after)
+        return output
+    precision = float32_precision(dtype)
     if targets >= _WORTH_HALVING and groups == 1 and uses_halves(precision, in_channels, out_channels):
         ((halves, inverse),) = halve(lattice_values[:rows])
         return convolve_halves(halves, inverse, weight, neighbors, after=after)
     output = lattice_values.new_empty(targets, out_channels)
-    if uses_matrix_units(dtype, in_channels, out_channels // groups):
-        weight, order = _weight_order(weight, dtype, targets)
-        layout = in_channels, groups, order
-        _launch_matrix(output, lattice_values, weight, neighbors, layout, None, after, precision)
-    else:
-        layout = in_channels, groups, AS_GIVEN.value
-        _launch_direct(output, lattice_values, weight.contiguous(), neighbors, layout, None, after)
+    weight, order = _weight_order(weight, dtype, targets)
+    _launch_matrix(output, lattice_values, weight, neighbors, (in_channels, groups, order), None, after, precision)
     return output
 
 

@@ -13,8 +13,18 @@ from torch import Tensor
 from permutohedral.neighborhood import axis_offsets, blur_gain
 from permutohedral.ops.guided_primitives import GaussianTables
 from permutohedral.ops.triton.build.host_report import HostReports
-from permutohedral.ops.triton.build.lattice import LARGEST_EVEN_DIMENSION, check_range, first_attempt, order
+from permutohedral.ops.triton.build.lattice import (
+    LARGEST_EVEN_DIMENSION,
+    MOST_POINTS_AHEAD,
+    Attempt,
+    check_range,
+    expected_rows,
+    first_attempt,
+    order,
+)
 from permutohedral.ops.triton.build.neighbors import search_counted, search_packed
+from permutohedral.ops.triton.build.packed_table import PackedTable
+from permutohedral.ops.triton.build.picture_features import write_features
 from permutohedral.ops.triton.filter.blur import blur_rows
 from permutohedral.ops.triton.filter.slice import slice_into
 from permutohedral.ops.triton.filter.splat import splat_sums
@@ -22,11 +32,6 @@ from permutohedral.ops.triton.runtime import WIDEST_TILE, on_device
 
 # a tile holds the mass beside all channels that are divided by it
 _CHANNELS_AT_ONCE = WIDEST_TILE - 1
-# rows of lattice values that are made before their number is known: enough for most lattices
-_FEWEST_ROWS = 1 << 16
-_POINTS_PER_ROW = 4
-# with more points the GPU is busy longer than the host, and finds neighbors faster once their number is known
-_MOST_POINTS = 1 << 21
 
 
 def _filter(
@@ -83,16 +88,28 @@ def filter_gaussian(
 
 @on_device
 def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smallest_mass: float) -> Tensor | None:
-    """`filter_gaussian` between the points themselves, None if the lattice must be built first: see `Primitives`."""
-    points, dimension = features.shape
-    if dimension > LARGEST_EVEN_DIMENSION or torch.are_deterministic_algorithms_enabled():
+    """`filter_gaussian` between the points themselves: see `FusedPrimitives`."""
+    if features.shape[1] > LARGEST_EVEN_DIMENSION or torch.are_deterministic_algorithms_enabled():
         return None
-    attempt = first_attempt(features, batch)
+    return _filter_points(values, first_attempt(features, batch), smallest_mass)
+
+
+def _filter_points(
+    values: Tensor, attempt: Attempt, smallest_mass: float, table: PackedTable | None = None
+) -> Tensor | None:
+    """The same on the current device, with an empty table if there is one.
+
+    The values may also be a contiguous picture, `[channels, height, width]`.
+    """
+    features, batch, *_ = attempt
+    points, dimension = features.shape
     with HostReports(features.device) as reports:
-        insertion = attempt.start(reports.words[0])
+        insertion = attempt.start(reports.words[0], table)
         # all that can wait is left until the GPU is busy
-        rows = min(points * (dimension + 1), max(_FEWEST_ROWS, points // _POINTS_PER_ROW))
-        at_once, sums, offsets = points <= _MOST_POINTS, None, axis_offsets(dimension, features.device)
+        if values.dim() == 3:
+            values = values.as_strided((points, values.shape[0]), (1, points))
+        rows = expected_rows(points, dimension)
+        at_once, sums, offsets = points <= MOST_POINTS_AHEAD, None, axis_offsets(dimension, features.device)
         corners = insertion.vertices, insertion.barycentric
         # pictures have their channels one after another, and get them back so
         output = torch.empty_like(values) if values.stride() == (1, points) else values.new_empty(values.shape)
@@ -114,3 +131,21 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smalle
         known = None if sums is None or not fits else sums[:num]
         _filter(output, values, (*corners, neighbors, *corners), smallest_mass, sums=known)
     return output
+
+
+@on_device
+def filter_picture(
+    image: Tensor, guide: Tensor, sigma_space: float, sigma_range: float, smallest_mass: float
+) -> Tensor | None:
+    """`filter_points` of the pixels of one picture, over position and color: see `FusedPrimitives`."""
+    channels, height, width = guide.shape
+    if channels + 2 > LARGEST_EVEN_DIMENSION or not image.is_contiguous():
+        return None
+    if torch.are_deterministic_algorithms_enabled():
+        return None
+    features = torch.empty(height * width, 2 + channels, dtype=torch.float32, device=guide.device)
+    attempt = first_attempt(features, None)
+    table = PackedTable.uncleared(attempt.capacity, guide.device)
+    write_features(features, guide, sigma_space, sigma_range, table.storage)
+    filtered = _filter_points(image, attempt, smallest_mass, table)
+    return None if filtered is None else filtered.as_strided(image.shape, image.stride())

@@ -250,12 +250,12 @@ def list_corners(vertices: Tensor, barycentric: Tensor, num_rows: int) -> Incide
     return Incidence(starts, counts, points, weights)
 
 
-def _gather_blocks(crowded: int, block_c: int) -> dict[str, int]:
-    """The shape of tiles, and warps for each."""
+def _gather_blocks(crowded: int, block_c: int, elements: int = 1024) -> dict[str, int]:
+    """The shape of tiles, and warps for each; `elements` are read at once where lattice points are crowded."""
     if not crowded:
         return {"TOGETHER": _TOGETHER, "ENTRIES": _ENTRIES, "BLOCK": max(1024 // block_c, 16), "num_warps": 2}
     # fastest on an H200: for lattice points whose entries are read at once, and for others
-    entries = min(1024 // block_c, 128)
+    entries = min(elements // block_c, 128)
     return {"TOGETHER": 0, "ENTRIES": entries, "BLOCK": 4 if crowded == 1 else 1, "num_warps": 1}
 
 
@@ -272,7 +272,8 @@ def _bind_gather(divided: bool, channels: int, width: int, value_stride: int, cr
 def _bind_gather_both(channels: int, first_crowded: int, second_crowded: int) -> tuple[Bound, int, int]:
     """And the rows of a program, on either lattice."""
     block_c = power_of_two(channels)
-    first, second = _gather_blocks(first_crowded, block_c), _gather_blocks(second_crowded, block_c)
+    # a kernel of two loops has fewer registers for each
+    first, second = (_gather_blocks(crowded, block_c, 512) for crowded in (first_crowded, second_crowded))
     rows = first.pop("BLOCK"), second["BLOCK"]
     bound = Bound(
         gather_both_kernel, CHANNELS=channels, FIRST_BLOCK=rows[0], SECOND_BLOCK=rows[1], BLOCK_C=block_c, **first
@@ -303,14 +304,16 @@ def gather_into(output: Tensor, values: Tensor, incidence: Incidence, density: T
 
 def gather_into_both(outputs: Sequence[Tensor], values: Tensor, incidences: Sequence[Incidence]) -> list[Launch]:
     """What sums the same contiguous values, at most WIDEST_TILE channels, into rows of two lattices."""
-    first, second = (_crowdedness(*each) for each in zip(incidences, (len(rows) for rows in outputs), strict=True))
-    if bool(first) != bool(second):
+    crowded = [_crowdedness(each, len(rows)) for each, rows in zip(incidences, outputs, strict=True)]
+    if bool(crowded[0]) != bool(crowded[1]):
         # in programs of another shape
         return [gather_into(*each) for each in zip(outputs, (values, values), incidences, strict=True)]
-    bound, first_block, second_block = _bind_gather_both(values.shape[1], first, second)
-    rows, more = outputs[0].shape[0], outputs[1].shape[0]
+    # programs that may take long begin first
+    first, second = (1, 0) if crowded[0] < crowded[1] else (0, 1)
+    bound, first_block, second_block = _bind_gather_both(values.shape[1], crowded[first], crowded[second])
+    rows, more = outputs[first].shape[0], outputs[second].shape[0]
     programs = cdiv(rows, first_block)
-    tensors = (values, *incidences[0], outputs[0], *incidences[1], outputs[1])
+    tensors = (values, *incidences[first], outputs[first], *incidences[second], outputs[second])
     return [(bound, (programs + cdiv(more, second_block), 1, 1), tensors, (programs, rows, more))]
 
 

@@ -114,13 +114,13 @@ def add_slice(
 def marginals_kernel(
     scores, output, first_values, first_vertices, first_weights, second_values, second_vertices, second_weights,
     num_points, points_per_item, first_vertex_stride, first_weight_stride, first_factor, second_vertex_stride,
-    second_weight_stride, second_factor, KERNELS: tl.constexpr, PLANES: tl.constexpr, LABELS: tl.constexpr,
-    WIDTH: tl.constexpr, FIRST_VERTEX: tl.constexpr, FIRST_WEIGHT: tl.constexpr, FIRST_CORNERS: tl.constexpr,
-    SECOND_VERTEX: tl.constexpr, SECOND_WEIGHT: tl.constexpr, SECOND_CORNERS: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_L: tl.constexpr,
+    second_weight_stride, second_factor, KERNELS: tl.constexpr, PLANES: tl.constexpr, LOGITS: tl.constexpr,
+    LABELS: tl.constexpr, WIDTH: tl.constexpr, FIRST_VERTEX: tl.constexpr, FIRST_WEIGHT: tl.constexpr,
+    FIRST_CORNERS: tl.constexpr, SECOND_VERTEX: tl.constexpr, SECOND_WEIGHT: tl.constexpr,
+    SECOND_CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
-    """softmax(scores + slices of KERNELS lattices), as rows `[points, WIDTH]`, or as PLANES `[items, labels,
-    points_per_item]`; the scores are rows.
+    """softmax(scores + slices of KERNELS lattices), or the LOGITS it is of, as rows `[points, WIDTH]`, or as PLANES
+    `[items, labels, points_per_item]`; the scores are rows.
     """
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     label = tl.arange(0, BLOCK_L)
@@ -137,13 +137,15 @@ def marginals_kernel(
             second_vertex_stride, second_weight_stride, WIDTH, SECOND_VERTEX, SECOND_WEIGHT, SECOND_CORNERS,
         )  # fmt: skip
     known = inside[:, None] & (label < LABELS)[None, :]
+    if not LOGITS:
+        logits = softmax(logits, known)
     if PLANES:
-        tl.store(output + plane_of(point, label, points_per_item, LABELS), softmax(logits, known), mask=known)
+        tl.store(output + plane_of(point, label, points_per_item, LABELS), logits, mask=known)
     else:
-        tl.store(output + row, softmax(logits, known), mask=padded)
+        tl.store(output + row, logits, mask=padded)
 
 
-class _Kernel(NamedTuple):
+class WeightedKernel(NamedTuple):
     """The tables of a kernel, its weights, and what is multiplied with what is sliced."""
 
     tables: PairwiseTables
@@ -151,15 +153,15 @@ class _Kernel(NamedTuple):
     factor: float
 
 
-def _weighted(kernels: Sequence[PairwiseTables], labels: int, steps: int) -> list[_Kernel]:
+def weighted_kernels(kernels: Sequence[PairwiseTables], labels: int, steps: int) -> list[WeightedKernel]:
     # for one splat, or of few labels, listing would take longer than it saves
     listed = (steps > 1 and labels > _NARROW) or torch.are_deterministic_algorithms_enabled()
     found = []
     for tables, weights in zip(kernels, find_weights(kernels, listed), strict=True):
-        kernel = _Kernel(tables, weights, float(tables.factor))
+        kernel = WeightedKernel(tables, weights, float(tables.factor))
         if weights.target.dtype == torch.float64:
             # a kernel is given numbers of 32 bits
-            kernel = _Kernel(tables, weights._replace(target=weights.target * kernel.factor), 1.0)
+            kernel = WeightedKernel(tables, weights._replace(target=weights.target * kernel.factor), 1.0)
         found.append(kernel)
     return found
 
@@ -171,8 +173,10 @@ def _room(rows: int, marginals: Tensor) -> tuple[Tensor, ...]:
     return torch.empty_strided((3, rows, width), strides, dtype=marginals.dtype, device=marginals.device).unbind()
 
 
-def _filter(kernels: Sequence[_Kernel], marginals: Tensor) -> tuple[list[Call], list[Tensor]]:
-    """The calls that bring rows `[points, width]` to all lattices, and where they then lie, ready to be sliced."""
+def splat_all(kernels: Sequence[WeightedKernel], marginals: Tensor) -> tuple[list[Call], list[tuple[Tensor, ...]]]:
+    """The calls that bring rows `[points, width]` to all lattices, and for each lattice where they then lie, with room
+    for the blur.
+    """
     room = [_room(kernel.tables.axis_neighbors.shape[1], marginals) for kernel in kernels]
     splatted = [each[0] for each in room]
     lists = [kernel.weights.incidence for kernel in kernels if kernel.weights.incidence is not None]
@@ -184,50 +188,69 @@ def _filter(kernels: Sequence[_Kernel], marginals: Tensor) -> tuple[list[Call], 
         launches.append(gather_into(splatted[0], marginals, lists[0]))
     else:
         launches += gather_into_both(splatted, marginals, lists)
+    return [*prepare_all(launches)], room
+
+
+def blur_all(
+    kernels: Sequence[WeightedKernel], room: Sequence[tuple[Tensor, ...]], reverse: bool = False
+) -> tuple[list[Call], list[Tensor]]:
+    """The calls that blur what was splatted, from the last axis to the first if `reverse`, and where it then lies,
+    ready to be sliced; without the costs in the second of the tensors in `room`.
+    """
     neighbors = [kernel.tables.axis_neighbors.contiguous() for kernel in kernels]
-    blurs = [blur_passes(first, each, False, room=more) for (first, *more), each in zip(room, neighbors, strict=True)]
-    launches += blurs[0][0] if len(blurs) == 1 else join_passes(blurs[0][0], blurs[1][0])
-    calls: list[Call] = [*prepare_all(launches)]
+    blurs = [blur_passes(first, each, reverse, room=more) for (first, *more), each in zip(room, neighbors, strict=True)]
+    calls: list[Call] = [*prepare_all(blurs[0][0] if len(blurs) == 1 else join_passes(blurs[0][0], blurs[1][0]))]
     values = [blurred for _, blurred in blurs]
     for number, (kernel, along) in enumerate(zip(kernels, neighbors, strict=True)):
-        more, values[number] = _behind_blur(kernel.tables, splatted[number], values[number], along)
+        more, values[number] = _behind_blur(kernel.tables, room[number][0], values[number], along, not reverse)
         calls += more
     return calls, values
 
 
 def _behind_blur(
-    tables: PairwiseTables, splatted: Tensor, blurred: Tensor, neighbors: Tensor
+    tables: PairwiseTables, splatted: Tensor, blurred: Tensor, neighbors: Tensor, backward: bool
 ) -> tuple[list[Call], Tensor]:
     """The calls that make the blur symmetric and apply the costs, and where the result lies."""
     calls: list[Call] = []
     if tables.both_ways:
-        passes, backward = blur_passes(splatted, neighbors, True)
-        calls += [*prepare_all(passes), partial(torch.lerp, blurred, backward, 0.5, out=blurred)]
+        passes, other = blur_passes(splatted, neighbors, backward)
+        calls += [*prepare_all(passes), partial(torch.lerp, blurred, other, 0.5, out=blurred)]
     if tables.costs is None:
         return calls, blurred
-    behind = blurred.shape[1] - tables.costs.shape[0]
-    costs = F.pad(tables.costs.to(blurred.dtype), (0, behind, 0, behind))
-    return [*calls, partial(torch.matmul, blurred, costs, out=splatted)], splatted
+    return [*calls, partial(torch.matmul, blurred, padded_costs(tables.costs, blurred), out=splatted)], splatted
 
 
-def _width(labels: int) -> int:
+def padded_costs(costs: Tensor, rows: Tensor) -> Tensor:
+    """What rows are multiplied with: zeros behind the labels."""
+    behind = rows.shape[1] - costs.shape[0]
+    return F.pad(costs.to(rows.dtype), (0, behind, 0, behind))
+
+
+def row_width(labels: int) -> int:
     """Elements of a row."""
     return labels if labels <= _NARROW else cdiv(labels, _ALIGNED) * _ALIGNED
 
 
-def _blocks(labels: int) -> dict[str, int]:
+def label_blocks(labels: int) -> dict[str, int]:
     """The shape of tiles, and warps for each: those that were fastest on an H200 for 21 labels."""
-    blocks = tile(_width(labels))
+    blocks = tile(row_width(labels))
     halved = 2 if labels > _NARROW else 1
     return {"BLOCK": blocks["BLOCK"] // halved, "BLOCK_L": blocks["BLOCK_C"], "num_warps": 4 // halved}
 
 
 def _marginals(
-    output: Tensor, scores: Tensor, kernels: Sequence[_Kernel], values: Sequence[Tensor], shape: tuple[int, int, int]
+    output: Tensor,
+    scores: Tensor,
+    kernels: Sequence[WeightedKernel],
+    values: Sequence[Tensor],
+    shape: tuple[int, int, int],
+    logits: bool = False,
 ) -> Launch:
-    """What fills `output`, rows or planes of `shape`, with the next marginals; `values` lie on the lattices."""
+    """What fills `output`, rows or planes of `shape`, with the next marginals, or their logits; `values` lie on the
+    lattices.
+    """
     items, labels, points = shape
-    width, blocks = _width(labels), _blocks(labels)
+    width, blocks = row_width(labels), label_blocks(labels)
     tensors: list[Tensor] = [scores, output]
     sizes: list[float] = [items * points, points]
     constants: dict[str, int] = {}
@@ -239,8 +262,8 @@ def _marginals(
         constants |= {f"{name}_VERTEX": vertices.stride(0), f"{name}_WEIGHT": weights.stride(0)}
         constants[f"{name}_CORNERS"] = vertices.shape[1]
     bound = bind(
-        marginals_kernel, KERNELS=len(kernels), PLANES=output.dim() == 3, LABELS=labels, WIDTH=width, **constants,
-        **blocks,
+        marginals_kernel, KERNELS=len(kernels), PLANES=output.dim() == 3, LOGITS=logits, LABELS=labels, WIDTH=width,
+        **constants, **blocks,
     )  # fmt: skip
     return bound, (cdiv(items * points, blocks["BLOCK"]), 1, 1), tuple(tensors), tuple(sizes)
 
@@ -248,14 +271,14 @@ def _marginals(
 def _begin(output: Tensor, scores: Tensor, energies: Tensor) -> None:
     """Fill `output`, rows or planes, with softmax(-energies), and rows of `scores` with -energies."""
     items, labels, points = energies.shape
-    blocks = _blocks(labels)
+    blocks = label_blocks(labels)
     launch(
         scores_kernel, (cdiv(items * points, blocks["BLOCK"]),), (energies, scores, output), (items * points, points),
-        PLANES=output.dim() == 3, LABELS=labels, WIDTH=_width(labels), **blocks,
+        PLANES=output.dim() == 3, LABELS=labels, WIDTH=row_width(labels), **blocks,
     )  # fmt: skip
 
 
-class _Begun(NamedTuple):
+class Begun(NamedTuple):
     """A field with its first marginals, both as rows; and planes for the last ones."""
 
     planes: Tensor
@@ -263,47 +286,55 @@ class _Begun(NamedTuple):
     marginals: Tensor
 
 
-def _start(energies: Tensor, start: Tensor | None, dtype: torch.dtype) -> _Begun:
+def start_field(energies: Tensor, start: Tensor | None, dtype: torch.dtype) -> Begun:
     items, labels, points = energies.shape
     planes = torch.empty(energies.shape, dtype=dtype, device=energies.device)
-    marginals, scores = (planes.new_empty(items * points, _width(labels)) for _ in range(2))
+    marginals, scores = (planes.new_empty(items * points, row_width(labels)) for _ in range(2))
     _begin(marginals, scores, energies.contiguous())
     if start is not None:
         marginals[:, :labels] = start.transpose(1, 2).reshape(items * points, labels)
-    return _Begun(planes, scores, marginals)
+    return Begun(planes, scores, marginals)
 
 
-def _solve(field: _Begun, kernels: Sequence[PairwiseTables], steps: int) -> Tensor:
-    """All steps, at least one."""
-    items, labels, points = field.planes.shape
-    weighted = _weighted(kernels, labels, steps)
-    filters, values = _filter(weighted, field.marginals)
+def solve(
+    field: Begun, kernels: Sequence[WeightedKernel], steps: int, kept: list[list[Tensor]] | None = None
+) -> Tensor:
+    """All steps, at least one. Where what was blurred in each step is to be `kept`, logits instead of marginals."""
     # the GPU begins while what follows is prepared
-    _run(filters)
-    arguments = field.scores, weighted, values, (items, labels, points)
+    splats, room = splat_all(kernels, field.marginals)
+    run_all(splats)
+    blurs, values = blur_all(kernels, room)
+    run_all(blurs)
+    items, labels, points = field.planes.shape
+    arguments = field.scores, kernels, values, (items, labels, points)
     # the same memory in every step, so that its launches are prepared once
-    step = [*prepare_all([_marginals(field.marginals, *arguments)]), *filters]
+    step = [*prepare_all([_marginals(field.marginals, *arguments)]), *splats, *blurs]
     for _ in range(steps - 1):
-        _run(step)
-    start_all([_marginals(field.planes, *arguments)])
+        if kept is not None:
+            kept.append([each[1].clone() for each in room])
+        run_all(step)
+    if kept is not None:
+        kept.append([each[1] for each in room])
+    start_all([_marginals(field.planes, *arguments, logits=kept is not None)])
     return field.planes
 
 
-def _is_taken(energies: Tensor, kernels: Sequence[object]) -> bool:
+def is_taken(energies: Tensor, kernels: Sequence[object]) -> bool:
     return len(kernels) <= _MOST_KERNELS and energies.shape[1] <= WIDEST_TILE and energies.numel() > 0
 
 
 @on_device
 def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor | None:
     """All steps, None for more kernels or labels than the kernel takes: see `FusedPrimitives`."""
-    if not _is_taken(energies, kernels):
+    if not is_taken(energies, kernels):
         return None
     dtype = kernels[0].barycentric.dtype
     if steps == 0:
         planes = torch.empty(energies.shape, dtype=dtype, device=energies.device)
         _begin(planes, planes, energies.contiguous())
         return planes
-    return _solve(_start(energies, start, dtype), kernels, steps)
+    field = start_field(energies, start, dtype)
+    return solve(field, weighted_kernels(kernels, energies.shape[1], steps), steps)
 
 
 @on_device
@@ -313,7 +344,7 @@ def mean_field_points(
     """The same with the lattices, of which no more is made than the field needs; None where a lattice does not fit the
     first table: see `FusedPrimitives`.
     """
-    if not _is_taken(energies, kernels) or steps == 0:
+    if not is_taken(energies, kernels) or steps == 0:
         return None
     if any(kernel.features.shape[1] > LARGEST_EVEN_DIMENSION for kernel in kernels):
         return None
@@ -323,7 +354,7 @@ def mean_field_points(
             for kernel, words in zip(kernels, reports.words, strict=False)
         ]
         # while the GPU is busy with the lattices
-        field = _start(energies, start, kernels[0].features.dtype)
+        field = start_field(energies, start, kernels[0].features.dtype)
         told = [reports.read(number) for number in range(len(kernels))]
     tables = []
     for kernel, insertion, report in zip(kernels, insertions, told, strict=True):
@@ -333,9 +364,9 @@ def mean_field_points(
         ordered, offsets = order(insertion, report), axis_offsets(kernel.features.shape[1], energies.device)
         neighbors = search_packed(ordered.table, ordered.codes, report.num_lattice_points, offsets, True)
         tables.append(PairwiseTables(ordered.vertices, ordered.barycentric, neighbors, *kernel[2:]))
-    return _solve(field, tables, steps)
+    return solve(field, weighted_kernels(tables, energies.shape[1], steps), steps)
 
 
-def _run(calls: Iterable[Call]) -> None:
+def run_all(calls: Iterable[Call]) -> None:
     for call in calls:
         call()

@@ -7,8 +7,6 @@ residual is small is left as it is.
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
@@ -16,7 +14,7 @@ from torch import Tensor
 
 from permutohedral.ops.guided_primitives import SeenCells, SolverTables
 from permutohedral.ops.triton.filter.cells import block_of, fits, split_sample, three_axes, widest_window, window
-from permutohedral.ops.triton.runtime import Bound, Launch, cdiv, on_device, start_all
+from permutohedral.ops.triton.runtime import Launch, bind, cdiv, on_device, start_all
 from permutohedral.ops.triton.zeros import clear, zeros
 
 _BLOCK = 256
@@ -236,36 +234,6 @@ def turn_kernel(
         tl.store(direction + place, result, mask=inside)
 
 
-@cache
-def _bind_beside(channels: int, around: int) -> Bound:
-    return Bound(beside_kernel, CHANNELS=channels, AROUND=around, BLOCK=_BLOCK)
-
-
-@cache
-def _bind_balance(last: bool, around: int) -> Bound:
-    return Bound(balance_kernel, LAST=last, AROUND=around, BLOCK=_BLOCK)
-
-
-@cache
-def _bind_roughen(lumped: bool, channels: int, around: int) -> Bound:
-    return Bound(roughen_kernel, LUMPED=lumped, CHANNELS=channels, AROUND=around, BLOCK=_BLOCK)
-
-
-@cache
-def _bind_cells(spread: bool, channels: int, corners: int, wide: int) -> Bound:
-    return Bound(cells_kernel, SPREAD=spread, CHANNELS=channels, CORNERS=corners, BLOCK=block_of(wide), WIDE=wide)
-
-
-@cache
-def _bind_update(first: bool, channels: int) -> Bound:
-    return Bound(update_kernel, FIRST=first, CHANNELS=channels, BLOCK=_BLOCK)
-
-
-@cache
-def _bind_turn(first: bool, channels: int) -> Bound:
-    return Bound(turn_kernel, FIRST=first, CHANNELS=channels, BLOCK=_BLOCK)
-
-
 def _is_whole(rows: Tensor) -> bool:
     return rows.numel() > 0 and rows.is_contiguous() and rows.shape[1] <= _MOST_CHANNELS
 
@@ -276,7 +244,7 @@ def add_beside(rows: Tensor, axis_neighbors: Tensor) -> Tensor | None:
         return None
     rows, output = rows.contiguous(), torch.empty_like(rows, memory_format=torch.contiguous_format)
     number, channels = rows.shape
-    bound = _bind_beside(channels, axis_neighbors.shape[0])
+    bound = bind(beside_kernel, CHANNELS=channels, AROUND=axis_neighbors.shape[0], BLOCK=_BLOCK)
     bound((cdiv(number, _BLOCK), channels, 1), (rows, axis_neighbors, output), (number,))
     return output
 
@@ -288,7 +256,7 @@ def balance(scale: Tensor, wanted: Tensor, axis_neighbors: Tensor, steps: int) -
         return None
     for step in range(steps + 1):
         output = torch.empty_like(scale)
-        bound = _bind_balance(step == steps, around)
+        bound = bind(balance_kernel, LAST=step == steps, AROUND=around, BLOCK=_BLOCK)
         bound((cdiv(number, _BLOCK), 1, 1), (scale, wanted, axis_neighbors, output), (number,))
         if step == steps:
             return scale, output
@@ -301,7 +269,8 @@ def _over_cells(
 ) -> Launch:
     """The data's part of the matrix, added to the image; without `numbers` of an iteration, rows are spread."""
     wide, channels, corners = widest_window(cells.grid), image.shape[1], cells.vertices.shape[1]
-    bound = _bind_cells(numbers is None, channels, corners, wide)
+    constants = {"SPREAD": numbers is None, "CHANNELS": channels, "CORNERS": corners, "WIDE": wide}
+    bound = bind(cells_kernel, **constants, BLOCK=block_of(wide))
     strides = cells.vertices.stride(1), cells.barycentric.stride(1)
     sizes = rows.shape[0], *strides, *three_axes(cells.grid.coarse), *three_axes(cells.grid.fine)
     tensors = values, cells.vertices, cells.barycentric, rows, scalars, image
@@ -343,12 +312,15 @@ def solve_on_lattice(
     weights = None if cells is None else cells.weights.contiguous()
     lumped = right if tables.lumped is None else tables.lumped.contiguous()
     grid, number = (cdiv(right.shape[0], _BLOCK), channels, 1), right.shape[0]
+    roughen = bind(
+        roughen_kernel, LUMPED=tables.lumped is not None, CHANNELS=channels, AROUND=tables.axis_neighbors.shape[0],
+        BLOCK=_BLOCK,
+    )  # fmt: skip
 
     def iterate(values: Tensor, iteration: int, first: bool) -> list[Launch]:
         sizes = number, iteration, slots, tolerance
         # nothing is known yet of what is solved
         before = sizes if not first else (*sizes[:3], 0.0)
-        roughen = _bind_roughen(tables.lumped is not None, channels, tables.axis_neighbors.shape[0])
         launches: list[Launch] = [
             (roughen, grid, (values, tables.axis_neighbors, tables.scale, tables.mass, lumped, scalars, image), before)
         ]
@@ -356,8 +328,9 @@ def solve_on_lattice(
             launches.append(_over_cells(cells, weights, values, scalars, image, before[1:]))
         after = (number, 0, slots, tolerance) if first else sizes
         tensors = right, image, diagonal, direction, solution, residual, scalars
-        launches.append((_bind_update(first, channels), grid, tensors, after))
-        launches.append((_bind_turn(first, channels), grid, (residual, diagonal, direction, scalars), after))
+        constants = {"FIRST": first, "CHANNELS": channels, "BLOCK": _BLOCK}
+        launches.append((bind(update_kernel, **constants), grid, tensors, after))
+        launches.append((bind(turn_kernel, **constants), grid, (residual, diagonal, direction, scalars), after))
         return launches
 
     start_all([clear(scalars), *iterate(solution, slots - 1, True)])

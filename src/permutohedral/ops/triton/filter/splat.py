@@ -217,8 +217,8 @@ def _can_run(values: Tensor, vertices: Tensor, barycentric: Tensor, width: int) 
     """Whether there are enough points, few channels, and corners in rows of four that one access reads."""
     if values.shape[0] < _WORTH_RUNS or width > _WIDEST_RUN:
         return False
-    room = vertices.stride(1)
-    return room % 4 == 0 and vertices.stride() == barycentric.stride() == (1, room)
+    room, first, other_first = vertices.stride(1), vertices.storage_offset(), barycentric.storage_offset()
+    return room % 4 == first % 4 == other_first % 4 == 0 and vertices.stride() == barycentric.stride() == (1, room)
 
 
 def _add_runs(values: Tensor, vertices: Tensor, barycentric: Tensor, output: Tensor) -> Launch:

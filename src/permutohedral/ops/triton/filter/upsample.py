@@ -20,7 +20,7 @@ from permutohedral.ops.triton.build.packed_table import FULL
 from permutohedral.ops.triton.filter.blur import blur_rows
 from permutohedral.ops.triton.filter.cells import find_missing, fits, split_sample, takes, three_axes, write_features
 from permutohedral.ops.triton.filter.splat import splat_sums
-from permutohedral.ops.triton.runtime import WIDEST_TILE, Bound, cdiv, on_device, tile
+from permutohedral.ops.triton.runtime import WIDEST_TILE, Bound, bind, cdiv, on_device, tile
 
 # rows of lattice values that are made before their number is known, for two points: enough for most pictures
 _ROWS_OF_TWO_POINTS = 3
@@ -183,7 +183,7 @@ def refuse_kernel(values, table, number, BLOCK: tl.constexpr):
         tl.store(table + FULL, 1)
 
 
-_refuse = Bound(refuse_kernel, BLOCK=1024)
+_refuse = bind(refuse_kernel, BLOCK=1024)
 
 
 @on_device

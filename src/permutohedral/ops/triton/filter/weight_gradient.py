@@ -20,7 +20,7 @@ from permutohedral.ops.triton.filter.convolve import (
     uses_matrix_units,
 )
 from permutohedral.ops.triton.filter.scaled_float16 import halve
-from permutohedral.ops.triton.runtime import Bound, on_device, power_of_two, rows_contiguous
+from permutohedral.ops.triton.runtime import Bound, bind, on_device, power_of_two, rows_contiguous
 from permutohedral.ops.triton.tuning import CHOSEN, Shape, Tuned, choose
 
 # from so many on, numbers of 32 bits take longer to transpose than to convert to three of 16 bits
@@ -315,18 +315,14 @@ def _sum_with_bias(
     bias_gradient = None if totals is None else partials.new_empty(shape[-1], dtype=dtype)
     entries, splits = weight_gradient.numel(), partials.shape[0]
     begin = 0 if totals is None else totals.numel() - shape[-1]
-    bound = _bind_sum(totals is not None, shape[-1], min(power_of_two(splits), 16))
+    constants = {"OUT_CHANNELS": shape[-1], "SPLITS": min(power_of_two(splits), 16), "BLOCK": _SUM_BLOCK}
+    bound = bind(sum_splits_kernel, HAS_TOTALS=totals is not None, **constants)
     tensors = (
         partials, partials if totals is None else totals, weight_gradient,
         weight_gradient if bias_gradient is None else bias_gradient,
     )  # fmt: skip
     bound((-(-entries // _SUM_BLOCK), 1, 1), tensors, (splits, entries, begin))
     return weight_gradient, bias_gradient
-
-
-@cache
-def _bind_sum(has_totals: bool, out_channels: int, splits: int) -> Bound:
-    return Bound(sum_splits_kernel, HAS_TOTALS=has_totals, OUT_CHANNELS=out_channels, SPLITS=splits, BLOCK=_SUM_BLOCK)
 
 
 # what `halve` makes of a matrix
