@@ -103,8 +103,8 @@ int64_t number_nodes(const RowRanges& ranges, StoredRow* rows) {
 template <class T>
 struct GridAxes {
     CellAxis<T> y, x;
-    int64_t row_step,
-        rows;         // rows between neighbors along the first axis of colors; along the second they are one apart
+    int64_t row_step;  // rows between neighbors along the first axis of colors; along the second they are one apart
+    int64_t rows;
     int64_t taps[2];  // nodes along those axes that a pixel touches: one where the guide has fewer channels
 
     int64_t num_places() const { return y.num_nodes() * x.num_nodes(); }
