@@ -200,9 +200,10 @@ estimated from the size of the window and the lattice points that parts of the p
   Each term is a picture, blurred over positions on a coarse grid. Pixels of small mass, whose colors are rare, are
   summed over a window. The colors of a photograph are near each other for a wide Gaussian, so that few terms do.
 - **grid**: where colors are many, with noise or for a narrow Gaussian: nodes over positions, about one standard
-  deviation apart, and at each of them nodes over colors, 1.2 standard deviations apart along the main axes of the colors
-  of the picture. Pixels are splatted with B-splines, blurred and interpolated. All weights are positive and no path gets
-  lost, so that rare colors come out as well as others. The mass of a pixel may be a quarter off, which cancels in means.
+  deviation apart, and at each of them nodes over colors, 1.2 standard deviations apart along the main axes of the
+  colors of the picture. Pixels are splatted with B-splines, blurred and interpolated. All weights are positive and no
+  path gets lost, so that rare colors come out as well as others. The mass of a pixel may be a quarter off, which
+  cancels in means.
 
   Both are for guides of up to three channels; not where derivatives are wanted, and not in traced code.
 - **separable**: the lattice. A halo is not among the choices: the lattice points that it adds (below) take more than a
