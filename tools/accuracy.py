@@ -186,9 +186,9 @@ PICTURES = """## Photographs with noise, small bandwidths, worst pixels
 
 Color photographs of 481 x 321 pixels (BSDS500, {names}), clean
 and with noise of 25/255, at bandwidths from 1 to 30 pixels and from 0.02 to 0.5 in color. *error* is the relative L2
-error over all pixels, the mean of the photographs; *worst* the largest error of a channel at any pixel of any of them, white being 1. The lattice
-is coarse where the pixels of one neighborhood share few lattice points: where noise or edges are wide against the
-bandwidth in color.
+error over all pixels, the mean of the photographs; *worst* the largest error of a channel at any pixel of any of them,
+white being 1. The lattice is coarse where the pixels of one neighborhood share few lattice points: where noise or edges
+are wide against the bandwidth in color.
 
 `method="auto"` takes what is closest to the definition among what takes at most a third longer than the lattice, as
 estimated from the size of the window and the lattice points that parts of the picture touch; `explain_bilateral` tells.
