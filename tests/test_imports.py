@@ -19,7 +19,7 @@ ORDER = [
     ["errors", "version", "_native"],
     ["tensors"],
     ["neighborhood", "simplices"],
-    ["ops.primitives", "ops.guided_primitives", "ops.tracing", "ops.batching"],
+    ["ops.primitives", "ops.guided_primitives", "ops.tracing", "ops.batching", "ops.color_tables"],
     ["ops.shared_tensors", "ops.fused_primitives", "ops.native_limits"],
     ["ops.reference", "ops.native"],
     ["ops.triton"],

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from permutohedral.memory import check_rows
 from permutohedral.ops import fused_filters
-from permutohedral.ops.fused_primitives import ColorGridTables
+from permutohedral.ops.color_tables import ColorGridTables
 
 # between the nodes over colors, in standard deviations; and the weight of a neighbor in the blur over them, for which
 # the error at the worst color is least

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from permutohedral.memory import check_rows
 from permutohedral.ops import fused_filters
-from permutohedral.ops.fused_primitives import LandmarkTables
+from permutohedral.ops.color_tables import LandmarkTables
 from permutohedral.ops.primitives import accumulation_dtype, window_extents
 
 # colors the landmarks are chosen from, of many pictures at least so many of each; and how far apart those are, in

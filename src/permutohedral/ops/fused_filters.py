@@ -13,13 +13,12 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
+from permutohedral.ops.color_tables import ColorGridTables, LandmarkTables
 from permutohedral.ops.dispatch import primitives_for
 from permutohedral.ops.fused_primitives import (
-    ColorGridTables,
     FilterTables,
     FusedPrimitives,
     KeptOfFilter,
-    LandmarkTables,
 )
 from permutohedral.ops.one_call import apply, in_one_call
 from permutohedral.ops.primitives import accumulation_dtype

@@ -16,7 +16,8 @@ from torch.utils.dlpack import from_dlpack
 
 from permutohedral.errors import BackendUnavailable
 from permutohedral.neighborhood import axis_offsets, blur_gain
-from permutohedral.ops.fused_primitives import ColorGridTables, FilterTables, KeptOfFilter, LandmarkTables
+from permutohedral.ops.color_tables import ColorGridTables, LandmarkTables
+from permutohedral.ops.fused_primitives import FilterTables, KeptOfFilter
 from permutohedral.ops.native.lending import lend, to_dlpack
 from permutohedral.ops.native.levels import coarsen_values as coarsen_values
 from permutohedral.ops.native.levels import largest_gradient as largest_gradient
@@ -377,9 +378,8 @@ def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tens
     items, channels, *extent = values.shape
     out = _empty((items, channels + 1, *extent), values.dtype)
     operands = _plain(values), _plain(guide), _plain(tables.colors), _plain(tables.mixture)
-    rare = tables.small_mass, tables.most_repaired
     _core(values.dtype).sum_landmarks(
-        *operands, *tables.sigma, *tables.cells, tables.blur_reach, tables.reach, *rare, out, _threads(values.numel())
+        *operands, *tables.sigma, *tables.cells, tables.blur_reach, *tables[-3:], out, _threads(values.numel())
     )
     return out
 
