@@ -378,9 +378,8 @@ def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tens
     items, channels, *extent = values.shape
     out = _empty((items, channels + 1, *extent), values.dtype)
     operands = _plain(values), _plain(guide), _plain(tables.colors), _plain(tables.mixture)
-    _core(values.dtype).sum_landmarks(
-        *operands, *tables.sigma, *tables.cells, tables.blur_reach, *tables[-3:], out, _threads(values.numel())
-    )
+    grid, (blur, reach, small, most) = (*tables.sigma, *tables.cells), tables[-4:]
+    _core(values.dtype).sum_landmarks(*operands, *grid, blur, reach, small, most, out, _threads(values.numel()))
     return out
 
 
