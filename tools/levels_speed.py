@@ -1,7 +1,7 @@
 """How long pyramids and filters on them take beside one lattice: `python tools/levels_speed.py --json FILE`.
 
-Points of every call differ; both sides of a ratio take turns in one run. Times are medians of processor time on the
-CPU, of one thread unless `--threads` says otherwise, and of the clock on a GPU.
+Points of every call differ; both sides of a ratio take turns in one run, and it is the median over the turns. Times are
+medians of processor time on the CPU, of one thread unless `--threads` says otherwise, and of the clock on a GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from permutohedral.reporting.atomic import write_bytes
 from permutohedral.reporting.markdown import markdown_table
 
 POINTS, LEVELS, CHANNELS, TAPS = 100_000, 4, 32, 15
-WARM_UP, REPEATS = 4, 15
+WARM_UP, REPEATS = 4, 25
 # how values go from one of two levels to the other
 WAYS = ("interpolated", "mixed", "learned")
 
@@ -108,8 +108,8 @@ def run_learned(given: Operands, pyramid: ph.LatticePyramid) -> None:
     given.differentiate(ph.slice(refined, fine), *given.weights)
 
 
-def in_turn(device: torch.device, *calls: Callable[[int], object]) -> list[float]:
-    """Milliseconds of each call, given the number of the round."""
+def in_turn(device: torch.device, *calls: Callable[[int], object]) -> list[list[float]]:
+    """Milliseconds of each call in every round, whose number it is given."""
     times: list[list[float]] = [[] for _ in calls]
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     for number in range(WARM_UP + REPEATS):
@@ -119,7 +119,12 @@ def in_turn(device: torch.device, *calls: Callable[[int], object]) -> list[float
             call(number)
             _wait(device)
             own.append(1000 * (clock() - started))
-    return [statistics.median(own[WARM_UP:]) for own in times]
+    return [own[WARM_UP:] for own in times]
+
+
+def compare(times: list[float], others: list[float]) -> float:
+    """How much longer something takes than something else."""
+    return statistics.median(one / other for one, other in zip(times, others, strict=True))
 
 
 def _wait(device: torch.device) -> None:
@@ -142,7 +147,7 @@ def measure(make: Callable[[int], Tensor], device: torch.device) -> dict[str, An
         lambda number: run_mixed(given, built[number % 3]),
         lambda number: run_learned(given, built[number % 3]),
     )
-    times = dict(zip(WAYS, two_levels, strict=True))
+    times = {"lattice": lattice, "pyramid": pyramid, "flat": flat, **dict(zip(WAYS, two_levels, strict=True))}
     fine, coarse = built[0].levels[:2]
     # products of rows and matrices of weights: what the convolutions multiply
     on_fine, on_coarse, up = (
@@ -150,8 +155,8 @@ def measure(make: Callable[[int], Tensor], device: torch.device) -> dict[str, An
     )
     return {
         "lattice_points": [level.num_lattice_points for level in built[0].levels],
-        "milliseconds": {"lattice": lattice, "pyramid": pyramid, "flat": flat, **times},
-        "ratio": {"pyramid": pyramid / lattice, **{way: taken / flat for way, taken in times.items()}},
+        "milliseconds": {name: statistics.median(own) for name, own in times.items()},
+        "ratio": {"pyramid": compare(pyramid, lattice), **{way: compare(times[way], flat) for way in WAYS}},
         "products": {
             "flat": on_fine,
             "interpolated": on_fine + on_coarse,

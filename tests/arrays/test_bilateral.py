@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bilateral, "points_that_fit", lambda dimension, channels: 25**3)
+    monkeypatch.setattr(bilateral, "points_that_fit", lambda *_: 25**3)
 
 
 def draw(*shape: int, dtype: Any = np.float32) -> Array:
@@ -260,7 +260,7 @@ def test_what_is_wrong_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "broken.tif").write_bytes(b"II*\0 nothing of the kind")
     with pytest.raises(DataError, match="cannot read the array"):
         filter_array(tmp_path / "broken.tif", out, 1.0, 0.1)
-    monkeypatch.setattr(bilateral, "points_that_fit", lambda dimension, channels: 100)
+    monkeypatch.setattr(bilateral, "points_that_fit", lambda *_: 100)
     with pytest.raises(InputError, match="smaller --sigma-space"):
         filter_array(colors, out, 2.0, 0.1, "YXC")
     (tmp_path / "folder").mkdir()

@@ -138,6 +138,11 @@ def test_what_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     broken[33, 5] = np.nan
     with pytest.raises(InputError, match=r"in the tile whose first sample is \(12, 0\): .* NaN"):
         phd.bilateral_filter(da.from_array(broken, chunks=20), 2.0, 0.1).compute()
+    monkeypatch.setattr(workers, "worker_memory", lambda: 11 << 20)
+    phd.bilateral_filter(da.zeros((80, 80), chunks=80, dtype="float32"), 2.0, 0.1)
+    with pytest.raises(MemoryLimitError, match="rechunk to at most"):
+        # of 32 bits, which double precision has all of
+        phd.bilateral_filter(da.zeros((80, 80), chunks=80, dtype="uint32"), 2.0, 0.1)
     monkeypatch.setattr(workers, "worker_memory", lambda: 1000)
     with pytest.raises(MemoryLimitError, match="rechunk to at most"):
         phd.bilateral_filter(color, 2.0, 0.1, axes="YXC")

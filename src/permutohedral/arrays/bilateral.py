@@ -22,7 +22,7 @@ from permutohedral.arrays.sources import Region, Source, is_store, open_source
 from permutohedral.arrays.stores import make_store, member_of, write_part
 from permutohedral.arrays.unfinished import Unfinished
 from permutohedral.arrays.workers import Workers
-from permutohedral.dask.tiles import filter_tile, margins_of, run_on_block
+from permutohedral.dask.tiles import filter_tile, floats_of, margins_of, run_on_block
 from permutohedral.dask.workers import points_that_fit
 from permutohedral.errors import InputError
 
@@ -186,7 +186,7 @@ def plan_tiles(source: Source, target: Path, sigma_space: float | Sequence[float
     for axis, margin in zip(space, margins_of(sigmas), strict=True):
         margins[axis] = margin
     channels = source.shape[source.axes.index(_CHANNELS)] if _CHANNELS in source.axes else 1
-    most = points_that_fit(len(space) + channels, channels)
+    most = points_that_fit(len(space) + channels, channels, floats_of(source.dtype))
     tile = [1 if name == _TIMES else extent for name, extent in zip(source.axes, source.shape, strict=True)]
     side = _largest_side([source.shape[axis] for axis in space], [margins[axis] for axis in space], most)
     for axis in space:

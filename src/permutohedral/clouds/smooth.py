@@ -151,7 +151,7 @@ def _divide(scan: Scan, most_points: int) -> list[tuple[int, int]]:
 
     channels = 3 if scan.field == POSITION else 1
     # scattered points may have a lattice point for each of their corners
-    most = max(min(most_points, points_that_fit(3, channels) // 4), 1)
+    most = max(min(most_points, points_that_fit(3, channels, scan.dtype) // 4), 1)
     return [(first, min(first + most, scan.num_points)) for first in range(0, scan.num_points, most)]
 
 

@@ -130,7 +130,7 @@ def _chunks_of_points(features: da.Array, values: da.Array | None) -> tuple[da.A
         return features, None
     if values.shape[0] != features.shape[0]:
         raise InputError(f"there are {values.shape[0]} values and {features.shape[0]} features")
-    check_fits(max(features.chunks[0], default=0), features.shape[1], values.shape[1])
+    check_fits(max(features.chunks[0], default=0), features.shape[1], values.shape[1], features.dtype)
     return features, values.rechunk({0: features.chunks[0], 1: -1})
 
 

@@ -186,7 +186,8 @@ def map_with_margins(
         if _CHANNELS not in names and channels != 1:
             raise InputError(f"a result of {channels} channels needs an axis for them: give the image one, named C")
     largest = math.prod(max(chunks) + 2 * margin for chunks, margin in zip(tiles, margins, strict=True))
-    check_fits(largest, len(margins) + arrays[-1].shape[-1], max(arrays[0].shape[-1], channels))
+    dimension = len(margins) + arrays[-1].shape[-1]
+    check_fits(largest, dimension, max(arrays[0].shape[-1], channels), floats_of(arrays[0].dtype))
     starts = [np.concatenate([[0], np.cumsum(chunks)[:-1]]) for chunks in tiles]
 
     def filter_block(*blocks: NDArray[Any], block_id: tuple[int, ...] = ()) -> NDArray[Any]:

@@ -6,6 +6,7 @@ import os
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import torch
 
 from permutohedral.errors import MemoryLimitError
@@ -104,9 +105,9 @@ def worker_memory() -> int:
     return min(limits) if limits else available_memory(torch.device("cpu")) or 1 << 62
 
 
-def check_fits(num_points: int, dimension: int, channels: int) -> None:
-    """Raise if a task on this many points would need more than a worker has."""
-    needed, free = _needed(num_points, dimension, channels), _for_tasks(worker_memory())
+def check_fits(num_points: int, dimension: int, channels: int, dtype: Any) -> None:
+    """Raise if a task on this many points, with floats of this kind, would need more than a worker has."""
+    needed, free = _needed(num_points, dimension, channels, dtype), _for_tasks(worker_memory())
     if needed > free:
         fitting = max(int(num_points * free / needed), 1)
         raise MemoryLimitError(
@@ -115,19 +116,29 @@ def check_fits(num_points: int, dimension: int, channels: int) -> None:
         )
 
 
-def points_that_fit(dimension: int, channels: int) -> int:
+def points_that_fit(dimension: int, channels: int, dtype: Any) -> int:
     """How many points of a picture or volume a task can filter at once in the memory of a worker.
 
-    >>> points_that_fit(4, 1) > 1000
+    Args:
+        dimension: of the features.
+        channels: of the values.
+        dtype: float32 or float64, what is computed with.
+
+    >>> points_that_fit(4, 1, "float32") > points_that_fit(4, 1, "float64") > 1000
     True
     """
     many = 1_000_000
-    fitting = _for_tasks(worker_memory()) * many / _needed(many, dimension, channels)
-    return max(int(min(fitting, _LARGEST_TABLES / (8 * (dimension + 1)))), 1)
+    fitting = _for_tasks(worker_memory()) * many / _needed(many, dimension, channels, dtype)
+    # the number of a lattice point, and a weight
+    corner_bytes = 4 + np.dtype(dtype).itemsize
+    return max(int(min(fitting, _LARGEST_TABLES / (corner_bytes * (dimension + 1)))), 1)
 
 
-def _needed(num_points: int, dimension: int, channels: int) -> int:
+def _needed(num_points: int, dimension: int, channels: int, dtype: Any) -> int:
     """Bytes of a lattice, of features, and of values that go in and out."""
+    size = int(np.dtype(dtype).itemsize)
     lattice_points = num_points // _SAMPLES_PER_LATTICE_POINT
-    lattice = forecast_memory(num_points, dimension, 0, 2 * channels, lattice_points, separable=True, ordered=True)
-    return lattice.total + 4 * num_points * (dimension + channels)
+    request = num_points, dimension, 0, 2 * channels, lattice_points
+    kind = torch.float64 if size == 8 else torch.float32
+    lattice = forecast_memory(*request, dtype=kind, separable=True, ordered=True)
+    return lattice.total + size * num_points * (dimension + channels)
