@@ -2,11 +2,14 @@
 // Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <array>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -396,7 +399,8 @@ void sum_window(Array<const T, 4> values, Array<const T, 4> guide, double sigma_
 template <class T>
 void sum_landmarks(Array<const T, 4> values, Array<const T, 4> guide, Array<const T, 2> landmarks,
                    Array<const T, 2> mixture, double sigma_y, double sigma_x, int64_t cell_y, int64_t cell_x,
-                   double reach, double small_mass, int64_t most_repaired, Array<T, 4> out, int threads) {
+                   double blur_reach, double reach, double small_mass, int64_t most_repaired, Array<T, 4> out,
+                   int threads) {
     nb::gil_scoped_release release;
     LandmarkShape shape{};
     shape.num_items = int64_t(values.shape(0));
@@ -409,11 +413,37 @@ void sum_landmarks(Array<const T, 4> values, Array<const T, 4> guide, Array<cons
     shape.sigma_x = sigma_x;
     shape.cell_y = cell_y;
     shape.cell_x = cell_x;
+    shape.blur_reach = blur_reach;
     shape.reach = reach;
     shape.small_mass = small_mass;
     shape.most_repaired = most_repaired;
     kernels<T>().sum_landmarks(shape, values.data(), guide.data(), landmarks.data(), mixture.data(), out.data(),
                                threads);
+}
+
+template <class T>
+void sum_color_grid(Array<const T, 4> values, Array<const T, 4> guide, std::array<double, 2> sigma,
+                    std::array<int64_t, 2> cells, double blur_reach, std::vector<std::vector<double>> directions,
+                    std::vector<double> origin, std::array<double, 2> color_blur, Array<T, 4> out, int threads) {
+    nb::gil_scoped_release release;
+    ColorGridShape shape{};
+    shape.num_items = int64_t(values.shape(0));
+    shape.num_channels = int64_t(values.shape(1));
+    shape.height = int64_t(values.shape(2));
+    shape.width = int64_t(values.shape(3));
+    shape.sigma_y = sigma[0];
+    shape.sigma_x = sigma[1];
+    shape.cell_y = cells[0];
+    shape.cell_x = cells[1];
+    shape.blur_reach = blur_reach;
+    shape.num_guides = int64_t(guide.shape(1));
+    for (size_t axis = 0; axis < directions.size(); ++axis) {
+        std::copy(directions[axis].begin(), directions[axis].end(), shape.directions[axis]);
+    }
+    std::copy(origin.begin(), origin.end(), shape.origin);
+    shape.own_weight = color_blur[0];
+    shape.neighbor_weight = color_blur[1];
+    kernels<T>().sum_color_grid(shape, values.data(), guide.data(), out.data(), threads);
 }
 
 template <class T>
@@ -532,6 +562,7 @@ void bind_kernels(nb::module_ module) {
     module.def("convolve_weight_gradient", &convolve_weight_gradient<T>);
     module.def("sum_window", &sum_window<T>);
     module.def("sum_landmarks", &sum_landmarks<T>);
+    module.def("sum_color_grid", &sum_color_grid<T>);
     module.def("sum_neighbors", &sum_neighbors<T>);
     nb::class_<CellSums<T>>(module, "CellSums")
         .def_prop_ro("num_rows", &CellSums<T>::num_rows)

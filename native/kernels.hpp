@@ -69,9 +69,19 @@ struct LandmarkShape {
     int64_t num_items, num_channels, num_guides, height, width, num_landmarks;
     double sigma_y, sigma_x;
     int64_t cell_y, cell_x;  // pixels between the nodes on which is blurred
+    double blur_reach;       // how far that blur reaches, in its standard deviations
     // pixels whose last sum is smaller are summed over a window, at most so many of each item
     double reach, small_mass;
     int64_t most_repaired;
+};
+
+struct ColorGridShape {
+    int64_t num_items, num_channels, num_guides, height, width;
+    double sigma_y, sigma_x;
+    int64_t cell_y, cell_x;              // pixels between the nodes on which is blurred
+    double blur_reach;                   // how far that blur reaches, in its standard deviations
+    double directions[3][3], origin[3];  // of the first num_guides axes of colors: from a color to its place, in nodes
+    double own_weight, neighbor_weight;  // of the blur along each axis of colors
 };
 
 // A Gaussian between points, and what it says about their labels: values are divided by a power of the mass of their
@@ -162,6 +172,8 @@ struct Kernels {
     // [num_landmarks, num_guides], mixture [num_landmarks, num_landmarks]
     void (*sum_landmarks)(const LandmarkShape& shape, const T* values, const T* guide, const T* landmarks,
                           const T* mixture, T* out, int threads);
+    // likewise
+    void (*sum_color_grid)(const ColorGridShape& shape, const T* values, const T* guide, T* out, int threads);
     // values [sources.num_points, num_channels], out [targets.num_points, num_channels]
     void (*sum_neighbors)(const Points<T>& sources, Matrix<const T> values, const Points<T>& targets, double reach,
                           Matrix<T> out, int threads);

@@ -36,7 +36,7 @@ ORDER = [
     ["lattice"],
     ["checks", "geometry", "pyramid", "bounded_lattice"],
     ["filters.steps", "levels"],
-    ["filters.normalization", "filters.landmarks"],
+    ["filters.normalization", "filters.landmarks", "filters.color_grid"],
     ["filters.weighting", "filters.exact"],
     ["filters.estimate", "filters.choice", "filters"],
     ["functional"],

@@ -5,7 +5,8 @@
 #include <cmath>
 #include <vector>
 
-#include "filter/landmark_grid.hpp"
+#include "filter/cell_axis.hpp"
+#include "filter/landmark_mixture.hpp"
 #include "filter/pixel_window.hpp"
 #include "filter/powers_of_two.hpp"
 #include "runtime/kernel_table.hpp"
@@ -43,8 +44,8 @@ class LandmarkSum {
 public:
     LandmarkSum(const LandmarkShape& shape, const T* landmarks, const T* mixture)
         : shape_(shape),
-          y_(shape.height, shape.cell_y, shape.sigma_y),
-          x_(shape.width, shape.cell_x, shape.sigma_x),
+          y_(shape.height, shape.cell_y, shape.sigma_y, shape.blur_reach),
+          x_(shape.width, shape.cell_x, shape.sigma_x, shape.blur_reach),
           num_blocks_(divide_up(shape.num_landmarks, lanes<T>)),
           num_terms_(num_blocks_ * lanes<T>),
           mixture_(mixture, shape.num_landmarks, num_blocks_),
@@ -68,15 +69,15 @@ public:
         parallel_for(threads, y_.num_nodes(),
                      [&](int64_t y, int) { std::fill(node(nodes_, y, 0), node(nodes_, y + 1, 0), T(0)); });
         // rows of cells that touch no common node
-        for (int phase = 0; phase < taps; ++phase) {
-            parallel_for(threads, divide_up(y_.num_cells - phase, taps), [&](int64_t part, int) {
-                for (int64_t x = 0; x < x_.num_cells; ++x) splat_cell(phase + taps * part, x);
+        for (int phase = 0; phase < cell_ends; ++phase) {
+            parallel_for(threads, divide_up(y_.num_cells - phase, cell_ends), [&](int64_t part, int) {
+                for (int64_t x = 0; x < x_.num_cells; ++x) splat_cell(phase + cell_ends * part, x);
             });
         }
         parallel_for(threads, y_.num_nodes(), [&](int64_t y, int) { blur_along_y(y); });
         parallel_for(threads, y_.num_nodes(), [&](int64_t y, int) { blur_and_mix(y); });
         parallel_for(threads, y_.num_cells, [&](int64_t cell_y, int) {
-            const Memory terms(sizeof(T) * taps * num_channels * num_terms_);
+            const Memory terms(sizeof(T) * cell_ends * num_channels * num_terms_);
             for (int64_t x = 0; x < x_.num_cells; ++x) slice_cell(planes.channels, cell_y, x, as<T>(terms), out);
         });
     }
@@ -199,8 +200,8 @@ private:
                 const Range rows = y_.pixels(cell_y, part_y), columns = x_.pixels(cell_x, part_x);
                 if (rows.begin == rows.end || columns.begin == columns.end) continue;
                 const T down = y_.right_of(cell_y, rows), right = x_.right_of(cell_x, columns);
-                const T weights[taps][taps] = {{(1 - down) * (1 - right), (1 - down) * right},
-                                               {down * (1 - right), down * right}};
+                const T weights[cell_ends][cell_ends] = {{(1 - down) * (1 - right), (1 - down) * right},
+                                                         {down * (1 - right), down * right}};
                 for (int32_t a = 1; a <= blocks[0]; ++a) {
                     splat_block(rows, columns, blocks[a], weights, node(nodes_, cell_y, cell_x));
                 }
@@ -209,8 +210,8 @@ private:
     }
 
     // Adds what the pixels of one part give to one block of landmarks, at the nodes from `first` on.
-    PERMUTOHEDRAL_INLINE void splat_block(Range rows, Range columns, int64_t block, const T (&node_weights)[taps][taps],
-                                          T* first) const {
+    PERMUTOHEDRAL_INLINE void splat_block(Range rows, Range columns, int64_t block,
+                                          const T (&node_weights)[cell_ends][cell_ends], T* first) const {
         Vector<T> colors[num_guides + 1];
         for (int g = 0; g <= num_guides; ++g) colors[g] = landmark(g, block);
         Vector<T> sums[num_channels] = {};
@@ -220,8 +221,8 @@ private:
             for (; at + pixels_at_once <= end; at += pixels_at_once) add_pixels<pixels_at_once>(at, colors, sums);
             for (; at < end; ++at) add_pixels<1>(at, colors, sums);
         }
-        for (int j = 0; j < taps; ++j) {
-            for (int i = 0; i < taps; ++i) {
+        for (int j = 0; j < cell_ends; ++j) {
+            for (int i = 0; i < cell_ends; ++i) {
                 T* to = first + j * row_size() + i * node_size() + block * lanes<T>;
                 for (int c = 0; c < num_channels; ++c) {
                     T* term = to + c * num_terms_;
@@ -255,18 +256,13 @@ private:
         }
     }
 
-    static Range reach_of(const Axis<T>& axis, int64_t at) {
-        const auto reach = int64_t(axis.blur.size()) - 1;
-        return {std::max<int64_t>(at - reach, 0), std::min(at + reach + 1, axis.num_nodes())};
-    }
-
     void blur_along_y(int64_t y) {
         T* to = node(blurred_, y, 0);
         std::fill(to, to + row_size(), T(0));
-        const Range near = reach_of(y_, y);
+        const Range near = y_.nodes_near(y);
         for (int64_t x = 0; x < x_.num_nodes(); ++x) {
             for (int64_t from = near.begin; from < near.end; ++from) {
-                add_scaled(node(nodes_, from, x), y_.blur[std::abs(from - y)], node_size(), to + x * node_size());
+                add_scaled(node(nodes_, from, x), y_.blur_between(from, y), node_size(), to + x * node_size());
             }
         }
     }
@@ -276,9 +272,9 @@ private:
         const Memory row(sizeof(T) * row_size());
         std::fill(as<T>(row), as<T>(row) + row_size(), T(0));
         for (int64_t x = 0; x < x_.num_nodes(); ++x) {
-            const Range near = reach_of(x_, x);
+            const Range near = x_.nodes_near(x);
             for (int64_t from = near.begin; from < near.end; ++from) {
-                add_scaled(node(blurred_, y, from), x_.blur[std::abs(from - x)], node_size(),
+                add_scaled(node(blurred_, y, from), x_.blur_between(from, x), node_size(),
                            as<T>(row) + x * node_size());
             }
         }
@@ -297,15 +293,15 @@ private:
         }
         rough_exp2_in_place<T, U>(weights);
         for (int u = 0; u < U; ++u) {
-            for (int i = 0; i < taps * num_channels; ++i) {
-                sums[i] += weights[u] * load<T, lanes<T>>(terms + (u * taps * num_channels + i) * lanes<T>);
+            for (int i = 0; i < cell_ends * num_channels; ++i) {
+                sums[i] += weights[u] * load<T, lanes<T>>(terms + (u * cell_ends * num_channels + i) * lanes<T>);
             }
         }
     }
 
-    // `terms [active blocks, taps, num_channels, lanes]` holds what is interpolated along y.
+    // `terms [active blocks, cell_ends, num_channels, lanes]` holds what is interpolated along y.
     void slice_cell(int64_t channels, int64_t cell_y, int64_t cell_x, T* terms, T* out) const {
-        constexpr int block_size = taps * num_channels;
+        constexpr int block_size = cell_ends * num_channels;
         const Range rows = y_.pixels(cell_y), columns = x_.pixels(cell_x);
         const int32_t* blocks = active(cell_y, cell_x) + 1;
         const int32_t count = blocks[-1];
@@ -341,7 +337,7 @@ private:
     // exp(-x^2 / 2) is two to the power of -factor x^2
     static constexpr T factor = T(0.5 * log2_e);
     const LandmarkShape shape_;
-    const Axis<T> y_, x_;
+    const CellAxis<T> y_, x_;
     const int64_t num_blocks_, num_terms_;
     const Mixture<T> mixture_;
     const Memory memory_[5];

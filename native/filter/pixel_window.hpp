@@ -93,7 +93,7 @@ public:
 private:
     // exp(-x^2 / 2) is two to the power of -factor x^2
     static constexpr T factor = T(0.5 * 1.4426950408889634);
-    // weights below two to this power count as zero
+    // weights below two to this power count as zero, also in double precision: what landmarks leave out is far more
     static constexpr double least_exponent = -20;
     static T exponent(double distance) { return -factor * T(distance * distance); }
 

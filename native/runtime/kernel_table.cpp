@@ -28,6 +28,7 @@ constexpr Kernels<T> all_kernels() {
     kernels.convolve_weight_gradient = &convolve_weight_gradient<T>;
     kernels.sum_window = &sum_window<T>;
     kernels.sum_landmarks = &sum_landmarks<T>;
+    kernels.sum_color_grid = &sum_color_grid<T>;
     kernels.sum_neighbors = &sum_neighbors<T>;
     return kernels;
 }

@@ -61,6 +61,8 @@ template <class T>
 void sum_landmarks(const LandmarkShape& shape, const T* values, const T* guide, const T* landmarks, const T* mixture,
                    T* out, int threads);
 template <class T>
+void sum_color_grid(const ColorGridShape& shape, const T* values, const T* guide, T* out, int threads);
+template <class T>
 void sum_neighbors(const Points<T>& sources, Matrix<const T> values, const Points<T>& targets, double reach,
                    Matrix<T> out, int threads);
 

@@ -190,9 +190,23 @@ class Kernels(Protocol):
         sigma_x: float,
         cell_y: int,
         cell_x: int,
+        blur_reach: float,
         reach: float,
         small_mass: float,
         most_repaired: int,
+        out: Tensor,
+        threads: int,
+    ) -> None: ...
+    def sum_color_grid(
+        self,
+        values: Tensor,
+        guide: Tensor,
+        sigma: tuple[float, float],
+        cells: tuple[int, int],
+        blur_reach: float,
+        directions: list[list[float]],
+        origin: list[float],
+        color_blur: tuple[float, float],
         out: Tensor,
         threads: int,
     ) -> None: ...

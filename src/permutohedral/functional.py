@@ -366,7 +366,7 @@ def _without_lattice(
         choice = choose_for_pixels(image, guide, sigma_space, sigma_range)
         # a halo is for the lattice
         if choice.window is not None and not halo:
-            return partial(sum_pixels, window=choice.window, landmarks=choice.landmarks), method
+            return partial(sum_pixels, window=choice.window, colors=choice.colors), method
         method, reach = ("exact" if choice.method == "exact" else "separable"), choice.reach
     if method == "exact" and (window := window_of(guide, sigma_space, sigma_range, reach)) is not None:
         return partial(sum_pixels, window=window), method

@@ -81,6 +81,15 @@ def test_tiles_with_the_landmarks_of_the_whole(sigmas: tuple[float, float], monk
     assert done[-1] == 1
 
 
+def test_tiles_with_the_axes_of_the_whole() -> None:
+    """The colors of a tile alone would have other axes, and other nodes."""
+    random = torch.randn(3, 230, 310, generator=torch.Generator().manual_seed(0))
+    picture, sigmas = PHOTOGRAPH[:, 100:330, 100:410] + 0.1 * random, (16.0, 0.1)
+    assert ph.explain_bilateral(picture, *sigmas).startswith("grid: ")
+    parts = tiles.filter_in_tiles(picture, picture, *sigmas, method="auto", tile=200)
+    torch.testing.assert_close(parts, ph.bilateral_filter(picture, *sigmas, method="auto"), rtol=0, atol=1e-5)
+
+
 def test_the_margins_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three quarters of them would be seen, so the bound is not generous."""
     monkeypatch.setattr(ph, "reach", lambda axis, halo: 0.75 * reach(axis, halo=halo))

@@ -1,9 +1,10 @@
 """Which method `method="auto"` takes: the closest to the definition that takes at most a third longer than the lattice.
 
-That is the exact one, over a window as wide as the time permits; else landmarks (`landmarks.py`); else the lattice
-itself. The choice follows from the input alone, whatever the backend, so that results do not depend on the machine.
-Times are estimated, in nanoseconds of one core with vectors of 32 bytes, by the constants below. A halo is no choice:
-it takes more than a third of the time of the lattice (docs/accuracy.md).
+That is the exact one, over a window as wide as the time permits; else landmarks (`landmarks.py`), if few are needed;
+else a grid over positions and colors (`color_grid.py`); else the lattice itself. The choice follows from the input
+alone, whatever the backend, so that results do not depend on the machine. Times are estimated by the constants below,
+in nanoseconds of one core with vectors of 32 bytes. A halo is no choice: it takes more than a third of the time of the
+lattice (docs/accuracy.md).
 """
 
 from __future__ import annotations
@@ -17,28 +18,36 @@ import torch
 from torch import Tensor
 
 from permutohedral.features import Sigma, bilateral_features, check_image, numbers_of
+from permutohedral.filters.color_grid import MOST_GUIDES, ColorAxes, estimate_size, find_axes
 from permutohedral.filters.exact import Window, has_no_window, window_of, window_size
-from permutohedral.filters.landmarks import MOST_GUIDES, Landmarks, cell_size, choose_landmarks
+from permutohedral.filters.landmarks import Landmarks, cell_size, choose_landmarks
 from permutohedral.ops import operators
 from permutohedral.ops.tracing import is_plain, is_traced, wants_gradient
 from permutohedral.tensors import check_features, check_tensor
 
 # windows that reach this far, in standard deviations, leave out 1.1, 4.4, 8.9 and 13.5 % of the mass of the Gaussian:
-# what that changes is a tenth to a half of what the lattice does; landmarks come before the last of them
+# what that changes is a tenth to a half of what the lattice does; landmarks and grids come before the last of them
 _REACHES = 3.0, 2.5, 2.2, 2.0
 # how much longer than the lattice another method may take: a third, less what the estimates may be wrong; and the last
 # of the windows, which is for noise, where lattices take longer than estimated
 _SLOWER, _LAST_SLOWER = 1.15, 1.6
+# and a grid, which is the only other one where there are many colors
+_GRID_SLOWER = 1.3
 
-# of the lattice: for each corner of a point, and for each axis at each lattice point
+# all in nanoseconds; of the lattice: for each corner of a point, and for each axis at each lattice point
 _CORNER, _LATTICE_POINT = 9.0, 27.0
 # of the exact method: for each pair, and each of its features and channels; for each pixel besides
 _PAIR, _PAIR_CHANNEL, _PIXEL = 0.32, 0.05, 40.0
 # of narrower windows than the first, whose weights are rough, as a part of that
 _ROUGH = 0.9
-# of landmarks, for four channels: for each pixel, and each landmark there; for each node of the grid, each landmark
-# and each pair of landmarks there
-_GRID_PIXEL, _TERM, _NODE, _NODE_TERM, _NODE_PAIR = 32.0, 1.0, 150.0, 10.0, 0.17
+# of landmarks, for four channels: for each pixel, and each landmark there; for each node between cells of pixels, each
+# landmark and each pair of landmarks there
+_LANDMARKS_PIXEL, _TERM, _NODE, _NODE_TERM, _NODE_PAIR = 32.0, 1.0, 150.0, 10.0, 0.17
+# where colors take up more nodes than this, landmarks would be so many that a grid takes less time
+_MOST_SPREAD = 22.0
+# of a grid, for four channels: for each pixel, and each node over colors that is stored; for each place between cells,
+# and each row of nodes there
+_GRID_PIXEL, _GRID_NODE, _GRID_PLACE, _GRID_ROW = 62.0, 30.0, 1500.0, 15.0
 # windows of fewer pixels are not worth a grid
 _LEAST_SIGMA = 3.0
 
@@ -55,20 +64,20 @@ class Choice:
     """What the automatic method takes.
 
     Attributes:
-        method: "exact", "landmarks" or "separable".
+        method: "exact", "landmarks", "grid" or "separable".
         reason: why, with the estimated times of one core.
         reach: of the window of the exact method, in standard deviations.
-        landmarks: those to take.
+        colors: the landmarks to take, or the axes of the grid.
         window: the picture they are of.
 
     >>> print(Choice("exact", "few points"))
     exact: few points
     """
 
-    method: Literal["exact", "landmarks", "separable"]
+    method: Literal["exact", "landmarks", "grid", "separable"]
     reason: str
     reach: float = _REACHES[0]
-    landmarks: Landmarks | None = None
+    colors: Landmarks | ColorAxes | None = None
     window: Window | None = None
 
     def __str__(self) -> str:
@@ -121,7 +130,7 @@ def choose_for_points(values: Tensor, features: Tensor | None, target_features: 
 
 
 def choose_for_pixels(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: Sigma) -> Choice:
-    """A window, landmarks or the lattice, whose points are counted in parts of the picture if need be.
+    """A window, landmarks, a grid or the lattice, whose points are counted in parts of the picture if need be.
 
     >>> image = torch.rand(3, 60, 60)
     >>> choose_for_pixels(image, image, 1.0, 0.1).method
@@ -155,41 +164,68 @@ def choose_for_pixels(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_ra
     ]
     if options and options[0].reach > _REACHES[-1]:
         return options[0]
-    found = _with_landmarks(image, guide, sigma_space, sigma_range, lattice)
+    found = _over_colors(image, guide, sigma_space, sigma_range, lattice)
     if found is not None:
         return found
     times = f"about {_in_words(exact[-1])} for a window of {windows[-1]:,} pixels, {_in_words(lattice)} for the lattice"
     return options[0] if options else Choice("separable", times)
 
 
-def _with_landmarks(
-    image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, lattice: float
-) -> Choice | None:
-    """Landmarks that take no longer than the lattice; none for what is differentiated."""
+def _over_colors(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, lattice: float) -> Choice | None:
+    """Landmarks or a grid that take little longer than the lattice; none for what is differentiated."""
     *items, guides, height, width = guide.shape
-    sigmas = numbers_of(sigma_space, 2)
-    if guides > MOST_GUIDES or min(sigmas) < _LEAST_SIGMA:
+    sigmas, count = numbers_of(sigma_space, 2), math.prod(items)
+    if guides > MOST_GUIDES or min(sigmas) < _LEAST_SIGMA or count * guides * height * width == 0:
         return None
-    count = math.prod(items)
-    if count * height * width == 0 or wants_gradient(image, guide, sigma_range) or not is_plain(image, guide):
+    if wants_gradient(image, guide, sigma_range) or not is_plain(image, guide):
         return None
     # the mass is one more channel
     passes = math.ceil((image.shape[:-2].numel() // count + 1) / 4)
-    most = _most_landmarks(_SLOWER * lattice / (count * height * width * passes), sigmas)
-    if most == 0:
+    pictures, ranges = guide.reshape(-1, guides, height, width), numbers_of(sigma_range, guides)
+    axes = find_axes(pictures, ranges)
+    if axes is None:
         return None
-    pictures = guide.reshape(-1, guides, height, width)
-    found = choose_landmarks(pictures, numbers_of(sigma_range, guides), most)
+    # the one that takes less time first
+    methods = (_few_landmarks, _small_grid) if axes.spread <= _MOST_SPREAD else (_small_grid, _few_landmarks)
+    for method in methods:
+        colors, reason = method(pictures, ranges, sigmas, axes, passes, lattice)
+        if colors is not None:
+            name: Literal["landmarks", "grid"] = "landmarks" if isinstance(colors, Landmarks) else "grid"
+            return Choice(name, reason, colors=colors, window=window_of(guide, sigma_space, sigma_range))
+    return None
+
+
+def _few_landmarks(
+    guide: Tensor, ranges: Sequence[float], sigmas: Sequence[float], axes: ColorAxes, passes: int, lattice: float
+) -> tuple[Landmarks | None, str]:
+    items, _, height, width = guide.shape
+    most = _most_landmarks(_SLOWER * lattice / (items * height * width * passes), sigmas)
+    found = choose_landmarks(guide, ranges, most) if most > 0 else None
     if found is None or not found.can_repair(sigmas, height * width):
-        return None
-    reason = f"{found.colors.shape[0]} colors take no longer than {_in_words(lattice)} for a lattice"
-    return Choice("landmarks", reason, landmarks=found, window=window_of(guide, sigma_space, sigma_range))
+        return None, ""
+    return found, f"{found.colors.shape[0]} colors take no longer than {_in_words(lattice)} for a lattice"
+
+
+def _small_grid(
+    guide: Tensor, ranges: Sequence[float], sigmas: Sequence[float], axes: ColorAxes, passes: int, lattice: float
+) -> tuple[ColorAxes | None, str]:
+    items, _, height, width = guide.shape
+    pixels = items * height * width * passes * _GRID_PIXEL
+    size = estimate_size(guide, ranges, sigmas, axes) if pixels <= _GRID_SLOWER * lattice else None
+    if size is None or not size.fits():
+        return None, ""
+    place = passes * (size.nodes * _GRID_NODE + _GRID_PLACE) + size.rows * _GRID_ROW
+    time = pixels + items * size.places * place
+    if time > _GRID_SLOWER * lattice:
+        return None, ""
+    nodes = f"{items * size.places * size.nodes:,.0f}"
+    return axes, f"about {_in_words(time)} for {nodes} nodes, {_in_words(lattice)} for a lattice"
 
 
 def _most_landmarks(time: float, sigmas: Sequence[float]) -> int:
     """How many can be taken in so much time for each pixel."""
     nodes = 1 / (cell_size(sigmas[0]) * cell_size(sigmas[1]))
-    left = time - _GRID_PIXEL - nodes * _NODE
+    left = time - _LANDMARKS_PIXEL - nodes * _NODE
     if left <= 0:
         return 0
     # left = linear most + squared most^2

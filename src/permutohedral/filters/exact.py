@@ -15,6 +15,7 @@ from torch import Tensor
 
 from permutohedral.errors import FeatureRangeError, InputError
 from permutohedral.features import Sigma, check_channels_first, check_image, in_units_of, numbers_of
+from permutohedral.filters.color_grid import ColorAxes, sum_color_grid
 from permutohedral.filters.landmarks import Landmarks, sum_landmarks
 from permutohedral.filters.normalization import SMALLEST_MASS, Normalization
 from permutohedral.ops.exact_sums import sum_neighbors, sum_window
@@ -122,15 +123,15 @@ def window_of(guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, reach: floa
 
 
 def sum_pixels(
-    values: Tensor, normalization: Normalization, window: Window, landmarks: Landmarks | None = None
+    values: Tensor, normalization: Normalization, window: Window, colors: Landmarks | ColorAxes | None = None
 ) -> Tensor:
-    """The bilateral filter: every pixel looks at those in its window, or at all by way of landmarks.
+    """The bilateral filter: every pixel looks at those in its window, or at all by way of landmarks or of a grid.
 
     Args:
         values: `[..., points, channels]`, the pixels in scan order; for a guide of several items, as many items.
         normalization: "homogeneous" or "none".
         window: what the pixels look at.
-        landmarks: of the guide, None for the window.
+        colors: landmarks among those of the guide, or their axes, for a grid; None for the window.
 
     Returns:
         Like values.
@@ -146,12 +147,15 @@ def sum_pixels(
     *leading, _, channels = values.shape
     # pictures that share their guide are channels
     pixels = values.to(window.guide.dtype).mT.reshape(items, math.prod(leading) * channels // items, height, width)
-    if normalization == "homogeneous" and landmarks is None:
+    if normalization == "homogeneous" and colors is None:
         pixels = torch.cat([pixels, pixels.new_ones(()).expand(items, 1, height, width)], dim=1)
-    if landmarks is None:
+    if colors is None:
         sums = sum_window(pixels, window.guide, *window.sigma, window.reach)
     else:
-        sums = sum_landmarks(pixels, window.guide, window.sigma, landmarks)
+        if isinstance(colors, Landmarks):
+            sums = sum_landmarks(pixels, window.guide, window.sigma, colors)
+        else:
+            sums = sum_color_grid(pixels, window.guide, window.sigma, colors)
         sums = sums if normalization == "homogeneous" else sums[:, :-1]
     if normalization == "homogeneous":
         sums = divide_by_mass(sums.movedim(1, 0), values.dtype).movedim(0, 1)

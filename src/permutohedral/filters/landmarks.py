@@ -207,7 +207,7 @@ def sum_landmarks(
     cells = cell_size(sigma[0]), cell_size(sigma[1])
     _check_memory(values, landmarks, cells)
     small, most = _rare(sigma, values.shape[-2] * values.shape[-1]) if repaired else (0.0, 0)
-    tables = LandmarkTables(landmarks.colors, landmarks.mixture, sigma, cells, _REACH, small, most)
+    tables = LandmarkTables(landmarks.colors, landmarks.mixture, sigma, cells, _BLUR_REACH, _REACH, small, most)
     sums = fused_filters.sum_landmarks(values, guide, tables)
     return _compose(values, guide, tables) if sums is None else sums
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from permutohedral.ops.dispatch import primitives_for
 from permutohedral.ops.fused_primitives import (
+    ColorGridTables,
     FilterTables,
     FusedPrimitives,
     KeptOfFilter,
@@ -115,6 +116,12 @@ def _representable(smallest: float, dtype: torch.dtype) -> float:
 def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor | None:
     """In one call, None where torch computes it: see `FusedPrimitives.sum_landmarks`."""
     run = in_one_call("sum_landmarks", values, guide) if values.numel() else None
+    return None if run is None else run(values, guide, tables)
+
+
+def sum_color_grid(values: Tensor, guide: Tensor, tables: ColorGridTables) -> Tensor | None:
+    """In one call, None where torch computes it: see `FusedPrimitives.sum_color_grid`."""
+    run = in_one_call("sum_color_grid", values, guide)
     return None if run is None else run(values, guide, tables)
 
 

@@ -103,6 +103,7 @@ class LandmarkTables(NamedTuple):
         mixture: `[landmarks, landmarks]`.
         sigma: over y and x, in pixels.
         cells: pixels between the nodes on which is blurred, along y and x.
+        blur_reach: how far the blur between those reaches, in its standard deviations.
         reach: of the windows over which pixels of small mass are summed, in standard deviations.
         small_mass: which are those.
         most_repaired: of each item, the ones whose mass is least.
@@ -112,9 +113,30 @@ class LandmarkTables(NamedTuple):
     mixture: Tensor
     sigma: tuple[float, float]
     cells: tuple[int, int]
+    blur_reach: float
     reach: float
     small_mass: float
     most_repaired: int
+
+
+class ColorGridTables(NamedTuple):
+    """The Gaussian over position and color on a grid (`filters/color_grid.py`).
+
+    Attributes:
+        sigma: over y and x, in pixels.
+        cells: pixels between the nodes over positions, along y and x.
+        blur_reach: how far the blur between those reaches, in its standard deviations.
+        directions: `[axes, guide channels]`, from a color to its place along each axis of colors, in nodes.
+        origin: `[axes]`, which is subtracted.
+        color_blur: the weights of a node itself and of a neighbor along each axis in the blur over colors.
+    """
+
+    sigma: tuple[float, float]
+    cells: tuple[int, int]
+    blur_reach: float
+    directions: list[list[float]]
+    origin: list[float]
+    color_blur: tuple[float, float]
 
 
 class ConvolutionTables(NamedTuple):
@@ -254,6 +276,10 @@ class FusedPrimitives(Primitives, GuidedPrimitives, Protocol):
         Returns:
             `[items, channels + 1, height, width]`: the sums of ones, the mass, are the last.
         """
+        ...
+
+    def sum_color_grid(self, values: Tensor, guide: Tensor, tables: ColorGridTables) -> Tensor:
+        """Likewise, on a grid over colors."""
         ...
 
     def filter_learned(

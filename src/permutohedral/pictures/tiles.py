@@ -14,6 +14,8 @@ from torch import Tensor
 import permutohedral as ph
 from permutohedral.checks import check_method
 from permutohedral.filters.choice import choose_for_pixels
+from permutohedral.filters.color_grid import ColorAxes, reach_of_grid
+from permutohedral.filters.color_grid import cell_size as grid_cell
 from permutohedral.filters.exact import WINDOW_REACH, divide_by_mass, sum_pixels, window_of
 from permutohedral.filters.landmarks import (
     Landmarks,
@@ -65,17 +67,23 @@ def filter_in_tiles(  # noqa: PLR0913 (the filter, and three options by name)
     if height * width <= tile * tile:
         return ph.bilateral_filter(values, sigma_space, sigma_range, guide, method, halo)
     check_method(method, halo, None)
-    window_reach = WINDOW_REACH
+    window_reach, axes = WINDOW_REACH, None
     if method == "auto":
         choice = choose_for_pixels(values, guide, sigma_space, sigma_range)
-        if choice.landmarks is not None and not halo:
-            return _with_landmarks(values, guide, sigma_space, sigma_range, choice.landmarks, tile, progress)
+        if isinstance(choice.colors, Landmarks) and not halo:
+            return _with_landmarks(values, guide, sigma_space, sigma_range, choice.colors, tile, progress)
+        axes = choice.colors if isinstance(choice.colors, ColorAxes) and not halo else None
         method, window_reach = ("exact" if choice.method == "exact" else "separable"), choice.reach
-    filter_part, far = _filter_of_parts(sigma_space, sigma_range, method, halo, window_reach)
-    # one more for the rounding of positions
-    margins = [math.ceil(sigma_space * each) + 1 for each in far]
+    if axes is None:
+        filter_part, far = _filter_of_parts(sigma_space, sigma_range, method, halo, window_reach)
+        # one more for the rounding of positions
+        margins, step = [math.ceil(sigma_space * each) + 1 for each in far], 1
+    else:
+        filter_part = _without_lattice(sigma_space, sigma_range, window_reach, axes)
+        # tiles begin where cells of the whole do
+        margins, step = [reach_of_grid(sigma_space)] * 2, grid_cell(sigma_space)
     result = torch.empty_like(values)
-    for part in _parts_of(height, width, tile, margins, 1, progress):
+    for part in _parts_of(height, width, tile, margins, step, progress):
         filtered = filter_part(values[part.read], guide[part.read], part.origin)
         result[part.written] = filtered[part.kept]
     return result
@@ -169,20 +177,28 @@ def _widen(interval: slice, margin: int, extent: int) -> slice:
 _PartFilter = Callable[[Tensor, Tensor, tuple[int, int]], Tensor]
 
 
+def _without_lattice(
+    sigma_space: float, sigma_range: float, window_reach: float, axes: ColorAxes | None
+) -> _PartFilter:
+    """Sums over windows, or on a grid with these axes."""
+
+    def filter_part(part: Tensor, edges: Tensor, origin: tuple[int, int]) -> Tensor:
+        window = window_of(edges, sigma_space, sigma_range, window_reach)
+        assert window is not None, "sigma is a number"
+        return sum_pixels(part.flatten(1).mT, "homogeneous", window, axes).mT.reshape(part.shape)
+
+    return filter_part
+
+
 def _filter_of_parts(
     sigma_space: float, sigma_range: float, method: GaussianMethod, halo: int, window_reach: float
 ) -> tuple[_PartFilter, tuple[float, float]]:
     """The filter of a part, and how far it reaches along y and x, in standard deviations."""
-
-    def filter_window(part: Tensor, edges: Tensor, origin: tuple[int, int]) -> Tensor:
-        window = window_of(edges, sigma_space, sigma_range, window_reach)
-        assert window is not None, "sigma is a number"
-        return sum_pixels(part.flatten(1).mT, "homogeneous", window).mT.reshape(part.shape)
 
     def filter_lattice(part: Tensor, edges: Tensor, origin: tuple[int, int]) -> Tensor:
         """The lattice lies as it does under the whole."""
         return ph.bilateral_filter(part, sigma_space, sigma_range, edges, method, halo, origin=origin)
 
     if method == "exact":
-        return filter_window, (window_reach, window_reach)
+        return _without_lattice(sigma_space, sigma_range, window_reach, None), (window_reach, window_reach)
     return filter_lattice, (ph.reach(0, halo=halo), ph.reach(1, halo=halo))

@@ -16,7 +16,7 @@ from torch.utils.dlpack import from_dlpack
 
 from permutohedral.errors import BackendUnavailable
 from permutohedral.neighborhood import axis_offsets, blur_gain
-from permutohedral.ops.fused_primitives import FilterTables, KeptOfFilter, LandmarkTables
+from permutohedral.ops.fused_primitives import ColorGridTables, FilterTables, KeptOfFilter, LandmarkTables
 from permutohedral.ops.native.lending import lend, to_dlpack
 from permutohedral.ops.native.levels import coarsen_values as coarsen_values
 from permutohedral.ops.native.levels import largest_gradient as largest_gradient
@@ -377,8 +377,17 @@ def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tens
     items, channels, *extent = values.shape
     out = _empty((items, channels + 1, *extent), values.dtype)
     operands = _plain(values), _plain(guide), _plain(tables.colors), _plain(tables.mixture)
-    grid, (reach, small, most) = (*tables.sigma, *tables.cells), tables[-3:]
-    _core(values.dtype).sum_landmarks(*operands, *grid, reach, small, most, out, _threads(values.numel()))
+    rare = tables.small_mass, tables.most_repaired
+    _core(values.dtype).sum_landmarks(
+        *operands, *tables.sigma, *tables.cells, tables.blur_reach, tables.reach, *rare, out, _threads(values.numel())
+    )
+    return out
+
+
+def sum_color_grid(values: Tensor, guide: Tensor, tables: ColorGridTables) -> Tensor:
+    items, channels, *extent = values.shape
+    out = _empty((items, channels + 1, *extent), values.dtype)
+    _core(values.dtype).sum_color_grid(_plain(values), _plain(guide), *tables, out, _threads(values.numel()))
     return out
 
 

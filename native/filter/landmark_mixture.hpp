@@ -1,58 +1,18 @@
-// The grid on which the terms of landmarks are blurred, and the matrix that puts them together: see landmark_sums.cpp.
+// The matrix that puts the terms of landmarks together: see landmark_sums.cpp.
 // Everything here has internal linkage: see threads.hpp.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
-#include <vector>
+#include <cstdint>
 
 #include "runtime/memory.hpp"
 #include "runtime/simd.hpp"
-#include "runtime/threads.hpp"
 
 namespace permutohedral {
 namespace PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
-// nodes along each axis that a pixel touches: those on both sides of it
-constexpr int taps = 2;
-// the pixels of a cell give to its nodes from the middles of so many parts along each axis
-constexpr int parts_along = 2;
-// the blur of the nodes reaches this many of its standard deviations
-constexpr double blur_reach = 4.5;
 // rows and vectors of the product with the mixture that stay in registers
 constexpr int product_rows = 4, product_vectors = 2;
-
-// Cells along an axis. A pixel gives to the nodes at both ends of its cell, and takes from them.
-template <class T>
-struct Axis {
-    int64_t size, cell, num_cells;
-    std::vector<T> right;  // [cell]: the weight of the right node; the left one has the rest
-    std::vector<T> blur;   // between nodes that are so many steps apart
-
-    Axis(int64_t size, int64_t cell, double sigma) : size(size), cell(cell), num_cells(divide_up(size, cell)) {
-        for (int64_t i = 0; i < cell; ++i) right.push_back(T((double(i) + 0.5) / double(cell)));
-        // interpolation at the source and at the target has a variance of a sixth of a step, on average
-        const double steps = sigma / double(cell), variance = steps * steps - 1.0 / 3.0;
-        const auto reach = std::min(int64_t(blur_reach * std::sqrt(variance)) + 1, num_nodes() - 1);
-        for (int64_t i = 0; i <= reach; ++i) {
-            blur.push_back(T(steps / std::sqrt(variance) * std::exp(-0.5 * double(i * i) / variance)));
-        }
-    }
-
-    int64_t num_nodes() const { return num_cells + taps - 1; }
-    Range pixels(int64_t at) const { return {at * cell, std::min((at + 1) * cell, size)}; }
-    // one of the parts of a cell, which may be empty
-    Range pixels(int64_t at, int64_t part) const {
-        const int64_t length = divide_up(cell, parts_along), begin = at * cell + part * length;
-        const int64_t end = std::min({begin + length, (at + 1) * cell, size});
-        return {std::min(begin, end), end};
-    }
-    // the weight of the right node at the middle of pixels of a cell
-    T right_of(int64_t at, Range pixels) const {
-        return T((double(pixels.begin + pixels.end) / 2 - double(at * cell)) / double(cell));
-    }
-};
 
 // The square matrix that rows of terms are multiplied by, filled up with zeros to whole blocks of terms.
 template <class T>

@@ -1,0 +1,391 @@
+// The Gaussian over position and color on a grid of nodes: see filters/color_grid.py for the formula.
+// At every node over positions, which bound cells of pixels, lies a grid of nodes over colors, in rows along the axis in
+// which colors differ most; only those nodes are stored that are needed. Compiled once per instruction set.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "filter/cell_axis.hpp"
+#include "filter/color_coordinates.hpp"
+#include "filter/color_ranges.hpp"
+#include "kernels.hpp"
+#include "runtime/kernel_table.hpp"
+#include "runtime/memory.hpp"
+#include "runtime/simd.hpp"
+
+namespace permutohedral {
+namespace PERMUTOHEDRAL_INSTRUCTION_SET {
+namespace {
+
+constexpr int num_corners = cell_ends * cell_ends;
+
+// Vectors hold two nodes. A color touches three in a row; what comes of the fourth is left out.
+constexpr int vector_size = nodes_at_once * num_channels;
+constexpr int vectors_of_color = (color_taps + nodes_at_once - 1) / nodes_at_once;
+template <class T>
+using NodeVector = typename VectorOf<T, vector_size>::type;
+
+// Where a color lies: the first of the nodes it touches, and how far it is from the middle one of them along each axis.
+template <class T>
+struct ColorPlace {
+    T offset[num_axes];
+    int32_t row, node;
+};
+
+// What nodes are worth to a color: the B-spline of second degree.
+template <class T>
+PERMUTOHEDRAL_INLINE void spline_weights(T offset, T* weights) {
+    weights[0] = T(0.5) * (T(0.5) - offset) * (T(0.5) - offset);
+    weights[1] = T(0.75) - offset * offset;
+    weights[2] = T(0.5) * (T(0.5) + offset) * (T(0.5) + offset);
+}
+
+// to += weight * from, of a multiple of nodes_at_once
+template <class T>
+PERMUTOHEDRAL_INLINE void add_nodes(const T* from, T weight, int64_t nodes, T* to) {
+    for (int64_t i = 0; i < nodes * num_channels; i += vector_size) {
+        store<T, vector_size>(to + i, load<T, vector_size>(to + i) + weight * load<T, vector_size>(from + i));
+    }
+}
+
+// The rows that are not empty.
+void find_rows(const StoredRow* rows, int64_t count, std::vector<int32_t>& found) {
+    found.clear();
+    for (int64_t r = 0; r < count; ++r) {
+        if (!rows[r].is_empty()) found.push_back(int32_t(r));
+    }
+}
+
+// One item. I and J are the nodes that a pixel touches along the first and the second axis of colors.
+template <class T, int I, int J>
+class ColorGrid {
+public:
+    ColorGrid(const ColorGridShape& shape, const T* guide, int threads)
+        : shape_(shape),
+          threads_(threads),
+          coordinates_(shape, guide, threads),
+          axes_{{shape.height, shape.cell_y, shape.sigma_y, shape.blur_reach},
+                {shape.width, shape.cell_x, shape.sigma_x, shape.blur_reach},
+                coordinates_.extents[1],
+                coordinates_.extents[0] * coordinates_.extents[1],
+                {I, J}},
+          colors_memory_(sizeof(ColorPlace<T>) * plane()),
+          colors_(as<ColorPlace<T>>(colors_memory_)),
+          needed_(axes_, locate_colors(), threads),
+          stored_(needed_.stored, axes_.num_places(), axes_.rows, threads),
+          halfway_(needed_.halfway, axes_.num_places(), axes_.rows, threads),
+          touched_(needed_.touched, stored_, axes_.num_places(), threads),
+          memory_{Memory(sizeof(T) * num_channels * plane()),
+                  Memory(sizeof(T) * (num_channels * stored_.num_nodes() + vector_size)),
+                  Memory(sizeof(T) * num_channels * halfway_.num_nodes())},
+          values_(as<T>(memory_[0])),
+          nodes_(as<T>(memory_[1])),
+          halfway_nodes_(as<T>(memory_[2])) {}
+
+    // Of planes, one for each channel, at most `num_channels`; those of out lie one after another.
+    void run(const std::vector<const T*>& planes, T* out) {
+        gather_values(planes);
+        parallel_for(threads_, axes_.num_places(), [&](int64_t place, int) { clear(stored_, place, nodes_); });
+        // rows of cells that touch no common node
+        for (int phase = 0; phase < cell_ends; ++phase) {
+            parallel_for(threads_, divide_up(axes_.y.num_cells - phase, cell_ends), [&](int64_t part, int) {
+                std::vector<T> local;
+                for (int64_t x = 0; x < axes_.x.num_cells; ++x) splat_cell(phase + cell_ends * part, x, local);
+            });
+        }
+        parallel_for(threads_, axes_.num_places(), [&](int64_t place, int) { blur_colors(place); });
+        // in the order in which what one place reads is what the next one reads
+        parallel_for(threads_, axes_.x.num_nodes(), [&](int64_t x, int) {
+            for (int64_t y = 0; y < axes_.y.num_nodes(); ++y) blur_along_y(y, x);
+        });
+        parallel_for(threads_, axes_.y.num_nodes(), [&](int64_t y, int) {
+            for (int64_t x = 0; x < axes_.x.num_nodes(); ++x) blur_along_x(y, x);
+        });
+        parallel_for(threads_, axes_.y.num_cells, [&](int64_t y, int) {
+            for (int64_t x = 0; x < axes_.x.num_cells; ++x) slice_cell(int64_t(planes.size()), y, x, out);
+        });
+    }
+
+private:
+    int64_t plane() const { return shape_.height * shape_.width; }
+
+    // The first nodes that the pixels of each cell touch.
+    ColorRanges locate_colors() {
+        ColorRanges of_cells(axes_.y.num_cells * axes_.x.num_cells, axes_.rows);
+        parallel_for(threads_, axes_.y.num_cells, [&](int64_t cell_y, int) {
+            const Range rows = axes_.y.pixels(cell_y);
+            for (int64_t cell_x = 0; cell_x < axes_.x.num_cells; ++cell_x) {
+                const RowRanges ranges = of_cells.at(cell_y * axes_.x.num_cells + cell_x);
+                ranges.clear();
+                const Range columns = axes_.x.pixels(cell_x);
+                for (int64_t y = rows.begin; y < rows.end; ++y) {
+                    for (int64_t x = columns.begin; x < columns.end; ++x) {
+                        const ColorPlace<T>& color = locate(y * shape_.width + x);
+                        ranges.add(color.row, int16_t(color.node));
+                    }
+                }
+            }
+        });
+        return of_cells;
+    }
+
+    PERMUTOHEDRAL_INLINE const ColorPlace<T>& locate(int64_t at) {
+        ColorPlace<T>& color = colors_[at];
+        int32_t middle[num_axes];
+        for (int g = 0; g < num_axes; ++g) {
+            const T coordinate = coordinates_.along(g)[at];
+            middle[g] = int32_t(coordinate + T(0.5));
+            color.offset[g] = coordinate - T(middle[g]);
+        }
+        color.row = int32_t((middle[0] - I / 2) * axes_.row_step + middle[1] - J / 2);
+        color.node = middle[2] - color_taps / 2;
+        return color;
+    }
+
+    // Where there are fewer channels the last one stands in: what comes of it is not written.
+    void gather_values(const std::vector<const T*>& planes) {
+        parallel_for(threads_, shape_.height, [&](int64_t y, int) {
+            const T* from[num_channels];
+            for (int c = 0; c < num_channels; ++c) from[c] = planes[std::min<size_t>(c, planes.size() - 1)];
+            for (int64_t at = y * shape_.width; at < (y + 1) * shape_.width; ++at) {
+                for (int c = 0; c < num_channels; ++c) values_[at * num_channels + c] = from[c][at];
+            }
+        });
+    }
+
+    static void clear(const NodeTable& table, int64_t place, T* nodes) {
+        const Range all = table.nodes(place);
+        std::fill(nodes + num_channels * all.begin, nodes + num_channels * all.end, T(0));
+    }
+
+    // Calls function(row, weight) for the rows that a color touches, counted from the first of them.
+    template <class Function>
+    PERMUTOHEDRAL_INLINE void for_rows(const ColorPlace<T>& color, Function&& function) const {
+        T along_i[color_taps] = {1}, along_j[color_taps] = {1};
+        if constexpr (I > 1) spline_weights(color.offset[0], along_i);
+        if constexpr (J > 1) spline_weights(color.offset[1], along_j);
+        for (int i = 0; i < I; ++i) {
+            for (int j = 0; j < J; ++j) function(i * axes_.row_step + j, along_i[i] * along_j[j]);
+        }
+    }
+
+    // Adds what the pixels of a cell give to the nodes at its corners. Those of a part of it give together, from the
+    // middle of the part: first to nodes of their own, which lie in `local`.
+    void splat_cell(int64_t cell_y, int64_t cell_x, std::vector<T>& local) {
+        const StoredRow* corners[num_corners];
+        find_corners(cell_y, cell_x, corners);
+        std::vector<StoredRow> own(axes_.rows);
+        const int64_t num_nodes = needed_.number_cell(axes_, cell_y, cell_x, own.data());
+        // vectors may reach beyond the last node
+        local.resize(num_channels * num_nodes + vector_size);
+        std::vector<int32_t> rows;
+        find_rows(own.data(), axes_.rows, rows);
+        for (int part = 0; part < parts_along * parts_along; ++part) {
+            const Range ys = axes_.y.pixels(cell_y, part / parts_along),
+                        xs = axes_.x.pixels(cell_x, part % parts_along);
+            if (ys.begin == ys.end || xs.begin == xs.end) continue;
+            std::fill(local.begin(), local.end(), T(0));
+            for (int64_t y = ys.begin; y < ys.end; ++y) {
+                for (int64_t at = y * shape_.width + xs.begin; at < y * shape_.width + xs.end; ++at) {
+                    splat_pixel(at, own.data(), local.data());
+                }
+            }
+            const T down = axes_.y.right_of(cell_y, ys), right = axes_.x.right_of(cell_x, xs);
+            const T weights[] = {(1 - down) * (1 - right), (1 - down) * right, down * (1 - right), down * right};
+            for (int corner = 0; corner < num_corners; ++corner) {
+                add_rows(own.data(), local.data(), weights[corner], rows, own.data(), corners[corner], nodes_);
+            }
+        }
+    }
+
+    void find_corners(int64_t cell_y, int64_t cell_x, const StoredRow* (&corners)[num_corners]) const {
+        for (int corner = 0; corner < num_corners; ++corner) {
+            corners[corner] = stored_.rows(axes_.place(cell_y + corner / cell_ends, cell_x + corner % cell_ends));
+        }
+    }
+
+    PERMUTOHEDRAL_INLINE void splat_pixel(int64_t at, const StoredRow* rows, T* local) const {
+        const ColorPlace<T>& color = colors_[at];
+        T along[vectors_of_color * nodes_at_once] = {}, given[vectors_of_color * vector_size];
+        spline_weights(color.offset[num_axes - 1], along);
+        for (int k = 0; k < vectors_of_color * nodes_at_once; ++k) {
+            for (int c = 0; c < num_channels; ++c) {
+                given[k * num_channels + c] = along[k] * values_[at * num_channels + c];
+            }
+        }
+        NodeVector<T> vectors[vectors_of_color];
+        for (int v = 0; v < vectors_of_color; ++v) vectors[v] = load<T, vector_size>(given + v * vector_size);
+        T* const nodes = local + num_channels * color.node;
+        for_rows(color, [&](int64_t row, T weight) {
+            T* to = nodes + rows[color.row + row].first;
+            for (int v = 0; v < vectors_of_color; ++v, to += vector_size) {
+                store<T, vector_size>(to, load<T, vector_size>(to) + weight * vectors[v]);
+            }
+        });
+    }
+
+    void slice_cell(int64_t channels, int64_t cell_y, int64_t cell_x, T* out) const {
+        const Range rows = axes_.y.pixels(cell_y), columns = axes_.x.pixels(cell_x);
+        const StoredRow* corners[num_corners];
+        find_corners(cell_y, cell_x, corners);
+        for (int64_t y = rows.begin; y < rows.end; ++y) {
+            const T down = axes_.y.right[y - rows.begin];
+            for (int64_t x = columns.begin; x < columns.end; ++x) {
+                const T right = axes_.x.right[x - columns.begin];
+                const T weights[] = {(1 - down) * (1 - right), (1 - down) * right, down * (1 - right), down * right};
+                const int64_t at = y * shape_.width + x;
+                T sums[num_channels];
+                slice_pixel(colors_[at], corners, weights, sums);
+                for (int64_t c = 0; c < channels; ++c) out[c * plane() + at] = sums[c];
+            }
+        }
+    }
+
+    PERMUTOHEDRAL_INLINE void slice_pixel(const ColorPlace<T>& color, const StoredRow* const (&corners)[num_corners],
+                                          const T (&weights)[num_corners], T (&sums)[num_channels]) const {
+        const T* const nodes = nodes_ + num_channels * color.node;
+        // apart, so that no sum has to wait for another
+        NodeVector<T> taken[num_corners][vectors_of_color] = {};
+        for_rows(color, [&](int64_t row, T weight) {
+            for (int corner = 0; corner < num_corners; ++corner) {
+                const T* from = nodes + corners[corner][color.row + row].first;
+                for (int v = 0; v < vectors_of_color; ++v) {
+                    taken[corner][v] += weight * load<T, vector_size>(from + v * vector_size);
+                }
+            }
+        });
+        T total[vectors_of_color * vector_size], along[color_taps];
+        for (int v = 0; v < vectors_of_color; ++v) {
+            NodeVector<T> sum{};
+            for (int corner = 0; corner < num_corners; ++corner) sum += weights[corner] * taken[corner][v];
+            store<T, vector_size>(total + v * vector_size, sum);
+        }
+        spline_weights(color.offset[num_axes - 1], along);
+        for (int c = 0; c < num_channels; ++c) {
+            sums[c] = along[0] * total[c] + along[1] * total[c + num_channels] + along[2] * total[c + 2 * num_channels];
+        }
+    }
+
+    // Every node gives to its neighbors at the same place, also to those across edges and corners.
+    void blur_colors(int64_t place) {
+        const Range all = stored_.nodes(place);
+        const int64_t size = num_channels * (all.end - all.begin);
+        const StoredRow *touched = touched_.rows(place), *stored = stored_.rows(place);
+        // the nodes as they were; behind them a row, blurred, which is longer at both ends
+        const Memory memory(sizeof(T) * (size + num_channels * (coordinates_.extents[2] + 4 * nodes_at_once)));
+        T *const before = as<T>(memory), *const row = before + size;
+        std::memcpy(before, nodes_ + num_channels * all.begin, sizeof(T) * size);
+        clear(stored_, place, nodes_);
+        const T weights[] = {T(shape_.own_weight), T(shape_.neighbor_weight)};
+        std::vector<int32_t> rows;
+        find_rows(touched, axes_.rows, rows);
+        for (const int32_t r : rows) {
+            const int64_t begin = touched[r].begin - nodes_at_once, end = touched[r].end + nodes_at_once;
+            blur_row(before + touched[r].first + num_channels * (touched[r].begin - all.begin),
+                     touched[r].end - touched[r].begin, row);
+            for (int i = -(I / 2); i <= I / 2; ++i) {
+                for (int j = -(J / 2); j <= J / 2; ++j) {
+                    const StoredRow& to = stored[r + i * axes_.row_step + j];
+                    const int64_t from = std::max<int64_t>(begin, to.begin), until = std::min<int64_t>(end, to.end);
+                    if (from >= until) continue;
+                    const T factor = (I > 1 ? weights[std::abs(i)] : T(1)) * (J > 1 ? weights[std::abs(j)] : T(1));
+                    add_nodes(row + num_channels * (from - begin), factor, until - from,
+                              nodes_ + to.first + num_channels * from);
+                }
+            }
+        }
+    }
+
+    // out [nodes + 2 nodes_at_once]: from, which begins nodes_at_once later, blurred.
+    PERMUTOHEDRAL_INLINE void blur_row(const T* from, int64_t nodes, T* out) const {
+        std::fill(out, out + num_channels * (nodes + 2 * nodes_at_once), T(0));
+        T* to = out + num_channels * nodes_at_once;
+        add_nodes(from, T(shape_.own_weight), nodes, to);
+        add_nodes(from, T(shape_.neighbor_weight), nodes, to - num_channels);
+        add_nodes(from, T(shape_.neighbor_weight), nodes, to + num_channels);
+    }
+
+    void blur_along_y(int64_t y, int64_t x) {
+        const int64_t place = axes_.place(y, x);
+        clear(halfway_, place, halfway_nodes_);
+        std::vector<int32_t> rows;
+        find_rows(halfway_.rows(place), axes_.rows, rows);
+        const Range from = axes_.y.nodes_near(y);
+        for (int64_t other = from.begin; other < from.end; ++other) {
+            add_rows(stored_.rows(axes_.place(other, x)), nodes_, axes_.y.blur_between(other, y), rows,
+                     halfway_.rows(place), halfway_.rows(place), halfway_nodes_);
+        }
+    }
+
+    // Back to the nodes that are stored, of which only those are needed that colors touch.
+    void blur_along_x(int64_t y, int64_t x) {
+        const int64_t place = axes_.place(y, x);
+        clear(stored_, place, nodes_);
+        std::vector<int32_t> rows;
+        find_rows(touched_.rows(place), axes_.rows, rows);
+        const Range from = axes_.x.nodes_near(x);
+        for (int64_t other = from.begin; other < from.end; ++other) {
+            add_rows(halfway_.rows(axes_.place(y, other)), halfway_nodes_, axes_.x.blur_between(other, x), rows,
+                     touched_.rows(place), touched_.rows(place), nodes_);
+        }
+    }
+
+    // Adds rows of another place, as far as they are wanted.
+    static void add_rows(const StoredRow* given, const T* from, T weight, const std::vector<int32_t>& rows,
+                         const StoredRow* wanted, const StoredRow* stored, T* to) {
+        for (const int32_t r : rows) {
+            const int64_t begin = std::max(given[r].begin, wanted[r].begin),
+                          end = std::min(given[r].end, wanted[r].end);
+            add_nodes(from + given[r].first + num_channels * begin, weight, end - begin,
+                      to + stored[r].first + num_channels * begin);
+        }
+    }
+
+    const ColorGridShape shape_;
+    const int threads_;
+    const ColorCoordinates<T> coordinates_;
+    const GridAxes<T> axes_;
+    const Memory colors_memory_;
+    ColorPlace<T>* const colors_;
+    const NeededNodes<T> needed_;
+    const NodeTable stored_, halfway_, touched_;
+    const Memory memory_[3];
+    T* const values_;  // [height, width, num_channels]
+    T *const nodes_, *const halfway_nodes_;
+};
+
+template <class T, int I, int J>
+void sum_items(const ColorGridShape& shape, const T* values, const T* guide, T* out, int threads) {
+    const int64_t plane = shape.height * shape.width, num_sums = shape.num_channels + 1;
+    const Memory ones(sizeof(T) * plane);
+    std::fill(as<T>(ones), as<T>(ones) + plane, T(1));
+    for (int64_t item = 0; item < shape.num_items; ++item) {
+        std::vector<const T*> planes;
+        for (int64_t c = 0; c < shape.num_channels; ++c) {
+            planes.push_back(values + (item * shape.num_channels + c) * plane);
+        }
+        planes.push_back(as<T>(ones));
+        ColorGrid<T, I, J> grid(shape, guide + item * shape.num_guides * plane, threads);
+        for (int64_t first = 0; first < num_sums; first += num_channels) {
+            const auto begin = planes.begin() + first;
+            const int64_t channels = std::min<int64_t>(num_channels, num_sums - first);
+            grid.run(std::vector<const T*>(begin, begin + channels), out + (item * num_sums + first) * plane);
+        }
+    }
+}
+
+}  // namespace
+
+template <class T>
+void sum_color_grid(const ColorGridShape& shape, const T* values, const T* guide, T* out, int threads) {
+    if (shape.num_guides == 1) return sum_items<T, 1, 1>(shape, values, guide, out, threads);
+    if (shape.num_guides == 2) return sum_items<T, 1, color_taps>(shape, values, guide, out, threads);
+    sum_items<T, color_taps, color_taps>(shape, values, guide, out, threads);
+}
+
+template void sum_color_grid(const ColorGridShape&, const float*, const float*, float*, int);
+template void sum_color_grid(const ColorGridShape&, const double*, const double*, double*, int);
+
+}  // namespace PERMUTOHEDRAL_INSTRUCTION_SET
+}  // namespace permutohedral

@@ -1,0 +1,253 @@
+"""The Gaussian over position and color on a grid, against its definition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import DEVICE, relative_error, to_numpy, to_tensor
+from torch import Tensor
+
+import permutohedral as ph
+from permutohedral import memory
+from permutohedral.filters.color_grid import ColorAxes, estimate_size, find_axes, sum_color_grid
+
+SIGMA = (4.0, 3.0)
+
+
+def picture(height: int, width: int, channels: int = 3, items: int = 1) -> Tensor:
+    """`[items, channels, height, width]`: waves, in standard deviations of the color."""
+    y, x = torch.meshgrid(torch.linspace(0, 3, height), torch.linspace(0, 4, width), indexing="ij")
+    waves = [2 * torch.sin(x * (c + 1) + i) * y.cos() for i in range(items) for c in range(channels)]
+    return torch.stack(waves).view(items, channels, height, width).to(DEVICE)
+
+
+def by_definition(values: Tensor, guide: Tensor, sigma: tuple[float, float] = SIGMA) -> Tensor:
+    """Sums over all pairs of pixels."""
+    height, width = values.shape[-2:]
+    y, x = np.mgrid[:height, :width]
+    positions = np.stack([y.ravel() / sigma[0], x.ravel() / sigma[1]], axis=1)
+    sums = np.empty(values.shape)
+    for item, (value, color) in enumerate(zip(to_numpy(values), to_numpy(guide), strict=True)):
+        features = np.concatenate([positions, color.reshape(color.shape[0], -1).T], axis=1)
+        kernel = np.exp(-0.5 * ((features[:, None] - features) ** 2).sum(-1))
+        sums[item] = (kernel @ value.reshape(value.shape[0], -1).T).T.reshape(value.shape)
+    return to_tensor(sums)
+
+
+def with_mass(guide: Tensor) -> Tensor:
+    return torch.cat([guide, torch.ones_like(guide[:, :1])], dim=1)
+
+
+def axes_of(guide: Tensor) -> ColorAxes:
+    found = find_axes(guide, [1.0] * guide.shape[1])
+    assert found is not None
+    return found
+
+
+def quotient(sums: Tensor) -> Tensor:
+    return sums[:, :-1] / sums[:, -1:]
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize(
+    ("height", "width", "channels", "items", "dtype"),
+    [
+        (31, 22, 3, 1, torch.float32),
+        (20, 25, 1, 2, torch.float64),
+        (1, 40, 2, 1, torch.float32),
+        (40, 1, 3, 1, torch.float32),
+    ],
+)
+def test_sums_are_close_to_the_definition(
+    height: int, width: int, channels: int, items: int, dtype: torch.dtype
+) -> None:
+    guide = picture(height, width, channels, items).to(dtype)
+    # more channels than are summed at once; numbers as those of a picture
+    values = 0.5 + picture(height, width, 5, items).to(dtype) / 8
+    sums = sum_color_grid(values, guide, SIGMA, axes_of(guide))
+    assert sums.dtype == dtype
+    expected = by_definition(with_mass(values), guide)
+    assert relative_error(quotient(sums), quotient(expected)) < 0.02
+
+
+@pytest.mark.usefixtures("backend")
+def test_the_mass_of_one_color() -> None:
+    """It depends on how far the color is from a node."""
+    guide = torch.full((1, 3, 70, 60), 0.3, device=DEVICE)
+    mass = sum_color_grid(guide, guide, SIGMA, axes_of(guide))[0, -1, 20:-20, 20:-20]
+    assert (mass / (2 * np.pi * SIGMA[0] * SIGMA[1]) - 1).abs().max() < 0.25
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_backends_agree(channels: int, dtype: torch.dtype) -> None:
+    """The nodes that are not stored are not missed."""
+    guide = picture(26, 35, channels).to(dtype)
+    # colors far from all others
+    guide[0, :, 3, 4], guide[0, :, 20, 30] = 11.0, -7.0
+    axes = axes_of(guide)
+    actual = sum_color_grid(guide, guide, SIGMA, axes)
+    with ph.use_backend("reference"):
+        expected = sum_color_grid(guide, guide, SIGMA, axes)
+    assert relative_error(actual, expected) < (1e-5 if dtype == torch.float32 else 1e-13)
+
+
+def test_float64_is_float64_throughout() -> None:
+    """Weights that were float32 on the way would depend on torch's default dtype, and on how a device divides."""
+    guide = picture(13, 17).double()
+    axes = axes_of(guide)
+    with ph.use_backend("reference"):
+        actual = sum_color_grid(guide, guide, SIGMA, axes)
+        torch.set_default_dtype(torch.float64)
+        try:
+            expected = sum_color_grid(guide, guide, SIGMA, axes)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert torch.equal(actual, expected)
+
+
+def test_any_number_of_threads_gives_the_same_bits() -> None:
+    guide = picture(60, 70)
+    before, axes = torch.get_num_threads(), axes_of(guide)
+    results = []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            results.append(sum_color_grid(guide, guide, SIGMA, axes))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*results)
+
+
+@pytest.mark.usefixtures("backend")
+def test_rare_colors_are_no_worse() -> None:
+    """What is near them in color is little, but all of it is found."""
+    guide = picture(40, 50)
+    guide[0, :, 20, 30] = torch.tensor([9.0, -9.0, 9.0])
+    guide[0, :, 20, 33] = torch.tensor([9.0, -9.0, 8.0])
+    # one at a border
+    guide[0, :, 39, 0] = torch.tensor([-9.0, 9.0, 9.0])
+    values = 0.5 + guide / 8
+    actual = quotient(sum_color_grid(values, guide, SIGMA, axes_of(guide)))
+    expected = quotient(by_definition(with_mass(values), guide))
+    for y, x in ((20, 30), (20, 33), (39, 0)):
+        assert (actual[0, :, y, x] - expected[0, :, y, x]).abs().max() < 0.01
+
+
+def test_results_lie_between_the_values() -> None:
+    """All weights are positive, whatever the colors."""
+    image = to_tensor(np.random.default_rng(0).random((1, 3, 30, 40)), torch.float32)
+    for scale in (2.0, 20.0):
+        means = quotient(sum_color_grid(image, scale * image, SIGMA, axes_of(scale * image)))
+        assert float(means.min()) >= float(image.min()) - 1e-5
+        assert float(means.max()) <= float(image.max()) + 1e-5
+
+
+def test_turned_colors_give_the_same() -> None:
+    """The axes are those of the colors, not of their channels."""
+    guide = picture(26, 35).double()
+    turn = torch.linalg.qr(to_tensor(np.random.default_rng(0).random((3, 3))))[0]
+    turned = (turn @ guide.flatten(2)).view(guide.shape) + 5
+    actual, expected = (quotient(sum_color_grid(guide, each, SIGMA, axes_of(each))) for each in (turned, guide))
+    assert relative_error(actual, expected) < 1e-6
+
+
+def test_the_size_of_a_grid() -> None:
+    guide = picture(40, 50)
+    axes = axes_of(guide)
+    size = estimate_size(guide, [1.0] * 3, SIGMA, axes)
+    assert size.fits()
+    finer = estimate_size(guide, [0.25] * 3, SIGMA, axes_of(guide / 0.25))
+    assert size.nodes < finer.nodes
+    assert size.rows < finer.rows
+    guide[0, 0, 0, 0] = 1e6
+    assert not estimate_size(guide, [1.0] * 3, SIGMA, axes).fits()
+    assert find_axes(torch.full((1, 3, 4, 5), torch.nan), [1.0] * 3) is None
+
+
+def test_derivatives() -> None:
+    """The sums are linear in the values, and smooth in the guide."""
+    random = np.random.default_rng(0).random
+    guide = picture(5, 6).double().requires_grad_()
+    axes = axes_of(guide)
+    values = to_tensor(random((1, 2, 5, 6))).requires_grad_()
+    # with the mass, which does not depend on the values
+    other = to_tensor(random((1, 3, 5, 6)))
+    sums = sum_color_grid(values, guide, SIGMA, axes)
+    gradient, of_guide = torch.autograd.grad(sums, (values, guide), other)
+    with torch.no_grad(), ph.use_backend("reference"):
+        direction = to_tensor(random(values.shape))
+        along = sum_color_grid(direction, guide, SIGMA, axes)[:, :2]
+        assert float((gradient * direction).sum()) == pytest.approx(float((along * other[:, :2]).sum()), rel=1e-10)
+        step = 1e-6 * to_tensor(random(guide.shape))
+        change = sum_color_grid(values, guide + step, SIGMA, axes) - sum_color_grid(values, guide - step, SIGMA, axes)
+    assert float((change * other).sum()) / 2 == pytest.approx(float((of_guide * step).sum()), rel=1e-4)
+
+
+class TestAuto:
+    """Of pictures with so many colors that there would be too many landmarks."""
+
+    sigmas = 12.0, 0.1
+    noise = to_tensor(np.random.default_rng(0).normal(0, 0.1, (3, 90, 110)), torch.float32)
+    image = 0.5 + picture(90, 110)[0] / 8 + noise
+
+    def test_takes_it_where_there_are_many_colors(self) -> None:
+        assert ph.explain_bilateral(self.image, *self.sigmas).startswith("grid: ")
+        actual = ph.bilateral_filter(self.image, *self.sigmas, method="auto")
+        expected = ph.bilateral_filter(self.image, *self.sigmas, method="exact")
+        assert relative_error(actual, expected) < 0.01
+        assert (actual - expected).abs().max() < 0.03
+        assert (ph.bilateral_filter(self.image, *self.sigmas) - expected).abs().max() > 0.03
+        halo = ph.bilateral_filter(self.image, *self.sigmas, method="auto", halo=1)
+        assert torch.equal(halo, ph.bilateral_filter(self.image, *self.sigmas, halo=1))
+
+    def test_holes(self) -> None:
+        known = torch.ones(90, 110, dtype=torch.bool, device=DEVICE)
+        known[30:50, 40:60] = False
+        options: dict[str, Any] = {"guide": self.image, "weights": known}
+        actual = ph.bilateral_filter(self.image, *self.sigmas, method="auto", **options)
+        expected = ph.bilateral_filter(self.image, *self.sigmas, method="exact", **options)
+        assert relative_error(actual, expected) < 0.01
+
+    def test_not_where_derivatives_are_wanted(self) -> None:
+        image = self.image.clone().requires_grad_()
+        assert ph.explain_bilateral(image, *self.sigmas).startswith("separable: ")
+
+
+def test_every_picture_of_a_batch() -> None:
+    """Colors that the first picture does not have."""
+    dark = 0.2 + to_tensor(np.random.default_rng(0).normal(0, 0.1, (1, 3, 96, 96)), torch.float32)
+    batch = torch.cat([dark, 1 - dark])
+    assert ph.explain_bilateral(batch, 12.0, 0.1).startswith("grid: ")
+    actual = ph.bilateral_filter(batch, 12.0, 0.1, method="auto")
+    assert (actual - ph.bilateral_filter(batch, 12.0, 0.1, method="exact")).abs().max() < 0.03
+
+
+def test_pixels_unlike_all_others() -> None:
+    """Many of them, in random colors: nothing is near them."""
+    image = 0.4 + 0.03 * picture(120, 120)[0]
+    odd = to_tensor(np.random.default_rng(0).random((120, 120))) < 0.01
+    image[:, odd] = to_tensor(np.random.default_rng(1).random((3, int(odd.sum()))), torch.float32)
+    guide = image[None] / 0.1
+    actual = quotient(sum_color_grid(image[None], guide, (16.0, 16.0), axes_of(guide)))[0]
+    expected = ph.bilateral_filter(image, 16.0, 0.1, method="exact")
+    errors = [float((each - expected).abs().max()) for each in (actual, ph.bilateral_filter(image, 16.0, 0.1))]
+    assert errors[0] < 0.05
+    assert errors[0] < errors[1] / 2
+
+
+def test_too_little_memory_is_refused_before_it_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = picture(60, 70)
+    axes = axes_of(guide)
+    # sums, values, colors and coordinates
+    needed = 4 * 16 * 60 * 70
+    monkeypatch.setattr(memory, "_NEGLIGIBLE_BYTES", 0)
+    monkeypatch.setattr(memory, "available_memory", lambda device: needed)
+    if ph.explain_backend(guide).startswith("native"):
+        sum_color_grid(guide, guide, SIGMA, axes)
+    monkeypatch.setattr(memory, "available_memory", lambda device: needed // 2)
+    with pytest.raises(ph.MemoryLimitError, match="bytes"):
+        sum_color_grid(guide, guide, SIGMA, axes)
