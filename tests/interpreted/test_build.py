@@ -159,26 +159,28 @@ def test_derivatives_of_the_weights(dimension: int) -> None:
 def test_index_with_neighbors(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is room for all lattice points that the host does not know of yet, and where there is not."""
     monkeypatch.setattr(lattice, "_FEWEST_ROWS", rows)
-    features, batch = 3 * torch.randn(30, 2), torch.randint(0, 3, (30,), dtype=torch.int32)
-    offsets = Neighborhood(2, 1).offsets()
-    indexed = kernels.index_with_neighbors(features, batch, offsets)
-    assert indexed is not None
-    *found, neighbors = indexed
-    assert_same_lattice(tuple(found), features, batch)
+    features, batch = 3 * torch.randn(30, 3), torch.randint(0, 3, (30,), dtype=torch.int32)
+    offsets = axis_offsets(3)
+    found = kernels.index_with_neighbors(features, batch, offsets)
+    assert found is not None
+    keys, *others, neighbors = found
+    assert (len(keys) > lattice.expected_rows(30, 3)) == (rows == 7)
+    assert_same_lattice((keys, *others), features, batch)
     assert neighbors.is_contiguous()
-    assert torch.equal(neighbors, reference.find_neighbors(found[0], found[3][:0], found[0], offsets))
+    assert torch.equal(neighbors, reference.find_neighbors(keys, torch.empty(0), keys, offsets))
 
 
 def test_index_with_neighbors_leaves_an_empty_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lattice, "_SMALL_CAPACITY", 16)
     monkeypatch.setattr(lattice, "_FEWEST_ROWS", 10)
+    monkeypatch.setattr(lattice, "_FEW_DIMENSIONS", 0)
     features, offsets = torch.rand(200, 2), axis_offsets(2)
-    indexed = kernels.index_with_neighbors(features, None, offsets)
-    assert indexed is not None
-    *found, neighbors = indexed
-    assert PackedTable(found[3]).capacity < lattice.first_attempt(features, None).capacity
-    assert_same_lattice(tuple(found), features)
-    assert torch.equal(neighbors, reference.find_neighbors(found[0], found[3][:0], found[0], offsets))
+    found = kernels.index_with_neighbors(features, None, offsets)
+    assert found is not None
+    keys, *others, table, neighbors = found
+    assert PackedTable(table).capacity < lattice.first_attempt(features, None).capacity
+    assert_same_lattice((keys, *others, table), features)
+    assert torch.equal(neighbors, reference.find_neighbors(keys, table[:0], keys, offsets))
 
 
 def test_index_with_neighbors_refuses_and_declines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,6 +194,7 @@ def test_a_gaussian_of_more_lattice_points_than_there_is_room_for(monkeypatch: p
     features, values = 9 * torch.randn(20, 2), torch.randn(20, 2)
     with use_backend("reference"):
         expected = ph.gaussian_filter(values, features)
+    monkeypatch.setattr(lattice, "_FEW_DIMENSIONS", 0)
     for module, name, number in ((lattice, "_FEWEST_ROWS", 7), (gaussian, "MOST_POINTS_AHEAD", 5)):
         monkeypatch.setattr(module, name, number)
         with use_backend("triton"):
@@ -230,6 +231,7 @@ def test_splat_takes_pictures_as_they_lie_in_memory(monkeypatch: pytest.MonkeyPa
 def test_the_gaussian_between_points_whatever_number_of_rows_was_made_room_for(
     rows: int, channels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(lattice, "_FEW_DIMENSIONS", 0)
     monkeypatch.setattr(lattice, "_FEWEST_ROWS", rows)
     monkeypatch.setattr(lattice, "_POINTS_PER_ROW", 1000)
     features, values = 3 * torch.randn(30, 2), torch.randn(30, channels)
