@@ -106,9 +106,11 @@ def test_float64_is_float64_throughout() -> None:
             expected = sum_color_grid(guide, guide, SIGMA, axes)
         finally:
             torch.set_default_dtype(torch.float32)
-    assert torch.equal(actual, expected)
+    # on a GPU sums are added in any order
+    assert relative_error(actual, expected) < 1e-14 if DEVICE.type == "cuda" else torch.equal(actual, expected)
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="threads are those of the CPU")
 def test_any_number_of_threads_gives_the_same_bits() -> None:
     guide = picture(60, 70)
     before, axes = torch.get_num_threads(), axes_of(guide)
@@ -202,7 +204,7 @@ class TestAuto:
         assert (actual - expected).abs().max() < 0.03
         assert (ph.bilateral_filter(self.image, *self.sigmas) - expected).abs().max() > 0.03
         halo = ph.bilateral_filter(self.image, *self.sigmas, method="auto", halo=1)
-        assert torch.equal(halo, ph.bilateral_filter(self.image, *self.sigmas, halo=1))
+        assert relative_error(halo, ph.bilateral_filter(self.image, *self.sigmas, halo=1)) < 1e-6
 
     def test_holes(self) -> None:
         known = torch.ones(90, 110, dtype=torch.bool, device=DEVICE)
@@ -239,6 +241,7 @@ def test_pixels_unlike_all_others() -> None:
     assert errors[0] < errors[1] / 2
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="the amount is that of the compiled core")
 def test_too_little_memory_is_refused_before_it_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     guide = picture(60, 70)
     axes = axes_of(guide)
