@@ -24,6 +24,7 @@ def coarsen(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tens
     Returns:
         `[coarse lattice_points, channels]`, with the leading axes of `lattice_values`.
 
+    >>> import torch
     >>> import permutohedral as ph
     >>> pyramid = ph.build_pyramid(torch.rand(100, 3, dtype=torch.float64) * 9, levels=2)
     >>> values = torch.rand(100, 2, dtype=torch.float64)
@@ -49,6 +50,7 @@ def refine(lattice_values: Tensor, pyramid: LatticePyramid, level: int, added: T
     Returns:
         `[lattice_points, channels]`, with the leading axes of `lattice_values`.
 
+    >>> import torch
     >>> import permutohedral as ph
     >>> pyramid = ph.build_pyramid(torch.rand(100, 3) * 9, levels=2)
     >>> coarse = torch.ones(pyramid.levels[1].num_lattice_points, 1)
@@ -81,6 +83,7 @@ def convolve_down(lattice_values: Tensor, weight: Tensor, pyramid: LatticePyrami
     Returns:
         `[coarse lattice_points, out_channels]`, with the leading axes of `lattice_values`.
 
+    >>> import torch
     >>> import permutohedral as ph
     >>> pyramid = ph.build_pyramid(torch.rand(100, 2) * 9, levels=2)
     >>> fine = torch.rand(pyramid.levels[0].num_lattice_points, 4)
@@ -105,6 +108,7 @@ def convolve_up(lattice_values: Tensor, weight: Tensor, pyramid: LatticePyramid,
     Returns:
         `[lattice_points, out_channels]`, with the leading axes of `lattice_values`.
 
+    >>> import torch
     >>> import permutohedral as ph
     >>> pyramid = ph.build_pyramid(torch.rand(100, 2) * 9, levels=2)
     >>> coarse = torch.rand(pyramid.levels[1].num_lattice_points, 8)
@@ -126,6 +130,7 @@ def pool(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
     Returns:
         `[coarse lattice_points, channels]`, with the leading axes of `lattice_values`.
 
+    >>> import torch
     >>> import permutohedral as ph
     >>> pyramid = ph.build_pyramid(torch.rand(100, 2) * 9, levels=2)
     >>> fine = torch.rand(pyramid.levels[0].num_lattice_points, 4)
@@ -141,6 +146,7 @@ def pool(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
 def tables_between(pyramid: LatticePyramid, level: int) -> LevelTables:
     """The tables between a level and the next.
 
+    >>> import torch
     >>> import permutohedral as ph
     >>> tables_between(ph.build_pyramid(torch.zeros(9, 2), levels=2), level=0).down.shape
     torch.Size([7, 3])

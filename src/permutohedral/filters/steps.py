@@ -43,6 +43,7 @@ def splat(values: Tensor, lattice: Lattice, reduce: Literal["sum", "max"] = "sum
     Returns:
         `[lattice_points, channels]`, or `[..., lattice_points, channels]` where many share one lattice.
 
+    >>> import torch
     >>> import permutohedral as ph
     >>> lattice = ph.build_lattice(torch.rand(100, 2))
     >>> float(ph.splat(torch.ones(100, 1), lattice).sum().round())
