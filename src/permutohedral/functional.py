@@ -304,12 +304,14 @@ def bilateral_filter(  # noqa: PLR0913 (what is filtered and how, and five optio
         sigma_space: standard deviation over positions, in pixels; one number, or one for each axis.
         sigma_range: standard deviation over colors, in units of the guide's values; one, or one for each channel.
         guide: `[..., guide channels, *space]`, whose edges are kept; default: the image itself.
-        method, halo: see `gaussian_filter`; windows of "exact", and few terms over colors, are for pictures.
+        method: see `gaussian_filter`; windows of "exact", and few terms over colors, are for pictures.
+        halo: see `gaussian_filter`.
         spatial_axes: how many axes follow the channels: 1 for signals, 2 for pictures, 3 for volumes.
         origin: position of the first pixel, for a part of a larger picture, whose lattice is that of the whole.
         weights: how much each pixel counts, `[..., *space]`; see `gaussian_filter`. A pixel of weight zero that
             is its own guide and not finite is near no other, and gets `fill_value`.
-        fill_value, return_mass: see `gaussian_filter`.
+        fill_value: see `gaussian_filter`.
+        return_mass: see `gaussian_filter`.
 
     Returns:
         The filtered image, of the shape of `image`; with `return_mass`, the mass `[..., *space]` as well.
