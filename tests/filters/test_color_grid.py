@@ -135,13 +135,16 @@ def test_turned_colors_give_the_same() -> None:
 def test_the_size_of_a_grid() -> None:
     guide = picture(40, 50)
     axes = axes_of(guide)
-    size = estimate_size(guide, [1.0] * 3, SIGMA, axes)
-    assert size.fits()
-    finer = estimate_size(guide, [0.25] * 3, SIGMA, axes_of(guide / 0.25))
+    size, finer = (estimate_size(guide, [sigma] * 3, SIGMA, axes_of(guide / sigma)) for sigma in (1.0, 0.25))
+    assert size is not None
+    assert finer is not None
     assert size.nodes < finer.nodes
     assert size.rows < finer.rows
-    guide[0, 0, 0, 0] = 1e6
-    assert not estimate_size(guide, [1.0] * 3, SIGMA, axes).fits()
+    # of a billion nodes along each axis none is counted
+    assert estimate_size(guide, [1e-9] * 3, SIGMA, axes_of(guide / 1e-9)) is None
+    for odd in (1e6, torch.nan):
+        guide[0, 0, 0, 0] = odd
+        assert estimate_size(guide, [1.0] * 3, SIGMA, axes) is None
     assert find_axes(torch.full((1, 3, 4, 5), torch.nan), [1.0] * 3) is None
 
 
