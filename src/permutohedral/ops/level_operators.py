@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from permutohedral.ops.batching import Arguments, as_channels, one_after_another, padded
+from permutohedral.ops.batching import Arguments, Axes, Run, as_channels, one_after_another, padded
 from permutohedral.ops.dispatch import primitives_for
 from permutohedral.ops.operator import Derivative, Operator, Tangents, linear_in
 from permutohedral.ops.operators import barycentric_gradient, dynamic_size
@@ -193,11 +193,17 @@ def _push_refine(operator: Any, arguments: Arguments, tangents: Tangents) -> Ten
     return tangent
 
 
+def _batch_refine(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[Any, Any]:
+    # what is added has the channels of one item
+    rule = as_channels(one_after_another) if arguments[2] is None else one_after_another
+    return rule(run, items, axes, arguments)
+
+
 refine_values: Operator[Tensor] = Operator(
     "refine_values",
     "(Tensor values, Tensor parents, Tensor? added) -> Tensor",
     lambda values, parents, added: values.new_empty((parents.shape[0], values.shape[1])),
     _refine_values,
     derivative=Derivative(_keep_parents, _refine_backward, _push_refine),
-    batch=as_channels(one_after_another),
+    batch=_batch_refine,
 )
