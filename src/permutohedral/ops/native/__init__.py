@@ -60,8 +60,8 @@ def _core(dtype: torch.dtype) -> Kernels:
 
 
 def _plain(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """The tensor as the core can borrow it: contiguous, outside of autograd."""
-    plain = (tensor.detach() if tensor.requires_grad else tensor).to(dtype or tensor.dtype)
+    """The tensor as the core can borrow it: contiguous, outside of autograd, with no sign left to torch."""
+    plain = (tensor.detach() if tensor.requires_grad else tensor).to(dtype or tensor.dtype).resolve_neg()
     if plain.is_contiguous() or plain.dim() != 2 or not plain.mT.is_contiguous() or not plain.is_floating_point():
         return plain.contiguous()
     # the planes of a picture, seen as points
