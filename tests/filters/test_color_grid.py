@@ -70,6 +70,21 @@ def test_backends_agree(channels: int, dtype: torch.dtype) -> None:
     assert relative_error(actual, expected) < (1e-5 if dtype == torch.float32 else 1e-13)
 
 
+@pytest.mark.parametrize("channels", [2, 3])
+def test_the_last_color_may_be_rounded_up(channels: int) -> None:
+    """From below the middle between two nodes to that: its nodes are still those of the grid."""
+    guide = picture(30, 40, channels).clamp(-3, 0)
+    guide[0, :, 0, 0], guide[0, :, -1, -1] = -3, 0.49999976
+    assert guide[0, 0, -1, -1] < 0.5
+    assert guide[0, 0, -1, -1] + 5 == 5.5
+    axes = ColorAxes(np.eye(channels), np.zeros(channels), 1.0)
+    with ph.use_backend("reference"):
+        expected = sum_color_grid(guide, guide, SIGMA, axes)
+    # what lies behind the tables of the grid is not the same in every call
+    for _ in range(20):
+        assert relative_error(sum_color_grid(guide, guide, SIGMA, axes), expected) < 1e-5
+
+
 def test_float64_is_float64_throughout() -> None:
     """Weights that were float32 on the way would depend on torch's default dtype, and on how a device divides."""
     guide = picture(13, 17).double()
