@@ -82,11 +82,12 @@ def test_tiles_with_the_landmarks_of_the_whole(sigmas: tuple[float, float], monk
 
 
 def test_tiles_with_the_axes_of_the_whole() -> None:
-    """The colors of a tile alone would have other axes, and other nodes."""
-    random = torch.randn(3, 230, 310, generator=torch.Generator().manual_seed(0))
-    picture, sigmas = PHOTOGRAPH[:, 100:330, 100:410] + 0.1 * random, (16.0, 0.1)
+    """The colors of a tile alone would have other axes, and other nodes; so would one that begins within a cell."""
+    random = torch.randn(3, 390, 400, generator=torch.Generator().manual_seed(0))
+    picture, sigmas, done = PHOTOGRAPH[:, 100:490, 100:500] + 0.1 * random, (8.0, 0.1), list[float]()
     assert ph.explain_bilateral(picture, *sigmas).startswith("grid: ")
-    parts = tiles.filter_in_tiles(picture, picture, *sigmas, method="auto", tile=200)
+    parts = tiles.filter_in_tiles(picture, picture, *sigmas, done.append, method="auto", tile=365)
+    assert len(done) == 4
     torch.testing.assert_close(parts, ph.bilateral_filter(picture, *sigmas, method="auto"), rtol=0, atol=1e-5)
 
 
