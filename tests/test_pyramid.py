@@ -129,6 +129,10 @@ def test_what_is_kept_is_added() -> None:
     for wrong in (kept[0], kept[..., :2], kept[:, :-1]):
         with pytest.raises(ph.InputError, match=r"added must have the shape|one row for each"):
             ph.refine(values, pyramid, 0, added=wrong)
+    pyramid = ph.build_pyramid(draw(25, 2, scale=3.0).float(), 2)
+    rows, kept = (draw(level.num_lattice_points, 3) for level in reversed(pyramid.levels))
+    with pytest.raises(ph.InputError, match="added must have the shape and dtype"):
+        ph.refine(rows.float(), pyramid, 0, added=kept.half())
 
 
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)])
