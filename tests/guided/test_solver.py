@@ -159,6 +159,7 @@ def test_volumes() -> None:
         ({"target": torch.zeros(1, 3, 4)}, "observe='cells'"),
         ({"target": torch.zeros(1, 6, 8, dtype=torch.int64)}, "floating"),
         ({"target": torch.full((1, 6, 8), torch.nan)}, "nothing is known"),
+        ({"confidence": torch.zeros(6, 8)}, "nothing is known"),
         ({"target": torch.full((1, 6, 8), torch.inf)}, "infinity"),
         ({"smoothness": -1.0}, "smoothness"),
         ({"tolerance": -1.0}, "tolerance"),

@@ -209,6 +209,7 @@ def test_sixteen_bits_stay() -> None:
         ({"coarse": torch.full((1, 3, 4), torch.nan)}, "nothing is known"),
         ({"guide": torch.zeros(64, 96, 3)}, "channels forward"),
         ({"guide": torch.zeros(2, 1, 6, 8)}, "batch axes"),
+        ({"confidence": torch.zeros(3, 4)}, "nothing is known"),
         ({"confidence": torch.ones(6, 8)}, "weights must be"),
         ({"steps": -1}, "steps"),
         ({"spatial_axes": 0}, "spatial_axes"),
