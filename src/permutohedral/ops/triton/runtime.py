@@ -172,9 +172,19 @@ class Bound:
         self._binaries.append(binary)
 
 
-# A kernel with its constants, made once. Who computes some of them has a function under `cache` of its own, which is
-# asked faster.
-bind = cache(Bound)
+_bound: dict[tuple[object, ...], Bound] = {}
+
+
+def bind(kernel: Any, **constants: Any) -> Bound:
+    """A kernel with its constants, made once. Who computes some of them has a function under `cache` of its own, which
+    is asked faster.
+    """
+    # a kernel itself would be hashed by its source, every time
+    key = id(kernel), *constants.items()
+    bound = _bound.get(key)
+    if bound is None:
+        bound = _bound[key] = Bound(kernel, **constants)
+    return bound
 
 
 def _unwrapped(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
