@@ -13,7 +13,7 @@ from torch import Tensor
 
 from permutohedral.ops.batching import Arguments, as_channels, one_after_another, padded
 from permutohedral.ops.dispatch import primitives_for
-from permutohedral.ops.operator import Derivative, Operator, Tangents, linear_in
+from permutohedral.ops.operator import Derivative, Operator, Tangents, multilinear
 from permutohedral.ops.operators import barycentric_gradient, dynamic_size
 from permutohedral.ops.primitives import accumulation_dtype, parent_keys
 
@@ -172,11 +172,7 @@ coarsen_values: Operator[Tensor] = Operator(
     "(Tensor values, Tensor parents, SymInt num_coarse) -> Tensor",
     lambda values, parents, num_coarse: values.new_empty((num_coarse, values.shape[1])),
     _coarsen_values,
-    derivative=Derivative(
-        _keep_parents,
-        lambda ctx, gradient: (refine_values(gradient, ctx.saved_tensors[0], None), None, None),
-        linear_in(0),
-    ),
+    derivative=multilinear({0: lambda gradient, _, parents, num: refine_values(gradient, parents, None)}),
     batch=as_channels(one_after_another),
 )
 

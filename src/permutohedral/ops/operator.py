@@ -38,21 +38,41 @@ class Derivative:
     push_forward: PushForward
 
 
-def linear_in(*places: int) -> PushForward:
-    """The tangent of an operator that is linear in each of these arguments, and constant in the others."""
+def multilinear(adjoints: dict[int, Callable[..., Tensor]]) -> Derivative:
+    """The derivative of an operator that is linear in each of some arguments, and constant in the others.
+
+    Args:
+        adjoints: by the places of these arguments, the gradient with respect to each, of the gradient of the result and
+            of all arguments. Where there is only one, it is not kept, and None stands for it. The last argument may be
+            a number, the others are tensors or None.
+    """
+    alone = next(iter(adjoints)) if len(adjoints) == 1 else None
+
+    def keep(ctx: Any, inputs: Arguments, output: Tensor) -> None:
+        count = len(inputs) - (not isinstance(inputs[-1], Tensor))
+        ctx.number = inputs[count:]
+        ctx.save_for_backward(*(None if place == alone else inputs[place] for place in range(count)))
+
+    def pull_back(ctx: Any, gradient: Tensor) -> Tangents:
+        arguments = *ctx.saved_tensors, *ctx.number
+        return tuple(
+            adjoints[place](gradient, *arguments) if is_needed and place in adjoints else None
+            for place, is_needed in enumerate(ctx.needs_input_grad)
+        )
 
     def push_forward(operator: Callable[..., Any], arguments: Arguments, tangents: Tangents) -> Tensor:
         def with_tangent(place: int, tangent: Tensor | None) -> Tensor:
             result: Tensor = operator(*arguments[:place], tangent, *arguments[place + 1 :])
             return result
 
-        parts = [with_tangent(place, tangents[place]) for place in places if tangents[place] is not None]
+        parts = [with_tangent(place, tangents[place]) for place in adjoints if tangents[place] is not None]
         if not parts:
             # torch takes no None for the tangent of a result that has numbers
-            return with_tangent(places[0], torch.zeros_like(arguments[places[0]]))
+            place = next(iter(adjoints))
+            return with_tangent(place, torch.zeros_like(arguments[place]))
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
-    return push_forward
+    return Derivative(keep, pull_back, push_forward)
 
 
 class Operator(Generic[Result]):
