@@ -88,6 +88,7 @@ class Operator(Generic[Result]):
         schema: arguments and results, in torch's notation.
         shape: gives empty results of the right shapes, for tracing without data.
         run: computes it, by default the backend's primitive of that name.
+        composed: computes it of other primitives, for a backend that has none of that name.
         derivative: None for an operator without derivatives.
         batch: how `torch.vmap` runs it, by default one item after another (`batching.py`).
     """
@@ -98,10 +99,12 @@ class Operator(Generic[Result]):
         schema: str,
         shape: Callable[..., Any],
         run: Callable[..., Any] | None = None,
+        *,
+        composed: Callable[..., Any] | None = None,
         derivative: Derivative | None = None,
         batch: Rule = one_after_another,
     ) -> None:
-        self._name, self._run = name, run
+        self._name, self._run, self._composed = name, run, composed
         qualified = f"permutohedral::{name}"
         torch.library.define(qualified, schema, tags=(torch.Tag.pt2_compliant_tag,))
         torch.library.impl(qualified, "default", self._run_contiguous)
@@ -134,7 +137,7 @@ class Operator(Generic[Result]):
 
     def run(self, first: Tensor, *others: Any) -> Result:
         """Compute it; `functional` decides what autocast means, so inside a backend it is off."""
-        run = self._run or getattr(primitives_for(first), self._name)
+        run: Any = self._run or getattr(primitives_for(first), self._name, self._composed)
         if not is_autocast(first.device):
             return cast(Result, run(first, *others))
         with torch.autocast(first.device.type, enabled=False):
