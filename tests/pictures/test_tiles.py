@@ -50,6 +50,12 @@ def test_tiles_are_the_whole(sigmas: tuple[float, float], channels: int) -> None
     assert done[-1] == 1
 
 
+def test_progress_of_one_tile() -> None:
+    done: list[float] = []
+    tiles.filter_in_tiles(PHOTOGRAPH[:, :20, :30], PHOTOGRAPH[:, :20, :30], 1.0, 0.1, done.append)
+    assert done == [1]
+
+
 def test_tiles_take_the_edges_of_another_picture() -> None:
     values, guide = PHOTOGRAPH[:1], PHOTOGRAPH.flip(2)
     whole = ph.bilateral_filter(values, 3.0, 0.1, guide=guide)
