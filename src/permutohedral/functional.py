@@ -35,6 +35,7 @@ from permutohedral.filters.weighting import Filter, check_weights, filter_weight
 from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.ops.fused_filters import can_fuse, filter_learned, filter_points, picture_filter
 from permutohedral.ops.fused_primitives import FilterTables
+from permutohedral.ops.tracing import wants_gradient
 
 GaussianMethod = Literal["separable", "dense", "exact", "auto"]
 
@@ -338,7 +339,7 @@ def bilateral_filter(  # noqa: PLR0913 (what is filtered and how, and five optio
             image, lost = hide_lost(image, weights, spatial_axes)
     edges = image if guide is None else guide
     check_method(method, halo, None)
-    arguments = image, edges, sigma_space, sigma_range, method, halo
+    arguments = image, edges, sigma_space, sigma_range, method, halo, weights
     run, method = _without_lattice(*arguments) if spatial_axes == 2 else (None, method)
     if run is None:
         features = bilateral_features(edges, sigma_space, sigma_range, spatial_axes=spatial_axes, origin=origin)
@@ -360,14 +361,20 @@ def bilateral_filter(  # noqa: PLR0913 (what is filtered and how, and five optio
 
 
 def _without_lattice(
-    image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, method: GaussianMethod, halo: int
+    image: Tensor,
+    guide: Tensor,
+    sigma_space: Sigma,
+    sigma_range: Sigma,
+    method: GaussianMethod,
+    halo: int,
+    weights: Tensor | None,
 ) -> tuple[Filter | None, GaussianMethod]:
     """The filter between the pixels of pictures; None for a lattice or all pairs, with the method that remains."""
     reach = WINDOW_REACH
     if method == "auto":
         choice = choose_for_pixels(image, guide, sigma_space, sigma_range)
-        # a halo is for the lattice
-        if choice.window is not None and not halo:
+        # a halo is for the lattice, and sums over colors take long where they are differentiated
+        if choice.window is not None and not halo and not wants_gradient(weights):
             return partial(sum_pixels, window=choice.window, colors=choice.colors), method
         method, reach = ("exact" if choice.method == "exact" else "separable"), choice.reach
     if method == "exact" and (window := window_of(guide, sigma_space, sigma_range, reach)) is not None:

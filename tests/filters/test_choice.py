@@ -103,6 +103,14 @@ def test_many_points_take_the_lattice() -> None:
     assert_same(ph.gaussian_filter(values, features, method="auto"), ph.gaussian_filter(values, features))
 
 
+def test_weights_that_are_differentiated_take_no_sums_over_colors() -> None:
+    """Those know their derivatives, but compute them with all nodes, of which most are empty."""
+    image, weights = picture(), torch.rand(80, 100, device=DEVICE)
+    assert chosen(ph.explain_bilateral(image, 8.0, 0.2)) in ("landmarks", "grid")
+    actual = ph.bilateral_filter(image, 8.0, 0.2, weights=weights.requires_grad_(), method="auto")
+    assert_same(actual, ph.bilateral_filter(image, 8.0, 0.2, weights=weights))
+
+
 def test_what_only_a_lattice_has_takes_it() -> None:
     values, features = scattered(100)
     lattice = ph.build_lattice(features, separable=True)
