@@ -132,6 +132,8 @@ def test_what_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         phd.bilateral_filter(color, 2.0, 0.1, da.zeros((40, 41, 3), chunks=20), axes="YXC")
     with pytest.raises(InputError, match="'separable', 'dense' or 'exact'"):
         phd.bilateral_filter(color, 2.0, 0.1, axes="YXC", method="auto")
+    with pytest.raises(InputError, match="no lattice, and so no halo"):
+        phd.bilateral_filter(color, 2.0, 0.1, axes="YXC", method="exact", halo=1)
     with pytest.raises(InputError, match="Dask array"):
         phd.bilateral_filter(np.zeros((40, 40)), 2.0, 0.1)
     broken = np.ones((40, 40), np.float32)

@@ -14,6 +14,7 @@ from dask.array.overlap import ensure_minimum_chunksize, overlap
 from numpy.typing import NDArray
 from torch import Tensor
 
+from permutohedral.checks import check_method
 from permutohedral.dask.workers import check_fits, keep_little
 from permutohedral.errors import InputError
 from permutohedral.features import Sigma, numbers_of
@@ -70,6 +71,7 @@ def bilateral_filter(
     sigmas = numbers_of(sigma_space, dimension)
     if method not in ("separable", "dense", "exact"):
         raise InputError(f"tiles take the method 'separable', 'dense' or 'exact', the same for all, not {method!r}")
+    check_method(method, halo, None)
     run = partial(filter_tile, sigmas=sigmas, sigma_range=sigma_range, method=method, halo=halo)
     return map_with_margins(run, [image, *others], names, margins_of(sigmas, method, halo))
 
