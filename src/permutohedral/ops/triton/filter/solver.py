@@ -147,9 +147,10 @@ def cells_kernel(
             spread = share / count
             for row in range(lines):
                 across = (first_z + row // size_y).to(tl.int64) * fine_height + first_y + row % size_y
+                line = start + across * fine_width + first_x
                 for begin in range(0, columns, WIDE):
                     along = begin + tl.arange(0, WIDE)
-                    point = (start + across * fine_width + first_x)[:, None] + along[None, :]
+                    point = line[:, None] + along[None, :]
                     real = (inside & (row // size_y < size_z))[:, None] & (along[None, :] < size_x[:, None])
                     for corner in tl.static_range(CORNERS):
                         vertex = tl.load(vertices + point + corner * corner_stride, mask=real, other=0)
