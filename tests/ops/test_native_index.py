@@ -179,11 +179,13 @@ def test_a_bad_point_anywhere_is_found(native: ModuleType, dtype: torch.dtype) -
                 native.index_points(features, None)
 
 
-@pytest.mark.parametrize(("dimension", "size"), [(1, 3), (2, 2), (3, 1), (5, 1), (2, 70)])
-def test_neighbors(native: ModuleType, dimension: int, size: int) -> None:
+@pytest.mark.parametrize(
+    ("dimension", "size", "points"), [(1, 3, 3000), (2, 2, 3000), (3, 1, 3000), (5, 1, 500), (2, 70, 3000)]
+)
+def test_neighbors(native: ModuleType, dimension: int, size: int, points: int) -> None:
     """With and without a table, within one lattice and across two, near and beyond the margin of the packing."""
-    source = torch.randn(3000, dimension) * 2
-    target = torch.randn(2000, dimension) * 2 + 1
+    source = torch.randn(points, dimension) * 2
+    target = torch.randn(points // 3 * 2, dimension) * 2 + 1
     keys, _, _, table = native.index_points(source, None)
     target_keys, _, _, _ = native.index_points(target, None)
     offsets = Neighborhood(dimension, size).offsets() if size < 10 else axis_offsets(dimension) * size

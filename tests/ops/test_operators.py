@@ -174,6 +174,20 @@ def test_opcheck(name: str) -> None:
     torch.library.opcheck(operator(name), fixed)
 
 
+@pytest.mark.parametrize("name", ["blur", "coarsen_values", "largest_gradient"])
+def test_values_are_not_kept_for_a_derivative_that_does_not_need_them(name: str) -> None:
+    arguments, kept = Sample().arguments(name), list[Tensor]()
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        called(name)(*arguments)
+    assert kept
+    assert not any(tensor.is_floating_point() for tensor in kept)
+
+
 @pytest.mark.parametrize("name", ["index_points", "slice", "convolve"])
 def test_a_backend_may_choose_the_strides_of_its_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled code is told contiguous strides, so the registered operator must return them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,22 +10,23 @@ import pytest
 pytest.importorskip("nicegui", reason="NiceGUI is not installed")
 
 from permutohedral.playground.panel import Panel
-from permutohedral.playground.runner import Stage
+from permutohedral.playground.runner import Request
 
 
 class LateSession:
     """Computes when it is told to, though newer requests have come."""
 
     def __init__(self) -> None:
-        self.requests: list[Sequence[Stage]] = []
+        self.requests: list[Request] = []
 
-    def submit(self, stages: Sequence[Stage]) -> None:
-        self.requests.append(stages)
+    def submit(self, request: Request) -> None:
+        self.requests.append(request)
 
     def finish(self) -> None:
-        for stages in self.requests:
-            for stage in stages:
-                stage.show(stage.compute(lambda: None))
+        for request in self.requests:
+            for found in request(lambda: None):
+                assert not isinstance(found, float)
+                found()
 
 
 class Bare(Panel):
@@ -37,7 +38,7 @@ class Bare(Panel):
     def ask(self, shown: list[int]) -> None:
         self.number += 1
         number = self.number
-        self.submit([Stage(lambda check: number, shown.append)])
+        self.submit(lambda check: iter([partial(shown.append, number)]))
 
 
 def test_results_are_shown_late_but_not_of_what_was_dropped() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from permutohedral.playground.runner import Runner, Stage
+from permutohedral.playground.runner import Check, Request, Runner, Steps
 
 PATIENCE = 10.0
 
@@ -23,19 +23,24 @@ class Recorder:
         self.idle = threading.Event()
         self.running = 0
         self.most_running = 0
-        self.runner = Runner(self.failed.append, self.idle.set)
+        self.runner = Runner(lambda show: show(), self.failed.append, self.idle.set)
 
-    def stage(self, name: str, gate: threading.Event | None = None, started: threading.Event | None = None) -> Stage:
-        def compute(check: Callable[[], None]) -> str:
-            self.running += 1
-            self.most_running = max(self.most_running, self.running)
-            if started is not None:
-                started.set()
-            assert gate is None or gate.wait(PATIENCE)
-            self.running -= 1
-            return name
+    def request(
+        self, *names: str, gate: threading.Event | None = None, started: threading.Event | None = None
+    ) -> Request:
+        """Shows the names; before the first it waits for the gate."""
 
-        return Stage(compute, self.shown.append)
+        def steps(check: Check) -> Steps:
+            for name in names:
+                self.running += 1
+                self.most_running = max(self.most_running, self.running)
+                if started is not None:
+                    started.set()
+                assert gate is None or gate.wait(PATIENCE)
+                self.running -= 1
+                yield partial(self.shown.append, name)
+
+        return steps
 
 
 @pytest.fixture
@@ -45,10 +50,10 @@ def recorder() -> Recorder:
 
 def test_old_requests_are_dropped_and_never_two_run_at_once(recorder: Recorder) -> None:
     gate, started = threading.Event(), threading.Event()
-    recorder.runner.submit([recorder.stage("preview 1", gate, started), recorder.stage("full 1")])
+    recorder.runner.submit(recorder.request("preview 1", "full 1", gate=gate, started=started))
     assert started.wait(PATIENCE)
     for number in range(2, 9):
-        recorder.runner.submit([recorder.stage(f"preview {number}"), recorder.stage(f"full {number}")])
+        recorder.runner.submit(recorder.request(f"preview {number}", f"full {number}"))
     gate.set()
     assert recorder.idle.wait(PATIENCE)
     # what was computed already is shown, what it had still to do is not, and only the newest of those that waited is
@@ -59,38 +64,46 @@ def test_old_requests_are_dropped_and_never_two_run_at_once(recorder: Recorder) 
 def test_a_computation_that_looks_ends_when_a_newer_request_comes(recorder: Recorder) -> None:
     started = threading.Event()
 
-    def endless(check: Callable[[], None]) -> None:
+    def endless(check: Check) -> Steps:
         started.set()
         while True:
             check()
+        yield 0.0
 
-    recorder.runner.submit([Stage(endless, recorder.shown.append)])
+    recorder.runner.submit(endless)
     assert started.wait(PATIENCE)
-    recorder.runner.submit([recorder.stage("newer")])
+    recorder.runner.submit(recorder.request("newer"))
     assert recorder.idle.wait(PATIENCE)
     assert recorder.shown == ["newer"]
     assert recorder.failed == []
 
 
 def test_what_takes_long_waits_until_the_slider_rests(recorder: Recorder) -> None:
-    slow = Stage(lambda check: "slow", recorder.shown.append, rest=PATIENCE)
     previewed = threading.Event()
-    recorder.runner.submit([Stage(lambda check: "preview", lambda found: previewed.set()), slow])
+
+    def slow(check: Check) -> Steps:
+        yield previewed.set
+        yield PATIENCE
+        yield partial(recorder.shown.append, "slow")
+
+    recorder.runner.submit(slow)
     assert previewed.wait(PATIENCE)
-    recorder.runner.submit([recorder.stage("newer")])
+    recorder.runner.submit(recorder.request("newer"))
     # sooner than the rest is over
     assert recorder.idle.wait(PATIENCE / 2)
     assert recorder.shown == ["newer"]
 
 
 def test_an_error_is_told_and_the_next_request_is_served(recorder: Recorder) -> None:
-    def fail(check: Callable[[], None]) -> None:
-        raise ValueError("no")
+    def fail(check: Check) -> Steps:
+        if check is not None:
+            raise ValueError("no")
+        yield partial(recorder.shown.append, "after the error")
 
-    recorder.runner.submit([Stage(fail, recorder.shown.append), recorder.stage("after the error")])
+    recorder.runner.submit(fail)
     assert recorder.idle.wait(PATIENCE)
     recorder.idle.clear()
-    recorder.runner.submit([recorder.stage("next")])
+    recorder.runner.submit(recorder.request("next"))
     assert recorder.idle.wait(PATIENCE)
     assert [str(error) for error in recorder.failed] == ["no"]
     assert recorder.shown == ["next"]
@@ -98,11 +111,11 @@ def test_an_error_is_told_and_the_next_request_is_served(recorder: Recorder) -> 
 
 def test_nothing_is_shown_after_the_end(recorder: Recorder) -> None:
     gate, started = threading.Event(), threading.Event()
-    recorder.runner.submit([recorder.stage("late", gate, started)])
+    recorder.runner.submit(recorder.request("late", gate=gate, started=started))
     assert started.wait(PATIENCE)
     recorder.runner.close()
     gate.set()
-    recorder.runner.submit([recorder.stage("later")])
+    recorder.runner.submit(recorder.request("later"))
     deadline = time.monotonic() + PATIENCE
     while recorder.runner.busy and time.monotonic() < deadline:
         time.sleep(0.001)

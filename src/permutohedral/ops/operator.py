@@ -39,7 +39,7 @@ class Derivative:
 
 
 def multilinear(adjoints: dict[int, Callable[..., Tensor]]) -> Derivative:
-    """The derivative of an operator that is linear in each of some arguments, and constant in the others.
+    """The derivative of an operator that is linear in one argument, or in each of two, and constant in the others.
 
     Args:
         adjoints: by the places of these arguments, the gradient with respect to each, of the gradient of the result and

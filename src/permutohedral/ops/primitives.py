@@ -1,6 +1,6 @@
 """The contract every backend fulfills: pure functions on tensors, no state.
 
-`reference.py` is the readable definition, `native.py` runs on the CPU and `triton/` on GPUs. They hold
+`reference.py` is the readable definition, `native/` runs on the CPU and `triton/` on GPUs. They hold
 functions with exactly these names and signatures, give the same results to rounding, and may
 assume inputs that `functional` or `lattice` has validated (shapes, dtypes, devices; the tensors need
 not be contiguous).

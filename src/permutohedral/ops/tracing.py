@@ -26,14 +26,7 @@ def is_plain(*arguments: Any) -> bool:
 
 def is_traced() -> bool:
     """Whether torch traces what runs, or transforms it, or pushes tangents forward through it."""
-    # `is_recorded() or is_transformed()`: asked several times in a call, where it counts
-    return bool(
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-    )
+    return is_recorded() or is_transformed()
 
 
 def is_recorded() -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from nicegui import ui
 
 from permutohedral.playground.code import Code
 from permutohedral.playground.components import Progress, Tab
-from permutohedral.playground.runner import Stage
+from permutohedral.playground.runner import Check, Request, Show, Steps
 from permutohedral.playground.session import Session
 
 if TYPE_CHECKING:
@@ -86,19 +85,39 @@ class Panel:
         self._root.set_open(False)
         self._open = False
 
-    def submit(self, stages: Sequence[Stage]) -> None:
-        """Compute these next; none of them if what they are of is dropped meanwhile."""
-        shown = [replace(stage, show=partial(self._show_wanted, self.number, stage.show)) for stage in stages]
-        self.session.submit(shown)
+    def submit(self, request: Request) -> None:
+        """Compute this next; nothing of it is shown if what it is of is dropped meanwhile."""
+        number = self.number
+
+        def wanted(check: Check) -> Steps:
+            for found in request(check):
+                yield found if isinstance(found, float) else partial(self._show_wanted, number, found)
+
+        self.session.submit(wanted)
 
     def drop(self) -> None:
         """Show nothing of what was asked for until now: it is of another photo, or of strokes that are gone."""
         self._oldest = self.number + 1
-        self.session.submit([])
+        self.session.submit(lambda check: iter(()))
 
-    def _show_wanted(self, number: int, show: Callable[[Any], None], found: Any) -> None:
+    def _show_wanted(self, number: int, show: Show) -> None:
         if number >= self._oldest:
-            show(found)
+            show()
+
+    def preview_first(self, number: int, kind: Any, layer: Callable[[], Layer]) -> Steps:
+        """Show a layer that is found quickly, if what is of this kind takes long; if very long, let the slider rest."""
+        if self.session.is_slow(kind):
+            yield partial(self.put, "after", layer(), "preview", number)
+        yield self.session.rest_before(kind)
+
+    def progress(self, check: Check) -> Callable[[float], None]:
+        """What shows the share that is done, and ends a request that is no longer wanted."""
+
+        def show(share: float) -> None:
+            check()
+            self.session.on_page(self.set_busy, True, share)
+
+        return show
 
     def forget(self) -> None:
         """Another photo was loaded: compute anew when the tab is opened."""

@@ -6,13 +6,12 @@ import asyncio
 import itertools
 import tempfile
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from permutohedral.playground.runner import Runner, Stage
+from permutohedral.playground.runner import Request, Runner
 from permutohedral.playground.stream import LayerStream
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class Session:
         self._seconds: dict[Any, float] = {}
         self._numbers = itertools.count()
         self._busy = busy
-        self._runner = Runner(lambda error: self.on_page(fail, error), lambda: self.on_page(self._tell_idle))
+        self._runner = Runner(self.on_page, partial(self.on_page, fail), partial(self.on_page, self._tell_idle))
 
     def keep_upload(self, name: str, content: bytes) -> Path:
         """A file with this content, for as long as the tab is open."""
@@ -54,10 +53,10 @@ class Session:
         path.write_bytes(content)
         return path
 
-    def submit(self, stages: Sequence[Stage]) -> None:
-        """Compute these next, instead of all that waits; each is shown on the page."""
+    def submit(self, request: Request) -> None:
+        """Compute this next, instead of all that waits; what it finds is shown on the page."""
         self._busy(True)
-        self._runner.submit([replace(stage, show=partial(self.on_page, stage.show)) for stage in stages])
+        self._runner.submit(request)
 
     def is_slow(self, kind: Any) -> bool:
         """Whether a computation of this kind took so long that a preview comes first; so is what was never done."""

@@ -206,16 +206,19 @@ def filter_learned(
     lattice_values, density = splat(values, *corners), None
     if tables.by_density:
         density = splat(ones(points, dtype), *corners)[:, 0]
-        wide = lattice_values.to(dtype)
-        core(dtype).divide_rows(wide, density, lending.threads(wide.numel()))
-        lattice_values = wide.to(values.dtype)
+        lattice_values = _change("divide_rows", lattice_values, density)
     convolved = convolve(lattice_values, weight, lattice.neighbors, tables.groups)
     output = slice(convolved, target.vertices, target.barycentric)
     if bias is not None:
-        wide = output.to(dtype)
-        core(dtype).add_to_rows(wide, bias, lending.threads(wide.numel()))
-        output = wide.to(values.dtype)
+        output = _change("add_to_rows", output, bias)
     return output, (lattice_values, density)
+
+
+def _change(kernel: str, rows: Tensor, by: Tensor) -> Tensor:
+    """What a kernel that works in place makes of contiguous rows, which are not needed any more."""
+    wide = rows.to(accumulation_dtype(rows.dtype))
+    getattr(core(wide.dtype), kernel)(wide, by, lending.threads(wide.numel()))
+    return wide.to(rows.dtype)
 
 
 def differentiate_learned(
@@ -235,9 +238,7 @@ def differentiate_learned(
         reverse = transpose_neighbors(neighbors, opposite, source.num_lattice_points)
     at_sources = convolve(at_targets, transpose_weight(weight, opposite, groups), reverse, groups)
     if density is not None:
-        wide = at_sources.to(density.dtype)
-        core(density.dtype).divide_rows(wide, density, lending.threads(wide.numel()))
-        at_sources = wide.to(gradient.dtype)
+        at_sources = _change("divide_rows", at_sources, density)
     return slice(at_sources, source.vertices, source.barycentric), to_weight, to_bias
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ from permutohedral.playground.code import Code, denoise_code
 from permutohedral.playground.components import Viewer
 from permutohedral.playground.controls import Choice, Slider
 from permutohedral.playground.panel import File, Panel
-from permutohedral.playground.runner import Stage
+from permutohedral.playground.runner import Check, Steps
 from permutohedral.playground.settings import MODELS, DenoiseSettings
 
 if TYPE_CHECKING:
@@ -67,54 +66,35 @@ class DenoisePanel(Panel):
         photo, settings, number = self.session.photo, self.settings(), self.number
         assert photo is not None
         kind = (photo.num_pixels, settings.model)
-        noisy: list[tuple[Picture, float]] = []
 
-        def prepare(check: Callable[[], None]) -> tuple[Layer, float]:
+        def request(check: Check) -> Steps:
             from permutohedral.playground.compute import denoising
 
-            picture = denoising.add_noise(photo.picture, settings.added)
-            noisy.append((picture, denoising.noise_of(picture, settings)))
-            return denoising.noisy_layer(picture), noisy[0][1]
+            noisy = denoising.add_noise(photo.picture, settings.added)
+            level = denoising.noise_of(noisy, settings)
+            told = f"noise <b>{255 * level:.1f}</b> of 255"
+            yield partial(show_noisy, denoising.noisy_layer(noisy), told)
+            yield from self.preview_first(number, kind, partial(denoising.preview, noisy, level, settings))
+            result = denoising.denoise_photo(noisy, level, settings, self.progress(check))
+            error = "error unknown: add noise to a clean photo to see it"
+            if settings.added > 0:
+                before, after = (denoising.quality(each, photo.picture) for each in (noisy.pixels, result.pixels))
+                error = f"PSNR <b>{before:.2f}</b> before, <b>{after:.2f} dB</b> after"
+            yield partial(show_full, noisy, result, told, error)
 
-        def show_noisy(found: tuple[Layer, float]) -> None:
-            self.put("before", found[0], "before", number)
-            self.tell(None, f"noise <b>{255 * found[1]:.1f}</b> of 255")
+        def show_noisy(layer: Layer, told: str) -> None:
+            self.put("before", layer, "before", number)
+            self.tell(None, told)
 
-        def preview(check: Callable[[], None]) -> Layer:
-            from permutohedral.playground.compute import denoising
-
-            return denoising.preview(*noisy[0], settings)
-
-        def show_preview(layer: Layer) -> None:
-            self.put("after", layer, "preview", number)
-
-        def full(check: Callable[[], None]) -> tuple[Result, str]:
-            from permutohedral.playground.compute import denoising
-
-            def progress(share: float) -> None:
-                check()
-                self.session.on_page(self.set_busy, True, share)
-
-            result = denoising.denoise_photo(*noisy[0], settings, progress)
-            if settings.added == 0:
-                return result, "error unknown: add noise to a clean photo to see it"
-            before, after = (denoising.quality(each, photo.picture) for each in (noisy[0][0].pixels, result.pixels))
-            return result, f"PSNR <b>{before:.2f}</b> before, <b>{after:.2f} dB</b> after"
-
-        def show_full(found: tuple[Result, str]) -> None:
-            result, error = found
+        def show_full(picture: Picture, result: Result, *told: str) -> None:
             self.session.remember(kind, result.cost.seconds)
             self.put("after", result.layer, "full", number)
-            self.tell(result.cost, f"noise <b>{255 * noisy[0][1]:.1f}</b> of 255", error)
+            self.tell(result.cost, *told)
             if number == self.number:
-                picture = noisy[0][0]
                 files: list[File] = [("clean.png", partial(_encode, picture, result))]
                 self.offer([*files, ("noisy.png", partial(_encode, picture, None))] if settings.added else files)
 
-        stages = [Stage(prepare, show_noisy), Stage(full, show_full, self.session.rest_before(kind))]
-        if self.session.is_slow(kind):
-            stages.insert(1, Stage(preview, show_preview))
-        self.submit(stages)
+        self.submit(request)
 
 
 def _encode(picture: Picture, result: Result | None) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nicegui import ui
@@ -11,15 +11,13 @@ from permutohedral.playground.code import Code, filter_code
 from permutohedral.playground.components import Viewer
 from permutohedral.playground.controls import Choice, Slider, upload_button
 from permutohedral.playground.panel import Panel
-from permutohedral.playground.runner import Stage
+from permutohedral.playground.runner import Check, Steps
 from permutohedral.playground.session import REST
 from permutohedral.playground.settings import METHODS, FilterSettings
 from permutohedral.playground.uploads import photo_of_upload, read_beside
 
 if TYPE_CHECKING:
-    import permutohedral as ph
     from permutohedral.playground.compute.filtering import Averaged
-    from permutohedral.playground.compute.layers import Layer
     from permutohedral.playground.compute.photos import Photo
 
 _SPACE = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0, 24.0, 32.0, 40.0, 48.0, 64.0)
@@ -71,21 +69,17 @@ class FilterPanel(Panel):
         photo, guide, settings, number = self.session.photo, self._guide, self.settings(), self.number
         assert photo is not None
         kind = (photo.num_pixels, settings.method, settings.halo)
-        kept: list[Averaged] = []
 
-        def preview(check: Callable[[], None]) -> Layer:
+        def request(check: Check) -> Steps:
             from permutohedral.playground.compute import filtering
 
-            return filtering.preview(photo, guide, settings)
-
-        def show_preview(layer: Layer) -> None:
-            self.put("after", layer, "preview", number)
-
-        def full(check: Callable[[], None]) -> Averaged:
-            from permutohedral.playground.compute import filtering
-
-            kept.append(filtering.filter_photo(photo, guide, settings, check))
-            return kept[0]
+            yield from self.preview_first(number, kind, partial(filtering.preview, photo, guide, settings))
+            found = filtering.filter_photo(photo, guide, settings, check)
+            yield partial(show_full, found)
+            yield REST
+            error = filtering.estimate(photo, guide, settings, found)
+            told = f"error about <b>{100 * error.relative:.2g} %</b>, at a pixel <b>{255 * error.worst:.2g}</b> of 255"
+            yield partial(self.tell, found.result.cost, told)
 
         def show_full(found: Averaged) -> None:
             result = found.result
@@ -95,19 +89,7 @@ class FilterPanel(Panel):
             if number == self.number:
                 self.offer([("smooth.png", lambda: _encode(photo, found))])
 
-        def estimate(check: Callable[[], None]) -> ph.ErrorEstimate:
-            from permutohedral.playground.compute import filtering
-
-            return filtering.estimate(photo, guide, settings, kept[0])
-
-        def show_error(error: ph.ErrorEstimate) -> None:
-            told = f"error about <b>{100 * error.relative:.2g} %</b>, at a pixel <b>{255 * error.worst:.2g}</b> of 255"
-            self.tell(kept[0].result.cost, told)
-
-        stages = [Stage(full, show_full, self.session.rest_before(kind)), Stage(estimate, show_error, REST)]
-        if self.session.is_slow(kind):
-            stages.insert(0, Stage(preview, show_preview))
-        self.submit(stages)
+        self.submit(request)
 
     def _choose_edges(self) -> None:
         self._upload.classes(**{"remove" if self._edges.value else "add": "hidden"})

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from nicegui import ui
 
@@ -12,8 +12,11 @@ from permutohedral.playground.code import Code, lattice_code
 from permutohedral.playground.components import Plane
 from permutohedral.playground.controls import Slider
 from permutohedral.playground.panel import Panel
-from permutohedral.playground.runner import Stage
+from permutohedral.playground.runner import Check, Steps
 from permutohedral.playground.settings import LatticeSettings
+
+if TYPE_CHECKING:
+    from permutohedral.playground.compute.measure import Cost
 
 _LEGEND = """
 <span><i style="background: #d81b60"></i>the point</span>
@@ -48,21 +51,20 @@ class LatticePanel(Panel):
     def compute(self) -> None:
         settings, number = self._settings, self.number
 
-        def describe(check: Callable[[], None]) -> tuple[dict[str, Any], Any]:
+        def request(check: Check) -> Steps:
             from permutohedral.playground.compute.lattices import describe_point
             from permutohedral.playground.compute.measure import measured
 
             with measured() as cost:
                 found = describe_point(settings)
-            return found, cost
+            yield partial(show, found, cost)
 
-        def show(answer: tuple[dict[str, Any], Any]) -> None:
-            found, cost = answer
+        def show(found: dict[str, Any], cost: Cost) -> None:
             self._plane.draw(found, number)
             weights = " + ".join(f"{weight:.2f}" for weight in found["weights"])
             self.tell(cost, f"weights <b>{weights}</b>", f"farthest from the Gaussian <b>{found['worst']:.2f}</b> of 1")
 
-        self.submit([Stage(describe, show)])
+        self.submit(request)
 
     def _place(self, x: float, y: float) -> None:
         self._settings = replace(self._settings, x=float(x), y=float(y))

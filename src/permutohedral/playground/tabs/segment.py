@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +12,11 @@ from permutohedral.playground.code import Code, segment_code
 from permutohedral.playground.components import Viewer
 from permutohedral.playground.controls import Slider
 from permutohedral.playground.panel import Panel
-from permutohedral.playground.runner import Stage
+from permutohedral.playground.runner import Check, Steps
 from permutohedral.playground.settings import BRUSHES, STROKES, Stroke
 
 if TYPE_CHECKING:
     from permutohedral.pictures.label_maps import LabelMap
-    from permutohedral.playground.compute.layers import Layer
     from permutohedral.playground.compute.segmenting import Segments
 
 _COLORS = ["#{:02x}{:02x}{:02x}".format(*color) for color in BRUSHES]
@@ -95,22 +93,11 @@ class SegmentPanel(Panel):
             self.tell(None, "draw over two regions or more, each with a brush of its own")
             return
 
-        def preview(check: Callable[[], None]) -> Layer:
+        def request(check: Check) -> Steps:
             from permutohedral.playground.compute import segmenting
 
-            return segmenting.preview(photo, strokes, settings)
-
-        def show_preview(layer: Layer) -> None:
-            self.put("after", layer, "preview", number)
-
-        def full(check: Callable[[], None]) -> Segments:
-            from permutohedral.playground.compute import segmenting
-
-            def progress(share: float) -> None:
-                check()
-                self.session.on_page(self.set_busy, True, share)
-
-            return segmenting.segment_photo(photo, strokes, settings, progress)
+            yield from self.preview_first(number, kind, partial(segmenting.preview, photo, strokes, settings))
+            yield partial(show_full, segmenting.segment_photo(photo, strokes, settings, self.progress(check)))
 
         def show_full(found: Segments) -> None:
             from permutohedral.playground.compute.segmenting import shares
@@ -123,10 +110,7 @@ class SegmentPanel(Panel):
             if number == self.number:
                 self.offer([("out.png", partial(_encode, found.found)), ("labels.png", partial(_encode, found.given))])
 
-        stages = [Stage(full, show_full, self.session.rest_before(kind))]
-        if self.session.is_slow(kind):
-            stages.insert(0, Stage(preview, show_preview))
-        self.submit(stages)
+        self.submit(request)
 
     def _choose(self, number: int) -> None:
         self._brush = number

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from permutohedral.playground.code import Code, upsample_code
 from permutohedral.playground.components import Viewer
 from permutohedral.playground.controls import Choice, Slider, upload_button
 from permutohedral.playground.panel import File, Panel
-from permutohedral.playground.runner import Stage
+from permutohedral.playground.runner import Check, Steps
 from permutohedral.playground.settings import MODES, Mode, UpsampleSettings
 from permutohedral.playground.uploads import read_beside
 
@@ -79,38 +78,30 @@ class UpsamplePanel(Panel):
     def compute(self) -> None:
         photo, own, settings, number = self.session.photo, self._map, self.settings(), self.number
         assert photo is not None
-        material: list[Material] = []
 
-        def prepare(check: Callable[[], None]) -> tuple[Layer, Upsampled]:
+        def request(check: Check) -> Steps:
             from permutohedral.playground.compute import upsampling
 
-            material.append(
-                upsampling.colors_of(photo, settings.factor) if own is None else upsampling.own_map(*own, photo)
-            )
-            return upsampling.coarse_layer(material[0]), upsampling.enlarge(material[0])
+            material = upsampling.colors_of(photo, settings.factor) if own is None else upsampling.own_map(*own, photo)
+            yield partial(show_coarse, upsampling.coarse_layer(material), upsampling.enlarge(material))
+            # in the order of their time
+            for mode in MODES:
+                yield self.session.rest_before((photo.num_pixels, mode))
+                found = upsampling.upsample(material, replace(settings, mode=mode), check)
+                yield partial(show_full, mode, material, found)
 
-        def show_coarse(found: tuple[Layer, Upsampled]) -> None:
-            self.put("map", found[0], "before", number)
-            self._show(_INTERPOLATED, found[1], number)
+        def show_coarse(layer: Layer, found: Upsampled) -> None:
+            self.put("map", layer, "before", number)
+            self._show(_INTERPOLATED, found, number)
 
-        def full(mode: Mode, check: Callable[[], None]) -> Upsampled:
-            from permutohedral.playground.compute import upsampling
-
-            return upsampling.upsample(material[0], replace(settings, mode=mode), check)
-
-        def show_full(mode: Mode, found: Upsampled) -> None:
+        def show_full(mode: Mode, material: Material, found: Upsampled) -> None:
             self.session.remember((photo.num_pixels, mode), found.result.cost.seconds)
             self._show(mode, found, number)
             if mode == settings.mode and number == self.number:
                 self.tell(found.result.cost, *([] if own is None else ["error unknown: nobody knows the true map"]))
-                self.offer(_files(material[0], found, None if own is None else own[1]))
+                self.offer(_files(material, found, None if own is None else own[1]))
 
-        # in the order of their time
-        stages = [
-            Stage(partial(full, mode), partial(show_full, mode), self.session.rest_before((photo.num_pixels, mode)))
-            for mode in MODES
-        ]
-        self.submit([Stage(prepare, show_coarse), *stages])
+        self.submit(request)
 
     def _show(self, mode: str, found: Upsampled, number: int) -> None:
         self.put(mode, found.result.layer, "full", number)

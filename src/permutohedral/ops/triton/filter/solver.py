@@ -82,11 +82,15 @@ def scalar(scalars, kind, iteration, channel, slots, CHANNELS: tl.constexpr):
 
 
 @triton.jit
-def is_solved(scalars, iteration, channel, slots, tolerance, CHANNELS: tl.constexpr):
-    """Whether the residual before an iteration is small enough."""
-    right = tl.load(scalar(scalars, 3, 0, channel, slots, CHANNELS))
-    norm = tl.load(scalar(scalars, _NORMS, iteration, channel, slots, CHANNELS))
-    return (tolerance > 0.0) & (norm <= tolerance * tolerance * right)
+def is_open(scalars, iteration, channel, slots, tolerance, FIRST: tl.constexpr, CHANNELS: tl.constexpr):
+    """Whether the residual before an iteration is not small enough; nothing is known of it before the FIRST."""
+    if FIRST:
+        return True
+    else:
+        right = tl.load(scalar(scalars, 3, 0, channel, slots, CHANNELS))
+        norm = tl.load(scalar(scalars, _NORMS, iteration, channel, slots, CHANNELS))
+        # NaN is never small enough
+        return ((tolerance > 0.0) & (norm <= tolerance * tolerance * right)) == 0
 
 
 @triton.jit(do_not_specialize=["num_rows", "iteration", "slots", "tolerance"])
@@ -97,7 +101,7 @@ def roughen_kernel(
     """The part of the matrix that makes smooth, and that of data at lattice points if they are LUMPED."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.program_id(1)
-    if is_solved(scalars, iteration, channel, slots, tolerance, CHANNELS) == 0:
+    if is_open(scalars, iteration, channel, slots, tolerance, False, CHANNELS):
         inside = row < num_rows
         total, own = sum_beside(
             values, scale, axis_neighbors, row, inside, channel, num_rows, CHANNELS, True, AROUND
@@ -124,10 +128,7 @@ def cells_kernel(
     """Means of cells, each times its weight (`rows [num_cells, CHANNELS]`) and back; to SPREAD, rows are the means."""
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.program_id(1)
-    wanted = True
-    if not SPREAD:
-        wanted = is_solved(scalars, iteration, channel, slots, tolerance, CHANNELS) == 0
-    if wanted:
+    if is_open(scalars, iteration, channel, slots, tolerance, SPREAD, CHANNELS):
         inside = number < num_cells
         number = tl.minimum(number, num_cells - 1)
         cells = depth * height * width
@@ -146,9 +147,10 @@ def cells_kernel(
             spread = share / count
             for row in range(lines):
                 across = (first_z + row // size_y).to(tl.int64) * fine_height + first_y + row % size_y
+                line = start + across * fine_width + first_x
                 for begin in range(0, columns, WIDE):
                     along = begin + tl.arange(0, WIDE)
-                    point = (start + across * fine_width + first_x)[:, None] + along[None, :]
+                    point = line[:, None] + along[None, :]
                     real = (inside & (row // size_y < size_z))[:, None] & (along[None, :] < size_x[:, None])
                     for corner in tl.static_range(CORNERS):
                         vertex = tl.load(vertices + point + corner * corner_stride, mask=real, other=0)
@@ -179,10 +181,7 @@ def update_kernel(
     after = iteration + 1
     if FIRST:
         after = iteration
-    wanted = True
-    if not FIRST:
-        wanted = is_solved(scalars, iteration, channel, slots, tolerance, CHANNELS) == 0
-    if wanted:
+    if is_open(scalars, iteration, channel, slots, tolerance, FIRST, CHANNELS):
         tiny: tl.constexpr = 2.2250738585072014e-308 if residual.dtype.element_ty == tl.float64 else 1.1754943508e-38
         if FIRST:
             given = tl.load(right + place, mask=inside, other=0.0)
@@ -214,10 +213,7 @@ def turn_kernel(
     channel = tl.program_id(1)
     inside = row < num_rows
     place = row.to(tl.int64) * CHANNELS + channel
-    wanted = True
-    if not FIRST:
-        wanted = is_solved(scalars, iteration, channel, slots, tolerance, CHANNELS) == 0
-    if wanted:
+    if is_open(scalars, iteration, channel, slots, tolerance, FIRST, CHANNELS):
         tiny: tl.constexpr = 2.2250738585072014e-308 if residual.dtype.element_ty == tl.float64 else 1.1754943508e-38
         result = tl.load(residual + place, mask=inside, other=0.0) / tl.load(diagonal + place, mask=inside, other=1.0)
         if not FIRST:
