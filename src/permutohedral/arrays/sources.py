@@ -62,7 +62,7 @@ class Source:
         """When any of what is read was written, in nanoseconds; of a store, all its chunks are looked at."""
         top = str(Path(self.path) / self.member)
         inside = (os.path.join(folder, name) for folder, _, names in os.walk(top) for name in ("", *names))
-        return max(os.stat(path).st_mtime_ns for path in (top, *inside))
+        return max(map(_last_change, (top, *inside)))
 
     def spacing(self) -> tuple[float, ...]:
         """Distances between samples along each axis, in the units of an OME-Zarr.
@@ -184,6 +184,14 @@ def _describe_tiff(path: Path) -> Source:
     with _opened_tiff(path) as array:
         shape, chunks, dtype = tuple(array.shape), tuple(array.chunks), str(array.dtype)
     return Source(str(path), "tiff", "", shape, dtype, chunks, axes)
+
+
+def _last_change(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except FileNotFoundError:
+        # a link to nothing, or what somebody has just removed
+        return 0
 
 
 @contextmanager
