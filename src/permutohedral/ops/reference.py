@@ -21,6 +21,8 @@ from permutohedral.ops.primitives import (
     window_extents,
 )
 
+# ranks below 2^31 and digits below 2^32 stay below it, too
+_CODE_LIMIT = 2**63
 # rows of the table of neighbors that are looked up at once
 _ROWS_TOGETHER = 2**16
 # pairs of points, times d, that are computed at once
@@ -118,14 +120,20 @@ def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor
 
 
 def _number_rows(keys: Tensor) -> tuple[int, Tensor]:
-    """How many distinct rows int64 `keys [rows, columns]` has, and the rank of each row among them."""
-    number, ranks = 1, torch.zeros(keys.shape[0], dtype=torch.int64, device=keys.device)
-    for column in keys.T:
-        # ranks are below 2^31 and digits below 2^32, so that this is exact
-        digit = column - column.amin()
-        distinct, ranks = torch.unique(ranks * (digit.amax() + 1) + digit, return_inverse=True)
-        number = distinct.numel()
-    return number, ranks
+    """How many distinct rows int64 `keys [rows, columns]` has, and the rank of each row among them.
+
+    As many columns as fit are digits of one integer; then its rank stands for them.
+    """
+    digits = keys - keys.amin(dim=0)
+    extents = (digits.amax(dim=0) + 1).tolist()
+    codes, span = torch.zeros_like(digits[:, 0]), 1
+    for column, extent in zip(digits.T, extents, strict=True):
+        if span * extent >= _CODE_LIMIT:
+            distinct, codes = torch.unique(codes, return_inverse=True)
+            span = distinct.numel()
+        codes, span = codes * extent + column, span * extent
+    distinct, ranks = torch.unique(codes, return_inverse=True)
+    return distinct.numel(), ranks
 
 
 def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
