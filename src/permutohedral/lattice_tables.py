@@ -11,7 +11,8 @@ from torch import Tensor
 from permutohedral.memory import MemoryLimit
 from permutohedral.neighborhood import Neighborhood, axis_offsets
 from permutohedral.ops import operators
-from permutohedral.ops.one_call import in_one_call
+from permutohedral.ops.fused_primitives import FusedPrimitives
+from permutohedral.ops.one_call import fused, in_one_call
 from permutohedral.ops.shared_tensors import row_numbers
 from permutohedral.simplices import Simplices
 
@@ -19,6 +20,9 @@ from permutohedral.simplices import Simplices
 Points = tuple[Tensor, Tensor | None]
 # sources, targets, neighbors, neighbors along the axes
 Tables = tuple[Simplices, Simplices, Tensor, Tensor | None]
+
+# which waits for a GPU once
+_index_both = fused(FusedPrimitives.index_both)
 
 
 def index_with_neighbors(
@@ -68,12 +72,10 @@ def _index_apart(sources: Points, targets: Points | None) -> tuple[Simplices, Si
     if targets is None:
         source = Simplices(*operators.index_points(*sources))
         return source, source
-    # a GPU is waited for once
-    together = in_one_call("index_both", *sources, *targets)
-    if together is None:
-        return Simplices(*operators.index_points(*sources)), Simplices(*operators.index_points(*targets))
-    source_tables, target_tables = together(*sources, *targets)
-    return Simplices(*source_tables), Simplices(*target_tables)
+    both = _index_both(*sources, *targets)
+    if both is None:
+        both = operators.index_points(*sources), operators.index_points(*targets)
+    return Simplices(*both[0]), Simplices(*both[1])
 
 
 def _index_jointly(sources: Points, targets: Points) -> tuple[Simplices, Simplices]:

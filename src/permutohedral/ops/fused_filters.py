@@ -6,21 +6,21 @@ A backend that has `filter_learned` or `filter_points` is used through this. Wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from permutohedral.ops.color_tables import ColorGridTables, LandmarkTables
+from permutohedral.ops.color_tables import LandmarkTables
 from permutohedral.ops.dispatch import primitives_for
 from permutohedral.ops.fused_primitives import (
     FilterTables,
     FusedPrimitives,
     KeptOfFilter,
 )
-from permutohedral.ops.one_call import apply, in_one_call
+from permutohedral.ops.one_call import apply, fused, in_one_call
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.shared_tensors import items_of_points
 from permutohedral.ops.tracing import requires_gradient, why_in_steps
@@ -40,13 +40,8 @@ def can_fuse(values: Tensor, weight: Tensor, bias: Tensor | None, *barycentric: 
     return hasattr(primitives_for(values), "filter_learned")
 
 
-def picture_features(
-    guide: Tensor, sigma_space: Sequence[float], sigma_range: Sequence[float], origin: Sequence[int]
-) -> Tensor | None:
-    """In one call, None where torch computes them: see `FusedPrimitives.picture_features`."""
-    run = in_one_call("picture_features", guide)
-    features: Tensor | None = None if run is None else run(guide, sigma_space, sigma_range, origin)
-    return features
+picture_features = fused(FusedPrimitives.picture_features)
+sum_color_grid = fused(FusedPrimitives.sum_color_grid)
 
 
 def filter_points(values: Tensor, features: Tensor | None, smallest_mass: float) -> Tensor | None:
@@ -115,12 +110,6 @@ def _representable(smallest: float, dtype: torch.dtype) -> float:
 def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor | None:
     """In one call, None where torch computes it: see `FusedPrimitives.sum_landmarks`."""
     run = in_one_call("sum_landmarks", values, guide) if values.numel() else None
-    return None if run is None else run(values, guide, tables)
-
-
-def sum_color_grid(values: Tensor, guide: Tensor, tables: ColorGridTables) -> Tensor | None:
-    """In one call, None where torch computes it: see `FusedPrimitives.sum_color_grid`."""
-    run = in_one_call("sum_color_grid", values, guide)
     return None if run is None else run(values, guide, tables)
 
 

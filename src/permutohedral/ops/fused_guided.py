@@ -6,48 +6,23 @@ operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import wraps
 from math import inf
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 from torch import Tensor
 
 from permutohedral.ops.guided_primitives import CoarseGrid, GuidedPrimitives
-from permutohedral.ops.one_call import in_one_call
+from permutohedral.ops.one_call import fused
 
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
-
-
-def _tensors_of(arguments: tuple[Any, ...]) -> Iterator[Tensor]:
-    for each in arguments:
-        if isinstance(each, Tensor):
-            yield each
-        elif isinstance(each, tuple):
-            yield from _tensors_of(each)
-
-
-def _fused(primitive: Callable[Concatenate[Any, Arguments], Result]) -> Callable[Arguments, Result | None]:
-    """A primitive of the backend of its tensors, None where it is composed: see `in_one_call`."""
-
-    @wraps(primitive)
-    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result | None:
-        function = in_one_call(primitive.__name__, *_tensors_of(args))
-        return None if function is None else function(*args, **kwargs)
-
-    return run
-
-
-mix_rows = _fused(GuidedPrimitives.mix_rows)
-sum_cells = _fused(GuidedPrimitives.sum_cells)
-upsample_rows = _fused(GuidedPrimitives.upsample_rows)
-add_beside = _fused(GuidedPrimitives.add_beside)
-balance = _fused(GuidedPrimitives.balance)
-spread_cells = _fused(GuidedPrimitives.spread_cells)
-solve_on_lattice = _fused(GuidedPrimitives.solve_on_lattice)
-_cell_features = _fused(GuidedPrimitives.cell_features)
-_upsample_map = _fused(GuidedPrimitives.upsample_map)
+mix_rows = fused(GuidedPrimitives.mix_rows)
+sum_cells = fused(GuidedPrimitives.sum_cells)
+upsample_rows = fused(GuidedPrimitives.upsample_rows)
+add_beside = fused(GuidedPrimitives.add_beside)
+balance = fused(GuidedPrimitives.balance)
+spread_cells = fused(GuidedPrimitives.spread_cells)
+solve_on_lattice = fused(GuidedPrimitives.solve_on_lattice)
+_cell_features = fused(GuidedPrimitives.cell_features)
+_upsample_map = fused(GuidedPrimitives.upsample_map)
 
 
 def _plain_sigmas(guide: Tensor, grid: CoarseGrid, sigma_space: object, sigma_range: object) -> list[float] | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,8 @@ from torch import Tensor
 from permutohedral.ops.dispatch import forced_backend, on_backend, primitives_for
 from permutohedral.ops.tracing import is_autocast, requires_gradient, why_in_steps
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 Inputs = tuple[Any, ...]
 
 
@@ -23,6 +26,27 @@ def in_one_call(name: str, first: Tensor, *others: Tensor | None) -> Callable[..
         return None
     function: Callable[..., Any] | None = getattr(primitives_for(first), name, None)
     return function
+
+
+def fused(primitive: Callable[Concatenate[Any, Arguments], Result]) -> Callable[Arguments, Result | None]:
+    """A function of `FusedPrimitives` by the backend of its tensors, None where it is composed: see `in_one_call`."""
+
+    @wraps(primitive)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result | None:
+        function = in_one_call(primitive.__name__, *_tensors_of(args))
+        return None if function is None else function(*args, **kwargs)
+
+    return run
+
+
+def _tensors_of(arguments: tuple[Any, ...]) -> list[Tensor]:
+    found = []
+    for each in arguments:
+        if isinstance(each, Tensor):
+            found.append(each)
+        elif isinstance(each, tuple):
+            found += _tensors_of(each)
+    return found
 
 
 class Step(Protocol):
@@ -65,15 +89,9 @@ apply: Callable[..., Any] = super(torch.autograd.Function, _InOneCall).apply
 
 def _differentiate_composed(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients with respect to the inputs, which can be differentiated again."""
-    return gradients_of(ctx.step.composed, ctx.saved_tensors[: ctx.inputs], ctx.needs_input_grad[1:], gradient)
-
-
-def gradients_of(
-    composed: Callable[..., Tensor], inputs: Sequence[Any], wanted: Sequence[bool], gradient: Tensor
-) -> tuple[Tensor | None, ...]:
-    """The gradients of what is composed of operators with respect to the inputs of which they are wanted."""
+    inputs, wanted = ctx.saved_tensors[: ctx.inputs], ctx.needs_input_grad[1:]
     leaves = [each for each, is_wanted in zip(inputs, wanted, strict=True) if is_wanted]
-    found = iter(torch.autograd.grad(composed(*inputs), leaves, gradient, create_graph=True))
+    found = iter(torch.autograd.grad(ctx.step.composed(*inputs), leaves, gradient, create_graph=True))
     return tuple(next(found) if is_wanted else None for is_wanted in wanted)
 
 

@@ -112,21 +112,26 @@ def add_slice(
     ]
 )  # fmt: skip
 def marginals_kernel(
-    scores, output, first_values, first_vertices, first_weights, second_values, second_vertices, second_weights,
-    num_points, points_per_item, first_vertex_stride, first_weight_stride, first_factor, second_vertex_stride,
-    second_weight_stride, second_factor, KERNELS: tl.constexpr, PLANES: tl.constexpr, LOGITS: tl.constexpr,
-    LABELS: tl.constexpr, WIDTH: tl.constexpr, FIRST_VERTEX: tl.constexpr, FIRST_WEIGHT: tl.constexpr,
-    FIRST_CORNERS: tl.constexpr, SECOND_VERTEX: tl.constexpr, SECOND_WEIGHT: tl.constexpr,
-    SECOND_CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_L: tl.constexpr,
+    scores, output, marginals, totals, first_values, first_vertices, first_weights, second_values, second_vertices,
+    second_weights, num_points, points_per_item, first_vertex_stride, first_weight_stride, first_factor,
+    second_vertex_stride, second_weight_stride, second_factor, KERNELS: tl.constexpr, PLANES: tl.constexpr,
+    SCORED: tl.constexpr, LOGITS: tl.constexpr, PULLED: tl.constexpr, LABELS: tl.constexpr, WIDTH: tl.constexpr,
+    FIRST_VERTEX: tl.constexpr, FIRST_WEIGHT: tl.constexpr, FIRST_CORNERS: tl.constexpr, SECOND_VERTEX: tl.constexpr,
+    SECOND_WEIGHT: tl.constexpr, SECOND_CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_L: tl.constexpr,
 ):  # fmt: skip
     """softmax(scores + slices of KERNELS lattices), or the LOGITS it is of, as rows `[points, WIDTH]`, or as PLANES
-    `[items, labels, points_per_item]`; the scores are rows.
+    `[items, labels, points_per_item]`; the scores are rows, and without them there are slices alone.
+
+    If slices D are gradients with respect to marginals Q, which are to be PULLED back to their logits: Q (D - <Q, D>),
+    which is also added to the totals; Q and totals are rows.
     """
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     label = tl.arange(0, BLOCK_L)
     inside = point < num_points
     row, padded = point[:, None] * WIDTH + label[None, :], inside[:, None] & (label < WIDTH)[None, :]
-    logits = tl.load(scores + row, mask=padded, other=0.0)
+    logits = tl.zeros([BLOCK, BLOCK_L], output.dtype.element_ty)
+    if SCORED:
+        logits = tl.load(scores + row, mask=padded, other=0.0)
     logits = add_slice(
         logits, first_values, first_vertices, first_weights, first_factor, point, inside, label, first_vertex_stride,
         first_weight_stride, WIDTH, FIRST_VERTEX, FIRST_WEIGHT, FIRST_CORNERS,
@@ -137,7 +142,11 @@ def marginals_kernel(
             second_vertex_stride, second_weight_stride, WIDTH, SECOND_VERTEX, SECOND_WEIGHT, SECOND_CORNERS,
         )  # fmt: skip
     known = inside[:, None] & (label < LABELS)[None, :]
-    if not LOGITS:
+    if PULLED:
+        marginal = tl.load(marginals + row, mask=padded, other=0.0)
+        logits = marginal * (logits - tl.sum(marginal * logits, axis=1)[:, None])
+        tl.store(totals + row, tl.load(totals + row, mask=padded, other=0.0) + logits, mask=padded)
+    elif not LOGITS:
         logits = softmax(logits, known)
     if PLANES:
         tl.store(output + plane_of(point, label, points_per_item, LABELS), logits, mask=known)
@@ -238,20 +247,21 @@ def label_blocks(labels: int) -> dict[str, int]:
     return {"BLOCK": blocks["BLOCK"] // halved, "BLOCK_L": blocks["BLOCK_C"], "num_warps": 4 // halved}
 
 
-def _marginals(
+def slice_all(
     output: Tensor,
-    scores: Tensor,
+    scores: Tensor | None,
     kernels: Sequence[WeightedKernel],
     values: Sequence[Tensor],
-    shape: tuple[int, int, int],
+    shape: Sequence[int],
     logits: bool = False,
+    pulled: tuple[Tensor, Tensor] | None = None,
 ) -> Launch:
     """What fills `output`, rows or planes of `shape`, with the next marginals, or their logits; `values` lie on the
-    lattices.
+    lattices. Or with gradients that are pulled back: of marginals, and to be added to totals; see `marginals_kernel`.
     """
     items, labels, points = shape
     width, blocks = row_width(labels), label_blocks(labels)
-    tensors: list[Tensor] = [scores, output]
+    tensors: list[Tensor] = [output if scores is None else scores, output, *(pulled or (output, output))]
     sizes: list[float] = [items * points, points]
     constants: dict[str, int] = {}
     for number, name in enumerate(("FIRST", "SECOND")):
@@ -262,8 +272,8 @@ def _marginals(
         constants |= {f"{name}_VERTEX": vertices.stride(0), f"{name}_WEIGHT": weights.stride(0)}
         constants[f"{name}_CORNERS"] = vertices.shape[1]
     bound = bind(
-        marginals_kernel, KERNELS=len(kernels), PLANES=output.dim() == 3, LOGITS=logits, LABELS=labels, WIDTH=width,
-        **constants, **blocks,
+        marginals_kernel, KERNELS=len(kernels), PLANES=output.dim() == 3, SCORED=scores is not None, LOGITS=logits,
+        PULLED=pulled is not None, LABELS=labels, WIDTH=width, **constants, **blocks,
     )  # fmt: skip
     return bound, (cdiv(items * points, blocks["BLOCK"]), 1, 1), tuple(tensors), tuple(sizes)
 
@@ -305,17 +315,16 @@ def solve(
     run_all(splats)
     blurs, values = blur_all(kernels, room)
     run_all(blurs)
-    items, labels, points = field.planes.shape
-    arguments = field.scores, kernels, values, (items, labels, points)
+    arguments = field.scores, kernels, values, field.planes.shape
     # the same memory in every step, so that its launches are prepared once
-    step = [*prepare_all([_marginals(field.marginals, *arguments)]), *splats, *blurs]
+    step = [*prepare_all([slice_all(field.marginals, *arguments)]), *splats, *blurs]
     for _ in range(steps - 1):
         if kept is not None:
             kept.append([each[1].clone() for each in room])
         run_all(step)
     if kept is not None:
         kept.append([each[1] for each in room])
-    start_all([_marginals(field.planes, *arguments, logits=kept is not None)])
+    start_all([slice_all(field.planes, *arguments, logits=kept is not None)])
     return field.planes
 
 
