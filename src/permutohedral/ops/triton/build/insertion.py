@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.triton.build.embedding import find_simplex, lowest_cell, tile_rows, weights_from
-from permutohedral.ops.triton.build.key_packing import even_bits, pack_by_range, pack_evenly
+from permutohedral.ops.triton.build.key_packing import even_bits, pack_by_range, pack_evenly, unit_of
 from permutohedral.ops.triton.build.packed_table import (
     BAD_FEATURE,
     COUNT,
@@ -26,6 +26,7 @@ from permutohedral.ops.triton.build.packed_table import (
     LOW,
     NO_ROOM,
     SHIFT,
+    UNIT,
     PackedTable,
     entry_of,
     insert,
@@ -131,7 +132,7 @@ def insert_points_kernel(
     weights = tl.maximum(weights_from(delta, rank, D, ROWS) + (row == 0).to(delta.dtype), 0.0)
     tl.store(barycentric + place, weights, mask=real)
 
-    base, unit, room = pack_digits(table, cell, low, DIGIT_BITS, CORNER_BITS, D, ROWS)
+    base, units, room = pack_digits(table, cell, low, DIGIT_BITS, CORNER_BITS, D, ROWS)
     if HAS_BATCH:
         item = tl.load(batch + point).to(tl.int64)
         valid = valid & (item >= 0)
@@ -151,13 +152,14 @@ def insert_points_kernel(
     # corner j lies one cell lower along the j coordinates of largest rank; rows beyond d repeat corner 0
     corner = tl.where(row <= D, row, 0)
     lower = rank[None, :, :] > D - corner[:, :, None]
-    code = base[None, :] - tl.sum(tl.where(lower, unit[None, :, :], 0), axis=1) + corner
+    code = base[None, :] - tl.sum(tl.where(lower, units[None, :, :], 0), axis=1) + corner
     wanted = tl.broadcast_to(usable[None, :] & ~failed, [ROWS, BLOCK])
     # never empty, and in nobody's way: corner d+1 does not occur
     code = tl.where(wanted, code, D + 1)
     if PTX:
         wanted = wanted & (row <= D)
-    slot, number, created, lost = insert(table, code, wanted, capacity, PTX)
+    unit = unit_of(table, DIGIT_BITS, CORNER_BITS, D)
+    slot, number, created, lost = insert(table, code, unit, wanted, capacity, CORNER_BITS, PTX, D)
     if is_any(lost):
         tl.store(table + FULL, 1)
     number = tl.maximum(number, draw_numbers(table, codes, slot, code, created, PTX, ROWS, BLOCK))
@@ -198,7 +200,9 @@ def unpack_rows(
             word = tl.arange(0, 128)
             tl.store(other + word, tl.load(table + word))
         tile = code[None, :]
-        slot, _, created, _ = insert(other, tile, tile >= 0, other_capacity, PTX)
+        slot, _, created, _ = insert(
+            other, tile, tl.load(table + UNIT), tile >= 0, other_capacity, CORNER_BITS, PTX, D
+        )  # fmt: skip
         tl.store(entry_of(other, slot) + 1, number.to(tl.int64)[None, :] + 1, mask=created)
     corner = code & ((1 << CORNER_BITS) - 1)
     # row 0 is the item, row i + 1 coordinate i

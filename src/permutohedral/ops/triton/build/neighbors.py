@@ -83,7 +83,7 @@ def look_up_tap(
         units += tl.full([], 1, tl.int64) << shift
         wanted = wanted & ((digit + step + passes).to(tl.uint32, bitcast=True) < extent)
     code += tl.where(passes > 0, units - (D + 1), 0)
-    _, row = look_up(table, code, wanted, capacity, PTX)
+    _, row = look_up(table, code, wanted, capacity, CORNER_BITS, PTX, D)
     return row
 
 
