@@ -278,12 +278,15 @@ def insert(
 
 
 @triton.jit
-def look_up(table, code, wanted, capacity, CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr):
-    """The slot and the row number of each code of a tile `[ROWS, BLOCK]`, -1 where it is absent or not wanted.
+def look_up(
+    table, code, unit, wanted, capacity, CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr
+):  # fmt: skip
+    """The slot and the row number of each code of a tile `[ROWS, BLOCK]`, -1 where it is absent or not wanted; the
+    `unit` is that of the header.
 
     A finished table is at most half full, so an empty slot ends every probe.
     """
-    slot = home_slot(code, tl.load(table + UNIT), capacity, CORNER_BITS, D)
+    slot = home_slot(code, unit, capacity, CORNER_BITS, D)
     pending = wanted & (code > 0)
     row = tl.full(code.shape, -1, tl.int32)
     while is_any(pending):

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from permutohedral.ops.triton.build.insertion import Insertion
-from permutohedral.ops.triton.build.packed_table import SHIFT, entry_of, look_up
+from permutohedral.ops.triton.build.packed_table import SHIFT, UNIT, entry_of, look_up
 from permutohedral.ops.triton.runtime import HAS_PTX, cdiv, launch
 
 
@@ -38,7 +38,9 @@ def renumber_rows_kernel(
     code = tl.load(codes + old, mask=inside, other=0)
     tl.store(new_codes + number, code, mask=inside)
     tl.store(new_number + old, number, mask=inside)
-    slot, _ = look_up(table, code[None, :], inside[None, :], capacity, CORNER_BITS, PTX, D)
+    slot, _ = look_up(
+        table, code[None, :], tl.load(table + UNIT), inside[None, :], capacity, CORNER_BITS, PTX, D
+    )  # fmt: skip
     tl.store(entry_of(table, slot) + 1, number.to(tl.int64)[None, :] + 1, mask=inside[None, :])
 
 
