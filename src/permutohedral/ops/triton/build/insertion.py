@@ -38,6 +38,7 @@ from permutohedral.ops.triton.runtime import HAS_PTX, Bound, cdiv, empty_corners
 
 # a single warp needs no barrier to know that all its probes have ended
 _INSERT_BLOCK = 32
+_UNPACK_BLOCK = 128
 # Pixels that are near each other touch the same slots, and whoever comes first makes the others wait. So the programs
 # that run at the same time take their points from so many parts of the whole, unless that has few blocks.
 _PARTS, _FEWEST_BLOCKS = 64, 256
@@ -118,7 +119,7 @@ def insert_points_kernel(
     # lanes beyond the end repeat the last point
     point = tl.minimum(position, num_points - 1)
     if DIGIT_BITS > 0:
-        low = lowest_cell(features, 1 << (DIGIT_BITS - 1), D, ROWS)
+        low = lowest_cell(features, 1 << (DIGIT_BITS - 1), D, ROWS, BLOCK)
         if tl.program_id(0) == 0:
             pack_evenly(table, low, DIGIT_BITS, CORNER_BITS, ITEM_BITS, D, ROWS)
     else:
@@ -186,42 +187,39 @@ def report_kernel(table, features, report, num_points, SAMPLE: tl.constexpr, STR
 
 @triton.jit
 def unpack_rows(
-    table, codes, keys, other, num_rows, other_capacity, MOVE: tl.constexpr, CORNER_BITS: tl.constexpr,
-    PTX: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    table, codes, keys, other, first, num_rows, other_capacity, MOVE: tl.constexpr, CORNER_BITS: tl.constexpr,
+    PTX: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.arange(0, ROWS)[:, None]
-    number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = number < num_rows
-    number = tl.minimum(number, num_rows - 1)
+    """A block of rows from the `first` on: see `unpack_kernel`."""
+    place = first + tl.arange(0, BLOCK)[None, :]
+    inside = place < num_rows
+    number = tl.minimum(place, num_rows - 1)
     code = tl.load(codes + number)
     if MOVE:
-        if tl.program_id(0) == 0:
+        if first == 0:
             # the header but for its last words, which hold nothing
             word = tl.arange(0, 128)
             tl.store(other + word, tl.load(table + word))
-        tile = code[None, :]
-        slot, _, created, _ = insert(
-            other, tile, tl.load(table + UNIT), tile >= 0, other_capacity, CORNER_BITS, PTX, D
-        )  # fmt: skip
-        tl.store(entry_of(other, slot) + 1, number.to(tl.int64)[None, :] + 1, mask=created)
+        unit = tl.load(table + UNIT)
+        slot, _, created, _ = insert(other, code, unit, code >= 0, other_capacity, CORNER_BITS, PTX, D)
+        tl.store(entry_of(other, slot) + 1, number.to(tl.int64) + 1, mask=created)
     corner = code & ((1 << CORNER_BITS) - 1)
-    # row 0 is the item, row i + 1 coordinate i
-    coordinate = (row >= 1) & (row <= D)
-    item_shift = tl.load(table + ITEM_SHIFT)
-    shift = tl.load(table + SHIFT + row - 1, mask=coordinate, other=0)
-    following = tl.load(table + SHIFT + row, mask=coordinate & (row < D), other=0)
-    following = tl.where(row < D, following, item_shift)
-    digit = (code[None, :] >> shift) & ((tl.full([1, 1], 1, tl.int64) << (following - shift)) - 1)
-    quotient = digit + tl.load(table + LOW + row - 1, mask=coordinate, other=0)
-    value = tl.where(row == 0, (code >> item_shift)[None, :], quotient * (D + 1) + corner[None, :])
-    place = number.to(tl.int64)[None, :] * (D + 1) + row
-    tl.store(keys + place, value.to(tl.int32), mask=(row <= D) & inside[None, :])
+    key = keys + number.to(tl.int64) * (D + 1)
+    # the digits end where the item begins
+    end = tl.load(table + ITEM_SHIFT)
+    tl.store(key, (code >> end).to(tl.int32), mask=inside)
+    for i in tl.static_range(D - 1, -1, -1):
+        shift = tl.load(table + SHIFT + i)
+        digit = (code >> shift) & ((tl.full([], 1, tl.int64) << (end - shift)) - 1)
+        coordinate = (digit + tl.load(table + LOW + i)) * (D + 1) + corner
+        tl.store(key + 1 + i, coordinate.to(tl.int32), mask=inside)
+        end = shift
 
 
 @triton.jit(do_not_specialize=["most_rows", "other_capacity"])
 def unpack_kernel(
     table, codes, keys, other, most_rows, other_capacity, MOVE: tl.constexpr, CORNER_BITS: tl.constexpr,
-    PTX: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    PTX: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the keys of all lattice points, or of the first `most_rows`; with MOVE also insert them into another table,
     which has room for so many, and do nothing if there are more.
@@ -230,10 +228,9 @@ def unpack_kernel(
     if MOVE:
         num_rows = tl.where(num_rows <= most_rows, num_rows, 0)
     num_rows = tl.minimum(num_rows, most_rows)
-    if tl.program_id(0) * BLOCK < num_rows:
-        unpack_rows(
-            table, codes, keys, other, num_rows, other_capacity, MOVE, CORNER_BITS, PTX, D, ROWS, BLOCK
-        )  # fmt: skip
+    first = tl.program_id(0) * BLOCK
+    if first < num_rows:
+        unpack_rows(table, codes, keys, other, first, num_rows, other_capacity, MOVE, CORNER_BITS, PTX, D, BLOCK)
 
 
 class Insertion(NamedTuple):
@@ -310,11 +307,11 @@ def unpack_keys(insertion: Insertion, keys: Tensor, other: PackedTable) -> None:
     """Write the keys of as many rows as `keys` has; an `other` table than the insertion's gets them, too."""
     table, (rows, columns) = insertion.table, keys.shape
     bound = _bind_unpack(columns - 1, other is not table)
-    bound((cdiv(rows, 32), 1, 1), (table.storage, insertion.codes, keys, other.storage), (rows, other.capacity))
+    bound((cdiv(rows, _UNPACK_BLOCK), 1, 1), (table.storage, insertion.codes, keys, other.storage), (rows, other.capacity))
 
 
 @cache
 def _bind_unpack(d: int, move: bool) -> Bound:
     return Bound(
-        unpack_kernel, MOVE=move, CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d, ROWS=tile_rows(d), BLOCK=32, num_warps=1
+        unpack_kernel, MOVE=move, CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d, BLOCK=_UNPACK_BLOCK, num_warps=1
     )

@@ -39,7 +39,7 @@ _POINTS_PER_ROW = 4
 # with more points the GPU is busy longer than the host, and finds neighbors faster once their number is known
 MOST_POINTS_AHEAD = 1 << 21
 # of a table of neighbors that is made before its size is known
-_MOST_NEIGHBORS_AHEAD = 1 << 24
+_MOST_NEIGHBORS_AHEAD = 1 << 25
 
 # keys, vertices, barycentric weights, table: see `index_points`
 Indexed = tuple[Tensor, Tensor, Tensor, Tensor]
