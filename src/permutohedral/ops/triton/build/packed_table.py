@@ -123,14 +123,16 @@ def home_slot(code, unit, capacity, CORNER_BITS: tl.constexpr, D: tl.constexpr):
     One step along the last axis adds one to every coordinate (d+1) q_i + j but the last, which no key holds. So the
     first of them tells the place in a group, and the differences of the quotients, with the rest of it, the group.
     """
-    corner = code & ((1 << CORNER_BITS) - 1)
+    low = code.to(tl.int32).to(tl.uint32, bitcast=True)
+    corner = low & ((1 << CORNER_BITS) - 1)
     # the bits of the first quotient are those between the two lowest of the unit
     others = unit - (1 << CORNER_BITS)
-    quotient = (code & ((others & -others) - (1 << CORNER_BITS))) >> CORNER_BITS
+    quotient = (low >> CORNER_BITS) & (((others & -others) - (1 << CORNER_BITS)) >> CORNER_BITS).to(tl.uint32)
     along = quotient * (D + 1) + corner
-    group = code - corner - quotient * unit + (along >> 3)
-    first = mix(group.to(tl.int32), (group >> 32).to(tl.int32)) & (capacity - GROUP).to(tl.uint32)
-    return first.to(tl.int32) + (along & (GROUP - 1)).to(tl.int32)
+    line = code - quotient.to(tl.int64) * unit
+    group = (line.to(tl.int32) & -(1 << CORNER_BITS)) + (along >> 3).to(tl.int32)
+    first = mix(group, (line >> 32).to(tl.int32)) & (capacity - GROUP).to(tl.uint32)
+    return (first + (along & (GROUP - 1))).to(tl.int32)
 
 
 @triton.jit
