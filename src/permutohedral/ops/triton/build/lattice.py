@@ -53,10 +53,14 @@ class Attempt(NamedTuple):
     capacity: int
     by_range: bool
 
-    def start(self, words: Tensor, table: PackedTable | None = None) -> Insertion:
-        insertion = insert_points(*self, table)
-        report(insertion, self.features, words, self.features.numel() >= _WORTH_ORDERING)
+    def start(self, words: Tensor) -> Insertion:
+        insertion = insert_points(*self)
+        self.report(insertion, words)
         return insertion
+
+    def report(self, insertion: Insertion, words: Tensor) -> None:
+        """Tell the host what became of it, see `report`."""
+        report(insertion, self.features, words, self.features.numel() >= _WORTH_ORDERING)
 
     def next(self, told: Report) -> Attempt | None:
         """What to try after this attempt failed, None if nothing but a table of wide keys is left."""
@@ -169,8 +173,9 @@ def index_with_neighbors(
     if torch.are_deterministic_algorithms_enabled():
         return None
     attempt = first_attempt(features, batch)
+    insertion = insert_points(*attempt)
     with HostReports(features.device) as reports:
-        insertion = attempt.start(reports.words[0])
+        attempt.report(insertion, reports.words[0])
         keys, table = _unpack(insertion, rows, dimension + 1)
         neighbors = search_counted(table, insertion.codes, rows, offsets)
         told = reports.read(0)
