@@ -307,7 +307,8 @@ def unpack_keys(insertion: Insertion, keys: Tensor, other: PackedTable) -> None:
     """Write the keys of as many rows as `keys` has; an `other` table than the insertion's gets them, too."""
     table, (rows, columns) = insertion.table, keys.shape
     bound = _bind_unpack(columns - 1, other is not table)
-    bound((cdiv(rows, _UNPACK_BLOCK), 1, 1), (table.storage, insertion.codes, keys, other.storage), (rows, other.capacity))
+    tensors = table.storage, insertion.codes, keys, other.storage
+    bound((cdiv(rows, _UNPACK_BLOCK), 1, 1), tensors, (rows, other.capacity))
 
 
 @cache

@@ -212,9 +212,7 @@ def _coarsen_packed(keys: Tensor, table: PackedTable) -> tuple[Tensor, Tensor, T
 
 @cache
 def _bind_insert(d: int) -> Bound:
-    return Bound(
-        insert_parents_kernel, CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d, BLOCK=_INSERT_BLOCK, num_warps=1
-    )
+    return Bound(insert_parents_kernel, CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d, BLOCK=_INSERT_BLOCK, num_warps=1)
 
 
 @on_device
