@@ -308,11 +308,12 @@ def unpack_keys(insertion: Insertion, keys: Tensor, other: PackedTable) -> None:
     table, (rows, columns) = insertion.table, keys.shape
     bound = _bind_unpack(columns - 1, other is not table)
     tensors = table.storage, insertion.codes, keys, other.storage
-    bound((cdiv(rows, _UNPACK_BLOCK), 1, 1), tensors, (rows, other.capacity))
+    bound(bound.tiles(rows, 1), tensors, (rows, other.capacity))
 
 
 @cache
 def _bind_unpack(d: int, move: bool) -> Bound:
+    block = _INSERT_BLOCK if move else _UNPACK_BLOCK
     return Bound(
-        unpack_kernel, MOVE=move, CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d, BLOCK=_UNPACK_BLOCK, num_warps=1
+        unpack_kernel, MOVE=move, CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d, BLOCK=block, num_warps=cdiv(block, 32)
     )

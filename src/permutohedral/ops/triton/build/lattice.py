@@ -40,6 +40,8 @@ _POINTS_PER_ROW = 4
 MOST_POINTS_AHEAD = 1 << 21
 # of a table of neighbors that is made before its size is known
 _MOST_NEIGHBORS_AHEAD = 1 << 25
+# with fewer of them, opposite taps are looked up apart
+_WORTH_PAIRING = 1 << 23
 
 # keys, vertices, barycentric weights, table: see `index_points`
 Indexed = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -177,7 +179,7 @@ def index_with_neighbors(
     with HostReports(features.device) as reports:
         attempt.report(insertion, reports.words[0])
         keys, table = _unpack(insertion, rows, dimension + 1)
-        neighbors = search_counted(table, insertion.codes, rows, offsets)
+        neighbors = search_counted(table, insertion.codes, rows, offsets, taps * rows >= _WORTH_PAIRING)
         told = reports.read(0)
     check_range(features, batch, told)
     number = told.num_lattice_points

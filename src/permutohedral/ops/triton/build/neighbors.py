@@ -218,7 +218,7 @@ def _search(
 def _bind_find(d: int, counted: bool, paired: bool, taps: int) -> Bound:
     return Bound(
         find_neighbors_kernel, COUNTED=counted, PAIRED=paired, TAPS=taps, CORNER_BITS=d.bit_length(), PTX=HAS_PTX,
-        D=d, BLOCK=_BLOCK, num_warps=1,
+        D=d, BLOCK=_BLOCK, num_warps=_BLOCK // 32,
     )  # fmt: skip
 
 

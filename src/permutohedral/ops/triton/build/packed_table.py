@@ -279,6 +279,21 @@ def insert(
     return slot, tl.maximum(found, 0) - 1, found == MADE, found == PENDING
 
 
+# The same without making slots: each lane goes on alone until it meets its code or an empty slot.
+# $0 slot; $1 row number plus one, 0 if there is none; $2 address of the first slot, $3 code, $4 slot, $5 and $6 its
+# content, $7 capacity - 1, $8 whether the lane looks for anything
+_LOOK_UP_PTX = tl.constexpr(
+    """{ .reg .pred p; .reg .b64 met, number, place;
+    mov.b32 $0, $4; mov.b32 $1, 0; setp.eq.s32 p, $8, 0; @p bra END;
+    mov.b64 met, $5; mov.b64 number, $6;
+    COMPARE: setp.eq.s64 p, met, $3; @p bra FOUND; setp.eq.s64 p, met, 0; @p bra END;
+    add.s32 $0, $0, 9; and.b32 $0, $0, $7;
+    mul.wide.u32 place, $0, 16; add.s64 place, place, $2; ld.global.v2.b64 {met, number}, [place]; bra COMPARE;
+    FOUND: cvt.u32.u64 $1, number;
+    END: }"""
+)
+
+
 @triton.jit
 def look_up(
     table, code, unit, wanted, capacity, CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr
@@ -290,10 +305,22 @@ def look_up(
     """
     slot = home_slot(code, unit, capacity, CORNER_BITS, D)
     pending = wanted & (code > 0)
-    row = tl.full(code.shape, -1, tl.int32)
-    while is_any(pending):
+    if PTX:
         met, number = load_entry(entry_of(table, slot), pending, PTX)
-        row = tl.where(pending & (met == code), number.to(tl.int32) - 1, row)
-        pending = pending & (met != EMPTY) & (met != code)
-        slot = tl.where(pending, (slot + STEP) & (capacity - 1), slot)
-    return slot, row
+        slot, found = tl.inline_asm_elementwise(
+            _LOOK_UP_PTX,
+            "=&r,=&r,l,l,r,l,l,r,r",
+            [(table + HEADER).to(tl.int64), code, slot, met, number, capacity - 1, pending.to(tl.int32)],
+            dtype=(tl.int32, tl.int32),
+            is_pure=False,
+            pack=1,
+        )
+        return slot, found - 1
+    else:
+        row = tl.full(code.shape, -1, tl.int32)
+        while is_any(pending):
+            met, number = load_entry(entry_of(table, slot), pending, PTX)
+            row = tl.where(pending & (met == code), number.to(tl.int32) - 1, row)
+            pending = pending & (met != EMPTY) & (met != code)
+            slot = tl.where(pending, (slot + STEP) & (capacity - 1), slot)
+        return slot, row
