@@ -31,8 +31,8 @@ _WORTH_ORDERING = 1 << 21
 _CHEAP_CAPACITY, _LARGE_CAPACITY = 1 << 22, 1 << 21
 # points in so few dimensions touch about as many lattice points as they are, if their bandwidth is their distance
 _FEW_DIMENSIONS = 2
-# slots of a table that is kept as it is, however empty: 16 MB
-_SMALL_CAPACITY = 1 << 20
+# slots of a table that is kept as it is, however empty: 32 MB
+_SMALL_CAPACITY = 1 << 21
 # rows that are made before their number is known: enough for most lattices
 _FEWEST_ROWS = 1 << 16
 _POINTS_PER_ROW = 4
