@@ -65,8 +65,8 @@ def poisoned_memory() -> Iterator[None]:
         for place, name in _ALLOCATORS:
             patch.setattr(place, name, _poisoning(getattr(place, name)))
         if "native" in dispatch.available_backends():
-            from permutohedral.ops import native
+            from permutohedral.ops.native import lending
 
             # large tensors of its own, beside torch's
-            patch.setattr(native, "_empty", _poisoning(native._empty))
+            patch.setattr(lending, "empty", _poisoning(lending.empty))
         yield

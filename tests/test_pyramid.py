@@ -131,6 +131,16 @@ def test_what_is_kept_is_added() -> None:
             ph.refine(values, pyramid, 0, added=wrong)
 
 
+@pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)])
+def test_vmap_of_what_is_added(axes: tuple[int | None, int | None]) -> None:
+    pyramid = ph.build_pyramid(draw(25, 2, scale=3.0), 2)
+    fine, coarse = (level.num_lattice_points for level in pyramid.levels)
+    values, kept = draw(4, coarse, 3), draw(4, fine, 3, seed=1)
+    given = [each[0] if axis is None else each for each, axis in zip((values, kept), axes, strict=True)]
+    actual = torch.vmap(lambda *each: ph.refine(each[0], pyramid, 0, added=each[1]), axes)(*given)
+    assert_close(actual, ph.refine(values if axes[0] == 0 else given[0].expand_as(values), pyramid, 0) + given[1])
+
+
 def test_pooling_takes_the_largest_around() -> None:
     features = draw(25, 2, scale=3.0)
     pyramid = ph.build_pyramid(features, 2)

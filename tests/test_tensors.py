@@ -255,3 +255,14 @@ def test_torchscript_compiles_no_layer(inside: bool) -> None:
     for layer in layers:
         with pytest.raises(InputError, match=rf"script cannot compile {type(layer).__name__}.*use torch.compile"):
             torch.jit.script(torch.nn.Sequential(layer) if inside else layer)
+
+
+@pytest.mark.parametrize("points", [1, 40])
+def test_signs_that_torch_has_yet_to_apply(points: int) -> None:
+    """The imaginary part of a conjugate is a view of the memory of the number itself."""
+    values = torch.rand(points, 1, dtype=torch.complex64, device=DEVICE).conj().imag
+    assert values.is_neg()
+    features = torch.rand(points, 2, device=DEVICE)
+    expected = ph.gaussian_filter(values.resolve_neg(), features)
+    assert_close(ph.gaussian_filter(values, features), expected)
+    assert bool((expected < 0).all())

@@ -41,9 +41,11 @@ struct ColorCoordinates {
             const T first = nearest(*std::min_element(least.begin(), least.end()));
             const T last = nearest(*std::max_element(most.begin(), most.end()));
             extents[g] = int64_t(last - first) + 5;
+            // a sum that is rounded up would have another nearest node
+            const T highest = std::nextafter(last - first + T(2.5), T(0));
             parallel_for(threads, shape.height, [&](int64_t y, int) {
                 T* to = along(g) + y * shape.width;
-                for (int64_t x = 0; x < shape.width; ++x) to[x] += T(2) - first;
+                for (int64_t x = 0; x < shape.width; ++x) to[x] = std::min(to[x] + (T(2) - first), highest);
             });
         }
     }

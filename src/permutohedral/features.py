@@ -300,7 +300,7 @@ def numbers_of(sigma: Sigma, dimension: int) -> list[float]:
     >>> numbers_of(2.0, 3)
     [2.0, 2.0, 2.0]
     """
-    numbers = _read_numbers(sigma)
+    numbers = read_numbers(sigma)
     if len(numbers) not in (1, dimension):
         raise InputError(f"sigma must be one number or one for each of {dimension}, got {len(numbers)}")
     if not all(math.isfinite(number) and number > 0 for number in numbers):
@@ -319,7 +319,12 @@ def _positive_tensor(sigma: Tensor) -> Tensor:
     return sigma
 
 
-def _read_numbers(sigma: Sigma) -> list[float]:
+def read_numbers(sigma: Sigma) -> list[float]:
+    """The numbers that were given, one or several, of any sign.
+
+    >>> read_numbers((1, 2.5))
+    [1.0, 2.5]
+    """
     if isinstance(sigma, (int, float)):
         return [float(sigma)]
     try:

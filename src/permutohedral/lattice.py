@@ -6,7 +6,6 @@ lies where each tap of a filter points). `Lattice` holds these tables and nothin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,10 +13,9 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.lattice_tables import find_axis_neighbors, find_neighbors, index_in_steps, index_with_neighbors
+from permutohedral.lattice_tables import find_neighbors, index_in_steps, index_with_neighbors
 from permutohedral.memory import MemoryLimit
 from permutohedral.neighborhood import Neighborhood, check_halo, neighborhood_of
-from permutohedral.ops import operators
 from permutohedral.ops.primitives import check_items
 from permutohedral.ops.shared_tensors import items_of_points
 from permutohedral.ops.tracing import is_batched, is_compiled_in_parts, uncompiled
@@ -259,26 +257,6 @@ def build_lattice(  # noqa: PLR0913 (what describes the points, and four options
 
 # one break of the graph around all of it
 _build_uncompiled = uncompiled(build_lattice)
-
-
-def build_two(features: Sequence[Tensor], batches: Sequence[Tensor | None]) -> list[Lattice]:
-    """`build_lattice(..., neighborhood_size=0, separable=True)` of two sets of points; a GPU is waited for once."""
-    sources: list[Tensor | None] = []
-    for each, batch in zip(features, batches, strict=True):
-        dimension = check_features(each, None)
-        sources += flatten_points(each, batch, "batch")
-        limit = MemoryLimit(None, each.device)
-        limit.check_simplices(each.numel() // dimension, dimension, each.element_size())
-    both = operators.index_both(*sources)
-    lattices = []
-    for each, tables in zip(features, (both[:4], both[4:]), strict=True):
-        source, neighborhood = Simplices(*tables), neighborhood_of(each.shape[-1], 0, 1)
-        MemoryLimit(None, each.device).check_neighbors(source.num_lattice_points, neighborhood, True)
-        along, points = find_axis_neighbors(source, each.shape[-1]), each.shape[-2]
-        items = each.shape[0] if each.dim() == 3 else None
-        neighbors = find_neighbors(source, source, neighborhood)
-        lattices.append(Lattice(each.shape[-1], 0, source, source, neighbors, along, items, (points, points)))
-    return lattices
 
 
 def flatten_points(features: Tensor, batch: Tensor | None, batch_name: str) -> tuple[Tensor, Tensor | None]:

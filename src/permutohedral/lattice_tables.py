@@ -68,8 +68,12 @@ def _index_apart(sources: Points, targets: Points | None) -> tuple[Simplices, Si
     if targets is None:
         source = Simplices(*operators.index_points(*sources))
         return source, source
-    both = operators.index_both(*sources, *targets)
-    return Simplices(*both[:4]), Simplices(*both[4:])
+    # a GPU is waited for once
+    together = in_one_call("index_both", *sources, *targets)
+    if together is None:
+        return Simplices(*operators.index_points(*sources)), Simplices(*operators.index_points(*targets))
+    source_tables, target_tables = together(*sources, *targets)
+    return Simplices(*source_tables), Simplices(*target_tables)
 
 
 def _index_jointly(sources: Points, targets: Points) -> tuple[Simplices, Simplices]:

@@ -149,9 +149,9 @@ def new_tensor(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """
     if _compiled_core() is None:
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")
-    from permutohedral.ops import native
+    from permutohedral.ops.native import lending
 
-    return native._empty(tuple(shape), dtype)
+    return lending.empty(tuple(shape), dtype)
 
 
 def _compiled_core() -> ModuleType | None:

@@ -110,7 +110,7 @@ def is_surely_finite(tensor: Tensor) -> bool:
     if tensor.device.type != "cpu" or tensor.dtype not in (torch.float32, torch.float64):
         return math.isfinite(float(tensor.detach().sum(dtype=torch.float32)))
     with np.errstate(all="ignore"):
-        return math.isfinite(float(np.add.reduce(tensor.detach().numpy(), axis=None)))
+        return math.isfinite(float(np.add.reduce(tensor.numpy(force=True), axis=None)))
 
 
 def without_room(tensor: Tensor) -> Tensor:

@@ -227,13 +227,14 @@ def test_names_of_axes(tmp_path: Path, names: tuple[str, ...], axes: str) -> Non
     assert open_source(tmp_path / "in.zarr").axes == axes
 
 
-def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("part", "function"), [(zarr.Array, "__setitem__"), (zarr, "create_array")])
+def test_a_full_disk_is_told(part: Any, function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = store(tmp_path / "in.zarr", draw(20, 20))
 
-    def full(*given: Any) -> None:
+    def full(*given: Any, **options: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(zarr.Array, "__setitem__", full)
+    monkeypatch.setattr(part, function, full)
     with pytest.raises(StorageError, match="No space left on device; nothing was left there"):
         filter_array(source, tmp_path / "out.zarr", 1.0, 0.1)
     assert not (tmp_path / "out.zarr").exists()

@@ -70,6 +70,21 @@ def test_backends_agree(channels: int, dtype: torch.dtype) -> None:
     assert relative_error(actual, expected) < (1e-5 if dtype == torch.float32 else 1e-13)
 
 
+@pytest.mark.parametrize("channels", [2, 3])
+def test_the_last_color_may_be_rounded_up(channels: int) -> None:
+    """From below the middle between two nodes to that: its nodes are still those of the grid."""
+    guide = picture(30, 40, channels).clamp(-3, 0)
+    guide[0, :, 0, 0], guide[0, :, -1, -1] = -3, 0.49999976
+    assert guide[0, 0, -1, -1] < 0.5
+    assert guide[0, 0, -1, -1] + 5 == 5.5
+    axes = ColorAxes(np.eye(channels), np.zeros(channels), 1.0)
+    with ph.use_backend("reference"):
+        expected = sum_color_grid(guide, guide, SIGMA, axes)
+    # what lies behind the tables of the grid is not the same in every call
+    for _ in range(20):
+        assert relative_error(sum_color_grid(guide, guide, SIGMA, axes), expected) < 1e-5
+
+
 def test_float64_is_float64_throughout() -> None:
     """Weights that were float32 on the way would depend on torch's default dtype, and on how a device divides."""
     guide = picture(13, 17).double()
@@ -135,13 +150,16 @@ def test_turned_colors_give_the_same() -> None:
 def test_the_size_of_a_grid() -> None:
     guide = picture(40, 50)
     axes = axes_of(guide)
-    size = estimate_size(guide, [1.0] * 3, SIGMA, axes)
-    assert size.fits()
-    finer = estimate_size(guide, [0.25] * 3, SIGMA, axes_of(guide / 0.25))
+    size, finer = (estimate_size(guide, [sigma] * 3, SIGMA, axes_of(guide / sigma)) for sigma in (1.0, 0.25))
+    assert size is not None
+    assert finer is not None
     assert size.nodes < finer.nodes
     assert size.rows < finer.rows
-    guide[0, 0, 0, 0] = 1e6
-    assert not estimate_size(guide, [1.0] * 3, SIGMA, axes).fits()
+    # of a billion nodes along each axis none is counted
+    assert estimate_size(guide, [1e-9] * 3, SIGMA, axes_of(guide / 1e-9)) is None
+    for odd in (1e6, torch.nan):
+        guide[0, 0, 0, 0] = odd
+        assert estimate_size(guide, [1.0] * 3, SIGMA, axes) is None
     assert find_axes(torch.full((1, 3, 4, 5), torch.nan), [1.0] * 3) is None
 
 

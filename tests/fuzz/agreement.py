@@ -40,16 +40,16 @@ def forced_threads(backend: str, threads: int) -> Iterator[None]:
         yield
         return
     from permutohedral import _native
-    from permutohedral.ops import native
+    from permutohedral.ops.native import lending
 
-    before, chosen = native._threads, _native.instruction_set()
+    before, chosen = lending.threads, _native.instruction_set()
     available = _native.instruction_sets()
-    native._threads = lambda work: threads
+    lending.threads = lambda work: threads
     _native.use_instruction_set(available[threads % len(available)])
     try:
         yield
     finally:
-        native._threads = before
+        lending.threads = before
         _native.use_instruction_set(chosen)
 
 

@@ -12,7 +12,9 @@ from torch import Tensor
 
 import permutohedral as ph
 
-pytestmark = pytest.mark.skipif(INTERPRETED, reason="there are no CUDA graphs in the interpreter")
+pytestmark = pytest.mark.skipif(
+    INTERPRETED, reason="no CUDA graphs there; tests/interpreted/test_build.py has their lattices"
+)
 
 TOLERANCE = 4 * L2_TOLERANCE[torch.float32]
 

@@ -11,7 +11,7 @@ from support import INTERPRETED
 
 from permutohedral.pydensecrf import densecrf
 
-pytestmark = pytest.mark.skipif(INTERPRETED, reason="the drop-in knows no interpreter")
+pytestmark = pytest.mark.skipif(INTERPRETED, reason="tests/interpreted/test_mean_field.py has the drop-in")
 
 
 def on_gpu(width: int, height: int, labels: int) -> densecrf.DenseCRF2D:

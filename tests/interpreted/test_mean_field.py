@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from mean_field_cases import defined, field, marginals_and_gradients
@@ -12,6 +13,7 @@ from support import assert_close
 import permutohedral as ph
 from permutohedral.ops import triton as kernels
 from permutohedral.ops.dispatch import use_backend
+from permutohedral.pydensecrf import densecrf
 
 
 @pytest.mark.parametrize(
@@ -80,3 +82,27 @@ def test_what_it_leaves_to_the_composition() -> None:
         found = [ph.crf.mean_field(points, both[:number], 2) for number in (2, 3)]
     assert_close(found[0], ph.crf.mean_field(points, both[:2], 2))
     assert_close(found[1], ph.crf.mean_field(points, both, 2))
+
+
+def test_the_drop_in_for_pydensecrf() -> None:
+    """A field of a picture, and one of points: what they are on the backend for the CPU."""
+    random = np.random.default_rng(0)
+    picture, unary = (
+        random.integers(0, 256, (4, 6, 3), dtype=np.uint8),
+        random.uniform(0, 3, (3, 24)).astype(np.float32),
+    )
+    points = (2 * random.normal(size=(3, 24))).astype(np.float32)
+
+    def solve() -> list[np.ndarray]:
+        over_pixels, over_points = densecrf.DenseCRF2D(6, 4, 3), densecrf.DenseCRF(24, 3)
+        over_pixels.addPairwiseGaussian(sxy=2, compat=3)
+        over_pixels.addPairwiseBilateral(sxy=4, srgb=60, rgbim=picture, compat=np.array([1, 2, 3], np.float32))
+        over_points.addPairwiseEnergy(points, compat=3)
+        for each in (over_pixels, over_points):
+            each.setUnaryEnergy(unary)
+        return [np.array(each.inference(2)) for each in (over_pixels, over_points)]
+
+    with use_backend("triton"):
+        found = solve()
+    for one, other in zip(found, solve(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)

@@ -31,6 +31,13 @@ def test_bilateral_filter_is_the_function(guided: bool) -> None:
     assert [each for each in layer.parameters() if each.requires_grad] == []
 
 
+def test_bandwidths_are_numbers_of_any_kind() -> None:
+    layer = BilateralFilter(np.float32(2.5), torch.tensor(0.25))  # type: ignore[arg-type]
+    assert repr(layer) == "BilateralFilter(sigma_space=2.5, sigma_range=0.25)"
+    with pytest.raises(ph.InputError, match="sigma must be one number"):
+        BilateralFilter("wide", 0.3)  # type: ignore[arg-type]
+
+
 def test_bilateral_filter_learns_its_bandwidths() -> None:
     layer = BilateralFilter(2.5, 0.3, learn_sigma=True).to(DEVICE)
     layer(image(1, 8, 9)).square().sum().backward()

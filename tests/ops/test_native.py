@@ -142,7 +142,8 @@ def test_a_core_that_does_not_load_raises(monkeypatch: pytest.MonkeyPatch) -> No
 
     import permutohedral
 
-    monkeypatch.delitem(sys.modules, "permutohedral.ops.native", raising=False)
+    for module in ("permutohedral.ops.native", "permutohedral.ops.native.lending"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "permutohedral._native", None)
     monkeypatch.delattr(permutohedral, "_native", raising=False)
     with pytest.raises(BackendUnavailable, match="cannot be loaded"):

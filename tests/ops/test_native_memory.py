@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(_REFUSAL is not None, reason=f"the native backen
 
 if _REFUSAL is None:
     from permutohedral import _native
-    from permutohedral.ops import native
+    from permutohedral.ops.native import lending
 
 MEGABYTE = 1 << 20
 
@@ -41,7 +41,7 @@ def nothing_kept() -> Iterator[None]:
 
 
 def allocate(megabytes: int) -> torch.Tensor:
-    return native._empty((megabytes, MEGABYTE // 4), torch.float32)
+    return lending.empty((megabytes, MEGABYTE // 4), torch.float32)
 
 
 def test_what_is_freed_is_given_out_again() -> None:

@@ -53,7 +53,6 @@ class Sample:
         return {
             "index_points": (self.features, None),
             "index_points_in_batches": (self.features, self.batch),
-            "index_both": (self.features, None, self.target_features, None),
             "index_keys": (self.keys.repeat(2, 1),),
             "coarsen_keys": (self.keys, self.table),
             "connect_levels": (self.keys, self.table, *self.coarse, self.offsets, self.opposite),
@@ -104,7 +103,6 @@ WITHOUT_DERIVATIVE = ["filter_gaussian"]
 FLOATING = [
     "index_points",
     "index_points_in_batches",
-    "index_both",
     "splat",
     "slice",
     "splat_largest",
@@ -165,7 +163,7 @@ def differentiable(name: str, way: Callable[[str], Any]) -> tuple[Callable[..., 
 def test_opcheck(name: str) -> None:
     """Schema, fake tensors, autograd registration, and the traced operator with static and dynamic shapes."""
     arguments = Sample().arguments(name)
-    if not name.startswith(("index_points", "index_both", "coarsen_simplices")):
+    if not name.startswith(("index_points", "coarsen_simplices")):
         torch.library.opcheck(operator(name), arguments)
         return
     # opcheck adds all outputs up in the dtype of the first, which fails for integers before floats, so it traces

@@ -66,6 +66,13 @@ def test_folders_are_frames_of_a_video(tmp_path: Path) -> None:
     )
     assert together.std(axis=0).mean() < 0.7 * alone.std(axis=0).mean()
     assert abs(together.mean() - 1000 - 2000 * edge().mean()) < 60
+    # a frame that cannot be read ends the video, and those before it are there
+    (tmp_path / "maps" / "4.npy").write_bytes(b"nothing")
+    result = invoke("upsample", *places, tmp_path / "cut", "--mode", "gaussian", "--steps", "0", *options)
+    told = {Path(each["output"]).name: each["error"] for each in json.loads(result.stdout)}
+    assert [name for name, error in told.items() if error is None] == [f"{number}.npy" for number in range(4)]
+    assert "4.npy" in told["5.npy"]
+    assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == [f"{number}.npy" for number in range(4)]
     result = invoke("upsample", *places, tmp_path / "out", "--sigma-time", "1")
     assert result.exit_code == 1
     assert "--mode gaussian" in result.output

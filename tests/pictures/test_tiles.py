@@ -50,6 +50,12 @@ def test_tiles_are_the_whole(sigmas: tuple[float, float], channels: int) -> None
     assert done[-1] == 1
 
 
+def test_progress_of_one_tile() -> None:
+    done: list[float] = []
+    tiles.filter_in_tiles(PHOTOGRAPH[:, :20, :30], PHOTOGRAPH[:, :20, :30], 1.0, 0.1, done.append)
+    assert done == [1]
+
+
 def test_tiles_take_the_edges_of_another_picture() -> None:
     values, guide = PHOTOGRAPH[:1], PHOTOGRAPH.flip(2)
     whole = ph.bilateral_filter(values, 3.0, 0.1, guide=guide)
@@ -82,11 +88,12 @@ def test_tiles_with_the_landmarks_of_the_whole(sigmas: tuple[float, float], monk
 
 
 def test_tiles_with_the_axes_of_the_whole() -> None:
-    """The colors of a tile alone would have other axes, and other nodes."""
-    random = torch.randn(3, 230, 310, generator=torch.Generator().manual_seed(0))
-    picture, sigmas = PHOTOGRAPH[:, 100:330, 100:410] + 0.1 * random, (16.0, 0.1)
+    """The colors of a tile alone would have other axes, and other nodes; so would one that begins within a cell."""
+    random = torch.randn(3, 390, 400, generator=torch.Generator().manual_seed(0))
+    picture, sigmas, done = PHOTOGRAPH[:, 100:490, 100:500] + 0.1 * random, (8.0, 0.1), list[float]()
     assert ph.explain_bilateral(picture, *sigmas).startswith("grid: ")
-    parts = tiles.filter_in_tiles(picture, picture, *sigmas, method="auto", tile=200)
+    parts = tiles.filter_in_tiles(picture, picture, *sigmas, done.append, method="auto", tile=365)
+    assert len(done) == 4
     torch.testing.assert_close(parts, ph.bilateral_filter(picture, *sigmas, method="auto"), rtol=0, atol=1e-5)
 
 

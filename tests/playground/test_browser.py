@@ -50,6 +50,7 @@ def page(server: pb.Server, browser: Browser) -> Iterator[Page]:
         page.on("request", lambda request: elsewhere.append(request.url))
         page.on("pageerror", lambda error: errors.append(str(error)))
         pb.wait_for_result(page)
+        assert "token" not in page.url
         yield page
         own = server.address.partition("?")[0]
         assert [url for url in elsewhere if not url.startswith((own, own.replace("http", "ws"), "data:"))] == []

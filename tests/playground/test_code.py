@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import permutohedral as ph
 from permutohedral.cli.application import application
+from permutohedral.pictures import TILE
 from permutohedral.pictures.files import Picture
 from permutohedral.playground import code as texts
 from permutohedral.playground import settings as given
@@ -79,7 +80,7 @@ def test_filter(photo: Photo, settings: given.FilterSettings, at_once: bool) -> 
     guide = read_photo(Path("guide.png"), "guide.png")
     result = filtering.filter_photo(photo, guide, settings, nothing).result
     Path("smooth.png").write_bytes(encode_png(photo.picture.with_pixels(result.pixels)))
-    pixels = photo.num_pixels if at_once else texts.AT_ONCE + 1
+    pixels = photo.num_pixels if at_once else TILE**2 + 1
     code = texts.filter_code(settings, photo.name, "guide.png", pixels)
     assert ("filter_in_tiles" in code.python) is not at_once
     run(code, "smooth.png")
@@ -151,7 +152,7 @@ def test_filter_a_transparent_photo(transparent: Photo, guided: bool, at_once: b
     guide = read_photo(Path("my photo.png"), "my photo.png")
     found = filtering.filter_photo(transparent, guide, settings, nothing)
     Path("smooth.png").write_bytes(encode_png(transparent.picture.with_pixels(found.result.pixels)))
-    pixels = transparent.num_pixels if at_once else texts.AT_ONCE + 1
+    pixels = transparent.num_pixels if at_once else TILE**2 + 1
     run(texts.filter_code(settings, "hole.png", guide.name, pixels, transparent.is_transparent), "smooth.png")
     assert filtering.estimate(transparent, guide, settings, found).relative < 0.1
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
@@ -13,9 +16,13 @@ from PIL import Image
 
 from permutohedral.errors import InputError
 from permutohedral.pictures.files import Picture
+from permutohedral.playground import server, uploads
 from permutohedral.playground.compute.filtering import check_guide
 from permutohedral.playground.compute.layers import encode_png, make_layer
 from permutohedral.playground.compute.photos import PREVIEW_PIXELS, make_photo, read_photo, shrink
+
+if TYPE_CHECKING:
+    from permutohedral.playground.session import Session
 
 
 def huge_png() -> bytes:
@@ -94,3 +101,21 @@ def test_the_small_photo_has_the_means_of_squares() -> None:
     photo = make_photo(Picture(torch.rand(1, 300, 700)), "a")
     assert photo.small.shape[1] * photo.small.shape[2] <= 1.1 * PREVIEW_PIXELS
     assert make_layer(photo.small, photo.factor).region[2] >= 700
+
+
+def test_an_upload_that_cannot_be_kept_gets_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk, or a name that no file can have."""
+    told: list[Exception] = []
+    monkeypatch.setattr(uploads, "tell_error", told.append)
+    session = SimpleNamespace(keep_upload=lambda name, content: Path("a\0.png").write_bytes(content))
+    assert asyncio.run(uploads.photo_of_upload(cast("Session", session), "a.png", b"")) is None
+    assert isinstance(told[0], ValueError)
+
+
+def test_addresses_that_cannot_be_had_are_refused() -> None:
+    with server._listen("127.0.0.1", 0) as taken:
+        taken.listen()
+        with pytest.raises(InputError, match="cannot listen at"):
+            server._listen("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(InputError, match="there is no address"):
+        server._listen("a" * 70, 0)

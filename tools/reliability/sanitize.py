@@ -25,10 +25,18 @@ TESTS = {
         "tests/ops/test_threads.py",
         "tests/fuzz",
         "tests/ops/test_primitives.py",
+        "tests/ops/test_primitives_linear.py",
+        "tests/ops/test_native_mean_field.py",
+        "tests/ops/test_exact_sums.py",
+        "tests/filters/test_color_grid.py",
+        "tests/filters/test_landmarks.py",
+        "tests/test_pyramid.py",
     ],
     "thread": [
         "tests/ops/test_threads.py",
         "tests/ops/test_native_memory.py",
+        "tests/ops/test_native_mean_field.py",
+        "tests/filters/test_color_grid.py",
         "tests/reliability/test_interruption.py",
     ],
 }

@@ -25,6 +25,7 @@ from permutohedral.arrays.workers import Workers
 from permutohedral.dask.tiles import filter_tile, floats_of, margins_of, run_on_block
 from permutohedral.dask.workers import points_that_fit
 from permutohedral.errors import InputError
+from permutohedral.reporting.atomic import cannot_write
 
 _CHANNELS, _TIMES = "C", "T"
 
@@ -162,7 +163,10 @@ def _begin(tiling: Tiling, unfinished: Unfinished, resume: bool) -> Tiling:
     division = unfinished.begin(settings, resume)
     if division is not None:
         return replace(tiling, tile=tuple(division))
-    make_store(unfinished.folder, tiling.source, tiling.tile)
+    try:
+        make_store(unfinished.folder, tiling.source, tiling.tile)
+    except OSError as error:
+        raise cannot_write(unfinished.target, error) from error
     unfinished.note(settings, tiling.tile)
     return tiling
 

@@ -37,7 +37,7 @@ class Unfinished:
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Around all that is done with it: no other command has it meanwhile; of one that was killed nothing stays.
+        """Around all that is done with it: no other command has it meanwhile. A killed one bars nobody.
 
         Raises:
             InputError: another command has it.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from permutohedral.crf.at_once import AtOnce
 from permutohedral.crf.damping import Damping, find_damping, find_repulsions, is_filtered_both_ways, is_undamped
-from permutohedral.crf.kernels import Kernel, build_lattices
+from permutohedral.crf.kernels import Kernel
 from permutohedral.crf.layout import Layout, items_of_rows, layout_of
 from permutohedral.crf.pairwise import Pairwise, compatibility_of, prepare
 from permutohedral.crf.steps import Field, dtype_of, logarithm, softmax
@@ -153,7 +153,7 @@ def _refuse_nan(energies: Tensor) -> None:
 
 
 def _prepare(kernels: Sequence[Kernel], lattices: Sequence[Lattice] | None, layout: Layout) -> list[Pairwise]:
-    lattices = build_lattices(kernels) if lattices is None else lattices
+    lattices = [kernel.build_lattice() for kernel in kernels] if lattices is None else lattices
     pairwise = [prepare(kernel, lattice, layout) for kernel, lattice in zip(kernels, lattices, strict=True)]
     if len({pair.lattice.dtype for pair in pairwise}) > 1:
         raise InputError("the features of all kernels must be of one dtype; convert some with .float() or .double()")

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.features import Sigma, bilateral_features, grid_features
-from permutohedral.lattice import Lattice, build_lattice, build_two
-from permutohedral.ops.tracing import is_traced, why_in_steps
+from permutohedral.lattice import Lattice, build_lattice
+from permutohedral.ops.tracing import is_traced
 from permutohedral.tensors import check_count, check_tensor
 
 KernelNormalization = Literal["symmetric", "before", "after", "none"]
@@ -67,14 +67,6 @@ class Kernel:
     def build_lattice(self) -> Lattice:
         """The lattice under the features, to give to `mean_field` in several calls."""
         return build_lattice(self.features, neighborhood_size=0, batch=self.batch, separable=True)
-
-
-def build_lattices(kernels: Sequence[Kernel]) -> list[Lattice]:
-    """The lattice of each kernel; where there are two, a GPU is waited for once."""
-    features = [kernel.features for kernel in kernels]
-    if len(kernels) == 2 and why_in_steps(*features) is None:
-        return build_two(features, [kernel.batch for kernel in kernels])
-    return [kernel.build_lattice() for kernel in kernels]
 
 
 def spatial_kernel(

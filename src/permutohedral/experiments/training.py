@@ -238,8 +238,8 @@ def fit(
         )
         resumed = options.resume and last.is_file()
         # handing each backward pass to a thread of its own costs a GPU that has small kernels a third of the time
-        in_turn = torch.autograd.set_multithreading_enabled(options.devices > 1)
-        with _explaining_lost_processes(options, checkpoints), in_turn:
+        several = options.devices > 1
+        with _explaining_lost_processes(options, checkpoints), torch.autograd.set_multithreading_enabled(several):
             trainer.fit(task, loader, ckpt_path=last if resumed else None)
     return is_first_process()
 

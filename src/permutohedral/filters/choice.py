@@ -212,7 +212,7 @@ def _small_grid(
     items, _, height, width = guide.shape
     pixels = items * height * width * passes * _GRID_PIXEL
     size = estimate_size(guide, ranges, sigmas, axes) if pixels <= _GRID_SLOWER * lattice else None
-    if size is None or not size.fits():
+    if size is None:
         return None, ""
     place = passes * (size.nodes * _GRID_NODE + _GRID_PLACE) + size.rows * _GRID_ROW
     time = pixels + items * size.places * place

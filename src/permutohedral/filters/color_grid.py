@@ -123,22 +123,18 @@ class GridSize:
         nodes: that are stored, for each place.
         rows: of nodes over colors, at each place.
         places: nodes over positions.
-        most_extents: nodes along the axes, at most, also for colors that are far from the others.
     """
 
     nodes: float
     rows: int
     places: float
-    most_extents: tuple[float, ...]
-
-    def fits(self) -> bool:
-        """Whether there are few enough nodes along the axes."""
-        ranges = math.prod(self.most_extents[:-1]) * self.places
-        return ranges <= _MOST_RANGES and max(self.most_extents) <= _MOST_NODES
 
 
-def estimate_size(guide: Tensor, sigma_range: Sequence[float], sigma: Sequence[float], axes: ColorAxes) -> GridSize:
-    """Counts the nodes that the pixels of a few squares of the first picture touch.
+def estimate_size(
+    guide: Tensor, sigma_range: Sequence[float], sigma: Sequence[float], axes: ColorAxes
+) -> GridSize | None:
+    """Counts the nodes that the pixels of a few squares of the first picture touch; None if a grid would have too many
+    along the axes of colors, also those of colors that are far from the others.
 
     Args:
         guide: `[items, guide channels, height, width]`, with at least one pixel.
@@ -151,6 +147,15 @@ def estimate_size(guide: Tensor, sigma_range: Sequence[float], sigma: Sequence[f
     5.25
     """
     cells = cell_size(sigma[0]), cell_size(sigma[1])
+    places = math.prod(size / cell + 1 for size, cell in zip(guide.shape[-2:], cells, strict=True))
+    # as if the corners of the box around all colors were colors
+    ends = [channel.aminmax() for channel in guide.detach().movedim(1, 0)]
+    spans = np.array([float(end.max - end.min) for end in ends]) / np.array(sigma_range)
+    most_extents = np.abs(axes.directions) @ spans + _TAPS
+    # not so if one is NaN
+    fits = most_extents[:-1].prod() * places <= _MOST_RANGES and most_extents.max() <= _MOST_NODES
+    if not fits:
+        return None
     along_y, along_x = (_squares(*each) for each in zip(guide.shape[-2:], cells, strict=True))
     squares = [guide[0, :, y, x].detach().flatten(1).mT for y, x in product(along_y, along_x)]
     colors = torch.stack(squares).cpu().double().numpy() / np.array(sigma_range)
@@ -168,12 +173,7 @@ def estimate_size(guide: Tensor, sigma_range: Sequence[float], sigma: Sequence[f
     for axis in range(1, len(shape)):
         least, most = _spread(least, axis, np.minimum), _spread(most, axis, np.maximum)
     touched = np.where(most >= 0, most - least + _TAPS, 0).sum() / len(squares)
-    places = math.prod(size / cell + 1 for size, cell in zip(guide.shape[-2:], cells, strict=True))
-    # as if the corners of the box around all colors were colors
-    ends = [channel.aminmax() for channel in guide.detach().movedim(1, 0)]
-    spans = np.array([float(end.max - end.min) for end in ends]) / np.array(sigma_range)
-    most_extents = np.abs(axes.directions) @ spans + _TAPS
-    return GridSize(_STORED * float(touched), math.prod(shape[1:]), places, tuple(most_extents.tolist()))
+    return GridSize(_STORED * float(touched), math.prod(shape[1:]), places)
 
 
 def _spread(ranges: NDArray[np.int64], axis: int, join: np.ufunc) -> NDArray[np.int64]:

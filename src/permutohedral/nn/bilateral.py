@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError, NeighborhoodError
-from permutohedral.features import bilateral_features, space_in_words
+from permutohedral.features import bilateral_features, read_numbers, space_in_words
 from permutohedral.filters.normalization import Normalization
 from permutohedral.functional import GaussianMethod, bilateral_filter
 from permutohedral.nn.convolution import Initialization, PermutohedralConvolution
@@ -247,7 +247,7 @@ class BilateralConvolution3d(_BilateralConvolution):
 
 def _sigmas(name: str, sigma: float | Sequence[float], count: int | None) -> list[float]:
     """The numbers that were given: one, or `count` of them, any number for None."""
-    given = [sigma] if isinstance(sigma, (int, float)) else list(sigma)
+    given = read_numbers(sigma)
     if not all(math.isfinite(number) and number > 0 for number in given):
         raise InputError(f"{name} must be positive and finite, got {sigma}")
     if count is not None and len(given) not in (1, count):
@@ -260,6 +260,5 @@ def _in_words(sigma: float | Sequence[float]) -> str:
     >>> _in_words((1.0, 2.5))
     '(1, 2.5)'
     """
-    if isinstance(sigma, (int, float)):
-        return f"{sigma:.4g}"
-    return f"({', '.join(f'{number:.4g}' for number in sigma)})"
+    words = ", ".join(f"{number:.4g}" for number in read_numbers(sigma))
+    return f"({words})" if isinstance(sigma, Sequence) else words

@@ -61,14 +61,6 @@ class Backend:
         return None
 
 
-def _reference_available() -> str | None:
-    return None
-
-
-def _reference_runs_on(device_type: str) -> str | None:
-    return None
-
-
 @cache
 def _native_available() -> str | None:
     # only whether it is there: one that is there and does not load raises when it is used
@@ -108,7 +100,8 @@ def _triton_runs_on(device_type: str) -> str | None:
 _BACKENDS = [
     Backend("native", "permutohedral.ops.native", _native_available, _native_runs_on),
     Backend("triton", "permutohedral.ops.triton", _triton_available, _triton_runs_on, forced_only=("cpu",)),
-    Backend("reference", "permutohedral.ops.reference", _reference_available, _reference_runs_on),
+    # always, and everywhere
+    Backend("reference", "permutohedral.ops.reference", lambda: None, lambda device_type: None),
 ]
 
 # What was asked for and still holds, in that order; replaced, never changed, so that it can be read without the lock.

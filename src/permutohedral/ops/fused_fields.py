@@ -7,31 +7,28 @@ for, compose them of operators.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 
-from permutohedral.ops.dispatch import forced_backend, on_backend, primitives_for
+from permutohedral.ops.dispatch import primitives_for
 from permutohedral.ops.fused_primitives import FusedPrimitives, PairwisePoints, PairwiseTables
-from permutohedral.ops.one_call import gradients_of
+from permutohedral.ops.one_call import Inputs, apply, in_one_call
 from permutohedral.ops.tracing import wants_gradient, why_in_steps
 
 
 def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor | None:
     """The mean field in one call, None where it is composed of operators: see `FusedPrimitives.mean_field`."""
-    others = start, *_tensors_of(kernels)
-    run = _of_field("mean_field", energies, *others)
-    if run is None or not kernels or wants_gradient(energies, *others):
-        return None
-    marginals: Tensor | None = run(energies, start, kernels, steps)
-    return marginals
+    run = in_one_call("mean_field", energies, start, *_tensors_of(kernels)) if kernels else None
+    return None if run is None else run(energies, start, kernels, steps)
 
 
 def has_mean_field_points(energies: Tensor, *others: Any) -> bool:
     """Whether a backend has it, and no derivatives with respect to these are wanted."""
-    tensors = [each for each in others if isinstance(each, Tensor)]
-    return _of_field("mean_field_points", energies, *tensors) is not None and not wants_gradient(energies, *tensors)
+    return (
+        in_one_call("mean_field_points", energies, *(each for each in others if isinstance(each, Tensor))) is not None
+    )
 
 
 def mean_field_points(
@@ -65,29 +62,18 @@ def mean_field_logits(
         return None
     if wants_gradient(*(kernel.barycentric for kernel in kernels)):
         return None
-    run = _of_field("mean_field_logits", energies, start, *_tensors_of(kernels))
-    if run is None:
+    if why_in_steps(energies, start, *_tensors_of(kernels)) is not None:
         return None
-    numbers = [_numbers_of(kernel) for kernel in kernels]
-    with torch.no_grad():
-        found = run(energies, start, numbers, steps)
-    if found is None:
+    if not hasattr(primitives_for(energies), "mean_field_logits"):
         return None
     parameters = [kernel.factor if kernel.costs is None else kernel.costs for kernel in kernels]
-    logits: Tensor = _MeanField.apply(found, numbers, steps, composed, energies, start, *parameters)  # type: ignore[no-untyped-call]
+    step = _Logits([*map(_numbers_of, kernels)], steps, parameters, composed)
+    logits: Tensor | None = apply(step, energies, start, *map(_if_tensor, parameters))
     return logits
 
 
 def _tensors_of(kernels: Sequence[PairwiseTables]) -> list[Tensor | None]:
     return [tensor for kernel in kernels for tensor in (kernel.barycentric, kernel.costs)]
-
-
-def _of_field(name: str, energies: Tensor, *tensors: Tensor | None) -> Callable[..., Any] | None:
-    """What computes a field of these tensors in one call, if it may be one and the backend has it."""
-    if why_in_steps(energies, *tensors) is not None:
-        return None
-    run: Callable[..., Any] | None = getattr(primitives_for(energies), name, None)
-    return run
 
 
 def _numbers_of(kernel: PairwiseTables) -> PairwiseTables:
@@ -97,43 +83,40 @@ def _numbers_of(kernel: PairwiseTables) -> PairwiseTables:
     return kernel._replace(factor=float(factor), costs=costs)
 
 
-class _MeanField(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        found: tuple[Tensor, Any],
-        kernels: Sequence[PairwiseTables],
-        steps: int,
-        composed: Callable[..., Tensor],
-        energies: Tensor,
-        start: Tensor | None,
-        *parameters: float | Tensor | None,
-    ) -> Tensor:
-        logits, ctx.kept = found
-        ctx.kernels, ctx.steps, ctx.composed, ctx.backend = kernels, steps, composed, forced_backend()
-        ctx.numbers = [None if isinstance(each, Tensor) else each for each in parameters]
-        ctx.save_for_backward(energies, start, *(each if isinstance(each, Tensor) else None for each in parameters))
-        return logits
+def _if_tensor(parameter: float | Tensor) -> Tensor | None:
+    return parameter if isinstance(parameter, Tensor) else None
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        energies, start, *tensors = ctx.saved_tensors
-        needed = ctx.needs_input_grad[4:]
-        with on_backend(ctx.backend), torch.autocast(gradient.device.type, enabled=False):
-            if torch.is_grad_enabled():
-                given = [number if each is None else each for number, each in zip(ctx.numbers, tensors, strict=True)]
-                return None, None, None, None, *gradients_of(ctx.composed, [energies, start, *given], needed, gradient)
-            backend = cast(FusedPrimitives, primitives_for(gradient))
-            found = backend.differentiate_mean_field(gradient, energies, start, ctx.kernels, ctx.steps, ctx.kept)
-        to_inputs = [*found[:2], *found[2]]
-        like = [energies, start, *tensors]
-        return (
-            None,
-            None,
-            None,
-            None,
-            *(
-                each.reshape(other.shape).to(other.dtype) if is_needed and each is not None else None
-                for each, other, is_needed in zip(to_inputs, like, needed, strict=True)
-            ),
+
+@dataclass
+class _Logits:
+    """One call of the backend, of energies, start, and the parameters that are tensors: see `one_call.Step`."""
+
+    kernels: list[PairwiseTables]
+    steps: int
+    parameters: list[float | Tensor]
+    of_operators: Callable[..., Tensor]
+    kept: Any = None
+
+    def composed(self, energies: Tensor, start: Tensor | None, *tensors: Tensor | None) -> Tensor:
+        given = (number if each is None else each for number, each in zip(self.parameters, tensors, strict=True))
+        return self.of_operators(energies, start, *given)
+
+    def run(self, energies: Tensor, start: Tensor | None, *tensors: Tensor | None) -> tuple[Tensor | None, Inputs]:
+        backend = cast(FusedPrimitives, primitives_for(energies))
+        found = backend.mean_field_logits(energies, start, self.kernels, self.steps)
+        if found is None:
+            return None, ()
+        logits, self.kept = found
+        return logits, ()
+
+    def differentiate(
+        self, gradient: Tensor, inputs: Inputs, kept: Inputs, wanted: tuple[bool, ...]
+    ) -> tuple[Tensor | None, ...]:
+        backend, (energies, start) = cast(FusedPrimitives, primitives_for(gradient)), inputs[:2]
+        *found, of_kernels = backend.differentiate_mean_field(
+            gradient, energies, start, self.kernels, self.steps, self.kept
+        )
+        return tuple(
+            each.reshape(like.shape).to(like.dtype) if is_wanted and each is not None else None
+            for each, like, is_wanted in zip([*found, *of_kernels], inputs, wanted, strict=True)
         )

@@ -6,29 +6,48 @@ operators.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import wraps
 from math import inf
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from torch import Tensor
 
-from permutohedral.ops.dispatch import primitives_for
-from permutohedral.ops.guided_primitives import CoarseGrid, GaussianTables, SeenCells, SolverTables
+from permutohedral.ops.guided_primitives import CoarseGrid, GuidedPrimitives
 from permutohedral.ops.one_call import in_one_call
-from permutohedral.ops.tracing import why_in_steps
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
-def mix_rows(rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool) -> Tensor | None:
-    """In one call, None where it is a slice: see `FusedPrimitives.mix_rows`."""
-    run = in_one_call("mix_rows", rows, weights)
-    return None if run is None else run(rows, vertices, weights, planes)
+def _tensors_of(arguments: tuple[Any, ...]) -> Iterator[Tensor]:
+    for each in arguments:
+        if isinstance(each, Tensor):
+            yield each
+        elif isinstance(each, tuple):
+            yield from _tensors_of(each)
 
 
-def sum_cells(
-    vertices: Tensor, barycentric: Tensor, coarse: tuple[int, ...], fine: tuple[int, ...]
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """In one call, None where points are sliced and averaged: see `FusedPrimitives.sum_cells`."""
-    run = in_one_call("sum_cells", barycentric, vertices)
-    return None if run is None else run(vertices, barycentric, coarse, fine)
+def _fused(primitive: Callable[Concatenate[Any, Arguments], Result]) -> Callable[Arguments, Result | None]:
+    """A primitive of the backend of its tensors, None where it is composed: see `in_one_call`."""
+
+    @wraps(primitive)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result | None:
+        function = in_one_call(primitive.__name__, *_tensors_of(args))
+        return None if function is None else function(*args, **kwargs)
+
+    return run
+
+
+mix_rows = _fused(GuidedPrimitives.mix_rows)
+sum_cells = _fused(GuidedPrimitives.sum_cells)
+upsample_rows = _fused(GuidedPrimitives.upsample_rows)
+add_beside = _fused(GuidedPrimitives.add_beside)
+balance = _fused(GuidedPrimitives.balance)
+spread_cells = _fused(GuidedPrimitives.spread_cells)
+solve_on_lattice = _fused(GuidedPrimitives.solve_on_lattice)
+_cell_features = _fused(GuidedPrimitives.cell_features)
+_upsample_map = _fused(GuidedPrimitives.upsample_map)
 
 
 def _plain_sigmas(guide: Tensor, grid: CoarseGrid, sigma_space: object, sigma_range: object) -> list[float] | None:
@@ -43,67 +62,28 @@ def _plain_sigmas(guide: Tensor, grid: CoarseGrid, sigma_space: object, sigma_ra
 
 
 def cell_features(guide: Tensor, grid: CoarseGrid, sigma_space: object, sigma_range: object) -> Tensor | None:
-    """In one call, None where torch computes it: see `FusedPrimitives.cell_features`.
+    """See `GuidedPrimitives.cell_features`; None where torch computes it.
 
     Args:
         guide, grid: see there.
         sigma_space: in fine samples; only positive numbers are taken, one, or one for each axis.
         sigma_range: in units of the guide's values, likewise.
     """
-    run = in_one_call("cell_features", guide)
-    sigmas = None if run is None else _plain_sigmas(guide, grid, sigma_space, sigma_range)
-    return None if run is None or sigmas is None else run(guide, grid, sigmas)
+    sigmas = _plain_sigmas(guide, grid, sigma_space, sigma_range)
+    return None if sigmas is None else _cell_features(guide, grid, sigmas)
 
 
 def upsample_map(
     rows: Tensor, guide: Tensor, grid: CoarseGrid, sigmas: tuple[object, object], how: tuple[float, int, bool]
 ) -> Tensor | None:
-    """`upsample_rows` along a guide, lattice included, in one call; None where the lattice is built first.
+    """`upsample_rows` along a guide, lattice included; None where the lattice is built first.
 
     Args:
         rows: `[coarse samples, channels]`; if one is not finite, the lattice is built first.
         guide: `[..., channels, *fine]`, of one item.
         grid: coarse and fine.
         sigmas: see `cell_features`.
-        how: least mass, steps and planes of `FusedPrimitives.upsample_rows`.
+        how: least mass, steps and planes of `upsample_rows`.
     """
-    run = in_one_call("upsample_map", guide, rows)
-    plain = None if run is None else _plain_sigmas(guide, grid, *sigmas)
-    return None if run is None or plain is None else run(rows, guide, grid, plain, *how)
-
-
-def upsample_rows(
-    rows: Tensor, tables: GaussianTables, grid: CoarseGrid, least_mass: float, steps: int, planes: bool
-) -> Tensor | None:
-    """In one call, None where it is composed: see `FusedPrimitives.upsample_rows`."""
-    run = in_one_call("upsample_rows", rows, *tables)
-    return None if run is None else run(rows, tables, grid, least_mass, steps, planes)
-
-
-def add_beside(rows: Tensor, axis_neighbors: Tensor) -> Tensor | None:
-    """In one call, None where it is composed: see `FusedPrimitives.add_beside`."""
-    run = in_one_call("add_beside", rows, axis_neighbors)
-    return None if run is None else run(rows, axis_neighbors)
-
-
-def balance(scale: Tensor, wanted: Tensor, axis_neighbors: Tensor, steps: int) -> tuple[Tensor, Tensor] | None:
-    """In one call, None where it is composed: see `FusedPrimitives.balance`."""
-    run = in_one_call("balance", wanted, axis_neighbors)
-    return None if run is None else run(scale, wanted, axis_neighbors, steps)
-
-
-def spread_cells(rows: Tensor, cells: SeenCells, num_lattice_points: int) -> Tensor | None:
-    """In one call, None where it is composed: see `FusedPrimitives.spread_cells`."""
-    run = in_one_call("spread_cells", rows, cells.barycentric)
-    return None if run is None else run(rows, cells, num_lattice_points)
-
-
-def solve_on_lattice(
-    right: Tensor, start: Tensor, tables: SolverTables, iterations: int, tolerance: float
-) -> Tensor | None:
-    """In one call, None where it is composed: see `FusedPrimitives.solve_on_lattice`."""
-    if why_in_steps(right, start, tables.diagonal) is not None:
-        return None
-    run = getattr(primitives_for(right), "solve_on_lattice", None)
-    solution: Tensor | None = None if run is None else run(right, start, tables, iterations, tolerance)
-    return solution
+    plain = _plain_sigmas(guide, grid, *sigmas)
+    return None if plain is None else _upsample_map(rows, guide, grid, plain, *how)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from permutohedral.ops.batching import Arguments
-from permutohedral.ops.operator import Derivative, Operator, Tangents, linear_in
+from permutohedral.ops.operator import Derivative, Operator, Tangents, multilinear
 
 
 def take_winners(values: Tensor, winners: Tensor) -> Tensor:
@@ -51,17 +51,9 @@ splat_largest: Operator[tuple[Tensor, Tensor]] = Operator(
 )
 
 
-def _keep_tables(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
-
-
-def _largest_gradient_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-    return take_winners(gradient, ctx.saved_tensors[0]), None, None
-
-
 largest_gradient: Operator[Tensor] = Operator(
     "largest_gradient",
     "(Tensor gradient, Tensor winners, Tensor vertices) -> Tensor",
     lambda gradient, winners, vertices: gradient.new_empty((vertices.shape[0], gradient.shape[1])),
-    derivative=Derivative(_keep_tables, _largest_gradient_backward, linear_in(0)),
+    derivative=multilinear({0: lambda gradient, _, winners, vertices: take_winners(gradient, winners)}),
 )

@@ -1,7 +1,6 @@
 """The operators between a lattice and that of twice the step; `permutohedral.pyramid` tells the law behind them.
 
-Each is stated here in terms of the primitives. A backend may have a function of the same name, which does it in fewer
-steps.
+Each is stated here in terms of the primitives. A backend may have one of the same name, which does it in fewer steps.
 """
 
 from __future__ import annotations
@@ -11,26 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from permutohedral.ops.batching import Arguments, as_channels, one_after_another, padded
+from permutohedral.ops.batching import Arguments, Axes, Run, as_channels, one_after_another, padded
 from permutohedral.ops.dispatch import primitives_for
-from permutohedral.ops.operator import Derivative, Operator, Tangents, linear_in
+from permutohedral.ops.operator import Derivative, Operator, Tangents, multilinear
 from permutohedral.ops.operators import barycentric_gradient, dynamic_size
 from permutohedral.ops.primitives import accumulation_dtype, parent_keys
 
 Tables = tuple[Tensor, Tensor]
 
 
-def _own(name: str, tensor: Tensor) -> Any:
-    """What the backend of a tensor has for it, or None."""
-    return getattr(primitives_for(tensor), name, None)
-
-
 def _coarsen_keys(keys: Tensor, table: Tensor) -> tuple[Tensor, ...]:
     """The keys of the lattice of twice the step, the rows of each key's parents `[lattice_points, 2]`, and a table."""
-    own = _own("coarsen_keys", keys)
-    if own is not None:
-        coarsened: tuple[Tensor, ...] = own(keys, table)
-        return coarsened
     coarse_keys, inverse, table = primitives_for(keys).index_keys(parent_keys(keys).flatten(0, 1))
     return coarse_keys, inverse.view(-1, 2), table
 
@@ -44,7 +34,7 @@ coarsen_keys: Operator[tuple[Tensor, ...]] = Operator(
     "coarsen_keys",
     "(Tensor keys, Tensor table) -> (Tensor, Tensor, Tensor)",
     _coarsen_keys_shape,
-    _coarsen_keys,
+    composed=_coarsen_keys,
     batch=padded(keys=(0,), tables=(2,)),
 )
 
@@ -56,12 +46,12 @@ def _connect_levels(
 
     `down [filter_size, coarse]` and `up [filter_size, fine]`, -1 where there is none.
     """
-    own = _own("connect_levels", keys)
+    primitives = primitives_for(keys)
+    own = getattr(primitives, "connect_levels", None)
     # every lattice point is within one step of its parents, and within one step of a coarse one are its children only
     if own is not None and offsets.shape[0] == 2 ** keys.shape[1] - 1:
         connected: Tables = own(keys, coarse_keys, parents, offsets)
         return connected
-    primitives = primitives_for(keys)
     # where the coarse lattice points are among the fine ones
     places = torch.cat([coarse_keys[:, :1], 2 * coarse_keys[:, 1:]], dim=1)
     down = primitives.find_neighbors(keys, table, places, offsets)
@@ -95,10 +85,6 @@ def _share(corner: Tensor, corners: int, like: Tensor) -> Tensor:
 
 def _coarsen_simplices(vertices: Tensor, barycentric: Tensor, coarse_keys: Tensor, parents: Tensor) -> Tables:
     """The corners of the coarse simplices `[points, d + 1]`, and the weights of the points there."""
-    own = _own("coarsen_simplices", vertices)
-    if own is not None:
-        coarsened: Tables = own(vertices, barycentric, coarse_keys, parents)
-        return coarsened
     points, corners = vertices.shape
     corner = _coarse_corners(vertices, coarse_keys, parents)
     # of each fine lattice point, the rows of the coarse corners that it has a part in, -1 for the others
@@ -133,7 +119,7 @@ coarsen_simplices: Operator[Tables] = Operator(
         vertices.new_empty(vertices.shape),
         barycentric.new_empty(vertices.shape),
     ),
-    _coarsen_simplices,
+    composed=_coarsen_simplices,
     derivative=Derivative(_keep_simplices, _coarsen_simplices_backward, _push_simplices),
 )
 
@@ -145,19 +131,11 @@ def _halves(values: Tensor, parents: Tensor) -> Tensor:
 
 def _coarsen_values(values: Tensor, parents: Tensor, num_coarse: int) -> Tensor:
     """P^T: half of each fine row to both of its parents, `[lattice_points, channels]` to `[num_coarse, channels]`."""
-    own = _own("coarsen_values", values)
-    if own is not None:
-        coarsened: Tensor = own(values, parents, num_coarse)
-        return coarsened
     return primitives_for(values).splat(values, parents, _halves(values, parents), num_coarse)
 
 
 def _refine_values(values: Tensor, parents: Tensor, added: Tensor | None) -> Tensor:
     """P: the mean of both parents, `[num_coarse, channels]` to `[lattice_points, channels]`; and what is added."""
-    own = _own("refine_values", values)
-    if own is not None:
-        refined: Tensor = own(values, parents, added)
-        return refined
     means = primitives_for(values).slice(values, parents, _halves(values, parents))
     return means if added is None else means.add_(added)
 
@@ -171,12 +149,8 @@ coarsen_values: Operator[Tensor] = Operator(
     "coarsen_values",
     "(Tensor values, Tensor parents, SymInt num_coarse) -> Tensor",
     lambda values, parents, num_coarse: values.new_empty((num_coarse, values.shape[1])),
-    _coarsen_values,
-    derivative=Derivative(
-        _keep_parents,
-        lambda ctx, gradient: (refine_values(gradient, ctx.saved_tensors[0], None), None, None),
-        linear_in(0),
-    ),
+    composed=_coarsen_values,
+    derivative=multilinear({0: lambda gradient, _, parents, num: refine_values(gradient, parents, None)}),
     batch=as_channels(one_after_another),
 )
 
@@ -193,11 +167,17 @@ def _push_refine(operator: Any, arguments: Arguments, tangents: Tangents) -> Ten
     return tangent
 
 
+def _batch_refine(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[Any, Any]:
+    # what is added has the channels of one item
+    rule = as_channels(one_after_another) if arguments[2] is None else one_after_another
+    return rule(run, items, axes, arguments)
+
+
 refine_values: Operator[Tensor] = Operator(
     "refine_values",
     "(Tensor values, Tensor parents, Tensor? added) -> Tensor",
     lambda values, parents, added: values.new_empty((parents.shape[0], values.shape[1])),
-    _refine_values,
+    composed=_refine_values,
     derivative=Derivative(_keep_parents, _refine_backward, _push_refine),
-    batch=as_channels(one_after_another),
+    batch=_batch_refine,
 )

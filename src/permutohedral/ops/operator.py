@@ -38,21 +38,41 @@ class Derivative:
     push_forward: PushForward
 
 
-def linear_in(*places: int) -> PushForward:
-    """The tangent of an operator that is linear in each of these arguments, and constant in the others."""
+def multilinear(adjoints: dict[int, Callable[..., Tensor]]) -> Derivative:
+    """The derivative of an operator that is linear in each of some arguments, and constant in the others.
+
+    Args:
+        adjoints: by the places of these arguments, the gradient with respect to each, of the gradient of the result and
+            of all arguments. Where there is only one, it is not kept, and None stands for it. The last argument may be
+            a number, the others are tensors or None.
+    """
+    alone = next(iter(adjoints)) if len(adjoints) == 1 else None
+
+    def keep(ctx: Any, inputs: Arguments, output: Tensor) -> None:
+        count = len(inputs) - (not isinstance(inputs[-1], Tensor))
+        ctx.number = inputs[count:]
+        ctx.save_for_backward(*(None if place == alone else inputs[place] for place in range(count)))
+
+    def pull_back(ctx: Any, gradient: Tensor) -> Tangents:
+        arguments = *ctx.saved_tensors, *ctx.number
+        return tuple(
+            adjoints[place](gradient, *arguments) if is_needed and place in adjoints else None
+            for place, is_needed in enumerate(ctx.needs_input_grad)
+        )
 
     def push_forward(operator: Callable[..., Any], arguments: Arguments, tangents: Tangents) -> Tensor:
         def with_tangent(place: int, tangent: Tensor | None) -> Tensor:
             result: Tensor = operator(*arguments[:place], tangent, *arguments[place + 1 :])
             return result
 
-        parts = [with_tangent(place, tangents[place]) for place in places if tangents[place] is not None]
+        parts = [with_tangent(place, tangents[place]) for place in adjoints if tangents[place] is not None]
         if not parts:
             # torch takes no None for the tangent of a result that has numbers
-            return with_tangent(places[0], torch.zeros_like(arguments[places[0]]))
+            place = next(iter(adjoints))
+            return with_tangent(place, torch.zeros_like(arguments[place]))
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
-    return push_forward
+    return Derivative(keep, pull_back, push_forward)
 
 
 class Operator(Generic[Result]):
@@ -68,6 +88,7 @@ class Operator(Generic[Result]):
         schema: arguments and results, in torch's notation.
         shape: gives empty results of the right shapes, for tracing without data.
         run: computes it, by default the backend's primitive of that name.
+        composed: computes it of other primitives, for a backend that has none of that name.
         derivative: None for an operator without derivatives.
         batch: how `torch.vmap` runs it, by default one item after another (`batching.py`).
     """
@@ -78,10 +99,12 @@ class Operator(Generic[Result]):
         schema: str,
         shape: Callable[..., Any],
         run: Callable[..., Any] | None = None,
+        *,
+        composed: Callable[..., Any] | None = None,
         derivative: Derivative | None = None,
         batch: Rule = one_after_another,
     ) -> None:
-        self._name, self._run = name, run
+        self._name, self._run, self._composed = name, run, composed
         qualified = f"permutohedral::{name}"
         torch.library.define(qualified, schema, tags=(torch.Tag.pt2_compliant_tag,))
         torch.library.impl(qualified, "default", self._run_contiguous)
@@ -114,7 +137,7 @@ class Operator(Generic[Result]):
 
     def run(self, first: Tensor, *others: Any) -> Result:
         """Compute it; `functional` decides what autocast means, so inside a backend it is off."""
-        run = self._run or getattr(primitives_for(first), self._name)
+        run: Any = self._run or getattr(primitives_for(first), self._name, self._composed)
         if not is_autocast(first.device):
             return cast(Result, run(first, *others))
         with torch.autocast(first.device.type, enabled=False):

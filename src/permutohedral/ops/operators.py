@@ -22,7 +22,7 @@ from permutohedral.ops.batching import (
 )
 from permutohedral.ops.dispatch import primitives_for
 from permutohedral.ops.fused_primitives import ConvolutionTables
-from permutohedral.ops.operator import Derivative, Operator, Tangents, linear_in
+from permutohedral.ops.operator import Derivative, Operator, Tangents, multilinear
 from permutohedral.ops.primitives import accumulation_dtype, transpose_weight
 from permutohedral.ops.tracing import is_plain, is_traced
 
@@ -69,78 +69,21 @@ index_points: Operator[tuple[Tensor, ...]] = Operator(
 )
 
 
-def _index_both(
-    features: Tensor, batch: Tensor | None, target_features: Tensor, target_batch: Tensor | None
-) -> tuple[Tensor, ...]:
-    """`index_points` of sources, then of targets; together where the backend can, so that a GPU is waited for once."""
-    backend = primitives_for(features)
-    together = getattr(backend, "index_both", None)
-    if together is None:
-        return *backend.index_points(features, batch), *backend.index_points(target_features, target_batch)
-    source, target = together(features, batch, target_features, target_batch)
-    return *source, *target
-
-
-def _index_both_shape(
-    features: Tensor, batch: Tensor | None, target_features: Tensor, target_batch: Tensor | None
-) -> tuple[Tensor, ...]:
-    return *_index_points_shape(features, batch), *_index_points_shape(target_features, target_batch)
-
-
-def _keep_both_features(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(inputs[0], inputs[2])
-
-
-def _index_both_backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None, Tensor | None, None]:
-    to_source, to_target = (
-        None if gradient is None or not needed else embed_gradient(features, gradient)
-        for features, gradient, needed in zip(
-            ctx.saved_tensors, (gradients[2], gradients[6]), (ctx.needs_input_grad[0], ctx.needs_input_grad[2]),
-            strict=True,
-        )
-    )  # fmt: skip
-    return to_source, None, to_target, None
-
-
-def _push_index_both(operator: object, arguments: Arguments, tangents: Tangents) -> tuple[Tensor | None, ...]:
-    of_source = _push_index_points(operator, arguments[:2], tangents[:2])
-    return *of_source, *_push_index_points(operator, arguments[2:], tangents[2:])
-
-
-index_both: Operator[tuple[Tensor, ...]] = Operator(
-    "index_both",
-    "(Tensor features, Tensor? batch, Tensor target_features, Tensor? target_batch) -> "
-    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _index_both_shape,
-    _index_both,
-    derivative=Derivative(_keep_both_features, _index_both_backward, _push_index_both),
-    batch=padded(keys=(0, 4), tables=(3, 7)),
-)
-
-
 # embed_gradient and embed_differential: linear in their second argument, constant inside a simplex
-
-
-def _embed_gradient_backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
-    return None, embed_differential(ctx.saved_tensors[0], gradient)
-
-
-def _embed_differential_backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
-    return None, embed_gradient(ctx.saved_tensors[0], gradient)
 
 
 embed_gradient: Operator[Tensor] = Operator(
     "embed_gradient",
     "(Tensor features, Tensor barycentric_gradient) -> Tensor",
     lambda features, gradient: features.new_empty(features.shape),
-    derivative=Derivative(_keep_features, _embed_gradient_backward, linear_in(1)),
+    derivative=multilinear({1: lambda gradient, features, _: embed_differential(features, gradient)}),
     batch=as_points,
 )
 embed_differential: Operator[Tensor] = Operator(
     "embed_differential",
     "(Tensor features, Tensor differential) -> Tensor",
     lambda features, differential: features.new_empty((features.shape[0], features.shape[1] + 1)),
-    derivative=Derivative(_keep_features, _embed_differential_backward, linear_in(1)),
+    derivative=multilinear({1: lambda gradient, features, _: embed_gradient(features, gradient)}),
     batch=as_points,
 )
 
@@ -176,55 +119,40 @@ transpose_neighbors: Operator[Tensor] = Operator(
 # splat, slice, barycentric_gradient: the partial gradients of one trilinear form
 
 
-def _keep_splat(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    values, vertices, barycentric, _ = inputs
-    ctx.save_for_backward(values, vertices, barycentric)
-
-
-def _splat_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, Tensor | None, None]:
-    values, vertices, barycentric = ctx.saved_tensors
-    to_values = slice(gradient, vertices, barycentric) if ctx.needs_input_grad[0] else None
-    to_barycentric = barycentric_gradient(values, gradient, vertices) if ctx.needs_input_grad[2] else None
-    return to_values, None, to_barycentric, None
-
-
-def _keep_all(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _slice_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
-    lattice_values, vertices, barycentric = ctx.saved_tensors
-    to_lattice = splat(gradient, vertices, barycentric, lattice_values.shape[0]) if ctx.needs_input_grad[0] else None
-    to_barycentric = barycentric_gradient(gradient, lattice_values, vertices) if ctx.needs_input_grad[2] else None
-    return to_lattice, None, to_barycentric
-
-
-def _barycentric_gradient_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-    values, lattice_values, vertices = ctx.saved_tensors
-    to_values = slice(lattice_values, vertices, gradient) if ctx.needs_input_grad[0] else None
-    to_lattice = splat(values, vertices, gradient, lattice_values.shape[0]) if ctx.needs_input_grad[1] else None
-    return to_values, to_lattice, None
-
-
 splat: Operator[Tensor] = Operator(
     "splat",
     "(Tensor values, Tensor vertices, Tensor barycentric, SymInt num_lattice_points) -> Tensor",
     lambda values, vertices, barycentric, num: values.new_empty((num, values.shape[1])),
-    derivative=Derivative(_keep_splat, _splat_backward, linear_in(0, 2)),
+    derivative=multilinear(
+        {
+            0: lambda gradient, values, vertices, barycentric, num: slice(gradient, vertices, barycentric),
+            2: lambda gradient, values, vertices, barycentric, num: barycentric_gradient(values, gradient, vertices),
+        }
+    ),
     batch=as_channels(as_lattice_points(lattice_values=None, vertices=1)),
 )
 slice: Operator[Tensor] = Operator(
     "slice",
     "(Tensor lattice_values, Tensor vertices, Tensor barycentric) -> Tensor",
     lambda values, vertices, barycentric: values.new_empty((vertices.shape[0], values.shape[1])),
-    derivative=Derivative(_keep_all, _slice_backward, linear_in(0, 2)),
+    derivative=multilinear(
+        {
+            0: lambda gradient, values, vertices, barycentric: splat(gradient, vertices, barycentric, values.shape[0]),
+            2: lambda gradient, values, vertices, barycentric: barycentric_gradient(gradient, values, vertices),
+        }
+    ),
     batch=as_channels(as_lattice_points(lattice_values=0, vertices=1)),
 )
 barycentric_gradient: Operator[Tensor] = Operator(
     "barycentric_gradient",
     "(Tensor values, Tensor lattice_values, Tensor vertices) -> Tensor",
     lambda values, lattice, vertices: values.new_empty(vertices.shape, dtype=accumulation_dtype(values.dtype)),
-    derivative=Derivative(_keep_all, _barycentric_gradient_backward, linear_in(0, 1)),
+    derivative=multilinear(
+        {
+            0: lambda gradient, values, lattice, vertices: slice(lattice, vertices, gradient),
+            1: lambda gradient, values, lattice, vertices: splat(values, vertices, gradient, lattice.shape[0]),
+        }
+    ),
     batch=as_lattice_points(lattice_values=1, vertices=2),
 )
 
@@ -234,81 +162,44 @@ barycentric_gradient: Operator[Tensor] = Operator(
 # the reverse table: a gather, no scatter. reverse_neighbors is None where nobody has needed it yet.
 
 
-def _reverse(neighbors: Tensor, reverse_neighbors: Tensor | None, opposite: Tensor, num_source: int) -> Tensor:
-    if reverse_neighbors is not None:
-        return reverse_neighbors
-    return transpose_neighbors(neighbors, opposite, num_source)
-
-
-def _keep_convolve(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    *tensors, ctx.groups = inputs
-    ctx.save_for_backward(*tensors)
-
-
-def differentiate_convolution(
+def _to_convolved(
     gradient: Tensor,
-    inputs: tuple[Tensor, Tensor],
-    tables: tuple[Tensor, Tensor | None, Tensor],
+    lattice_values: Tensor,
+    weight: Tensor,
+    neighbors: Tensor,
+    reverse_neighbors: Tensor | None,
+    opposite: Tensor,
     groups: int,
-    wanted: tuple[bool, bool],
-) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients of `convolve` with respect to lattice values and weight.
-
-    Args:
-        gradient: of the result.
-        inputs: lattice values and weight.
-        tables: neighbors, reverse neighbors if they are known, opposite taps.
-        groups: of the channels.
-        wanted: which of the two gradients; None stands for the other.
-    """
-    (lattice_values, weight), (neighbors, reverse_neighbors, opposite) = inputs, tables
-    to_values = to_weight = None
-    if wanted[0]:
-        reverse = _reverse(neighbors, reverse_neighbors, opposite, lattice_values.shape[0])
-        if wanted[1] and groups == 1:
-            of_convolution = ConvolutionTables(neighbors, reverse, opposite)
-            to_values, to_weight = _both_gradients(lattice_values, weight, gradient, of_convolution)
-        if to_values is None:
-            adjoint = transpose_weight(weight, opposite, groups)
-            to_values = convolve(gradient, adjoint, reverse, neighbors, opposite, groups)
-    if wanted[1] and to_weight is None:
-        to_weight = convolve_weight_gradient(lattice_values, gradient, neighbors, reverse_neighbors, opposite, groups)
-    return to_values, to_weight
+) -> Tensor:
+    reverse = reverse_neighbors
+    if reverse is None:
+        reverse = transpose_neighbors(neighbors, opposite, lattice_values.shape[0])
+    return convolve(gradient, transpose_weight(weight, opposite, groups), reverse, neighbors, opposite, groups)
 
 
-def _both_gradients(
-    lattice_values: Tensor, weight: Tensor, gradient: Tensor, tables: ConvolutionTables
-) -> tuple[Tensor | None, Tensor | None]:
-    """At once where the backend can, and nobody will differentiate them again; else Nones."""
-    tensors = lattice_values, weight, gradient
-    if torch.is_grad_enabled() or is_traced() or not is_plain(*tensors, *tables):
-        return None, None
-    together = getattr(primitives_for(gradient), "convolve_gradients", None)
-    if together is None or 0 in (lattice_values.numel(), gradient.numel(), tables.neighbors.numel()):
-        return None, None
+_of_convolution = multilinear(
+    {
+        0: _to_convolved,
+        1: lambda gradient, values, weight, *tables: convolve_weight_gradient(values, gradient, *tables),
+    }
+)
+
+
+def _convolve_backward(ctx: Any, gradient: Tensor) -> Any:
+    """Both gradients at once where the backend can, and nobody will differentiate them again."""
+    values, weight, neighbors, reverse, opposite = ctx.saved_tensors
+    together = None
+    if all(ctx.needs_input_grad[:2]) and ctx.number == (1,) and not torch.is_grad_enabled() and not is_traced():
+        together = getattr(primitives_for(gradient), "convolve_gradients", None)
+    if together is None or 0 in (values.numel(), gradient.numel(), neighbors.numel()):
+        return _of_convolution.pull_back(ctx, gradient)
+    if not is_plain(gradient, *ctx.saved_tensors):
+        return _of_convolution.pull_back(ctx, gradient)
+    if reverse is None:
+        reverse = transpose_neighbors(neighbors, opposite, values.shape[0])
     with torch.autocast(gradient.device.type, enabled=False):
-        to_values, to_weight, _ = together(*tensors, tables, (True, False))
-    return to_values, to_weight
-
-
-def _convolve_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    lattice_values, weight, *tables = ctx.saved_tensors
-    inputs, wanted = (lattice_values, weight), ctx.needs_input_grad[:2]
-    return *differentiate_convolution(gradient, inputs, tuple(tables), ctx.groups, wanted), None, None, None, None
-
-
-def _convolve_weight_gradient_backward(
-    ctx: Any, gradient: Tensor
-) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
-    lattice_values, output_gradient, neighbors, reverse_neighbors, opposite = ctx.saved_tensors
-    to_values = to_output_gradient = None
-    if ctx.needs_input_grad[0]:
-        reverse = _reverse(neighbors, reverse_neighbors, opposite, lattice_values.shape[0])
-        adjoint = transpose_weight(gradient, opposite, ctx.groups)
-        to_values = convolve(output_gradient, adjoint, reverse, neighbors, opposite, ctx.groups)
-    if ctx.needs_input_grad[1]:
-        to_output_gradient = convolve(lattice_values, gradient, neighbors, reverse_neighbors, opposite, ctx.groups)
-    return to_values, to_output_gradient, None, None, None, None
+        found = together(values, weight, gradient, ConvolutionTables(neighbors, reverse, opposite), (True, False))
+    return *found[:2], None, None, None, None
 
 
 def _convolve_weight_gradient_shape(
@@ -328,7 +219,7 @@ convolve: Operator[Tensor] = Operator(
     lambda values, weight, neighbors, reverse, opposite, groups: primitives_for(values).convolve(
         values, weight, neighbors, groups
     ),
-    derivative=Derivative(_keep_convolve, _convolve_backward, linear_in(0, 1)),
+    derivative=Derivative(_of_convolution.keep, _convolve_backward, _of_convolution.push_forward),
     batch=as_groups,
 )
 convolve_weight_gradient: Operator[Tensor] = Operator(
@@ -339,28 +230,22 @@ convolve_weight_gradient: Operator[Tensor] = Operator(
     lambda values, gradient, neighbors, reverse, opposite, groups: primitives_for(values).convolve_weight_gradient(
         values, gradient, neighbors, groups
     ),
-    derivative=Derivative(_keep_convolve, _convolve_weight_gradient_backward, linear_in(0, 1)),
+    derivative=multilinear(
+        {
+            0: lambda gradient, values, output, *tables: _to_convolved(output, values, gradient, *tables),
+            1: lambda gradient, values, output, *tables: convolve(values, gradient, *tables),
+        }
+    ),
     batch=as_groups,
 )
-
-
-# blur: its adjoint takes the axes in reverse
-
-
-def _keep_blur(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    _, axis_neighbors, ctx.reverse = inputs
-    ctx.save_for_backward(axis_neighbors)
-
-
-def _blur_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-    return blur(gradient, ctx.saved_tensors[0], not ctx.reverse), None, None
 
 
 blur: Operator[Tensor] = Operator(
     "blur",
     "(Tensor lattice_values, Tensor axis_neighbors, bool reverse) -> Tensor",
     lambda values, axis_neighbors, reverse: values.new_empty(values.shape),
-    derivative=Derivative(_keep_blur, _blur_backward, linear_in(0)),
+    # the adjoint takes the axes in reverse
+    derivative=multilinear({0: lambda gradient, _, neighbors, reverse: blur(gradient, neighbors, not reverse)}),
     batch=as_channels(one_after_another),
 )
 

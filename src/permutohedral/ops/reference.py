@@ -7,7 +7,6 @@ R^{d+1} orthogonal to 1, E an isometry times sqrt(2/3) (d+1).
 from __future__ import annotations
 
 import builtins
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,8 +21,6 @@ from permutohedral.ops.primitives import (
     window_extents,
 )
 
-# below this, sums of two packed codes cannot leave int64
-_CODE_LIMIT = 2**62
 # rows of the table of neighbors that are looked up at once
 _ROWS_TOGETHER = 2**16
 # pairs of points, times d, that are computed at once
@@ -120,81 +117,43 @@ def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor
     return unique_keys, inverse.view(points, d + 1), barycentric, table
 
 
-@dataclass(frozen=True)
-class _Stage:
-    """Packs an id and a few key columns into one integer, exactly: id * extents + columns in mixed radix."""
-
-    columns: range
-    low: Tensor
-    extent: list[int]
-    codes: Tensor  # the distinct codes that occur, sorted
-
-    def encode(self, ids: Tensor, keys: Tensor) -> Tensor:
-        """The code of each row, -1 for a row that lies outside the range of the packed keys."""
-        code, inside = ids, ids >= 0
-        for column, extent in zip(self.columns, self.extent, strict=True):
-            digit = keys[:, column] - self.low[column]
-            inside = inside & (digit >= 0) & (digit < extent)
-            code = code * extent + digit
-        return torch.where(inside, code, -1)
-
-    def lookup(self, ids: Tensor, keys: Tensor) -> Tensor:
-        """The rank of each row's code among `codes`, -1 where it does not occur."""
-        code = self.encode(ids, keys)
-        place = torch.searchsorted(self.codes, code).clamp_max(self.codes.numel() - 1)
-        return torch.where(self.codes[place] == code, place, -1)
-
-
-def _pack_keys(keys: Tensor) -> tuple[list[_Stage], Tensor]:
-    """Number the distinct rows of int64 `keys [rows, columns]` in lexicographic order, by exact packing.
-
-    As many columns as fit go into one int64; the rank of that code then stands for them in the next stage.
-    """
-    low, high = keys.amin(dim=0), keys.amax(dim=0)
-    extents = (high - low + 1).tolist()
-    ids = torch.zeros(keys.shape[0], dtype=torch.int64, device=keys.device)
-    stages: list[_Stage] = []
-    num_ids, first = 1, 0
-    while first < keys.shape[1]:
-        last, span = first, num_ids
-        while last < keys.shape[1] and span * extents[last] < _CODE_LIMIT:
-            span *= extents[last]
-            last += 1
-        stage = _Stage(range(first, last), low, extents[first:last], torch.empty(0))
-        codes, ids = torch.unique(stage.encode(ids, keys), return_inverse=True)
-        stages.append(_Stage(stage.columns, low, stage.extent, codes))
-        num_ids, first = codes.numel(), last
-    return stages, ids
+def _number_rows(keys: Tensor) -> tuple[int, Tensor]:
+    """How many distinct rows int64 `keys [rows, columns]` has, and the rank of each row among them."""
+    number, ranks = 1, torch.zeros(keys.shape[0], dtype=torch.int64, device=keys.device)
+    for column in keys.T:
+        # ranks are below 2^31 and digits below 2^32, so that this is exact
+        digit = column - column.amin()
+        distinct, ranks = torch.unique(ranks * (digit.amax() + 1) + digit, return_inverse=True)
+        number = distinct.numel()
+    return number, ranks
 
 
 def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     table = torch.empty(0, dtype=torch.int64, device=keys.device)
     if keys.shape[0] == 0:
         return keys.clone(), torch.empty(0, dtype=torch.int32, device=keys.device), table
-    stages, inverse = _pack_keys(keys.long())
-    if stages[-1].codes.numel() >= 2**31:
+    number, inverse = _number_rows(keys.long())
+    if number >= 2**31:
         raise InputError("more than 2^31 lattice points: split the points into batches")
-    unique_keys = keys.new_empty(stages[-1].codes.numel(), keys.shape[1])
+    unique_keys = keys.new_empty(number, keys.shape[1])
     unique_keys[inverse] = keys
     return unique_keys, inverse.to(torch.int32), table
 
 
 def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor) -> Tensor:
-    neighbors = torch.full((offsets.shape[0], target_keys.shape[0]), -1, dtype=torch.int32, device=offsets.device)
-    if source_keys.shape[0] == 0:
+    (sources, targets), device = (source_keys.shape[0], target_keys.shape[0]), offsets.device
+    neighbors = torch.full((offsets.shape[0], targets), -1, dtype=torch.int32, device=device)
+    if sources == 0:
         return neighbors
-    stages, number = _pack_keys(source_keys.long())
-    row_of_number = torch.empty_like(number)
-    row_of_number[number] = torch.arange(number.numel(), device=number.device)
     # several taps at once where there are few targets, since a short operation takes as long as a shorter one
-    together = max(1, _ROWS_TOGETHER // max(1, target_keys.shape[0]))
+    together = max(1, _ROWS_TOGETHER // max(1, targets))
     for part, taps in zip(neighbors.split(together), offsets.long().split(together), strict=True):
         wanted = target_keys.long().repeat(len(taps), 1)
-        wanted[:, 1:] += taps.repeat_interleave(target_keys.shape[0], dim=0)
-        found = torch.zeros_like(wanted[:, 0])
-        for stage in stages:
-            found = stage.lookup(found, wanted)
-        part.copy_(torch.where(found >= 0, row_of_number[found], -1).view_as(part))
+        wanted[:, 1:] += taps.repeat_interleave(targets, dim=0)
+        number, ranks = _number_rows(torch.cat([source_keys.long(), wanted]))
+        source_of_rank = torch.full((number,), -1, dtype=torch.int32, device=device)
+        source_of_rank[ranks[:sources]] = torch.arange(sources, dtype=torch.int32, device=device)
+        part.copy_(source_of_rank[ranks[sources:]].view_as(part))
     return neighbors
 
 

@@ -26,9 +26,7 @@ from permutohedral.filters.landmarks import (
     sum_windows,
 )
 from permutohedral.functional import GaussianMethod
-
-# extent of a tile with its margins; to filter its pixels takes about 500 MB
-_TILE = 2048
+from permutohedral.pictures import TILE
 
 
 def filter_in_tiles(  # noqa: PLR0913 (the filter, and three options by name)
@@ -40,7 +38,7 @@ def filter_in_tiles(  # noqa: PLR0913 (the filter, and three options by name)
     *,
     method: GaussianMethod = "separable",
     halo: int = 0,
-    tile: int = _TILE,
+    tile: int = TILE,
 ) -> Tensor:
     """`ph.bilateral_filter`, tile by tile. Each tile has margins as wide as the filter reaches.
 
@@ -65,7 +63,10 @@ def filter_in_tiles(  # noqa: PLR0913 (the filter, and three options by name)
     """
     height, width = values.shape[1:]
     if height * width <= tile * tile:
-        return ph.bilateral_filter(values, sigma_space, sigma_range, guide, method, halo)
+        filtered = ph.bilateral_filter(values, sigma_space, sigma_range, guide, method, halo)
+        if progress is not None:
+            progress(1.0)
+        return filtered
     check_method(method, halo, None)
     window_reach, axes = WINDOW_REACH, None
     if method == "auto":

@@ -5,11 +5,9 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
+from permutohedral.pictures import TILE
 from permutohedral.pictures.field_settings import FieldSettings
 from permutohedral.playground.settings import DenoiseSettings, FilterSettings, LatticeSettings, UpsampleSettings
-
-# what `permutohedral filter` takes at once; larger pictures are filtered in tiles
-AT_ONCE = 2048 * 2048
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ def filter_code(
     options = "" if settings.method == "separable" else f', method="{settings.method}"'
     options += "" if settings.halo == 0 else f", halo={settings.halo}"
     sigmas = f"{settings.sigma_space}, {settings.sigma_range}"
-    if pixels <= AT_ONCE:
+    if pixels <= TILE * TILE:
         imported, guided = "import permutohedral as ph\n" + _FILES, ", guide=guide" if given else ""
         call = f"ph.bilateral_filter({values}, {sigmas}{guided}{options})"
     else:

@@ -52,6 +52,8 @@ class Page:
 
     def __init__(self, photo: Path | None) -> None:
         ui.add_css(STYLE)
+        # the cookie is set: who sees the screen need not see the token
+        ui.add_head_html('<script>history.replaceState(null, "", location.pathname)</script>')
         ui.colors(primary="#3f51b5")
         self._slot = ui.context.slot
         self.session = Session(self._fail, self._set_busy)

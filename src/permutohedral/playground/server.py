@@ -118,10 +118,15 @@ class _Server(uvicorn.Server):
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+    # a name that is no name of a host
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"there is no address {host}: {error}") from error
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
     except OSError as error:
+        listener.close()
         raise InputError(f"cannot listen at {host}, port {port}: {error.strerror or error}") from error
     return listener
 

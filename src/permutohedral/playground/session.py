@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import tempfile
 import uuid
 from collections.abc import Callable, Sequence
@@ -42,15 +43,14 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._folder = tempfile.TemporaryDirectory(prefix="permutohedral-")
         self._seconds: dict[Any, float] = {}
-        self._number = 0
+        self._numbers = itertools.count()
         self._busy = busy
         self._runner = Runner(lambda error: self.on_page(fail, error), lambda: self.on_page(self._tell_idle))
 
     def keep_upload(self, name: str, content: bytes) -> Path:
         """A file with this content, for as long as the tab is open."""
-        self._number += 1
         # the number keeps two of one name apart; only the ending of the user's name is taken
-        path = Path(self._folder.name) / f"{self._number}{Path(name).suffix.lower()}"
+        path = Path(self._folder.name) / f"{next(self._numbers)}{Path(name).suffix.lower()}"
         path.write_bytes(content)
         return path
 

@@ -44,7 +44,7 @@ async def read_beside(read: Callable[..., Read], *given: Any) -> Read | None:
 
 async def photo_of_upload(session: Session, name: str, content: bytes) -> Photo | None:
     """The photo in an upload; None after the user was told what is wrong with it."""
-    return await read_beside(_read_photo, session.keep_upload(name, content), name)
+    return await read_beside(lambda: _read_photo(session.keep_upload(name, content), name))
 
 
 async def photo_of_path(path: Path, name: str) -> Photo | None:

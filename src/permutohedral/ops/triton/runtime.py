@@ -27,6 +27,9 @@ WIDEST_TILE = 64
 _MISALIGNED = 15
 # and for sizes of 32 bits
 _MOST = 1 << 31
+# kernels that have one of these need memory for each start, or more than the core tells the driver; older versions of
+# Triton know fewer of them
+_MORE_THAN_A_START = "global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl"
 # maps of such functions are faster than comprehensions
 _dtype_of, _address_of = attrgetter("dtype"), Tensor.data_ptr
 
@@ -161,13 +164,10 @@ class Bound:
         if self._core is None or not aligned or max(sizes, default=0) >= _MOST:
             return
         about = binary.metadata
-        # such kernels need memory for each start, or more than the core tells the driver
-        if about.global_scratch_size or about.profile_scratch_size or about.num_ctas != 1:
-            return
-        if about.launch_cooperative_grid or about.launch_pdl:
+        if about.num_ctas != 1 or any(getattr(about, name, 0) for name in _MORE_THAN_A_START):
             return
         kinds = "".join("f" if isinstance(size, float) else "i" for size in sizes)
-        threads = about.num_warps * about.warp_size
+        threads = about.num_warps * about.target.warp_size
         self._core.keep(device, tuple(map(_dtype_of, tensors)), kinds, binary.function, threads, about.shared)
         self._binaries.append(binary)
 

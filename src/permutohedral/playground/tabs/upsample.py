@@ -119,9 +119,9 @@ class UpsamplePanel(Panel):
         self._captions[mode].set_content(f"<span><b>{mode}</b></span>{quality}{seconds}")
 
     async def _take_map(self, name: str, content: bytes) -> None:
-        path = self.session.keep_upload(name, content)
+        path = await read_beside(self.session.keep_upload, name, content)
         assert self.session.photo is not None
-        if await read_beside(_check_map, path, name, self.session.photo) is not None:
+        if path is not None and await read_beside(_check_map, path, name, self.session.photo) is not None:
             self._map = path, name
             self._back.set_visibility(True)
             self.put("truth", None, "before", self.number)

@@ -140,37 +140,30 @@ def cells_kernel(
         share = tl.load(rows + number.to(tl.int64) * CHANNELS + channel, mask=inside, other=0.0)
         count = (size_z * size_y * size_x).to(share.dtype)
         lines, columns = tl.max(size_z * size_y, axis=0), tl.max(size_x, axis=0)
-        if not SPREAD:
-            total = tl.zeros([BLOCK, WIDE], share.dtype)
+        total = tl.zeros([BLOCK, WIDE], share.dtype)
+        # there, unless it is known, and back
+        for back in tl.static_range(1 if SPREAD else 0, 2):
+            spread = share / count
             for row in range(lines):
-                line = (
-                    start + ((first_z + row // size_y).to(tl.int64) * fine_height + first_y + row % size_y) * fine_width
-                )
+                across = (first_z + row // size_y).to(tl.int64) * fine_height + first_y + row % size_y
                 for begin in range(0, columns, WIDE):
                     along = begin + tl.arange(0, WIDE)
-                    point = (line + first_x)[:, None] + along[None, :]
+                    point = (start + across * fine_width + first_x)[:, None] + along[None, :]
                     real = (inside & (row // size_y < size_z))[:, None] & (along[None, :] < size_x[:, None])
                     for corner in tl.static_range(CORNERS):
                         vertex = tl.load(vertices + point + corner * corner_stride, mask=real, other=0)
                         weight = tl.load(barycentric + point + corner * weight_stride, mask=real, other=0.0)
-                        value = tl.load(values + vertex.to(tl.int64) * CHANNELS + channel, mask=real, other=0.0)
-                        total += weight * value
-            mean = tl.sum(total, axis=1) / count
-            product = tl.sum(share * mean * mean, axis=0)
-            tl.atomic_add(scalar(scalars, _IMAGES, iteration, channel, slots, CHANNELS), product, sem="relaxed")
-            share *= mean
-        share = share / count
-        for row in range(lines):
-            line = start + ((first_z + row // size_y).to(tl.int64) * fine_height + first_y + row % size_y) * fine_width
-            for begin in range(0, columns, WIDE):
-                along = begin + tl.arange(0, WIDE)
-                point = (line + first_x)[:, None] + along[None, :]
-                real = (inside & (row // size_y < size_z))[:, None] & (along[None, :] < size_x[:, None])
-                for corner in tl.static_range(CORNERS):
-                    vertex = tl.load(vertices + point + corner * corner_stride, mask=real, other=0)
-                    weight = tl.load(barycentric + point + corner * weight_stride, mask=real, other=0.0)
-                    place = image + vertex.to(tl.int64) * CHANNELS + channel
-                    tl.atomic_add(place, weight * share[:, None], mask=real & (weight > 0.0), sem="relaxed")
+                        place = vertex.to(tl.int64) * CHANNELS + channel
+                        if back:
+                            here = real & (weight > 0.0)
+                            tl.atomic_add(image + place, weight * spread[:, None], mask=here, sem="relaxed")
+                        else:
+                            total += weight * tl.load(values + place, mask=real, other=0.0)
+            if not back:
+                mean = tl.sum(total, axis=1) / count
+                product = tl.sum(share * mean * mean, axis=0)
+                tl.atomic_add(scalar(scalars, _IMAGES, iteration, channel, slots, CHANNELS), product, sem="relaxed")
+                share *= mean
 
 
 @triton.jit(do_not_specialize=["num_rows", "iteration", "slots", "tolerance"])

@@ -1,130 +1,26 @@
-// The Python module, and nothing else: borrows buffers through DLPack and releases the GIL. Shapes were checked in
-// Python.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
+// Python's way to native/filter/: releases the GIL.
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <array>
 #include <memory>
-#include <optional>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
+#include "bindings/arrays.hpp"
+#include "bindings/parts.hpp"
 #include "filter/cells.hpp"
 #include "filter/pixels.hpp"
 #include "filter/point_filter.hpp"
 #include "filter/rows.hpp"
-#include "forecast.hpp"
-#include "index/coarsen.hpp"
-#include "index/neighbors.hpp"
-#include "index/vertex_index.hpp"
-#include "runtime/cache_sizes.hpp"
-#include "runtime/gpu_kernel.hpp"
 #include "runtime/instruction_sets.hpp"
-#include "runtime/memory.hpp"
-#include "runtime/threads.hpp"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace permutohedral {
 namespace {
 
-template <class T, int Dimensions>
-using Array = nb::ndarray<T, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
-
-template <class T>
-Simplices<T> simplices_of(const Array<const int32_t, 2>& vertices, const T* barycentric) {
-    return {vertices.data(), barycentric, int64_t(vertices.shape(0)), int64_t(vertices.shape(1))};
-}
-
-template <class T>
-Matrix<T> matrix_of(const Array<T, 2>& array) {
-    return {array.data(), int64_t(array.shape(0)), int64_t(array.shape(1))};
-}
-
-NeighborTable table_of(const Array<const int32_t, 2>& array) {
-    return {array.data(), int64_t(array.shape(0)), int64_t(array.shape(1))};
-}
-
-template <class T>
-Points<T> points_of(const Array<const T, 2>& features,
-                    const std::optional<Array<const int32_t, 1>>& batch = std::nullopt) {
-    const int32_t* items = batch.has_value() ? batch->data() : nullptr;
-    return {features.data(), items, int64_t(features.shape(0)), int64_t(features.shape(1))};
-}
-
-// A new tensor of uninitialized memory, laid out as a DLManagedTensor. Its deleter does not touch Python: tensors may be
-// freed on any thread, and after the interpreter has ended.
-struct FreshTensor {
-    nb::dlpack::dltensor tensor;
-    void* owner;
-    void (*deleter)(FreshTensor*);
-    std::vector<int64_t> shape;
-};
-
-void free_tensor(FreshTensor* fresh) {
-    free_memory(fresh->tensor.data);
-    delete fresh;
-}
-
-// A capsule that nobody has consumed still owns its tensor; consuming it renames it.
-void free_capsule(PyObject* capsule) {
-    if (PyCapsule_IsValid(capsule, "dltensor") == 0) return;
-    free_tensor(static_cast<FreshTensor*>(PyCapsule_GetPointer(capsule, "dltensor")));
-}
-
-nb::object allocate(std::vector<int64_t> shape, bool floating, int bits) {
-    size_t bytes = size_t(bits) / 8;
-    for (const int64_t size : shape) bytes *= size_t(size);
-    auto fresh = std::make_unique<FreshTensor>();
-    fresh->shape = std::move(shape);
-    fresh->deleter = free_tensor;
-    const auto code = floating ? nb::dlpack::dtype_code::Float : nb::dlpack::dtype_code::Int;
-    fresh->tensor.device = {nb::device::cpu::value, 0};
-    fresh->tensor.ndim = int32_t(fresh->shape.size());
-    fresh->tensor.dtype = {uint8_t(code), uint8_t(bits), 1};
-    fresh->tensor.shape = fresh->shape.data();
-    fresh->tensor.data = allocate_memory(bytes);
-    PyObject* capsule = PyCapsule_New(fresh.get(), "dltensor", free_capsule);
-    if (capsule == nullptr) {
-        free_memory(fresh->tensor.data);
-        throw nb::python_error();
-    }
-    fresh.release();
-    return nb::steal(capsule);
-}
-
-// An index whose number of lattice points is known, so that Python can allocate what `finish` writes. It keeps
-// `vertices` alive, which `finish` still writes to. Used once.
-struct PendingIndex {
-    std::unique_ptr<VertexIndex> index;
-    Array<int32_t, 2> vertices;
-
-    void finish(Array<int32_t, 2> keys, Array<int64_t, 1> table) {
-        nb::gil_scoped_release release;
-        index->finish(keys.data(), table.data());
-        index.reset();
-    }
-};
-
-template <class T>
-std::unique_ptr<PendingIndex> index_points(Array<const T, 2> features, std::optional<Array<const int32_t, 1>> batch,
-                                           T limit, Array<int32_t, 2> vertices, Array<T, 2> barycentric, int threads) {
-    auto pending = std::make_unique<PendingIndex>();
-    pending->vertices = vertices;
-    const Points<T> points = points_of(features, batch);
-    nb::gil_scoped_release release;
-    pending->index = std::make_unique<VertexIndex>(points.num_points, points.d + 1, vertices.data(), threads);
-    if (!kernels<T>().index_points(points, limit, *pending->index, barycentric.data())) return nullptr;
-    return pending;
-}
+using namespace nb::literals;
 
 template <class T>
 std::unique_ptr<PointFilter<T>> index_for_filter(Array<const T, 2> features,
@@ -141,81 +37,6 @@ void filter_points(PointFilter<T>& pending, Array<const T, 2> values, Array<cons
     nb::gil_scoped_release release;
     const int64_t num_axes = int64_t(axis_offsets.shape(0)) / 2;
     pending.filter(matrix_of(values), axis_offsets.data(), num_axes, added_mass, matrix_of(out), threads);
-}
-
-std::unique_ptr<PendingIndex> index_given_keys(Array<const int32_t, 2> keys, Array<int32_t, 2> inverse, int threads) {
-    auto pending = std::make_unique<PendingIndex>();
-    pending->vertices = inverse;
-    nb::gil_scoped_release release;
-    pending->index = std::make_unique<VertexIndex>(int64_t(keys.shape(0)), 1, inverse.data(), threads);
-    index_keys(*pending->index, keys.data(), int64_t(keys.shape(1)));
-    return pending;
-}
-
-std::unique_ptr<PendingIndex> index_parents_of(Array<const int32_t, 2> keys, Array<const int64_t, 1> table,
-                                               Array<int32_t, 2> parents, int threads) {
-    auto pending = std::make_unique<PendingIndex>();
-    pending->vertices = parents;
-    const int64_t vertices = int64_t(keys.shape(0)), columns = int64_t(keys.shape(1));
-    nb::gil_scoped_release release;
-    pending->index = std::make_unique<VertexIndex>(2 * vertices, 1, parents.data(), threads);
-    const bool by_cells =
-        table.shape(0) > 0 && kernels<float>().index_parents_by_cells(
-                                  *pending->index, view_lookup_table(table.data(), int64_t(table.shape(0))));
-    if (!by_cells) index_parents_by_hashing(*pending->index, keys.data(), vertices, columns);
-    return pending;
-}
-
-void connect_levels_in(Array<const int32_t, 2> keys, Array<const int32_t, 2> parents,
-                       Array<const int32_t, 2> coarse_keys, Array<const int32_t, 2> offsets, Array<int32_t, 2> down,
-                       Array<int32_t, 2> up, int threads) {
-    nb::gil_scoped_release release;
-    const Levels levels{keys.data(), parents.data(), int64_t(keys.shape(0)), int64_t(coarse_keys.shape(0)),
-                        int64_t(keys.shape(1))};
-    connect_levels(levels, offsets.data(), down.data(), up.data(), threads);
-}
-
-template <class T>
-void coarsen_simplices(Array<const int32_t, 2> vertices, Array<const T, 2> barycentric, Array<const int32_t, 2> parents,
-                       Array<const int32_t, 2> coarse_keys, Array<int32_t, 2> coarse_vertices,
-                       Array<T, 2> coarse_barycentric, int threads) {
-    nb::gil_scoped_release release;
-    const CoarseSimplices coarse{parents.data(), coarse_keys.data(), int64_t(parents.shape(0))};
-    kernels<T>().coarsen_simplices(simplices_of(vertices, barycentric.data()), coarse, coarse_vertices.data(),
-                                   coarse_barycentric.data(), threads);
-}
-
-void find_neighbors_in(Array<const int64_t, 1> table, Array<const int32_t, 2> target_keys,
-                       Array<const int32_t, 2> offsets, bool same, Array<int32_t, 2> neighbors, int threads) {
-    nb::gil_scoped_release release;
-    NeighborQuery query{};
-    query.table = table.data();
-    query.table_size = int64_t(table.shape(0));
-    query.target_keys = target_keys.data();
-    query.num_targets = int64_t(target_keys.shape(0));
-    query.offsets = offsets.data();
-    query.filter_size = int64_t(offsets.shape(0));
-    query.same = same;
-    find_neighbors(query, neighbors.data(), threads);
-}
-
-void transpose_neighbors_in(Array<const int32_t, 2> neighbors, Array<const int64_t, 1> opposite,
-                            Array<int32_t, 2> transposed, int threads) {
-    nb::gil_scoped_release release;
-    const NeighborShape shape{int64_t(neighbors.shape(0)), int64_t(neighbors.shape(1)), int64_t(transposed.shape(1))};
-    transpose_neighbors(neighbors.data(), opposite.data(), shape, transposed.data(), threads);
-}
-
-template <class T>
-void embed_gradient(Array<const T, 2> features, Array<const T, 2> gradient, Array<T, 2> out, int threads) {
-    nb::gil_scoped_release release;
-    kernels<T>().embed_gradient(points_of(features), gradient.data(), out.data(), threads);
-}
-
-template <class T>
-void embed_differential(Array<const T, 2> features, Array<const T, 2> differential, Array<T, 2> out, int threads) {
-    nb::gil_scoped_release release;
-    kernels<T>().embed_differential(points_of(features), differential.data(), out.data(), threads);
 }
 
 template <class T>
@@ -380,16 +201,23 @@ void convolve_weight_gradient(Array<const T, 2> lattice_values, Array<const T, 2
                                           groups, out.data(), threads);
 }
 
-template <class T>
-void sum_window(Array<const T, 4> values, Array<const T, 4> guide, double sigma_y, double sigma_x, double reach,
-                Array<T, 4> out, int threads) {
-    nb::gil_scoped_release release;
-    WindowShape shape{};
+// The extents of pictures [items, channels, height, width] and of what guides their filter.
+template <class Shape, class T>
+Shape shape_of(const Array<const T, 4>& values, const Array<const T, 4>& guide) {
+    Shape shape{};
     shape.num_items = int64_t(values.shape(0));
     shape.num_channels = int64_t(values.shape(1));
     shape.num_guides = int64_t(guide.shape(1));
     shape.height = int64_t(values.shape(2));
     shape.width = int64_t(values.shape(3));
+    return shape;
+}
+
+template <class T>
+void sum_window(Array<const T, 4> values, Array<const T, 4> guide, double sigma_y, double sigma_x, double reach,
+                Array<T, 4> out, int threads) {
+    nb::gil_scoped_release release;
+    auto shape = shape_of<WindowShape>(values, guide);
     shape.sigma_y = sigma_y;
     shape.sigma_x = sigma_x;
     shape.reach = reach;
@@ -402,12 +230,7 @@ void sum_landmarks(Array<const T, 4> values, Array<const T, 4> guide, Array<cons
                    double blur_reach, double reach, double small_mass, int64_t most_repaired, Array<T, 4> out,
                    int threads) {
     nb::gil_scoped_release release;
-    LandmarkShape shape{};
-    shape.num_items = int64_t(values.shape(0));
-    shape.num_channels = int64_t(values.shape(1));
-    shape.num_guides = int64_t(guide.shape(1));
-    shape.height = int64_t(values.shape(2));
-    shape.width = int64_t(values.shape(3));
+    auto shape = shape_of<LandmarkShape>(values, guide);
     shape.num_landmarks = int64_t(landmarks.shape(0));
     shape.sigma_y = sigma_y;
     shape.sigma_x = sigma_x;
@@ -426,17 +249,12 @@ void sum_color_grid(Array<const T, 4> values, Array<const T, 4> guide, std::arra
                     std::array<int64_t, 2> cells, double blur_reach, std::vector<std::vector<double>> directions,
                     std::vector<double> origin, std::array<double, 2> color_blur, Array<T, 4> out, int threads) {
     nb::gil_scoped_release release;
-    ColorGridShape shape{};
-    shape.num_items = int64_t(values.shape(0));
-    shape.num_channels = int64_t(values.shape(1));
-    shape.height = int64_t(values.shape(2));
-    shape.width = int64_t(values.shape(3));
+    auto shape = shape_of<ColorGridShape>(values, guide);
     shape.sigma_y = sigma[0];
     shape.sigma_x = sigma[1];
     shape.cell_y = cells[0];
     shape.cell_x = cells[1];
     shape.blur_reach = blur_reach;
-    shape.num_guides = int64_t(guide.shape(1));
     for (size_t axis = 0; axis < directions.size(); ++axis) {
         std::copy(directions[axis].begin(), directions[axis].end(), shape.directions[axis]);
     }
@@ -521,19 +339,13 @@ void write_cells(const CellSums<T>& sums, Array<int32_t, 1> cells, Array<int32_t
     sums.write(cells.data(), vertices.data(), weights.data());
 }
 
-// The kernels of one dtype, as a submodule.
 template <class T>
-void bind_kernels(nb::module_ module) {
-    module.def("index_points", &index_points<T>, "features"_a, "batch"_a.none(), "limit"_a, "vertices"_a,
-               "barycentric"_a, "threads"_a);
+void bind_values(nb::module_& module) {
     nb::class_<PointFilter<T>>(module, "PointFilter")
         .def_prop_ro("num_lattice_points", &PointFilter<T>::num_lattice_points)
         .def("filter", &filter_points<T>);
     module.def("index_for_filter", &index_for_filter<T>, "features"_a, "batch"_a.none(), "limit"_a, "may_reorder"_a,
                "threads"_a);
-    module.def("embed_gradient", &embed_gradient<T>);
-    module.def("embed_differential", &embed_differential<T>);
-    module.def("coarsen_simplices", &coarsen_simplices<T>);
     module.def("splat", &splat<T>);
     module.def("slice", &slice<T>);
     module.def("mix_rows", &mix_rows<T>);
@@ -578,70 +390,12 @@ void bind_kernels(nb::module_ module) {
     module.def("is_sum_nan", &is_nan_among<T>);
 }
 
-// Python runs signal handlers on this thread only
-unsigned long main_thread = 0;
-
-// For Ctrl-C during a long call: runs the handlers, and what they raise ends the call.
-void handle_signals() {
-    if (PyThread_get_thread_ident() != main_thread) return;
-    nb::gil_scoped_acquire acquire;
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
-}
-
-std::vector<std::string> supported_instruction_sets() {
-    std::vector<std::string> names;
-    for (int i = 0; i < num_instruction_sets; ++i) {
-        if (instruction_sets[i].is_supported()) names.emplace_back(instruction_sets[i].name);
-    }
-    return names;
-}
-
-void use_instruction_set(const std::string& name) {
-    for (int i = 0; i < num_instruction_sets; ++i) {
-        const InstructionSet& set = instruction_sets[i];
-        if (name == set.name && set.is_supported()) return choose_instruction_set(i);
-    }
-    throw std::invalid_argument("this processor does not support the instruction set " + name);
-}
-
-nb::tuple forecast(int64_t num_points, int64_t dimension, int64_t num_lattice_points, int64_t element_bytes,
-                   double row_bytes, bool ordered, int threads) {
-    const CoreMemory memory =
-        forecast_memory({num_points, dimension, num_lattice_points, element_bytes, row_bytes, ordered, threads});
-    return nb::make_tuple(memory.table, memory.scratch, memory.order);
-}
-
 }  // namespace
-}  // namespace permutohedral
 
-NB_MODULE(_native, module) {
-    using namespace permutohedral;
-    // kernels of a GPU are kept until the process ends
-    nb::set_leak_warnings(false);
-    main_thread = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
-    set_interruption(handle_signals);
-    module.attr("MAX_DIMENSION") = max_dimension;
-    module.attr("CACHE_LINE_BYTES") = cache_line_bytes;
-    module.attr("LEAST_KEPT_BYTES") = least_kept_bytes;
+void bind_filter(nb::module_& module, nb::module_& float32, nb::module_& float64) {
     nb::class_<KeptField>(module, "KeptField").def(nb::init<>());
-    nb::class_<PendingIndex>(module, "PendingIndex")
-        .def_prop_ro("num_lattice_points", [](const PendingIndex& self) { return self.index->num_lattice_points; })
-        .def_prop_ro("table_size", [](const PendingIndex& self) { return self.index->table_size(); })
-        .def("finish", &PendingIndex::finish);
-    bind_gpu_kernel(module);
-    module.def("allocate", &allocate, "shape"_a, "floating"_a, "bits"_a);
-    module.def("forecast", &forecast, "num_points"_a, "dimension"_a, "num_lattice_points"_a, "element_bytes"_a,
-               "row_bytes"_a, "ordered"_a, "threads"_a);
-    module.def("kept_memory", &kept_memory);
-    module.def("limit_kept_memory", &limit_kept_memory, "limit"_a);
-    module.def("index_keys", &index_given_keys);
-    module.def("index_parents", &index_parents_of);
-    module.def("connect_levels", &connect_levels_in);
-    module.def("find_neighbors", &find_neighbors_in);
-    module.def("transpose_neighbors", &transpose_neighbors_in);
-    bind_kernels<float>(module.def_submodule("float32"));
-    bind_kernels<double>(module.def_submodule("float64"));
-    module.def("instruction_sets", &supported_instruction_sets);
-    module.def("instruction_set", [] { return std::string(chosen_instruction_set().name); });
-    module.def("use_instruction_set", &use_instruction_set);
+    bind_values<float>(float32);
+    bind_values<double>(float64);
 }
+
+}  // namespace permutohedral
