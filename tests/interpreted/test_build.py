@@ -155,10 +155,13 @@ def test_derivatives_of_the_weights(dimension: int) -> None:
     assert_close(kernels.embed_differential(features, change), reference.embed_differential(features, change))
 
 
-@pytest.mark.parametrize("rows", [7, 1 << 16])
-def test_index_with_neighbors(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is room for all lattice points that the host does not know of yet, and where there is not."""
+@pytest.mark.parametrize(("rows", "pairs"), [(7, 1 << 21), (1 << 16, 1 << 21), (1 << 16, 1)])
+def test_index_with_neighbors(rows: int, pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is room for all lattice points that the host does not know of yet, opposite taps apart or as one, and
+    where there is not.
+    """
     monkeypatch.setattr(lattice, "_FEWEST_ROWS", rows)
+    monkeypatch.setattr(search, "_WORTH_PAIRING", pairs)
     features, batch = 3 * torch.randn(30, 3), torch.randint(0, 3, (30,), dtype=torch.int32)
     offsets = axis_offsets(3)
     found = kernels.index_with_neighbors(features, batch, offsets)

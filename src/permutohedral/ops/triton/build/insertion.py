@@ -192,43 +192,24 @@ def report_kernel(table, features, report, num_points, SAMPLE: tl.constexpr, STR
 
 
 @triton.jit
-def unpack_rows(
-    table, codes, keys, other, first, num_rows, other_capacity, MOVE: tl.constexpr, CORNER_BITS: tl.constexpr,
-    PTX: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """A block of rows from the `first` on: see `unpack_kernel`."""
-    place = first + tl.arange(0, BLOCK)[None, :]
-    inside = place < num_rows
-    number = tl.minimum(place, num_rows - 1)
-    code = tl.load(codes + number)
-    if MOVE:
-        if first == 0:
-            # the header but for its last words, which hold nothing
-            word = tl.arange(0, 128)
-            tl.store(other + word, tl.load(table + word))
-        unit = tl.load(table + UNIT)
-        slot, _, created, _ = insert(other, code, unit, code >= 0, other_capacity, CORNER_BITS, PTX, D)
-        tl.store(entry_of(other, slot) + 1, number.to(tl.int64) + 1, mask=created)
-    corner = code & ((1 << CORNER_BITS) - 1)
-    key = keys + number.to(tl.int64) * (D + 1)
-    # the digits end where the item begins
-    end = tl.load(table + ITEM_SHIFT)
-    tl.store(key, (code >> end).to(tl.int32), mask=inside)
-    for i in tl.static_range(D - 1, -1, -1):
-        shift = tl.load(table + SHIFT + i)
-        digit = (code >> shift) & ((tl.full([], 1, tl.int64) << (end - shift)) - 1)
-        coordinate = (digit + tl.load(table + LOW + i)) * (D + 1) + corner
-        tl.store(key + 1 + i, coordinate.to(tl.int32), mask=inside)
-        end = shift
+def move_rows(table, other, code, number, capacity, CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr):
+    """Insert rows of a table into another one, with its header."""
+    if tl.program_id(0) == 0:
+        # but for its last words, which hold nothing
+        word = tl.arange(0, 128)
+        tl.store(other + word, tl.load(table + word))
+    unit = tl.load(table + UNIT)
+    slot, _, created, _ = insert(other, code, unit, code >= 0, capacity, CORNER_BITS, PTX, D)
+    tl.store(entry_of(other, slot) + 1, number.to(tl.int64) + 1, mask=created)
 
 
-@triton.jit(do_not_specialize=["most_rows", "other_capacity"])
+@triton.jit(do_not_specialize=["most_rows", "other_capacity", "taps"])
 def unpack_kernel(
-    table, codes, keys, other, most_rows, other_capacity, MOVE: tl.constexpr, CORNER_BITS: tl.constexpr,
-    PTX: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    table, codes, keys, other, neighbors, most_rows, other_capacity, taps, MOVE: tl.constexpr,
+    CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the keys of all lattice points, or of the first `most_rows`; with MOVE also insert them into another table,
-    which has room for so many, and do nothing if there are more.
+    which has room for so many, and do nothing if there are more. Beside them fill `neighbors [taps, rows]` with -1.
     """
     num_rows = tl.load(table + COUNT).to(tl.int32)
     if MOVE:
@@ -236,7 +217,25 @@ def unpack_kernel(
     num_rows = tl.minimum(num_rows, most_rows)
     first = tl.program_id(0) * BLOCK
     if first < num_rows:
-        unpack_rows(table, codes, keys, other, first, num_rows, other_capacity, MOVE, CORNER_BITS, PTX, D, BLOCK)
+        place = first + tl.arange(0, BLOCK)[None, :]
+        inside = place < num_rows
+        number = tl.minimum(place, num_rows - 1)
+        code = tl.load(codes + number)
+        for tap in range(taps):
+            tl.store(neighbors + tl.cast(tap, tl.int64) * num_rows + place, -1, mask=inside)
+        if MOVE:
+            move_rows(table, other, code, number, other_capacity, CORNER_BITS, PTX, D)
+        corner = code & ((1 << CORNER_BITS) - 1)
+        key = keys + number.to(tl.int64) * (D + 1)
+        # the digits end where the item begins
+        end = tl.load(table + ITEM_SHIFT)
+        tl.store(key, (code >> end).to(tl.int32), mask=inside)
+        for i in tl.static_range(D - 1, -1, -1):
+            shift = tl.load(table + SHIFT + i)
+            digit = (code >> shift) & ((tl.full([], 1, tl.int64) << (end - shift)) - 1)
+            coordinate = (digit + tl.load(table + LOW + i)) * (D + 1) + corner
+            tl.store(key + 1 + i, coordinate.to(tl.int32), mask=inside)
+            end = shift
 
 
 class Insertion(NamedTuple):
@@ -309,12 +308,16 @@ def _bind_report(d: int, stride: int, sample: bool) -> Bound:
     return Bound(report_kernel, SAMPLE=sample, STRIDE=stride, D=d, num_warps=4 if sample else 1)
 
 
-def unpack_keys(insertion: Insertion, keys: Tensor, other: PackedTable) -> None:
-    """Write the keys of as many rows as `keys` has; an `other` table than the insertion's gets them, too."""
+def unpack_keys(insertion: Insertion, keys: Tensor, other: PackedTable, neighbors: Tensor | None = None) -> None:
+    """Write the keys of as many rows as `keys` has; an `other` table than the insertion's gets them, too.
+
+    `neighbors [taps, rows]` are filled with -1, as many columns as there are lattice points.
+    """
     table, (rows, columns) = insertion.table, keys.shape
     bound = _bind_unpack(columns - 1, other is not table)
-    tensors = table.storage, insertion.codes, keys, other.storage
-    bound(bound.tiles(rows, 1), tensors, (rows, other.capacity))
+    tensors = table.storage, insertion.codes, keys, other.storage, keys if neighbors is None else neighbors
+    taps = 0 if neighbors is None else neighbors.shape[0]
+    bound(bound.tiles(rows, 1), tensors, (rows, other.capacity, taps))
 
 
 @cache

@@ -18,7 +18,7 @@ from permutohedral.ops.triton.build import wide_keys
 from permutohedral.ops.triton.build.embedding import LARGEST_TILE_DIMENSION
 from permutohedral.ops.triton.build.host_report import HostReports, Report
 from permutohedral.ops.triton.build.insertion import SAMPLES, Insertion, insert_points, report, unpack_keys
-from permutohedral.ops.triton.build.neighbors import search_counted, search_packed
+from permutohedral.ops.triton.build.neighbors import search_into, search_packed, worth_pairing
 from permutohedral.ops.triton.build.packed_table import PackedTable, capacity_for
 from permutohedral.ops.triton.build.renumbering import renumber
 from permutohedral.ops.triton.runtime import on_device, power_of_two, rows_contiguous
@@ -40,8 +40,6 @@ _POINTS_PER_ROW = 4
 MOST_POINTS_AHEAD = 1 << 21
 # of a table of neighbors that is made before its size is known
 _MOST_NEIGHBORS_AHEAD = 1 << 25
-# with fewer of them, opposite taps are looked up apart
-_WORTH_PAIRING = 1 << 23
 
 # keys, vertices, barycentric weights, table: see `index_points`
 Indexed = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -107,14 +105,16 @@ def finish(insertion: Insertion, told: Report, columns: int) -> Indexed:
     return keys, insertion.vertices, insertion.barycentric, table.storage
 
 
-def _unpack(insertion: Insertion, rows: int, columns: int) -> tuple[Tensor, PackedTable]:
-    """The keys of up to so many rows, and the table, or a smaller one."""
+def _unpack(
+    insertion: Insertion, rows: int, columns: int, neighbors: Tensor | None = None
+) -> tuple[Tensor, PackedTable]:
+    """The keys of up to so many rows, and the table, or a smaller one; the `neighbors` are filled with -1."""
     table, fitting, device = insertion.table, capacity_for(rows), insertion.vertices.device
     if table.capacity > max(2 * fitting, _SMALL_CAPACITY):
         # most of the table is empty, and that takes much memory
         table = PackedTable.empty(fitting, device)
     keys = torch.empty(rows, columns, dtype=torch.int32, device=device)
-    unpack_keys(insertion, keys, table)
+    unpack_keys(insertion, keys, table, neighbors)
     return keys, table
 
 
@@ -178,8 +178,11 @@ def index_with_neighbors(
     insertion = insert_points(*attempt)
     with HostReports(features.device) as reports:
         attempt.report(insertion, reports.words[0])
-        keys, table = _unpack(insertion, rows, dimension + 1)
-        neighbors = search_counted(table, insertion.codes, rows, offsets, taps * rows >= _WORTH_PAIRING)
+        neighbors = torch.empty(taps, rows, dtype=torch.int32, device=features.device)
+        # most lattices have fewer rows
+        paired = worth_pairing(taps, rows // 4)
+        keys, table = _unpack(insertion, rows, dimension + 1, neighbors if paired else None)
+        search_into(neighbors, table, insertion.codes, offsets, True, paired)
         told = reports.read(0)
     check_range(features, batch, told)
     number = told.num_lattice_points

@@ -168,6 +168,11 @@ def transpose_neighbors_kernel(neighbors, opposite, transposed, num_targets, num
     tl.store(transposed + tl.load(opposite + tap) * num_source + source, target, mask=source >= 0)
 
 
+def worth_pairing(taps: int, targets: int) -> bool:
+    """Whether opposite taps of so many targets, which are the sources, are looked up as one."""
+    return taps <= _MOST_PAIRED_TAPS and taps * targets >= _WORTH_PAIRING
+
+
 def search_packed(table: PackedTable, targets: Tensor, num_targets: int, offsets: Tensor, shared: bool) -> Tensor:
     """The rows of the table's keys at each offset from the targets: int32 `[taps, targets]`, -1 where there is none.
 
@@ -179,12 +184,12 @@ def search_packed(table: PackedTable, targets: Tensor, num_targets: int, offsets
         shared: whether the targets are the rows of the table; opposite taps are then looked up as one.
     """
     taps = offsets.shape[0]
-    paired = shared and taps <= _MOST_PAIRED_TAPS and taps * num_targets >= _WORTH_PAIRING
+    paired = shared and worth_pairing(taps, num_targets)
     neighbors = torch.empty(taps, num_targets, dtype=torch.int32, device=targets.device)
     if paired:
         neighbors.fill_(-1)
     if taps and num_targets:
-        _search(neighbors, table, targets, offsets, False, paired)
+        search_into(neighbors, table, targets, offsets, False, paired)
     return neighbors
 
 
@@ -198,13 +203,17 @@ def search_counted(table: PackedTable, codes: Tensor, rows: int, offsets: Tensor
     neighbors = torch.empty(offsets.shape[0], rows, dtype=torch.int32, device=codes.device)
     if paired:
         neighbors.fill_(-1)
-    _search(neighbors, table, codes, offsets, True, paired)
+    search_into(neighbors, table, codes, offsets, True, paired)
     return neighbors
 
 
-def _search(
+def search_into(
     neighbors: Tensor, table: PackedTable, targets: Tensor, offsets: Tensor, counted: bool, paired: bool
 ) -> None:
+    """Fill `neighbors [taps, targets]`, which is not empty; it holds -1 everywhere if opposite taps are `paired`.
+
+    If `counted`, only the columns of as many targets as the table holds.
+    """
     taps, num_targets = neighbors.shape
     bound = _bind_find(offsets.shape[1], counted, paired, power_of_two(taps) if paired else 1)
     blocks = cdiv(num_targets, _BLOCK)
