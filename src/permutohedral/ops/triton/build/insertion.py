@@ -29,12 +29,10 @@ from permutohedral.ops.triton.build.packed_table import (
     UNIT,
     PackedTable,
     entry_of,
-    first_of_equals,
     insert,
     is_any,
     load_number,
     store_lanes,
-    take_from,
 )
 from permutohedral.ops.triton.runtime import HAS_PTX, Bound, cdiv, empty_corners
 
@@ -161,16 +159,12 @@ def insert_points_kernel(
     code = tl.where(wanted, code, D + 1)
     if PTX:
         wanted = wanted & (row <= D)
-    # of the points of a warp that share a corner, one looks for its slot
-    first, alone = first_of_equals(code, PTX)
-    wanted = wanted & alone
     unit = unit_of(table, DIGIT_BITS, CORNER_BITS, D)
     slot, number, created, lost = insert(table, code, unit, wanted, capacity, CORNER_BITS, PTX, D)
     if is_any(lost):
         tl.store(table + FULL, 1)
     number = tl.maximum(number, draw_numbers(table, codes, slot, code, created, PTX, ROWS, BLOCK))
-    number = wait_for_numbers(table, slot, number, wanted & ~lost, PTX)
-    tl.store(vertices + place, take_from(number, first, PTX), mask=real)
+    tl.store(vertices + place, wait_for_numbers(table, slot, number, wanted & ~lost, PTX), mask=real)
 
 
 @triton.jit(do_not_specialize=["num_points"])

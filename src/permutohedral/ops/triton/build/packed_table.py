@@ -218,42 +218,6 @@ def store_lanes(pointers, values, lanes, PTX: tl.constexpr):
         tl.store(pointers, values, mask=lanes)
 
 
-@triton.jit
-def first_of_equals(code, PTX: tl.constexpr):
-    """The first lane of the warp with the same code in the same register, int32, and whether it is this one.
-
-    Without PTX lanes do not know of each other, and each is taken for the first.
-    """
-    if PTX:
-        first, lane = tl.inline_asm_elementwise(
-            "{ match.any.sync.b64 $0, $2, 0xffffffff; brev.b32 $0, $0; clz.b32 $0, $0; mov.u32 $1, %laneid; }",
-            "=&r,=&r,l",
-            [code],
-            dtype=(tl.int32, tl.int32),
-            is_pure=False,
-            pack=1,
-        )
-        return first, first == lane
-    else:
-        return tl.zeros(code.shape, tl.int32), tl.full(code.shape, True, tl.int1)
-
-
-@triton.jit
-def take_from(values, first, PTX: tl.constexpr):
-    """The int32 values that the lanes `first` hold, see `first_of_equals`."""
-    if PTX:
-        return tl.inline_asm_elementwise(
-            "shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;",
-            "=r,r,r",
-            [values, first],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
-    else:
-        return values
-
-
 # What follows the access to a slot, where most probes end: each lane goes on alone, from the content met there.
 #     met, number = $5, $6
 #     repeat up to 32 times:
