@@ -45,7 +45,7 @@ def test_index_points(dimension: int, dtype: torch.dtype) -> None:
 def test_index_points_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The programs that run side by side take points from three parts, of which the last one has less."""
     monkeypatch.setattr(insertion, "_PARTS", 3)
-    monkeypatch.setattr(insertion, "_FEWEST_BLOCKS", 1)
+    monkeypatch.setattr(insertion, "_BLOCKS_OF_A_PART", 1)
     features = 3 * torch.randn(130, 2)
     assert_same_lattice(kernels.index_points(features, None), features)
 
@@ -71,7 +71,7 @@ def test_index_points_renumbers(exact: bool, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_index_points_grows_a_full_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lattice, "_CHEAP_CAPACITY", 1)
+    monkeypatch.setattr(lattice, "_DENSE_CAPACITY", 1)
     features = 50 * torch.randn(40, 2)
     assert lattice.first_attempt(features, None).capacity < len(reference.index_points(features, None)[0])
     assert_same_lattice(kernels.index_points(features, None), features)

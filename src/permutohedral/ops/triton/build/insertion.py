@@ -40,10 +40,11 @@ from permutohedral.ops.triton.runtime import HAS_PTX, Bound, cdiv, empty_corners
 _INSERT_BLOCK = 32
 _UNPACK_BLOCK = 128
 # Pixels that are near each other touch the same slots, and whoever comes first makes the others wait. So the programs
-# that run at the same time take their points from so many parts of the whole, unless that has few blocks.
-_PARTS, _FEWEST_BLOCKS = 64, 256
-# registers of a thread that was fastest for tiles of so many rows (4 to 7 dimensions), measured on an H200
-_MOST_REGISTERS, _TUNED_ROWS = 72, 8
+# that run at the same time take their points from many parts of the whole, each of several blocks. Where a part has
+# many corners to write, fewer parts at a time were faster: in up to three dimensions, and in more.
+_PARTS, _FEWER_PARTS, _BLOCKS_OF_A_PART = 512, 64, 16
+# registers of a thread that were fastest for tiles of so many rows (2 and 3, 4 to 7 dimensions), measured on an H200
+_MOST_REGISTERS = {4: 48, 8: 72}
 # how often a lane asks for a number that another one draws: some milliseconds
 _MOST_WAITS = tl.constexpr(1 << 16)
 # of how many pairs of consecutive points `report_kernel` looks at the distance
@@ -270,7 +271,7 @@ def insert_points(
     bound = _bind_insert(d, features.stride(0), batch is not None, by_range)
     tensors = features, features if batch is None else batch, table.storage, codes, vertices, barycentric
     blocks = cdiv(points, _INSERT_BLOCK)
-    parts = _PARTS if blocks >= _FEWEST_BLOCKS else 1
+    parts = max(min(blocks // _BLOCKS_OF_A_PART, _PARTS if d <= 3 else _FEWER_PARTS), 1)
     bound((cdiv(blocks, parts) * parts, 1, 1), tensors, (points, vertices.stride(1), capacity, parts))
     return Insertion(table, codes, vertices, barycentric)
 
@@ -287,7 +288,7 @@ def _bind_insert(d: int, stride: int, has_batch: bool, by_range: bool) -> Bound:
 
 def _register_limit(rows: int) -> dict[str, int]:
     """Fewer registers than the compiler would take let more warps wait for memory at once, until they spill."""
-    return {"maxnreg": _MOST_REGISTERS} if HAS_PTX and rows == _TUNED_ROWS else {}
+    return {"maxnreg": _MOST_REGISTERS[rows]} if HAS_PTX and rows in _MOST_REGISTERS else {}
 
 
 def report(insertion: Insertion, features: Tensor, words: Tensor, sample: bool) -> None:

@@ -29,8 +29,9 @@ LARGEST_EVEN_DIMENSION = 7
 _WORTH_ORDERING = 1 << 21
 # slots of a table that takes little time to clear: where all that the points could touch fits, and where it does not
 _CHEAP_CAPACITY, _LARGE_CAPACITY = 1 << 22, 1 << 21
-# points in so few dimensions touch about as many lattice points as they are, if their bandwidth is their distance
-_FEW_DIMENSIONS = 2
+# points in so few dimensions touch about as many lattice points as they are, if their bandwidth is their distance; then
+# a table of so many slots takes longer to clear, but less to fill and to search
+_FEW_DIMENSIONS, _DENSE_CAPACITY = 2, 1 << 23
 # slots of a table that is kept as it is, however empty: 32 MB
 _SMALL_CAPACITY = 1 << 21
 # rows that are made before their number is known: enough for most lattices
@@ -74,10 +75,9 @@ def first_attempt(features: Tensor, batch: Tensor | None) -> Attempt:
     """A table for any small lattice; a large one is rarely more than a twelfth of what the points could touch."""
     features, (points, dimension) = rows_contiguous(features), features.shape
     entries = points * (dimension + 1)
-    likely = 2 * entries
-    if likely > _CHEAP_CAPACITY:
-        cheap = _CHEAP_CAPACITY if dimension <= _FEW_DIMENSIONS else _LARGE_CAPACITY
-        likely = max(cheap, entries // 6)
+    likely, dense = 2 * entries, dimension <= _FEW_DIMENSIONS
+    if likely > (_DENSE_CAPACITY if dense else _CHEAP_CAPACITY):
+        likely = max(_DENSE_CAPACITY if dense else _LARGE_CAPACITY, entries // 6)
     return Attempt(features, batch, power_of_two(likely, 64), dimension > LARGEST_EVEN_DIMENSION)
 
 

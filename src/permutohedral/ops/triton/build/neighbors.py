@@ -227,7 +227,7 @@ def search_into(
 def _bind_find(d: int, counted: bool, paired: bool, taps: int) -> Bound:
     return Bound(
         find_neighbors_kernel, COUNTED=counted, PAIRED=paired, TAPS=taps, CORNER_BITS=d.bit_length(), PTX=HAS_PTX,
-        D=d, BLOCK=_BLOCK, num_warps=_BLOCK // 32,
+        D=d, BLOCK=_BLOCK, num_warps=2,
     )  # fmt: skip
 
 
