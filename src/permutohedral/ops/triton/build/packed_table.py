@@ -130,9 +130,9 @@ def home_slot(code, unit, capacity, CORNER_BITS: tl.constexpr, D: tl.constexpr):
     quotient = (low >> CORNER_BITS) & (((others & -others) - (1 << CORNER_BITS)) >> CORNER_BITS).to(tl.uint32)
     along = quotient * (D + 1) + corner
     line = code - quotient.to(tl.int64) * unit
-    group = (line.to(tl.int32) & -(1 << CORNER_BITS)) + (along >> 3).to(tl.int32)
+    group = (line.to(tl.int32) & -(1 << CORNER_BITS)) + (along // GROUP).to(tl.int32)
     first = mix(group, (line >> 32).to(tl.int32)) & (capacity - GROUP).to(tl.uint32)
-    return (first + (along & (GROUP - 1))).to(tl.int32)
+    return (first + (along % GROUP)).to(tl.int32)
 
 
 @triton.jit
@@ -223,7 +223,7 @@ def store_lanes(pointers, values, lanes, PTX: tl.constexpr):
 #     repeat up to 32 times:
 #         if met is empty: met = compare-and-swap(slot, empty, code); number = 0; if it was empty: MADE, end
 #         if met is the code: number is what was found, end
-#         slot = the next one; met, number = its content
+#         slot = STEP slots on; met, number = its content
 # $0 slot; $1 what was found: a row number plus one, 0 not known yet, MADE or PENDING; $2 address of the first slot,
 # $3 code, $4 slot, $5 and $6 its content, $7 capacity - 1, $8 what was found before
 _INSERT_PTX = tl.constexpr(
