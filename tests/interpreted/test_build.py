@@ -45,7 +45,7 @@ def test_index_points(dimension: int, dtype: torch.dtype) -> None:
 def test_index_points_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The programs that run side by side take points from three parts, of which the last one has less."""
     monkeypatch.setattr(insertion, "_PARTS", 3)
-    monkeypatch.setattr(insertion, "_FEWEST_BLOCKS", 1)
+    monkeypatch.setattr(insertion, "_BLOCKS_OF_A_PART", 1)
     features = 3 * torch.randn(130, 2)
     assert_same_lattice(kernels.index_points(features, None), features)
 
@@ -71,7 +71,7 @@ def test_index_points_renumbers(exact: bool, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_index_points_grows_a_full_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lattice, "_CHEAP_CAPACITY", 1)
+    monkeypatch.setattr(lattice, "_DENSE_CAPACITY", 1)
     features = 50 * torch.randn(40, 2)
     assert lattice.first_attempt(features, None).capacity < len(reference.index_points(features, None)[0])
     assert_same_lattice(kernels.index_points(features, None), features)
@@ -155,10 +155,13 @@ def test_derivatives_of_the_weights(dimension: int) -> None:
     assert_close(kernels.embed_differential(features, change), reference.embed_differential(features, change))
 
 
-@pytest.mark.parametrize("rows", [7, 1 << 16])
-def test_index_with_neighbors(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is room for all lattice points that the host does not know of yet, and where there is not."""
+@pytest.mark.parametrize(("rows", "pairs"), [(7, 1 << 21), (1 << 16, 1 << 21), (1 << 16, 1)])
+def test_index_with_neighbors(rows: int, pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is room for all lattice points that the host does not know of yet, opposite taps apart or as one, and
+    where there is not.
+    """
     monkeypatch.setattr(lattice, "_FEWEST_ROWS", rows)
+    monkeypatch.setattr(search, "_WORTH_PAIRING", pairs)
     features, batch = 3 * torch.randn(30, 3), torch.randint(0, 3, (30,), dtype=torch.int32)
     offsets = axis_offsets(3)
     found = kernels.index_with_neighbors(features, batch, offsets)

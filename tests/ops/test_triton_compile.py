@@ -132,6 +132,7 @@ def test_a_slot_is_swapped_once(kernel: str, launches: dict[str, list[Launch]]) 
     [name] = [name for name in KERNELS if name.endswith(f".{kernel}")]
     # keys are moved only where there is another table
     launch = next(launch for launch in launches[name] if launch["constants"].get("MOVE", True))
-    # the corners of a point in one thread; the keys that are moved, one in each
-    tiles = launch["constants"]["ROWS"] if kernel == "insert_points_kernel" else 1
+    # in one thread the corners of a point, or some of the keys that are moved
+    constants = launch["constants"]
+    tiles = constants["ROWS"] if kernel == "insert_points_kernel" else constants["BLOCK"] // 32
     assert build(KERNELS[name], launch, H100, num_warps=1).asm["ptx"].count(".cas.b64") == tiles

@@ -35,9 +35,9 @@ def elevate(vectors, point, STRIDE: tl.constexpr, D: tl.constexpr, ROWS: tl.cons
 
 
 @triton.jit
-def lowest_cell(features, reach: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
-    """int32 `[ROWS, 32]`, the same in every column: the coordinates of the first point divided by d+1, less `reach`."""
-    elevated = elevate(features, tl.zeros([32], tl.int32), 0, D, ROWS)
+def lowest_cell(features, reach: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """int32 `[ROWS, BLOCK]`, all columns alike: the coordinates of the first point divided by d+1, less `reach`."""
+    elevated = elevate(features, tl.zeros([BLOCK], tl.int32), 0, D, ROWS)
     quotient = elevated * tl.full([1, 1], 1.0 / (D + 1), elevated.dtype)
     # a first point without a key is found out later
     quotient = tl.where(tl.abs(quotient) < 2**30, quotient, 0.0)

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.triton.build.embedding import find_simplex, lowest_cell, tile_rows, weights_from
-from permutohedral.ops.triton.build.key_packing import even_bits, pack_by_range, pack_evenly
+from permutohedral.ops.triton.build.key_packing import even_bits, pack_by_range, pack_evenly, unit_of
 from permutohedral.ops.triton.build.packed_table import (
     BAD_FEATURE,
     COUNT,
@@ -26,6 +26,7 @@ from permutohedral.ops.triton.build.packed_table import (
     LOW,
     NO_ROOM,
     SHIFT,
+    UNIT,
     PackedTable,
     entry_of,
     insert,
@@ -37,11 +38,13 @@ from permutohedral.ops.triton.runtime import HAS_PTX, Bound, cdiv, empty_corners
 
 # a single warp needs no barrier to know that all its probes have ended
 _INSERT_BLOCK = 32
+_UNPACK_BLOCK = 128
 # Pixels that are near each other touch the same slots, and whoever comes first makes the others wait. So the programs
-# that run at the same time take their points from so many parts of the whole, unless that has few blocks.
-_PARTS, _FEWEST_BLOCKS = 64, 256
-# registers of a thread that was fastest for tiles of so many rows (4 to 7 dimensions), measured on an H200
-_MOST_REGISTERS, _TUNED_ROWS = 72, 8
+# that run at the same time take their points from many parts of the whole, each of several blocks. Where a part has
+# many corners to write, fewer parts at a time were faster: in up to three dimensions, and in more.
+_PARTS, _FEWER_PARTS, _BLOCKS_OF_A_PART = 512, 64, 16
+# registers of a thread that were fastest for tiles of so many rows (2 and 3, 4 to 7 dimensions), measured on an H200
+_MOST_REGISTERS = {4: 48, 8: 72}
 # how often a lane asks for a number that another one draws: some milliseconds
 _MOST_WAITS = tl.constexpr(1 << 16)
 # of how many pairs of consecutive points `report_kernel` looks at the distance
@@ -117,7 +120,7 @@ def insert_points_kernel(
     # lanes beyond the end repeat the last point
     point = tl.minimum(position, num_points - 1)
     if DIGIT_BITS > 0:
-        low = lowest_cell(features, 1 << (DIGIT_BITS - 1), D, ROWS)
+        low = lowest_cell(features, 1 << (DIGIT_BITS - 1), D, ROWS, BLOCK)
         if tl.program_id(0) == 0:
             pack_evenly(table, low, DIGIT_BITS, CORNER_BITS, ITEM_BITS, D, ROWS)
     else:
@@ -131,7 +134,7 @@ def insert_points_kernel(
     weights = tl.maximum(weights_from(delta, rank, D, ROWS) + (row == 0).to(delta.dtype), 0.0)
     tl.store(barycentric + place, weights, mask=real)
 
-    base, unit, room = pack_digits(table, cell, low, DIGIT_BITS, CORNER_BITS, D, ROWS)
+    base, units, room = pack_digits(table, cell, low, DIGIT_BITS, CORNER_BITS, D, ROWS)
     if HAS_BATCH:
         item = tl.load(batch + point).to(tl.int64)
         valid = valid & (item >= 0)
@@ -151,13 +154,14 @@ def insert_points_kernel(
     # corner j lies one cell lower along the j coordinates of largest rank; rows beyond d repeat corner 0
     corner = tl.where(row <= D, row, 0)
     lower = rank[None, :, :] > D - corner[:, :, None]
-    code = base[None, :] - tl.sum(tl.where(lower, unit[None, :, :], 0), axis=1) + corner
+    code = base[None, :] - tl.sum(tl.where(lower, units[None, :, :], 0), axis=1) + corner
     wanted = tl.broadcast_to(usable[None, :] & ~failed, [ROWS, BLOCK])
     # never empty, and in nobody's way: corner d+1 does not occur
     code = tl.where(wanted, code, D + 1)
     if PTX:
         wanted = wanted & (row <= D)
-    slot, number, created, lost = insert(table, code, wanted, capacity, PTX)
+    unit = unit_of(table, DIGIT_BITS, CORNER_BITS, D)
+    slot, number, created, lost = insert(table, code, unit, wanted, capacity, CORNER_BITS, PTX, D)
     if is_any(lost):
         tl.store(table + FULL, 1)
     number = tl.maximum(number, draw_numbers(table, codes, slot, code, created, PTX, ROWS, BLOCK))
@@ -183,53 +187,50 @@ def report_kernel(table, features, report, num_points, SAMPLE: tl.constexpr, STR
 
 
 @triton.jit
-def unpack_rows(
-    table, codes, keys, other, num_rows, other_capacity, MOVE: tl.constexpr, CORNER_BITS: tl.constexpr,
-    PTX: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    row = tl.arange(0, ROWS)[:, None]
-    number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = number < num_rows
-    number = tl.minimum(number, num_rows - 1)
-    code = tl.load(codes + number)
-    if MOVE:
-        if tl.program_id(0) == 0:
-            # the header but for its last words, which hold nothing
-            word = tl.arange(0, 128)
-            tl.store(other + word, tl.load(table + word))
-        tile = code[None, :]
-        slot, _, created, _ = insert(other, tile, tile >= 0, other_capacity, PTX)
-        tl.store(entry_of(other, slot) + 1, number.to(tl.int64)[None, :] + 1, mask=created)
-    corner = code & ((1 << CORNER_BITS) - 1)
-    # row 0 is the item, row i + 1 coordinate i
-    coordinate = (row >= 1) & (row <= D)
-    item_shift = tl.load(table + ITEM_SHIFT)
-    shift = tl.load(table + SHIFT + row - 1, mask=coordinate, other=0)
-    following = tl.load(table + SHIFT + row, mask=coordinate & (row < D), other=0)
-    following = tl.where(row < D, following, item_shift)
-    digit = (code[None, :] >> shift) & ((tl.full([1, 1], 1, tl.int64) << (following - shift)) - 1)
-    quotient = digit + tl.load(table + LOW + row - 1, mask=coordinate, other=0)
-    value = tl.where(row == 0, (code >> item_shift)[None, :], quotient * (D + 1) + corner[None, :])
-    place = number.to(tl.int64)[None, :] * (D + 1) + row
-    tl.store(keys + place, value.to(tl.int32), mask=(row <= D) & inside[None, :])
+def move_rows(table, other, code, number, capacity, CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr):
+    """Insert rows of a table into another one, with its header."""
+    if tl.program_id(0) == 0:
+        # but for its last words, which hold nothing
+        word = tl.arange(0, 128)
+        tl.store(other + word, tl.load(table + word))
+    unit = tl.load(table + UNIT)
+    slot, _, created, _ = insert(other, code, unit, code >= 0, capacity, CORNER_BITS, PTX, D)
+    tl.store(entry_of(other, slot) + 1, number.to(tl.int64) + 1, mask=created)
 
 
-@triton.jit(do_not_specialize=["most_rows", "other_capacity"])
+@triton.jit(do_not_specialize=["most_rows", "other_capacity", "taps"])
 def unpack_kernel(
-    table, codes, keys, other, most_rows, other_capacity, MOVE: tl.constexpr, CORNER_BITS: tl.constexpr,
-    PTX: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    table, codes, keys, other, neighbors, most_rows, other_capacity, taps, MOVE: tl.constexpr,
+    CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the keys of all lattice points, or of the first `most_rows`; with MOVE also insert them into another table,
-    which has room for so many, and do nothing if there are more.
+    which has room for so many, and do nothing if there are more. Beside them fill `neighbors [taps, rows]` with -1.
     """
     num_rows = tl.load(table + COUNT).to(tl.int32)
     if MOVE:
         num_rows = tl.where(num_rows <= most_rows, num_rows, 0)
     num_rows = tl.minimum(num_rows, most_rows)
-    if tl.program_id(0) * BLOCK < num_rows:
-        unpack_rows(
-            table, codes, keys, other, num_rows, other_capacity, MOVE, CORNER_BITS, PTX, D, ROWS, BLOCK
-        )  # fmt: skip
+    first = tl.program_id(0) * BLOCK
+    if first < num_rows:
+        place = first + tl.arange(0, BLOCK)[None, :]
+        inside = place < num_rows
+        number = tl.minimum(place, num_rows - 1)
+        code = tl.load(codes + number)
+        for tap in range(taps):
+            tl.store(neighbors + tl.cast(tap, tl.int64) * num_rows + place, -1, mask=inside)
+        if MOVE:
+            move_rows(table, other, code, number, other_capacity, CORNER_BITS, PTX, D)
+        corner = code & ((1 << CORNER_BITS) - 1)
+        key = keys + number.to(tl.int64) * (D + 1)
+        # the digits end where the item begins
+        end = tl.load(table + ITEM_SHIFT)
+        tl.store(key, (code >> end).to(tl.int32), mask=inside)
+        for i in tl.static_range(D - 1, -1, -1):
+            shift = tl.load(table + SHIFT + i)
+            digit = (code >> shift) & ((tl.full([], 1, tl.int64) << (end - shift)) - 1)
+            coordinate = (digit + tl.load(table + LOW + i)) * (D + 1) + corner
+            tl.store(key + 1 + i, coordinate.to(tl.int32), mask=inside)
+            end = shift
 
 
 class Insertion(NamedTuple):
@@ -270,7 +271,7 @@ def insert_points(
     bound = _bind_insert(d, features.stride(0), batch is not None, by_range)
     tensors = features, features if batch is None else batch, table.storage, codes, vertices, barycentric
     blocks = cdiv(points, _INSERT_BLOCK)
-    parts = _PARTS if blocks >= _FEWEST_BLOCKS else 1
+    parts = max(min(blocks // _BLOCKS_OF_A_PART, _PARTS if d <= 3 else _FEWER_PARTS), 1)
     bound((cdiv(blocks, parts) * parts, 1, 1), tensors, (points, vertices.stride(1), capacity, parts))
     return Insertion(table, codes, vertices, barycentric)
 
@@ -287,7 +288,7 @@ def _bind_insert(d: int, stride: int, has_batch: bool, by_range: bool) -> Bound:
 
 def _register_limit(rows: int) -> dict[str, int]:
     """Fewer registers than the compiler would take let more warps wait for memory at once, until they spill."""
-    return {"maxnreg": _MOST_REGISTERS} if HAS_PTX and rows == _TUNED_ROWS else {}
+    return {"maxnreg": _MOST_REGISTERS[rows]} if HAS_PTX and rows in _MOST_REGISTERS else {}
 
 
 def report(insertion: Insertion, features: Tensor, words: Tensor, sample: bool) -> None:
@@ -302,15 +303,21 @@ def _bind_report(d: int, stride: int, sample: bool) -> Bound:
     return Bound(report_kernel, SAMPLE=sample, STRIDE=stride, D=d, num_warps=4 if sample else 1)
 
 
-def unpack_keys(insertion: Insertion, keys: Tensor, other: PackedTable) -> None:
-    """Write the keys of as many rows as `keys` has; an `other` table than the insertion's gets them, too."""
+def unpack_keys(insertion: Insertion, keys: Tensor, other: PackedTable, neighbors: Tensor | None = None) -> None:
+    """Write the keys of as many rows as `keys` has; an `other` table than the insertion's gets them, too.
+
+    `neighbors [taps, rows]` are filled with -1, as many columns as there are lattice points.
+    """
     table, (rows, columns) = insertion.table, keys.shape
     bound = _bind_unpack(columns - 1, other is not table)
-    bound((cdiv(rows, 32), 1, 1), (table.storage, insertion.codes, keys, other.storage), (rows, other.capacity))
+    tensors = table.storage, insertion.codes, keys, other.storage, keys if neighbors is None else neighbors
+    taps = 0 if neighbors is None else neighbors.shape[0]
+    bound(bound.tiles(rows, 1), tensors, (rows, other.capacity, taps))
 
 
 @cache
 def _bind_unpack(d: int, move: bool) -> Bound:
+    block = _INSERT_BLOCK if move else _UNPACK_BLOCK
     return Bound(
-        unpack_kernel, MOVE=move, CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d, ROWS=tile_rows(d), BLOCK=32, num_warps=1
+        unpack_kernel, MOVE=move, CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d, BLOCK=block, num_warps=cdiv(block, 32)
     )

@@ -15,6 +15,7 @@ from permutohedral.ops.triton.build.packed_table import (
     LOW,
     NO_ROOM,
     SHIFT,
+    UNIT,
     PackedTable,
 )
 from permutohedral.ops.triton.runtime import cdiv, launch
@@ -26,8 +27,21 @@ _LARGEST_DIGIT_BITS = 30
 
 
 @triton.jit
-def pack_evenly(table, low, DIGIT_BITS: tl.constexpr, CORNER_BITS: tl.constexpr, ITEM_BITS: tl.constexpr,
-                D: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
+def unit_of(table, DIGIT_BITS: tl.constexpr, CORNER_BITS: tl.constexpr, D: tl.constexpr):
+    """The UNIT of a header that gives every coordinate DIGIT_BITS; of any other, which is read, if they are 0."""
+    if DIGIT_BITS > 0:
+        # a one at the lowest bit of each
+        unit: tl.constexpr = (((1 << (D * DIGIT_BITS)) - 1) // ((1 << DIGIT_BITS) - 1)) << CORNER_BITS
+        return tl.full([], unit, tl.int64)
+    else:
+        return tl.load(table + UNIT)
+
+
+@triton.jit
+def pack_evenly(
+    table, low, DIGIT_BITS: tl.constexpr, CORNER_BITS: tl.constexpr, ITEM_BITS: tl.constexpr, D: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
     """Write a header that gives every coordinate DIGIT_BITS, from the quotients `low` on (see `lowest_cell`)."""
     row = tl.arange(0, ROWS)
     tl.store(table + LOW + row, tl.max(low, axis=1).to(tl.int64), mask=row < D)
@@ -35,6 +49,7 @@ def pack_evenly(table, low, DIGIT_BITS: tl.constexpr, CORNER_BITS: tl.constexpr,
     tl.store(table + EXTENT + row, tl.full([ROWS], 1 << DIGIT_BITS, tl.int64), mask=row < D)
     tl.store(table + ITEM_SHIFT, CORNER_BITS + D * DIGIT_BITS)
     tl.store(table + ITEM_EXTENT, 1 << ITEM_BITS)
+    tl.store(table + UNIT, unit_of(table, DIGIT_BITS, CORNER_BITS, D))
 
 
 @triton.jit(do_not_specialize=["num_points"])
@@ -75,8 +90,10 @@ def pack_by_range_kernel(header, bounds, CORNER_BITS: tl.constexpr, D: tl.conste
     items = 1 - tl.minimum(tl.load(bounds + 2 * ROWS), 0).to(tl.int64)
     room = tl.full([], 1, tl.int64) << tl.maximum(63 - CORNER_BITS - tl.sum(bits, axis=0), 0)
     tl.store(header + LOW + row, low - 1, mask=row < D)
-    tl.store(header + SHIFT + row, CORNER_BITS + tl.cumsum(bits, axis=0) - bits, mask=row < D)
     tl.store(header + EXTENT + row, extent, mask=row < D)
+    before = CORNER_BITS + tl.cumsum(bits, axis=0) - bits
+    tl.store(header + SHIFT + row, before, mask=row < D)
+    tl.store(header + UNIT, tl.sum(tl.where(row < D, tl.full([ROWS], 1, tl.int64) << before, 0), axis=0))
     tl.store(header + ITEM_SHIFT, CORNER_BITS + tl.sum(bits, axis=0))
     tl.store(header + ITEM_EXTENT, items)
     if (tl.sum(bits, axis=0) > 63 - CORNER_BITS) | (items > room):

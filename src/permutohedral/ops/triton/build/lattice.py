@@ -18,7 +18,7 @@ from permutohedral.ops.triton.build import wide_keys
 from permutohedral.ops.triton.build.embedding import LARGEST_TILE_DIMENSION
 from permutohedral.ops.triton.build.host_report import HostReports, Report
 from permutohedral.ops.triton.build.insertion import SAMPLES, Insertion, insert_points, report, unpack_keys
-from permutohedral.ops.triton.build.neighbors import search_counted, search_packed
+from permutohedral.ops.triton.build.neighbors import search_into, search_packed, worth_pairing
 from permutohedral.ops.triton.build.packed_table import PackedTable, capacity_for
 from permutohedral.ops.triton.build.renumbering import renumber
 from permutohedral.ops.triton.runtime import on_device, power_of_two, rows_contiguous
@@ -29,17 +29,18 @@ LARGEST_EVEN_DIMENSION = 7
 _WORTH_ORDERING = 1 << 21
 # slots of a table that takes little time to clear: where all that the points could touch fits, and where it does not
 _CHEAP_CAPACITY, _LARGE_CAPACITY = 1 << 22, 1 << 21
-# points in so few dimensions touch about as many lattice points as they are, if their bandwidth is their distance
-_FEW_DIMENSIONS = 2
-# slots of a table that is kept as it is, however empty: 16 MB
-_SMALL_CAPACITY = 1 << 20
+# points in so few dimensions touch about as many lattice points as they are, if their bandwidth is their distance; then
+# a table of so many slots takes longer to clear, but less to fill and to search
+_FEW_DIMENSIONS, _DENSE_CAPACITY = 2, 1 << 23
+# slots of a table that is kept as it is, however empty: 32 MB
+_SMALL_CAPACITY = 1 << 21
 # rows that are made before their number is known: enough for most lattices
 _FEWEST_ROWS = 1 << 16
 _POINTS_PER_ROW = 4
 # with more points the GPU is busy longer than the host, and finds neighbors faster once their number is known
 MOST_POINTS_AHEAD = 1 << 21
 # of a table of neighbors that is made before its size is known
-_MOST_NEIGHBORS_AHEAD = 1 << 24
+_MOST_NEIGHBORS_AHEAD = 1 << 25
 
 # keys, vertices, barycentric weights, table: see `index_points`
 Indexed = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -53,10 +54,14 @@ class Attempt(NamedTuple):
     capacity: int
     by_range: bool
 
-    def start(self, words: Tensor, table: PackedTable | None = None) -> Insertion:
-        insertion = insert_points(*self, table)
-        report(insertion, self.features, words, self.features.numel() >= _WORTH_ORDERING)
+    def start(self, words: Tensor) -> Insertion:
+        insertion = insert_points(*self)
+        self.report(insertion, words)
         return insertion
+
+    def report(self, insertion: Insertion, words: Tensor) -> None:
+        """Tell the host what became of it, see `report`."""
+        report(insertion, self.features, words, self.features.numel() >= _WORTH_ORDERING)
 
     def next(self, told: Report) -> Attempt | None:
         """What to try after this attempt failed, None if nothing but a table of wide keys is left."""
@@ -70,10 +75,9 @@ def first_attempt(features: Tensor, batch: Tensor | None) -> Attempt:
     """A table for any small lattice; a large one is rarely more than a twelfth of what the points could touch."""
     features, (points, dimension) = rows_contiguous(features), features.shape
     entries = points * (dimension + 1)
-    likely = 2 * entries
-    if likely > _CHEAP_CAPACITY:
-        cheap = _CHEAP_CAPACITY if dimension <= _FEW_DIMENSIONS else _LARGE_CAPACITY
-        likely = max(cheap, entries // 6)
+    likely, dense = 2 * entries, dimension <= _FEW_DIMENSIONS
+    if likely > (_DENSE_CAPACITY if dense else _CHEAP_CAPACITY):
+        likely = max(_DENSE_CAPACITY if dense else _LARGE_CAPACITY, entries // 6)
     return Attempt(features, batch, power_of_two(likely, 64), dimension > LARGEST_EVEN_DIMENSION)
 
 
@@ -101,14 +105,16 @@ def finish(insertion: Insertion, told: Report, columns: int) -> Indexed:
     return keys, insertion.vertices, insertion.barycentric, table.storage
 
 
-def _unpack(insertion: Insertion, rows: int, columns: int) -> tuple[Tensor, PackedTable]:
-    """The keys of up to so many rows, and the table, or a smaller one."""
+def _unpack(
+    insertion: Insertion, rows: int, columns: int, neighbors: Tensor | None = None
+) -> tuple[Tensor, PackedTable]:
+    """The keys of up to so many rows, and the table, or a smaller one; the `neighbors` are filled with -1."""
     table, fitting, device = insertion.table, capacity_for(rows), insertion.vertices.device
     if table.capacity > max(2 * fitting, _SMALL_CAPACITY):
         # most of the table is empty, and that takes much memory
         table = PackedTable.empty(fitting, device)
     keys = torch.empty(rows, columns, dtype=torch.int32, device=device)
-    unpack_keys(insertion, keys, table)
+    unpack_keys(insertion, keys, table, neighbors)
     return keys, table
 
 
@@ -169,10 +175,14 @@ def index_with_neighbors(
     if torch.are_deterministic_algorithms_enabled():
         return None
     attempt = first_attempt(features, batch)
+    insertion = insert_points(*attempt)
     with HostReports(features.device) as reports:
-        insertion = attempt.start(reports.words[0])
-        keys, table = _unpack(insertion, rows, dimension + 1)
-        neighbors = search_counted(table, insertion.codes, rows, offsets)
+        attempt.report(insertion, reports.words[0])
+        neighbors = torch.empty(taps, rows, dtype=torch.int32, device=features.device)
+        # most lattices have fewer rows
+        paired = worth_pairing(taps, rows // 4)
+        keys, table = _unpack(insertion, rows, dimension + 1, neighbors if paired else None)
+        search_into(neighbors, table, insertion.codes, offsets, True, paired)
         told = reports.read(0)
     check_range(features, batch, told)
     number = told.num_lattice_points

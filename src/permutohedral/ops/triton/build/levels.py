@@ -26,6 +26,7 @@ from permutohedral.ops.triton.build.packed_table import (
     LOW,
     NO_ROOM,
     SHIFT,
+    UNIT,
     PackedTable,
     capacity_for,
     insert,
@@ -78,12 +79,13 @@ def write_coarse_header(table, coarse, D: tl.constexpr):
         tl.store(coarse + EXTENT + i, tl.load(table + EXTENT + i))
     tl.store(coarse + ITEM_SHIFT, tl.load(table + ITEM_SHIFT))
     tl.store(coarse + ITEM_EXTENT, tl.load(table + ITEM_EXTENT))
+    tl.store(coarse + UNIT, tl.load(table + UNIT))
 
 
 @triton.jit(do_not_specialize=["num_vertices", "capacity"])
 def insert_parents_kernel(
     keys, table, coarse, codes, parents, num_vertices, capacity,
-    PTX: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Insert both parents of a block of lattice points into the table `coarse`; `parents` is `[2, num_vertices]`."""
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -108,7 +110,7 @@ def insert_parents_kernel(
         tl.store(coarse + NO_ROOM, 1)
     # never empty, and in nobody's way: corner d+1 does not occur
     code = tl.where(room, code + corner, D + 1)
-    slot, number, created, lost = insert(coarse, code, room, capacity, PTX)
+    slot, number, created, lost = insert(coarse, code, tl.load(table + UNIT), room, capacity, CORNER_BITS, PTX, D)
     if is_any(lost):
         tl.store(coarse + FULL, 1)
     number = tl.maximum(number, draw_numbers(coarse, codes, slot, code, created, PTX, 2, BLOCK))
@@ -210,7 +212,7 @@ def _coarsen_packed(keys: Tensor, table: PackedTable) -> tuple[Tensor, Tensor, T
 
 @cache
 def _bind_insert(d: int) -> Bound:
-    return Bound(insert_parents_kernel, PTX=HAS_PTX, D=d, BLOCK=_INSERT_BLOCK, num_warps=1)
+    return Bound(insert_parents_kernel, CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d, BLOCK=_INSERT_BLOCK, num_warps=1)
 
 
 @on_device

@@ -16,6 +16,7 @@ from permutohedral.ops.triton.build.packed_table import (
     ITEM_SHIFT,
     LOW,
     SHIFT,
+    UNIT,
     PackedTable,
     count_rows,
     look_up,
@@ -26,6 +27,8 @@ from permutohedral.ops.triton.runtime import HAS_PTX, Bound, cdiv, launch, on_de
 _MOST_PAIRED_TAPS = 64
 # fewer look-ups are done before a table is filled with -1
 _WORTH_PAIRING = 1 << 21
+# targets of a program; programs that fill a large GPU
+_BLOCK, _PROGRAMS = 128, 1 << 13
 
 
 @triton.jit
@@ -42,8 +45,9 @@ def key_digit(keys, table, target, i, D: tl.constexpr):
 
 @triton.jit
 def look_up_tap(
-    table, targets, offset, target, inside, capacity, CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr
-):
+    table, targets, offset, target, here, inside, unit, capacity, CORNER_BITS: tl.constexpr, PTX: tl.constexpr,
+    D: tl.constexpr,
+):  # fmt: skip
     """int32 `[1, BLOCK]`: the row of the table's key at `offset` from each target, -1 where there is none.
 
     An offset is a lattice point, its coordinates being (d+1) p_i + r: it moves digit i by p_i, and all digits by one
@@ -53,13 +57,14 @@ def look_up_tap(
         targets: the keys of the targets, int32, or the codes of the table's own rows, int64.
         offset: of the tap, int32 `[d]`.
         target, inside: which targets, and whether there are such, `[1, BLOCK]`.
+        here: their codes, if these are known.
+        unit: what a code grows by when all digits grow by one.
     """
     first = tl.load(offset)
     residue = ((first % (D + 1)) + D + 1) % (D + 1)
     coded: tl.constexpr = targets.dtype.element_ty == tl.int64
     wanted = inside
     if coded:
-        here = tl.load(targets + target, mask=inside, other=0)
         corner = (here & ((1 << CORNER_BITS) - 1)).to(tl.int32)
         code = here + residue
     else:
@@ -68,7 +73,6 @@ def look_up_tap(
         _, corner = key_digit(targets, table, target, 0, D)
         code = (item << tl.load(table + ITEM_SHIFT)) + corner + residue
     passes = (corner + residue > D).to(tl.int32)
-    units = tl.full([], 0, tl.int64)
     for i in tl.static_range(D):
         shift = tl.load(table + SHIFT + i)
         extent = tl.load(table + EXTENT + i).to(tl.uint32)
@@ -80,10 +84,9 @@ def look_up_tap(
             code += digit.to(tl.int64) << shift
         step = (tl.load(offset + i) - residue) // (D + 1)
         code += step.to(tl.int64) << shift
-        units += tl.full([], 1, tl.int64) << shift
         wanted = wanted & ((digit + step + passes).to(tl.uint32, bitcast=True) < extent)
-    code += tl.where(passes > 0, units - (D + 1), 0)
-    _, row = look_up(table, code, wanted, capacity, PTX)
+    code += tl.where(passes > 0, unit - (D + 1), 0)
+    _, row = look_up(table, code, unit, wanted, capacity, CORNER_BITS, PTX, D)
     return row
 
 
@@ -103,53 +106,57 @@ def find_opposite(offsets, tap, taps, D: tl.constexpr, TAPS: tl.constexpr):
 
 @triton.jit
 def find_pair(
-    table, targets, offsets, neighbors, target, inside, capacity, num_targets, tap, taps,
+    table, targets, offsets, neighbors, target, here, inside, unit, capacity, num_targets, tap, taps,
     TAPS: tl.constexpr, CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """The neighbors of some targets along a tap and along the opposite one, by the program of the first of the two."""
-    row = neighbors + tap.to(tl.int64) * num_targets
+    """The neighbors of some targets along a tap and along the opposite one, where it is the first of the two."""
+    row = neighbors + tl.cast(tap, tl.int64) * num_targets
     opposite, first = find_opposite(offsets, tap, taps, D, TAPS)
     # an offset may occur twice, and only its first tap is a partner
     mutual = (first == tap) & (opposite < taps)
     if opposite == tap:
         tl.store(row + target, target, mask=inside)
     elif (opposite > tap) | (mutual == 0):
-        found = look_up_tap(table, targets, offsets + tap * D, target, inside, capacity, CORNER_BITS, PTX, D)
+        found = look_up_tap(
+            table, targets, offsets + tap * D, target, here, inside, unit, capacity, CORNER_BITS, PTX, D
+        )  # fmt: skip
         tl.store(row + target, found, mask=inside)
         if mutual:
             back = neighbors + opposite.to(tl.int64) * num_targets
             tl.store(back + found, target, mask=inside & (found >= 0) & (found < num_targets))
 
 
-@triton.jit(do_not_specialize=["capacity", "num_targets", "taps"])
+@triton.jit(do_not_specialize=["capacity", "num_targets", "taps", "parts"])
 def find_neighbors_kernel(
-    table, targets, offsets, neighbors, capacity, num_targets, taps,
+    table, targets, offsets, neighbors, capacity, num_targets, taps, parts,
     COUNTED: tl.constexpr, PAIRED: tl.constexpr, TAPS: tl.constexpr, CORNER_BITS: tl.constexpr, PTX: tl.constexpr,
     D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One tap of a block of targets; where PAIRED, the targets are the sources, and `neighbors` is filled with -1.
+    """Some taps of a block of targets; where PAIRED, the targets are the sources, and `neighbors` is filled with -1.
 
     Then two opposite taps are one: if u is the neighbor of v along the first, v is the neighbor of u along the second.
-    If COUNTED, only as many targets as the table holds, and `neighbors` has as many columns.
+    If COUNTED, only as many targets as the table holds, and `neighbors` has as many columns. The `parts` of the taps
+    go to programs side by side; those of one part find much of what they read in the cache.
     """
-    # the taps of a target one after another, which find much of what they read in the cache
-    tap = tl.program_id(0) % taps
-    first_target = (tl.program_id(0) // taps) * BLOCK
-    place = first_target + tl.arange(0, BLOCK)[None, :]
+    first_target = (tl.program_id(0) // parts) * BLOCK
     existing = count_rows(table, num_targets, COUNTED)
-    inside = place < existing
-    target = tl.minimum(place, num_targets - 1)
-    row = neighbors + tap.to(tl.int64) * existing
-    offset = offsets + tap * D
-    if not PAIRED:
-        if first_target < existing:
-            found = look_up_tap(table, targets, offset, target, inside, capacity, CORNER_BITS, PTX, D)
-            tl.store(row + target, found, mask=inside)
-    else:
-        find_pair(
-            table, targets, offsets, neighbors, target, inside, capacity, existing, tap, taps,
-            TAPS, CORNER_BITS, PTX, D,
-        )  # fmt: skip
+    if first_target < existing:
+        place = first_target + tl.arange(0, BLOCK)[None, :]
+        inside = place < existing
+        target = tl.minimum(place, existing - 1)
+        here = tl.load(targets + target)
+        unit = tl.load(table + UNIT)
+        for tap in range(tl.program_id(0) % parts, taps, parts):
+            if PAIRED:
+                find_pair(
+                    table, targets, offsets, neighbors, target, here, inside, unit, capacity, existing, tap, taps,
+                    TAPS, CORNER_BITS, PTX, D,
+                )  # fmt: skip
+            else:
+                found = look_up_tap(
+                    table, targets, offsets + tap * D, target, here, inside, unit, capacity, CORNER_BITS, PTX, D
+                )  # fmt: skip
+                tl.store(neighbors + tl.cast(tap, tl.int64) * existing + target, found, mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_targets", "num_source"])
@@ -159,6 +166,11 @@ def transpose_neighbors_kernel(neighbors, opposite, transposed, num_targets, num
     target = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
     source = tl.load(neighbors + tap * num_targets + target, mask=target < num_targets, other=-1)
     tl.store(transposed + tl.load(opposite + tap) * num_source + source, target, mask=source >= 0)
+
+
+def worth_pairing(taps: int, targets: int) -> bool:
+    """Whether opposite taps of so many targets, which are the sources, are looked up as one."""
+    return taps <= _MOST_PAIRED_TAPS and taps * targets >= _WORTH_PAIRING
 
 
 def search_packed(table: PackedTable, targets: Tensor, num_targets: int, offsets: Tensor, shared: bool) -> Tensor:
@@ -172,12 +184,12 @@ def search_packed(table: PackedTable, targets: Tensor, num_targets: int, offsets
         shared: whether the targets are the rows of the table; opposite taps are then looked up as one.
     """
     taps = offsets.shape[0]
-    paired = shared and taps <= _MOST_PAIRED_TAPS and taps * num_targets >= _WORTH_PAIRING
+    paired = shared and worth_pairing(taps, num_targets)
     neighbors = torch.empty(taps, num_targets, dtype=torch.int32, device=targets.device)
     if paired:
         neighbors.fill_(-1)
     if taps and num_targets:
-        _search(neighbors, table, targets, offsets, False, paired)
+        search_into(neighbors, table, targets, offsets, False, paired)
     return neighbors
 
 
@@ -191,24 +203,31 @@ def search_counted(table: PackedTable, codes: Tensor, rows: int, offsets: Tensor
     neighbors = torch.empty(offsets.shape[0], rows, dtype=torch.int32, device=codes.device)
     if paired:
         neighbors.fill_(-1)
-    _search(neighbors, table, codes, offsets, True, paired)
+    search_into(neighbors, table, codes, offsets, True, paired)
     return neighbors
 
 
-def _search(
+def search_into(
     neighbors: Tensor, table: PackedTable, targets: Tensor, offsets: Tensor, counted: bool, paired: bool
 ) -> None:
+    """Fill `neighbors [taps, targets]`, which is not empty; it holds -1 everywhere if opposite taps are `paired`.
+
+    If `counted`, only the columns of as many targets as the table holds.
+    """
     taps, num_targets = neighbors.shape
     bound = _bind_find(offsets.shape[1], counted, paired, power_of_two(taps) if paired else 1)
-    tensors, sizes = (table.storage, targets, offsets, neighbors), (table.capacity, num_targets, taps)
-    bound((cdiv(num_targets, 128) * taps, 1, 1), tensors, sizes)
+    blocks = cdiv(num_targets, _BLOCK)
+    # enough programs to fill a large GPU
+    parts = min(taps, cdiv(_PROGRAMS, blocks))
+    tensors, sizes = (table.storage, targets, offsets, neighbors), (table.capacity, num_targets, taps, parts)
+    bound((blocks * parts, 1, 1), tensors, sizes)
 
 
 @cache
 def _bind_find(d: int, counted: bool, paired: bool, taps: int) -> Bound:
     return Bound(
         find_neighbors_kernel, COUNTED=counted, PAIRED=paired, TAPS=taps, CORNER_BITS=d.bit_length(), PTX=HAS_PTX,
-        D=d, BLOCK=128, num_warps=2 if paired else 1,
+        D=d, BLOCK=_BLOCK, num_warps=2,
     )  # fmt: skip
 
 

@@ -6,7 +6,9 @@ bits each part gets is written into the header, on the device.
 
 The table is one int64 tensor: a header of `HEADER` words, then `capacity` slots of two words each, the code (0: empty
 slot) and the row number plus one (0: not known yet), so that one access to memory finds both. All zeros are an empty
-table. Open addressing with linear probing; the capacity is a power of two.
+table. Open addressing; the capacity is a power of two. Lattice points that follow each other along the last axis of
+the lattice, which for pictures and volumes without colors is that of memory, lie in slots side by side, eight of them
+in one line of the cache: so do the corners of consecutive points, and the neighbors of consecutive lattice points.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ SHIFT = tl.constexpr(32)
 EXTENT = tl.constexpr(64)
 ITEM_SHIFT = tl.constexpr(96)
 ITEM_EXTENT = tl.constexpr(97)
+# what a code grows by when all quotients grow by one
+UNIT = tl.constexpr(98)
 # flags that are 1 once something went wrong: a feature or item that has no key, a key that has no code, too many keys
 BAD_FEATURE = tl.constexpr(101)
 NO_ROOM = tl.constexpr(102)
@@ -38,6 +42,9 @@ COUNT = tl.constexpr(112)
 # a probe that goes on for so long has met a table that is too small
 MAX_PROBES = tl.constexpr(256)
 EMPTY = tl.constexpr(0)
+# slots side by side; and where a probe goes on: in the next group, and odd, so that it comes to every slot
+GROUP = tl.constexpr(8)
+STEP = tl.constexpr(9)
 # what `insert` knows of a lane
 MADE = tl.constexpr(-2)
 PENDING = tl.constexpr(-3)
@@ -110,9 +117,22 @@ def mix(word, other):
 
 
 @triton.jit
-def home_slot(code, capacity):
-    """Where the probe for `code` begins, int32."""
-    return (mix(code.to(tl.int32), (code >> 32).to(tl.int32)) & (capacity - 1).to(tl.uint32)).to(tl.int32)
+def home_slot(code, unit, capacity, CORNER_BITS: tl.constexpr, D: tl.constexpr):
+    """Where the probe for `code` begins, int32; the `unit` is that of the header.
+
+    One step along the last axis adds one to every coordinate (d+1) q_i + j but the last, which no key holds. So the
+    first of them tells the place in a group, and the differences of the quotients, with the rest of it, the group.
+    """
+    low = code.to(tl.int32).to(tl.uint32, bitcast=True)
+    corner = low & ((1 << CORNER_BITS) - 1)
+    # the bits of the first quotient are those between the two lowest of the unit
+    others = unit - (1 << CORNER_BITS)
+    quotient = (low >> CORNER_BITS) & (((others & -others) - (1 << CORNER_BITS)) >> CORNER_BITS).to(tl.uint32)
+    along = quotient * (D + 1) + corner
+    line = code - quotient.to(tl.int64) * unit
+    group = (line.to(tl.int32) & -(1 << CORNER_BITS)) + (along // GROUP).to(tl.int32)
+    first = mix(group, (line >> 32).to(tl.int32)) & (capacity - GROUP).to(tl.uint32)
+    return (first + (along % GROUP)).to(tl.int32)
 
 
 @triton.jit
@@ -203,7 +223,7 @@ def store_lanes(pointers, values, lanes, PTX: tl.constexpr):
 #     repeat up to 32 times:
 #         if met is empty: met = compare-and-swap(slot, empty, code); number = 0; if it was empty: MADE, end
 #         if met is the code: number is what was found, end
-#         slot = the next one; met, number = its content
+#         slot = STEP slots on; met, number = its content
 # $0 slot; $1 what was found: a row number plus one, 0 not known yet, MADE or PENDING; $2 address of the first slot,
 # $3 code, $4 slot, $5 and $6 its content, $7 capacity - 1, $8 what was found before
 _INSERT_PTX = tl.constexpr(
@@ -214,7 +234,7 @@ _INSERT_PTX = tl.constexpr(
     mul.wide.u32 place, $0, 16; add.s64 place, place, $2;
     atom.relaxed.gpu.global.cas.b64 met, [place], 0, $3; mov.b64 number, 0;
     setp.ne.s64 p, met, 0; @p bra COMPARE; mov.b32 $1, -2; bra END;
-    NEXT: add.s32 $0, $0, 1; and.b32 $0, $0, $7; add.s32 probes, probes, 1; setp.ge.s32 p, probes, 32; @p bra END;
+    NEXT: add.s32 $0, $0, 9; and.b32 $0, $0, $7; add.s32 probes, probes, 1; setp.ge.s32 p, probes, 32; @p bra END;
     mul.wide.u32 place, $0, 16; add.s64 place, place, $2; ld.global.v2.b64 {met, number}, [place]; bra COMPARE;
     FOUND: cvt.u32.u64 $1, number;
     END: }"""
@@ -222,15 +242,17 @@ _INSERT_PTX = tl.constexpr(
 
 
 @triton.jit
-def insert(table, code, wanted, capacity, PTX: tl.constexpr):
-    """Find or make the slot of each code of a tile `[ROWS, BLOCK]`.
+def insert(
+    table, code, unit, wanted, capacity, CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr
+):  # fmt: skip
+    """Find or make the slot of each code of a tile `[ROWS, BLOCK]`; the `unit` is that of the header.
 
     Without PTX every lane takes part; one that is not `wanted` must carry a code that another lane wants.
 
     Returns: slot int32, the row number in it int32 (-1 if not known yet), whether this lane made it int1, whether the
     table was too full int1.
     """
-    slot = home_slot(code, capacity)
+    slot = home_slot(code, unit, capacity, CORNER_BITS, D)
     found = tl.where(wanted, PENDING, 0)
     probes = 0
     # in a loop even where one round does: outside of it the compiler may run a swap twice
@@ -252,23 +274,53 @@ def insert(table, code, wanted, capacity, PTX: tl.constexpr):
             met = swap_if_empty(place, code, pending & (met == EMPTY), met, EMPTY, PTX)
             found = tl.where(pending & (met == code), number.to(tl.int32), found)
             found = tl.where(pending & (met == EMPTY), MADE, found)
-            slot = tl.where(found == PENDING, (slot + 1) & (capacity - 1), slot)
+            slot = tl.where(found == PENDING, (slot + STEP) & (capacity - 1), slot)
             probes += 1
     return slot, tl.maximum(found, 0) - 1, found == MADE, found == PENDING
 
 
+# The same without making slots: each lane goes on alone until it meets its code or an empty slot.
+# $0 slot; $1 row number plus one, 0 if there is none; $2 address of the first slot, $3 code, $4 slot, $5 and $6 its
+# content, $7 capacity - 1, $8 whether the lane looks for anything
+_LOOK_UP_PTX = tl.constexpr(
+    """{ .reg .pred p; .reg .b64 met, number, place;
+    mov.b32 $0, $4; mov.b32 $1, 0; setp.eq.s32 p, $8, 0; @p bra END;
+    mov.b64 met, $5; mov.b64 number, $6;
+    COMPARE: setp.eq.s64 p, met, $3; @p bra FOUND; setp.eq.s64 p, met, 0; @p bra END;
+    add.s32 $0, $0, 9; and.b32 $0, $0, $7;
+    mul.wide.u32 place, $0, 16; add.s64 place, place, $2; ld.global.v2.b64 {met, number}, [place]; bra COMPARE;
+    FOUND: cvt.u32.u64 $1, number;
+    END: }"""
+)
+
+
 @triton.jit
-def look_up(table, code, wanted, capacity, PTX: tl.constexpr):
-    """The slot and the row number of each code of a tile `[ROWS, BLOCK]`, -1 where it is absent or not wanted.
+def look_up(
+    table, code, unit, wanted, capacity, CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr
+):  # fmt: skip
+    """The slot and the row number of each code of a tile `[ROWS, BLOCK]`, -1 where it is absent or not wanted; the
+    `unit` is that of the header.
 
     A finished table is at most half full, so an empty slot ends every probe.
     """
-    slot = home_slot(code, capacity)
+    slot = home_slot(code, unit, capacity, CORNER_BITS, D)
     pending = wanted & (code > 0)
-    row = tl.full(code.shape, -1, tl.int32)
-    while is_any(pending):
+    if PTX:
         met, number = load_entry(entry_of(table, slot), pending, PTX)
-        row = tl.where(pending & (met == code), number.to(tl.int32) - 1, row)
-        pending = pending & (met != EMPTY) & (met != code)
-        slot = tl.where(pending, (slot + 1) & (capacity - 1), slot)
-    return slot, row
+        slot, found = tl.inline_asm_elementwise(
+            _LOOK_UP_PTX,
+            "=&r,=&r,l,l,r,l,l,r,r",
+            [(table + HEADER).to(tl.int64), code, slot, met, number, capacity - 1, pending.to(tl.int32)],
+            dtype=(tl.int32, tl.int32),
+            is_pure=False,
+            pack=1,
+        )
+        return slot, found - 1
+    else:
+        row = tl.full(code.shape, -1, tl.int32)
+        while is_any(pending):
+            met, number = load_entry(entry_of(table, slot), pending, PTX)
+            row = tl.where(pending & (met == code), number.to(tl.int32) - 1, row)
+            pending = pending & (met != EMPTY) & (met != code)
+            slot = tl.where(pending, (slot + STEP) & (capacity - 1), slot)
+        return slot, row

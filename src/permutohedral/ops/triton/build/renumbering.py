@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from permutohedral.ops.triton.build.insertion import Insertion
-from permutohedral.ops.triton.build.packed_table import SHIFT, entry_of, look_up
+from permutohedral.ops.triton.build.packed_table import SHIFT, UNIT, entry_of, look_up
 from permutohedral.ops.triton.runtime import HAS_PTX, cdiv, launch
 
 
@@ -28,8 +28,9 @@ def curve_kernel(table, codes, curve, num_rows, D: tl.constexpr, BLOCK: tl.const
 
 @triton.jit(do_not_specialize=["num_rows", "capacity"])
 def renumber_rows_kernel(
-    table, codes, order, new_codes, new_number, num_rows, capacity, PTX: tl.constexpr, BLOCK: tl.constexpr
-):
+    table, codes, order, new_codes, new_number, num_rows, capacity, CORNER_BITS: tl.constexpr, PTX: tl.constexpr,
+    D: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Give the row `order[i]` the number i."""
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = number < num_rows
@@ -37,7 +38,9 @@ def renumber_rows_kernel(
     code = tl.load(codes + old, mask=inside, other=0)
     tl.store(new_codes + number, code, mask=inside)
     tl.store(new_number + old, number, mask=inside)
-    slot, _ = look_up(table, code[None, :], inside[None, :], capacity, PTX)
+    slot, _ = look_up(
+        table, code[None, :], tl.load(table + UNIT), inside[None, :], capacity, CORNER_BITS, PTX, D
+    )  # fmt: skip
     tl.store(entry_of(table, slot) + 1, number.to(tl.int64)[None, :] + 1, mask=inside[None, :])
 
 
@@ -67,7 +70,7 @@ def renumber(insertion: Insertion, num: int, exact: bool) -> Insertion:
     new_number = torch.empty(num, dtype=torch.int32, device=device)
     launch(
         renumber_rows_kernel, grid, (table.storage, insertion.codes, order, codes, new_number), (num, table.capacity),
-        PTX=HAS_PTX, BLOCK=256,
+        CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d, BLOCK=256,
     )  # fmt: skip
     (points, corners), stride = vertices.shape, vertices.stride(1)
     blocks = (cdiv(points, 1024), corners)

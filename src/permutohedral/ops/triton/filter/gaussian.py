@@ -13,6 +13,7 @@ from torch import Tensor
 from permutohedral.neighborhood import axis_offsets, blur_gain
 from permutohedral.ops.guided_primitives import GaussianTables
 from permutohedral.ops.triton.build.host_report import HostReports
+from permutohedral.ops.triton.build.insertion import insert_points
 from permutohedral.ops.triton.build.lattice import (
     LARGEST_EVEN_DIMENSION,
     MOST_POINTS_AHEAD,
@@ -103,9 +104,10 @@ def _filter_points(
     """
     features, batch, *_ = attempt
     points, dimension = features.shape
+    # all that can wait is left until the GPU is busy
+    insertion = insert_points(*attempt, table)
     with HostReports(features.device) as reports:
-        insertion = attempt.start(reports.words[0], table)
-        # all that can wait is left until the GPU is busy
+        attempt.report(insertion, reports.words[0])
         if values.dim() == 3:
             values = values.as_strided((points, values.shape[0]), (1, points))
         rows = expected_rows(points, dimension)
