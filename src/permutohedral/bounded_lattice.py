@@ -79,7 +79,7 @@ def build_bounded_lattice(
         item = torch.arange(items, dtype=torch.int32, device=features.device)
         batch = item[:, None].expand(items, points).reshape(-1)
     *simplices, number = _index_points(features.reshape(-1, dimension), batch, max_lattice_points)
-    source = Simplices(*simplices)
+    source = Simplices(*simplices, bounded=True)
 
     def find_neighbors(offsets: Tensor) -> Tensor:
         found = operators.find_neighbors(source.keys, source.table, source.keys, offsets)

@@ -175,7 +175,8 @@ def to_autocast(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def check_results(lattice: Lattice, out_channels: int, values: Tensor) -> None:
     """Raise unless what a learned filter of `values` makes fits what is free: splatted, convolved, sliced values."""
-    rows, target_rows = lattice.num_lattice_points, lattice.target.num_lattice_points + lattice.target.num_points
+    rows, target = lattice.source.keys.shape[0], lattice.target
+    target_rows = target.keys.shape[0] + target.vertices.shape[0]
     if not is_negligible(rows * values.shape[-1] + target_rows * out_channels, values):
         check_rows(rows, values.shape[-1], values)
         check_rows(target_rows, out_channels, values)

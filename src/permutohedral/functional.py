@@ -14,7 +14,6 @@ from permutohedral.checks import (
     check_method,
     check_points,
     check_results,
-    check_weight,
     has_no_gradient,
 )
 from permutohedral.errors import InputError
@@ -33,7 +32,7 @@ from permutohedral.filters.normalization import (
 )
 from permutohedral.filters.weighting import Filter, check_weights, filter_weighted, hide_lost, refuse_nan, weigh
 from permutohedral.lattice import Lattice, build_lattice
-from permutohedral.ops.fused_filters import can_fuse, filter_learned, filter_points, picture_filter
+from permutohedral.ops.fused_filters import count_groups, filter_learned, filter_points, picture_filter
 from permutohedral.ops.fused_primitives import FilterTables
 from permutohedral.ops.tracing import wants_gradient
 
@@ -97,16 +96,9 @@ def filter_with_bias(
         refuse_nan(weighted)
         counted = weighted[..., :-1].to(values.dtype)
         return _filter_in_steps(counted, weight, bias, lattice, normalization, weighted[..., -1:])
-    source, target = lattice.source.barycentric, lattice.target.barycentric
-    barycentric = (source,) if target is source else (source, target)
-    fused = normalization in ("none", "density") and can_fuse(values, weight, bias, *barycentric)
-    if fused:
-        check_points(values, lattice)
-    # items that share a lattice are folded into channels
-    apart = fused and (values.dim() == 2 or lattice.batch_size is not None)
-    if not apart or values.numel() == 0 or lattice.target.num_points == 0:
+    groups = count_groups(values, weight, bias, lattice) if normalization in ("none", "density") else 0
+    if groups == 0:
         return _filter_in_steps(values, weight, bias, lattice, normalization)
-    weight, groups = check_weight(weight, values.shape[-1], values, lattice)
     check_results(lattice, weight.shape[2], values)
     composed = partial(_filter_in_steps, lattice=lattice, normalization=normalization)
     tables = FilterTables(lattice, groups, normalization == "density")

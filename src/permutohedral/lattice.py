@@ -138,7 +138,8 @@ class Lattice:
         def move(simplices: Simplices, keys: Tensor) -> Simplices:
             # a lookup table means something only to the backend that made it
             table = simplices.table if device.type == self.device.type else simplices.table[:0]
-            return Simplices(keys, simplices.vertices.to(device), simplices.barycentric.to(device), table.to(device))
+            vertices, barycentric = simplices.vertices.to(device), simplices.barycentric.to(device)
+            return Simplices(keys, vertices, barycentric, table.to(device), bounded=simplices.bounded)
 
         source = move(self.source, self.source.keys.to(device))
         target = source

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -19,6 +19,7 @@ class Simplices:
         vertices: int32 `[points, d + 1]`, rows of `keys`: the corners of each point's simplex.
         barycentric: `[points, d + 1]`, the weights b_{i,j} of the corners.
         table: what the backend keeps to look keys up; opaque.
+        bounded: whether there is room for more lattice points than there are, and a CUDA graph may fill it anew.
 
     >>> import torch
     >>> import permutohedral as ph
@@ -30,6 +31,7 @@ class Simplices:
     vertices: Tensor
     barycentric: Tensor
     table: Tensor
+    bounded: bool = field(default=False, kw_only=True)
 
     @property
     def num_points(self) -> int:

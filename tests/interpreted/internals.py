@@ -8,7 +8,16 @@ from permutohedral.ops.triton.build import insertion, lattice, wide_keys
 from permutohedral.ops.triton.build import neighbors as search
 from permutohedral.ops.triton.build.fixed_rows import index_points_bounded
 from permutohedral.ops.triton.build.packed_table import PackedTable
-from permutohedral.ops.triton.filter import blur, convolve, gaussian, incidence, item_norm, normalize, splat
+from permutohedral.ops.triton.filter import (
+    blur,
+    convolve,
+    gaussian,
+    incidence,
+    item_norm,
+    normalize,
+    splat,
+    weight_gradient,
+)
 
 __all__ = [
     "PackedTable",
@@ -25,5 +34,6 @@ __all__ = [
     "search",
     "splat",
     "tuning",
+    "weight_gradient",
     "wide_keys",
 ]

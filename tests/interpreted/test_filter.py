@@ -22,7 +22,6 @@ from permutohedral.ops.dispatch import use_backend
     ("dtype", "channels"), [(torch.float64, 3), (torch.float32, 70), (torch.float16, 4), (torch.bfloat16, 1)]
 )
 def test_filtering(dtype: torch.dtype, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splat, "_WORTH_LISTING", 1000)
     monkeypatch.setattr(splat, "_WORTH_RUNS", 1)
     vertices = torch.randint(0, 5, (43, 3), dtype=torch.int32).sort(dim=0).values
     barycentric = torch.rand(3, 43, dtype=torch.float64 if dtype == torch.float64 else torch.float32).T
@@ -121,9 +120,9 @@ def test_splat_of_consecutive_points(
     barycentric[:, points:] = torch.nan
     corners = vertices.T[:points], barycentric.T[:points]
     values = torch.randn(points, channels).to(dtype)
-    assert splat._can_run(values, *corners, channels + ones)
+    assert splat.can_run(values, *corners, channels + ones)
     # of a part that begins within four, the last four would end beyond the memory
-    assert not splat._can_run(values[1:], corners[0][1:], corners[1][1:], channels + ones)
+    assert not splat.can_run(values[1:], corners[0][1:], corners[1][1:], channels + ones)
     found = splat.splat_sums(values, *corners, 6, ones)
     exactly = torch.cat([values.double(), torch.ones(points, ones, dtype=torch.float64)], dim=1)
     expected = reference.splat(exactly, corners[0], corners[1].double(), 6)

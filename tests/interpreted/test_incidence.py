@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
-from interpreted.internals import incidence, normalize, runtime, splat
+from interpreted.internals import incidence, normalize, runtime, weight_gradient
 from support import assert_close
 from torch import Tensor
 
@@ -69,8 +71,9 @@ def test_a_filter_of_gathered_points(
     normalization: Normalization, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results and gradients, at the points themselves and at others."""
-    monkeypatch.setattr(splat, "_WORTH_RUNS", 1)
-    monkeypatch.setattr(splat, "_WORTH_LISTING", 1)
+    monkeypatch.setattr(incidence, "_MANY_POINTS", 1)
+    monkeypatch.setattr(incidence, "_MANY_CHANNELS", 1)
+    monkeypatch.setattr(weight_gradient, "_MANY_TARGETS", 1)
     features, targets = 2 * torch.rand(30, 2), 2 * torch.rand(12, 2) if elsewhere else None
     layer = ph.nn.PermutohedralConvolution(3, 4, 2, normalization=normalization)
     values = torch.randn(30, 3, requires_grad=True)
@@ -81,3 +84,28 @@ def test_a_filter_of_gathered_points(
             found.append((output, *torch.autograd.grad(output.square().sum(), (values, *layer.parameters()))))
     for expected, ours in zip(*found, strict=True):
         assert_close(ours, expected)
+
+
+def test_a_lattice_lists_its_points_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all layers on it, but anew where the order counts; a bounded one, which may change, every time."""
+    calls, listed = [], incidence.list_corners
+
+    def count(*arguments: object) -> object:
+        calls.append(arguments)
+        return listed(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(incidence, "list_corners", count)
+    with use_backend("triton"):
+        source = ph.build_lattice(2 * torch.rand(30, 2)).source
+    with torch.inference_mode():
+        before = incidence.list_of(source)
+    assert incidence.list_of(source) is before
+    assert not any(each.is_inference() for each in before)
+    assert len(calls) == 1
+    torch.use_deterministic_algorithms(True)
+    in_order = incidence.list_of(source)
+    assert len(calls) == 2
+    assert in_order.starts.diff().ge(0).all()
+    bounded = dataclasses.replace(source, bounded=True)
+    assert incidence.list_of(bounded) is not incidence.list_of(bounded)
+    assert len(calls) == 4

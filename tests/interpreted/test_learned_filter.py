@@ -151,6 +151,20 @@ def test_a_graph_that_is_kept_is_run_back_twice() -> None:
                 assert_close(one, other)
 
 
+def test_parameters_that_are_not_contiguous() -> None:
+    """Nor are the values, whose rows are."""
+    layer, features = ph.nn.PermutohedralConvolution(3, 4, 2), 3 * torch.rand(20, 2)
+    layer.weight = torch.nn.Parameter(torch.randn(4, 3, 7).permute(2, 1, 0))
+    layer.bias = torch.nn.Parameter(torch.randn(8)[::2])
+    values, found = torch.randn(20, 5)[:, 1:4].requires_grad_(), []
+    for backend in ("reference", "triton"):
+        with use_backend(backend):
+            output = layer(values, features)
+            found.append((output, *torch.autograd.grad(output.square().sum(), (values, *layer.parameters()))))
+    for expected, ours in zip(*found, strict=True):
+        assert_close(ours, expected)
+
+
 def test_points_of_changing_extent() -> None:
     """One call after another: far fewer lattice points, a few more, far more."""
     layer, features, values = ph.nn.PermutohedralConvolution(1, 2, 2, 1), torch.randn(20, 2), torch.randn(20, 1)

@@ -62,7 +62,7 @@ class _Kernel:
 def driver(monkeypatch: pytest.MonkeyPatch) -> _Driver:
     found = _Driver()
     monkeypatch.setattr(runtime, "_driver_launch", lambda: found.address)
-    monkeypatch.setattr(runtime, "_stream_of", lambda device: _STREAM)
+    monkeypatch.setattr(runtime, "stream_of", lambda device: _STREAM)
     return found
 
 

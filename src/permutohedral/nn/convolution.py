@@ -147,7 +147,7 @@ class PermutohedralConvolution(nn.Module):
             `[target points, out_channels]` or `[batch, target points, out_channels]`.
         """
         check_tensor("values", values)
-        if values.shape[-1:] != (self.in_channels,):
+        if values.dim() == 0 or values.shape[-1] != self.in_channels:
             raise InputError(f"this layer takes {self.in_channels} channels, got values of shape {tuple(values.shape)}")
         if lattice is None:
             lattice = self.build_lattice(features, target_features, batch, target_batch)
@@ -175,7 +175,8 @@ class PermutohedralConvolution(nn.Module):
     def _check_lattice(self, lattice: Lattice) -> None:
         if self.log_scale is not None:
             raise InputError("with learn_scale the features change at every step: pass features, not a lattice")
-        if lattice.dimension != self.dimension or lattice.neighborhood_size != self.neighborhood_size:
+        neighborhood = self.neighborhood
+        if lattice.dimension != neighborhood.dimension or lattice.neighborhood_size != neighborhood.size:
             raise InputError(
                 f"this layer needs a lattice of dimension {self.dimension} and neighborhood_size "
                 f"{self.neighborhood_size}, got {lattice.dimension} and {lattice.neighborhood_size}"

@@ -15,11 +15,7 @@ from torch import Tensor
 
 from permutohedral.ops.color_tables import LandmarkTables
 from permutohedral.ops.dispatch import primitives_for
-from permutohedral.ops.fused_primitives import (
-    FilterTables,
-    FusedPrimitives,
-    KeptOfFilter,
-)
+from permutohedral.ops.fused_primitives import FilteredLattice, FilterTables, FusedPrimitives, KeptOfFilter
 from permutohedral.ops.one_call import apply, fused, in_one_call
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.shared_tensors import items_of_points
@@ -31,13 +27,32 @@ _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 Composed = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
-def can_fuse(values: Tensor, weight: Tensor, bias: Tensor | None, *barycentric: Tensor) -> bool:
-    """Whether `filter_learned` can be used; tensors that do not fit each other are left to the operators to refuse."""
-    if why_in_steps(values, weight, bias, *barycentric) is not None or requires_gradient(*barycentric):
-        return False
-    if weight.dim() != 3 or weight.shape[2] == 0 or (bias is not None and bias.dtype != values.dtype):
-        return False
-    return hasattr(primitives_for(values), "filter_learned")
+def count_groups(values: Tensor, weight: Tensor, bias: Tensor | None, lattice: FilteredLattice) -> int:
+    """The groups of channels if `filter_learned` can be used, else 0.
+
+    What does not fit is left to the operators to refuse, so it is looked for here in one go, which small calls feel.
+    """
+    barycentric, at_targets = lattice.source.barycentric, lattice.target.barycentric
+    if why_in_steps(values, weight, bias, barycentric) is not None:
+        return 0
+    if (barycentric.requires_grad or at_targets.requires_grad) and torch.is_grad_enabled():
+        return 0
+    shape, dtype, items = values.shape, values.dtype, lattice.batch_size
+    # items that share a lattice are folded into channels
+    points = (barycentric.shape[0],) if items is None else (items, lattice.points_per_item[0])
+    if shape[:-1] != points or weight.dim() != 3:
+        return 0
+    filter_size, in_channels, out_channels = weight.shape
+    if weight.dtype is not dtype or accumulation_dtype(dtype) is not barycentric.dtype:
+        return 0
+    if filter_size != lattice.neighbors.shape[0] or (bias is not None and bias.dtype is not dtype):
+        return 0
+    if not (values.numel() and in_channels and out_channels and at_targets.shape[0]):
+        return 0
+    groups, rest = divmod(shape[-1], in_channels)
+    if rest or out_channels % groups or not hasattr(primitives_for(values), "filter_learned"):
+        return 0
+    return groups
 
 
 picture_features = fused(FusedPrimitives.picture_features)

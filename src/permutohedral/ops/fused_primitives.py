@@ -34,6 +34,12 @@ class FilteredLattice(Protocol):
     @property
     def opposite(self) -> Tensor: ...
 
+    @property
+    def batch_size(self) -> int | None: ...
+
+    @property
+    def points_per_item(self) -> tuple[int, int]: ...
+
 
 class FilterTables(NamedTuple):
     """The lattice of a learned filter, and how it is read.

@@ -84,7 +84,7 @@ def tile(channels: int) -> dict[str, int]:
 
 
 # the stream that work on a device is queued in; builds of torch for the CPU have none
-_stream_of: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
+stream_of: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
 
 
 # number of programs along three axes
@@ -139,7 +139,7 @@ class Bound:
             sizes: numbers that change from call to call.
         """
         device, core = tensors[0].get_device(), self._core
-        if core is None or not core.start(grid, tensors, sizes, device, _stream_of(device)):
+        if core is None or not core.start(grid, tensors, sizes, device, stream_of(device)):
             self._start_as_documented(grid, tensors, sizes, device)
 
     def prepare(self, grid: Grid, tensors: tuple[Tensor, ...], sizes: tuple[float, ...]) -> Callable[[], None]:
@@ -148,7 +148,7 @@ class Bound:
         The core does not look at the arguments again, and keeps the tensors.
         """
         device, core = tensors[0].get_device(), self._core
-        again = None if core is None else core.prepare(grid, tensors, sizes, device, _stream_of(device))
+        again = None if core is None else core.prepare(grid, tensors, sizes, device, stream_of(device))
         return partial(self, grid, tensors, sizes) if again is None else again
 
     def _start_as_documented(

@@ -33,10 +33,6 @@ class Tuned(NamedTuple):
     blocks: Blocks
 
 
-# what was chosen, by all that it depends on: see `choose`
-CHOSEN: dict[tuple[object, ...], Tuned] = {}
-
-
 class Shape(NamedTuple):
     """What the best block shape depends on, besides the device."""
 
@@ -134,15 +130,19 @@ def _search(choices: list[Blocks], launch: Callable[[Blocks], None]) -> Blocks:
     return choices[fastest.index(min(fastest))]
 
 
-def choose(
-    key: tuple[object, ...], shape: Shape, kernel: Any, constants: dict[str, Any], start: Callable[[Tuned], object]
-) -> Tuned:
-    """The kernel with the best known block shape, kept in `CHOSEN`; for large shapes that is searched for.
+def may_keep() -> bool:
+    """Whether what is chosen may serve later calls: not while a CUDA graph is captured, which rules a search out."""
+    return not INTERPRETED and not torch.cuda.is_current_stream_capturing()
+
+
+def choose(shape: Shape, kernel: Any, constants: dict[str, Any], start: Callable[[Tuned], object]) -> Tuned:
+    """The kernel with the best known block shape; for large shapes that is searched for.
+
+    It depends on the constants, the dtype, the number of targets as a power of two, the device, and whether torch's
+    mode is deterministic.
 
     Args:
-        key: the constants, the dtype, the number of targets as a power of two, the device, and whether torch's mode is
-            deterministic.
-        shape: the same, as far as block shapes depend on it.
+        shape: what block shapes depend on.
         kernel: from `triton.jit`.
         constants: all but the block shape.
         start: starts it, with blocks that may not fit the GPU.
@@ -154,8 +154,7 @@ def choose(
     def launch(blocks: Blocks) -> None:
         start(bound_to(blocks))
 
-    if INTERPRETED or torch.cuda.is_current_stream_capturing():
+    if not may_keep():
         return bound_to(likely_blocks(shape))
     blocks = _search(candidates(shape), launch) if _may_search(shape) else likely_blocks(shape)
-    tuned = CHOSEN[key] = bound_to(_fit(launch, blocks))
-    return tuned
+    return bound_to(_fit(launch, blocks))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from permutohedral.ops.triton.filter.scaled_float16 import halve, halve_weight
 from permutohedral.ops.triton.runtime import INTERPRETED, Bound, on_device, power_of_two, rows_contiguous
-from permutohedral.ops.triton.tuning import CHOSEN, Shape, Tuned, choose
+from permutohedral.ops.triton.tuning import Shape, Tuned, choose, may_keep
 
 # below this many channels of a group a matrix unit would mostly multiply padding
 _FEWEST_CHANNELS = 8
@@ -51,9 +51,13 @@ class After(NamedTuple):
     bias: Tensor | None = None
     added: Tensor | None = None
 
-    def tensors(self, instead: Tensor) -> list[Tensor]:
+    def tensors(self, instead: Tensor) -> tuple[Tensor, ...]:
         """All of them, and another tensor for what is not there."""
-        return [instead if each is None else each for each in self]
+        scales, divisors, bias, added = self
+        return (
+            instead if scales is None else scales, instead if divisors is None else divisors,
+            instead if bias is None else bias, instead if added is None else added,
+        )  # fmt: skip
 
 
 _NOTHING_AFTER = After()
@@ -127,12 +131,12 @@ def convolve_kernel(
 
 @triton.jit(do_not_specialize=["num_targets", "filter_size"])
 def direct_convolve_kernel(
-    lattice_values, weight, neighbors, taps, divisors, bias, added, output, num_targets, filter_size,
+    lattice_values, weight, neighbors, taps, scales, divisors, bias, added, output, num_targets, filter_size,
     DIVIDED: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr, STRIDE: tl.constexpr,
     OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, ORDER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The same, one input channel after another, for a block of all output channels."""
+    """The same, one input channel after another, for a block of all output channels; without scales."""
     target = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = target < num_targets
@@ -218,11 +222,29 @@ def convolve_halves(
     output = torch.empty(neighbors.shape[1], factors.shape[2], dtype=torch.float32, device=halves.device)
     factors, order = _weight_order(factors, halves.dtype, neighbors.shape[1])
     layout, after = (halves.shape[1], 1, order), after._replace(scales=scales)
-    _launch_matrix(output, halves, factors, neighbors, layout, None, after, "ieee")
+    _convolve_into(output, halves, factors, neighbors, layout, None, after, "ieee")
     return output
 
 
-def _launch_matrix(
+class _Kernel(NamedTuple):
+    """A kernel that convolves.
+
+    Attributes:
+        bound: it, with its constants.
+        height: targets of a program.
+        columns: programs for all channels of the same targets.
+    """
+
+    bound: Bound
+    height: int
+    columns: int
+
+
+# by all that the choice depends on
+_CHOSEN: dict[tuple[object, ...], _Kernel] = {}
+
+
+def _convolve_into(
     output: Tensor,
     lattice_values: Tensor,
     weight: Tensor,
@@ -232,56 +254,42 @@ def _launch_matrix(
     after: After,
     precision: str,
 ) -> None:
-    """Start `convolve_kernel`; the layout is the input channels of a group, the groups, and the order of the weight."""
-    (filter_size, targets), (in_channels, groups, order) = neighbors.shape, layout
-    out_channels, dtype = output.shape[1], lattice_values.dtype
-    per_group = out_channels // groups
-    tensors = (
-        lattice_values, weight, neighbors, neighbors if taps is None else taps, *after.tensors(output), output
-    )  # fmt: skip
+    """Start a kernel; the layout is the input channels of a group, the groups, and the order of the weight."""
+    (in_channels, groups, order), out_channels, (filter_size, targets) = layout, output.shape[1], neighbors.shape
+    per_group, dtype, stride = out_channels // groups, lattice_values.dtype, lattice_values.stride(0)
+    others, (scales, divisors, bias, added) = after.tensors(output), after
+    tensors = lattice_values, weight, neighbors, neighbors if taps is None else taps, *others, output
 
-    def start(tuned: Tuned) -> None:
-        bound, blocks = tuned
-        grid = -(-targets // blocks["BLOCK_M"]), -(-per_group // blocks["BLOCK_N"]) * groups, 1
-        bound(grid, tensors, (targets, filter_size))
+    def start(kernel: _Kernel) -> None:
+        kernel.bound((-(-targets // kernel.height), kernel.columns, 1), tensors, (targets, filter_size))
 
-    scales, divisors, bias, added = after
-    constants = (
-        scales is not None, divisors is not None, bias is not None, added is not None, lattice_values.stride(0),
-        out_channels, in_channels, per_group, precision, order,
-    )  # fmt: skip
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    key = ("convolve", constants, dtype, targets.bit_length(), output.get_device(), deterministic)
-    tuned = CHOSEN.get(key)
-    if tuned is None:
+    switches = divisors is not None, bias is not None, added is not None
+    if not uses_matrix_units(dtype, in_channels, per_group):
+        start(_direct_kernel(switches, stride, out_channels, in_channels, groups, order))
+        return
+    constants = scales is not None, *switches, stride, out_channels, in_channels, per_group, precision, order
+    deterministic = torch._C._get_deterministic_algorithms()
+    key = (*constants, dtype, targets.bit_length(), output.get_device(), deterministic)
+    kernel = _CHOSEN.get(key)
+    if kernel is None:
+
+        def tiled(tuned: Tuned) -> _Kernel:
+            bound, blocks = tuned
+            return _Kernel(bound, blocks["BLOCK_M"], -(-per_group // blocks["BLOCK_N"]) * groups)
+
         shape = Shape("convolve", precision, dtype, in_channels, per_group, targets)
-        tuned = choose(key, shape, convolve_kernel, dict(zip(_CONSTANTS, constants, strict=True)), start)
-    start(tuned)
-
-
-def _launch_direct(
-    output: Tensor,
-    lattice_values: Tensor,
-    weight: Tensor,
-    neighbors: Tensor,
-    layout: tuple[int, int, int],
-    taps: Tensor | None,
-    after: After,
-) -> None:
-    """Start `direct_convolve_kernel`; the layout as above."""
-    (filter_size, targets), out_channels, (_, *given) = neighbors.shape, output.shape[1], after
-    switches = tuple(each is not None for each in given)
-    bound, height, width = _bind_direct(switches, lattice_values.stride(0), out_channels, *layout)
-    taps, others = neighbors if taps is None else taps, after.tensors(output)[1:]
-    tensors = lattice_values, weight, neighbors, taps, *others, output
-    bound((-(-targets // height), -(-out_channels // width), 1), tensors, (targets, filter_size))
+        named = dict(zip(_CONSTANTS, constants, strict=True))
+        kernel = tiled(choose(shape, convolve_kernel, named, lambda tuned: start(tiled(tuned))))
+        if may_keep():
+            _CHOSEN[key] = kernel
+    start(kernel)
 
 
 @cache
-def _bind_direct(
+def _direct_kernel(
     switches: tuple[bool, ...], stride: int, out_channels: int, in_channels: int, groups: int, order: int
-) -> tuple[Bound, int, int]:
-    """The kernel, and the height and width of its tiles; the switches tell which of `After` there are."""
+) -> _Kernel:
+    """`direct_convolve_kernel`; the switches tell which of `After` there are."""
     width = min(power_of_two(out_channels), 64)
     height = max(min(1024 // width, 128), 16)
     divided, biased, added = switches
@@ -289,7 +297,7 @@ def _bind_direct(
         direct_convolve_kernel, DIVIDED=divided, BIASED=biased, ADDED=added, STRIDE=stride, OUT_CHANNELS=out_channels,
         IN=in_channels, OUT=out_channels // groups, ORDER=order, BLOCK_M=height, BLOCK_N=width,
     )  # fmt: skip
-    return bound, height, width
+    return _Kernel(bound, height, -(-out_channels // width))
 
 
 @on_device
@@ -303,33 +311,28 @@ def convolve_and_add(
 ) -> Tensor:
     """The convolution in one group with what is added to its results: see `FusedPrimitives`."""
     after = After(bias=None if bias is None else bias.contiguous(), added=None if added is None else added.contiguous())
-    return _convolve(lattice_values, weight, neighbors, 1, lattice_values.shape[0], after)
+    return convolve_rows(lattice_values, weight, neighbors, 1, lattice_values.shape[0], after)
 
 
-def convolve_rows(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int, rows: int) -> Tensor:
-    """`convolve` of the first `rows`, on the current device."""
-    if lattice_values.numel() == 0 or neighbors.numel() == 0 or weight.shape[2] == 0:
-        return lattice_values.new_zeros(neighbors.shape[1], weight.shape[2])
-    return _convolve(lattice_values, weight, neighbors, groups, rows, _NOTHING_AFTER)
-
-
-def _convolve(
-    lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int, rows: int, after: After
+def convolve_rows(
+    lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int, rows: int, after: After = _NOTHING_AFTER
 ) -> Tensor:
-    _, in_channels, out_channels = weight.shape
-    targets, dtype = neighbors.shape[1], lattice_values.dtype
+    """`convolve` of the first `rows`, on the current device, and what is done to the results."""
+    (_, in_channels, out_channels), targets, dtype = weight.shape, neighbors.shape[1], lattice_values.dtype
+    if lattice_values.numel() == 0 or targets == 0 or out_channels == 0:
+        return lattice_values.new_zeros(targets, out_channels)
     lattice_values, neighbors = rows_contiguous(lattice_values), neighbors.contiguous()
-    if not uses_matrix_units(dtype, in_channels, out_channels // groups):
-        output, layout = lattice_values.new_empty(targets, out_channels), (in_channels, groups, AS_GIVEN.value)
-        _launch_direct(output, lattice_values, weight.contiguous(), neighbors, layout, None, after)
-        return output
     precision = float32_precision(dtype)
     if targets >= _WORTH_HALVING and groups == 1 and uses_halves(precision, in_channels, out_channels):
         ((halves, inverse),) = halve(lattice_values[:rows])
         return convolve_halves(halves, inverse, weight, neighbors, after=after)
+    if uses_matrix_units(dtype, in_channels, out_channels // groups):
+        weight, order = _weight_order(weight, dtype, targets)
+    else:
+        weight, order = weight.contiguous(), AS_GIVEN.value
+    layout = in_channels, groups, order
     output = lattice_values.new_empty(targets, out_channels)
-    weight, order = _weight_order(weight, dtype, targets)
-    _launch_matrix(output, lattice_values, weight, neighbors, (in_channels, groups, order), None, after, precision)
+    _convolve_into(output, lattice_values, weight, neighbors, layout, None, after, precision)
     return output
 
 
@@ -359,8 +362,5 @@ def convolve_adjoint(
     if gradient.numel() == 0 or output.numel() == 0:
         return output.zero_()
     layout, after = (out_channels // groups, groups, ADJOINT.value), After(divisors=density)
-    if uses_matrix_units(gradient.dtype, layout[0], in_channels):
-        _launch_matrix(output, gradient, weight, reverse, layout, opposite, after, precision)
-    else:
-        _launch_direct(output, gradient, weight, reverse, layout, opposite, after)
+    _convolve_into(output, gradient, weight, reverse, layout, opposite, after, precision)
     return output

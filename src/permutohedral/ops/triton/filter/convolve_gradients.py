@@ -8,7 +8,7 @@ from permutohedral.ops.fused_primitives import ConvolutionTables
 from permutohedral.ops.triton.filter.convolve import convolve_adjoint, convolve_halves, float32_precision, uses_halves
 from permutohedral.ops.triton.filter.normalize import sum_rows
 from permutohedral.ops.triton.filter.scaled_float16 import halve
-from permutohedral.ops.triton.filter.weight_gradient import gradient_of_halves, partials_of, sum_splits
+from permutohedral.ops.triton.filter.weight_gradient import gradient_of_halves, weight_and_bias_gradient
 from permutohedral.ops.triton.runtime import on_device, rows_contiguous
 
 
@@ -28,11 +28,7 @@ def convolve_gradients(
     precision = float32_precision(weight.dtype)
     if not uses_halves(precision, in_channels, out_channels, True):
         to_values = convolve_adjoint(slope, weight, reverse, opposite, 1, None, precision) if wanted[0] else None
-        partials = partials_of(rows, slope, neighbors, 1, precision, wanted[1])
-        summed = sum_splits(partials, partials.shape[1:], weight.dtype)
-        if not wanted[1]:
-            return to_values, summed.view(weight.shape), None
-        return to_values, summed[:-1].view(weight.shape), summed[-1]
+        return to_values, *weight_and_bias_gradient(rows, slope, neighbors, 1, precision, wanted[1])
     values, gradient = halve(rows, slope)
     to_values = convolve_halves(*gradient, weight, reverse.contiguous(), opposite) if wanted[0] else None
     to_bias = sum_rows(slope) if wanted[1] else None

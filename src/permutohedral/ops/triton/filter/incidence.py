@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import triton
@@ -25,8 +26,10 @@ from permutohedral.ops.triton.runtime import (
     power_of_two,
     rows_contiguous,
     start_all,
+    stream_of,
 )
 from permutohedral.ops.triton.zeros import zeros
+from permutohedral.simplices import Simplices
 
 _BLOCK = 256
 _ROW_BLOCK = 1024
@@ -34,6 +37,8 @@ _ROW_BLOCK = 1024
 _TOGETHER = 16
 # entries of one lattice point that are read at once, where most have fewer
 _ENTRIES = 16
+# fewer points, or fewer channels, are added before the points at each lattice point are listed
+_MANY_POINTS, _MANY_CHANNELS = 1 << 16, 32
 
 
 class Incidence(NamedTuple):
@@ -248,6 +253,36 @@ def list_corners(vertices: Tensor, barycentric: Tensor, num_rows: int) -> Incide
         **strides, WEIGHT_STRIDE=barycentric.stride(0), CORNERS=corners, BLOCK=_BLOCK,
     )  # fmt: skip
     return Incidence(starts, counts, points, weights)
+
+
+# The list of a lattice, and for which stream and mode of torch it was made: as long as the lattice lives.
+_LISTED: WeakKeyDictionary[Simplices, tuple[tuple[int, bool], Incidence]] = WeakKeyDictionary()
+
+
+def list_of(simplices: Simplices) -> Incidence:
+    """`list_corners` of all points of a lattice, which keeps it: layers and steps that share one list its points once.
+
+    Another stream does not wait until it is written, and makes its own.
+    """
+    vertices, barycentric, rows = simplices.vertices, simplices.barycentric, simplices.keys.shape[0]
+    on_gpu = vertices.is_cuda
+    if simplices.bounded or (on_gpu and torch.cuda.is_current_stream_capturing()):
+        # a CUDA graph may write such tables anew
+        return list_corners(vertices, barycentric, rows)
+    stream = stream_of(vertices.get_device()) if on_gpu else 0
+    made_for, known = (stream, torch.are_deterministic_algorithms_enabled()), _LISTED.get(simplices)
+    if known is None or known[0] != made_for:
+        # it may serve where gradients are wanted
+        with torch.inference_mode(False), torch.no_grad():
+            known = _LISTED[simplices] = made_for, list_corners(vertices, barycentric, rows)
+    return known[1]
+
+
+def is_worth_listing(points: int, channels: int) -> bool:
+    """Whether gathering points is faster than adding them, or has to be repeatable to the last bit."""
+    if points >= _MANY_POINTS and channels >= _MANY_CHANNELS:
+        return True
+    return points > 0 and torch.are_deterministic_algorithms_enabled()
 
 
 def _gather_blocks(crowded: int, block_c: int, elements: int = 1024) -> dict[str, int]:

@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.ops.triton.filter.incidence import Incidence, list_corners, splat_listed
-from permutohedral.ops.triton.filter.normalize import convert, normalize
+from permutohedral.ops.triton.filter.incidence import is_worth_listing, list_corners, splat_listed
+from permutohedral.ops.triton.filter.normalize import convert
 from permutohedral.ops.triton.runtime import (
     Bound,
     Launch,
@@ -30,17 +30,11 @@ from permutohedral.ops.triton.zeros import clear, zeros
 
 # fewer points than this do not fill the GPU, and do not queue for the same lattice points
 _WORTH_RUNS = 1 << 16
-# fewer channels than this are added before the points at each lattice point are listed
-_WORTH_LISTING = 32
 # most channels where a thread holds all of those of eight points
 _WIDEST_RUN = 4
 # consecutive points of a thread, threads of a block
 _RUN = tl.constexpr(8)
 _RUN_BLOCK = 128
-# what may lie behind the sums: the weights summed at every lattice point; the values summed over all points
-NOTHING = tl.constexpr(0)
-DENSITY = tl.constexpr(1)
-TOTALS = tl.constexpr(2)
 
 
 @triton.jit
@@ -155,11 +149,11 @@ def splat_runs_kernel(
 
 
 @triton.jit
-def add_run(output, rows, row, total, weights, ended, channel, WIDTH: tl.constexpr, BESIDE: tl.constexpr):
+def add_run(output, rows, row, total, weights, ended, channel, WIDTH: tl.constexpr, DENSITY: tl.constexpr):
     """Add what a lane has summed of one lattice point, where its run has `ended`; with DENSITY the weights, too."""
     place = output + row.to(tl.int64)[:, None] * WIDTH + channel[None, :]
     tl.atomic_add(place, total, mask=ended[:, None] & (channel < WIDTH)[None, :], sem="relaxed")
-    if BESIDE == DENSITY:  # noqa: SIM102 (known when it is compiled)
+    if DENSITY:  # noqa: SIM102 (known when it is compiled)
         # the programs of the first channels do it for all
         if tl.program_id(1) == 0:
             tl.atomic_add(output + rows.to(tl.int64) * WIDTH + row, weights, mask=ended, sem="relaxed")
@@ -169,18 +163,17 @@ def add_run(output, rows, row, total, weights, ended, channel, WIDTH: tl.constex
 def splat_kernel(
     values, vertices, barycentric, output, num_points, num_rows, vertex_corner_stride, weight_corner_stride,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, VALUE_STRIDE: tl.constexpr, VERTEX_STRIDE: tl.constexpr,
-    WEIGHT_STRIDE: tl.constexpr, CORNERS: tl.constexpr, RUN: tl.constexpr, BESIDE: tl.constexpr,
+    WEIGHT_STRIDE: tl.constexpr, CORNERS: tl.constexpr, RUN: tl.constexpr, DENSITY: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Add every point to those corners of its simplex that are among the first `num_rows`; where WIDTH exceeds
-    CHANNELS, a channel of ones with it. What BESIDE asks for follows the last row.
+    CHANNELS, a channel of ones with it. With DENSITY, the weights summed at every lattice point follow the last row.
 
     A lane takes RUN consecutive points and adds those that share a corner first: atomic additions are what limits it.
     """
     first = (tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)) * RUN
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     dtype: tl.constexpr = output.dtype.element_ty
-    everything = tl.zeros([BLOCK, BLOCK_C], dtype)
     for corner in tl.static_range(CORNERS):
         current = tl.full([BLOCK], -1, tl.int32)
         total = tl.zeros([BLOCK, BLOCK_C], dtype)
@@ -191,8 +184,6 @@ def splat_kernel(
             place = values + point[:, None] * VALUE_STRIDE + channel[None, :]
             real = inside[:, None] & (channel < CHANNELS)[None, :]
             value = tl.load(place, mask=real, other=1.0).to(dtype)
-            if BESIDE == TOTALS and corner == 0:
-                everything += tl.where(real, value, 0.0)
             vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * vertex_corner_stride, mask=inside, other=-1)
             vertex = tl.where(vertex < num_rows, vertex, -1)
             place = barycentric + point * WEIGHT_STRIDE + corner * weight_corner_stride
@@ -200,20 +191,17 @@ def splat_kernel(
             share = weight[:, None] * value
             if step > 0:
                 other = vertex != current
-                add_run(output, num_rows, current, total, weights, other & (current >= 0), channel, WIDTH, BESIDE)
+                add_run(output, num_rows, current, total, weights, other & (current >= 0), channel, WIDTH, DENSITY)
                 total = tl.where(other[:, None], share, total + share)
                 weights = tl.where(other, weight, weights + weight)
             else:
                 total = share
                 weights = weight
             current = vertex
-        add_run(output, num_rows, current, total, weights, current >= 0, channel, WIDTH, BESIDE)
-    if BESIDE == TOTALS:
-        place = output + num_rows.to(tl.int64) * WIDTH + channel
-        tl.atomic_add(place, tl.sum(everything, axis=0), mask=channel < WIDTH, sem="relaxed")
+        add_run(output, num_rows, current, total, weights, current >= 0, channel, WIDTH, DENSITY)
 
 
-def _can_run(values: Tensor, vertices: Tensor, barycentric: Tensor, width: int) -> bool:
+def can_run(values: Tensor, vertices: Tensor, barycentric: Tensor, width: int) -> bool:
     """Whether there are enough points, few channels, and corners in rows of four that one access reads."""
     if values.shape[0] < _WORTH_RUNS or width > _WIDEST_RUN:
         return False
@@ -236,28 +224,29 @@ def _bind_runs(whole: bool, channels: int, width: int, value_stride: int, corner
     )  # fmt: skip
 
 
-@cache
-def _bind_splat(
-    channels: int, width: int, value_stride: int, vertex_stride: int, weight_stride: int, corners: int, run: int,
-    beside: int,
-) -> Bound:  # fmt: skip
-    return Bound(
-        splat_kernel, CHANNELS=channels, WIDTH=width, VALUE_STRIDE=value_stride, VERTEX_STRIDE=vertex_stride,
-        WEIGHT_STRIDE=weight_stride, CORNERS=corners, RUN=run, BESIDE=beside, **tile(width),
-    )  # fmt: skip
-
-
-def _add_points(
-    values: Tensor, vertices: Tensor, barycentric: Tensor, output: Tensor, num_rows: int, beside: tl.constexpr
+def add_points(
+    output: Tensor, values: Tensor, vertices: Tensor, barycentric: Tensor, num_rows: int, density: bool
 ) -> Launch:
-    values, (points, channels), width = rows_contiguous(values), values.shape, output.shape[1]
+    """What adds values, whose rows are contiguous, to `output [rows, channels]`; the density follows `num_rows`."""
+    (points, channels), width = values.shape, output.shape[1]
     (vertex_stride, vertex_corners), (weight_stride, weight_corners) = vertices.stride(), barycentric.stride()
     run = 4 if points >= _WORTH_RUNS else 1
     bound = _bind_splat(
-        channels, width, values.stride(0), vertex_stride, weight_stride, vertices.shape[1], run, beside.value
+        channels, width, values.stride(0), vertex_stride, weight_stride, vertices.shape[1], run, density
     )
     tensors, sizes = (values, vertices, barycentric, output), (points, num_rows, vertex_corners, weight_corners)
     return bound, bound.tiles(-(-points // run), width), tensors, sizes
+
+
+@cache
+def _bind_splat(
+    channels: int, width: int, value_stride: int, vertex_stride: int, weight_stride: int, corners: int, run: int,
+    density: bool,
+) -> Bound:  # fmt: skip
+    return Bound(
+        splat_kernel, CHANNELS=channels, WIDTH=width, VALUE_STRIDE=value_stride, VERTEX_STRIDE=vertex_stride,
+        WEIGHT_STRIDE=weight_stride, CORNERS=corners, RUN=run, DENSITY=density, **tile(width),
+    )  # fmt: skip
 
 
 def splat_into(output: Tensor, values: Tensor, vertices: Tensor, barycentric: Tensor) -> list[Launch]:
@@ -265,20 +254,10 @@ def splat_into(output: Tensor, values: Tensor, vertices: Tensor, barycentric: Te
 
     Vertices of at least `rows` are left out. There is at least one point, row and channel.
     """
-    if _can_run(values, vertices, barycentric, output.shape[1]):
+    rows, width = output.shape
+    if can_run(values, vertices, barycentric, width):
         return [clear(output), _add_runs(values, vertices, barycentric, output)]
-    return [clear(output), _add_points(values, vertices, barycentric, output, output.shape[0], NOTHING)]
-
-
-def list_if_worth(values: Tensor, vertices: Tensor, barycentric: Tensor, num_rows: int) -> Incidence | None:
-    """The points at each lattice point, where gathering them is faster than adding them, or has to be repeatable."""
-    points, channels = values.shape
-    if points == 0 or num_rows == 0:
-        return None
-    many = points >= _WORTH_RUNS and channels >= _WORTH_LISTING
-    if not many and not torch.are_deterministic_algorithms_enabled():
-        return None
-    return list_corners(vertices, barycentric, num_rows)
+    return [clear(output), add_points(output, rows_contiguous(values), vertices, barycentric, rows, False)]
 
 
 def splat_sums(
@@ -288,51 +267,15 @@ def splat_sums(
 
     Vertices of at least `num_rows` are left out.
     """
-    points, width, summed = values.shape[0], values.shape[1] + ones, accumulation_dtype(values.dtype)
-    incidence = list_if_worth(values, vertices, barycentric, num_rows)
-    if incidence is not None:
-        return splat_listed(values, incidence, dtype or summed, ones)
+    points, summed = values.shape[0], accumulation_dtype(values.dtype)
+    if is_worth_listing(*values.shape) and num_rows:
+        return splat_listed(values, list_corners(vertices, barycentric, num_rows), dtype or summed, ones)
     if points == 0:
-        return zeros(num_rows, width, dtype=dtype or summed, device=values.device)
-    output = torch.empty(num_rows, width, dtype=summed, device=values.device)
+        return zeros(num_rows, values.shape[1] + ones, dtype=dtype or summed, device=values.device)
+    output = torch.empty(num_rows, values.shape[1] + ones, dtype=summed, device=values.device)
     if output.numel():
         start_all(splat_into(output, values, vertices, barycentric))
     return convert(output, dtype or summed)
-
-
-def splat_with_density(values: Tensor, vertices: Tensor, barycentric: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Lattice values `[num_rows, channels]` divided by their density, of which more rows may follow, and the density.
-
-    The density `[num_rows]` is in the accumulation dtype, and one where it was zero. There is at least one point and
-    one channel.
-    """
-    channels, dtype = values.shape[1], accumulation_dtype(values.dtype)
-    if _can_run(values, vertices, barycentric, channels + 1):
-        # as the last channel
-        sums, behind = splat_sums(values, vertices, barycentric, num_rows, 1), channels
-    else:
-        sums = zeros(num_rows + cdiv(num_rows, channels), channels, dtype=dtype, device=values.device)
-        behind = num_rows * channels
-        bound, grid, tensors, sizes = _add_points(values, vertices, barycentric, sums, num_rows, DENSITY)
-        bound(grid, tensors, sizes)
-    return normalize(sums, (num_rows, channels), behind, values.dtype)
-
-
-def splat_with_totals(values: Tensor, vertices: Tensor, barycentric: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Lattice values `[num_rows, channels]`, of which one more row may follow, and sums of the values over all points.
-
-    These are the last row of the second result, `[.., channels]` in the accumulation dtype. There is at least one point
-    and one channel.
-    """
-    dtype = accumulation_dtype(values.dtype)
-    if _can_run(values, vertices, barycentric, values.shape[1]):
-        sums = splat_sums(values, vertices, barycentric, num_rows, 0)
-        totals = values.sum(dim=0, keepdim=True, dtype=dtype)
-    else:
-        totals = sums = zeros(num_rows + 1, values.shape[1], dtype=dtype, device=values.device)
-        bound, grid, tensors, sizes = _add_points(values, vertices, barycentric, sums, num_rows, TOTALS)
-        bound(grid, tensors, sizes)
-    return convert(sums, values.dtype), totals
 
 
 @on_device

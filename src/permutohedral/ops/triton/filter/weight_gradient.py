@@ -6,7 +6,7 @@ depthwise groups and float64 have a direct kernel, as in `convolve.py`.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import torch
 import triton
@@ -19,15 +19,18 @@ from permutohedral.ops.triton.filter.convolve import (
     uses_halves,
     uses_matrix_units,
 )
+from permutohedral.ops.triton.filter.normalize import sum_rows
 from permutohedral.ops.triton.filter.scaled_float16 import halve
-from permutohedral.ops.triton.runtime import Bound, bind, on_device, power_of_two, rows_contiguous
-from permutohedral.ops.triton.tuning import CHOSEN, Shape, Tuned, choose
+from permutohedral.ops.triton.runtime import Bound, on_device, power_of_two, rows_contiguous
+from permutohedral.ops.triton.tuning import Shape, Tuned, choose, may_keep
 
 # from so many on, numbers of 32 bits take longer to transpose than to convert to three of 16 bits
 _MANY_CHANNELS = 64
 # programs that fill a large GPU: of several warps, and of one or with more to wait for
 _FEW_PROGRAMS = 528
 _MANY_PROGRAMS = 2112
+# more targets take longer to be summed beside the products than by a kernel of its own
+_MANY_TARGETS = 1 << 16
 # entries of the weight that a program sums
 _SUM_BLOCK = 128
 # of `weight_gradient_kernel`, without the block shape
@@ -196,12 +199,11 @@ def direct_weight_gradient_kernel(
     tl.store(place, tl.sum(total, axis=0), mask=column < OUT_CHANNELS)
 
 
-@triton.jit(do_not_specialize=["splits", "entries", "totals_begin"])
+@triton.jit(do_not_specialize=["splits", "entries", "weights"])
 def sum_splits_kernel(
-    partials, totals, weight_gradient, bias_gradient, splits, entries, totals_begin,
-    HAS_TOTALS: tl.constexpr, OUT_CHANNELS: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Sum the shares of all splits; with HAS_TOTALS also copy the bias gradient, from `totals_begin` on."""
+    partials, weight_gradient, bias_gradient, splits, entries, weights, SPLITS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Sum the shares of all splits: those of the `weights`, and behind them those of the bias."""
     entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = entry < entries
     total = tl.zeros([SPLITS, BLOCK], partials.dtype.element_ty)
@@ -210,12 +212,9 @@ def sum_splits_kernel(
         place = partials + split.to(tl.int64)[:, None] * entries + entry[None, :]
         total += tl.load(place, mask=(split < splits)[:, None] & inside[None, :], other=0.0)
     summed = tl.sum(total, axis=0)
-    tl.store(weight_gradient + entry, summed.to(weight_gradient.dtype.element_ty), mask=inside)
-    if HAS_TOTALS:
-        # there are at least as many entries as output channels
-        channel = entry < OUT_CHANNELS
-        share = tl.load(totals + totals_begin + entry, mask=channel, other=0.0)
-        tl.store(bias_gradient + entry, share.to(bias_gradient.dtype.element_ty), mask=channel)
+    tl.store(weight_gradient + entry, summed.to(weight_gradient.dtype.element_ty), mask=entry < weights)
+    place = bias_gradient + entry - weights
+    tl.store(place, summed.to(bias_gradient.dtype.element_ty), mask=inside & (entry >= weights))
 
 
 def _scales(inverse: Tensor, gradient_inverse: Tensor, groups: int) -> Tensor:
@@ -247,7 +246,7 @@ def _direct_partials(
     rows, tiles = filter_size * in_channels + biased, -(-out_channels // width)
     splits, size = _splits(targets, tiles * rows, _MANY_PROGRAMS)
     shape, dtype = (splits, rows, out_channels), accumulation_dtype(lattice_values.dtype)
-    partials = lattice_values.new_empty(shape, dtype=dtype)
+    partials = torch.empty(shape, dtype=dtype, device=neighbors.device)
     tensors = lattice_values, output_gradient, neighbors, partials
     bound((rows, splits, tiles), tensors, (targets, filter_size, size))
     return partials
@@ -267,62 +266,64 @@ def _bind_direct(
     return bound, width
 
 
+# by all that the choice depends on
+_CHOSEN: dict[tuple[object, ...], Tuned] = {}
+
+
 def _matrix_partials(
     lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, precision: str, biased: bool
 ) -> Tensor:
     """The same with the matrix units."""
-    filter_size, targets = neighbors.shape
     in_channels, out_channels = lattice_values.shape[1] // groups, output_gradient.shape[1]
-    per_group = out_channels // groups
+    per_group, targets, dtype = out_channels // groups, neighbors.shape[1], lattice_values.dtype
     parts = 3 if precision == "tf32x3" and min(in_channels, per_group) >= _MANY_CHANNELS else 1
-
-    def start(tuned: Tuned) -> Tensor:
-        bound, blocks = tuned
-        tiles = -(-in_channels // blocks["BLOCK_K"]) * -(-per_group // blocks["BLOCK_N"]) * groups
-        taps, small = -(-filter_size // blocks["TAPS"]), blocks["num_warps"] == 1 or blocks["TAPS"] == 4
-        splits, size = _splits(targets, tiles * taps, _MANY_PROGRAMS if small else _FEW_PROGRAMS)
-        shape = splits, filter_size * in_channels + biased, out_channels
-        partials = lattice_values.new_empty(shape, dtype=torch.float32)
-        tensors, sizes = (lattice_values, output_gradient, neighbors, partials), (targets, filter_size, size)
-        bound((taps + biased, splits, tiles), tensors, sizes)
-        return partials
-
-    dtype, deterministic = lattice_values.dtype, torch.are_deterministic_algorithms_enabled()
     constants = (
         biased, lattice_values.stride(0), output_gradient.stride(0), out_channels, in_channels, per_group, precision,
         parts,
     )  # fmt: skip
-    key = ("gradient", constants, dtype, targets.bit_length(), neighbors.get_device(), deterministic)
-    tuned = CHOSEN.get(key)
+    deterministic, tensors = torch._C._get_deterministic_algorithms(), (lattice_values, output_gradient, neighbors)
+    key = (*constants, dtype, targets.bit_length(), neighbors.get_device(), deterministic)
+    tuned = _CHOSEN.get(key)
     if tuned is None:
         shape = Shape("gradient", precision, dtype, in_channels, per_group, targets)
-        tuned = choose(key, shape, weight_gradient_kernel, dict(zip(_CONSTANTS, constants, strict=True)), start)
-    return start(tuned)
+        start = partial(_start_matrix, tensors=tensors, groups=groups, biased=biased)
+        tuned = choose(shape, weight_gradient_kernel, dict(zip(_CONSTANTS, constants, strict=True)), start)
+        if may_keep():
+            _CHOSEN[key] = tuned
+    return _start_matrix(tuned, tensors, groups, biased)
 
 
-def sum_splits(partials: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """The weight gradient of `shape` and `dtype`."""
-    if partials.shape[0] == 1 and partials.dtype == dtype:
-        return partials.view(shape)
-    return _sum_with_bias(partials, None, shape, dtype)[0]
+def _start_matrix(tuned: Tuned, tensors: tuple[Tensor, Tensor, Tensor], groups: int, biased: bool) -> Tensor:
+    """Start `weight_gradient_kernel` on lattice values, output gradient and neighbors; what it writes."""
+    (bound, blocks), (lattice_values, output_gradient, neighbors) = tuned, tensors
+    (filter_size, targets), out_channels = neighbors.shape, output_gradient.shape[1]
+    in_channels, per_group = lattice_values.shape[1] // groups, out_channels // groups
+    tiles = -(-in_channels // blocks["BLOCK_K"]) * -(-per_group // blocks["BLOCK_N"]) * groups
+    taps, wanted = -(-filter_size // blocks["TAPS"]), _FEW_PROGRAMS * blocks["TAPS"] // 2
+    splits, size = _splits(targets, tiles * taps, _MANY_PROGRAMS if blocks["num_warps"] == 1 else wanted)
+    shape = splits, filter_size * in_channels + biased, out_channels
+    partials = torch.empty(shape, dtype=torch.float32, device=neighbors.device)
+    bound((taps + biased, splits, tiles), (*tensors, partials), (targets, filter_size, size))
+    return partials
 
 
-def _sum_with_bias(
-    partials: Tensor, totals: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype
+def _sum_splits(
+    partials: Tensor, shape: tuple[int, ...], dtype: torch.dtype, biased: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """The same, and the gradient of the bias, which is the last row of the `totals`, if there are such."""
-    weight_gradient = partials.new_empty(shape, dtype=dtype)
-    bias_gradient = None if totals is None else partials.new_empty(shape[-1], dtype=dtype)
-    entries, splits = weight_gradient.numel(), partials.shape[0]
-    begin = 0 if totals is None else totals.numel() - shape[-1]
-    constants = {"OUT_CHANNELS": shape[-1], "SPLITS": min(power_of_two(splits), 16), "BLOCK": _SUM_BLOCK}
-    bound = bind(sum_splits_kernel, HAS_TOTALS=totals is not None, **constants)
-    tensors = (
-        partials, partials if totals is None else totals, weight_gradient,
-        weight_gradient if bias_gradient is None else bias_gradient,
-    )  # fmt: skip
-    bound((-(-entries // _SUM_BLOCK), 1, 1), tensors, (splits, entries, begin))
+    """The gradient of the weight, of `shape` and `dtype`, and that of the bias if it is biased."""
+    weight_gradient = torch.empty(shape, dtype=dtype, device=partials.device)
+    bias_gradient = torch.empty(shape[-1], dtype=dtype, device=partials.device) if biased else None
+    splits, rows, columns = partials.shape
+    entries, weights = rows * columns, (rows - biased) * columns
+    bound = _bind_sum(min(power_of_two(splits), 16))
+    tensors = partials, weight_gradient, weight_gradient if bias_gradient is None else bias_gradient
+    bound((-(-entries // _SUM_BLOCK), 1, 1), tensors, (splits, entries, weights))
     return weight_gradient, bias_gradient
+
+
+@cache
+def _bind_sum(at_once: int) -> Bound:
+    return Bound(sum_splits_kernel, SPLITS=at_once, BLOCK=_SUM_BLOCK)
 
 
 # what `halve` makes of a matrix
@@ -333,22 +334,8 @@ def gradient_of_halves(lattice_values: _Halves, output_gradient: _Halves, neighb
     """`convolve_weight_gradient` of what `halve` made."""
     partials = _matrix_partials(lattice_values[0], output_gradient[0], neighbors, groups, "ieee", False)
     shape = neighbors.shape[0], lattice_values[0].shape[1] // groups, output_gradient[0].shape[1]
-    return sum_splits(partials, shape, partials.dtype) * _scales(lattice_values[1], output_gradient[1], groups)
-
-
-def partials_of(
-    lattice_values: Tensor,
-    output_gradient: Tensor,
-    neighbors: Tensor,
-    groups: int,
-    precision: str,
-    biased: bool = False,
-) -> Tensor:
-    """The shares of all splits, by the matrix units or without."""
-    in_channels, per_group = lattice_values.shape[1] // groups, output_gradient.shape[1] // groups
-    if uses_matrix_units(lattice_values.dtype, in_channels, per_group):
-        return _matrix_partials(lattice_values, output_gradient, neighbors, groups, precision, biased)
-    return _direct_partials(lattice_values, output_gradient, neighbors, groups, biased)
+    summed, _ = _sum_splits(partials, shape, partials.dtype, False)
+    return summed * _scales(lattice_values[1], output_gradient[1], groups)
 
 
 @on_device
@@ -362,22 +349,23 @@ def convolve_weight_gradient(lattice_values: Tensor, output_gradient: Tensor, ne
     if uses_halves(precision, shape[1], shape[2] // groups, True):
         values, gradient = halve(lattice_values, output_gradient)
         return gradient_of_halves(values, gradient, neighbors, groups)
-    partials = partials_of(lattice_values, output_gradient, neighbors, groups, precision)
-    return sum_splits(partials, shape, lattice_values.dtype)
+    return weight_and_bias_gradient(lattice_values, output_gradient, neighbors, groups, precision, False)[0]
 
 
 def weight_and_bias_gradient(
-    lattice_values: Tensor,
-    output_gradient: Tensor,
-    neighbors: Tensor,
-    groups: int,
-    totals: Tensor | None,
-    precision: str,
+    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, precision: str, biased: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """`convolve_weight_gradient`, and the last row of `totals` as the gradient of the bias, in their dtype.
+    """The gradient of the weight; if it is biased, that of a bias, too, the sum of the output gradient.
 
-    More rows may follow those of the lattice values and of the gradient. For the precision see `float32_precision`.
+    Nothing is empty, and rows are contiguous; more may follow those of the lattice values. For the precision see
+    `float32_precision`.
     """
-    shape = neighbors.shape[0], lattice_values.shape[1] // groups, output_gradient.shape[1]
-    partials = partials_of(lattice_values, output_gradient, neighbors.contiguous(), groups, precision)
-    return _sum_with_bias(partials, totals, shape, lattice_values.dtype)
+    in_channels, out_channels, dtype = lattice_values.shape[1] // groups, output_gradient.shape[1], lattice_values.dtype
+    if biased and neighbors.shape[1] >= _MANY_TARGETS:
+        to_weight, _ = weight_and_bias_gradient(lattice_values, output_gradient, neighbors, groups, precision, False)
+        return to_weight, sum_rows(output_gradient)
+    if uses_matrix_units(dtype, in_channels, out_channels // groups):
+        partials = _matrix_partials(lattice_values, output_gradient, neighbors, groups, precision, biased)
+    else:
+        partials = _direct_partials(lattice_values, output_gradient, neighbors, groups, biased)
+    return _sum_splits(partials, (neighbors.shape[0], in_channels, out_channels), dtype, biased)
