@@ -21,6 +21,9 @@ def test_a_network_comes_back_as_it_was(tmp_path: Path) -> None:
     save_segmenter(network, DESCRIPTION, tmp_path / "network.safetensors")
     again, description = load_segmenter(tmp_path / "network.safetensors")
     assert description == DESCRIPTION
+    # whoever may read other new files may read this one
+    (tmp_path / "other").touch()
+    assert (tmp_path / "network.safetensors").stat().st_mode == (tmp_path / "other").stat().st_mode
     values, positions, item = torch.rand(9, VALUE_CHANNELS), torch.rand(9, 3), torch.zeros(9, dtype=torch.int32)
     assert torch.equal(again(values, positions, item), network(values, positions, item))
 

@@ -12,7 +12,7 @@ from torch import nn
 from permutohedral.clouds.scenes import VALUE_CHANNELS, Above
 from permutohedral.errors import DataError, InputError
 from permutohedral.models.point_segmentation import build_segmenter
-from permutohedral.reporting.atomic import replacing
+from permutohedral.reporting.atomic import write_bytes
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,11 @@ def save_segmenter(network: nn.Module, description: Description, path: Path) -> 
     Raises:
         StorageError: the file cannot be written.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
-    with replacing(path) as partial:
-        try:
-            save_file(tensors, partial, metadata={"points": json.dumps(asdict(description))})
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
+    # what safetensors writes itself, only its owner may read
+    write_bytes(path, save(tensors, metadata={"points": json.dumps(asdict(description))}))
 
 
 def load_segmenter(path: Path | None = None) -> tuple[nn.Module, Description]:

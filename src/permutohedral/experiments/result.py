@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from permutohedral.errors import InputError, StorageError
 from permutohedral.ops.dispatch import choose_backend
-from permutohedral.reporting.atomic import replacing
+from permutohedral.reporting.atomic import replacing, write_bytes
 from permutohedral.reporting.provenance import find_commit, find_processor
 from permutohedral.version import __version__
 
@@ -130,15 +130,10 @@ def write_weights(path: Path, model: nn.Module) -> None:
     Raises:
         StorageError: the file cannot be written.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    with replacing(path) as partial:
-        try:
-            save_file(tensors, partial)
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
+    # what safetensors writes itself, only its owner may read
+    write_bytes(path, save({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}))
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

@@ -37,6 +37,16 @@ VARIANTS = (
     "flat_short_small",
 )
 
+# what has levels beside what has none, trained alike
+PAIRS = (
+    ("unet_linear", "flat_coarse"),
+    ("unet_linear", "flat_positions"),
+    ("unet", "flat"),
+    ("unet_short", "flat_short"),
+    ("unet_short", "flat_short_wide"),
+    ("unet_short", "flat_short_small"),
+)
+
 _TIMES = "steps.json"
 
 
@@ -63,6 +73,28 @@ def lidar_table(results: Sequence[Result]) -> str:
     detail = " / ".join(CLASSES)
     places = [f"mIoU, other half of {HALVED}", detail, f"mIoU, {UNSEEN}, never seen", detail]
     return markdown_table(["Network", "Weights", "Seeds", "Crops learned", *places], lines)
+
+
+def gaps_table(results: Sequence[Result]) -> str:
+    """How far networks with levels are ahead of those without: means over the seeds ± the spread of their difference.
+
+    >>> metrics = [{"miou": {HALVED: share, UNSEEN: 0.5}, "weights": 7000} for share in (0.9, 0.8)]
+    >>> pair = [Result("lidar", name, {}, each, 0) for name, each in zip(PAIRS[0], metrics, strict=True)]
+    >>> print(gaps_table(pair).splitlines()[2])
+    | unet_linear (7,000) | flat_coarse (7,000) | +0.100 | +0.000 |
+    """
+    runs, lines = by_row(results), []
+    for pair in (pair for pair in PAIRS if all(name in runs for name in pair)):
+        cells = [f"{name} ({runs[name][0].metrics['weights']:,})" for name in pair]
+        for place in (HALVED, UNSEEN):
+            levels, flat = (np.array([run.metrics["miou"][place] for run in runs[name]]) for name in pair)
+            # seeds are drawn apart, so variances add up
+            known = min(len(levels), len(flat)) > 1
+            spread = f" ± {np.hypot(levels.std(ddof=1), flat.std(ddof=1)):.3f}" if known else ""
+            cells.append(f"{levels.mean() - flat.mean():+.3f}{spread}")
+        lines.append(cells)
+    heads = ["With levels (weights)", "On one level (weights)", f"ahead on {HALVED}, mIoU", f"ahead on {UNSEEN}, mIoU"]
+    return markdown_table(heads, lines)
 
 
 def times_table(times: Mapping[str, Any]) -> str:
@@ -102,6 +134,9 @@ def write_lidar_report(results: Sequence[Result], options: RunOptions, command: 
         f"Made with `{command}`: {'; '.join(_machines(results))}. All figures with their settings are in `runs/`.",
         "",
     ]
+    gaps = gaps_table(results)
+    if gaps.count("\n") > 1:
+        lines += ["What levels bring beside one level, trained alike; ± is the spread of the difference:", "", gaps, ""]
     if times is not None:
         machine, commit = name_machine(times["environment"]["hardware"]), short_commit(times["environment"]["commit"])
         lines += [
