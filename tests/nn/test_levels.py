@@ -13,6 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 
 import permutohedral as ph
+from permutohedral.nn.group_norm import LatticeItems
 
 
 def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
@@ -60,6 +61,45 @@ def test_derivatives_of_values_and_parameters(name: str) -> None:
     # the order of atomic additions on a GPU may differ
     assert gradcheck(function, inputs, fast_mode=True, nondet_tol=1e-10)
     assert gradgradcheck(function, inputs, fast_mode=True, nondet_tol=1e-10)
+
+
+@pytest.mark.parametrize("points", [9, 0])
+@pytest.mark.parametrize("name", layers())
+def test_compiled_and_of_no_points(name: str, points: int) -> None:
+    layer, level = layers()[name]
+    pyramid = pyramid_of(points)
+    arguments = arguments_of(name, pyramid)
+    values = draw(pyramid.levels[level].num_lattice_points, 2)
+    expected = layer(values, *arguments)
+    torch.compiler.reset()
+
+    def run(each: Tensor) -> Tensor:
+        # else the number of items is read, where a graph ends
+        items = (LatticeItems(pyramid.levels[0], int(points > 0)),) if name == "norm" else ()
+        result: Tensor = layer(each, *arguments, *items)
+        return result
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    assert_close(compiled(values), expected)
+    again = layers()[name][0]
+    again.load_state_dict(layer.state_dict())
+    assert_close(again(values, *arguments), expected)
+
+
+@pytest.mark.parametrize("name", layers())
+def test_autocast(name: str) -> None:
+    layer, level = layers()[name]
+    layer = layer.float()
+    pyramid = ph.build_pyramid(draw(9, 2, scale=2.0).float(), 2)
+    values = draw(pyramid.levels[level].num_lattice_points, 2).float().requires_grad_()
+    expected = layer(values, *arguments_of(name, pyramid))
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        found = layer(values, *arguments_of(name, pyramid))
+    # sums of few numbers of eight bits
+    assert float((found.float() - expected).detach().abs().max()) <= 0.02 * float(expected.detach().abs().max())
+    (gradient,) = torch.autograd.grad(found.float().square().sum(), values)
+    assert gradient.dtype == torch.float32
+    assert bool(gradient.isfinite().all())
 
 
 def test_linear_layers_between_levels_keep_what_is_constant() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -32,25 +31,27 @@ class LatticeItems:
     def __init__(self, lattice: Lattice, items: int | None = None) -> None:
         self.item = lattice.source.keys[:, 0]
         self.items = count_items(lattice) if items is None else items
-
-    @cached_property
-    def _members(self) -> Tensor:
-        """How many lattice points each item has, at least one, `[items, 1]`."""
-        # counted without waiting, which bincount does not
-        one = torch.ones((), dtype=torch.int32, device=self.item.device).expand(self.item.shape)
-        return self.item.new_zeros(self.items).index_add(0, self.item, one).clamp_min(1)[:, None]
+        # made when they are first asked for; cached_property would end a compiled graph
+        self._members: Tensor | None = None
+        self._rows: ItemRows | None = None
 
     def mean(self, rows: Tensor) -> Tensor:
         """The mean over the lattice points of each item, `[lattice_points, channels]` to `[items, channels]`."""
+        if self._members is None:
+            # counted without waiting, which bincount does not; an item has at least one
+            one = torch.ones((), dtype=torch.int32, device=self.item.device).expand(self.item.shape)
+            self._members = self.item.new_zeros(self.items).index_add(0, self.item, one).clamp_min(1)[:, None]
         return rows.new_zeros(self.items, rows.shape[1]).index_add(0, self.item, rows) / self._members
 
-    @cached_property
+    @property
     def rows(self) -> ItemRows:
-        """The lattice points of each item, listed when it is first asked for."""
-        ordered, order = torch.sort(self.item, stable=True)
-        each = torch.arange(self.items + 1, dtype=torch.int32, device=self.item.device)
-        starts = torch.searchsorted(ordered, each, out_int32=True)
-        return ItemRows(None if self.items == 1 else order.to(torch.int32), starts, self.items)
+        """The lattice points of each item."""
+        if self._rows is None:
+            ordered, order = torch.sort(self.item, stable=True)
+            each = torch.arange(self.items + 1, dtype=torch.int32, device=self.item.device)
+            starts = torch.searchsorted(ordered, each, out_int32=True)
+            self._rows = ItemRows(None if self.items == 1 else order.to(torch.int32), starts, self.items)
+        return self._rows
 
     def spread(self, of_items: Tensor) -> Tensor:
         """What belongs to the items at each lattice point, `[items, channels]` to `[lattice_points, channels]`."""

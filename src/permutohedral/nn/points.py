@@ -122,7 +122,7 @@ class DeformSlice(nn.Module):
         target = lattice.target
         points, corners = target.vertices.shape
         summary = self.summarize(lattice_values).relu()
-        at_corners = summary.index_select(0, target.vertices.flatten()).view(points, corners, -1)
+        at_corners = summary.index_select(0, target.vertices.flatten()).view(points, corners, summary.shape[1])
         # each corner sees itself and the largest of all
         largest = at_corners.amax(dim=1, keepdim=True).expand_as(at_corners)
         offsets = cast(Tensor, self.offset(torch.cat([at_corners, largest], dim=2)))[..., 0]
