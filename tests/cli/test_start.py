@@ -102,3 +102,34 @@ def test_the_signal_of_a_finished_command_does_no_harm() -> None:
     assert returncode in (-signal.SIGINT, 130)
     assert stdout.startswith("permutohedral ")
     assert "Traceback" not in stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["filter", "--help"], ["backends", "--json"]])
+def test_a_full_disk_behind_stdout_is_told_in_a_line(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "permutohedral", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: cannot write to stdout: No space left on device; send it elsewhere\n",
+    )
+
+
+def test_who_stops_reading_gets_no_message() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as gone:
+        done = subprocess.run(
+            [sys.executable, "-m", "permutohedral", "--help"],
+            stdout=gone,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "")

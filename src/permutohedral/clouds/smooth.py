@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from permutohedral.arrays.unfinished import Unfinished
 from permutohedral.arrays.workers import Workers
+from permutohedral.data.cloud_labels import las_file
 from permutohedral.errors import DataError, InputError
 from permutohedral.reporting.atomic import replacing
 
@@ -190,8 +191,10 @@ def _smooth_chunks(
 def _keep(smooth: NDArray[Any], target: str, number: int) -> None:
     """Write the result of a chunk beside the target."""
     unfinished = Unfinished(Path(target))
-    with unfinished.writing((number,)):
-        np.save(unfinished.folder / f"{number}.npy", smooth)
+    with unfinished.writing((number,)), open(unfinished.folder / f"{number}.npy", "wb") as file:
+        # not np.save, whose error for a full disk does not say that it is full
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(smooth))
+        file.write(np.ascontiguousarray(smooth).data)
 
 
 def _assemble(scan: Scan, chunks: list[tuple[int, int]], unfinished: Unfinished, target: Path) -> None:
@@ -202,7 +205,8 @@ def _assemble(scan: Scan, chunks: list[tuple[int, int]], unfinished: Unfinished,
 
     with (
         laspy.open(scan.path) as reader,
-        laspy.open(target, mode="w", header=reader.header, do_compress=target.suffix.lower() == ".laz") as writer,
+        las_file(target) as file,
+        laspy.open(file, mode="w", header=reader.header, do_compress=target.suffix.lower() == ".laz") as writer,
     ):
         for number, (first, last) in enumerate(chunks):
             points = reader.read_points(last - first)
