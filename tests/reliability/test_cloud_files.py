@@ -12,8 +12,9 @@ from plyfile import PlyData, PlyElement
 from reliability.disks import largest_file
 
 from permutohedral.clouds.smooth import smooth_file
+from permutohedral.data.cloud_files import read_cloud
 from permutohedral.data.cloud_labels import copy_with_labels
-from permutohedral.errors import StorageError
+from permutohedral.errors import DataError, StorageError
 from permutohedral.reporting.atomic import replacing
 
 COUNT = 5000
@@ -65,3 +66,20 @@ def test_a_smooth_scan_that_does_not_fit(ending: str, room: int, tmp_path: Path)
     smooth_file(source, target, 1.0, resume=True)
     assert laspy.read(target).header.point_count == COUNT
     assert sorted(tmp_path.iterdir()) == [source, target]
+
+
+# the second is cut off between two points, where what is left looks whole
+@pytest.mark.parametrize(("ending", "points"), [("las", 1000.5), ("las", 1000), ("laz", 1000.5)])
+def test_a_scan_that_was_cut_off(ending: str, points: float, tmp_path: Path) -> None:
+    source, target = tmp_path / f"in.{ending}", tmp_path / f"out.{ending}"
+    write_cloud(source)
+    with laspy.open(source) as reader:
+        header = reader.header
+    whole = source.read_bytes()
+    left = int(points * header.point_format.size) if ending == "las" else len(whole) // 3
+    source.write_bytes(whole[: header.offset_to_point_data + left])
+    with pytest.raises(DataError, match=r"cut off|cannot read"):
+        read_cloud(source)
+    with pytest.raises(DataError, match=r"cut off|cannot read"):
+        smooth_file(source, target, 1.0)
+    assert not target.exists()

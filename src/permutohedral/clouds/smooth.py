@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from permutohedral.arrays.unfinished import Unfinished
 from permutohedral.arrays.workers import Workers
+from permutohedral.data.cloud_files import check_point_count
 from permutohedral.data.cloud_labels import las_file
 from permutohedral.errors import DataError, InputError
 from permutohedral.reporting.atomic import replacing
@@ -44,13 +45,25 @@ class Scan:
     field: str
 
     def read(self, chunk: tuple[int, int]) -> Any:
-        """The points from one number to another, as laspy gives them."""
+        """The points from one number to another, as laspy gives them.
+
+        Raises:
+            DataError: they cannot be read, or the file ends before them.
+        """
         import laspy
 
         first, last = chunk
-        with laspy.open(self.path) as reader:
-            reader.seek(first)
-            return reader.read_points(last - first)
+        try:
+            with laspy.open(self.path) as reader:
+                reader.seek(first)
+                points = reader.read_points(last - first)
+        # laspy and what it decompresses with have errors of their own
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise DataError(f"cannot read the laser scan {self.path}: {reason}") from error
+        # laspy takes the end of a file for that of its points
+        check_point_count(Path(self.path), len(points), last - first)
+        return points
 
     def features_and_values(self, chunk: tuple[int, int], sigma: float) -> tuple[NDArray[Any], NDArray[Any]]:
         """`[points, 3]`, positions from the origin in standard deviations, and `[points, channels]`, the field."""
