@@ -108,8 +108,10 @@ def test_integer_dtype_is_refused() -> None:
 
 @pytest.mark.parametrize("sigma", ["2", ("1", "2"), True, 1j, [1.0 + 0j, 2.0], [True, True]])
 def test_what_is_no_number_is_no_sigma(sigma: Any) -> None:
-    for call in (lambda: bilateral_features(torch.rand(3, 4, 5), sigma, 0.1), lambda: position_features(4, 5, sigma)):
-        with pytest.raises(InputError, match="sigma must be one number or one for each dimension"):
-            call()
-    with pytest.raises(InputError, match="sigma must be one number or one for each dimension"):
+    message = "sigma must be one number or one for each dimension"
+    with pytest.raises(InputError, match=message):
+        bilateral_features(torch.rand(3, 4, 5), sigma, 0.1)
+    with pytest.raises(InputError, match=message):
+        position_features(4, 5, sigma)
+    with pytest.raises(InputError, match=message):
         bilateral_filter(torch.rand(3, 4, 5), sigma, 0.1)

@@ -25,8 +25,8 @@ def write_cloud(path: Path) -> None:
     if path.suffix == ".npz":
         np.savez(path, positions=positions)
     elif path.suffix == ".ply":
-        rows = np.rec.fromarrays(positions.T, names="x,y,z")
-        PlyData([PlyElement.describe(np.asarray(rows), "vertex")]).write(str(path))
+        rows = positions.view([(axis, "f8") for axis in "xyz"])[:, 0]
+        PlyData([PlyElement.describe(rows, "vertex")]).write(str(path))
     else:
         header = laspy.LasHeader(point_format=3, version="1.2")
         header.scales = np.full(3, 0.001)
