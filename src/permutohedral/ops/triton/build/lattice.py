@@ -1,9 +1,9 @@
 """Build the lattice: embed the points, number the vertices they touch (`insertion.py`).
 
 The host reads the number of lattice points and the error flags together, once, of sources and targets alike. What does
-not fit the first table, whose size follows from the number of points, is inserted again into another. Where their
-neighbors are wanted, too, the GPU is given that work before the host waits, with room for as many lattice points as
-most point sets need; it reads their true number itself.
+not fit the first table, whose size follows from the number of points, is inserted again into another. The GPU is given
+the work that follows, keys and, where they are wanted, neighbors, before the host waits, with room for as many lattice
+points as most point sets need; it reads their true number itself.
 """
 
 from __future__ import annotations
@@ -98,21 +98,36 @@ def order(insertion: Insertion, told: Report) -> Insertion:
     return renumber(insertion, told.num_lattice_points, exact) if exact or scattered else insertion
 
 
-def finish(insertion: Insertion, told: Report, columns: int) -> Indexed:
-    """What was inserted, with keys of so many columns."""
-    insertion = order(insertion, told)
-    keys, table = _unpack(insertion, told.num_lattice_points, columns)
-    return keys, insertion.vertices, insertion.barycentric, table.storage
+# keys, of which more rows may follow, and the table
+_Unpacked = tuple[Tensor, PackedTable]
 
 
-def _unpack(
-    insertion: Insertion, rows: int, columns: int, neighbors: Tensor | None = None
-) -> tuple[Tensor, PackedTable]:
+def finish(insertion: Insertion, told: Report, columns: int, ahead: _Unpacked | None = None) -> Indexed:
+    """What was inserted, with keys of so many columns, which may have been unpacked `ahead`."""
+    ordered, number = order(insertion, told), told.num_lattice_points
+    if ahead is None or ordered is not insertion or ahead[0].shape[0] < number or _is_loose(ahead[1], number):
+        keys, table = _unpack(ordered, number, columns)
+    else:
+        keys, table = _shorten(ahead[0], number), ahead[1]
+    return keys, ordered.vertices, ordered.barycentric, table.storage
+
+
+def _shorten(rows: Tensor, number: int) -> Tensor:
+    """The first rows, by the fastest of the ways."""
+    columns = rows.shape[1]
+    return rows.as_strided((number, columns), (columns, 1))
+
+
+def _is_loose(table: PackedTable, rows: int) -> bool:
+    """Whether so many rows leave most of the table empty, and that takes much memory."""
+    return table.capacity > max(2 * capacity_for(rows), _SMALL_CAPACITY)
+
+
+def _unpack(insertion: Insertion, rows: int, columns: int, neighbors: Tensor | None = None) -> _Unpacked:
     """The keys of up to so many rows, and the table, or a smaller one; the `neighbors` are filled with -1."""
-    table, fitting, device = insertion.table, capacity_for(rows), insertion.vertices.device
-    if table.capacity > max(2 * fitting, _SMALL_CAPACITY):
-        # most of the table is empty, and that takes much memory
-        table = PackedTable.empty(fitting, device)
+    table, device = insertion.table, insertion.vertices.device
+    if _is_loose(table, rows):
+        table = PackedTable.empty(capacity_for(rows), device)
     keys = torch.empty(rows, columns, dtype=torch.int32, device=device)
     unpack_keys(insertion, keys, table, neighbors)
     return keys, table
@@ -128,14 +143,24 @@ def _index(attempts: list[Attempt]) -> list[Indexed]:
     """All sets together, so that the host waits once."""
     with HostReports(attempts[0].features.device) as reports:
         insertions = [attempt.start(words) for attempt, words in zip(attempts, reports.words, strict=False)]
+        ahead = [_unpack_ahead(insertion) for insertion in insertions]
         told = [reports.read(number) for number in range(len(attempts))]
-    return [_settle(*each) for each in zip(attempts, insertions, told, strict=True)]
+    return [_settle(*each) for each in zip(attempts, insertions, told, ahead, strict=True)]
 
 
-def _settle(attempt: Attempt, insertion: Insertion, told: Report) -> Indexed:
+def _unpack_ahead(insertion: Insertion) -> _Unpacked | None:
+    """The keys of most lattices of so many points, before their number is known; None where that would be in vain."""
+    points, columns = insertion.vertices.shape
+    if points > MOST_POINTS_AHEAD or torch.are_deterministic_algorithms_enabled():
+        return None
+    # keys take little memory
+    return _unpack(insertion, min(2 * expected_rows(points, columns - 1), points * columns), columns)
+
+
+def _settle(attempt: Attempt, insertion: Insertion, told: Report, ahead: _Unpacked | None) -> Indexed:
     check_range(attempt.features, attempt.batch, told)
     if not told.no_room and not told.full:
-        return finish(insertion, told, insertion.vertices.shape[1])
+        return finish(insertion, told, insertion.vertices.shape[1], ahead)
     following = attempt.next(told)
     return wide_keys.index_points(attempt.features, attempt.batch) if following is None else _index([following])[0]
 
@@ -191,7 +216,5 @@ def index_with_neighbors(
     if number > rows:
         keys, vertices, barycentric, storage = finish(insertion, told, dimension + 1)
         return keys, vertices, barycentric, storage, search_packed(PackedTable(storage), keys, number, offsets, True)
-    # the fastest of the ways to shorten them
-    keys = keys.as_strided((number, dimension + 1), (dimension + 1, 1))
     neighbors = neighbors.as_strided((taps, number), (number, 1))
-    return keys, insertion.vertices, insertion.barycentric, table.storage, neighbors
+    return _shorten(keys, number), insertion.vertices, insertion.barycentric, table.storage, neighbors
