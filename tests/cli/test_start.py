@@ -52,6 +52,23 @@ def test_ctrl_c_while_modules_are_loaded(module: str, tmp_path: Path) -> None:
     assert not output.exists()
 
 
+def test_ctrl_c_in_a_module_that_catches_everything(tmp_path: Path) -> None:
+    """Some modules try what they import, and take any exception for a missing one."""
+    (tmp_path / "catching.py").write_text(
+        "import os, signal\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    [None for _ in range(1000)]\n"
+        "except BaseException:\n"
+        "    pass\n"
+    )
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.path.insert(0, sys.argv[1]); "
+        "import permutohedral.__main__ as start; start._run = lambda: __import__('catching'); start.main()"
+    )
+    assert run(str(tmp_path), code=code) == (130, "", "")
+
+
 def test_ctrl_c_while_a_picture_is_filtered(tmp_path: Path) -> None:
     source, output = tmp_path / "a.png", tmp_path / "b.png"
     Image.new("RGB", (8, 9)).save(source)
