@@ -72,13 +72,18 @@ class Attempt(NamedTuple):
 
 
 def first_attempt(features: Tensor, batch: Tensor | None) -> Attempt:
-    """A table for any small lattice; a large one is rarely more than a twelfth of what the points could touch."""
-    features, (points, dimension) = rows_contiguous(features), features.shape
+    """The points in a table of `first_capacity`."""
+    capacity = first_capacity(*features.shape)
+    return Attempt(rows_contiguous(features), batch, capacity, features.shape[1] > LARGEST_EVEN_DIMENSION)
+
+
+def first_capacity(points: int, dimension: int) -> int:
+    """Room for any small lattice; a large one is rarely more than a twelfth of what the points could touch."""
     entries = points * (dimension + 1)
     likely, dense = 2 * entries, dimension <= _FEW_DIMENSIONS
     if likely > (_DENSE_CAPACITY if dense else _CHEAP_CAPACITY):
         likely = max(_DENSE_CAPACITY if dense else _LARGE_CAPACITY, entries // 6)
-    return Attempt(features, batch, power_of_two(likely, 64), dimension > LARGEST_EVEN_DIMENSION)
+    return power_of_two(likely, 64)
 
 
 def check_range(features: Tensor, batch: Tensor | None, told: Report) -> None:
@@ -94,8 +99,13 @@ def order(insertion: Insertion, told: Report) -> Insertion:
     are many of them and the points come in no spatial order, so that neighbors lie near each other in memory.
     """
     exact = torch.are_deterministic_algorithms_enabled()
-    scattered = told.num_lattice_points >= _WORTH_ORDERING and 2 * told.far_pairs > SAMPLES.value
+    scattered = is_worth_ordering(told.num_lattice_points) and 2 * told.far_pairs > SAMPLES.value
     return renumber(insertion, told.num_lattice_points, exact) if exact or scattered else insertion
+
+
+def is_worth_ordering(lattice_points: int) -> bool:
+    """Whether so many are put into an order if the points come in none."""
+    return lattice_points >= _WORTH_ORDERING
 
 
 # keys, of which more rows may follow, and the table
@@ -105,7 +115,7 @@ _Unpacked = tuple[Tensor, PackedTable]
 def finish(insertion: Insertion, told: Report, columns: int, ahead: _Unpacked | None = None) -> Indexed:
     """What was inserted, with keys of so many columns, which may have been unpacked `ahead`."""
     ordered, number = order(insertion, told), told.num_lattice_points
-    if ahead is None or ordered is not insertion or ahead[0].shape[0] < number or _is_loose(ahead[1], number):
+    if ahead is None or ordered is not insertion or ahead[0].shape[0] < number or is_loose(ahead[1].capacity, number):
         keys, table = _unpack(ordered, number, columns)
     else:
         keys, table = _shorten(ahead[0], number), ahead[1]
@@ -118,15 +128,15 @@ def _shorten(rows: Tensor, number: int) -> Tensor:
     return rows.as_strided((number, columns), (columns, 1))
 
 
-def _is_loose(table: PackedTable, rows: int) -> bool:
-    """Whether so many rows leave most of the table empty, and that takes much memory."""
-    return table.capacity > max(2 * capacity_for(rows), _SMALL_CAPACITY)
+def is_loose(capacity: int, rows: int) -> bool:
+    """Whether so many rows leave most of a table empty, and that takes much memory."""
+    return capacity > max(2 * capacity_for(rows), _SMALL_CAPACITY)
 
 
 def _unpack(insertion: Insertion, rows: int, columns: int, neighbors: Tensor | None = None) -> _Unpacked:
     """The keys of up to so many rows, and the table, or a smaller one; the `neighbors` are filled with -1."""
     table, device = insertion.table, insertion.vertices.device
-    if _is_loose(table, rows):
+    if is_loose(table.capacity, rows):
         table = PackedTable.empty(capacity_for(rows), device)
     keys = torch.empty(rows, columns, dtype=torch.int32, device=device)
     unpack_keys(insertion, keys, table, neighbors)
@@ -137,6 +147,14 @@ def expected_rows(points: int, dimension: int) -> int:
     """Room for the lattice points of most sets of so many points."""
     likely = points + points // 4 if dimension <= _FEW_DIMENSIONS else points // _POINTS_PER_ROW
     return min(points * (dimension + 1), max(_FEWEST_ROWS, likely))
+
+
+def rows_ahead(points: int, dimension: int, taps: int) -> int | None:
+    """For how many rows so many neighbors are looked up before their number is known, None for after it."""
+    rows = expected_rows(points, dimension)
+    if not 0 < points <= MOST_POINTS_AHEAD or dimension > LARGEST_EVEN_DIMENSION or taps * rows > _MOST_NEIGHBORS_AHEAD:
+        return None
+    return rows
 
 
 def _index(attempts: list[Attempt]) -> list[Indexed]:
@@ -194,10 +212,9 @@ def index_with_neighbors(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
     """`index_points` and the neighbors of what it numbers at each offset, None where that is done in two steps."""
     points, dimension = features.shape
-    rows, taps = expected_rows(points, dimension), offsets.shape[0]
-    if not 0 < points <= MOST_POINTS_AHEAD or dimension > LARGEST_EVEN_DIMENSION or taps * rows > _MOST_NEIGHBORS_AHEAD:
-        return None
-    if torch.are_deterministic_algorithms_enabled():
+    taps = offsets.shape[0]
+    rows = rows_ahead(points, dimension, taps)
+    if rows is None or torch.are_deterministic_algorithms_enabled():
         return None
     attempt = first_attempt(features, batch)
     insertion = insert_points(*attempt)
