@@ -64,7 +64,8 @@ def test_ctrl_c_in_a_module_that_catches_everything(tmp_path: Path) -> None:
     )
     code = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "sys.path.insert(0, sys.argv[1]); import permutohedral.__main__ as start; start._run = lambda: __import__('catching'); start.main()"
+        "sys.path.insert(0, sys.argv[1]); import permutohedral.__main__ as start; "
+        "start._run = lambda: __import__('catching'); start.main()"
     )
     assert run(str(tmp_path), code=code) == (130, "", "")
 
