@@ -58,6 +58,8 @@ def test_a_pyramid_is_its_levels_and_the_tables_between() -> None:
     assert forecast_memory(1000, 3, levels=3).total > forecast_memory(1000, 3, levels=2).total
     with pytest.raises(InputError, match="names 2 levels, but there are 3"):
         forecast_memory(1000, 3, num_lattice_points=(9, 3), levels=3)
+    with pytest.raises(InputError, match="num_points must be at most"):
+        forecast_memory(10**30, 3)
 
 
 def test_without_triton_there_is_no_forecast_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
