@@ -181,7 +181,8 @@ def _over_colors(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: 
         return None
     # the mass is one more channel
     passes = math.ceil((image.shape[:-2].numel() // count + 1) / 4)
-    pictures, ranges = guide.reshape(-1, guides, height, width), numbers_of(sigma_range, guides)
+    # in one piece, as it is needed later on: what is found out takes less time
+    pictures, ranges = guide.reshape(-1, guides, height, width).contiguous(), numbers_of(sigma_range, guides)
     axes = find_axes(pictures, ranges)
     if axes is None:
         return None
@@ -191,7 +192,7 @@ def _over_colors(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: 
         colors, reason = method(pictures, ranges, sigmas, axes, passes, lattice)
         if colors is not None:
             name: Literal["landmarks", "grid"] = "landmarks" if isinstance(colors, Landmarks) else "grid"
-            return Choice(name, reason, colors=colors, window=window_of(guide, sigma_space, sigma_range))
+            return Choice(name, reason, colors=colors, window=window_of(pictures, sigma_space, sigma_range))
     return None
 
 
@@ -247,7 +248,8 @@ def _lattice_points_per_pixel(guide: Tensor, sigma_space: Sigma, sigma_range: Si
     with torch.no_grad():
         first = guide.reshape(-1, *guide.shape[-3:])[0]
         squares = [first[:, rows, columns] for rows in _places(first.shape[1]) for columns in _places(first.shape[2])]
-        features = torch.cat([bilateral_features(square, sigma_space, sigma_range) for square in squares])
+        # one below another: where a square lies changes next to nothing
+        features = bilateral_features(torch.cat(squares, dim=1), sigma_space, sigma_range)
         items = torch.arange(len(squares), dtype=torch.int32, device=guide.device)
         keys = operators.index_points(features, items.repeat_interleave(features.shape[0] // len(squares)))[0]
     extents = zip(squares[0].shape[1:], first.shape[1:], numbers_of(sigma_space, 2), strict=True)

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from permutohedral.filters.color_samples import sample_colors
 from permutohedral.memory import check_rows
 from permutohedral.ops import fused_filters
 from permutohedral.ops.color_tables import LandmarkTables
@@ -94,7 +95,7 @@ def choose_landmarks(guide: Tensor, sigma: Sequence[float], most: int) -> Landma
     >>> choose_landmarks(torch.zeros(1, 3, 4, 5), [0.1, 0.1, 0.1], most=9).colors.tolist()
     [[0.0, 0.0, 0.0]]
     """
-    sampled = _sample(guide) / np.array(sigma)
+    sampled = sample_colors(guide, max(_SAMPLES, guide.shape[0] * _SAMPLES_OF_AN_ITEM)) / np.array(sigma)
     with np.errstate(invalid="ignore"):
         if not np.isfinite(sampled.sum()):
             # refused later on, with a reason
@@ -116,19 +117,6 @@ def choose_landmarks(guide: Tensor, sigma: Sequence[float], most: int) -> Landma
     dtype = accumulation_dtype(guide.dtype)
     on_device = [torch.from_numpy(array).to(guide.device, dtype) for array in (taken, mixture)]
     return Landmarks(on_device[0], on_device[1], _share_of_lonely(taken, sampled))
-
-
-def _sample(guide: Tensor) -> NDArray[np.float64]:
-    """`[colors, guide channels]`, out of pixels all over all of the pictures."""
-    items, _, height, width = guide.shape
-    pixels = items * height * width
-    along = min(max(_SAMPLES, items * _SAMPLES_OF_AN_ITEM), pixels)
-    # places at random, one in each of equal parts, against patterns in the picture
-    places = ((np.arange(along) + np.random.default_rng(0).random(along)) * (pixels / max(along, 1))).astype(np.int64)
-    places = places.clip(max=pixels - 1)
-    item, pixel = (torch.from_numpy(part).to(guide.device) for part in np.divmod(places, max(height * width, 1)))
-    colors: NDArray[np.float64] = guide.detach().flatten(2)[item, :, pixel].cpu().double().numpy()
-    return colors
 
 
 def _thin_out(colors: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -169,10 +157,13 @@ def _share_of_lonely(landmarks: NDArray[np.float64], sampled: NDArray[np.float64
     As many of the other pixels, in proportion, have colors that no landmark stands for (Good and Turing).
     """
     middle = landmarks.mean(axis=0)
-    landmarks, sampled = landmarks - middle, sampled - middle
-    squares = (landmarks**2).sum(axis=1)[:, None] + (sampled**2).sum(axis=1) - 2 * landmarks @ sampled.T
-    near = squares < -2 * math.log(1 - _MOST_LACKING)
-    return float((near.sum(axis=1) <= 1).sum()) / len(sampled)
+    # single precision will do for a share
+    near, far = ((each - middle).astype(np.float32) for each in (landmarks, sampled))
+    halves = [0.5 * np.einsum("nc,nc->n", each, each) for each in (near, far)]
+    # |a - b|^2 / 2 is less than the limit
+    limit = halves[0] + math.log(1 - _MOST_LACKING)
+    counts = np.count_nonzero(near @ far.T - halves[1] > limit[:, None], axis=1)
+    return float((counts <= 1).sum()) / len(sampled)
 
 
 def _neighbors_in_blocks(colors: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -15,7 +15,6 @@ import permutohedral as ph
 from permutohedral.checks import check_method
 from permutohedral.filters.choice import choose_for_pixels
 from permutohedral.filters.color_grid import ColorAxes, reach_of_grid
-from permutohedral.filters.color_grid import cell_size as grid_cell
 from permutohedral.filters.exact import WINDOW_REACH, divide_by_mass, sum_pixels, window_of
 from permutohedral.filters.landmarks import (
     Landmarks,
@@ -82,7 +81,7 @@ def filter_in_tiles(  # noqa: PLR0913 (the filter, and three options by name)
     else:
         filter_part = _without_lattice(sigma_space, sigma_range, window_reach, axes)
         # tiles begin where cells of the whole do
-        margins, step = [reach_of_grid(sigma_space)] * 2, grid_cell(sigma_space)
+        margins, step = [reach_of_grid(sigma_space, axes.step)] * 2, axes.step.cell_size(sigma_space)
     result = torch.empty_like(values)
     for part in _parts_of(height, width, tile, margins, step, progress):
         filtered = filter_part(values[part.read], guide[part.read], part.origin)
