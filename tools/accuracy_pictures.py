@@ -3,10 +3,11 @@
     python tools/accuracy_pictures.py --photographs FOLDER --before PYTHON     writes results/accuracy-pictures.json
 
 PYTHON is the interpreter of an installation of the version that times are judged by, whose lattice is timed in turn
-with ours (`tools/time_lattice.py`); without it times are judged by the lattice of this version. The exact filter is `method="exact"` at every pixel, whose rounding and truncation are far below the errors. Times are
-processor times of one thread, so that other work on the machine counts little. OpenCV is timed beside if it is
-installed; it measures colors by the sum of the absolute differences of their channels, so its results are those of
-another filter. `tools/accuracy.py` puts the figures into docs/accuracy.md.
+with ours (`tools/time_lattice.py`); without it times are judged by the lattice of this version. The exact filter is
+`method="exact"` at every pixel, whose rounding and truncation are far below the errors. Times are processor times of
+one thread, so that other work on the machine counts little. OpenCV is timed beside if it is installed; it measures
+colors by the sum of the absolute differences of their channels, so its results are those of another filter.
+`tools/accuracy.py` puts the figures into docs/accuracy.md.
 """
 
 from __future__ import annotations

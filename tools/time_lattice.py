@@ -1,4 +1,4 @@
-"""Times the lattice of the installation it runs in: `tools/accuracy_pictures.py --before` starts it with another Python.
+"""Times the lattice of the installation it runs in; `tools/accuracy_pictures.py --before` starts it.
 
 It says where its package lies, one line, and then answers pictures: of each a line of JSON, with the shape, the
 bandwidths, and then the pixels come in; the processor time of one thread, in milliseconds, goes out, as a line. It uses

@@ -38,7 +38,7 @@ _PARTS = 2
 # colors from which the axes are found
 _SAMPLES = 1024
 # places along each axis, and pixels along each axis at each of them, at which nodes are counted
-_PLACES, _SIDE = 2, 24
+_PLACES, _SIDE = 2, 20
 # nodes that are stored, for each that is touched: as it was for photographs
 _STORED = 1.75
 # ranges of nodes at all places, and nodes along an axis, that there may be at most

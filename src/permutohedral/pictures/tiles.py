@@ -21,6 +21,7 @@ from permutohedral.filters.landmarks import (
     cell_size,
     rare_pixels,
     reach_of_landmarks,
+    share_of_mass,
     sum_landmarks,
     sum_windows,
 )
@@ -102,17 +103,17 @@ def _with_landmarks(
     height, width = values.shape[1:]
     sigmas = sigma_space, sigma_space
     margin, result = reach_of_landmarks(sigma_space), torch.empty_like(values)
-    mass = values.new_empty(height, width)
+    share = values.new_empty(height, width)
     # tiles begin where cells of the whole do
     parts = partial(_parts_of, height, width, tile, [margin, margin], cell_size(sigma_space))
     for part in parts(None if progress is None else lambda share: progress(share / 2)):
         window = window_of(guide[part.read], sigma_space, sigma_range)
         assert window is not None, "sigma is a number"
         sums = sum_landmarks(values[None][part.read], window.guide, sigmas, landmarks, repaired=False)[0]
-        mass[part.written] = sums[-1][part.kept]
+        share[part.written] = share_of_mass(sums[-1], window.guide[0], landmarks, sigmas)[part.kept]
         result[part.written] = divide_by_mass(sums, values.dtype)[part.kept]
     is_rare = torch.zeros(height * width, dtype=torch.bool, device=values.device)
-    is_rare[rare_pixels(mass.flatten(), sigmas)] = True
+    is_rare[rare_pixels(share.flatten(), sigmas)] = True
     is_rare = is_rare.view(height, width)
     for part in parts(None if progress is None else lambda share: progress(0.5 + share / 2)):
         rare = is_rare[part.written].nonzero()
