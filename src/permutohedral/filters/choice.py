@@ -40,10 +40,10 @@ from permutohedral.tensors import check_features, check_tensor
 # what that changes is a tenth to a half of what the lattice does; landmarks and grids come before the last of them
 _REACHES = 3.0, 2.5, 2.2, 2.0
 # how much longer than the lattice another method may take: a third, less what the estimates may be wrong
-_SLOWER = 1.25
+_SLOWER = 1.28
 
 # all in nanoseconds; of the lattice: for each corner of a point, and for each axis at each lattice point
-_CORNER, _LATTICE_POINT = 13.5, 28.0
+_CORNER, _LATTICE_POINT = 14.0, 30.0
 # of the exact method: for each pair, and each of its features and channels; for each pixel besides
 _PAIR, _PAIR_CHANNEL, _PIXEL = 0.32, 0.05, 32.0
 # of narrower windows than the first, whose weights are rough, as a part of that
@@ -53,7 +53,7 @@ _ROUGH = 0.85
 _LANDMARKS_PIXEL, _TERM, _NODE_TERM, _NODE_PAIR = 60.0, 1.0, 20.0, 0.16
 # of a grid, for four channels: for each pixel, with what it takes to find its axes, and each node over colors that is
 # stored; for each place between cells, and each row of nodes there
-_GRID_PIXEL, _GRID_NODE, _GRID_PLACE, _GRID_ROW = 84.0, 21.5, 1470.0, 110.0
+_GRID_PIXEL, _GRID_NODE, _GRID_PLACE, _GRID_ROW = 84.0, 21.5, 1470.0, 70.0
 # windows of fewer pixels are not worth a grid
 _LEAST_SIGMA = 3.0
 # up to so many nodes that colors take up, landmarks are few; up to so many, every color sees many that are three

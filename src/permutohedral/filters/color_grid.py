@@ -36,7 +36,7 @@ _BLUR_REACH = 3.0
 # the pixels of a cell give to its nodes from the middles of so many parts along each axis
 _PARTS = 2
 # colors from which the axes are found
-_SAMPLES = 1024
+_SAMPLES = 4096
 # places along each axis, and pixels along each axis at each of them, at which nodes are counted
 _PLACES, _SIDE = 2, 20
 # nodes that are stored, for each that is touched: as it was for photographs
