@@ -236,7 +236,7 @@ def render(report: dict[str, Any]) -> list[str]:
     return [
         markdown_table(headers, table, text_columns=range(len(headers))),
         "",
-        f"{count} of {len(table)} rows miss nothing; {today} would if times were judged by the lattice of this version.",
+        f"{count} of {len(table)} rows miss nothing; {today} would, were times judged by the lattice of this version.",
         f"Measured at commit {report['commit'][:7]}{_before_in_words(report)}.",
     ]
 
