@@ -37,8 +37,9 @@ from permutohedral.ops.tracing import is_plain, is_traced, wants_gradient
 from permutohedral.tensors import check_features, check_tensor
 
 # windows that reach this far, in standard deviations, leave out 1.1, 4.4, 8.9 and 13.5 % of the mass of the Gaussian:
-# what that changes is a tenth to a half of what the lattice does; landmarks and grids come before the last of them
+# what that changes is a tenth to a half of what the lattice does; landmarks and grids come before the narrow ones
 _REACHES = 3.0, 2.5, 2.2, 2.0
+_NARROW = 2.2
 # how much longer than the lattice another method may take: a third, less what the estimates may be wrong
 _SLOWER = 1.28
 
@@ -58,7 +59,7 @@ _GRID_PIXEL, _GRID_NODE, _GRID_PLACE, _GRID_ROW = 84.0, 21.5, 1470.0, 70.0
 _LEAST_SIGMA = 3.0
 # up to so many nodes that colors take up, landmarks are few; up to so many, every color sees many that are three
 # standard deviations away, where a coarse grid is far off; and how many landmarks there are to such a node at least
-_FEW_LANDMARKS, _WIDE_GAUSSIAN, _LANDMARKS_OF_A_NODE = 22.0, 45.0, 0.4
+_FEW_LANDMARKS, _WIDE_GAUSSIAN, _LANDMARKS_OF_A_NODE = 9.0, 45.0, 0.4
 
 # squares of a picture in which lattice points are counted
 _SIDE, _SQUARES_ALONG = 24, 2
@@ -171,7 +172,7 @@ def choose_for_pixels(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_ra
         for reach, size, time in zip(_REACHES, windows, exact, strict=True)
         if time <= _SLOWER * lattice
     ]
-    if options and options[0].reach > _REACHES[-1]:
+    if options and options[0].reach > _NARROW:
         return options[0]
     found = _over_colors(image, guide, sigma_space, sigma_range, lattice)
     if found is not None:
