@@ -30,7 +30,7 @@ from permutohedral.ops.primitives import accumulation_dtype, window_extents
 
 # colors the landmarks are chosen from, of many pictures at least so many of each; and how far apart those are, in
 # standard deviations
-_SAMPLES, _SAMPLES_OF_AN_ITEM, _SPACING = 4096, 1024, 0.6
+_SAMPLES, _SAMPLES_OF_AN_ITEM, _SPACING = 8192, 1024, 0.6
 # what w(a, a) should lack at most at these colors, and what it may lack if there are no more landmarks
 _TOLERANCE, _MOST_LACKING = 0.1, 0.35
 # so many terms take no longer than one, so that they are all used unless even less is left
