@@ -150,6 +150,11 @@ struct Kernels {
                           int threads);
     void (*largest_gradient)(const Simplices<T>& simplices, Matrix<const T> gradient, const int32_t* winners,
                              Matrix<T> out, int threads);
+    // from one level of a pyramid to the next: half of each fine row is added to both of its parents [num_fine, 2], rows
+    // of the coarse level
+    void (*coarsen_rows)(Matrix<const T> fine, const int32_t* parents, Matrix<T> coarse, int threads);
+    // the transpose: each fine row is the mean of its parents, and what is added [num_fine, num_channels], if not null
+    void (*refine_rows)(Matrix<const T> coarse, const int32_t* parents, const T* added, Matrix<T> fine, int threads);
     void (*blur)(Matrix<const T> lattice_values, const int32_t* axis_neighbors, int64_t num_axes, bool reverse, T* out,
                  int threads);
     // number times each lattice value, and those at its neighbors [number, num_lattice_points] that are not missing

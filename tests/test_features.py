@@ -7,7 +7,8 @@ import torch
 
 import permutohedral.features as features_module
 from permutohedral.errors import InputError
-from permutohedral.features import color_features, join_features, position_features
+from permutohedral.features import bilateral_features, color_features, join_features, position_features
+from permutohedral.functional import bilateral_filter
 
 
 def test_positions_follow_the_scan_order_of_the_image() -> None:
@@ -103,3 +104,14 @@ def test_bad_input_is_named(function: str, arguments: tuple[Any, ...], message: 
 def test_integer_dtype_is_refused() -> None:
     with pytest.raises(InputError, match="floating"):
         position_features(2, 2, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("sigma", ["2", ("1", "2"), True, 1j, [1.0 + 0j, 2.0], [True, True]])
+def test_what_is_no_number_is_no_sigma(sigma: Any) -> None:
+    message = "sigma must be one number or one for each dimension"
+    with pytest.raises(InputError, match=message):
+        bilateral_features(torch.rand(3, 4, 5), sigma, 0.1)
+    with pytest.raises(InputError, match=message):
+        position_features(4, 5, sigma)
+    with pytest.raises(InputError, match=message):
+        bilateral_filter(torch.rand(3, 4, 5), sigma, 0.1)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from typing import Any
 
 import pytest
 import torch
 
 from permutohedral import memory
-from permutohedral.errors import InputError
+from permutohedral.errors import BackendUnavailable, InputError
 from permutohedral.memory import MemoryForecast, forecast_memory
 
 needs_core = pytest.mark.skipif(memory._compiled_core() is None, reason="the compiled core is not installed")
@@ -56,6 +58,35 @@ def test_a_pyramid_is_its_levels_and_the_tables_between() -> None:
     assert forecast_memory(1000, 3, levels=3).total > forecast_memory(1000, 3, levels=2).total
     with pytest.raises(InputError, match="names 2 levels, but there are 3"):
         forecast_memory(1000, 3, num_lattice_points=(9, 3), levels=3)
+    with pytest.raises(InputError, match="num_points must be at most"):
+        forecast_memory(10**30, 3)
+
+
+def test_without_triton_there_is_no_forecast_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "permutohedral.ops.triton.build.forecast", None)
+    with pytest.raises(BackendUnavailable, match="asks the Triton backend, which cannot be loaded"):
+        forecast_memory(1000, 3, device="cuda")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_the_forecast_of_a_gpu() -> None:
+    # 2^20 slots of 16 bytes with a header of 144 words, and room for 65,536 lattice points
+    found = forecast_memory(100_000, 3, num_lattice_points=45_000, device="cuda")
+    assert found.lattice_points == 8 * (144 + 2 * 2**20) + 65_536 * 4 * 4
+    assert found.neighbors == 65_536 * 15 * 4
+    # 8 bytes for the code of each slot, while the neighbors are there
+    assert found.scratch == 8 * 2**20 + found.neighbors
+    # a coarse level has a table for as many lattice points as the fine one has
+    both = forecast_memory(100_000, 3, num_lattice_points=(45_000, 11_000), levels=2, device="cuda")
+    assert both.lattice_points == found.lattice_points + 8 * (144 + 2 * 2**17) + 11_000 * 4 * 4
+    assert both.neighbors == found.neighbors + 4 * (2 * 45_000 + 15 * (45_000 + 2 * 11_000))
+    # points that do not fit the first table are inserted again
+    scattered = forecast_memory(2_000_000, 3, num_lattice_points=8_000_000, device="cuda")
+    assert scattered.scratch > forecast_memory(2_000_000, 3, num_lattice_points=10**6, device="cuda").scratch + 2**25
+    # more than 16 dimensions: wide keys
+    assert (
+        forecast_memory(100, 17, 0, num_lattice_points=1800, device="cuda").lattice_points == 8 * 4096 + 1800 * 18 * 4
+    )
 
 
 @needs_core

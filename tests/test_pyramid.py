@@ -123,7 +123,7 @@ def test_up_is_the_transpose_of_down() -> None:
 def test_what_is_kept_is_added() -> None:
     pyramid = ph.build_pyramid(draw(25, 2, scale=3.0), 2)
     fine, coarse = (level.num_lattice_points for level in pyramid.levels)
-    for leading, channels in (((), 3), ((2,), 37)):
+    for leading, channels in (((), 16), ((), 3), ((2,), 37)):
         values, kept = draw(*leading, coarse, channels), draw(*leading, fine, channels, seed=1)
         assert_close(ph.refine(values, pyramid, 0, added=kept), ph.refine(values, pyramid, 0) + kept)
     for wrong in (kept[0], kept[..., :2], kept[:, :-1]):
@@ -133,6 +133,36 @@ def test_what_is_kept_is_added() -> None:
     rows, kept = (draw(level.num_lattice_points, 3) for level in reversed(pyramid.levels))
     with pytest.raises(ph.InputError, match="added must have the shape and dtype"):
         ph.refine(rows.float(), pyramid, 0, added=kept.half())
+
+
+def test_gradients_of_what_is_coarsened_and_kept() -> None:
+    pyramid = ph.build_pyramid(draw(25, 2, scale=3.0), 2)
+    fine, coarse = (level.num_lattice_points for level in pyramid.levels)
+    for leading in ((), (2,)):
+        values = draw(*leading, fine, 3).requires_grad_()
+        upstream, other = draw(*leading, coarse, 3, seed=1), draw(*leading, fine, 3, seed=2)
+        below, kept = ph.coarsen_and_keep(values, pyramid, 0)
+        assert_close(below, ph.coarsen(values, pyramid, 0))
+        assert_close(kept, values)
+        (found,) = torch.autograd.grad([below, kept], values, [upstream, other], retain_graph=True)
+        assert_close(found, ph.refine(upstream, pyramid, 0) + other)
+        # one of both is not used
+        assert_close(torch.autograd.grad(below, values, upstream, retain_graph=True)[0], found - other)
+        assert_close(torch.autograd.grad(kept, values, other)[0], other)
+
+
+def test_what_is_coarsened_and_kept_need_not_be_differentiated() -> None:
+    pyramid = ph.build_pyramid(draw(25, 2, scale=3.0), 2)
+    values = draw(pyramid.levels[0].num_lattice_points, 3)
+    below, kept = ph.coarsen_and_keep(values, pyramid, 0)
+    assert kept is values
+    assert_close(below, ph.coarsen(values, pyramid, 0))
+    # transformed and compiled it is made of both
+    pushed = torch.func.jvp(lambda each: torch.cat(ph.coarsen_and_keep(each, pyramid, 0)), (values,), (-values,))[1]
+    assert_close(pushed, -torch.cat([below, kept]))
+    compiled = torch.compile(lambda each: ph.coarsen_and_keep(each, pyramid, 0), fullgraph=True, backend="aot_eager")
+    for found, expected in zip(compiled(values.requires_grad_()), (below, kept), strict=True):
+        assert_close(found, expected)
 
 
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)])
@@ -187,6 +217,8 @@ def test_no_points() -> None:
     pyramid = ph.build_pyramid(draw(0, 3), LEVELS)
     assert [level.num_lattice_points for level in pyramid.levels] == [0, 0, 0]
     assert ph.coarsen(draw(0, 2), pyramid, 0).shape == (0, 2)
+    assert [each.shape for each in ph.coarsen_and_keep(draw(0, 2), pyramid, 0)] == [(0, 2), (0, 2)]
+    assert ph.refine(draw(0, 2), pyramid, 0, added=draw(0, 2)).shape == (0, 2)
     assert ph.pool(draw(0, 2), pyramid, 1).shape == (0, 2)
 
 
@@ -198,6 +230,7 @@ def test_one_level_is_the_lattice_alone() -> None:
 
 STEPS: dict[str, Callable[[Tensor, Tensor, ph.LatticePyramid], Tensor]] = {
     "coarsen": lambda values, weight, pyramid: ph.coarsen(values, pyramid, 0) * weight.sum(),
+    "keep": lambda values, weight, pyramid: torch.cat(ph.coarsen_and_keep(values, pyramid, 0)) * weight.sum(),
     "refine": lambda values, weight, pyramid: ph.refine(values, pyramid, 0) * weight.sum(),
     "convolve_down": lambda values, weight, pyramid: ph.convolve_down(values, weight, pyramid, 0),
     "convolve_up": lambda values, weight, pyramid: ph.convolve_up(values, weight, pyramid, 0),

@@ -84,8 +84,8 @@ def run_interpolated(given: Operands, pyramid: ph.LatticePyramid) -> None:
     """
     fine, coarse = pyramid.levels[:2]
     kept = ph.convolve(ph.splat(given.values, fine), given.weights[0], fine)
-    below = ph.convolve(ph.coarsen(kept, pyramid, 0), given.weights[1], coarse)
-    refined = ph.refine(below, pyramid, 0, added=kept)
+    down, kept = ph.coarsen_and_keep(kept, pyramid, 0)
+    refined = ph.refine(ph.convolve(down, given.weights[1], coarse), pyramid, 0, added=kept)
     given.differentiate(ph.slice(refined, fine), *given.weights[:2])
 
 
@@ -93,7 +93,8 @@ def run_mixed(given: Operands, pyramid: ph.LatticePyramid) -> None:
     """The same with mixed channels on the coarse level, which networks need whose levels have more or fewer of them."""
     fine, coarse = pyramid.levels[:2]
     kept = ph.convolve(ph.splat(given.values, fine), given.weights[0], fine)
-    below = ph.convolve(ph.coarsen(kept, pyramid, 0) @ given.mixes[0], given.weights[1], coarse)
+    down, kept = ph.coarsen_and_keep(kept, pyramid, 0)
+    below = ph.convolve(down @ given.mixes[0], given.weights[1], coarse)
     refined = ph.refine(below @ given.mixes[1], pyramid, 0, added=kept)
     given.differentiate(ph.slice(refined, fine), *given.weights[:2], *given.mixes)
 

@@ -301,16 +301,15 @@ void divide_by(Array<T, 2> values, Array<const T, 1> divisors, int threads) {
 template <class T>
 void coarsen_values(Array<const T, 2> values, Array<const int32_t, 2> parents, Array<T, 2> out, int threads) {
     nb::gil_scoped_release release;
-    coarsen_rows(values.data(), parents.data(), int64_t(values.shape(0)), int64_t(out.shape(0)),
-                 int64_t(values.shape(1)), out.data(), threads);
+    kernels<T>().coarsen_rows(matrix_of(values), parents.data(), matrix_of(out), threads);
 }
 
 template <class T>
 void refine_values(Array<const T, 2> values, Array<const int32_t, 2> parents, std::optional<Array<const T, 2>> added,
                    Array<T, 2> out, int threads) {
     nb::gil_scoped_release release;
-    refine_rows(values.data(), parents.data(), added ? added->data() : nullptr, int64_t(out.shape(0)),
-                int64_t(values.shape(1)), out.data(), threads);
+    kernels<T>().refine_rows(matrix_of(values), parents.data(), added ? added->data() : nullptr, matrix_of(out),
+                             threads);
 }
 
 template <class T>

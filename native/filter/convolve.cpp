@@ -1,8 +1,8 @@
 // convolve: the neighbors along each tap are gathered block by block and multiplied in registers. Compiled once per
 // instruction set.
 //
-// Scratch memory, whatever the number of lattice points: one padded copy of the weight, and per thread one block of
-// results (at most 64 KiB, or 32 rows) with its list of neighbors.
+// Scratch memory, whatever the number of lattice points: one padded copy of the weight where it needs padding or another
+// order, and per thread one block of results (at most 64 KiB, or 32 rows) with its list of neighbors.
 #include <algorithm>
 
 #include "filter/register_tiles.hpp"
@@ -148,13 +148,16 @@ void convolve(Matrix<const T> in, const T* weight, const NeighborTable& neighbor
     const Tiling tiling = tile_channels<T, wide_vectors>(shape.out_channels);
     const int64_t row_bytes = sizeof(T) * padded_channels(tiling);
     const int64_t block = std::clamp(block_bytes / row_bytes, min_block, max_block);
-    const Memory arranged = arrange_weight(weight, shape, tiling);
+    // of one group and one tile without padding it is arranged already
+    const bool in_place = groups == 1 && tile_width(tiling) == out.num_channels;
+    const Memory arranged = in_place ? Memory(0) : arrange_weight(weight, shape, tiling);
+    const T* panels = in_place ? weight : as<T>(arranged);
     const Memory sums((block + 1) * row_bytes * threads);
     dispatch_tiling<T, wide_vectors>(tiling, [&](auto vector, auto vectors) {
         constexpr int V = decltype(vector)::value, N = decltype(vectors)::value;
         parallel_ranges(threads, out.num_rows, block, [&](int64_t begin, int64_t end, int worker) {
             T* own = as<T>(sums) + worker * (block + 1) * padded_channels(tiling);
-            convolve_block<T, V, N>(in, as<T>(arranged), neighbors, shape, {begin, end}, own, out);
+            convolve_block<T, V, N>(in, panels, neighbors, shape, {begin, end}, own, out);
         });
     });
 }

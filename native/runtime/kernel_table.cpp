@@ -19,6 +19,8 @@ constexpr Kernels<T> all_kernels() {
     kernels.barycentric_gradient = &barycentric_gradient<T>;
     kernels.splat_largest = &splat_largest<T>;
     kernels.largest_gradient = &largest_gradient<T>;
+    kernels.coarsen_rows = &coarsen_rows<T>;
+    kernels.refine_rows = &refine_rows<T>;
     kernels.blur = &blur<T>;
     kernels.add_beside = &add_beside<T>;
     kernels.filter_gaussian = &filter_gaussian<T>;

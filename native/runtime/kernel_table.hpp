@@ -38,6 +38,10 @@ template <class T>
 void largest_gradient(const Simplices<T>& simplices, Matrix<const T> gradient, const int32_t* winners, Matrix<T> out,
                       int threads);
 template <class T>
+void coarsen_rows(Matrix<const T> fine, const int32_t* parents, Matrix<T> coarse, int threads);
+template <class T>
+void refine_rows(Matrix<const T> coarse, const int32_t* parents, const T* added, Matrix<T> fine, int threads);
+template <class T>
 void blur(Matrix<const T> lattice_values, const int32_t* axis_neighbors, int64_t num_axes, bool reverse, T* out,
           int threads);
 template <class T>

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -17,9 +18,15 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     try:
-        _run()
+        try:
+            _run()
+        finally:
+            # now, and not while the interpreter ends, where an error would be a traceback
+            sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except OSError as error:
+        _explain_output(error)
     finally:
         # all is written; while the interpreter ends, an exception would be a traceback that nobody can catch
         if signal.getsignal(signal.SIGINT) is _interrupt:
@@ -34,6 +41,18 @@ def _run() -> None:
     from permutohedral.cli.application import application
 
     application(prog_name="permutohedral")
+
+
+def _explain_output(error: OSError) -> None:
+    """Tell why stdout takes nothing more; commands explain errors of files themselves, and raise others to be seen."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE):
+        raise error
+    # what is still in the buffer would fail once more when the interpreter ends
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    # who stopped reading wants no message
+    if error.errno != errno.EPIPE:
+        print(f"error: cannot write to stdout: {error.strerror}; send it elsewhere", file=sys.stderr)
+    sys.exit(1)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

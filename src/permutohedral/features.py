@@ -325,10 +325,14 @@ def read_numbers(sigma: Sigma) -> list[float]:
     >>> read_numbers((1, 2.5))
     [1.0, 2.5]
     """
-    if isinstance(sigma, (int, float)):
+    if isinstance(sigma, (int, float)) and not isinstance(sigma, bool):
         return [float(sigma)]
     try:
-        given = np.asarray(sigma.tolist() if isinstance(sigma, Tensor) else sigma, dtype=np.float64)
+        given = np.asarray(sigma.tolist() if isinstance(sigma, Tensor) else sigma)
+        # NumPy would read texts, too, take yes for one, and drop what is imaginary
+        if given.size and given.dtype.kind in "USbc":
+            raise ValueError("no number")
+        given = given.astype(np.float64)
     except (TypeError, ValueError) as error:
         raise InputError(f"sigma must be one number or one for each dimension, got {sigma!r}") from error
     if given.ndim > 1:

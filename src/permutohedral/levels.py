@@ -38,6 +38,32 @@ def coarsen(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tens
     return unfold(level_operators.coarsen_values(rows, tables.parents, coarse.num_lattice_points), leading)
 
 
+def coarsen_and_keep(lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> tuple[Tensor, Tensor]:
+    """`coarsen`, and the lattice values again, for `refine` to add: one pass then adds up the gradients of both.
+
+    Args:
+        lattice_values: `[lattice_points, channels]` of `level`, or `[..., lattice_points, channels]`.
+        pyramid: from `build_pyramid`.
+        level: of `lattice_values`; the first result is on `level + 1`.
+
+    Returns:
+        What `coarsen` gives, and `lattice_values`.
+
+    >>> import torch
+    >>> import permutohedral as ph
+    >>> pyramid = ph.build_pyramid(torch.rand(100, 3) * 9, levels=2)
+    >>> fine = torch.rand(pyramid.levels[0].num_lattice_points, 2, requires_grad=True)
+    >>> coarse, kept = ph.coarsen_and_keep(fine, pyramid, level=0)
+    >>> ph.refine(coarse.relu(), pyramid, level=0, added=kept).shape == fine.shape
+    True
+    """
+    fine, coarse, tables = _between(pyramid, level)
+    rows, leading = lattice_to_rows(lattice_values, fine, fine.source)
+    check_rows(coarse.num_lattice_points, rows.shape[1], rows)
+    below, kept = level_operators.coarsen_and_keep(rows, tables.parents, coarse.num_lattice_points)
+    return unfold(below, leading), unfold(kept, leading)
+
+
 def refine(lattice_values: Tensor, pyramid: LatticePyramid, level: int, added: Tensor | None = None) -> Tensor:
     """Bring lattice values one level up: P, so that slicing them there gives the same. The adjoint of `coarsen`.
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from permutohedral.errors import InputError, MemoryLimitError
+from permutohedral.errors import BackendUnavailable, InputError, MemoryLimitError
 from permutohedral.neighborhood import Neighborhood, count_taps
 from permutohedral.tensors import check_count
 
@@ -57,7 +57,7 @@ class MemoryForecast:
         return self.simplices + self.lattice_points + max(self.scratch, self.neighbors + self.values)
 
 
-def forecast_memory(  # noqa: PLR0913 (what describes the request, and four options by name)
+def forecast_memory(  # noqa: PLR0913 (what describes the request, and five options by name)
     num_points: int,
     dimension: int,
     neighborhood_size: int = 1,
@@ -68,14 +68,16 @@ def forecast_memory(  # noqa: PLR0913 (what describes the request, and four opti
     separable: bool = False,
     ordered: bool = False,
     levels: int = 1,
+    device: torch.device | str = "cpu",
 ) -> MemoryForecast:
     """Forecast the memory of `build_lattice` and one filter without gradients, without allocating anything.
 
     With `levels`, of `build_pyramid` and one filter on its finest level.
 
-    The figures are those of the native backend (measured in docs/reliability.md), which is asked what it will allocate.
-    On a GPU the lookup table takes up to 128 bytes more per lattice point. Where the compiled core is not installed,
-    the scratch memory is that of the reference backend, which sorts the keys of all corners.
+    The figures are those of the backend, which is asked what it will allocate: the native one (measured in
+    docs/reliability.md), or with `device="cuda"` the Triton one, where hash tables have a power of two of slots and
+    tables that are made before their size is known some room. Where the compiled core is not installed, the scratch
+    memory is that of the reference backend, which sorts the keys of all corners.
 
     Args:
         num_points: source and target points together.
@@ -89,6 +91,7 @@ def forecast_memory(  # noqa: PLR0913 (what describes the request, and four opti
         ordered: points that follow each other are near each other, as pixels are; building then takes less memory.
         levels: of a pyramid. `num_lattice_points` is then that of every level, the finest first, or one number that
             bounds them all.
+        device: "cpu", or "cuda" for a GPU, which need not be there but for Triton.
 
     >>> forecast_memory(1_000_000, dimension=5, num_lattice_points=100_000, ordered=True).simplices // 2**20
     45
@@ -107,6 +110,13 @@ def forecast_memory(  # noqa: PLR0913 (what describes the request, and four opti
     taps = count_taps(dimension, neighborhood_size) + (2 * (dimension + 1) if separable else 0)
     # the Gaussian has two more buffers of the size of its input, and a channel for the mass
     rows = 3 * lattice_points * (channels / 2 + 1) if separable else lattice_points * channels
+    simplices = corners * (_INDEX_BYTES + weight_size)
+    if torch.device(device).type == "cuda":
+        values = int((rows + num_points * channels / 2) * size)
+        # neighbors along the axes alone, or without them, are looked up as the points are inserted
+        together = 0 if separable == (neighborhood_size > 0) else 2 * (dimension + 1) if separable else taps
+        points = num_points, dimension, simplices, ordered
+        return _forecast_on_gpu(points, [lattice_points, *coarse], (taps, together), values)
     core = _compiled_core()
     tables = 0
     if core is None:
@@ -120,7 +130,6 @@ def forecast_memory(  # noqa: PLR0913 (what describes the request, and four opti
     # between two levels: the taps down and up, and two parents of each fine lattice point
     pairs = pairwise([lattice_points, *coarse])
     between = sum(count_taps(dimension, neighborhood_size) * (fine + below) + 2 * fine for fine, below in pairs)
-    simplices = corners * (_INDEX_BYTES + weight_size)
     return MemoryForecast(
         simplices=levels * simplices,
         lattice_points=(lattice_points + sum(coarse)) * (dimension + 1) * _INDEX_BYTES + tables,
@@ -129,6 +138,24 @@ def forecast_memory(  # noqa: PLR0913 (what describes the request, and four opti
         scratch=max(scratch - (levels - 1) * simplices, 0),
         values=int((rows + num_points * channels / 2) * size) + order,
     )
+
+
+def _forecast_on_gpu(
+    points: tuple[int, int, int, bool], lattice_points: list[int], taps: tuple[int, int], values: int
+) -> MemoryForecast:
+    """Of a `PointSet`, levels with so many lattice points, and taps, of which some are looked up with the points."""
+    try:
+        from permutohedral.ops.triton.build.forecast import PointSet, forecast_tables
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"a forecast for GPUs asks the Triton backend, which cannot be loaded: {error}"
+        ) from error
+
+    given = PointSet(*points)
+    found = forecast_tables(given, lattice_points, *taps)
+    simplices = len(lattice_points) * given.simplices
+    scratch = max(found.peak - simplices - found.lattice_points, 0)
+    return MemoryForecast(simplices, found.lattice_points, found.neighbors, scratch, values)
 
 
 def _on_levels(num_lattice_points: int | Sequence[int], levels: int) -> list[int]:

@@ -38,7 +38,7 @@ from permutohedral.guided import (
     upsample_frames,
 )
 from permutohedral.lattice import Lattice, LatticeStatistics, build_lattice
-from permutohedral.levels import coarsen, convolve_down, convolve_up, pool, refine
+from permutohedral.levels import coarsen, coarsen_and_keep, convolve_down, convolve_up, pool, refine
 from permutohedral.memory import MemoryForecast, forecast_memory
 from permutohedral.neighborhood import Neighborhood, gaussian_weight
 from permutohedral.ops.dispatch import available_backends, explain_backend, use_backend
@@ -82,6 +82,7 @@ __all__ = [
     "build_pyramid",
     "circle_features",
     "coarsen",
+    "coarsen_and_keep",
     "color_features",
     "convolve",
     "convolve_down",

@@ -89,6 +89,10 @@ def refuse_scripting(layer: object) -> NoReturn:
     )
 
 
+# what 64 bits hold
+_MOST = 2**63 - 1
+
+
 def check_count(name: str, number: object, least: int = 0) -> None:
     """Raise unless `number` is a whole number of at least `least`.
 
@@ -96,6 +100,8 @@ def check_count(name: str, number: object, least: int = 0) -> None:
     """
     if isinstance(number, bool) or not isinstance(number, int) or number < least:
         raise InputError(f"{name} must be a whole number of at least {least}, got {number!r}")
+    if number > _MOST:
+        raise InputError(f"{name} must be at most {_MOST:,}, got {number!r}")
 
 
 def is_surely_finite(tensor: Tensor) -> bool:

@@ -22,6 +22,7 @@ from permutohedral.benchmarks.exact import ExactGaussian
 from permutohedral.benchmarks.inputs import FilterProblem, Inputs
 from permutohedral.benchmarks.registry import OURS, Measured, Prepared, Recorded, Workload
 from permutohedral.benchmarks.timing import Absent, Contender
+from permutohedral.errors import InputError
 from permutohedral.ops import dispatch
 
 CPU = torch.device("cpu")
@@ -115,6 +116,12 @@ class TestRunner:
         printed = capsys.readouterr()
         assert "refused: T1: the learned convolution" in printed.err
         assert printed.out.splitlines()[1].split() == ["T1", "1", "refused"]
+
+    @pytest.mark.usefixtures("tiny")
+    def test_a_chart_of_no_format_is_found_out_before_the_work(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(InputError, match="its ending must be one of"):
+            command.main(runner.Options(only=["T1"], repeats=1), None, None, [Path("chart.zzz")])
+        assert capsys.readouterr().out == ""
 
     @pytest.mark.usefixtures("tiny")
     def test_a_workload_that_fails_does_not_stop_the_others(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,6 +183,16 @@ def test_files_that_are_no_pictures_are_left_alone(tmp_path: Path) -> None:
     assert files_in(tmp_path / "out") == ["a.png"]
 
 
+def test_hidden_files_are_left_alone(tmp_path: Path) -> None:
+    """Other programs keep notes beside a picture, or previews of it, under names with its ending."""
+    save(tmp_path / ".home" / "in" / "a.png")
+    save(tmp_path / ".home" / "in" / ".previews" / "a.png")
+    (tmp_path / ".home" / "in" / "._a.png").write_bytes(b"notes")
+    result = invoke("filter", tmp_path / ".home" / "in", tmp_path / "out", "--recursive")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert files_in(tmp_path / "out") == ["a.png"]
+
+
 def test_the_photograph_of_a_phone(tmp_path: Path) -> None:
     """MPO holds a second picture, such as the depth."""
     depth = Image.fromarray(pixels(1))

@@ -52,6 +52,24 @@ def test_ctrl_c_while_modules_are_loaded(module: str, tmp_path: Path) -> None:
     assert not output.exists()
 
 
+def test_ctrl_c_in_a_module_that_catches_everything(tmp_path: Path) -> None:
+    """Some modules try what they import, and take any exception for a missing one."""
+    (tmp_path / "catching.py").write_text(
+        "import os, signal\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    [None for _ in range(1000)]\n"
+        "except BaseException:\n"
+        "    pass\n"
+    )
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "sys.path.insert(0, sys.argv[1]); import permutohedral.__main__ as start; "
+        "start._run = lambda: __import__('catching'); start.main()"
+    )
+    assert run(str(tmp_path), code=code) == (130, "", "")
+
+
 def test_ctrl_c_while_a_picture_is_filtered(tmp_path: Path) -> None:
     source, output = tmp_path / "a.png", tmp_path / "b.png"
     Image.new("RGB", (8, 9)).save(source)
@@ -102,3 +120,34 @@ def test_the_signal_of_a_finished_command_does_no_harm() -> None:
     assert returncode in (-signal.SIGINT, 130)
     assert stdout.startswith("permutohedral ")
     assert "Traceback" not in stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["filter", "--help"], ["backends", "--json"]])
+def test_a_full_disk_behind_stdout_is_told_in_a_line(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "permutohedral", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: cannot write to stdout: No space left on device; send it elsewhere\n",
+    )
+
+
+def test_who_stops_reading_gets_no_message() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as gone:
+        done = subprocess.run(
+            [sys.executable, "-m", "permutohedral", "--help"],
+            stdout=gone,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, "")

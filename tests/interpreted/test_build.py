@@ -85,6 +85,16 @@ def test_index_points_leaves_an_empty_table(monkeypatch: pytest.MonkeyPatch) -> 
     assert_same_lattice(found, features)
 
 
+def test_index_points_has_more_rows_than_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys are unpacked before their number is known, with room for those of most point sets."""
+    monkeypatch.setattr(lattice, "_FEWEST_ROWS", 4)
+    monkeypatch.setattr(lattice, "_POINTS_PER_ROW", 1000)
+    features = 9 * torch.randn(24, 3)
+    found = kernels.index_points(features, None)
+    assert len(found[0]) > 2 * lattice.expected_rows(24, 3)
+    assert_same_lattice(found, features)
+
+
 def test_index_points_packs_by_range() -> None:
     features = torch.randn(33, 8)
     found = kernels.index_points(features, None)

@@ -15,6 +15,7 @@ import permutohedral as ph
 from permutohedral.neighborhood import Neighborhood
 from permutohedral.ops import largest, level_operators, operators
 from permutohedral.ops.dispatch import use_backend
+from permutohedral.ops.triton.build import lattice
 
 
 def assert_same_levels(keys: Tensor, table: Tensor, vertices: Tensor, barycentric: Tensor) -> tuple[Tensor, ...]:
@@ -48,6 +49,35 @@ def test_levels(dimension: int, dtype: torch.dtype, items: int) -> None:
     coarse = assert_same_levels(keys, table, vertices, barycentric)
     assert PackedTable.holds(coarse[1])
     assert_same_levels(*coarse)
+
+
+@pytest.mark.parametrize(
+    ("points", "dimension", "levels", "fewest_rows"),
+    # room for more rows than there are, and for too few; above seven dimensions keys of coarse levels are wide
+    [(20, 2, 3, 100), (20, 2, 2, 7), (4, 8, 2, 100), (0, 2, 2, 100)],
+)
+def test_the_forecast_of_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, points: int, dimension: int, levels: int, fewest_rows: int
+) -> None:
+    """The tables that are kept take the memory that was forecast, to the byte."""
+    monkeypatch.setattr(lattice, "_FEWEST_ROWS", fewest_rows)
+    # many taps would take minutes
+    size = 1 if dimension < 8 else 0
+    with use_backend("triton"):
+        pyramid = ph.build_pyramid(4 * torch.randn(points, dimension), levels, size)
+    numbers = [level.num_lattice_points for level in pyramid.levels]
+    forecast = ph.forecast_memory(points, dimension, size, 0, numbers, levels=levels, device="cuda")
+    simplices = [each for level in pyramid.levels for each in (level.source.vertices, level.source.barycentric)]
+    lattice_points = [each for level in pyramid.levels for each in (level.source.keys, level.source.table)]
+    between = [each for tables in pyramid.tables for each in (tables.parents, tables.down, tables.up)]
+    assert forecast.simplices == allocated(simplices)
+    assert forecast.lattice_points == allocated(lattice_points)
+    assert forecast.neighbors == allocated([level.neighbors for level in pyramid.levels] + between)
+    assert forecast.total >= forecast.simplices + forecast.lattice_points + forecast.neighbors
+
+
+def allocated(tensors: list[Tensor]) -> int:
+    return sum(each.untyped_storage().nbytes() for each in tensors)
 
 
 def test_levels_of_keys_without_a_table() -> None:

@@ -242,6 +242,25 @@ def test_many_points_on_few_lattice_points(native: ModuleType, dtype: torch.dtyp
     assert_close(filtered, blurred[:, :-1] / blurred[:, -1:])
 
 
+@pytest.mark.parametrize("channels", [1, 16, 32, 37, 64])
+def test_from_level_to_level(native: ModuleType, dtype: torch.dtype, channels: int) -> None:
+    """Each thread has some of the channels, or of the rows."""
+    keys, _, _, table = native.index_points(torch.randn(4000, 3, dtype=dtype) * 9, None)
+    coarse_keys, parents, _ = native.coarsen_keys(keys, table)
+    halves = torch.full(parents.shape, 0.5, dtype=dtype)
+    fine, coarse = (torch.randn(len(each), channels, dtype=dtype) for each in (keys, coarse_keys))
+    coarsened, refined, added = on_threads(
+        lambda: (
+            native.coarsen_values(fine, parents, len(coarse)),
+            native.refine_values(coarse, parents, None),
+            native.refine_values(coarse, parents, fine),
+        )
+    )
+    assert_close(coarsened, reference.splat(fine, parents, halves, len(coarse)))
+    assert_close(refined, reference.slice(coarse, parents, halves))
+    assert_close(added, refined + fine)
+
+
 def filter_by_steps(native: ModuleType, values: Tensor, features: Tensor, batch: Tensor | None) -> Tensor:
     keys, vertices, barycentric, table = native.index_points(features, batch)
     axes = native.find_neighbors(keys, table, keys, axis_offsets(features.shape[1]))

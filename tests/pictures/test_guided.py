@@ -164,6 +164,8 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert "no file or folder" in message("upsample", tmp_path / "coarse.npy", tmp_path / "none.png", out)
     assert "[channels, height, width]" in message("upsample", tmp_path / "four.npy", photo, out)
     assert "nothing is known" in message("upsample", tmp_path / "nothing.npy", photo, out)
+    np.save(tmp_path / "large.npy", np.zeros((25, 40)))
+    assert "the map comes first, then the photo" in message("upsample", tmp_path / "large.npy", photo, out)
     assert "permutohedral upsample" in message("solve", tmp_path / "coarse.npy", photo, out)
     certain = "--confidence", photo
     assert "must be the same" in message("upsample", tmp_path / "coarse.npy", photo, out, *certain)

@@ -12,6 +12,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from permutohedral.cli.application import application
+from permutohedral.errors import InputError
 from permutohedral.pictures.files import Picture, read_picture, write_picture
 from permutohedral.pictures.sixteen_bit import read_wide, write_wide
 from permutohedral.pictures.transparency import fill_hidden, filter_by_alpha
@@ -128,3 +129,15 @@ def test_a_format_that_would_drop_alpha_is_refused(tmp_path: Path) -> None:
     picture = Picture(torch.rand(3, 8, 9), alpha=torch.rand(1, 8, 9))
     write_picture(picture, tmp_path / "b.webp")
     assert read_picture(tmp_path / "b.webp").alpha is not None
+
+
+def test_a_format_without_half_transparent_pixels_is_refused_those(tmp_path: Path) -> None:
+    hard = (torch.rand(1, 8, 9) > 0.5).float()
+    write_picture(Picture(torch.rand(3, 8, 9), alpha=hard), tmp_path / "hard.gif")
+    kept = read_picture(tmp_path / "hard.gif").alpha
+    assert kept is not None
+    assert torch.equal(kept, hard)
+    half = Picture(torch.rand(3, 8, 9), alpha=0.5 * hard)
+    with pytest.raises(InputError, match="does not hold its half-transparent pixels"):
+        write_picture(half, tmp_path / "half.gif")
+    assert not (tmp_path / "half.gif").exists()

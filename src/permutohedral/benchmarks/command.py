@@ -11,10 +11,13 @@ from pathlib import Path
 from permutohedral.benchmarks import chart, environment, report, runner
 from permutohedral.benchmarks.inputs import PHOTO
 from permutohedral.errors import InputError
+from permutohedral.reporting.figure import check_ending
 
 
 def main(options: runner.Options, json_file: Path | None, csv_file: Path | None, charts: Sequence[Path]) -> int:
     """Run, print the table, write the files; the exit code is 1 if an operator was refused."""
+    for path in charts:
+        check_ending(path)
     with _progress() as say:
         found = runner.run(options, say)
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from permutohedral.arrays.unfinished import Unfinished
 from permutohedral.arrays.workers import Workers
+from permutohedral.data.cloud_files import check_point_count
+from permutohedral.data.cloud_labels import las_file
 from permutohedral.errors import DataError, InputError
 from permutohedral.reporting.atomic import replacing
 
@@ -43,13 +45,25 @@ class Scan:
     field: str
 
     def read(self, chunk: tuple[int, int]) -> Any:
-        """The points from one number to another, as laspy gives them."""
+        """The points from one number to another, as laspy gives them.
+
+        Raises:
+            DataError: they cannot be read, or the file ends before them.
+        """
         import laspy
 
         first, last = chunk
-        with laspy.open(self.path) as reader:
-            reader.seek(first)
-            return reader.read_points(last - first)
+        try:
+            with laspy.open(self.path) as reader:
+                reader.seek(first)
+                points = reader.read_points(last - first)
+        # laspy and what it decompresses with have errors of their own
+        except Exception as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise DataError(f"cannot read the laser scan {self.path}: {reason}") from error
+        # laspy takes the end of a file for that of its points
+        check_point_count(Path(self.path), len(points), last - first)
+        return points
 
     def features_and_values(self, chunk: tuple[int, int], sigma: float) -> tuple[NDArray[Any], NDArray[Any]]:
         """`[points, 3]`, positions from the origin in standard deviations, and `[points, channels]`, the field."""
@@ -190,8 +204,10 @@ def _smooth_chunks(
 def _keep(smooth: NDArray[Any], target: str, number: int) -> None:
     """Write the result of a chunk beside the target."""
     unfinished = Unfinished(Path(target))
-    with unfinished.writing((number,)):
-        np.save(unfinished.folder / f"{number}.npy", smooth)
+    with unfinished.writing((number,)), open(unfinished.folder / f"{number}.npy", "wb") as file:
+        # not np.save, whose error for a full disk does not say that it is full
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(smooth))
+        file.write(np.ascontiguousarray(smooth).data)
 
 
 def _assemble(scan: Scan, chunks: list[tuple[int, int]], unfinished: Unfinished, target: Path) -> None:
@@ -202,7 +218,8 @@ def _assemble(scan: Scan, chunks: list[tuple[int, int]], unfinished: Unfinished,
 
     with (
         laspy.open(scan.path) as reader,
-        laspy.open(target, mode="w", header=reader.header, do_compress=target.suffix.lower() == ".laz") as writer,
+        las_file(target) as file,
+        laspy.open(file, mode="w", header=reader.header, do_compress=target.suffix.lower() == ".laz") as writer,
     ):
         for number, (first, last) in enumerate(chunks):
             points = reader.read_points(last - first)

@@ -51,7 +51,7 @@ def read_cloud(path: str | Path) -> Cloud:
     read = reader_of(path)
     try:
         positions, labels = read(path)
-    except ModuleNotFoundError:
+    except (ModuleNotFoundError, DataError):
         raise
     # each of the libraries has errors of its own
     except Exception as error:
@@ -76,10 +76,22 @@ def reader_of(path: Path) -> Callable[[Path], tuple[NDArray[Any], NDArray[Any] |
     return reader
 
 
+def check_point_count(path: Path, found: int, promised: int) -> None:
+    """Find out whether a file was cut off: what reads it takes the points that are left for all.
+
+    Raises:
+        DataError: there are fewer points than its header says.
+    """
+    if found < promised:
+        raise DataError(f"{path} was cut off: of {promised} points {promised - found} are missing; copy it again")
+
+
 def _read_las(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
     import laspy
 
     content = laspy.read(path)
+    with laspy.open(path) as reader:
+        check_point_count(path, len(content.points), reader.header.point_count)
     labels = np.asarray(content.classification).astype(np.uint8)
     # 0 is "created, never classified"
     return np.array(content.xyz, dtype=np.float64), labels if labels.any() else None
@@ -97,7 +109,7 @@ def _read_ply(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
 def _read_npz(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
     with np.load(path, allow_pickle=False) as content:
         if "positions" not in content:
-            raise DataError(f"there is no array positions among {', '.join(content.files) or 'none'}")
+            raise ValueError(f"there is no array positions among {', '.join(content.files) or 'none'}")
         positions = content["positions"].astype(np.float64)
         if "scale" in content:
             positions = positions * content["scale"]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 from torch import Tensor
@@ -55,7 +59,34 @@ def _copy_las(source: Path, partial: Path, numbers: np.ndarray) -> None:
     if numbers.max(initial=0) > most:
         raise InputError(f"{source} has room for classes up to {most}, got {numbers.max()}")
     content.classification = numbers
-    content.write(str(partial))
+    with las_file(partial) as file:
+        content.write(file, do_compress=partial.suffix.lower() == ".laz")
+
+
+@contextmanager
+def las_file(path: Path) -> Iterator[BinaryIO]:
+    """A file for laspy to write, whose errors are those of the disk: what compresses only tells that there was one."""
+    raw = _Remembering(path, "wb")
+    try:
+        with io.BufferedWriter(raw) as file:
+            yield file
+    except Exception:
+        if raw.failure is not None:
+            raise raw.failure from None
+        raise
+
+
+class _Remembering(io.FileIO):
+    """A file that keeps the error it failed with."""
+
+    failure: OSError | None = None
+
+    def write(self, content: Any, /) -> int:
+        try:
+            return super().write(content)
+        except OSError as error:
+            self.failure = error
+            raise
 
 
 def _copy_ply(source: Path, partial: Path, numbers: np.ndarray) -> None:

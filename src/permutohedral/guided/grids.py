@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from permutohedral.errors import InputError
 from permutohedral.ops.guided_primitives import CoarseGrid
+from permutohedral.ops.tracing import surely_all
 
 Sampling = Literal["area", "point"]
 
@@ -177,9 +178,10 @@ def fill_unknown(maps: Tensor, confidence: Tensor, axes: int) -> Tensor:
     [[[1.0, 1.0, 1.0]]]
     """
     known = confidence > 0
-    if bool(known.all()):
-        return maps
     extents = tuple(maps.shape[2:])
+    # of each item something is known: the only sample that is left
+    if max(extents) == 1 or surely_all(known):
+        return maps
     half = tuple((extent + 1) // 2 for extent in extents)
     mass = _POOL[axes](confidence, half)
     sums = _POOL[axes](maps * confidence, half)

@@ -10,6 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from permutohedral.errors import InputError
 from permutohedral.features import Sigma, in_units_of
 from permutohedral.features import join_features as join
 from permutohedral.filters.normalization import check_separable
@@ -21,7 +22,7 @@ from permutohedral.memory import check_rows
 from permutohedral.neighborhood import blur_gain
 from permutohedral.ops import fused_guided, operators
 from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.ops.tracing import wants_gradient
+from permutohedral.ops.tracing import is_batched, wants_gradient
 
 # targets that less than this share of one sample reaches are interpolated, the more the less reaches them
 LEAST_MASS = 0.1
@@ -96,6 +97,10 @@ class Joint:
 
 def _unreached(grids: Grids, mass: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of the targets to interpolate, the coarse samples around them, and how much of these is to be added."""
+    if is_batched(mass):
+        raise InputError(
+            "torch.vmap goes over maps in which all is known: give these batch axes, [..., channels, *space], instead"
+        )
     rows = (mass.detach()[:, 0] < LEAST_MASS).nonzero()[:, 0]
     corners, weights = grids.corners(rows, mass.dtype)
     return rows, corners, weights * (1 - mass.index_select(0, rows) / LEAST_MASS)

@@ -15,6 +15,7 @@ from permutohedral.filters.weighting import check_weights
 from permutohedral.ops import fused_guided
 from permutohedral.ops.guided_primitives import CoarseGrid
 from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.ops.tracing import is_batched, is_unreadable, plain_numbers, surely_all
 from permutohedral.tensors import check_tensor
 
 
@@ -104,7 +105,15 @@ def features_of(
     """Position and guide of every sample in standard deviations, `[points, d]`, or `[items, points, d]` of a batch.
 
     `origin` is the position of the first sample, for a part of a larger guide.
+
+    Raises:
+        InputError: `torch.vmap` goes over guides, of which each has as many unreached samples as it has.
     """
+    if is_batched(guide):
+        raise InputError(
+            "torch.vmap does not go over guides: give the guide and what follows it batch axes, "
+            "[..., channels, *space], instead"
+        )
     features = None
     if origin is None:
         space = tuple(guide.shape[-spatial_axes:])
@@ -125,19 +134,23 @@ def known_values(maps: Tensor, confidence: Tensor | None, spatial_axes: int) -> 
         shape = (*maps.shape[: -spatial_axes - 1], *maps.shape[-spatial_axes:])
         weights = check_weights(confidence, shape, maps).unsqueeze(-spatial_axes - 1)
     # nothing is unknown
-    if finite and (weights is None or bool((weights > 0).all())):
+    if finite and (weights is None or surely_all(weights > 0)):
         return maps, weights
     unknown = maps.isnan().any(dim=-spatial_axes - 1, keepdim=True)
     ones = (~unknown).to(accumulation_dtype(maps.dtype))
     weights = ones if weights is None else ones * weights
-    if not bool((weights > 0).flatten(-spatial_axes).any(dim=-1).all()):
+    if not is_unreadable() and not surely_all((weights > 0).flatten(-spatial_axes).any(dim=-1)):
         raise InputError("nothing is known: every sample of an item is NaN, or of confidence zero")
     maps = torch.where(unknown | (weights == 0), 0.0, maps)
-    if not _all_finite(maps):
+    if not is_unreadable() and not _all_finite(maps):
         raise InputError("values must be finite or NaN, which is unknown; got infinity")
     return maps, weights
 
 
 def _all_finite(maps: Tensor) -> bool:
-    # the sum is found faster, and is finite but for numbers near the largest
-    return math.isfinite(float(maps.detach().sum())) or bool(maps.isfinite().all())
+    """Whether no number is NaN or infinite; no where they cannot be read."""
+    if is_unreadable():
+        return False
+    with plain_numbers(maps.detach()) as numbers:
+        # the sum is found faster, and is finite but for numbers near the largest
+        return math.isfinite(float(numbers.sum())) or bool(numbers.isfinite().all())

@@ -21,7 +21,7 @@ from permutohedral.lattice import build_lattice
 from permutohedral.memory import check_rows
 from permutohedral.ops import fused_guided, operators
 from permutohedral.ops.guided_primitives import SeenCells, SolverTables
-from permutohedral.ops.tracing import wants_gradient
+from permutohedral.ops.tracing import is_transformed, wants_gradient
 from permutohedral.simplices import Simplices
 from permutohedral.tensors import check_count, check_tensor
 
@@ -88,6 +88,11 @@ class BilateralSolver:
         start: Tensor | None,
     ) -> Tensor:
         """The solution in the dtype of the lattice, after so many iterations or at this tolerance."""
+        if is_transformed():
+            raise InputError(
+                "torch.func and dual tensors do not go through a solver: take gradients with backward() or "
+                "torch.autograd.grad, and batch axes instead of torch.vmap"
+            )
         lattice, offset = self.lattice, data.offset()
         data = data.minus(offset)
         exact = _system(lattice.source, self._smoothness.detach(), data.detach(), _detached(smoothness))

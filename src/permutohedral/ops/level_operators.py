@@ -12,9 +12,10 @@ from torch import Tensor
 
 from permutohedral.ops.batching import Arguments, Axes, Run, as_channels, one_after_another, padded
 from permutohedral.ops.dispatch import primitives_for
-from permutohedral.ops.operator import Derivative, Operator, Tangents, multilinear
+from permutohedral.ops.operator import Derivative, Operator, Tangents, direct_function, multilinear
 from permutohedral.ops.operators import barycentric_gradient, dynamic_size
 from permutohedral.ops.primitives import accumulation_dtype, parent_keys
+from permutohedral.ops.tracing import requires_gradient, why_in_steps
 
 Tables = tuple[Tensor, Tensor]
 
@@ -181,3 +182,24 @@ refine_values: Operator[Tensor] = Operator(
     derivative=Derivative(_keep_parents, _refine_backward, _push_refine),
     batch=_batch_refine,
 )
+
+
+def _both_backward(ctx: Any, of_coarse: Tensor | None, of_kept: Tensor | None) -> tuple[Tensor | None, None, None]:
+    if of_coarse is None:
+        return of_kept, None, None
+    return refine_values(of_coarse, ctx.saved_tensors[0], of_kept), None, None
+
+
+_coarsen_and_keep = direct_function(
+    lambda values, parents, num_coarse: (coarsen_values.run(values, parents, num_coarse), values),
+    _keep_parents,
+    _both_backward,
+)
+
+
+def coarsen_and_keep(values: Tensor, parents: Tensor, num_coarse: int) -> Tables:
+    """`coarsen_values` and the values themselves, so that one pass adds up the gradients of both."""
+    if why_in_steps(values) is not None or not requires_gradient(values):
+        return coarsen_values(values, parents, num_coarse), values
+    both: Tables = _coarsen_and_keep.apply(values, parents, num_coarse)
+    return both

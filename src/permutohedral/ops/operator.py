@@ -112,7 +112,7 @@ class Operator(Generic[Result]):
         self._function: type[torch.autograd.Function] | None = None
         if derivative is not None:
             torch.library.register_autograd(qualified, derivative.pull_back, setup_context=derivative.keep)
-            self._function = _direct_function(self.run, derivative)
+            self._function = direct_function(self.run, derivative.keep, derivative.pull_back)
         self._transformed = _transformed_function(self, self._run_below, derivative, batch)
         # of a lambda: torch marks the function, and a method cannot be marked
         self._transform_uncompiled = uncompiled(lambda *arguments: self._transform(*arguments))  # noqa: PLW0108
@@ -162,7 +162,11 @@ def _of_tensors(change: Callable[[Tensor], Tensor], result: Any) -> Any:
     return change(result) if isinstance(result, Tensor) else tuple(change(each) for each in result)
 
 
-def _direct_function(run: Callable[..., Any], derivative: Derivative) -> type[torch.autograd.Function]:
+def direct_function(
+    run: Callable[..., Any], keep: Callable[..., None], pull_back: Callable[..., Any]
+) -> type[torch.autograd.Function]:
+    """What autograd sees of a computation that is neither traced nor transformed: see `Derivative`."""
+
     class Direct(torch.autograd.Function):
         # without setup_context, whose arguments torch binds by name in every call
         @staticmethod
@@ -171,24 +175,24 @@ def _direct_function(run: Callable[..., Any], derivative: Derivative) -> type[to
             ctx.set_materialize_grads(False)
             ctx.backend = forced_backend()
             output = run(*arguments)
-            derivative.keep(ctx, arguments, output)
+            keep(ctx, arguments, output)
             return output
 
         @staticmethod
         def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-            return _pull_back(derivative, ctx, gradients)
+            return _pull_back(pull_back, ctx, gradients)
 
     return Direct
 
 
-def _pull_back(derivative: Derivative, ctx: Any, gradients: tuple[Tensor | None, ...]) -> Any:
+def _pull_back(pull_back: Callable[..., Any], ctx: Any, gradients: tuple[Tensor | None, ...]) -> Any:
     """On the backend of the forward pass: autograd may be in a thread of its own, or after the end of a block."""
     if all(gradient is None for gradient in gradients):
         return (None,) * len(ctx.needs_input_grad)
     if ctx.backend is forced_backend():
-        return derivative.pull_back(ctx, *gradients)
+        return pull_back(ctx, *gradients)
     with on_backend(ctx.backend):
-        return derivative.pull_back(ctx, *gradients)
+        return pull_back(ctx, *gradients)
 
 
 class _Unwrapped:
@@ -229,7 +233,7 @@ def _transformed_function(
         def backward(ctx: Any, *gradients: Tensor | None) -> Any:
             if derivative is None:
                 raise NotImplementedError("this operator has no derivative")
-            return _pull_back(derivative, _Unwrapped(ctx), unwrap_dead_wrappers(gradients))
+            return _pull_back(derivative.pull_back, _Unwrapped(ctx), unwrap_dead_wrappers(gradients))
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Tensor | None) -> Any:

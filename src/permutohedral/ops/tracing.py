@@ -64,6 +64,19 @@ def plain_numbers(tensor: Tensor) -> Iterator[Tensor]:
         yield tensor
 
 
+def is_unreadable() -> bool:
+    """Whether `torch.func.linearize` records the call: then nothing can be asked of its numbers."""
+    return is_recorded() and is_transformed()
+
+
+def surely_all(answers: Tensor) -> bool:
+    """Whether all answers are yes; no where they cannot be read."""
+    if is_unreadable():
+        return False
+    with plain_numbers(answers) as numbers:
+        return bool(numbers.all())
+
+
 def wants_gradient(*arguments: Any) -> bool:
     """Whether a derivative with respect to one of the arguments may be asked for."""
     # a tensor of an inner transformation does not tell which derivatives the outer ones take

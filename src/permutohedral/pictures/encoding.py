@@ -41,6 +41,10 @@ def check_format(kind: str, path: Path, channels: int, wide: bool) -> None:
             f"cannot write {path}: gray of 16 bits per channel fits into .png, .tif, .jp2 and .pgm alone; "
             "write one of these"
         )
+    if wide and channels in (2, 4) and kind not in ("PNG", "TIFF"):
+        raise InputError(
+            f"cannot write {path}: transparency of 16 bits fits into .png and .tif alone; write one of these"
+        )
     if wide and channels > 1 and not can_write_wide(kind):
         raise InputError(
             f"cannot write {path}: colors of 16 bits per channel fit into .png, .tif and .ppm alone; write one of these"
@@ -105,9 +109,13 @@ def _check_written(written: Image.Image, numbers: NDArray[Any], path: Path) -> N
     lost = None
     if written.size != (width, height):
         lost = f"{width} x {height} pixels"
-    elif channels in (2, 4) and written.mode not in _MODES_WITH_ALPHA and "transparency" not in written.info:
-        opaque = int(numbers[..., -1].min()) == np.iinfo(numbers.dtype).max
-        lost = None if opaque else "transparency"
+    elif channels in (2, 4) and written.mode not in _MODES_WITH_ALPHA:
+        alpha, most = numbers[..., -1], np.iinfo(numbers.dtype).max
+        if "transparency" not in written.info:
+            lost = None if int(alpha.min()) == most else "transparency"
+        # one color that stands for transparent leaves nothing between
+        elif ((alpha > 0) & (alpha < most)).any():
+            lost = "half-transparent pixels"
     elif channels >= 3 and written.mode in ("1", "L", "LA", "I", "F"):
         lost = "colors"
     if lost is not None:

@@ -167,11 +167,15 @@ def _from_numbers(numbers: NDArray[Any], levels: int, transparent: NDArray[Any] 
 
 
 def list_pictures(folder: Path, recursive: bool = False) -> list[Path]:
-    """The files of a folder, with its folders if `recursive`, whose ending is that of a picture, by name."""
+    """The files of a folder, with its folders if `recursive`, whose ending is that of a picture, by name.
+
+    Names that begin with a dot are hidden: what other programs note beside a picture, or are still writing.
+    """
     endings = Image.registered_extensions()
     known = {ending for ending, kind in endings.items() if kind in Image.OPEN and kind not in _NO_PICTURES}
     paths = folder.rglob("*") if recursive else folder.iterdir()
-    return sorted(path for path in paths if path.suffix.lower() in known and path.is_file())
+    shown = (path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+    return sorted(path for path in shown if path.suffix.lower() in known and path.is_file())
 
 
 def check_output(path: Path, picture: Picture | None = None) -> None:

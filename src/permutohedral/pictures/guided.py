@@ -108,6 +108,12 @@ class Follow(Request):
             sigma_space = self.edges.sigma_space or 8.0
             found = ph.bilateral_solver(given.values, guide, confidence, self.smoothness, sigma_space, sigma_range)
         else:
+            # who has changed the order would get a small picture of the photo
+            if any(extent > room for extent, room in zip(given.values.shape[1:], guide.shape[1:], strict=True)):
+                raise InputError(
+                    f"{source} has {_size(given.values)} pixels, more than its guide with {_size(guide)}; the map "
+                    "comes first, then the photo"
+                )
             found = ph.upsample(
                 given.values, guide, self.edges.sigma_space, sigma_range, self.mode,
                 confidence=confidence, steps=self.steps, smoothness=self.smoothness,

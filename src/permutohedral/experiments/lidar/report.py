@@ -33,6 +33,7 @@ VARIANTS = (
     # little is learned
     "unet_short",
     "flat_short",
+    "flat_short_wide",
     "flat_short_small",
 )
 

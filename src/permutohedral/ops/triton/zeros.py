@@ -13,20 +13,20 @@ _BLOCK = 4096
 
 
 @triton.jit
-def clear_block(elements, first, number, BLOCK: tl.constexpr):
-    """Zeros from the element `first` on, up to a BLOCK of them, of a `number` in all."""
+def fill_block(elements, first, number, CONTENT: tl.constexpr, BLOCK: tl.constexpr):
+    """The same number from the element `first` on, up to a BLOCK of them, of a `number` in all."""
     place = first + tl.arange(0, BLOCK)
-    nothing = tl.zeros([BLOCK], elements.dtype.element_ty)
+    content = tl.full([BLOCK], CONTENT, elements.dtype.element_ty)
     if first + BLOCK <= number:
         # without a mask a thread stores several at once
-        tl.store(elements + place, nothing)
+        tl.store(elements + place, content)
     else:
-        tl.store(elements + place, nothing, mask=place < number)
+        tl.store(elements + place, content, mask=place < number)
 
 
 @triton.jit(do_not_specialize=["number"])
 def clear_kernel(elements, number, BLOCK: tl.constexpr):
-    clear_block(elements, tl.program_id(0).to(tl.int64) * BLOCK, number, BLOCK)
+    fill_block(elements, tl.program_id(0).to(tl.int64) * BLOCK, number, 0, BLOCK)
 
 
 _clear = bind(clear_kernel, BLOCK=_BLOCK, num_warps=8)

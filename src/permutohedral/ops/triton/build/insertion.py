@@ -35,10 +35,12 @@ from permutohedral.ops.triton.build.packed_table import (
     store_lanes,
 )
 from permutohedral.ops.triton.runtime import HAS_PTX, Bound, cdiv, empty_corners
+from permutohedral.ops.triton.zeros import fill_block
 
 # a single warp needs no barrier to know that all its probes have ended
 _INSERT_BLOCK = 32
-_UNPACK_BLOCK = 128
+# four numbers for each thread, which it stores at once
+_UNPACK_BLOCK, _UNPACK_WARPS = 256, 2
 # Pixels that are near each other touch the same slots, and whoever comes first makes the others wait. So the programs
 # that run at the same time take their points from many parts of the whole, each of several blocks. Where a part has
 # many corners to write, fewer parts at a time were faster: in up to three dimensions, and in more.
@@ -216,8 +218,10 @@ def unpack_kernel(
         inside = place < num_rows
         number = tl.minimum(place, num_rows - 1)
         code = tl.load(codes + number)
-        for tap in range(taps):
-            tl.store(neighbors + tl.cast(tap, tl.int64) * num_rows + place, -1, mask=inside)
+        # of all taps together, which follow each other
+        for step in range(taps):
+            begin = (tl.program_id(0).to(tl.int64) * taps + step) * BLOCK
+            fill_block(neighbors, begin, num_rows.to(tl.int64) * taps, -1, BLOCK)
         if MOVE:
             move_rows(table, other, code, number, other_capacity, CORNER_BITS, PTX, D)
         corner = code & ((1 << CORNER_BITS) - 1)
@@ -317,7 +321,5 @@ def unpack_keys(insertion: Insertion, keys: Tensor, other: PackedTable, neighbor
 
 @cache
 def _bind_unpack(d: int, move: bool) -> Bound:
-    block = _INSERT_BLOCK if move else _UNPACK_BLOCK
-    return Bound(
-        unpack_kernel, MOVE=move, CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d, BLOCK=block, num_warps=cdiv(block, 32)
-    )
+    block, warps = (_INSERT_BLOCK, cdiv(_INSERT_BLOCK, 32)) if move else (_UNPACK_BLOCK, _UNPACK_WARPS)
+    return Bound(unpack_kernel, MOVE=move, CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d, BLOCK=block, num_warps=warps)

@@ -1,9 +1,9 @@
 """Build the lattice: embed the points, number the vertices they touch (`insertion.py`).
 
 The host reads the number of lattice points and the error flags together, once, of sources and targets alike. What does
-not fit the first table, whose size follows from the number of points, is inserted again into another. Where their
-neighbors are wanted, too, the GPU is given that work before the host waits, with room for as many lattice points as
-most point sets need; it reads their true number itself.
+not fit the first table, whose size follows from the number of points, is inserted again into another. The GPU is given
+the work that follows, keys and, where they are wanted, neighbors, before the host waits, with room for as many lattice
+points as most point sets need; it reads their true number itself.
 """
 
 from __future__ import annotations
@@ -72,13 +72,18 @@ class Attempt(NamedTuple):
 
 
 def first_attempt(features: Tensor, batch: Tensor | None) -> Attempt:
-    """A table for any small lattice; a large one is rarely more than a twelfth of what the points could touch."""
-    features, (points, dimension) = rows_contiguous(features), features.shape
+    """The points in a table of `first_capacity`."""
+    capacity = first_capacity(*features.shape)
+    return Attempt(rows_contiguous(features), batch, capacity, features.shape[1] > LARGEST_EVEN_DIMENSION)
+
+
+def first_capacity(points: int, dimension: int) -> int:
+    """Room for any small lattice; a large one is rarely more than a twelfth of what the points could touch."""
     entries = points * (dimension + 1)
     likely, dense = 2 * entries, dimension <= _FEW_DIMENSIONS
     if likely > (_DENSE_CAPACITY if dense else _CHEAP_CAPACITY):
         likely = max(_DENSE_CAPACITY if dense else _LARGE_CAPACITY, entries // 6)
-    return Attempt(features, batch, power_of_two(likely, 64), dimension > LARGEST_EVEN_DIMENSION)
+    return power_of_two(likely, 64)
 
 
 def check_range(features: Tensor, batch: Tensor | None, told: Report) -> None:
@@ -94,25 +99,45 @@ def order(insertion: Insertion, told: Report) -> Insertion:
     are many of them and the points come in no spatial order, so that neighbors lie near each other in memory.
     """
     exact = torch.are_deterministic_algorithms_enabled()
-    scattered = told.num_lattice_points >= _WORTH_ORDERING and 2 * told.far_pairs > SAMPLES.value
+    scattered = is_worth_ordering(told.num_lattice_points) and 2 * told.far_pairs > SAMPLES.value
     return renumber(insertion, told.num_lattice_points, exact) if exact or scattered else insertion
 
 
-def finish(insertion: Insertion, told: Report, columns: int) -> Indexed:
-    """What was inserted, with keys of so many columns."""
-    insertion = order(insertion, told)
-    keys, table = _unpack(insertion, told.num_lattice_points, columns)
-    return keys, insertion.vertices, insertion.barycentric, table.storage
+def is_worth_ordering(lattice_points: int) -> bool:
+    """Whether so many are put into an order if the points come in none."""
+    return lattice_points >= _WORTH_ORDERING
 
 
-def _unpack(
-    insertion: Insertion, rows: int, columns: int, neighbors: Tensor | None = None
-) -> tuple[Tensor, PackedTable]:
+# keys, of which more rows may follow, and the table
+_Unpacked = tuple[Tensor, PackedTable]
+
+
+def finish(insertion: Insertion, told: Report, columns: int, ahead: _Unpacked | None = None) -> Indexed:
+    """What was inserted, with keys of so many columns, which may have been unpacked `ahead`."""
+    ordered, number = order(insertion, told), told.num_lattice_points
+    if ahead is None or ordered is not insertion or ahead[0].shape[0] < number or is_loose(ahead[1].capacity, number):
+        keys, table = _unpack(ordered, number, columns)
+    else:
+        keys, table = _shorten(ahead[0], number), ahead[1]
+    return keys, ordered.vertices, ordered.barycentric, table.storage
+
+
+def _shorten(rows: Tensor, number: int) -> Tensor:
+    """The first rows, by the fastest of the ways."""
+    columns = rows.shape[1]
+    return rows.as_strided((number, columns), (columns, 1))
+
+
+def is_loose(capacity: int, rows: int) -> bool:
+    """Whether so many rows leave most of a table empty, and that takes much memory."""
+    return capacity > max(2 * capacity_for(rows), _SMALL_CAPACITY)
+
+
+def _unpack(insertion: Insertion, rows: int, columns: int, neighbors: Tensor | None = None) -> _Unpacked:
     """The keys of up to so many rows, and the table, or a smaller one; the `neighbors` are filled with -1."""
-    table, fitting, device = insertion.table, capacity_for(rows), insertion.vertices.device
-    if table.capacity > max(2 * fitting, _SMALL_CAPACITY):
-        # most of the table is empty, and that takes much memory
-        table = PackedTable.empty(fitting, device)
+    table, device = insertion.table, insertion.vertices.device
+    if is_loose(table.capacity, rows):
+        table = PackedTable.empty(capacity_for(rows), device)
     keys = torch.empty(rows, columns, dtype=torch.int32, device=device)
     unpack_keys(insertion, keys, table, neighbors)
     return keys, table
@@ -124,18 +149,36 @@ def expected_rows(points: int, dimension: int) -> int:
     return min(points * (dimension + 1), max(_FEWEST_ROWS, likely))
 
 
+def rows_ahead(points: int, dimension: int, taps: int) -> int | None:
+    """For how many rows so many neighbors are looked up before their number is known, None for after it."""
+    rows = expected_rows(points, dimension)
+    if not 0 < points <= MOST_POINTS_AHEAD or dimension > LARGEST_EVEN_DIMENSION or taps * rows > _MOST_NEIGHBORS_AHEAD:
+        return None
+    return rows
+
+
 def _index(attempts: list[Attempt]) -> list[Indexed]:
     """All sets together, so that the host waits once."""
     with HostReports(attempts[0].features.device) as reports:
         insertions = [attempt.start(words) for attempt, words in zip(attempts, reports.words, strict=False)]
+        ahead = [_unpack_ahead(insertion) for insertion in insertions]
         told = [reports.read(number) for number in range(len(attempts))]
-    return [_settle(*each) for each in zip(attempts, insertions, told, strict=True)]
+    return [_settle(*each) for each in zip(attempts, insertions, told, ahead, strict=True)]
 
 
-def _settle(attempt: Attempt, insertion: Insertion, told: Report) -> Indexed:
+def _unpack_ahead(insertion: Insertion) -> _Unpacked | None:
+    """The keys of most lattices of so many points, before their number is known; None where that would be in vain."""
+    points, columns = insertion.vertices.shape
+    if points > MOST_POINTS_AHEAD or torch.are_deterministic_algorithms_enabled():
+        return None
+    # keys take little memory
+    return _unpack(insertion, min(2 * expected_rows(points, columns - 1), points * columns), columns)
+
+
+def _settle(attempt: Attempt, insertion: Insertion, told: Report, ahead: _Unpacked | None) -> Indexed:
     check_range(attempt.features, attempt.batch, told)
     if not told.no_room and not told.full:
-        return finish(insertion, told, insertion.vertices.shape[1])
+        return finish(insertion, told, insertion.vertices.shape[1], ahead)
     following = attempt.next(told)
     return wide_keys.index_points(attempt.features, attempt.batch) if following is None else _index([following])[0]
 
@@ -169,10 +212,9 @@ def index_with_neighbors(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
     """`index_points` and the neighbors of what it numbers at each offset, None where that is done in two steps."""
     points, dimension = features.shape
-    rows, taps = expected_rows(points, dimension), offsets.shape[0]
-    if not 0 < points <= MOST_POINTS_AHEAD or dimension > LARGEST_EVEN_DIMENSION or taps * rows > _MOST_NEIGHBORS_AHEAD:
-        return None
-    if torch.are_deterministic_algorithms_enabled():
+    taps = offsets.shape[0]
+    rows = rows_ahead(points, dimension, taps)
+    if rows is None or torch.are_deterministic_algorithms_enabled():
         return None
     attempt = first_attempt(features, batch)
     insertion = insert_points(*attempt)
@@ -191,7 +233,5 @@ def index_with_neighbors(
     if number > rows:
         keys, vertices, barycentric, storage = finish(insertion, told, dimension + 1)
         return keys, vertices, barycentric, storage, search_packed(PackedTable(storage), keys, number, offsets, True)
-    # the fastest of the ways to shorten them
-    keys = keys.as_strided((number, dimension + 1), (dimension + 1, 1))
     neighbors = neighbors.as_strided((taps, number), (number, 1))
-    return keys, insertion.vertices, insertion.barycentric, table.storage, neighbors
+    return _shorten(keys, number), insertion.vertices, insertion.barycentric, table.storage, neighbors

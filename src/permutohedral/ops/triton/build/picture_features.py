@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.triton.runtime import bind, cdiv, on_device
-from permutohedral.ops.triton.zeros import clear_block
+from permutohedral.ops.triton.zeros import fill_block
 
 _BLOCK = 1024
 
@@ -31,7 +31,7 @@ def picture_features_kernel(
     """
     if CLEAR:  # noqa: SIM102 (known when it is compiled)
         if tl.program_id(0) >= programs:
-            clear_block(table, (tl.program_id(0) - programs).to(tl.int64) * BLOCK, words, BLOCK)
+            fill_block(table, (tl.program_id(0) - programs).to(tl.int64) * BLOCK, words, 0, BLOCK)
             return
     row = tl.program_id(0) // blocks
     image, y = row // height, row % height

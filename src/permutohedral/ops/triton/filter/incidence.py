@@ -31,7 +31,8 @@ from permutohedral.ops.triton.runtime import (
 from permutohedral.ops.triton.zeros import zeros
 from permutohedral.simplices import Simplices
 
-_BLOCK = 256
+# corners of a program
+_TILE = 1024
 _ROW_BLOCK = 1024
 # lattice points with more points than this are summed one after another, each by all threads of a program
 _TOGETHER = 16
@@ -57,18 +58,27 @@ class Incidence(NamedTuple):
     weights: Tensor
 
 
+@triton.jit
+def corner_tile(num_points, CORNERS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Corners `[ROWS, 1]`, points `[1, BLOCK]`, and which pairs there are.
+
+    A tile of them is read before anything is written: in a loop over corners each would wait for the one before.
+    """
+    corner = tl.arange(0, ROWS).to(tl.int64)[:, None]
+    point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    return corner, point, (corner < CORNERS) & (point < num_points)
+
+
 @triton.jit(do_not_specialize=["num_points", "num_rows", "corner_stride"])
 def count_corners_kernel(
     vertices, counts, ranks, num_points, num_rows, corner_stride,
-    VERTEX_STRIDE: tl.constexpr, CORNERS: tl.constexpr, BLOCK: tl.constexpr,
+    VERTEX_STRIDE: tl.constexpr, CORNERS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Number the entries of every lattice point, whose number is left in `counts`."""
-    point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    for corner in tl.static_range(CORNERS):
-        inside = point < num_points
-        vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * corner_stride, mask=inside, other=0)
-        rank = tl.atomic_add(counts + vertex, 1, mask=inside & (vertex < num_rows), sem="relaxed")
-        tl.store(ranks + tl.cast(corner, tl.int64) * num_points + point, rank, mask=inside)
+    corner, point, inside = corner_tile(num_points, CORNERS, ROWS, BLOCK)
+    vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * corner_stride, mask=inside, other=0)
+    rank = tl.atomic_add(counts + vertex, 1, mask=inside & (vertex < num_rows), sem="relaxed")
+    tl.store(ranks + corner * num_points + point, rank, mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -98,18 +108,16 @@ def store_entry(points, weights, entry, point, weight, inside):
 def list_corners_kernel(
     vertices, barycentric, starts, ranks, points, weights, num_points, num_rows, vertex_corner_stride,
     weight_corner_stride, VERTEX_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr, CORNERS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write every corner of every point to its place among the entries of its lattice point."""
-    point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    for corner in tl.static_range(CORNERS):
-        inside = point < num_points
-        vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * vertex_corner_stride, mask=inside, other=0)
-        weight = tl.load(barycentric + point * WEIGHT_STRIDE + corner * weight_corner_stride, mask=inside, other=0.0)
-        inside = inside & (vertex < num_rows)
-        rank = tl.load(ranks + tl.cast(corner, tl.int64) * num_points + point, mask=inside, other=0)
-        entry = tl.load(starts + vertex, mask=inside, other=0) + rank
-        store_entry(points, weights, entry, point, weight, inside)
+    corner, point, inside = corner_tile(num_points, CORNERS, ROWS, BLOCK)
+    vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * vertex_corner_stride, mask=inside, other=0)
+    weight = tl.load(barycentric + point * WEIGHT_STRIDE + corner * weight_corner_stride, mask=inside, other=0.0)
+    rank = tl.load(ranks + corner * num_points + point, mask=inside, other=0)
+    inside = inside & (vertex < num_rows)
+    entry = tl.load(starts + vertex, mask=inside, other=0) + rank
+    store_entry(points, weights, entry, point, weight, inside)
 
 
 @triton.jit
@@ -151,10 +159,15 @@ def gather_tile(
     dtype: tl.constexpr = tl.float64 if values.dtype.element_ty == tl.float64 else tl.float32
     total = tl.zeros([BLOCK, BLOCK_C], dtype)
     mass = tl.zeros([BLOCK], dtype)
-    for step in range(tl.minimum(longest, TOGETHER)):
-        point, weight = load_entries(points, weights, begin + step, step < count, dtype)
-        total += weight[:, None] * load_rows(values, point, step < count, channel, CHANNELS, VALUE_STRIDE, dtype)
-        mass += weight
+    if TOGETHER > 0:
+        member, share = load_entries(points, weights, begin, count > 0, dtype)
+        for step in range(tl.minimum(longest, TOGETHER)):
+            value = load_rows(values, member, step < count, channel, CHANNELS, VALUE_STRIDE, dtype)
+            # the next points are on their way while these are waited for
+            member, next_share = load_entries(points, weights, begin + step + 1, step + 1 < count, dtype)
+            total += share[:, None] * value
+            mass += share
+            share = next_share
     if longest > TOGETHER:
         for place in range(BLOCK):
             this = tl.minimum(first_row + place, num_rows - 1)
@@ -167,7 +180,6 @@ def gather_tile(
             for _ in range(start + TOGETHER, end, ENTRIES):
                 value = load_rows(values, point, entry < end, channel, CHANNELS, VALUE_STRIDE, dtype)
                 rest_mass += weight
-                # the next points are on their way while these are waited for
                 entry += ENTRIES
                 point, next_weight = load_entries(points, weights, entry, entry < end, dtype)
                 rest += weight[:, None] * value
@@ -241,16 +253,18 @@ def list_corners(vertices: Tensor, barycentric: Tensor, num_rows: int) -> Incide
     together = barycentric.dtype == torch.float32
     points = torch.empty(entries, dtype=torch.int64 if together else torch.int32, device=device)
     weights = points if together else torch.empty(entries, dtype=barycentric.dtype, device=device)
-    grid, strides = (cdiv(num_points, _BLOCK),), {"VERTEX_STRIDE": vertices.stride(0)}
+    height = power_of_two(corners)
+    block = max(_TILE // height, 32)
+    grid, shape = (cdiv(num_points, block),), {"CORNERS": corners, "ROWS": height, "BLOCK": block}
     launch(
         count_corners_kernel, grid, (vertices, counts, ranks), (num_points, num_rows, vertices.stride(1)),
-        **strides, CORNERS=corners, BLOCK=_BLOCK,
+        VERTEX_STRIDE=vertices.stride(0), **shape,
     )  # fmt: skip
     launch(place_rows_kernel, (cdiv(num_rows, _ROW_BLOCK),), (counts, starts), (num_rows,), BLOCK=_ROW_BLOCK)
     launch(
         list_corners_kernel, grid, (vertices, barycentric, starts, ranks, points, weights),
         (num_points, num_rows, vertices.stride(1), barycentric.stride(1)),
-        **strides, WEIGHT_STRIDE=barycentric.stride(0), CORNERS=corners, BLOCK=_BLOCK,
+        VERTEX_STRIDE=vertices.stride(0), WEIGHT_STRIDE=barycentric.stride(0), **shape,
     )  # fmt: skip
     return Incidence(starts, counts, points, weights)
 

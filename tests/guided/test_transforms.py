@@ -1,0 +1,86 @@
+"""`torch.func` and dual tensors on what follows a guide: as finite differences and single calls are, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+import permutohedral as ph
+
+STEP, TOLERANCE = 1e-6, 1e-6
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(len(shape) + shape[0]), dtype=torch.float64)
+
+
+@pytest.fixture(params=["gaussian", "affine"])
+def upsample(request: pytest.FixtureRequest) -> Callable[[Tensor], Tensor]:
+    """A map as a function of its coarse one."""
+    guide = draw(3, 10, 12)
+    return lambda coarse: ph.upsample(coarse, guide, 1.3, 0.37, mode=request.param)
+
+
+def test_tangents_of_maps(upsample: Callable[[Tensor], Tensor]) -> None:
+    coarse, tangent = draw(2, 5, 6), draw(4, 5, 6)[:2]
+    expected = (upsample(coarse + STEP * tangent) - upsample(coarse - STEP * tangent)) / (2 * STEP)
+    pushed = torch.func.jvp(upsample, (coarse,), (tangent,))[1]
+    torch.testing.assert_close(pushed, expected, atol=TOLERANCE, rtol=TOLERANCE)
+    value, linear = torch.func.linearize(upsample, coarse)
+    torch.testing.assert_close(linear(tangent), expected, atol=TOLERANCE, rtol=TOLERANCE)
+    torch.testing.assert_close(value, upsample(coarse))
+
+
+def test_maps_of_torch_vmap(upsample: Callable[[Tensor], Tensor]) -> None:
+    coarse = draw(7, 2, 5, 6)
+    expected = torch.stack([upsample(each) for each in coarse])
+    torch.testing.assert_close(torch.vmap(upsample)(coarse), expected)
+
+
+def test_unknown_samples_of_torch_vmap() -> None:
+    guide, coarse = draw(3, 10, 12), draw(7, 2, 5, 6)
+    coarse[0, 0, 1, 1] = torch.nan
+    expected = ph.upsample(coarse, guide, 1.3, 0.37, mode="affine")
+    mapped = torch.vmap(lambda each: ph.upsample(each, guide, 1.3, 0.37, mode="affine"))(coarse)
+    torch.testing.assert_close(mapped, expected)
+    with pytest.raises(ph.InputError, match="give these batch axes"):
+        torch.vmap(lambda each: ph.upsample(each, guide, 1.3, 0.37))(coarse)
+
+
+def test_unknown_samples_are_not_spread_where_they_cannot_be_read(upsample: Callable[[Tensor], Tensor]) -> None:
+    coarse = draw(2, 5, 6)
+    coarse[0, 1, 1] = torch.nan
+    value, _ = torch.func.linearize(upsample, coarse)
+    torch.testing.assert_close(value, upsample(coarse))
+
+
+def test_guides_of_torch_vmap_are_refused() -> None:
+    guides, coarse = draw(2, 3, 10, 12), draw(2, 5, 6)
+    for mode in ("gaussian", "affine", "solver"):
+        with pytest.raises(ph.InputError, match="give the guide and what follows it batch axes"):
+            torch.vmap(lambda guide, mode=mode: ph.upsample(coarse, guide, mode=mode))(guides)
+
+
+def test_a_solver_refuses_what_it_has_no_derivative_for() -> None:
+    guide, target = draw(3, 5, 6), draw(2, 5, 6)
+
+    def solve(values: Tensor) -> Tensor:
+        return ph.bilateral_solver(values, guide)
+
+    def push() -> None:
+        with forward_ad.dual_level():
+            solve(forward_ad.make_dual(target, target))
+
+    for attempt in (
+        lambda: torch.func.jvp(solve, (target,), (target,)),
+        lambda: torch.func.grad(lambda values: solve(values).sum())(target),
+        lambda: torch.func.linearize(solve, target),
+        lambda: torch.vmap(solve)(target[:, None]),
+        push,
+    ):
+        with pytest.raises(ph.InputError, match=r"take gradients with backward\(\) or torch.autograd.grad"):
+            attempt()

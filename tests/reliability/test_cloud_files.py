@@ -1,0 +1,85 @@
+"""Point clouds on a full disk: whole or not at all, and told as what it is, whichever library writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import laspy
+import numpy as np
+import pytest
+import torch
+from plyfile import PlyData, PlyElement
+from reliability.disks import largest_file
+
+from permutohedral.clouds.smooth import smooth_file
+from permutohedral.data.cloud_files import read_cloud
+from permutohedral.data.cloud_labels import copy_with_labels
+from permutohedral.errors import DataError, StorageError
+from permutohedral.reporting.atomic import replacing
+
+COUNT = 5000
+
+
+def write_cloud(path: Path) -> None:
+    positions = np.random.default_rng(0).random((COUNT, 3)) * 50
+    if path.suffix == ".npz":
+        np.savez(path, positions=positions)
+    elif path.suffix == ".ply":
+        rows = positions.view([(axis, "f8") for axis in "xyz"])[:, 0]
+        PlyData([PlyElement.describe(rows, "vertex")]).write(str(path))
+    else:
+        header = laspy.LasHeader(point_format=3, version="1.2")
+        header.scales = np.full(3, 0.001)
+        scan = laspy.LasData(header)
+        scan.x, scan.y, scan.z = positions.T
+        scan.write(str(path))
+
+
+@pytest.mark.parametrize("ending", ["las", "laz", "ply", "npz"])
+def test_classes_that_do_not_fit(ending: str, tmp_path: Path) -> None:
+    source, target = tmp_path / f"in.{ending}", tmp_path / f"out.{ending}"
+    write_cloud(source)
+    target.write_text("before")
+    labels = torch.full((COUNT,), 2, dtype=torch.uint8)
+    with (
+        largest_file(3000),
+        pytest.raises(StorageError, match="File too large; what was there before is unchanged"),
+        replacing(target) as partial,
+    ):
+        copy_with_labels(source, target, partial, labels)
+    assert target.read_text() == "before"
+    assert sorted(tmp_path.iterdir()) == [source, target]
+
+
+@pytest.mark.parametrize("ending", ["las", "laz"])
+# with the second there is room for the result of the chunk, and none for the file
+@pytest.mark.parametrize("room", [3000, 12 * COUNT + 200])
+def test_a_smooth_scan_that_does_not_fit(ending: str, room: int, tmp_path: Path) -> None:
+    source, target = tmp_path / f"in.{ending}", tmp_path / f"out.{ending}"
+    write_cloud(source)
+    target.write_text("before")
+    if source.stat().st_size <= room:
+        room = source.stat().st_size // 2
+    with largest_file(room), pytest.raises(StorageError, match="File too large; what was there before is unchanged"):
+        smooth_file(source, target, 1.0)
+    assert target.read_text() == "before"
+    smooth_file(source, target, 1.0, resume=True)
+    assert laspy.read(target).header.point_count == COUNT
+    assert sorted(tmp_path.iterdir()) == [source, target]
+
+
+# the second is cut off between two points, where what is left looks whole
+@pytest.mark.parametrize(("ending", "points"), [("las", 1000.5), ("las", 1000), ("laz", 1000.5)])
+def test_a_scan_that_was_cut_off(ending: str, points: float, tmp_path: Path) -> None:
+    source, target = tmp_path / f"in.{ending}", tmp_path / f"out.{ending}"
+    write_cloud(source)
+    with laspy.open(source) as reader:
+        header = reader.header
+    whole = source.read_bytes()
+    left = int(points * header.point_format.size) if ending == "las" else len(whole) // 3
+    source.write_bytes(whole[: header.offset_to_point_data + left])
+    with pytest.raises(DataError, match=r"cut off|cannot read"):
+        read_cloud(source)
+    with pytest.raises(DataError, match=r"cut off|cannot read"):
+        smooth_file(source, target, 1.0)
+    assert not target.exists()
