@@ -70,7 +70,8 @@ struct LandmarkShape {
     double sigma_y, sigma_x;
     int64_t cell_y, cell_x;  // pixels between the nodes on which is blurred
     double blur_reach;       // how far that blur reaches, in its standard deviations
-    // pixels whose last sum is smaller are summed over a window, at most so many of each item
+    // pixels whose last sum is smaller, times the root of what landmarks lack at their color, are summed over a window, at
+    // most so many of each item
     double reach, small_mass;
     int64_t most_repaired;
 };

@@ -36,6 +36,7 @@ ORDER = [
     ["lattice"],
     ["checks", "geometry", "pyramid", "bounded_lattice"],
     ["filters.steps", "levels"],
+    ["filters.color_samples"],
     ["filters.normalization", "filters.landmarks", "filters.color_grid"],
     ["filters.weighting", "filters.exact"],
     ["filters.estimate", "filters.choice", "filters"],

@@ -1,11 +1,13 @@
 """How close the bilateral filter of photographs comes to its definition, and how long it takes.
 
-    python tools/accuracy_pictures.py --photographs FOLDER     writes results/accuracy-pictures.json
+    python tools/accuracy_pictures.py --photographs FOLDER --before PYTHON     writes results/accuracy-pictures.json
 
-The exact filter is `method="exact"` at every pixel, whose rounding and truncation are far below the errors. Times are
-processor times of one thread, so that other work on the machine counts little. OpenCV is timed beside if it is
-installed; it measures colors by the sum of the absolute differences of their channels, so its results are those of
-another filter. `tools/accuracy.py` puts the figures into docs/accuracy.md.
+PYTHON is the interpreter of an installation of the version that times are judged by, whose lattice is timed in turn
+with ours (`tools/time_lattice.py`); without it times are judged by the lattice of this version. The exact filter is
+`method="exact"` at every pixel, whose rounding and truncation are far below the errors. Times are processor times of
+one thread, so that other work on the machine counts little. OpenCV is timed beside if it is installed; it measures
+colors by the sum of the absolute differences of their channels, so its results are those of another filter.
+`tools/accuracy.py` puts the figures into docs/accuracy.md.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import json
 import math
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
@@ -41,7 +44,8 @@ NUM_PHOTOGRAPHS = 3
 MOST_OF_OPENCV = 8.0
 # of everything that is timed
 REPETITIONS = 4
-# what is aimed at: relative error, error at the worst pixel, and time over the fastest of lattice and OpenCV
+# what is aimed at: relative error, error at the worst pixel, and time over the faster one of the lattice as it was and
+# OpenCV
 GOAL_ERROR, GOAL_WORST, GOAL_TIME = 0.01, 0.03, 4 / 3
 
 
@@ -53,14 +57,44 @@ def read(path: Path) -> Tensor:
         return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float() / 255
 
 
+class Earlier:
+    """The lattice of another installation, which stays alive and answers one picture after another.
+
+    Args:
+        python: the interpreter of that installation.
+    """
+
+    def __init__(self, python: Path) -> None:
+        command = [str(python), str(Path(__file__).with_name("time_lattice.py"))]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.commit = find_commit(Path(self._answer()))
+
+    def _answer(self) -> str:
+        line = self._process.stdout.readline() if self._process.stdout else b""
+        if not line:
+            raise RuntimeError("the other installation ended; its message is above")
+        return line.decode().strip()
+
+    def milliseconds(self, image: Tensor, sigma_space: float, sigma_range: float) -> float:
+        """Processor time of one filter."""
+        asked = {"shape": list(image.shape), "sigma_space": sigma_space, "sigma_range": sigma_range}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(asked).encode() + b"\n" + image.contiguous().numpy().tobytes())
+        self._process.stdin.flush()
+        return float(self._answer())
+
+
 def timed(runs: dict[str, Callable[[], Any]]) -> dict[str, tuple[float, Any]]:
-    """Least processor time in milliseconds, and the result: each in turn, so that the machine is the same for all."""
+    """Least processor time in milliseconds, and the result: each in turn, so that the machine is the same for all.
+
+    The one called "before" tells its time itself.
+    """
     found: dict[str, tuple[float, Any]] = {}
     for _ in range(REPETITIONS):
         for name, run in runs.items():
             started = time.process_time()
             result = run()
-            taken = 1e3 * (time.process_time() - started)
+            taken = result if name == "before" else 1e3 * (time.process_time() - started)
             found[name] = min(taken, found.get(name, (math.inf, None))[0]), result
     return found
 
@@ -76,7 +110,7 @@ def opencv_filter(image: Tensor, reach: float, sigma_space: float, sigma_range: 
     return lambda: cv2.bilateralFilter(pixels, 2 * round(reach * sigma_space) + 1, sigma_range, sigma_space)
 
 
-def measure(image: Tensor, sigma_space: float, sigma_range: float) -> dict[str, Any]:
+def measure(image: Tensor, sigma_space: float, sigma_range: float, earlier: Earlier | None) -> dict[str, Any]:
     """Errors and times of the methods on one picture."""
     exact = ph.bilateral_filter(image, sigma_space, sigma_range, method="exact").double()
     found: dict[str, Any] = {"explained": ph.explain_bilateral(image, sigma_space, sigma_range)}
@@ -90,8 +124,11 @@ def measure(image: Tensor, sigma_space: float, sigma_range: float) -> dict[str, 
         found[name] = None
         if run is not None:
             runs[name] = run
+    found["before"] = None
+    if earlier is not None:
+        runs["before"] = partial(earlier.milliseconds, image, sigma_space, sigma_range)
     for name, (milliseconds, result) in timed(runs).items():
-        if name.startswith("opencv"):
+        if name.startswith(("opencv", "before")):
             found[name] = milliseconds
             continue
         worst = float((result.double() - exact).abs().max())
@@ -108,24 +145,27 @@ def summarize(found: list[dict[str, Any]]) -> dict[str, Any]:
             "worst": max(each[method]["worst"] for each in found),
             "milliseconds": statistics.median(each[method]["milliseconds"] for each in found),
         }
-    for name in ("opencv", "opencv_narrow"):
+    for name in ("opencv", "opencv_narrow", "before"):
         times = [each[name] for each in found if each[name] is not None]
         row[name] = statistics.median(times) if times else None
     # ratios within one picture, then their median
-    row["over_separable"] = statistics.median(
-        each["auto"]["milliseconds"] / each["separable"]["milliseconds"] for each in found
-    )
-    fastest = [min(each["separable"]["milliseconds"], each["opencv"] or math.inf) for each in found]
-    ratios = (each["auto"]["milliseconds"] / least for each, least in zip(found, fastest, strict=True))
-    row["over_fastest"] = statistics.median(ratios)
+    over: dict[str, list[float]] = {"over_separable": [], "over_fastest": [], "over_now": []}
+    for each in found:
+        ours, lattice = each["auto"]["milliseconds"], each["separable"]["milliseconds"]
+        over["over_separable"].append(ours / lattice)
+        opencv = each["opencv"] or math.inf
+        over["over_fastest"].append(ours / min(each["before"] or lattice, opencv))
+        over["over_now"].append(ours / min(lattice, opencv))
+    row.update({name: statistics.median(ratios) for name, ratios in over.items()})
     return row
 
 
-def run(folder: Path) -> dict[str, Any]:
+def run(folder: Path, before: Path | None = None) -> dict[str, Any]:
     """Measure every bandwidth on every photograph, with and without noise."""
     torch.set_num_threads(1)
     # sources may change while it runs
     commit = find_commit()
+    earlier = None if before is None else Earlier(before)
     paths = sorted(folder.glob("*.jpg"))
     paths = paths[:: max(1, len(paths) // NUM_PHOTOGRAPHS)][:NUM_PHOTOGRAPHS]
     rows = []
@@ -134,16 +174,17 @@ def run(folder: Path) -> dict[str, Any]:
         photographs = [image + noise * torch.randn(image.shape, generator=generator) for image in map(read, paths)]
         for sigma_space in SIGMAS_SPACE:
             for sigma_range in SIGMAS_RANGE:
-                found = [measure(image, sigma_space, sigma_range) for image in photographs]
+                found = [measure(image, sigma_space, sigma_range, earlier) for image in photographs]
                 setting = {"noise": noise, "sigma_space": sigma_space, "sigma_range": sigma_range}
                 rows.append({**setting, "photographs": len(found), **summarize(found)})
                 print(json.dumps(rows[-1]), flush=True)
     return {
         "what": "bilateral filter of photographs against its definition",
-        "command": "python tools/accuracy_pictures.py --photographs FOLDER",
+        "command": "python tools/accuracy_pictures.py --photographs FOLDER" + " --before PYTHON" * (before is not None),
         "photographs": [path.stem for path in paths],
         "processor": find_processor(),
         "commit": commit,
+        "commit_before": None if earlier is None else earlier.commit,
         "version": ph.__version__,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
@@ -151,15 +192,15 @@ def run(folder: Path) -> dict[str, Any]:
     }
 
 
-def missed(row: dict[str, Any]) -> str:
-    """Which of the goals the automatic method misses."""
+def missed(row: dict[str, Any], time_ratio: str = "over_fastest") -> str:
+    """Which of the goals the automatic method misses, its time being judged by one of the ratios of a row."""
     auto = row["auto"]
     missing = [
         name
         for name, fails in (
             ("error", auto["error"] > GOAL_ERROR),
             ("worst pixel", auto["worst"] > GOAL_WORST),
-            ("time", row["over_fastest"] > GOAL_TIME),
+            ("time", row[time_ratio] > GOAL_TIME),
         )
         if fails
     ]
@@ -171,36 +212,47 @@ def render(report: dict[str, Any]) -> list[str]:
     table = []
     for row in report["rows"]:
         separable, auto = row["separable"], row["auto"]
-        opencv = "" if row["opencv"] is None else f"{row['opencv']:.0f} ms"
+        before, opencv = ("" if row[name] is None else f"{row[name]:.0f} ms" for name in ("before", "opencv"))
         table.append(
             [
                 f"{round(255 * row['noise'])}/255, {row['sigma_space']:g} px, {row['sigma_range']:g}",
                 f"{separable['error']:.4f}",
                 f"{separable['worst']:.3f}",
+                before,
                 f"{separable['milliseconds']:.0f} ms",
                 opencv,
                 " or ".join(row["chosen"]),
                 f"{auto['error']:.4f}",
                 f"{auto['worst']:.3f}",
+                f"{auto['milliseconds']:.0f} ms",
+                f"{row['over_fastest']:.2f}",
                 f"{row['over_separable']:.2f}",
                 missed(row),
             ]
         )
-    headers = ["noise, bandwidths", "separable: error", "worst", "time", "OpenCV", "auto takes", "error", "worst"]
-    count = sum(not row[-1] for row in table)
+    headers = ["noise, bandwidths", "separable: error", "worst", "time before", "time", "OpenCV"]
+    headers += ["auto takes", "error", "worst", "time", "time / fastest", "time / separable", "misses"]
+    count, today = (sum(not missed(row, name) for row in report["rows"]) for name in ("over_fastest", "over_now"))
     return [
-        markdown_table([*headers, "time / separable", "misses"], table, text_columns=range(10)),
+        markdown_table(headers, table, text_columns=range(len(headers))),
         "",
-        f"{count} of {len(table)} rows miss nothing. Measured at commit {report['commit'][:7]}.",
+        f"{count} of {len(table)} rows miss nothing; {today} would, were times judged by the lattice of this version.",
+        f"Measured at commit {report['commit'][:7]}{_before_in_words(report)}.",
     ]
+
+
+def _before_in_words(report: dict[str, Any]) -> str:
+    before = report["commit_before"]
+    return ", with nothing before it to compare with" if before is None else f", *before* being {before[:7]}"
 
 
 def main() -> None:
     """Measure and write the result."""
     parser = argparse.ArgumentParser(description="Measure the bilateral filter of photographs against its definition.")
     parser.add_argument("--photographs", type=Path, required=True, help="folder of JPEG files, of which some are taken")
+    parser.add_argument("--before", type=Path, help="Python of an installation whose lattice times are judged by")
     arguments = parser.parse_args()
-    measured = run(arguments.photographs)
+    measured = run(arguments.photographs, arguments.before)
     JSON_FILE.write_text(json.dumps(measured, indent=2) + "\n")
 
 

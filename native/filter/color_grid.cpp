@@ -8,6 +8,7 @@
 
 #include "filter/cell_axis.hpp"
 #include "filter/color_coordinates.hpp"
+#include "filter/color_nodes.hpp"
 #include "filter/color_ranges.hpp"
 #include "kernels.hpp"
 #include "runtime/kernel_table.hpp"
@@ -18,44 +19,9 @@ namespace permutohedral {
 namespace PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
-constexpr int num_corners = cell_ends * cell_ends;
-
-// Vectors hold two nodes. A color touches three in a row; what comes of the fourth is left out.
-constexpr int vector_size = nodes_at_once * num_channels;
-constexpr int vectors_of_color = (color_taps + nodes_at_once - 1) / nodes_at_once;
-template <class T>
-using NodeVector = typename VectorOf<T, vector_size>::type;
-
-// Where a color lies: the first of the nodes it touches, and how far it is from the middle one of them along each axis.
-template <class T>
-struct ColorPlace {
-    T offset[num_axes];
-    int32_t row, node;
-};
-
-// What nodes are worth to a color: the B-spline of second degree.
-template <class T>
-PERMUTOHEDRAL_INLINE void spline_weights(T offset, T* weights) {
-    weights[0] = T(0.5) * (T(0.5) - offset) * (T(0.5) - offset);
-    weights[1] = T(0.75) - offset * offset;
-    weights[2] = T(0.5) * (T(0.5) + offset) * (T(0.5) + offset);
-}
-
-// to += weight * from, of a multiple of nodes_at_once
-template <class T>
-PERMUTOHEDRAL_INLINE void add_nodes(const T* from, T weight, int64_t nodes, T* to) {
-    for (int64_t i = 0; i < nodes * num_channels; i += vector_size) {
-        store<T, vector_size>(to + i, load<T, vector_size>(to + i) + weight * load<T, vector_size>(from + i));
-    }
-}
-
-// The rows that are not empty.
-void find_rows(const StoredRow* rows, int64_t count, std::vector<int32_t>& found) {
-    found.clear();
-    for (int64_t r = 0; r < count; ++r) {
-        if (!rows[r].is_empty()) found.push_back(int32_t(r));
-    }
-}
+constexpr int num_corners = cell_ends * cell_ends, num_parts = parts_along * parts_along;
+// cells with fewer numbers than this for each column of pixels are interpolated along y first
+constexpr int64_t numbers_of_a_column = 48;
 
 // One item. I and J are the nodes that a pixel touches along the first and the second axis of colors.
 template <class T, int I, int J>
@@ -70,13 +36,11 @@ public:
                 coordinates_.extents[1],
                 coordinates_.extents[0] * coordinates_.extents[1],
                 {I, J}},
-          colors_memory_(sizeof(ColorPlace<T>) * plane()),
-          colors_(as<ColorPlace<T>>(colors_memory_)),
-          needed_(axes_, locate_colors(), threads),
+          needed_(axes_, find_ranges(), threads),
           stored_(needed_.stored, axes_.num_places(), axes_.rows, threads),
           halfway_(needed_.halfway, axes_.num_places(), axes_.rows, threads),
           touched_(needed_.touched, stored_, axes_.num_places(), threads),
-          memory_{Memory(sizeof(T) * num_channels * plane()),
+          memory_{Memory(sizeof(T) * vector_size * plane()),
                   Memory(sizeof(T) * (num_channels * stored_.num_nodes() + vector_size)),
                   Memory(sizeof(T) * num_channels * halfway_.num_nodes())},
           values_(as<T>(memory_[0])),
@@ -90,8 +54,8 @@ public:
         // rows of cells that touch no common node
         for (int phase = 0; phase < cell_ends; ++phase) {
             parallel_for(threads_, divide_up(axes_.y.num_cells - phase, cell_ends), [&](int64_t part, int) {
-                std::vector<T> local;
-                for (int64_t x = 0; x < axes_.x.num_cells; ++x) splat_cell(phase + cell_ends * part, x, local);
+                CellNodes cell;
+                for (int64_t x = 0; x < axes_.x.num_cells; ++x) splat_cell(phase + cell_ends * part, x, cell);
             });
         }
         parallel_for(threads_, axes_.num_places(), [&](int64_t place, int) { blur_colors(place); });
@@ -103,15 +67,23 @@ public:
             for (int64_t x = 0; x < axes_.x.num_nodes(); ++x) blur_along_x(y, x);
         });
         parallel_for(threads_, axes_.y.num_cells, [&](int64_t y, int) {
-            for (int64_t x = 0; x < axes_.x.num_cells; ++x) slice_cell(int64_t(planes.size()), y, x, out);
+            CellNodes cell;
+            for (int64_t x = 0; x < axes_.x.num_cells; ++x) slice_cell(int64_t(planes.size()), y, x, cell, out);
         });
     }
 
 private:
+    // The nodes that the pixels of one cell touch, in rows of their own: reused from cell to cell.
+    struct CellNodes {
+        std::vector<StoredRow> own;
+        std::vector<int32_t> rows;
+        std::vector<T> nodes;
+    };
+
     int64_t plane() const { return shape_.height * shape_.width; }
 
     // The first nodes that the pixels of each cell touch.
-    ColorRanges locate_colors() {
+    ColorRanges find_ranges() const {
         ColorRanges of_cells(axes_.y.num_cells * axes_.x.num_cells, axes_.rows);
         parallel_for(threads_, axes_.y.num_cells, [&](int64_t cell_y, int) {
             const Range rows = axes_.y.pixels(cell_y);
@@ -120,27 +92,20 @@ private:
                 ranges.clear();
                 const Range columns = axes_.x.pixels(cell_x);
                 for (int64_t y = rows.begin; y < rows.end; ++y) {
-                    for (int64_t x = columns.begin; x < columns.end; ++x) {
-                        const ColorPlace<T>& color = locate(y * shape_.width + x);
-                        ranges.add(color.row, int16_t(color.node));
-                    }
+                    const int32_t *row = coordinates_.row() + y * shape_.width,
+                                  *node = coordinates_.node() + y * shape_.width;
+                    for (int64_t x = columns.begin; x < columns.end; ++x) ranges.add(row[x], int16_t(node[x]));
                 }
             }
         });
         return of_cells;
     }
 
-    PERMUTOHEDRAL_INLINE const ColorPlace<T>& locate(int64_t at) {
-        ColorPlace<T>& color = colors_[at];
-        int32_t middle[num_axes];
-        for (int g = 0; g < num_axes; ++g) {
-            const T coordinate = coordinates_.along(g)[at];
-            middle[g] = int32_t(coordinate + T(0.5));
-            color.offset[g] = coordinate - T(middle[g]);
-        }
-        color.row = int32_t((middle[0] - I / 2) * axes_.row_step + middle[1] - J / 2);
-        color.node = middle[2] - color_taps / 2;
-        return color;
+    PERMUTOHEDRAL_INLINE ColorPlace<T> color(int64_t at) const {
+        ColorPlace<T> found;
+        for (int g = 0; g < num_axes; ++g) found.offset[g] = coordinates_.along(g)[at];
+        found.row = coordinates_.row()[at], found.node = coordinates_.node()[at];
+        return found;
     }
 
     // Where there are fewer channels the last one stands in: what comes of it is not written.
@@ -149,7 +114,7 @@ private:
             const T* from[num_channels];
             for (int c = 0; c < num_channels; ++c) from[c] = planes[std::min<size_t>(c, planes.size() - 1)];
             for (int64_t at = y * shape_.width; at < (y + 1) * shape_.width; ++at) {
-                for (int c = 0; c < num_channels; ++c) values_[at * num_channels + c] = from[c][at];
+                for (int i = 0; i < vector_size; ++i) values_[at * vector_size + i] = from[i % num_channels][at];
             }
         });
     }
@@ -171,30 +136,40 @@ private:
     }
 
     // Adds what the pixels of a cell give to the nodes at its corners. Those of a part of it give together, from the
-    // middle of the part: first to nodes of their own, which lie in `local`.
-    void splat_cell(int64_t cell_y, int64_t cell_x, std::vector<T>& local) {
-        const StoredRow* corners[num_corners];
-        find_corners(cell_y, cell_x, corners);
-        std::vector<StoredRow> own(axes_.rows);
-        const int64_t num_nodes = needed_.number_cell(axes_, cell_y, cell_x, own.data());
-        // vectors may reach beyond the last node
-        local.resize(num_channels * num_nodes + vector_size);
-        std::vector<int32_t> rows;
-        find_rows(own.data(), axes_.rows, rows);
-        for (int part = 0; part < parts_along * parts_along; ++part) {
+    // middle of the part: first to nodes of their own.
+    void splat_cell(int64_t cell_y, int64_t cell_x, CellNodes& cell) {
+        const int64_t size = number_cell(cell_y, cell_x, cell);
+        cell.nodes.assign(num_parts * size, T(0));
+        T weights[num_parts][num_corners] = {};
+        for (int part = 0; part < num_parts; ++part) {
             const Range ys = axes_.y.pixels(cell_y, part / parts_along),
                         xs = axes_.x.pixels(cell_x, part % parts_along);
             if (ys.begin == ys.end || xs.begin == xs.end) continue;
-            std::fill(local.begin(), local.end(), T(0));
             for (int64_t y = ys.begin; y < ys.end; ++y) {
                 for (int64_t at = y * shape_.width + xs.begin; at < y * shape_.width + xs.end; ++at) {
-                    splat_pixel(at, own.data(), local.data());
+                    splat_pixel(at, cell.own.data(), cell.nodes.data() + part * size);
                 }
             }
             const T down = axes_.y.right_of(cell_y, ys), right = axes_.x.right_of(cell_x, xs);
-            const T weights[] = {(1 - down) * (1 - right), (1 - down) * right, down * (1 - right), down * right};
-            for (int corner = 0; corner < num_corners; ++corner) {
-                add_rows(own.data(), local.data(), weights[corner], rows, own.data(), corners[corner], nodes_);
+            weights[part][0] = (1 - down) * (1 - right), weights[part][1] = (1 - down) * right;
+            weights[part][2] = down * (1 - right), weights[part][3] = down * right;
+        }
+        const StoredRow* corners[num_corners];
+        find_corners(cell_y, cell_x, corners);
+        for (const int32_t r : cell.rows) {
+            T* to[num_corners];
+            for (int corner = 0; corner < num_corners; ++corner) to[corner] = nodes_ + corners[corner][r].first;
+            const int64_t end = num_channels * cell.own[r].end;
+            for (int64_t i = num_channels * cell.own[r].begin; i < end; i += vector_size) {
+                NodeVector<T> parts[num_parts];
+                for (int part = 0; part < num_parts; ++part) {
+                    parts[part] = load<T, vector_size>(cell.nodes.data() + part * size + cell.own[r].first + i);
+                }
+                for (int corner = 0; corner < num_corners; ++corner) {
+                    NodeVector<T> sum = load<T, vector_size>(to[corner] + i);
+                    for (int part = 0; part < num_parts; ++part) sum += weights[part][corner] * parts[part];
+                    store<T, vector_size>(to[corner] + i, sum);
+                }
             }
         }
     }
@@ -206,16 +181,12 @@ private:
     }
 
     PERMUTOHEDRAL_INLINE void splat_pixel(int64_t at, const StoredRow* rows, T* local) const {
-        const ColorPlace<T>& color = colors_[at];
-        T along[vectors_of_color * nodes_at_once] = {}, given[vectors_of_color * vector_size];
+        const ColorPlace<T> color = this->color(at);
+        T along[color_taps];
         spline_weights(color.offset[num_axes - 1], along);
-        for (int k = 0; k < vectors_of_color * nodes_at_once; ++k) {
-            for (int c = 0; c < num_channels; ++c) {
-                given[k * num_channels + c] = along[k] * values_[at * num_channels + c];
-            }
-        }
-        NodeVector<T> vectors[vectors_of_color];
-        for (int v = 0; v < vectors_of_color; ++v) vectors[v] = load<T, vector_size>(given + v * vector_size);
+        const NodeVector<T> values = load<T, vector_size>(values_ + at * vector_size);
+        const NodeVector<T> vectors[vectors_of_color] = {values * pair_weights(along[0], along[1]),
+                                                         values * pair_weights(along[2], T(0))};
         T* const nodes = local + num_channels * color.node;
         for_rows(color, [&](int64_t row, T weight) {
             T* to = nodes + rows[color.row + row].first;
@@ -225,40 +196,71 @@ private:
         });
     }
 
-    void slice_cell(int64_t channels, int64_t cell_y, int64_t cell_x, T* out) const {
+    // The nodes at the corners of a cell are gathered in rows of their own. If there are few, they are interpolated along y
+    // for each row of pixels: pixels then read those of two sides instead of four corners.
+    void slice_cell(int64_t channels, int64_t cell_y, int64_t cell_x, CellNodes& cell, T* out) const {
         const Range rows = axes_.y.pixels(cell_y), columns = axes_.x.pixels(cell_x);
+        const int64_t size = number_cell(cell_y, cell_x, cell), both = cell_ends * size;
+        const bool few = size <= numbers_of_a_column * (columns.end - columns.begin);
+        cell.nodes.resize((num_corners + cell_ends) * size);
+        T *const upper = cell.nodes.data(), *const between = upper + num_corners * size;
         const StoredRow* corners[num_corners];
         find_corners(cell_y, cell_x, corners);
+        for (int corner = 0; corner < num_corners; ++corner) copy_rows(corners[corner], cell, upper + corner * size);
         for (int64_t y = rows.begin; y < rows.end; ++y) {
             const T down = axes_.y.right[y - rows.begin];
+            if (few) interpolate_nodes(upper, upper + both, down, both / num_channels, between);
             for (int64_t x = columns.begin; x < columns.end; ++x) {
+                const int64_t at = y * shape_.width + x;
                 const T right = axes_.x.right[x - columns.begin];
                 const T weights[] = {(1 - down) * (1 - right), (1 - down) * right, down * (1 - right), down * right};
-                const int64_t at = y * shape_.width + x;
+                const T sides[] = {1 - right, right};
                 T sums[num_channels];
-                slice_pixel(colors_[at], corners, weights, sums);
+                if (few) {
+                    slice_pixel<cell_ends>(color(at), cell.own.data(), between, size, sides, sums);
+                } else {
+                    slice_pixel<num_corners>(color(at), cell.own.data(), upper, size, weights, sums);
+                }
                 for (int64_t c = 0; c < channels; ++c) out[c * plane() + at] = sums[c];
             }
         }
     }
 
-    PERMUTOHEDRAL_INLINE void slice_pixel(const ColorPlace<T>& color, const StoredRow* const (&corners)[num_corners],
-                                          const T (&weights)[num_corners], T (&sums)[num_channels]) const {
-        const T* const nodes = nodes_ + num_channels * color.node;
+    // Numbers the nodes that the pixels of a cell touch. How many numbers they hold; vectors may reach beyond the last.
+    int64_t number_cell(int64_t cell_y, int64_t cell_x, CellNodes& cell) const {
+        cell.own.resize(axes_.rows);
+        const int64_t num_nodes = needed_.number_cell(axes_, cell_y, cell_x, cell.own.data());
+        find_rows(cell.own.data(), axes_.rows, cell.rows);
+        return num_channels * num_nodes + vector_size;
+    }
+
+    void copy_rows(const StoredRow* from, const CellNodes& cell, T* to) const {
+        for (const int32_t r : cell.rows) {
+            const int64_t end = num_channels * cell.own[r].end;
+            for (int64_t i = num_channels * cell.own[r].begin; i < end; i += vector_size) {
+                store<T, vector_size>(to + cell.own[r].first + i, load<T, vector_size>(nodes_ + from[r].first + i));
+            }
+        }
+    }
+
+    // Out of the nodes of several corners or sides, each `size` numbers after another.
+    template <int Sides>
+    PERMUTOHEDRAL_INLINE void slice_pixel(const ColorPlace<T>& color, const StoredRow* rows, const T* nodes,
+                                          int64_t size, const T (&weights)[Sides], T (&sums)[num_channels]) const {
         // apart, so that no sum has to wait for another
-        NodeVector<T> taken[num_corners][vectors_of_color] = {};
+        NodeVector<T> taken[Sides][vectors_of_color] = {};
         for_rows(color, [&](int64_t row, T weight) {
-            for (int corner = 0; corner < num_corners; ++corner) {
-                const T* from = nodes + corners[corner][color.row + row].first;
+            const T* from = nodes + rows[color.row + row].first + num_channels * color.node;
+            for (int side = 0; side < Sides; ++side, from += size) {
                 for (int v = 0; v < vectors_of_color; ++v) {
-                    taken[corner][v] += weight * load<T, vector_size>(from + v * vector_size);
+                    taken[side][v] += weight * load<T, vector_size>(from + v * vector_size);
                 }
             }
         });
         T total[vectors_of_color * vector_size], along[color_taps];
         for (int v = 0; v < vectors_of_color; ++v) {
             NodeVector<T> sum{};
-            for (int corner = 0; corner < num_corners; ++corner) sum += weights[corner] * taken[corner][v];
+            for (int side = 0; side < Sides; ++side) sum += weights[side] * taken[side][v];
             store<T, vector_size>(total + v * vector_size, sum);
         }
         spline_weights(color.offset[num_axes - 1], along);
@@ -346,12 +348,10 @@ private:
     const int threads_;
     const ColorCoordinates<T> coordinates_;
     const GridAxes<T> axes_;
-    const Memory colors_memory_;
-    ColorPlace<T>* const colors_;
     const NeededNodes<T> needed_;
     const NodeTable stored_, halfway_, touched_;
     const Memory memory_[3];
-    T* const values_;  // [height, width, num_channels]
+    T* const values_;  // [height, width, nodes_at_once, num_channels]: the same for each node
     T *const nodes_, *const halfway_nodes_;
 };
 

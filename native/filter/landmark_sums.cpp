@@ -9,6 +9,7 @@
 #include "filter/landmark_mixture.hpp"
 #include "filter/pixel_window.hpp"
 #include "filter/powers_of_two.hpp"
+#include "filter/rare_pixels.hpp"
 #include "runtime/kernel_table.hpp"
 #include "runtime/lane_exchange.hpp"
 #include "runtime/memory.hpp"
@@ -377,7 +378,10 @@ void sum_landmarks(const LandmarkShape& shape, const T* values, const T* guide, 
             const int64_t channels = std::min<int64_t>(num_channels, num_sums - first);
             sum.run(std::vector<const T*>(begin, begin + channels), colors, sums + first * plane, threads);
         }
-        repair_sums(window, planes, colors, T(shape.small_mass), shape.most_repaired, sums, threads);
+        if (shape.most_repaired == 0) continue;
+        const T* mass = sums + (num_sums - 1) * plane;
+        const std::vector<int64_t> rare = find_rare(shape, landmarks, mixture, colors, mass, threads);
+        sum_again(window, planes, colors, rare, sums, threads);
     }
 }
 

@@ -102,22 +102,12 @@ private:
     std::vector<T> along_x_;
 };
 
-// Sums again the pixels of one item whose last sum is less than `small_mass`, at most so many, where it is least.
+// Sums pixels of one item again.
 template <class T>
-void repair_sums(const WindowShape& shape, const std::vector<const T*>& values, const T* guide, T small_mass,
-                 int64_t most, T* out, int threads) {
-    const T* mass = out + (int64_t(values.size()) - 1) * shape.height * shape.width;
-    std::vector<int64_t> small;
-    for (int64_t pixel = 0; pixel < shape.height * shape.width; ++pixel) {
-        if (mass[pixel] < small_mass) small.push_back(pixel);
-    }
-    if (int64_t(small.size()) > most) {
-        auto less = [&](int64_t a, int64_t b) { return mass[a] < mass[b] || (mass[a] == mass[b] && a < b); };
-        std::nth_element(small.begin(), small.begin() + most, small.end(), less);
-        small.resize(most);
-    }
+void sum_again(const WindowShape& shape, const std::vector<const T*>& values, const T* guide,
+               const std::vector<int64_t>& pixels, T* out, int threads) {
     const PixelWindow<T> window(shape);
-    parallel_for(threads, int64_t(small.size()), [&](int64_t i, int) { window.sum(values, guide, small[i], out); });
+    parallel_for(threads, int64_t(pixels.size()), [&](int64_t i, int) { window.sum(values, guide, pixels[i], out); });
 }
 
 }  // namespace

@@ -15,7 +15,9 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.errors import FeatureRangeError, InputError
+from permutohedral.filters.exact import window_size
 from permutohedral.ops.exact_sums import sum_neighbors, sum_window
+from permutohedral.ops.primitives import window_extents
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -265,3 +267,13 @@ def test_what_does_not_fit_is_refused() -> None:
         (lambda: ph.bilateral_filter(image[0], 1.0, 0.1, method="exact"), InputError, "channels, height, width"),
     ):
         assert_raises(call, error, message)
+
+
+@pytest.mark.parametrize("sigma", [(1.0, 1.0), (0.3, 7.9), (30.0, 16.0)], ids=str)
+@pytest.mark.parametrize("extent", [(40, 50), (1, 9), (200, 3)], ids=str)
+def test_pixels_of_a_window_are_counted(sigma: tuple[float, float], extent: tuple[int, int]) -> None:
+    """Those that `sum_window` looks at."""
+    for reach in (2.0, 2.2, 3.0):
+        extents = window_extents(*sigma, reach, *extent)
+        expected = sum((1 if y == 0 else 2) * (2 * along + 1) for y, along in enumerate(extents))
+        assert window_size(sigma, reach, *extent) == expected

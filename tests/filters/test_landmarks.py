@@ -13,7 +13,13 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral import memory
-from permutohedral.filters.landmarks import Landmarks, choose_landmarks, sum_landmarks
+from permutohedral.filters.landmarks import (
+    Landmarks,
+    choose_landmarks,
+    rare_pixels,
+    share_of_mass,
+    sum_landmarks,
+)
 
 
 def landmarks_of(guide: Tensor) -> Landmarks:
@@ -96,6 +102,32 @@ def test_rare_colors_are_summed_by_the_definition() -> None:
     sums, expected = sum_landmarks(guide, guide, SIGMA, landmarks), by_definition(with_mass(guide), guide)
     for y, x in ((20, 30), (20, 33), (39, 0)):
         assert_close(sums[0, :, y, x], expected[0, :, y, x])
+
+
+@pytest.mark.usefixtures("backend")
+def test_an_odd_color_is_found_by_what_landmarks_lack_there() -> None:
+    """Its mass is not small, for it sees what is around it, but no landmark stands for the pixels of its own kind."""
+    guide = torch.zeros(1, 3, 40, 50, device=DEVICE)
+    landmarks = landmarks_of(guide)
+    odd = [(y, x) for y in (20, 21) for x in (30, 31, 32)]
+    for y, x in odd:
+        guide[0, :, y, x] = to_tensor(np.array([1.8, 0.0, 0.0]))
+    sums, expected = sum_landmarks(guide, guide, SIGMA, landmarks), by_definition(with_mass(guide), guide)
+    for y, x in odd:
+        # a window leaves out a hundredth
+        assert relative_error(sums[0, :, y, x], expected[0, :, y, x]) < 0.02
+
+
+def test_landmarks_themselves_are_not_summed_again() -> None:
+    """However rare they are: between a landmark and any other color the terms lack nothing."""
+    guide = torch.zeros(1, 1, 40, 50, device=DEVICE)
+    guide[0, 0, 20, 30] = 9.0
+    landmarks = choose_landmarks(guide, [1.0], 2)
+    assert landmarks is not None
+    assert landmarks.colors.flatten().sort().values.tolist() == [0.0, 9.0]
+    mass = sum_landmarks(guide, guide, SIGMA, landmarks)[0, -1]
+    share = share_of_mass(mass, guide[0], landmarks, SIGMA)
+    assert rare_pixels(share.flatten(), SIGMA).numel() == 0
 
 
 def test_landmarks_give_the_gaussian_between_colors() -> None:

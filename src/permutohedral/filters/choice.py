@@ -1,10 +1,11 @@
-"""Which method `method="auto"` takes: the closest to the definition that takes at most a third longer than the lattice.
+"""Which method `method="auto"` takes: one close to the definition that takes at most a third longer than a lattice.
 
 That is the exact one, over a window as wide as the time permits; else landmarks (`landmarks.py`), if few are needed;
-else a grid over positions and colors (`color_grid.py`); else the lattice itself. The choice follows from the input
-alone, whatever the backend, so that results do not depend on the machine. Times are estimated by the constants below,
-in nanoseconds of one core with vectors of 32 bytes. A halo is no choice: it takes more than a third of the time of the
-lattice (docs/accuracy.md).
+else a grid over positions and colors (`color_grid.py`), as fine as is needed and the time permits; else the lattice
+itself. The choice follows from the input alone, whatever the backend, so that results do not depend on the machine.
+Times are estimated by the constants below, in nanoseconds of one core with vectors of 32 bytes, as fitted to
+photographs. The lattice among them is the one that the goal of docs/accuracy.md names, whose time today's takes two
+thirds to all of. A halo is no choice: it takes more than a third of the time of the lattice.
 """
 
 from __future__ import annotations
@@ -12,13 +13,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from permutohedral.features import Sigma, bilateral_features, check_image, numbers_of
-from permutohedral.filters.color_grid import MOST_GUIDES, ColorAxes, estimate_size, find_axes
+from permutohedral.filters.color_grid import (
+    COARSE,
+    FINE,
+    MOST_GUIDES,
+    ColorAxes,
+    GridSize,
+    GridStep,
+    estimate_size,
+    find_axes,
+)
 from permutohedral.filters.exact import Window, has_no_window, window_of, window_size
 from permutohedral.filters.landmarks import Landmarks, cell_size, choose_landmarks
 from permutohedral.ops import operators
@@ -26,33 +37,32 @@ from permutohedral.ops.tracing import is_plain, is_traced, wants_gradient
 from permutohedral.tensors import check_features, check_tensor
 
 # windows that reach this far, in standard deviations, leave out 1.1, 4.4, 8.9 and 13.5 % of the mass of the Gaussian:
-# what that changes is a tenth to a half of what the lattice does; landmarks and grids come before the last of them
+# what that changes is a tenth to a half of what the lattice does; landmarks and grids come before the narrow ones
 _REACHES = 3.0, 2.5, 2.2, 2.0
-# how much longer than the lattice another method may take: a third, less what the estimates may be wrong; and the last
-# of the windows, which is for noise, where lattices take longer than estimated
-_SLOWER, _LAST_SLOWER = 1.15, 1.6
-# and a grid, which is the only other one where there are many colors
-_GRID_SLOWER = 1.3
+_NARROW = 2.2
+# how much longer than the lattice another method may take: a third, less what the estimates may be wrong
+_SLOWER = 1.28
 
 # all in nanoseconds; of the lattice: for each corner of a point, and for each axis at each lattice point
-_CORNER, _LATTICE_POINT = 9.0, 27.0
+_CORNER, _LATTICE_POINT = 14.0, 30.0
 # of the exact method: for each pair, and each of its features and channels; for each pixel besides
-_PAIR, _PAIR_CHANNEL, _PIXEL = 0.32, 0.05, 40.0
+_PAIR, _PAIR_CHANNEL, _PIXEL = 0.32, 0.05, 32.0
 # of narrower windows than the first, whose weights are rough, as a part of that
-_ROUGH = 0.9
-# of landmarks, for four channels: for each pixel, and each landmark there; for each node between cells of pixels, each
-# landmark and each pair of landmarks there
-_LANDMARKS_PIXEL, _TERM, _NODE, _NODE_TERM, _NODE_PAIR = 32.0, 1.0, 150.0, 10.0, 0.17
-# where colors take up more nodes than this, landmarks would be so many that a grid takes less time
-_MOST_SPREAD = 22.0
-# of a grid, for four channels: for each pixel, and each node over colors that is stored; for each place between cells,
-# and each row of nodes there
-_GRID_PIXEL, _GRID_NODE, _GRID_PLACE, _GRID_ROW = 62.0, 30.0, 1500.0, 15.0
+_ROUGH = 0.85
+# of landmarks, for four channels: for each pixel, with what it takes to find them in a photograph, and each landmark
+# there; for each node between cells of pixels, each landmark and each pair of landmarks there
+_LANDMARKS_PIXEL, _TERM, _NODE_TERM, _NODE_PAIR = 60.0, 1.0, 20.0, 0.16
+# of a grid, for four channels: for each pixel, with what it takes to find its axes, and each node over colors that is
+# stored; for each place between cells, and each row of nodes there
+_GRID_PIXEL, _GRID_NODE, _GRID_PLACE, _GRID_ROW = 84.0, 21.5, 1470.0, 70.0
 # windows of fewer pixels are not worth a grid
 _LEAST_SIGMA = 3.0
+# up to so many nodes that colors take up, landmarks are few; up to so many, every color sees many that are three
+# standard deviations away, where a coarse grid is far off; and how many landmarks there are to such a node at least
+_FEW_LANDMARKS, _WIDE_GAUSSIAN, _LANDMARKS_OF_A_NODE = 9.0, 45.0, 0.4
 
 # squares of a picture in which lattice points are counted
-_SIDE, _SQUARES_ALONG = 32, 2
+_SIDE, _SQUARES_ALONG = 24, 2
 # what lies around a square belongs to it as well, in standard deviations on both sides together
 _AROUND = 0.6
 # lattice points of a cloud for each point, which are not counted
@@ -150,7 +160,7 @@ def choose_for_pixels(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_ra
     fewest, most = (pixels * _lattice_time(dimension, density) for density in (0.0, dimension + 1.0))
     if exact[0] <= _SLOWER * fewest:
         return Choice("exact", f"about {_in_words(exact[0])}, less than for any lattice")
-    if is_traced() or (exact[-1] > _LAST_SLOWER * most and min(sigmas) < _LEAST_SIGMA):
+    if is_traced() or (exact[-1] > _SLOWER * most and min(sigmas) < _LEAST_SIGMA):
         return Choice("separable", f"a window of {windows[-1]:,} pixels takes longer than the lattice")
     lattice = pixels * _lattice_time(dimension, _lattice_points_per_pixel(guide, sigma_space, sigma_range))
     options = [
@@ -160,9 +170,9 @@ def choose_for_pixels(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_ra
             reach,
         )
         for reach, size, time in zip(_REACHES, windows, exact, strict=True)
-        if time <= (_SLOWER if reach > _REACHES[-1] else _LAST_SLOWER) * lattice
+        if time <= _SLOWER * lattice
     ]
-    if options and options[0].reach > _REACHES[-1]:
+    if options and options[0].reach > _NARROW:
         return options[0]
     found = _over_colors(image, guide, sigma_space, sigma_range, lattice)
     if found is not None:
@@ -181,51 +191,74 @@ def _over_colors(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: 
         return None
     # the mass is one more channel
     passes = math.ceil((image.shape[:-2].numel() // count + 1) / 4)
-    pictures, ranges = guide.reshape(-1, guides, height, width), numbers_of(sigma_range, guides)
+    # in one piece, as it is needed later on: what is found out takes less time
+    pictures, ranges = guide.reshape(-1, guides, height, width).contiguous(), numbers_of(sigma_range, guides)
     axes = find_axes(pictures, ranges)
     if axes is None:
         return None
-    # the one that takes less time first
-    methods = (_few_landmarks, _small_grid) if axes.spread <= _MOST_SPREAD else (_small_grid, _few_landmarks)
-    for method in methods:
-        colors, reason = method(pictures, ranges, sigmas, axes, passes, lattice)
+    request = _Request(pictures, axes, ranges, sigmas, passes, lattice)
+    order: list[GridStep | None] = [COARSE, None]
+    if axes.spread <= _WIDE_GAUSSIAN:
+        order = [None, FINE, COARSE] if axes.spread <= _FEW_LANDMARKS else [FINE, None, COARSE]
+    for step in order:
+        colors, reason = _few_landmarks(request) if step is None else _grid(request, step)
         if colors is not None:
             name: Literal["landmarks", "grid"] = "landmarks" if isinstance(colors, Landmarks) else "grid"
-            return Choice(name, reason, colors=colors, window=window_of(guide, sigma_space, sigma_range))
+            return Choice(name, reason, colors=colors, window=window_of(pictures, sigma_space, sigma_range))
     return None
 
 
-def _few_landmarks(
-    guide: Tensor, ranges: Sequence[float], sigmas: Sequence[float], axes: ColorAxes, passes: int, lattice: float
-) -> tuple[Landmarks | None, str]:
-    items, _, height, width = guide.shape
-    most = _most_landmarks(_SLOWER * lattice / (items * height * width * passes), sigmas)
-    found = choose_landmarks(guide, ranges, most) if most > 0 else None
-    if found is None or not found.can_repair(sigmas, height * width):
+@dataclass(frozen=True, eq=False)
+class _Request:
+    """What is filtered: the guide `[items, guide channels, height, width]`, the axes of its colors, bandwidths, passes
+    over four channels each, and the time of a lattice."""
+
+    guide: Tensor
+    axes: ColorAxes
+    ranges: Sequence[float]
+    sigmas: Sequence[float]
+    passes: int
+    lattice: float
+
+    @property
+    def pixels(self) -> int:
+        return self.guide.shape[0] * self.guide.shape[-2:].numel()
+
+    @cached_property
+    def size(self) -> GridSize | None:
+        """Of a coarse grid."""
+        return estimate_size(self.guide, self.ranges, self.sigmas, self.axes)
+
+
+def _few_landmarks(request: _Request) -> tuple[Landmarks | None, str]:
+    most = _most_landmarks(_SLOWER * request.lattice / (request.pixels * request.passes), request.sigmas)
+    if most <= _LANDMARKS_OF_A_NODE * request.axes.spread:
         return None, ""
-    return found, f"{found.colors.shape[0]} colors take no longer than {_in_words(lattice)} for a lattice"
+    found = choose_landmarks(request.guide, request.ranges, most)
+    if found is None or not found.can_repair(request.sigmas, request.guide.shape[-2:].numel()):
+        return None, ""
+    return found, f"{found.colors.shape[0]} colors take no longer than {_in_words(request.lattice)} for a lattice"
 
 
-def _small_grid(
-    guide: Tensor, ranges: Sequence[float], sigmas: Sequence[float], axes: ColorAxes, passes: int, lattice: float
-) -> tuple[ColorAxes | None, str]:
-    items, _, height, width = guide.shape
-    pixels = items * height * width * passes * _GRID_PIXEL
-    size = estimate_size(guide, ranges, sigmas, axes) if pixels <= _GRID_SLOWER * lattice else None
+def _grid(request: _Request, step: GridStep) -> tuple[ColorAxes | None, str]:
+    pixels = request.pixels * request.passes * _GRID_PIXEL
+    size = request.size if pixels <= _SLOWER * request.lattice else None
     if size is None:
         return None, ""
-    place = passes * (size.nodes * _GRID_NODE + _GRID_PLACE) + size.rows * _GRID_ROW
-    time = pixels + items * size.places * place
-    if time > _GRID_SLOWER * lattice:
+    # at each place there are about as many nodes: the closer they are, the fewer are the colors there
+    places = request.guide.shape[0] * size.places * (COARSE.cell / step.cell) ** 2
+    time = pixels + places * (request.passes * (size.nodes * _GRID_NODE + _GRID_PLACE) + size.rows * _GRID_ROW)
+    if time > _SLOWER * request.lattice:
         return None, ""
-    nodes = f"{items * size.places * size.nodes:,.0f}"
-    return axes, f"about {_in_words(time)} for {nodes} nodes, {_in_words(lattice)} for a lattice"
+    nodes = f"{places * size.nodes:,.0f}"
+    return request.axes.with_step(
+        step
+    ), f"about {_in_words(time)} for {nodes} nodes, {_in_words(request.lattice)} for a lattice"
 
 
 def _most_landmarks(time: float, sigmas: Sequence[float]) -> int:
     """How many can be taken in so much time for each pixel."""
-    nodes = 1 / (cell_size(sigmas[0]) * cell_size(sigmas[1]))
-    left = time - _LANDMARKS_PIXEL - nodes * _NODE
+    nodes, left = 1 / (cell_size(sigmas[0]) * cell_size(sigmas[1])), time - _LANDMARKS_PIXEL
     if left <= 0:
         return 0
     # left = linear most + squared most^2
@@ -247,7 +280,8 @@ def _lattice_points_per_pixel(guide: Tensor, sigma_space: Sigma, sigma_range: Si
     with torch.no_grad():
         first = guide.reshape(-1, *guide.shape[-3:])[0]
         squares = [first[:, rows, columns] for rows in _places(first.shape[1]) for columns in _places(first.shape[2])]
-        features = torch.cat([bilateral_features(square, sigma_space, sigma_range) for square in squares])
+        # one below another: where a square lies changes next to nothing
+        features = bilateral_features(torch.cat(squares, dim=1), sigma_space, sigma_range)
         items = torch.arange(len(squares), dtype=torch.int32, device=guide.device)
         keys = operators.index_points(features, items.repeat_interleave(features.shape[0] // len(squares)))[0]
     extents = zip(squares[0].shape[1:], first.shape[1:], numbers_of(sigma_space, 2), strict=True)

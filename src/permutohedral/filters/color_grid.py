@@ -2,11 +2,12 @@
 
 Colors are splatted, blurred and sliced along their main axes, with B-splines of second degree B and three taps b:
 
-    exp(-|a - c|^2 / 2) = prod_axes sum_kl B(a / h - k) b(k - l) B(c / h - l) + error,   h = 1.2 standard deviations
+    exp(-|a - c|^2 / 2) = prod_axes sum_kl B(a / h - k) b(k - l) B(c / h - l) + error,   h: a `GridStep`
 
 A color touches 27 nodes. Positions are splatted to the nodes around cells of pixels and interpolated between them. All
 weights are positive and no path gets lost, so that colors which are rare, with little mass, come out as well as others;
-the lattice is several times as far off (docs/accuracy.md). Of the nodes only those are stored that are needed.
+the lattice is several times as far off (docs/accuracy.md). Of the nodes only those are stored that are needed. The
+closer they are, over colors and over positions, the smaller the error.
 """
 
 from __future__ import annotations
@@ -21,31 +22,57 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from permutohedral.filters.color_samples import sample_colors
 from permutohedral.memory import check_rows
 from permutohedral.ops import fused_filters
 from permutohedral.ops.color_tables import ColorGridTables
 
-# between the nodes over colors, in standard deviations; and the weight of a neighbor in the blur over them, for which
-# the error at the worst color is least
-_SPACING, _NEIGHBOR = 1.2, 0.13
 # nodes along an axis that a color touches
 _TAPS = 3
 # channels of a guide, which are the axes of the grid; an axis that is not used has one node
 MOST_GUIDES = 3
-# pixels between the nodes over positions, in standard deviations, and how far the blur between them reaches, in its own
-_CELL, _BLUR_REACH = 1.125, 3.0
+# how far the blur between the nodes over positions reaches, in its standard deviations
+_BLUR_REACH = 3.0
 # the pixels of a cell give to its nodes from the middles of so many parts along each axis
 _PARTS = 2
 # colors from which the axes are found
 _SAMPLES = 4096
 # places along each axis, and pixels along each axis at each of them, at which nodes are counted
-_PLACES, _SIDE = 2, 32
+_PLACES, _SIDE = 2, 20
 # nodes that are stored, for each that is touched: as it was for photographs
 _STORED = 1.75
 # ranges of nodes at all places, and nodes along an axis, that there may be at most
 _MOST_RANGES, _MOST_NODES = 1 << 23, 1 << 14
 # channels that the compiled core sums at once
 _CHANNELS_AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class GridStep:
+    """How close the nodes are.
+
+    Attributes:
+        spacing: between the nodes over colors, in standard deviations.
+        neighbor: the weight of a neighbor in the blur over them, for which the error is least near the middle of the
+            Gaussian, and small at three standard deviations: there lie most of the pixels that a rare color sees.
+        cell: between the nodes over positions, in standard deviations.
+    """
+
+    spacing: float
+    neighbor: float
+    cell: float
+
+    def cell_size(self, sigma: float) -> int:
+        """Pixels between two nodes of the grid along an axis.
+
+        >>> COARSE.cell_size(8.0)
+        9
+        """
+        return max(int(self.cell * sigma), 1)
+
+
+# the first has two thirds of the error of the second, and twice as many nodes
+FINE, COARSE = GridStep(1.1, 0.24, 0.9), GridStep(1.2, 0.13, 1.125)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,26 +83,24 @@ class ColorAxes:
         directions: `[guide channels, guide channels]`, one axis in a row, the one in which colors differ most last;
             from a guide in standard deviations to nodes.
         origin: `[guide channels]`, in nodes.
-        spread: about how many nodes their colors take up.
+        spread: about how many nodes of a coarse grid their colors take up.
+        step: between the nodes.
     """
 
     directions: NDArray[np.float64]
     origin: NDArray[np.float64]
     spread: float
+    step: GridStep = COARSE
+
+    def with_step(self, step: GridStep) -> ColorAxes:
+        """The same axes for other nodes."""
+        factor = self.step.spacing / step.spacing
+        return ColorAxes(factor * self.directions, factor * self.origin, self.spread, step)
 
     def locate(self, colors: NDArray[np.float64]) -> NDArray[np.float64]:
         """Coordinates, in nodes, of colors `[..., guide channels]` in standard deviations."""
         coordinates: NDArray[np.float64] = colors @ self.directions.T - self.origin
         return coordinates
-
-
-def cell_size(sigma: float) -> int:
-    """Pixels between two nodes of the grid along an axis.
-
-    >>> cell_size(8.0)
-    9
-    """
-    return max(int(_CELL * sigma), 1)
 
 
 def find_axes(guide: Tensor, sigma: Sequence[float]) -> ColorAxes | None:
@@ -88,7 +113,7 @@ def find_axes(guide: Tensor, sigma: Sequence[float]) -> ColorAxes | None:
     >>> find_axes(torch.zeros(1, 1, 4, 5), [0.1]).directions.shape
     (1, 1)
     """
-    sampled = _sample(guide) / np.array(sigma)
+    sampled = sample_colors(guide, _SAMPLES) / np.array(sigma)
     with np.errstate(invalid="ignore", over="ignore"):
         mean = sampled.mean(axis=0)
         covariance = (sampled - mean).T @ (sampled - mean) / len(sampled)
@@ -96,23 +121,10 @@ def find_axes(guide: Tensor, sigma: Sequence[float]) -> ColorAxes | None:
         # refused later on, with a reason
         return None
     variances, vectors = np.linalg.eigh(covariance)
-    directions = vectors.T / _SPACING
+    directions = vectors.T / COARSE.spacing
     # most colors lie within one and a half standard deviations of their own
-    spread = np.prod(1 + 3 / _SPACING * np.sqrt(variances.clip(min=0)))
+    spread = np.prod(1 + 3 / COARSE.spacing * np.sqrt(variances.clip(min=0)))
     return ColorAxes(directions, directions @ mean, float(spread))
-
-
-def _sample(guide: Tensor) -> NDArray[np.float64]:
-    """`[colors, guide channels]`, out of pixels all over all of the pictures."""
-    items, _, height, width = guide.shape
-    pixels = items * height * width
-    count = min(_SAMPLES, pixels)
-    # places at random, one in each of equal parts, against patterns in the picture
-    places = ((np.arange(count) + np.random.default_rng(0).random(count)) * (pixels / count)).astype(np.int64)
-    places = places.clip(max=pixels - 1)
-    item, pixel = (torch.from_numpy(part).to(guide.device) for part in np.divmod(places, height * width))
-    colors: NDArray[np.float64] = guide.detach().flatten(2)[item, :, pixel].cpu().double().numpy()
-    return colors
 
 
 @dataclass(frozen=True)
@@ -146,15 +158,14 @@ def estimate_size(
     >>> estimate_size(gray, [1.0], (4.0, 4.0), find_axes(gray, [1.0])).nodes
     5.25
     """
-    cells = cell_size(sigma[0]), cell_size(sigma[1])
+    cells = axes.step.cell_size(sigma[0]), axes.step.cell_size(sigma[1])
     places = math.prod(size / cell + 1 for size, cell in zip(guide.shape[-2:], cells, strict=True))
     # as if the corners of the box around all colors were colors
-    ends = [channel.aminmax() for channel in guide.detach().movedim(1, 0)]
-    spans = np.array([float(end.max - end.min) for end in ends]) / np.array(sigma_range)
+    spans = _color_spans(guide) / np.array(sigma_range)
     most_extents = np.abs(axes.directions) @ spans + _TAPS
-    # not so if one is NaN
-    fits = most_extents[:-1].prod() * places <= _MOST_RANGES and most_extents.max() <= _MOST_NODES
-    if not fits:
+    # of the finest grid as well; not so if one is NaN
+    most_ranges = most_extents[:-1].prod() * places * (axes.step.cell / FINE.cell) ** 2
+    if not (most_ranges <= _MOST_RANGES and most_extents.max() <= _MOST_NODES):
         return None
     along_y, along_x = (_squares(*each) for each in zip(guide.shape[-2:], cells, strict=True))
     squares = [guide[0, :, y, x].detach().flatten(1).mT for y, x in product(along_y, along_x)]
@@ -174,6 +185,17 @@ def estimate_size(
         least, most = _spread(least, axis, np.minimum), _spread(most, axis, np.maximum)
     touched = np.where(most >= 0, most - least + _TAPS, 0).sum() / len(squares)
     return GridSize(_STORED * float(touched), math.prod(shape[1:]), places)
+
+
+def _color_spans(guide: Tensor) -> NDArray[np.float64]:
+    """From the least to the most, of each channel."""
+    if guide.device.type == "cpu" and guide.dtype in (torch.float32, torch.float64):
+        # a fraction of the time of torch
+        pixels = guide.detach().numpy()
+        spans: NDArray[np.float64] = (pixels.max(axis=(0, 2, 3)) - pixels.min(axis=(0, 2, 3))).astype(np.float64)
+        return spans
+    channels = guide.detach().movedim(1, 0).flatten(1)
+    return (channels.amax(dim=1) - channels.amin(dim=1)).double().cpu().numpy()
 
 
 def _spread(ranges: NDArray[np.int64], axis: int, join: np.ufunc) -> NDArray[np.int64]:
@@ -216,10 +238,11 @@ def sum_color_grid(values: Tensor, guide: Tensor, sigma: tuple[float, float], ax
     if values.numel() == 0:
         return values.new_zeros(items, channels + 1, height, width)
     # the integral of the blur is that of the Gaussian
-    own = math.sqrt(2 * math.pi) / _SPACING / (1 + 2 * _NEIGHBOR)
-    cells = cell_size(sigma[0]), cell_size(sigma[1])
+    step = axes.step
+    own = math.sqrt(2 * math.pi) / step.spacing / (1 + 2 * step.neighbor)
+    cells = step.cell_size(sigma[0]), step.cell_size(sigma[1])
     main = axes.directions.tolist(), axes.origin.tolist()
-    tables = ColorGridTables(sigma, cells, _BLUR_REACH, *main, (own, _NEIGHBOR * own))
+    tables = ColorGridTables(sigma, cells, _BLUR_REACH, *main, (own, step.neighbor * own))
     # the sums, and of one item the values and colors in one piece, and their coordinates
     check_rows((items * (channels + 1) + _CHANNELS_AT_ONCE + 2 * MOST_GUIDES + 2) * height * width, 1, values)
     sums = fused_filters.sum_color_grid(values, guide, tables)
@@ -241,19 +264,20 @@ def _coordinates(guide: Tensor, tables: ColorGridTables) -> tuple[Tensor, tuple[
     return coordinates.view(guide.shape[0], MOST_GUIDES, *guide.shape[2:]), (extents[0], extents[1], extents[2])
 
 
-def reach_of_grid(sigma: float) -> int:
+def reach_of_grid(sigma: float, step: GridStep) -> int:
     """How many pixels along an axis the sums of a pixel depend on, on either side: those of whole cells.
 
-    >>> reach_of_grid(8.0)
+    >>> reach_of_grid(8.0, COARSE)
     45
     """
-    return (_blur(sigma)[1] + 2) * cell_size(sigma)
+    cell = step.cell_size(sigma)
+    return (_blur(sigma, cell)[1] + 2) * cell
 
 
-def _blur(sigma: float) -> tuple[float, int]:
+def _blur(sigma: float, cell: int) -> tuple[float, int]:
     """The variance of the blur between nodes over positions, and how many nodes it reaches."""
     # interpolation at the source and at the target has a variance of a sixth of a step, on average
-    variance = (sigma / cell_size(sigma)) ** 2 - 1 / 3
+    variance = (sigma / cell) ** 2 - 1 / 3
     return variance, int(_BLUR_REACH * math.sqrt(variance)) + 1
 
 
@@ -261,7 +285,7 @@ def _compose(values: Tensor, guide: Tensor, tables: ColorGridTables) -> Tensor:
     """The same of torch's operations, with all nodes; they know their derivatives."""
     items, channels, height, width = values.shape
     values = torch.cat([values, values.new_ones(()).expand(items, 1, height, width)], dim=1)
-    along = [_cells(*each, like=values) for each in zip((height, width), tables.sigma, strict=True)]
+    along = [_cells(*each, like=values) for each in zip((height, width), tables.cells, tables.sigma, strict=True)]
     places = along[0][2].shape[0], along[1][2].shape[0]
     coordinates, extents = _coordinates(guide, tables)
     colors = math.prod(extents)
@@ -284,9 +308,8 @@ def _compose(values: Tensor, guide: Tensor, tables: ColorGridTables) -> Tensor:
 _Cells = tuple[Tensor, tuple[Tensor, Tensor], Tensor]
 
 
-def _cells(size: int, sigma: float, like: Tensor) -> _Cells:
+def _cells(size: int, cell: int, sigma: float, like: Tensor) -> _Cells:
     """Which cell the pixels along an axis lie in, the weights of its end, and the blur `[nodes, nodes]`."""
-    cell = cell_size(sigma)
     nodes = (size + cell - 1) // cell + 1
     pixels = torch.arange(size, device=like.device)
     part = (cell + _PARTS - 1) // _PARTS
@@ -294,7 +317,7 @@ def _cells(size: int, sigma: float, like: Tensor) -> _Cells:
     end = torch.minimum((first + part).clamp(max=cell), size - pixels // cell * cell)
     # a quotient of integers would be float32, whatever the values are
     source, target = (first + end).to(like.dtype) / (2 * cell), ((pixels % cell).to(like.dtype) + 0.5) / cell
-    variance, farthest = _blur(sigma)
+    variance, farthest = _blur(sigma, cell)
     places = torch.arange(nodes, device=like.device, dtype=like.dtype)
     steps = (places[:, None] - places).abs()
     blur = torch.exp(-0.5 / variance * steps.square()) * (sigma / cell * variance**-0.5) * (steps <= farthest)

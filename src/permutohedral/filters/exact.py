@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from permutohedral.filters.color_grid import ColorAxes, sum_color_grid
 from permutohedral.filters.landmarks import Landmarks, sum_landmarks
 from permutohedral.filters.normalization import SMALLEST_MASS, Normalization
 from permutohedral.ops.exact_sums import sum_neighbors, sum_window
-from permutohedral.ops.primitives import accumulation_dtype, window_extents
+from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.tracing import is_traced, wants_gradient
 from permutohedral.tensors import check_features, check_tensor, is_surely_finite
 
@@ -91,8 +92,11 @@ def window_size(sigma: Sequence[float], reach: float, height: int, width: int) -
     >>> window_size((1.0, 1.0), 2.0, 100, 100)
     13
     """
-    extents = window_extents(sigma[0], sigma[1], reach, height, width)
-    return sum((1 if y == 0 else 2) * (2 * extent + 1) for y, extent in enumerate(extents))
+    farthest = [min(int(reach * each), extent - 1) for each, extent in zip(sigma, (height, width), strict=True)]
+    # the same as `window_extents`, of wide windows in a fraction of the time
+    left = np.sqrt(np.maximum(reach**2 - (np.arange(farthest[0] + 1) / sigma[0]) ** 2, 0.0))
+    along = 2 * np.minimum((left * sigma[1]).astype(np.int64), farthest[1]) + 1
+    return int(2 * along.sum() - along[:1].sum())
 
 
 def has_no_window(sigma_space: Sigma) -> bool:

@@ -6,8 +6,9 @@ The landmarks c_k are colors of the picture, M the inverse of the matrix w(c_k, 
 w(c_l, b) is a picture, to be blurred over positions, which is done on a coarse grid. The wider the Gaussian over
 colors, the fewer the landmarks that do: five to a hundred where a lattice is far off.
 
-Colors that are rare lie far from all landmarks. There the mass is small, and the error great against it: such pixels
-are summed again by the definition, over a window.
+What the terms lack between two colors a and b is at most sqrt(l(a) l(b)), l(a) = 1 - sum_kl w(a, c_k) M_kl w(c_l, a).
+Where that is much against the mass of a pixel, because its color is rare and no landmark near, the pixel is summed
+again by the definition, over a window.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from permutohedral.filters.color_samples import sample_colors
 from permutohedral.memory import check_rows
 from permutohedral.ops import fused_filters
 from permutohedral.ops.color_tables import LandmarkTables
@@ -45,9 +47,10 @@ _PARTS = 2
 _MOST_CUBES, _SHIFTS = 1 << 18, np.array([0, 20, 40])
 # colors farther than this from their mean, in standard deviations, would lose digits in squares
 _WIDEST = 100.0
-# pixels with less than this part of the mass that equal colors would have are summed again, over a window
-_SMALL_MASS, _REACH = 0.08, 3.0
-# of those, at most so many pairs to a pixel of the picture, where the mass is least
+# pixels with less than this part of the mass that equal colors would have, times the root of what landmarks lack at
+# their color, are summed again, over a window
+_SMALL_MASS, _REACH = 0.25, 3.0
+# of those, at most so many pairs to a pixel of the picture, where the mass is the least part of that
 _PAIRS = 6
 # how far the blur on the grid reaches, in its standard deviations, and how many channels it has at once
 _BLUR_REACH, _CHANNELS_AT_ONCE = 4.5, 4
@@ -94,7 +97,7 @@ def choose_landmarks(guide: Tensor, sigma: Sequence[float], most: int) -> Landma
     >>> choose_landmarks(torch.zeros(1, 3, 4, 5), [0.1, 0.1, 0.1], most=9).colors.tolist()
     [[0.0, 0.0, 0.0]]
     """
-    sampled = _sample(guide) / np.array(sigma)
+    sampled = sample_colors(guide, max(_SAMPLES, guide.shape[0] * _SAMPLES_OF_AN_ITEM)) / np.array(sigma)
     with np.errstate(invalid="ignore"):
         if not np.isfinite(sampled.sum()):
             # refused later on, with a reason
@@ -116,19 +119,6 @@ def choose_landmarks(guide: Tensor, sigma: Sequence[float], most: int) -> Landma
     dtype = accumulation_dtype(guide.dtype)
     on_device = [torch.from_numpy(array).to(guide.device, dtype) for array in (taken, mixture)]
     return Landmarks(on_device[0], on_device[1], _share_of_lonely(taken, sampled))
-
-
-def _sample(guide: Tensor) -> NDArray[np.float64]:
-    """`[colors, guide channels]`, out of pixels all over all of the pictures."""
-    items, _, height, width = guide.shape
-    pixels = items * height * width
-    along = min(max(_SAMPLES, items * _SAMPLES_OF_AN_ITEM), pixels)
-    # places at random, one in each of equal parts, against patterns in the picture
-    places = ((np.arange(along) + np.random.default_rng(0).random(along)) * (pixels / max(along, 1))).astype(np.int64)
-    places = places.clip(max=pixels - 1)
-    item, pixel = (torch.from_numpy(part).to(guide.device) for part in np.divmod(places, max(height * width, 1)))
-    colors: NDArray[np.float64] = guide.detach().flatten(2)[item, :, pixel].cpu().double().numpy()
-    return colors
 
 
 def _thin_out(colors: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -169,10 +159,13 @@ def _share_of_lonely(landmarks: NDArray[np.float64], sampled: NDArray[np.float64
     As many of the other pixels, in proportion, have colors that no landmark stands for (Good and Turing).
     """
     middle = landmarks.mean(axis=0)
-    landmarks, sampled = landmarks - middle, sampled - middle
-    squares = (landmarks**2).sum(axis=1)[:, None] + (sampled**2).sum(axis=1) - 2 * landmarks @ sampled.T
-    near = squares < -2 * math.log(1 - _MOST_LACKING)
-    return float((near.sum(axis=1) <= 1).sum()) / len(sampled)
+    # single precision will do for a share
+    near, far = ((each - middle).astype(np.float32) for each in (landmarks, sampled))
+    halves = [0.5 * np.einsum("nc,nc->n", each, each) for each in (near, far)]
+    # |a - b|^2 / 2 is less than the limit
+    limit = halves[0] + math.log(1 - _MOST_LACKING)
+    counts = np.count_nonzero(near @ far.T - halves[1] > limit[:, None], axis=1)
+    return float((counts <= 1).sum()) / len(sampled)
 
 
 def _neighbors_in_blocks(colors: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -223,30 +216,56 @@ def reach_of_landmarks(sigma: float) -> int:
     return (nodes + 2) * cell
 
 
-def rare_pixels(mass: Tensor, sigma: tuple[float, float]) -> Tensor:
-    """Which pixels of a picture are so rare in color that they are summed over windows.
+def share_of_mass(mass: Tensor, guide: Tensor, landmarks: Landmarks, sigma: tuple[float, float]) -> Tensor:
+    """The mass of each pixel of a picture as a part of that below which it is summed over a window.
 
     Args:
-        mass: `[height * width]`, the last of the sums.
+        mass: `[height, width]`, the last of the sums.
+        guide: `[guide channels, height, width]`, in standard deviations.
+        landmarks: of the guide.
+        sigma: over y and x, in pixels.
+
+    >>> gray = torch.zeros(1, 4, 5)
+    >>> landmarks = choose_landmarks(gray[None], [1.0], 1)
+    >>> bool((share_of_mass(torch.ones(4, 5), gray + 3, landmarks, (2.0, 2.0)) < 1).all())
+    True
+    """
+    return _share_of_mass(mass, guide, landmarks.colors, landmarks.mixture, _rare(sigma, 0)[0])
+
+
+def _share_of_mass(mass: Tensor, guide: Tensor, colors: Tensor, mixture: Tensor, small: float) -> Tensor:
+    # they lack one at most
+    places = (mass < small).nonzero(as_tuple=True)
+    found = torch.full_like(mass, math.inf)
+    weights = torch.exp(-0.5 * (guide[:, places[0], places[1]].mT[:, None] - colors).square().sum(-1))
+    lacking = 1 - ((weights @ mixture) * weights).sum(1)
+    found[places] = mass[places] / (small * lacking.clamp(min=0).sqrt())
+    return found
+
+
+def rare_pixels(share: Tensor, sigma: tuple[float, float]) -> Tensor:
+    """Which pixels of a picture are summed over windows.
+
+    Args:
+        share: `[height * width]`, the `share_of_mass`.
         sigma: over y and x, in pixels.
 
     >>> rare_pixels(torch.tensor([20.0, 0.1]), (2.0, 2.0)).tolist()
     [1]
     """
-    small, most = _rare(sigma, mass.numel())
-    return _smallest(mass, small, most)
+    return _smallest(share, _rare(sigma, share.numel())[1])
 
 
 def _rare(sigma: tuple[float, float], pixels: int) -> tuple[float, int]:
-    """Below which mass pixels are rare, and how many of so many at most."""
+    """Below which mass pixels are rare whose colors no landmark is near, and how many of so many at most."""
     full = 2 * np.pi * sigma[0] * sigma[1]
     # one at least, for a small picture
     return _SMALL_MASS * full, math.ceil(_PAIRS * pixels / (full / 2 * _REACH**2 + 1))
 
 
-def _smallest(mass: Tensor, small: float, most: int) -> Tensor:
-    found = (mass < small).nonzero()[:, 0]
-    return found[mass[found].argsort(stable=True)[:most]]
+def _smallest(share: Tensor, most: int) -> Tensor:
+    found = (share < 1).nonzero()[:, 0]
+    return found[share[found].argsort(stable=True)[:most]]
 
 
 def _check_memory(values: Tensor, landmarks: Landmarks, cells: tuple[int, int]) -> None:
@@ -298,8 +317,9 @@ def _grid(size: int, cell: int, sigma: float, like: Tensor) -> tuple[Tensor, Ten
 
 
 def _repair(sums: Tensor, values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor:
-    """The sums `[channels, height, width]` of one item, where the last of them is small over a window instead."""
-    rare = _smallest(sums[-1].detach().flatten(), tables.small_mass, tables.most_repaired)
+    """The sums `[channels, height, width]` of one item, of `rare_pixels` over a window instead."""
+    share = _share_of_mass(sums[-1].detach(), guide.detach(), tables.colors, tables.mixture, tables.small_mass)
+    rare = _smallest(share.flatten(), tables.most_repaired)
     return sums.flatten(1).index_copy(1, rare, sum_windows(values, guide, tables.sigma, rare)).view(sums.shape)
 
 

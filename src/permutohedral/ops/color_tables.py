@@ -16,9 +16,9 @@ class LandmarkTables(NamedTuple):
         sigma: over y and x, in pixels.
         cells: pixels between the nodes on which is blurred, along y and x.
         blur_reach: how far the blur between those reaches, in its standard deviations.
-        reach: of the windows over which pixels of small mass are summed, in standard deviations.
-        small_mass: which are those.
-        most_repaired: of each item, the ones whose mass is least.
+        reach: of the windows over which rare pixels are summed, in standard deviations.
+        small_mass: those have less mass than this, times the root of what landmarks lack at their color.
+        most_repaired: of each item, the ones whose mass is the least part of that.
     """
 
     colors: Tensor

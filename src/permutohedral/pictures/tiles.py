@@ -15,13 +15,13 @@ import permutohedral as ph
 from permutohedral.checks import check_method
 from permutohedral.filters.choice import choose_for_pixels
 from permutohedral.filters.color_grid import ColorAxes, reach_of_grid
-from permutohedral.filters.color_grid import cell_size as grid_cell
 from permutohedral.filters.exact import WINDOW_REACH, divide_by_mass, sum_pixels, window_of
 from permutohedral.filters.landmarks import (
     Landmarks,
     cell_size,
     rare_pixels,
     reach_of_landmarks,
+    share_of_mass,
     sum_landmarks,
     sum_windows,
 )
@@ -82,7 +82,7 @@ def filter_in_tiles(  # noqa: PLR0913 (the filter, and three options by name)
     else:
         filter_part = _without_lattice(sigma_space, sigma_range, window_reach, axes)
         # tiles begin where cells of the whole do
-        margins, step = [reach_of_grid(sigma_space)] * 2, grid_cell(sigma_space)
+        margins, step = [reach_of_grid(sigma_space, axes.step)] * 2, axes.step.cell_size(sigma_space)
     result = torch.empty_like(values)
     for part in _parts_of(height, width, tile, margins, step, progress):
         filtered = filter_part(values[part.read], guide[part.read], part.origin)
@@ -103,17 +103,17 @@ def _with_landmarks(
     height, width = values.shape[1:]
     sigmas = sigma_space, sigma_space
     margin, result = reach_of_landmarks(sigma_space), torch.empty_like(values)
-    mass = values.new_empty(height, width)
+    share = values.new_empty(height, width)
     # tiles begin where cells of the whole do
     parts = partial(_parts_of, height, width, tile, [margin, margin], cell_size(sigma_space))
     for part in parts(None if progress is None else lambda share: progress(share / 2)):
         window = window_of(guide[part.read], sigma_space, sigma_range)
         assert window is not None, "sigma is a number"
         sums = sum_landmarks(values[None][part.read], window.guide, sigmas, landmarks, repaired=False)[0]
-        mass[part.written] = sums[-1][part.kept]
+        share[part.written] = share_of_mass(sums[-1], window.guide[0], landmarks, sigmas)[part.kept]
         result[part.written] = divide_by_mass(sums, values.dtype)[part.kept]
     is_rare = torch.zeros(height * width, dtype=torch.bool, device=values.device)
-    is_rare[rare_pixels(mass.flatten(), sigmas)] = True
+    is_rare[rare_pixels(share.flatten(), sigmas)] = True
     is_rare = is_rare.view(height, width)
     for part in parts(None if progress is None else lambda share: progress(0.5 + share / 2)):
         rare = is_rare[part.written].nonzero()
