@@ -177,7 +177,9 @@ def gaussian_filter(  # noqa: PLR0913 (what is filtered and how, and three optio
             sums over the sources near each target, without a lattice: for few points, and small windows of images.
             "auto" is exact where that takes no longer, else separable; `explain_gaussian` tells. For images there
             is a third, `explain_bilateral`: few terms over colors, closer than the lattice where colors are near each
-            other for the bandwidth; it is not taken where derivatives are wanted, or in traced code.
+            other for the bandwidth; it is not taken where derivatives are wanted. Where torch traces or transforms
+            the call (`torch.compile`, `torch.func`) pixels cannot be looked at, and "auto" takes the lattice for all
+            but the smallest windows: name a method there if results should be those of a plain call.
         halo: insert untouched lattice points up to this many steps away: more accurate, steady under rounding, slower.
         lattice: built before with `separable=True` (or `neighborhood_size=2` for "dense"), instead of features.
         weights: how much each point counts, `[points]` or with the batch axes of `values`: not negative, or a bool

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import partial
+
 import pytest
 import torch
 from support import DETERMINISTIC, DEVICE, assert_close, relative_error
@@ -101,6 +104,19 @@ def test_many_points_take_the_lattice() -> None:
     values, features = scattered(3000)
     assert chosen(ph.explain_gaussian(values, features)) == "separable"
     assert_same(ph.gaussian_filter(values, features, method="auto"), ph.gaussian_filter(values, features))
+
+
+def test_a_transformed_call_that_takes_something_else_says_so() -> None:
+    image = torch.rand(2, 3, 40, 40, device=DEVICE)
+    smooth = partial(ph.bilateral_filter, sigma_space=3.0, sigma_range=0.2, method="auto")
+    with pytest.warns(ph.AccuracyWarning, match="takes the lattice here"):
+        found = torch.vmap(smooth)(image)
+    assert_close(found, torch.stack([ph.bilateral_filter(each, 3.0, 0.2) for each in image]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        # nothing depends on the pixels of small windows, and nothing is traced
+        torch.vmap(partial(ph.bilateral_filter, sigma_space=1.0, sigma_range=0.2, method="auto"))(image)
+        smooth(image)
 
 
 def test_weights_that_are_differentiated_take_no_sums_over_colors() -> None:

@@ -11,6 +11,7 @@ thirds to all of. A halo is no choice: it takes more than a third of the time of
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from permutohedral.errors import AccuracyWarning
 from permutohedral.features import Sigma, bilateral_features, check_image, numbers_of
 from permutohedral.filters.color_grid import (
     COARSE,
@@ -33,7 +35,7 @@ from permutohedral.filters.color_grid import (
 from permutohedral.filters.exact import Window, has_no_window, window_of, window_size
 from permutohedral.filters.landmarks import Landmarks, cell_size, choose_landmarks
 from permutohedral.ops import operators
-from permutohedral.ops.tracing import is_plain, is_traced, wants_gradient
+from permutohedral.ops.tracing import is_plain, is_recorded, is_traced, wants_gradient
 from permutohedral.tensors import check_features, check_tensor
 
 # windows that reach this far, in standard deviations, leave out 1.1, 4.4, 8.9 and 13.5 % of the mass of the Gaussian:
@@ -160,8 +162,10 @@ def choose_for_pixels(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_ra
     fewest, most = (pixels * _lattice_time(dimension, density) for density in (0.0, dimension + 1.0))
     if exact[0] <= _SLOWER * fewest:
         return Choice("exact", f"about {_in_words(exact[0])}, less than for any lattice")
-    if is_traced() or (exact[-1] > _SLOWER * most and min(sigmas) < _LEAST_SIGMA):
+    if exact[-1] > _SLOWER * most and min(sigmas) < _LEAST_SIGMA:
         return Choice("separable", f"a window of {windows[-1]:,} pixels takes longer than the lattice")
+    if is_traced():
+        return _choose_unseen()
     lattice = pixels * _lattice_time(dimension, _lattice_points_per_pixel(guide, sigma_space, sigma_range))
     options = [
         Choice(
@@ -179,6 +183,16 @@ def choose_for_pixels(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_ra
         return found
     times = f"about {_in_words(exact[-1])} for a window of {windows[-1]:,} pixels, {_in_words(lattice)} for the lattice"
     return options[0] if options else Choice("separable", times)
+
+
+def _choose_unseen() -> Choice:
+    """The lattice, where pixels cannot be looked at; a plain call may take something else."""
+    reason = "torch traces or transforms the call, so that pixels cannot be looked at"
+    # a warning would end the graph of a compiler
+    if not is_recorded():
+        advice = 'name a method, such as "exact" or "separable", for the results of a plain call'
+        warnings.warn(f'method="auto" takes the lattice here: {reason}; {advice}', AccuracyWarning, stacklevel=4)
+    return Choice("separable", reason)
 
 
 def _over_colors(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, lattice: float) -> Choice | None:
