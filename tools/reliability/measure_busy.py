@@ -24,7 +24,7 @@ import permutohedral as ph
 
 ROOT = Path(__file__).resolve().parents[2]
 
-BUSY, THREADS, ROUNDS = (0, 1, 2, 4), (1, 2), 11
+BUSY, THREADS, ROUNDS = (0, 1, 2, 4), (1, 2), 41
 
 
 def calls() -> dict[str, Callable[[], object]]:
