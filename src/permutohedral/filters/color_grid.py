@@ -116,7 +116,8 @@ def find_axes(guide: Tensor, sigma: Sequence[float]) -> ColorAxes | None:
     sampled = sample_colors(guide, _SAMPLES) / np.array(sigma)
     with np.errstate(invalid="ignore", over="ignore"):
         mean = sampled.mean(axis=0)
-        covariance = (sampled - mean).T @ (sampled - mean) / len(sampled)
+        centered = sampled - mean
+        covariance = centered.T @ centered / len(sampled)
     if not np.isfinite(covariance).all():
         # refused later on, with a reason
         return None
@@ -190,9 +191,11 @@ def estimate_size(
 def _color_spans(guide: Tensor) -> NDArray[np.float64]:
     """From the least to the most, of each channel."""
     if guide.device.type == "cpu" and guide.dtype in (torch.float32, torch.float64):
-        # a fraction of the time of torch
-        pixels = guide.detach().numpy()
-        spans: NDArray[np.float64] = (pixels.max(axis=(0, 2, 3)) - pixels.min(axis=(0, 2, 3))).astype(np.float64)
+        # a fraction of the time of torch, and of NumPy along several axes
+        pixels = guide.detach().numpy().reshape(*guide.shape[:2], -1)
+        spans: NDArray[np.float64] = (pixels.max(axis=2).max(axis=0) - pixels.min(axis=2).min(axis=0)).astype(
+            np.float64
+        )
         return spans
     channels = guide.detach().movedim(1, 0).flatten(1)
     return (channels.amax(dim=1) - channels.amin(dim=1)).double().cpu().numpy()

@@ -24,16 +24,16 @@ def sample_colors(guide: Tensor, most: int) -> NDArray[np.float64]:
     plane = height * width
     if items * plane == 0:
         return np.zeros((0, channels))
-    places = _places(min(most, items * plane), items * plane)
-    first = places // plane * (channels * plane) + places % plane
-    numbers = torch.from_numpy(first[:, None] + plane * np.arange(channels))
-    taken = guide.detach().take(numbers.to(guide.device))
+    taken = guide.detach().take(_places(min(most, items * plane), items, channels, plane).to(guide.device))
     colors: NDArray[np.float64] = taken.cpu().double().numpy()
     return colors
 
 
 @lru_cache(maxsize=4)
-def _places(count: int, pixels: int) -> NDArray[np.int64]:
-    """Places at random, one in each of equal parts, against patterns in the picture."""
-    places = (np.arange(count) + np.random.default_rng(0).random(count)) * (pixels / count)
-    return places.astype(np.int64).clip(max=pixels - 1)
+def _places(count: int, items: int, channels: int, plane: int) -> Tensor:
+    """`[count, channels]`: places at random, one in each of equal parts, against patterns in the picture."""
+    pixels = items * plane
+    drawn = (np.arange(count) + np.random.default_rng(0).random(count)) * (pixels / count)
+    places = drawn.astype(np.int64).clip(max=pixels - 1)
+    first = places // plane * (channels * plane) + places % plane
+    return torch.from_numpy(first[:, None] + plane * np.arange(channels))
