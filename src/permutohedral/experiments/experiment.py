@@ -115,7 +115,7 @@ REGISTRY = (
         "Tell ground, vegetation and buildings apart in laser scans.",
         "The scans must be in the folder of the datasets. Rows that are run when they are named: unet_small, "
         "unet_small_no_ground, unet_one_place, unet_no_augmentation, unet_no_ground, flat_no_ground, unet_linear, "
-        "flat_coarse, unet_short, flat_short and flat_short_small.\n\n"
+        "flat_coarse, unet_short, flat_short, flat_short_small and flat_short_wide.\n\n"
         "Writes a JSON file for each row and seed, its weights, and a report in Markdown.",
         {"time_steps": "First time a training step of each row, with nothing beside it."},
     ),
