@@ -90,7 +90,7 @@ def _finest(given: PointSet, number: int, taps: int, together: int) -> TableByte
         # too few are made again beside those
         at_once = (rows if number <= rows else rows + number) * together * _INDEX_BYTES
     else:
-        ahead = min(2 * lattice.expected_rows(points, dimension), points * columns)
+        ahead = lattice.expected_keys(points, dimension)
         kept, freed = _unpacked(capacity, (ahead if points <= lattice.MOST_POINTS_AHEAD else number, number), columns)
         neighbors = number * taps * _INDEX_BYTES
     ordering = number * _ORDERING_BYTES if lattice.is_worth_ordering(number) and not given.ordered else 0

@@ -157,6 +157,11 @@ def rows_ahead(points: int, dimension: int, taps: int) -> int | None:
     return rows
 
 
+def expected_keys(points: int, dimension: int) -> int:
+    """The same for keys alone, which take little memory."""
+    return min(2 * expected_rows(points, dimension), points * (dimension + 1))
+
+
 def _index(attempts: list[Attempt]) -> list[Indexed]:
     """All sets together, so that the host waits once."""
     with HostReports(attempts[0].features.device) as reports:
@@ -171,8 +176,7 @@ def _unpack_ahead(insertion: Insertion) -> _Unpacked | None:
     points, columns = insertion.vertices.shape
     if points > MOST_POINTS_AHEAD or torch.are_deterministic_algorithms_enabled():
         return None
-    # keys take little memory
-    return _unpack(insertion, min(2 * expected_rows(points, columns - 1), points * columns), columns)
+    return _unpack(insertion, expected_keys(points, columns - 1), columns)
 
 
 def _settle(attempt: Attempt, insertion: Insertion, told: Report, ahead: _Unpacked | None) -> Indexed:

@@ -159,15 +159,10 @@ def gather_tile(
     dtype: tl.constexpr = tl.float64 if values.dtype.element_ty == tl.float64 else tl.float32
     total = tl.zeros([BLOCK, BLOCK_C], dtype)
     mass = tl.zeros([BLOCK], dtype)
-    if TOGETHER > 0:
-        member, share = load_entries(points, weights, begin, count > 0, dtype)
-        for step in range(tl.minimum(longest, TOGETHER)):
-            value = load_rows(values, member, step < count, channel, CHANNELS, VALUE_STRIDE, dtype)
-            # the next points are on their way while these are waited for
-            member, next_share = load_entries(points, weights, begin + step + 1, step + 1 < count, dtype)
-            total += share[:, None] * value
-            mass += share
-            share = next_share
+    for step in range(tl.minimum(longest, TOGETHER)):
+        point, weight = load_entries(points, weights, begin + step, step < count, dtype)
+        total += weight[:, None] * load_rows(values, point, step < count, channel, CHANNELS, VALUE_STRIDE, dtype)
+        mass += weight
     if longest > TOGETHER:
         for place in range(BLOCK):
             this = tl.minimum(first_row + place, num_rows - 1)
@@ -180,6 +175,7 @@ def gather_tile(
             for _ in range(start + TOGETHER, end, ENTRIES):
                 value = load_rows(values, point, entry < end, channel, CHANNELS, VALUE_STRIDE, dtype)
                 rest_mass += weight
+                # the next points are on their way while these are waited for
                 entry += ENTRIES
                 point, next_weight = load_entries(points, weights, entry, entry < end, dtype)
                 rest += weight[:, None] * value
