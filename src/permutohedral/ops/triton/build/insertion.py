@@ -16,6 +16,7 @@ from torch import Tensor
 
 from permutohedral.ops.triton.build.embedding import find_simplex, lowest_cell, tile_rows, weights_from
 from permutohedral.ops.triton.build.key_packing import even_bits, pack_by_range, pack_evenly, unit_of
+from permutohedral.ops.triton.build.neighbors import fill_seconds
 from permutohedral.ops.triton.build.packed_table import (
     BAD_FEATURE,
     COUNT,
@@ -34,12 +35,11 @@ from permutohedral.ops.triton.build.packed_table import (
     load_number,
     store_lanes,
 )
-from permutohedral.ops.triton.runtime import HAS_PTX, Bound, cdiv, empty_corners
-from permutohedral.ops.triton.zeros import fill_block
+from permutohedral.ops.triton.runtime import HAS_PTX, Bound, cdiv, empty_corners, power_of_two
 
 # a single warp needs no barrier to know that all its probes have ended
 _INSERT_BLOCK = 32
-# four numbers for each thread, which it stores at once
+# four rows for each thread
 _UNPACK_BLOCK, _UNPACK_WARPS = 256, 2
 # Pixels that are near each other touch the same slots, and whoever comes first makes the others wait. So the programs
 # that run at the same time take their points from many parts of the whole, each of several blocks. Where a part has
@@ -202,11 +202,11 @@ def move_rows(table, other, code, number, capacity, CORNER_BITS: tl.constexpr, P
 
 @triton.jit(do_not_specialize=["most_rows", "other_capacity", "taps"])
 def unpack_kernel(
-    table, codes, keys, other, neighbors, most_rows, other_capacity, taps, MOVE: tl.constexpr,
-    CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    table, codes, keys, other, neighbors, offsets, most_rows, other_capacity, taps, MOVE: tl.constexpr,
+    TAPS: tl.constexpr, CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the keys of all lattice points, or of the first `most_rows`; with MOVE also insert them into another table,
-    which has room for so many, and do nothing if there are more. Beside them fill `neighbors [taps, rows]` with -1.
+    which has room for so many, and do nothing if there are more. With TAPS prepare `neighbors [taps, rows]` beside it.
     """
     num_rows = tl.load(table + COUNT).to(tl.int32)
     if MOVE:
@@ -218,10 +218,8 @@ def unpack_kernel(
         inside = place < num_rows
         number = tl.minimum(place, num_rows - 1)
         code = tl.load(codes + number)
-        # of all taps together, which follow each other
-        for step in range(taps):
-            begin = (tl.program_id(0).to(tl.int64) * taps + step) * BLOCK
-            fill_block(neighbors, begin, num_rows.to(tl.int64) * taps, -1, BLOCK)
+        if TAPS > 0:
+            fill_seconds(neighbors, offsets, first, num_rows, taps, D, TAPS, BLOCK)
         if MOVE:
             move_rows(table, other, code, number, other_capacity, CORNER_BITS, PTX, D)
         corner = code & ((1 << CORNER_BITS) - 1)
@@ -307,19 +305,25 @@ def _bind_report(d: int, stride: int, sample: bool) -> Bound:
     return Bound(report_kernel, SAMPLE=sample, STRIDE=stride, D=d, num_warps=4 if sample else 1)
 
 
-def unpack_keys(insertion: Insertion, keys: Tensor, other: PackedTable, neighbors: Tensor | None = None) -> None:
+def unpack_keys(
+    insertion: Insertion, keys: Tensor, other: PackedTable, paired: tuple[Tensor, Tensor] | None = None
+) -> None:
     """Write the keys of as many rows as `keys` has; an `other` table than the insertion's gets them, too.
 
-    `neighbors [taps, rows]` are filled with -1, as many columns as there are lattice points.
+    `paired`, neighbors `[taps, rows]` and their offsets, are prepared for `search_into`, as many columns as there are
+    lattice points.
     """
     table, (rows, columns) = insertion.table, keys.shape
-    bound = _bind_unpack(columns - 1, other is not table)
-    tensors = table.storage, insertion.codes, keys, other.storage, keys if neighbors is None else neighbors
-    taps = 0 if neighbors is None else neighbors.shape[0]
+    neighbors, offsets = (keys, keys) if paired is None else paired
+    taps = 0 if paired is None else neighbors.shape[0]
+    bound = _bind_unpack(columns - 1, other is not table, power_of_two(taps) if taps else 0)
+    tensors = table.storage, insertion.codes, keys, other.storage, neighbors, offsets
     bound(bound.tiles(rows, 1), tensors, (rows, other.capacity, taps))
 
 
 @cache
-def _bind_unpack(d: int, move: bool) -> Bound:
+def _bind_unpack(d: int, move: bool, taps: int) -> Bound:
     block, warps = (_INSERT_BLOCK, cdiv(_INSERT_BLOCK, 32)) if move else (_UNPACK_BLOCK, _UNPACK_WARPS)
-    return Bound(unpack_kernel, MOVE=move, CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d, BLOCK=block, num_warps=warps)
+    return Bound(
+        unpack_kernel, MOVE=move, TAPS=taps, CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d, BLOCK=block, num_warps=warps
+    )

@@ -133,13 +133,13 @@ def is_loose(capacity: int, rows: int) -> bool:
     return capacity > max(2 * capacity_for(rows), _SMALL_CAPACITY)
 
 
-def _unpack(insertion: Insertion, rows: int, columns: int, neighbors: Tensor | None = None) -> _Unpacked:
-    """The keys of up to so many rows, and the table, or a smaller one; the `neighbors` are filled with -1."""
+def _unpack(insertion: Insertion, rows: int, columns: int, paired: tuple[Tensor, Tensor] | None = None) -> _Unpacked:
+    """The keys of up to so many rows, and the table, or a smaller one; for what is `paired` see `unpack_keys`."""
     table, device = insertion.table, insertion.vertices.device
     if is_loose(table.capacity, rows):
         table = PackedTable.empty(capacity_for(rows), device)
     keys = torch.empty(rows, columns, dtype=torch.int32, device=device)
-    unpack_keys(insertion, keys, table, neighbors)
+    unpack_keys(insertion, keys, table, paired)
     return keys, table
 
 
@@ -227,7 +227,7 @@ def index_with_neighbors(
         neighbors = torch.empty(taps, rows, dtype=torch.int32, device=features.device)
         # most lattices have fewer rows
         paired = worth_pairing(taps, rows // 4)
-        keys, table = _unpack(insertion, rows, dimension + 1, neighbors if paired else None)
+        keys, table = _unpack(insertion, rows, dimension + 1, (neighbors, offsets) if paired else None)
         search_into(neighbors, table, insertion.codes, offsets, True, paired)
         told = reports.read(0)
     check_range(features, batch, told)

@@ -22,6 +22,7 @@ from permutohedral.ops.triton.build.packed_table import (
     look_up,
 )
 from permutohedral.ops.triton.runtime import HAS_PTX, Bound, cdiv, launch, on_device, power_of_two
+from permutohedral.ops.triton.zeros import fill_block
 
 # every program looks for the opposite of its tap, so there must not be many
 _MOST_PAIRED_TAPS = 64
@@ -91,17 +92,45 @@ def look_up_tap(
 
 
 @triton.jit
+def compare_offsets(offsets, tap, other, taps, D: tl.constexpr):
+    """Whether the offsets of two taps are each other's negative, and whether they are equal; no for absent taps."""
+    negative = (tap < taps) & (other < taps)
+    equal = negative
+    for i in tl.static_range(D):
+        mine = tl.load(offsets + tl.minimum(tap, taps - 1) * D + i)
+        there = tl.load(offsets + tl.minimum(other, taps - 1) * D + i)
+        negative = negative & (there == -mine)
+        equal = equal & (there == mine)
+    return negative, equal
+
+
+@triton.jit
 def find_opposite(offsets, tap, taps, D: tl.constexpr, TAPS: tl.constexpr):
     """The first tap at the negative offset (`taps` if there is none), and the first at the same one."""
     other = tl.arange(0, TAPS)
-    negative = other < taps
-    equal = negative
-    for i in tl.static_range(D):
-        mine = tl.load(offsets + tap * D + i)
-        there = tl.load(offsets + other * D + i, mask=other < taps, other=0)
-        negative = negative & (there == -mine)
-        equal = equal & (there == mine)
+    negative, equal = compare_offsets(offsets, tap, other, taps, D)
     return tl.min(tl.where(negative, other, taps), axis=0), tl.min(tl.where(equal, other, taps), axis=0)
+
+
+@triton.jit
+def list_seconds(offsets, taps, D: tl.constexpr, TAPS: tl.constexpr):
+    """int64: bit t is set if `find_pair` leaves tap t to the one opposite to it."""
+    tap = tl.arange(0, TAPS)
+    negative, equal = compare_offsets(offsets, tap[:, None], tap[None, :], taps, D)
+    opposite = tl.min(tl.where(negative, tap[None, :], TAPS), axis=1)
+    first = tl.min(tl.where(equal, tap[None, :], TAPS), axis=1)
+    return tl.sum(tl.where((opposite < tap) & (first == tap), tl.full([TAPS], 1, tl.int64) << tap, 0), axis=0)
+
+
+@triton.jit
+def fill_seconds(
+    neighbors, offsets, first_row, num_rows, taps, D: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Fill a BLOCK of columns of `neighbors [taps, rows]` with -1, at the taps that `find_pair` writes in part."""
+    seconds = list_seconds(offsets, taps, D, TAPS)
+    for tap in range(taps):
+        if (seconds >> tap) & 1:
+            fill_block(neighbors + tl.cast(tap, tl.int64) * num_rows, first_row, num_rows, -1, BLOCK)
 
 
 @triton.jit
@@ -132,7 +161,8 @@ def find_neighbors_kernel(
     COUNTED: tl.constexpr, PAIRED: tl.constexpr, TAPS: tl.constexpr, CORNER_BITS: tl.constexpr, PTX: tl.constexpr,
     D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Some taps of a block of targets; where PAIRED, the targets are the sources, and `neighbors` is filled with -1.
+    """Some taps of a block of targets; where PAIRED, the targets are the sources, and `neighbors` holds -1 where
+    `fill_seconds` writes it.
 
     Then two opposite taps are one: if u is the neighbor of v along the first, v is the neighbor of u along the second.
     If COUNTED, only as many targets as the table holds, and `neighbors` has as many columns. The `parts` of the taps
@@ -210,7 +240,8 @@ def search_counted(table: PackedTable, codes: Tensor, rows: int, offsets: Tensor
 def search_into(
     neighbors: Tensor, table: PackedTable, targets: Tensor, offsets: Tensor, counted: bool, paired: bool
 ) -> None:
-    """Fill `neighbors [taps, targets]`, which is not empty; it holds -1 everywhere if opposite taps are `paired`.
+    """Fill `neighbors [taps, targets]`, which is not empty; if opposite taps are `paired`, the second of each two holds
+    -1 everywhere.
 
     If `counted`, only the columns of as many targets as the table holds.
     """
