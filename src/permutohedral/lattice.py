@@ -151,12 +151,17 @@ class Lattice:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        along = self.axis_neighbors
-        tables = {
+        along, source = self.axis_neighbors, replace(self.source, keys=without_room(self.source.keys))
+        target = source
+        if self.target is not self.source:
+            # what both sides share stays shared
+            target = replace(self.target, keys=source.keys if self.is_shared else without_room(self.target.keys))
+        return self.__dict__ | {
+            "source": source,
+            "target": target,
             "neighbors": without_room(self.neighbors),
             "axis_neighbors": None if along is None else without_room(along),
         }
-        return self.__dict__ | tables
 
     def between_sources(self) -> Lattice:
         """The lattice whose targets are this one's source points."""

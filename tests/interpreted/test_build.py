@@ -315,6 +315,12 @@ def test_a_lattice_is_saved(tmp_path: Path) -> None:
             # made with room for more lattice points, which is not saved
             assert built.neighbors.untyped_storage().nbytes() > other.neighbors.untyped_storage().nbytes()
             assert torch.equal(built.neighbors, other.neighbors)
+        # lattice points that sources and targets share, which were made with room for more
+        apart = ph.build_lattice(features, features[:7], separable=True)
+        copied = pickle.loads(pickle.dumps(apart))
+        assert apart.is_shared
+        assert copied.is_shared
+        assert copied.source.keys.untyped_storage().nbytes() < apart.source.keys.untyped_storage().nbytes()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
