@@ -187,7 +187,7 @@ def _positions(
     """The coordinate along each axis in standard deviations, `[*space, 1]`; views, which take no memory."""
     axes, lines = len(space), []
     for axis, (start, extent, unit) in enumerate(zip(first, space, _units(sigma, axes, dtype), strict=True)):
-        line = torch.arange(start, start + extent, device=device, dtype=dtype) / unit
+        line = _divide(torch.arange(start, start + extent, device=device, dtype=dtype), unit)
         lines.append(line.reshape(-1, *[1] * (axes - axis)).expand(*space, 1))
     return lines
 
@@ -290,8 +290,15 @@ def in_units_of(features: Tensor, sigma: Sigma) -> Tensor:
         return features / _positive_tensor(sigma).to(features.dtype)
     numbers = numbers_of(sigma, dimension)
     if len(set(numbers)) == 1:
-        return features / numbers[0]
+        return _divide(features, numbers[0])
     return features / torch.tensor(numbers, dtype=features.dtype, device=features.device)
+
+
+def _divide(features: Tensor, unit: float | Tensor) -> Tensor:
+    """Rounded to nearest on every device: torch multiplies by the inverse of a plain number on a GPU, which may round to
+    a neighbor, and put a point on the other side of a face.
+    """
+    return features / (unit if isinstance(unit, Tensor) else features.new_full((), unit))
 
 
 def numbers_of(sigma: Sigma, dimension: int) -> list[float]:

@@ -42,6 +42,17 @@ def run(layer: torch.nn.Module, values: Tensor, points: tuple[Tensor | None, ...
     return [output.detach(), *torch.autograd.grad(output, [values, *layer.parameters()], upstream)]
 
 
+@pytest.mark.parametrize("sigma", [3.0, 0.1, 0.7])
+def test_features_are_rounded_alike(sigma: float) -> None:
+    """By the kernel, by torch's operators, and on the CPU: what rounds otherwise may lie in another simplex."""
+    images = torch.rand(2, 3, 40, 50, device="cuda")
+    expected = ph.bilateral_features(images.cpu(), sigma, sigma)
+    assert torch.equal(ph.bilateral_features(images, sigma, sigma).cpu(), expected)
+    transformed = torch.vmap(lambda image: ph.bilateral_features(image, sigma, sigma))(images)
+    assert torch.equal(transformed.cpu(), expected)
+    assert torch.equal(ph.position_features(40, 50, sigma, device="cuda").cpu(), ph.position_features(40, 50, sigma))
+
+
 @pytest.mark.parametrize("normalization", ["density", "none"])
 @pytest.mark.parametrize(("channels", "targets"), FILTERS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
