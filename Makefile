@@ -112,7 +112,9 @@ bench: $(STAMP)  ## time every operator beside its peers, into results/; BENCH_O
 	$(BIN)/permutohedral benchmark --json results/benchmark-cpu.json --csv results/benchmark-cpu.csv \
 	  --chart results/benchmark-cpu.svg --chart results/benchmark-cpu.png $(BENCH_OPTIONS)
 
-GPU_TESTS := tests/gpu tests/ops tests/nn tests/crf tests/filters \
+# without those of the native core, which runs on the CPU
+GPU_TESTS := --ignore-glob='tests/ops/test_native*' --ignore=tests/ops/test_threads.py tests/gpu \
+  tests/ops tests/nn tests/crf tests/filters \
   $(addprefix tests/test_,compile.py filters.py functional.py gradients.py lattice.py laws.py pyramid.py transforms.py)
 
 # torch's deterministic mode replaces kernels by others: both are tested

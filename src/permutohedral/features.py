@@ -295,8 +295,8 @@ def in_units_of(features: Tensor, sigma: Sigma) -> Tensor:
 
 
 def _divide(features: Tensor, unit: float | Tensor) -> Tensor:
-    """Rounded to nearest on every device: torch multiplies by the inverse of a plain number on a GPU, which may round to
-    a neighbor, and put a point on the other side of a face.
+    """Rounded to nearest on every device: torch multiplies with the inverse of a plain number on a GPU, and its last
+    place may put a point on the other side of a face.
     """
     return features / (unit if isinstance(unit, Tensor) else features.new_full((), unit))
 

@@ -34,6 +34,7 @@ from permutohedral.filters.weighting import Filter, check_weights, filter_weight
 from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.ops.fused_filters import count_groups, filter_learned, filter_points, picture_filter
 from permutohedral.ops.fused_primitives import FilterTables
+from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.tracing import wants_gradient
 
 GaussianMethod = Literal["separable", "dense", "exact", "auto"]
@@ -238,10 +239,11 @@ def _filter_gaussian(
     smallest = max(SMALLEST_MASS, torch.finfo(values.dtype).tiny)
     if not dense and has_no_gradient(values, lattice):
         return filter_homogeneous(values, lattice, smallest)
-    # the mass is one more channel
-    ones = values.new_ones(()).expand(*values.shape[:-1], 1)
-    filtered = apply_step(torch.cat([values, ones], dim=-1), lattice, gaussian.blur)
-    return filtered[..., :-1] / (filtered[..., -1:] + smallest)
+    # the mass is one more channel; that of many points is out of the range of float16
+    wide = values.to(accumulation_dtype(values.dtype))
+    ones = wide.new_ones(()).expand(*wide.shape[:-1], 1)
+    filtered = apply_step(torch.cat([wide, ones], dim=-1), lattice, gaussian.blur)
+    return (filtered[..., :-1] / (filtered[..., -1:] + smallest)).to(values.dtype)
 
 
 @overload

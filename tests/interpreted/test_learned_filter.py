@@ -114,6 +114,19 @@ def test_on_a_lattice(case: Case, halo: int, monkeypatch: pytest.MonkeyPatch) ->
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("channels", [(2, 4), (16, 16)])
+def test_a_small_density_is_in_the_range_of_sixteen_bits(channels: tuple[int, int]) -> None:
+    """Points that hardly touch a vertex: a gradient over its density would be infinite in float16."""
+    case = Case(channels, torch.float16, targets=False, gradient=True, batched=False)
+    features = torch.cat([torch.full((1, 2), 1e-6), 40 * torch.randn(14, 2)])
+    layer = case.layer()
+    assert_as_reference(layer, case, features, None)
+    values = torch.randn(15, channels[0]).half().requires_grad_()
+    with use_backend("triton"):
+        (gradient,) = torch.autograd.grad(layer(values, features).float().sum() * 64, values)
+    assert gradient.isfinite().all()
+
+
 @pytest.mark.parametrize("case", [Case((3, 5), torch.float32, gradient=True), Case((2, 4), torch.float16)], ids=str)
 def test_the_same_bits_every_time(case: Case) -> None:
     torch.use_deterministic_algorithms(True)

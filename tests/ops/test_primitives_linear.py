@@ -155,7 +155,7 @@ def test_sixteen_bit_values_are_rounded_once(
     total = primitives.splat(torch.ones(points, 2, device=vertices.device, dtype=half), many, ones, 1)
     assert total.dtype == half
     assert (total == torch.full_like(total, points)).all()
-    assert primitives.barycentric_gradient(total, total, many[:3]).dtype == torch.float32
+    assert primitives.barycentric_gradient(total, total, many[:1]).dtype == torch.float32
 
     values = to_tensor(random.normal(size=(LATTICE_POINTS, 8)), half)
     weight = to_tensor(random.normal(size=(FILTER_SIZE, 8, 6)), half)

@@ -40,9 +40,12 @@ TESTS = {
         "tests/reliability/test_interruption.py",
     ],
 }
-# Python's own memory is never freed at its end; forked children are wanted
+# Python's own memory is never freed at its end; forked children are wanted; pytest shows what is written to files only
 OPTIONS = {
-    "address": {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
+    "address": {
+        "ASAN_OPTIONS": "detect_leaks=0 log_path={folder}/report.address",
+        "UBSAN_OPTIONS": "print_stacktrace=1 log_path={folder}/report.undefined",
+    },
     "thread": {"TSAN_OPTIONS": "die_after_fork=0 exitcode=0 suppressions={suppressions} log_path={folder}/report"},
 }
 RUNTIMES = {"address": ["libasan.so", "libubsan.so"], "thread": ["libtsan.so"]}
@@ -131,11 +134,10 @@ def main(kind: str) -> int:
     counts = {
         word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|error)", run.stdout[-400:])
     }
-    # pytest swallows what the thread sanitizer prints, so that it writes to files; the others end the process
     logs = "".join(path.read_text(errors="replace") for path in folder.glob("report.*"))
     reports = re.findall(r"WARNING: ThreadSanitizer.*?(?:={18}|\Z)", logs, flags=re.DOTALL)
     ours = [report for report in reports if OURS in report]
-    ours += re.findall(r"ERROR: AddressSanitizer|runtime error:", output)
+    ours += re.findall(r"ERROR: AddressSanitizer.*?SUMMARY|[^\n]*runtime error:[^\n]*", logs, flags=re.DOTALL)
     print("\n".join(ours)[:6000])
     result = {
         "sanitizer": kind,

@@ -19,6 +19,7 @@ from permutohedral.lattice import Lattice
 from permutohedral.memory import check_rows
 from permutohedral.neighborhood import blur_gain, count_taps, gaussian_weight
 from permutohedral.ops import operators
+from permutohedral.ops.primitives import accumulation_dtype
 
 Normalization = Literal["none", "homogeneous", "symmetric", "density", "coverage"]
 
@@ -101,11 +102,13 @@ def filter_normalized(
 
 def apply_step(values: Tensor, lattice: Lattice, step: Step, density: Tensor | None = None) -> Tensor:
     """Splat, `step`, slice; divided by the density between the first two if one is given."""
-    lattice_values = splat(values, lattice)
-    if density is not None:
-        # a halo point, or a vertex that its points touch with weight zero, holds nothing to divide
-        lattice_values = (lattice_values / torch.where(density > 0, density, 1.0)).to(values.dtype)
-    return slice(step(lattice_values, lattice), lattice)
+    if density is None:
+        return slice(step(splat(values, lattice), lattice), lattice)
+    # sums over a small density, and gradients divided by it, are out of the range of float16
+    sums = splat(values.to(accumulation_dtype(values.dtype)), lattice)
+    # a halo point, or a vertex that its points touch with weight zero, holds nothing to divide
+    means = (sums / torch.where(density > 0, density, 1.0)).to(values.dtype)
+    return slice(step(means, lattice), lattice)
 
 
 def _mass(lattice: Lattice, gaussian: Gaussian, weights: Tensor | None = None) -> Tensor:

@@ -33,7 +33,7 @@ AS_GIVEN = tl.constexpr(0)
 TURNED = tl.constexpr(1)
 ADJOINT = tl.constexpr(2)
 # of `convolve_kernel`, without the block shape
-_CONSTANTS = ("HAS_SCALES", "DIVIDED", "BIASED", "ADDED", "STRIDE", "OUT_CHANNELS", "IN", "OUT", "PRECISION", "ORDER")
+_CONSTANTS = ("HAS_SCALES", "BIASED", "ADDED", "STRIDE", "OUT_CHANNELS", "IN", "OUT", "PRECISION", "ORDER")
 
 
 class After(NamedTuple):
@@ -41,22 +41,20 @@ class After(NamedTuple):
 
     Attributes:
         scales: `[out_channels]`, what they are multiplied with; the direct kernel knows none.
-        divisors: `[targets]`, what they are divided by.
         bias: `[out_channels]`, what is added.
         added: `[targets, out_channels]`, contiguous, what is added.
     """
 
     scales: Tensor | None = None
-    divisors: Tensor | None = None
     bias: Tensor | None = None
     added: Tensor | None = None
 
     def tensors(self, instead: Tensor) -> tuple[Tensor, ...]:
         """All of them, and another tensor for what is not there."""
-        scales, divisors, bias, added = self
+        scales, bias, added = self
         return (
-            instead if scales is None else scales, instead if divisors is None else divisors,
-            instead if bias is None else bias, instead if added is None else added,
+            instead if scales is None else scales, instead if bias is None else bias,
+            instead if added is None else added,
         )  # fmt: skip
 
 
@@ -65,12 +63,10 @@ _NOTHING_AFTER = After()
 
 @triton.jit
 def finish(
-    total, divisors, bias, added, target, inside, channel, known,
-    DIVIDED: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr, OUT_CHANNELS: tl.constexpr,
+    total, bias, added, target, inside, channel, known, BIASED: tl.constexpr, ADDED: tl.constexpr,
+    OUT_CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """The results of some targets and channels with what comes after: see `After`."""
-    if DIVIDED:
-        total = total / tl.load(divisors + target, mask=inside, other=1.0)[:, None]
     if BIASED:
         total += tl.load(bias + channel, mask=known, other=0.0).to(total.dtype)[None, :]
     if ADDED:
@@ -81,8 +77,8 @@ def finish(
 
 @triton.jit(do_not_specialize=["num_targets", "filter_size"])
 def convolve_kernel(
-    lattice_values, weight, neighbors, taps, scales, divisors, bias, added, output, num_targets, filter_size,
-    HAS_SCALES: tl.constexpr, DIVIDED: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr, STRIDE: tl.constexpr,
+    lattice_values, weight, neighbors, taps, scales, bias, added, output, num_targets, filter_size,
+    HAS_SCALES: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr, STRIDE: tl.constexpr,
     OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, PRECISION: tl.constexpr, ORDER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -122,17 +118,15 @@ def convolve_kernel(
         total = tl.dot(value, factor, total, input_precision=PRECISION)
     if HAS_SCALES:
         total *= tl.load(scales + group * OUT + column, mask=known, other=0.0)[None, :]
-    total = finish(
-        total, divisors, bias, added, target, inside, group * OUT + column, known, DIVIDED, BIASED, ADDED, OUT_CHANNELS
-    )
+    total = finish(total, bias, added, target, inside, group * OUT + column, known, BIASED, ADDED, OUT_CHANNELS)
     place = output + target.to(tl.int64)[:, None] * OUT_CHANNELS + group * OUT + column[None, :]
     tl.store(place, total.to(output.dtype.element_ty), mask=inside[:, None] & known[None, :])
 
 
 @triton.jit(do_not_specialize=["num_targets", "filter_size"])
 def direct_convolve_kernel(
-    lattice_values, weight, neighbors, taps, scales, divisors, bias, added, output, num_targets, filter_size,
-    DIVIDED: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr, STRIDE: tl.constexpr,
+    lattice_values, weight, neighbors, taps, scales, bias, added, output, num_targets, filter_size,
+    BIASED: tl.constexpr, ADDED: tl.constexpr, STRIDE: tl.constexpr,
     OUT_CHANNELS: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, ORDER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -162,7 +156,7 @@ def direct_convolve_kernel(
             else:
                 value = tl.load(rows + (column // OUT * IN + channel)[None, :], mask=present & known, other=0.0)
             total += value.to(dtype) * factor.to(dtype)
-    total = finish(total, divisors, bias, added, target, inside, column, exists, DIVIDED, BIASED, ADDED, OUT_CHANNELS)
+    total = finish(total, bias, added, target, inside, column, exists, BIASED, ADDED, OUT_CHANNELS)
     place = output + target.to(tl.int64)[:, None] * OUT_CHANNELS + column[None, :]
     tl.store(place, total.to(output.dtype.element_ty), mask=inside[:, None] & known)
 
@@ -257,13 +251,13 @@ def _convolve_into(
     """Start a kernel; the layout is the input channels of a group, the groups, and the order of the weight."""
     (in_channels, groups, order), out_channels, (filter_size, targets) = layout, output.shape[1], neighbors.shape
     per_group, dtype, stride = out_channels // groups, lattice_values.dtype, lattice_values.stride(0)
-    others, (scales, divisors, bias, added) = after.tensors(output), after
+    others, (scales, bias, added) = after.tensors(output), after
     tensors = lattice_values, weight, neighbors, neighbors if taps is None else taps, *others, output
 
     def start(kernel: _Kernel) -> None:
         kernel.bound((-(-targets // kernel.height), kernel.columns, 1), tensors, (targets, filter_size))
 
-    switches = divisors is not None, bias is not None, added is not None
+    switches = bias is not None, added is not None
     if not uses_matrix_units(dtype, in_channels, per_group):
         start(_direct_kernel(switches, stride, out_channels, in_channels, groups, order))
         return
@@ -292,9 +286,9 @@ def _direct_kernel(
     """`direct_convolve_kernel`; the switches tell which of `After` there are."""
     width = min(power_of_two(out_channels), 64)
     height = max(min(1024 // width, 128), 16)
-    divided, biased, added = switches
+    biased, added = switches
     bound = Bound(
-        direct_convolve_kernel, DIVIDED=divided, BIASED=biased, ADDED=added, STRIDE=stride, OUT_CHANNELS=out_channels,
+        direct_convolve_kernel, BIASED=biased, ADDED=added, STRIDE=stride, OUT_CHANNELS=out_channels,
         IN=in_channels, OUT=out_channels // groups, ORDER=order, BLOCK_M=height, BLOCK_N=width,
     )  # fmt: skip
     return _Kernel(bound, height, -(-out_channels // width))
@@ -342,10 +336,9 @@ def convolve_adjoint(
     reverse: Tensor,
     opposite: Tensor,
     groups: int,
-    density: Tensor | None,
     precision: str,
 ) -> Tensor:
-    """The gradient of `convolve` with respect to the lattice values, over the `density [lattice_points]` of them.
+    """The gradient of `convolve` with respect to the lattice values.
 
     Args:
         gradient: with respect to the result, `[target lattice points, out_channels]`.
@@ -353,7 +346,6 @@ def convolve_adjoint(
         reverse: the table from source to target, `[filter_size, lattice_points]`.
         opposite: the tap opposite to each.
         groups: of the channels.
-        density: what to divide the result by, if anything.
         precision: see `float32_precision`.
     """
     weight, reverse = weight.contiguous(), reverse.contiguous()
@@ -361,6 +353,6 @@ def convolve_adjoint(
     output = gradient.new_empty(reverse.shape[1], in_channels * groups)
     if gradient.numel() == 0 or output.numel() == 0:
         return output.zero_()
-    layout, after = (out_channels // groups, groups, ADJOINT.value), After(divisors=density)
-    _convolve_into(output, gradient, weight, reverse, layout, opposite, after, precision)
+    layout = out_channels // groups, groups, ADJOINT.value
+    _convolve_into(output, gradient, weight, reverse, layout, opposite, _NOTHING_AFTER, precision)
     return output

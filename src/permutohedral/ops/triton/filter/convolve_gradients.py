@@ -27,7 +27,7 @@ def convolve_gradients(
     rows, slope = rows_contiguous(lattice_values), rows_contiguous(output_gradient)
     precision = float32_precision(weight.dtype)
     if not uses_halves(precision, in_channels, out_channels, True):
-        to_values = convolve_adjoint(slope, weight, reverse, opposite, 1, None, precision) if wanted[0] else None
+        to_values = convolve_adjoint(slope, weight, reverse, opposite, 1, precision) if wanted[0] else None
         return to_values, *weight_and_bias_gradient(rows, slope, neighbors, 1, precision, wanted[1])
     values, gradient = halve(rows, slope)
     to_values = convolve_halves(*gradient, weight, reverse.contiguous(), opposite) if wanted[0] else None

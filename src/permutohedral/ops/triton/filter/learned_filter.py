@@ -90,17 +90,16 @@ def differentiate_learned(
     elif wanted[1]:
         at_lattice = lattice_values[: source.keys.shape[0]]
         at_sources, to_weight = _differentiate_halves(at_targets, weight, at_lattice, tables, wanted[0])
-        # the density divides what is computed of halves, too
-        at_sources = at_sources if at_sources is None or density is None else at_sources.div_(density[:, None])
     if wanted[2] and to_bias is None:
         to_bias = sum_rows(gradient)
     if not wanted[0]:
         return None, to_weight, to_bias
     if at_sources is None:
         reverse = _reverse_neighbors(lattice)
-        at_sources = convolve_adjoint(at_targets, weight, reverse, lattice.opposite, groups, density, precision)
+        at_sources = convolve_adjoint(at_targets, weight, reverse, lattice.opposite, groups, precision)
     to_values = gradient.new_empty(source.vertices.shape[0], at_sources.shape[1])
-    slice_into(to_values, at_sources, source.vertices, source.barycentric)
+    # a weight is a part of its density: their quotient is in range, that of a gradient and a small density is not
+    slice_into(to_values, at_sources, source.vertices, source.barycentric, divisors=density)
     return to_values, to_weight, to_bias
 
 

@@ -18,8 +18,8 @@ from permutohedral.ops.triton.runtime import Bound, cdiv, launch, on_device, row
 
 @triton.jit(do_not_specialize=["num_points", "num_rows", "vertex_corner_stride", "weight_corner_stride"])
 def slice_kernel(
-    lattice_values, vertices, barycentric, bias, output, num_points, num_rows, vertex_corner_stride,
-    weight_corner_stride, PLANAR: tl.constexpr,
+    lattice_values, vertices, barycentric, divisors, bias, output, num_points, num_rows, vertex_corner_stride,
+    weight_corner_stride, PLANAR: tl.constexpr, DIVIDED: tl.constexpr,
     HAS_BIAS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ADDED_MASS: tl.constexpr,
     LATTICE_STRIDE: tl.constexpr,
     VERTEX_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr,
@@ -27,7 +27,8 @@ def slice_kernel(
 ):  # fmt: skip
     """Read the corners of every point's simplex; where WIDTH exceeds CHANNELS, divide by the channel after the last.
 
-    Vertices of at least `num_rows` are left out. A PLANAR output has one channel after another in memory.
+    Vertices of at least `num_rows` are left out. Weights are DIVIDED by the number at their lattice point. A PLANAR
+    output has one channel after another in memory.
     """
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -39,6 +40,8 @@ def slice_kernel(
         vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * vertex_corner_stride, mask=inside, other=0)
         weight = tl.load(barycentric + point * WEIGHT_STRIDE + corner * weight_corner_stride, mask=inside, other=0.0)
         place = lattice_values + vertex.to(tl.int64)[:, None] * LATTICE_STRIDE + channel[None, :]
+        if DIVIDED:
+            weight = weight / tl.load(divisors + vertex, mask=inside & (vertex < num_rows), other=1.0)
         present = real & (vertex < num_rows)[:, None]
         total += weight.to(dtype)[:, None] * tl.load(place, mask=present, other=0.0).to(dtype)
     if WIDTH > CHANNELS:
@@ -78,12 +81,13 @@ def barycentric_gradient_kernel(
 
 @cache
 def _bind_slice(
-    planar: bool, channels: int, width: int, has_bias: bool, added_mass: float, lattice_stride: int,
+    planar: bool, divided: bool, channels: int, width: int, has_bias: bool, added_mass: float, lattice_stride: int,
     vertex_stride: int, weight_stride: int, corners: int,
 ) -> Bound:  # fmt: skip
     return Bound(
-        slice_kernel, PLANAR=planar, HAS_BIAS=has_bias, CHANNELS=channels, WIDTH=width, ADDED_MASS=added_mass,
-        LATTICE_STRIDE=lattice_stride, VERTEX_STRIDE=vertex_stride, WEIGHT_STRIDE=weight_stride, CORNERS=corners,
+        slice_kernel, PLANAR=planar, DIVIDED=divided, HAS_BIAS=has_bias, CHANNELS=channels, WIDTH=width,
+        ADDED_MASS=added_mass, LATTICE_STRIDE=lattice_stride, VERTEX_STRIDE=vertex_stride,
+        WEIGHT_STRIDE=weight_stride, CORNERS=corners,
         **tile(width),
     )  # fmt: skip
 
@@ -95,9 +99,10 @@ def slice_into(
     barycentric: Tensor,
     bias: Tensor | None = None,
     added_mass: float = 0.0,
+    divisors: Tensor | None = None,
 ) -> None:
     """Fill `output [points, channels]`, contiguous or its transpose contiguous; a further channel of lattice_values is
-    the mass to divide by.
+    the mass to divide by. The weights may be divided by `divisors [lattice_points]`.
     """
     points, channels = output.shape
     if points == 0 or channels == 0:
@@ -106,10 +111,13 @@ def slice_into(
     (rows, width), (vertex_stride, vertex_corners) = lattice_values.shape, vertices.stride()
     weight_stride, weight_corners = barycentric.stride()
     bound = _bind_slice(
-        not output.is_contiguous(), channels, width, bias is not None, added_mass, lattice_values.stride(0),
-        vertex_stride, weight_stride, vertices.shape[1],
+        not output.is_contiguous(), divisors is not None, channels, width, bias is not None, added_mass,
+        lattice_values.stride(0), vertex_stride, weight_stride, vertices.shape[1],
     )  # fmt: skip
-    tensors = lattice_values, vertices, barycentric, lattice_values if bias is None else bias, output
+    tensors = (
+        lattice_values, vertices, barycentric, barycentric if divisors is None else divisors,
+        lattice_values if bias is None else bias, output,
+    )  # fmt: skip
     bound(bound.tiles(points, width), tensors, (points, rows, vertex_corners, weight_corners))
 
 
