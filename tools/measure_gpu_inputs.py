@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 import permutohedral as ph
+from permutohedral.models.lattice_unet import LatticeUNet
 from permutohedral.reporting.provenance import find_commit
 
 SIDE, SIGMA_SPACE, SIGMA_RANGE = 1024, 16.0, 0.1
@@ -158,6 +159,30 @@ def clouds() -> dict[str, dict[str, float]]:
     return found
 
 
+def networks() -> dict[str, dict[str, float]]:
+    """A training step of a U-Net on the levels of clouds that look like scans of hills with trees, pyramid included."""
+    draw = np.random.default_rng(0)
+    network = LatticeUNet(4, 3).cuda()
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
+
+    def batch() -> Callable[[], None]:
+        numbers = torch.from_numpy(draw.integers(19_000, 21_001, 8))
+        total = int(numbers.sum())
+        ground = 57 * torch.rand(total, 2, device="cuda")
+        height = 3 * (ground / 9).sin().sum(dim=1) + 0.1 * torch.randn(total, device="cuda")
+        tree = 12 * torch.rand(total, device="cuda") * (torch.rand(total, device="cuda") < 0.3)
+        features, values = torch.column_stack([ground, height + tree]), torch.randn(total, 4, device="cuda")
+        items = torch.repeat_interleave(torch.arange(8), numbers).int().cuda()
+        return lambda: _step(network, optimizer, lambda: network(values, features, items))
+
+    batches = [batch() for _ in range(40)]
+    name = "training step, U-Net of four levels, 8 clouds of about 20,000 points"
+    found = {name: measure(batches, 2)}
+    with torch.autograd.set_multithreading_enabled(False):
+        found[f"{name}, the backward pass in the calling thread"] = measure(batches, 2)
+    return found
+
+
 _FIRST_CALL = """
 import time, torch
 torch.zeros(1, device="cuda").sum().item(); torch.cuda.synchronize()
@@ -186,7 +211,7 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("this measures a GPU, and torch finds none")
-    found = {**pictures(options.data), **clouds()}
+    found = {**pictures(options.data), **clouds(), **networks()}
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; wall time, ms: median, 90th percentile, largest")
     for name, figures in found.items():
         print(f"{figures['median']:7.3f} {figures['p90']:7.3f} {figures['max']:7.3f}  {name}")
