@@ -115,7 +115,8 @@ bench: $(STAMP)  ## time every operator beside its peers, into results/; BENCH_O
 # without those of the native core, which runs on the CPU
 GPU_TESTS := --ignore-glob='tests/ops/test_native*' --ignore=tests/ops/test_threads.py tests/gpu \
   tests/ops tests/nn tests/crf tests/filters \
-  $(addprefix tests/test_,compile.py filters.py functional.py gradients.py lattice.py laws.py pyramid.py transforms.py)
+  $(addprefix tests/test_,compile.py filters.py functional.py gradients.py lattice.py laws.py pyramid.py sixteen_bits.py \
+    transforms.py)
 
 # torch's deterministic mode replaces kernels by others: both are tested
 test-gpu: $(STAMP)  ## the operators and layers on the GPU, and every kernel against float64

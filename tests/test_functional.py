@@ -163,32 +163,6 @@ def test_values_of_sixteen_bits(half: torch.dtype) -> None:
     assert (sliced == actual).all()
 
 
-@pytest.mark.parametrize("channels", [2, 16])
-@pytest.mark.parametrize("way", ["at_once", "in_steps"])
-def test_a_small_density_is_in_the_range_of_sixteen_bits(way: str, channels: int) -> None:
-    """One point that hardly touches a vertex: a gradient over its density would be infinite in float16."""
-    features = torch.tensor([[3e-6], [9.1]], device=DEVICE)
-    values, weight, upstream = draw(torch.float64, 2, channels), filter_of(torch.float64, 1, 1, channels, 16), 4.0
-
-    def gradients(dtype: torch.dtype) -> tuple[Tensor, ...]:
-        points = features.to(torch.float64 if dtype == torch.float64 else torch.float32)
-        leaves = [each.to(dtype).requires_grad_() for each in (values, weight)]
-        # with derivatives of the features it is composed of operators
-        points.requires_grad_(way == "in_steps")
-        output = ph.permutohedral_filter(leaves[0], points, leaves[1], normalization="density")
-        return torch.autograd.grad(output, leaves, torch.full_like(output, upstream))
-
-    for actual, expected in zip(gradients(torch.float16), gradients(torch.float64), strict=True):
-        assert_close(actual, expected)
-
-
-@pytest.mark.parametrize("differentiated", [False, True])
-def test_the_mass_of_many_points_is_in_the_range_of_sixteen_bits(differentiated: bool) -> None:
-    values = torch.full((70_000, 1), 3.0, dtype=torch.float16, device=DEVICE, requires_grad=differentiated)
-    filtered = ph.gaussian_filter(values, torch.zeros(70_000, 1, device=DEVICE))
-    assert_close(filtered, torch.full_like(values, 3.0))
-
-
 def test_values_need_not_be_contiguous(dtype: torch.dtype) -> None:
     features, values = draw(dtype, 2, 16).T, draw(dtype, 4, 3, 16).transpose(1, 2)
     weight = filter_of(dtype, 2, 1, 5, 3).transpose(1, 2)

@@ -89,6 +89,10 @@ def filter_with_bias(
     weights: Tensor | None = None,
 ) -> Tensor:
     """`permutohedral_filter` on a lattice, and a number `bias [out_channels]` added to every channel of the result."""
+    if values.dtype == weight.dtype == torch.float16 and normalization != "none":
+        # what is divided by mass or density was out of range before, and so are the gradients of it
+        wide = None if bias is None else bias.float()
+        return filter_with_bias(values.float(), lattice, weight.float(), wide, normalization, weights).half()
     if weights is not None:
         if normalization == "symmetric":
             raise InputError("weights do not go with the normalization 'symmetric': targets have none")
@@ -115,9 +119,17 @@ def _filter_in_steps(
     weights: Tensor | None = None,
 ) -> Tensor:
     """The same, composed of operators."""
-    step = partial(convolve_with, weight=weight)
+    step, device = partial(convolve_with, weight=weight), values.device.type
+    if normalization in ("homogeneous", "symmetric") and _casts_to_float16(device):
+        # which has no room for sums that are not divided yet
+        with torch.autocast(device, enabled=False):
+            return _filter_in_steps(values, weight, bias, lattice, normalization, weights).half()
     output = filter_normalized(values, lattice, normalization, step, DENSE, weights)
     return output if bias is None else output + bias.to(output.dtype)
+
+
+def _casts_to_float16(device: str) -> bool:
+    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
 
 
 @overload
@@ -233,17 +245,17 @@ def _filter_gaussian(
     size = DENSE_SIZE if dense else 0
     lattice = _lattice_for(features, target_features, lattice, size, halo, separable=not dense)
     gaussian = DENSE if dense else SEPARABLE
+    # sums of many points are out of the range of float16
+    wide = values.to(accumulation_dtype(values.dtype)) if isinstance(values, Tensor) else values
     if normalization != "homogeneous":
-        return filter_normalized(values, lattice, normalization, gaussian.blur, gaussian)
+        return filter_normalized(wide, lattice, normalization, gaussian.blur, gaussian).to(values.dtype)
     check_points(values, lattice)
-    smallest = max(SMALLEST_MASS, torch.finfo(values.dtype).tiny)
     if not dense and has_no_gradient(values, lattice):
-        return filter_homogeneous(values, lattice, smallest)
-    # the mass is one more channel; that of many points is out of the range of float16
-    wide = values.to(accumulation_dtype(values.dtype))
+        return filter_homogeneous(values, lattice, SMALLEST_MASS)
+    # the mass is one more channel
     ones = wide.new_ones(()).expand(*wide.shape[:-1], 1)
     filtered = apply_step(torch.cat([wide, ones], dim=-1), lattice, gaussian.blur)
-    return (filtered[..., :-1] / (filtered[..., -1:] + smallest)).to(values.dtype)
+    return (filtered[..., :-1] / (filtered[..., -1:] + SMALLEST_MASS)).to(values.dtype)
 
 
 @overload

@@ -11,7 +11,7 @@ from torch import Tensor
 from permutohedral.crf.kernels import Kernel
 from permutohedral.crf.layout import Layout
 from permutohedral.crf.pairwise import Pairwise, to_points
-from permutohedral.crf.steps import Field, logarithm, softmax
+from permutohedral.crf.steps import Field, softmax
 from permutohedral.memory import check_rows, is_negligible
 from permutohedral.ops import fused_fields
 from permutohedral.ops.fused_primitives import PairwiseTables
@@ -37,7 +37,7 @@ class AtOnce:
     layout: Layout
     steps: int
 
-    def from_points(self, energies: Tensor, start: Tensor | None, logarithms: bool) -> Tensor | None:
+    def from_points(self, energies: Tensor, start: Tensor | None) -> Tensor | None:
         """With the building of the lattices, None where they are built first: as derivatives are wanted, the items of a
         batch share a lattice, or so much memory would be needed that its size is to be checked.
         """
@@ -54,17 +54,15 @@ class AtOnce:
             to_points(kernel, compatibility, self.both_ways)
             for kernel, compatibility in zip(self.kernels, self.compatibilities, strict=True)
         ]
-        marginals = fused_fields.mean_field_points(*self._planes(energies, start), kernels, self.steps)
-        return logarithm(marginals) if logarithms and marginals is not None else marginals
+        return fused_fields.mean_field_points(*self._planes(energies, start), kernels, self.steps)
 
     def on_lattices(
         self, energies: Tensor, start: Tensor | None, pairwise: Sequence[Pairwise], logarithms: bool
     ) -> Tensor | None:
         """On lattices that are built, None where steps are composed of operators."""
         planes = self._planes(energies, start)
-        if not wants_gradient(energies, start, *self.compatibilities):
-            marginals = fused_fields.mean_field(*planes, self._tables(pairwise, 0), self.steps)
-            return logarithm(marginals) if logarithms and marginals is not None else marginals
+        if not logarithms and not wants_gradient(energies, start, *self.compatibilities):
+            return fused_fields.mean_field(*planes, self._tables(pairwise, 0), self.steps)
 
         def compose(energies: Tensor, start: Tensor | None, *parameters: float | Tensor) -> Tensor:
             changed = [pair.with_costs(each) for pair, each in zip(pairwise, parameters, strict=True)]

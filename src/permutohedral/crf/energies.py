@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
+from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.tensors import check_count, check_tensor
 
 
@@ -75,4 +76,6 @@ def energies_from_probabilities(probabilities: Tensor, smallest: float = 1e-5) -
         raise InputError(f"probabilities must be floating, got {probabilities.dtype}; convert with .float()")
     if not 0 < smallest < 1:
         raise InputError(f"smallest must lie between 0 and 1, got {smallest}")
-    return -probabilities.clamp(min=smallest).log()
+    # float16 may have no number as small as the smallest
+    wide = probabilities.to(accumulation_dtype(probabilities.dtype))
+    return -wide.clamp(min=smallest).log().to(probabilities.dtype)

@@ -70,7 +70,9 @@ def mean_field(  # noqa: PLR0913 (a field, how to solve it, and what is known be
         both_ways = is_filtered_both_ways(damping, compatibilities)
         undamped = tolerance is None and is_undamped(damping, repulsions)
         whole = AtOnce(kernels, compatibilities, both_ways, layout, steps)
-        planes = whole.from_points(energies, start, logarithms) if undamped and lattices is None else None
+        # the logarithm of a marginal that was rounded to zero is not what it was: it is taken of the logits
+        unbuilt = undamped and lattices is None and not logarithms
+        planes = whole.from_points(energies, start) if unbuilt else None
         if planes is None:
             pairwise = _prepare(kernels, lattices, layout)
             planes = whole.on_lattices(energies, start, pairwise, logarithms) if undamped else None

@@ -55,16 +55,15 @@ def sum_points(
     targets = features if target_features is None else target_features
     for given in (features, targets):
         check_finite(given)
-    smallest = max(SMALLEST_MASS, torch.finfo(values.dtype).tiny)
     wide = values.to(features.dtype)
     if features.dim() == 3:
-        items = [_sum(*item, normalization, smallest) for item in zip(wide, features, targets, strict=True)]
+        items = [_sum(*item, normalization) for item in zip(wide, features, targets, strict=True)]
         filtered = torch.stack(items) if items else wide.new_zeros(0, targets.shape[1], values.shape[2])
         return filtered.to(values.dtype)
     # items that share their features are channels
     *leading, points, channels = values.shape
     rows = wide.movedim(-2, 0).reshape(points, math.prod(leading) * channels)
-    filtered = _sum(rows, features, targets, normalization, smallest)
+    filtered = _sum(rows, features, targets, normalization)
     return filtered.reshape(targets.shape[0], *leading, channels).movedim(0, -2).to(values.dtype)
 
 
@@ -162,17 +161,17 @@ def sum_pixels(
             sums = sum_color_grid(pixels, window.guide, window.sigma, colors)
         sums = sums if normalization == "homogeneous" else sums[:, :-1]
     if normalization == "homogeneous":
-        sums = divide_by_mass(sums.movedim(1, 0), values.dtype).movedim(0, 1)
+        sums = divide_by_mass(sums.movedim(1, 0)).movedim(0, 1)
     return sums.reshape(*leading, channels, height * width).mT.to(values.dtype)
 
 
-def divide_by_mass(sums: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sums `[channels + 1, ...]`, the last of them those of ones: means of values of `dtype`, `[channels, ...]`.
+def divide_by_mass(sums: Tensor) -> Tensor:
+    """Sums `[channels + 1, ...]` of at least 32 bits, the last of them those of ones: means, `[channels, ...]`.
 
-    >>> divide_by_mass(torch.tensor([[6.0], [2.0]]), torch.float32).tolist()
+    >>> divide_by_mass(torch.tensor([[6.0], [2.0]])).tolist()
     [[3.0]]
     """
-    return sums[:-1] / (sums[-1:] + max(SMALLEST_MASS, torch.finfo(dtype).tiny))
+    return sums[:-1] / (sums[-1:] + SMALLEST_MASS)
 
 
 def check_finite(features: Tensor) -> None:
@@ -212,14 +211,14 @@ def _check_normalization(normalization: Normalization, known: Sequence[Normaliza
         )
 
 
-def _sum(rows: Tensor, features: Tensor, targets: Tensor, normalization: Normalization, smallest: float) -> Tensor:
+def _sum(rows: Tensor, features: Tensor, targets: Tensor, normalization: Normalization) -> Tensor:
     """`[points, channels]` to `[target points, channels]`."""
     if normalization == "none":
         return sum_neighbors(rows, features, targets, POINTS_REACH)
     ones = rows.new_ones(rows.shape[0], 1)
     if normalization == "homogeneous":
         sums = sum_neighbors(torch.cat([rows, ones], dim=1), features, targets, POINTS_REACH)
-        return sums[:, :-1] / (sums[:, -1:] + smallest)
+        return sums[:, :-1] / (sums[:, -1:] + SMALLEST_MASS)
     mass = sum_neighbors(ones, features, features, POINTS_REACH)
     ones = rows.new_ones(targets.shape[0], 1)
     target_mass = mass if targets is features else sum_neighbors(ones, targets, targets, POINTS_REACH)

@@ -104,7 +104,7 @@ def apply_step(values: Tensor, lattice: Lattice, step: Step, density: Tensor | N
     """Splat, `step`, slice; divided by the density between the first two if one is given."""
     if density is None:
         return slice(step(splat(values, lattice), lattice), lattice)
-    # sums over a small density, and gradients divided by it, are out of the range of float16
+    # values of 16 bits are rounded once they are means
     sums = splat(values.to(accumulation_dtype(values.dtype)), lattice)
     # a halo point, or a vertex that its points touch with weight zero, holds nothing to divide
     means = (sums / torch.where(density > 0, density, 1.0)).to(values.dtype)

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from permutohedral.errors import InputError
 from permutohedral.ops.guided_primitives import CoarseGrid
+from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.tracing import surely_all
 
 Sampling = Literal["area", "point"]
@@ -107,14 +108,16 @@ class Grids:
         >>> Grids((2,), (4,), "point").interpolate(torch.tensor([0.0, 2.0])).tolist()
         [0.0, 1.0, 2.0, 2.0]
         """
-        axes = len(self.coarse)
+        axes, dtype = len(self.coarse), coarse.dtype
+        # positions of many samples do not fit 16 bits
+        coarse = coarse.to(accumulation_dtype(dtype))
         for axis, (few, many) in enumerate(zip(self.coarse, self.fine, strict=True), start=-axes):
             rows = torch.arange(many, device=coarse.device)
             corners, weights = Grids((few,), (many,), self.sampling).corners(rows, coarse.dtype)
             ends = coarse.index_select(axis, corners.flatten().long()).unflatten(axis, corners.shape)
             shape = [many, 2, *[1] * (-axis - 1)]
             coarse = (ends * weights.view(shape)).sum(dim=axis)
-        return coarse
+        return coarse.to(dtype)
 
     def _repeat(self, coarse: Tensor) -> Tensor:
         first = coarse.dim() - len(self.coarse)

@@ -15,6 +15,7 @@ from permutohedral.lattice import Lattice
 from permutohedral.models.point_cloud import summarize
 from permutohedral.nn.group_norm import LatticeGroupNorm, LatticeItems, Normalized, count_items
 from permutohedral.nn.levels import Coarsen, CoarsenLinear, LatticeConvolution, Refine, RefineLinear
+from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.pyramid import LatticePyramid, build_pyramid
 
 # how values go from level to level: interpolated, with mixed channels, or by learned convolutions
@@ -59,9 +60,11 @@ def mean_and_density(values: Tensor, lattice: Lattice) -> Tensor:
     >>> mean_and_density(torch.full((9, 1), 5.0), ph.build_lattice(torch.zeros(9, 2)))[0].tolist()
     [5.0, 2.3025851249694824]
     """
-    sums = splat(torch.cat([values, values.new_ones(len(values), 1)], dim=1), lattice)
+    # sums of many points are out of the range of float16
+    wide = values.to(accumulation_dtype(values.dtype))
+    sums = splat(torch.cat([wide, wide.new_ones(len(wide), 1)], dim=1), lattice)
     density = sums[:, -1:]
-    return torch.cat([sums[:, :-1] / density.clamp_min(1e-6), density.log1p()], dim=1)
+    return torch.cat([sums[:, :-1] / density.clamp_min(1e-6), density.log1p()], dim=1).to(values.dtype)
 
 
 class _Encoder(nn.Module):

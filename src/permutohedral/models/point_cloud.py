@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from permutohedral.errors import InputError
 from permutohedral.lattice import build_lattice
 from permutohedral.nn.convolution import PermutohedralConvolution
+from permutohedral.ops.primitives import accumulation_dtype
 
 PointModel = Literal["permutohedral", "pointwise"]
 PointFeatures = Literal["position", "position_normal"]
@@ -59,8 +60,9 @@ def _largest(values: Tensor, group: Tensor, groups: int) -> Tensor:
 def summarize(values: Tensor, item: Tensor, items: int) -> Tensor:
     """Largest and mean of each channel over the points of each item, `[items, 2 channels]`."""
     points = torch.bincount(item, minlength=items).clamp_min(1)
-    mean = values.new_zeros(items, values.shape[1]).index_add(0, item, values) / points[:, None]
-    return torch.cat([_largest(values, item, items), mean], dim=1)
+    wide = values.to(accumulation_dtype(values.dtype))
+    mean = wide.new_zeros(items, values.shape[1]).index_add(0, item, wide) / points[:, None]
+    return torch.cat([_largest(values, item, items), mean.to(values.dtype)], dim=1)
 
 
 class PermutohedralClassifier(nn.Module):

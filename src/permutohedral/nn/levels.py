@@ -206,7 +206,7 @@ class CoarsenLinear(nn.Module):
 
     def forward(self, lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
         """`[lattice_points, in_channels]` of `level` to `[lattice_points, out_channels]` of `level + 1`."""
-        mixed: Tensor = self.mix(self.share * coarsen(lattice_values, pyramid, level))
+        mixed: Tensor = self.mix(coarsen(self.share * lattice_values, pyramid, level))
         return mixed
 
 

@@ -79,7 +79,8 @@ class PointSplat(nn.Module):
         mean = sums[:, :-1] / sums[:, -1:].clamp_min(torch.finfo(sums.dtype).tiny)
         relative = features.index_select(0, rows) - mean.index_select(0, vertices)
         weight = source.barycentric.reshape(-1, 1)
-        described = self.network(torch.cat([values.index_select(0, rows), relative, weight], dim=1))
+        given = values.index_select(0, rows)
+        described = self.network(torch.cat([given, relative.to(given.dtype), weight.to(given.dtype)], dim=1))
         return splat_largest(described, source.vertices.reshape(-1, 1), source.num_lattice_points)[0]
 
 

@@ -7,7 +7,7 @@ A backend that has `filter_learned` or `filter_points` is used through this. Wit
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import NamedTuple, cast
 
 import torch
@@ -65,7 +65,7 @@ def filter_points(values: Tensor, features: Tensor | None, smallest_mass: float)
     Args:
         values: `[points, channels]` or `[batch, points, channels]`.
         features: `[points, d]` or `[batch, points, d]`; what does not fit the values is left to the steps to refuse.
-        smallest_mass: keeps a target that no source reaches at zero, if the dtype of the values has so small a number.
+        smallest_mass: keeps a target that no source reaches at zero.
     """
     if not isinstance(features, Tensor) or not isinstance(values, Tensor) or values.shape[:-1] != features.shape[:-1]:
         return None
@@ -76,14 +76,13 @@ def filter_points(values: Tensor, features: Tensor | None, smallest_mass: float)
     run = in_one_call("filter_points", values, features)
     if run is None:
         return None
-    smallest = _representable(smallest_mass, values.dtype)
     filtered: Tensor | None
     if features.dim() == 2:
-        filtered = run(values, features, None, smallest)
+        filtered = run(values, features, None, smallest_mass)
         return filtered
     batch = items_of_points(features.shape[0], features.shape[1], features.device)
     rows, flat = values.reshape(-1, values.shape[-1]), features.reshape(-1, features.shape[-1])
-    filtered = run(rows, flat, batch, smallest)
+    filtered = run(rows, flat, batch, smallest_mass)
     return None if filtered is None else filtered.view(values.shape)
 
 
@@ -113,13 +112,7 @@ def picture_filter(
         return None
     if run is None:
         return None
-    return partial(run, image, guide, sigma_space, sigma_range, _representable(smallest_mass, image.dtype))
-
-
-@cache
-def _representable(smallest: float, dtype: torch.dtype) -> float:
-    """The number, or the smallest of the dtype if that is larger."""
-    return max(smallest, torch.finfo(dtype).tiny)
+    return partial(run, image, guide, sigma_space, sigma_range, smallest_mass)
 
 
 def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor | None:

@@ -111,7 +111,7 @@ def _with_landmarks(
         assert window is not None, "sigma is a number"
         sums = sum_landmarks(values[None][part.read], window.guide, sigmas, landmarks, repaired=False)[0]
         share[part.written] = share_of_mass(sums[-1], window.guide[0], landmarks, sigmas)[part.kept]
-        result[part.written] = divide_by_mass(sums, values.dtype)[part.kept]
+        result[part.written] = divide_by_mass(sums)[part.kept]
     is_rare = torch.zeros(height * width, dtype=torch.bool, device=values.device)
     is_rare[rare_pixels(share.flatten(), sigmas)] = True
     is_rare = is_rare.view(height, width)
@@ -126,7 +126,7 @@ def _with_landmarks(
         given = torch.cat([values[part.read], torch.ones_like(window.guide[0, :1])])
         sums = sum_windows(given, window.guide[0], sigmas, pixels)
         rows, columns = (places + torch.tensor(part.origin, device=values.device)).T
-        result[:, rows, columns] = divide_by_mass(sums, values.dtype)
+        result[:, rows, columns] = divide_by_mass(sums)
     return result
 
 
