@@ -78,8 +78,10 @@ def test_crowded_points(normalization: Normalization) -> None:
     assert_alike(found[:2], expected[:2])
     with torch.autocast(DEVICE.type, torch.float16):
         weight = torch.ones(7, 2, 3, device=DEVICE)
-        output = ph.permutohedral_filter(given[0].float(), given[1].float(), weight, normalization=normalization)
-    assert output.isfinite().all()
+        for values in (given[0].float(), given[0].half()):
+            output = ph.permutohedral_filter(values, given[1].float(), weight, normalization=normalization)
+            assert output.dtype == torch.float16
+            assert output.isfinite().all()
 
 
 def test_targets_that_no_source_reaches() -> None:

@@ -9,31 +9,24 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from permutohedral.checks import (
-    DENSE_SIZE,
-    check_method,
-    check_points,
-    check_results,
-    has_no_gradient,
-)
+from permutohedral.checks import DENSE_SIZE, check_method, check_points, has_no_gradient
 from permutohedral.errors import InputError
 from permutohedral.features import Sigma, bilateral_features, check_guide, check_image
 from permutohedral.filters.choice import choose_for_pixels, choose_for_points
 from permutohedral.filters.exact import EXACT_NORMALIZATIONS, WINDOW_REACH, sum_pixels, sum_points, window_of
+from permutohedral.filters.learned import filter_with_bias
 from permutohedral.filters.normalization import (
     DENSE,
     SEPARABLE,
     SMALLEST_MASS,
     Normalization,
     apply_step,
-    convolve_with,
     filter_homogeneous,
     filter_normalized,
 )
-from permutohedral.filters.weighting import Filter, check_weights, filter_weighted, hide_lost, refuse_nan, weigh
+from permutohedral.filters.weighting import Filter, check_weights, filter_weighted, hide_lost, refuse_nan
 from permutohedral.lattice import Lattice, build_lattice
-from permutohedral.ops.fused_filters import count_groups, filter_learned, filter_points, picture_filter
-from permutohedral.ops.fused_primitives import FilterTables
+from permutohedral.ops.fused_filters import filter_points, picture_filter
 from permutohedral.ops.primitives import accumulation_dtype
 from permutohedral.ops.tracing import wants_gradient
 
@@ -78,58 +71,6 @@ def permutohedral_filter(  # noqa: PLR0913 (what is filtered and how)
         refuse_nan(values)
     lattice = _lattice_for(features, target_features, lattice, neighborhood_size=neighborhood_size)
     return filter_with_bias(values, lattice, weight, None, normalization, weights)
-
-
-def filter_with_bias(
-    values: Tensor,
-    lattice: Lattice,
-    weight: Tensor,
-    bias: Tensor | None,
-    normalization: Normalization,
-    weights: Tensor | None = None,
-) -> Tensor:
-    """`permutohedral_filter` on a lattice, and a number `bias [out_channels]` added to every channel of the result."""
-    if values.dtype == weight.dtype == torch.float16 and normalization != "none":
-        # what is divided by mass or density was out of range before, and so are the gradients of it
-        wide = None if bias is None else bias.float()
-        return filter_with_bias(values.float(), lattice, weight.float(), wide, normalization, weights).half()
-    if weights is not None:
-        if normalization == "symmetric":
-            raise InputError("weights do not go with the normalization 'symmetric': targets have none")
-        check_points(values, lattice)
-        weighted = weigh(values, weights)
-        refuse_nan(weighted)
-        counted = weighted[..., :-1].to(values.dtype)
-        return _filter_in_steps(counted, weight, bias, lattice, normalization, weighted[..., -1:])
-    groups = count_groups(values, weight, bias, lattice) if normalization in ("none", "density") else 0
-    if groups == 0:
-        return _filter_in_steps(values, weight, bias, lattice, normalization)
-    check_results(lattice, weight.shape[2], values)
-    composed = partial(_filter_in_steps, lattice=lattice, normalization=normalization)
-    tables = FilterTables(lattice, groups, normalization == "density")
-    return filter_learned(values, weight, bias, tables, composed)
-
-
-def _filter_in_steps(
-    values: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    lattice: Lattice,
-    normalization: Normalization,
-    weights: Tensor | None = None,
-) -> Tensor:
-    """The same, composed of operators."""
-    step, device = partial(convolve_with, weight=weight), values.device.type
-    if normalization in ("homogeneous", "symmetric") and _casts_to_float16(device):
-        # which has no room for sums that are not divided yet
-        with torch.autocast(device, enabled=False):
-            return _filter_in_steps(values, weight, bias, lattice, normalization, weights).half()
-    output = filter_normalized(values, lattice, normalization, step, DENSE, weights)
-    return output if bias is None else output + bias.to(output.dtype)
-
-
-def _casts_to_float16(device: str) -> bool:
-    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
 
 
 @overload

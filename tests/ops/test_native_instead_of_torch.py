@@ -12,7 +12,8 @@ from support import assert_close
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral import functional
+from permutohedral.filters import learned
+from permutohedral.filters.normalization import Normalization
 from permutohedral.ops import dispatch
 
 _REFUSAL = next(backend for backend in dispatch._BACKENDS if backend.name == "native").refusal("cpu")
@@ -105,7 +106,7 @@ def test_the_learned_filter_at_once_and_in_steps(normalization: Any, apart: bool
     lattice = ph.build_lattice(features, features[:900] + 0.1 if apart else None)
     values, weight, bias = (torch.rand(shape, dtype=dtype) for shape in ((3000, 6), (7, 3, 4), (4,)))
     results = []
-    for run in (functional.filter_with_bias, lambda v, at, w, b, n: functional._filter_in_steps(v, w, b, at, n)):
+    for run in (learned.filter_with_bias, lambda v, at, w, b, n: learned.filter_in_steps(v, w, b, at, n)):
         leaves = [tensor.clone().requires_grad_() for tensor in (values, weight, bias)]
         output = run(leaves[0], lattice, leaves[1], leaves[2], normalization)
         results.append((output, *torch.autograd.grad(output.sum(), leaves)))
@@ -113,15 +114,17 @@ def test_the_learned_filter_at_once_and_in_steps(normalization: Any, apart: bool
         assert_close(actual, expected.detach())
     # the forward pass to the bit
     assert torch.equal(results[0][0], results[1][0])
-    assert torch.equal(functional.filter_with_bias(values, lattice, weight, bias, normalization), results[0][0])
+    assert torch.equal(learned.filter_with_bias(values, lattice, weight, bias, normalization), results[0][0])
 
 
-@pytest.mark.parametrize("narrow", [torch.float16, torch.bfloat16], ids=str)
-def test_sixteen_bits_are_rounded_in_every_step(narrow: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("narrow", "normalization"), [(torch.float16, "none"), (torch.bfloat16, "none"), (torch.bfloat16, "density")]
+)
+def test_sixteen_bits_are_rounded_in_every_step(narrow: torch.dtype, normalization: Normalization) -> None:
     lattice = ph.build_lattice(20 * torch.rand(3000, 2))
     values, weight, bias = (torch.rand(shape).to(narrow) for shape in ((3000, 6), (7, 3, 4), (4,)))
-    actual = functional.filter_with_bias(values, lattice, weight, bias, "density")
-    assert torch.equal(actual, functional._filter_in_steps(values, weight, bias, lattice, "density"))
+    actual = learned.filter_with_bias(values, lattice, weight, bias, normalization)
+    assert torch.equal(actual, learned.filter_in_steps(values, weight, bias, lattice, normalization))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError
+from permutohedral.filters.learned import filter_with_bias
 from permutohedral.filters.normalization import NORMALIZATIONS, Normalization
-from permutohedral.functional import filter_with_bias
 from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.neighborhood import Neighborhood, gaussian_weight
 from permutohedral.nn.scale import scale_features

@@ -199,14 +199,14 @@ def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smalle
 def filter_learned(
     values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables
 ) -> tuple[Tensor, KeptOfFilter]:
-    # each step rounds values of 16 bits, as if it were called by itself
-    dtype, points = accumulation_dtype(values.dtype), values.shape[0]
+    # each step rounds values of 16 bits, as if it were called by itself; what is divided by the density, once it is
+    dtype, points, density = accumulation_dtype(values.dtype), values.shape[0], None
     lattice, source, target = tables.lattice, tables.lattice.source, tables.lattice.target
     corners = source.vertices, source.barycentric, source.num_lattice_points
-    lattice_values, density = splat(values, *corners), None
+    lattice_values = splat(values.to(dtype) if tables.by_density else values, *corners)
     if tables.by_density:
         density = splat(ones(points, dtype), *corners)[:, 0]
-        lattice_values = _change("divide_rows", lattice_values, density)
+        lattice_values = _change("divide_rows", lattice_values, density).to(values.dtype)
     convolved = convolve(lattice_values, weight, lattice.neighbors, tables.groups)
     output = slice(convolved, target.vertices, target.barycentric)
     if bias is not None:
@@ -238,8 +238,9 @@ def differentiate_learned(
         reverse = transpose_neighbors(neighbors, opposite, source.num_lattice_points)
     at_sources = convolve(at_targets, transpose_weight(weight, opposite, groups), reverse, groups)
     if density is not None:
-        at_sources = _change("divide_rows", at_sources, density)
-    return slice(at_sources, source.vertices, source.barycentric), to_weight, to_bias
+        at_sources = _change("divide_rows", at_sources.to(density.dtype), density)
+    to_values = slice(at_sources, source.vertices, source.barycentric)
+    return to_values.to(gradient.dtype), to_weight, to_bias
 
 
 def picture_features(
