@@ -85,6 +85,21 @@ def test_the_last_color_may_be_rounded_up(channels: int) -> None:
         assert relative_error(sum_color_grid(guide, guide, SIGMA, axes), expected) < 1e-5
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="nodes are those of the compiled core")
+def test_more_nodes_than_can_be_numbered() -> None:
+    """At one place a few more than 2^32: 9 rows for each pair of pixels, of 25892 nodes each."""
+    side = 192
+    number = torch.arange(side * side // 2)
+    # three nodes apart along both axes, so that no two of them share a row; each color once at both ends of its rows
+    ends = [
+        torch.stack([3 * (number // side), 3 * (number % side), torch.full_like(number, end)]) for end in (0, 25888)
+    ]
+    guide = torch.cat(ends, dim=1).float().view(1, 3, side, side)
+    if ph.explain_backend(guide).startswith("native"):
+        with pytest.raises(MemoryError):
+            sum_color_grid(guide, guide, (300.0, 300.0), ColorAxes(np.eye(3), np.zeros(3), 1.0))
+
+
 def test_float64_is_float64_throughout() -> None:
     """Weights that were float32 on the way would depend on torch's default dtype, and on how a device divides."""
     guide = picture(13, 17).double()
