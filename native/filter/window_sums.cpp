@@ -29,11 +29,10 @@ constexpr double rough_reach = 2.9;
 template <class T>
 struct PaddedPlanes {
     Memory memory;
-    int64_t num_planes, height, stride, margin;
+    int64_t height, stride, margin;
 
     PaddedPlanes(const T* planes, int64_t num_planes, const WindowShape& shape, int64_t margin, T factor, int threads)
-        : num_planes(num_planes),
-          height(shape.height),
+        : height(shape.height),
           // vectors of the last pixels reach beyond the row
           stride(shape.width + 2 * margin + lanes<T>),
           margin(margin) {

@@ -39,8 +39,6 @@ _BLOCK, _NOTHING = 8, 1e-3
 _ADDED_TO_DIAGONAL = 1e-5
 # there are at least so many landmarks to a color
 _LEAST_SHARE = 0.12
-# channels of a guide
-MOST_GUIDES = 3
 # pixels between the nodes of the grid, in standard deviations, and no more than lie near each other in color
 _CELL, _LARGEST_CELL = 0.75, 16
 # the pixels of a cell give to its nodes from the middles of so many parts along each axis
