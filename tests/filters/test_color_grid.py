@@ -100,6 +100,17 @@ def test_more_nodes_than_can_be_numbered() -> None:
             sum_color_grid(guide, guide, (300.0, 300.0), ColorAxes(np.eye(3), np.zeros(3), 1.0))
 
 
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("sigma", [1e4, 1e19, 1e30])
+def test_pictures_smaller_than_a_cell(sigma: float) -> None:
+    """Cells are no larger than the picture, so that sums take no longer the wider the Gaussian."""
+    guide = picture(20, 25)
+    values = 0.5 + guide / 8
+    sums = sum_color_grid(values, guide, (sigma, sigma), axes_of(guide))
+    expected = by_definition(with_mass(values), guide, (sigma, sigma))
+    assert relative_error(quotient(sums), quotient(expected)) < 0.02
+
+
 def test_float64_is_float64_throughout() -> None:
     """Weights that were float32 on the way would depend on torch's default dtype, and on how a device divides."""
     guide = picture(13, 17).double()

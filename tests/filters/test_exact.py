@@ -126,6 +126,18 @@ def test_pictures(
     assert_close(actual, expected_picture(image, guide, sigma, 0.3))
 
 
+@pytest.mark.parametrize("method", ["exact", "auto"])
+@pytest.mark.parametrize("sigma", [1e19, 1e50, 1e308])
+def test_windows_wider_than_integers_reach(sigma: float, method: Any, dtype: torch.dtype) -> None:
+    image = to_tensor(np.random.default_rng(12).random(size=(3, 14, 17)), dtype)
+    expected = ph.bilateral_filter(image, 1e9, 0.3, method=method)
+    assert_close(ph.bilateral_filter(image, sigma, 0.3, method=method), expected)
+    exact = ph.bilateral_filter(image, (sigma, 2.0), 0.3, method="exact")
+    assert_close(exact, ph.bilateral_filter(image, (1e9, 2.0), 0.3, method="exact"))
+    sums = sum_window(image[None], image[None], sigma, sigma, REACH)
+    assert_close(sums, sum_window(image[None], image[None], 1e9, 1e9, REACH))
+
+
 def test_batches_of_pictures() -> None:
     random = np.random.default_rng(2)
     images = to_tensor(random.random(size=(2, 3, 2, 6, 10)))
@@ -277,3 +289,4 @@ def test_pixels_of_a_window_are_counted(sigma: tuple[float, float], extent: tupl
         extents = window_extents(*sigma, reach, *extent)
         expected = sum((1 if y == 0 else 2) * (2 * along + 1) for y, along in enumerate(extents))
         assert window_size(sigma, reach, *extent) == expected
+        assert window_size((1e308, 1e19), reach, *extent) == (2 * extent[0] - 1) * (2 * extent[1] - 1)

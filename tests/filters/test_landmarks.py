@@ -145,6 +145,17 @@ def test_a_landmark_may_be_summed_again() -> None:
     assert_close(sums[0, :, 20, 30], to_tensor(np.array([9.0, 1.0])))
 
 
+@pytest.mark.usefixtures("backend")
+def test_wider_than_integers_reach() -> None:
+    guide = picture(20, 25).double()
+    landmarks = landmarks_of(guide)
+    guide[0, :, 7, 9] = to_tensor(np.array([9.0, -9.0, 9.0]))
+    sums = sum_landmarks(guide, guide, (1e21, 1e21), landmarks)
+    expected = by_definition(with_mass(guide), guide, (1e21, 1e21))
+    assert relative_error(quotient(sums), quotient(expected)) < 0.06
+    assert_close(sums[0, :, 7, 9], expected[0, :, 7, 9])
+
+
 def test_landmarks_give_the_gaussian_between_colors() -> None:
     guide = picture(40, 50) + 0.3 * torch.randn(1, 3, 40, 50, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     found = landmarks_of(guide)

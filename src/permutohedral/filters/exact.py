@@ -29,6 +29,9 @@ POINTS_REACH = 8.0
 # pixels farther away than this hold 3.7e-6 of the mass of the Gaussian, less than one step of 16 bits
 WINDOW_REACH = 5.0
 
+# standard deviations of more than so many times the extent of a picture weigh all its pixels alike, also in float64
+_WIDEST = 2.0**30
+
 EXACT_NORMALIZATIONS: tuple[Normalization, ...] = ("homogeneous", "none", "symmetric")
 
 
@@ -92,10 +95,11 @@ def window_size(sigma: Sequence[float], reach: float, height: int, width: int) -
     >>> window_size((1.0, 1.0), 2.0, 100, 100)
     13
     """
-    farthest = [min(int(reach * each), extent - 1) for each, extent in zip(sigma, (height, width), strict=True)]
+    # not converted before they are known to be small
+    farthest = [int(min(reach * each, extent - 1)) for each, extent in zip(sigma, (height, width), strict=True)]
     # the same as `window_extents`, of wide windows in a fraction of the time
     left = np.sqrt(np.maximum(reach**2 - (np.arange(farthest[0] + 1) / sigma[0]) ** 2, 0.0))
-    along = 2 * np.minimum((left * sigma[1]).astype(np.int64), farthest[1]) + 1
+    along = 2 * np.minimum(left * sigma[1], farthest[1]).astype(np.int64) + 1
     return int(2 * along.sum() - along[:1].sum())
 
 
@@ -106,6 +110,16 @@ def has_no_window(sigma_space: Sigma) -> bool:
     False
     """
     return isinstance(sigma_space, Tensor) and (is_traced() or wants_gradient(sigma_space))
+
+
+def sigma_in_pixels(sigma_space: Sigma, height: int, width: int) -> tuple[float, float]:
+    """Over y and x; where more would make no difference to a picture, no more, so that squares do not overflow.
+
+    >>> sigma_in_pixels(4.0, 20, 30)
+    (4.0, 4.0)
+    """
+    sigma_y, sigma_x = numbers_of(sigma_space, 2)
+    return min(sigma_y, _WIDEST * max(height, 1)), min(sigma_x, _WIDEST * max(width, 1))
 
 
 def window_of(guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, reach: float = WINDOW_REACH) -> Window | None:
@@ -119,11 +133,11 @@ def window_of(guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, reach: floa
     check_tensor("image", guide)
     check_channels_first(guide)
     check_image(guide)
-    sigma_y, sigma_x = numbers_of(sigma_space, 2)
+    sigma = sigma_in_pixels(sigma_space, *guide.shape[-2:])
     wide = guide.to(accumulation_dtype(guide.dtype))
     units = in_units_of(wide.movedim(-3, -1), sigma_range).movedim(-1, -3)
     check_finite(units)
-    return Window(units.reshape(-1, *units.shape[-3:]), (sigma_y, sigma_x), reach)
+    return Window(units.reshape(-1, *units.shape[-3:]), sigma, reach)
 
 
 def sum_pixels(
