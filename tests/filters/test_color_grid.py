@@ -13,7 +13,7 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral import memory
-from permutohedral.filters.color_grid import FINE, ColorAxes, estimate_size, find_axes, sum_color_grid
+from permutohedral.filters.color_grid import COARSE, FINE, ColorAxes, GridStep, estimate_size, find_axes, sum_color_grid
 
 
 def axes_of(guide: Tensor) -> ColorAxes:
@@ -187,6 +187,22 @@ def test_the_size_of_a_grid() -> None:
         guide[0, 0, 0, 0] = odd
         assert estimate_size(guide, [1.0] * 3, SIGMA, axes) is None
     assert find_axes(torch.full((1, 3, 4, 5), torch.nan), [1.0] * 3) is None
+
+
+def test_the_most_nodes_of_a_grid() -> None:
+    """Those of a box around all colors, of which the squares that are looked at show few."""
+    guide = torch.full((1, 3, 100, 100), 0.5, device=DEVICE)
+    axes = ColorAxes(np.eye(3), np.zeros(3), 1.0)
+    guide[0, :, 0, 0], guide[0, :, 0, 1] = 0.0, 1.0
+
+    def steps(*spans: float) -> tuple[GridStep, ...] | None:
+        size = estimate_size(guide, [1 / span for span in spans], (200.0, 200.0), axes)
+        return None if size is None else size.steps
+
+    assert steps(400, 700, 300) == (FINE, COARSE)
+    # 2^29 nodes at four places
+    assert steps(400, 700, 420) == (COARSE,)
+    assert steps(400, 700, 15000) is None
 
 
 def test_derivatives() -> None:

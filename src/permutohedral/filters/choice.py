@@ -259,7 +259,7 @@ def _few_landmarks(request: _Request) -> tuple[Landmarks | None, str]:
 def _grid(request: _Request, step: GridStep) -> tuple[ColorAxes | None, str]:
     pixels = request.pixels * request.passes * _GRID_PIXEL
     size = request.size if pixels <= _SLOWER * request.lattice else None
-    if size is None:
+    if size is None or step not in size.steps:
         return None, ""
     # at each place there are about as many nodes: the closer they are, the fewer are the colors there
     places = request.guide.shape[0] * size.places * (COARSE.cell / step.cell) ** 2

@@ -43,6 +43,8 @@ _PLACES, _SIDE = 2, 20
 _STORED = 1.75
 # ranges of nodes at all places, and nodes along an axis, that there may be at most
 _MOST_RANGES, _MOST_NODES = 1 << 23, 1 << 14
+# nodes at all places that the compiled core can number
+_MOST_STORED = 1 << 29
 # channels that the compiled core sums at once
 _CHANNELS_AT_ONCE = 4
 
@@ -136,18 +138,20 @@ class GridSize:
         nodes: that are stored, for each place.
         rows: of nodes over colors, at each place.
         places: nodes over positions.
+        steps: with which there are not too many nodes, whatever the colors between the least and the most are.
     """
 
     nodes: float
     rows: int
     places: float
+    steps: tuple[GridStep, ...]
 
 
 def estimate_size(
     guide: Tensor, sigma_range: Sequence[float], sigma: Sequence[float], axes: ColorAxes
 ) -> GridSize | None:
     """Counts the nodes that the pixels of a few squares of the first picture touch; None if a grid would have too many
-    along the axes of colors, also those of colors that are far from the others.
+    along the axes of colors, also those of colors that are far from the others, or too many in all.
 
     Args:
         guide: `[items, guide channels, height, width]`, with at least one pixel.
@@ -168,6 +172,11 @@ def estimate_size(
     most_ranges = most_extents[:-1].prod() * places * (axes.step.cell / FINE.cell) ** 2
     if not (most_ranges <= _MOST_RANGES and most_extents.max() <= _MOST_NODES):
         return None
+    steps = tuple(
+        step for step in (FINE, COARSE) if _most_stored(guide, spans, sigma, axes.with_step(step)) <= _MOST_STORED
+    )
+    if not steps:
+        return None
     along_y, along_x = (_squares(*each) for each in zip(guide.shape[-2:], cells, strict=True))
     squares = [guide[0, :, y, x].detach().flatten(1).mT for y, x in product(along_y, along_x)]
     colors = torch.stack(squares).cpu().double().numpy() / np.array(sigma_range)
@@ -185,13 +194,23 @@ def estimate_size(
     for axis in range(1, len(shape)):
         least, most = _spread(least, axis, np.minimum), _spread(most, axis, np.maximum)
     touched = np.where(most >= 0, most - least + _TAPS, 0).sum() / len(squares)
-    return GridSize(_STORED * float(touched), math.prod(shape[1:]), places)
+    return GridSize(_STORED * float(touched), math.prod(shape[1:]), places, steps)
 
 
 def _cell_sizes(picture: Tensor, sigma: Sequence[float], step: GridStep) -> tuple[int, int]:
     """Along y and x."""
     height, width = picture.shape[-2:]
     return step.cell_size(sigma[0], height), step.cell_size(sigma[1], width)
+
+
+def _most_stored(guide: Tensor, spans: NDArray[np.float64], sigma: Sequence[float], axes: ColorAxes) -> float:
+    """How many nodes are stored if at every place there are colors of all of the box with these spans."""
+    cells = _cell_sizes(guide, sigma, axes.step)
+    places = math.prod(math.ceil(size / cell) + 1 for size, cell in zip(guide.shape[-2:], cells, strict=True))
+    # both ends are rounded, to nodes and along the last axis to pairs of nodes
+    extents = np.abs(axes.directions) @ spans + _TAPS + 1
+    extents[-1] += 2
+    return float(extents.prod()) * places
 
 
 def _color_spans(guide: Tensor) -> NDArray[np.float64]:
