@@ -260,6 +260,21 @@ def test_torch_compiles_it() -> None:
     assert_close(compiled(image), run(image))
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="on a GPU one would have to wait for the answer")
+def test_a_compiled_program_refuses_nan() -> None:
+    """In the guide, where it would be a weight of zero."""
+    image, guide = torch.rand(2, 5, 6), torch.rand(1, 5, 6)
+
+    def run(guide: Tensor) -> Tensor:
+        return ph.bilateral_filter(image, 1.5, 0.5, guide, method="exact")
+
+    compiled = torch.compile(run, backend="eager", fullgraph=True)
+    assert_close(compiled(guide), run(guide))
+    guide[0, 2, 3] = torch.nan
+    with pytest.raises(RuntimeError, match="features must be finite"):
+        compiled(guide)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     features, values = torch.rand(5, 2, device=DEVICE), torch.rand(5, 1, device=DEVICE)
     lattice = ph.build_lattice(features, separable=True)

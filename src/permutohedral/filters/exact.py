@@ -21,7 +21,7 @@ from permutohedral.filters.landmarks import Landmarks, sum_landmarks
 from permutohedral.filters.normalization import SMALLEST_MASS, Normalization
 from permutohedral.ops.exact_sums import sum_neighbors, sum_window
 from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.ops.tracing import is_traced, wants_gradient
+from permutohedral.ops.tracing import is_recorded, is_traced, is_transformed, wants_gradient
 from permutohedral.tensors import check_features, check_tensor, is_surely_finite
 
 # sources farther away than this, in standard deviations, have weights below 1.3e-14 and are left out
@@ -192,8 +192,12 @@ def divide_by_mass(sums: Tensor, dtype: torch.dtype) -> Tensor:
 def check_finite(features: Tensor) -> None:
     """Raise if a feature is NaN or infinite, which the lattice does not take either.
 
+    Where torch compiles or exports, the compiled program raises, a RuntimeError; on a GPU one would have to wait.
+
     >>> check_finite(torch.zeros(3))
     """
+    if is_recorded() and not is_transformed() and features.device.type == "cpu":
+        torch._assert_async(features.isfinite().all(), "features must be finite, but some are NaN or infinite")
     if is_traced() or is_surely_finite(features) or bool(torch.isfinite(features).all()):
         return
     bad = int((~torch.isfinite(features)).sum())
