@@ -138,6 +138,21 @@ def test_windows_wider_than_integers_reach(sigma: float, method: Any, dtype: tor
     assert_close(sums, sum_window(image[None], image[None], 1e9, 1e9, REACH))
 
 
+@pytest.mark.parametrize("sigma", [2.0, 8.0])
+def test_a_guide_without_channels(sigma: float, dtype: torch.dtype) -> None:
+    """All that is left is the Gaussian over positions."""
+    images = to_tensor(np.random.default_rng(13).random(size=(2, 3, 20, 30)), dtype).requires_grad_()
+    none, constant = images.detach()[:, :0], torch.zeros_like(images[:, :1])
+    expected = ph.bilateral_filter(images, sigma, 0.1, constant, "exact")
+    # that of one color, which the lattice approximates
+    assert relative_error(ph.bilateral_filter(images, sigma, 0.1, none, "auto"), expected) < 0.05
+    exact = ph.bilateral_filter(images, sigma, 0.1, none[0], "exact")
+    assert_close(exact, expected)
+    weight = torch.rand_like(images)
+    gradient, expected_gradient = (torch.autograd.grad(each, images, weight)[0] for each in (exact, expected))
+    assert_close(gradient, expected_gradient)
+
+
 def test_batches_of_pictures() -> None:
     random = np.random.default_rng(2)
     images = to_tensor(random.random(size=(2, 3, 2, 6, 10)))

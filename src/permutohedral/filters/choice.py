@@ -294,7 +294,7 @@ def _lattice_time(dimension: int, density: float) -> float:
 def _lattice_points_per_pixel(guide: Tensor, sigmas: tuple[float, float], sigma_range: Sigma) -> float:
     """Counted in a few squares of the first item."""
     with torch.no_grad():
-        first = guide.reshape(-1, *guide.shape[-3:])[0]
+        first = guide[(0,) * (guide.dim() - 3)]
         squares = [first[:, rows, columns] for rows in _places(first.shape[1]) for columns in _places(first.shape[2])]
         # one below another: where a square lies changes next to nothing
         features = bilateral_features(torch.cat(squares, dim=1), sigmas, sigma_range)

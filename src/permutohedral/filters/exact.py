@@ -137,7 +137,8 @@ def window_of(guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, reach: floa
     wide = guide.to(accumulation_dtype(guide.dtype))
     units = in_units_of(wide.movedim(-3, -1), sigma_range).movedim(-1, -3)
     check_finite(units)
-    return Window(units.reshape(-1, *units.shape[-3:]), sigma, reach)
+    # how many items there are does not follow from the rest where there are no channels
+    return Window(units.reshape(units.shape[:-3].numel(), *units.shape[-3:]), sigma, reach)
 
 
 def sum_pixels(

@@ -296,4 +296,7 @@ def sum_window(values: Tensor, guide: Tensor, sigma_y: float, sigma_x: float, re
     # not converted before they are known to be small
     reaches = zip((sigma_y, sigma_x), values.shape[2:], strict=True)
     taps = math.prod(int(min(reach * sigma, extent)) for sigma, extent in reaches) + 1
+    if guide.shape[1] == 0:
+        # colors that are all alike
+        guide = guide.new_zeros(()).expand(values.shape[0], 1, *values.shape[2:])
     return summed("sum_window", values.shape, values.numel() * taps, values, guide, sigma_y, sigma_x, reach)
