@@ -22,7 +22,7 @@ constexpr int parts_along = 2;
 template <class T>
 struct CellAxis {
     int64_t size, cell, num_cells;
-    std::vector<T> right;  // [cell]: the weight of the right node; the left one has the rest
+    std::vector<T> right;  // of each pixel of a cell, the weight of the right node; the left one has the rest
     std::vector<T> blur;   // between nodes that are so many steps apart
 
     // The blur reaches `reach` of its standard deviations.
@@ -30,10 +30,11 @@ struct CellAxis {
         : size(size),
           cell(cell),
           num_cells(divide_up(size, cell)) {
-        for (int64_t i = 0; i < cell; ++i) right.push_back(T((double(i) + 0.5) / double(cell)));
+        for (int64_t i = 0; i < std::min(cell, size); ++i) right.push_back(T((double(i) + 0.5) / double(cell)));
         // interpolation at the source and at the target has a variance of a sixth of a step, on average
         const double steps = sigma / double(cell), variance = steps * steps - 1.0 / 3.0;
-        const auto farthest = std::min(int64_t(reach * std::sqrt(variance)) + 1, num_nodes() - 1);
+        // not converted before it is known to be small
+        const auto farthest = int64_t(std::min(reach * std::sqrt(variance) + 1, double(num_nodes() - 1)));
         for (int64_t i = 0; i <= farthest; ++i) {
             blur.push_back(T(steps / std::sqrt(variance) * std::exp(-0.5 * double(i * i) / variance)));
         }

@@ -316,7 +316,7 @@ private:
         const Range from = axes_.y.nodes_near(y);
         for (int64_t other = from.begin; other < from.end; ++other) {
             add_rows(stored_.rows(axes_.place(other, x)), nodes_, axes_.y.blur_between(other, y), rows,
-                     halfway_.rows(place), halfway_.rows(place), halfway_nodes_);
+                     halfway_.rows(place), halfway_nodes_);
         }
     }
 
@@ -329,18 +329,18 @@ private:
         const Range from = axes_.x.nodes_near(x);
         for (int64_t other = from.begin; other < from.end; ++other) {
             add_rows(halfway_.rows(axes_.place(y, other)), halfway_nodes_, axes_.x.blur_between(other, x), rows,
-                     touched_.rows(place), touched_.rows(place), nodes_);
+                     touched_.rows(place), nodes_);
         }
     }
 
     // Adds rows of another place, as far as they are wanted.
     static void add_rows(const StoredRow* given, const T* from, T weight, const std::vector<int32_t>& rows,
-                         const StoredRow* wanted, const StoredRow* stored, T* to) {
+                         const StoredRow* wanted, T* to) {
         for (const int32_t r : rows) {
             const int64_t begin = std::max(given[r].begin, wanted[r].begin),
                           end = std::min(given[r].end, wanted[r].end);
             add_nodes(from + given[r].first + num_channels * begin, weight, end - begin,
-                      to + stored[r].first + num_channels * begin);
+                      to + wanted[r].first + num_channels * begin);
         }
     }
 

@@ -85,15 +85,16 @@ struct StoredRow {
     bool is_empty() const { return begin >= end; }
 };
 
-// Numbers the nodes of one place from zero on; how many they are.
+// Numbers the nodes of one place from zero on; how many they are, which may be more than numbers of 32 bits reach: then
+// they must not be used.
 int64_t number_nodes(const RowRanges& ranges, StoredRow* rows) {
     constexpr int rest = nodes_at_once - 1;
-    int32_t count = 0;
+    int64_t count = 0;
     for (int64_t row = 0; row < ranges.rows; ++row) {
         rows[row] = {0, 0, 0};
         if (ranges.begin[row] >= ranges.end[row]) continue;
         const int begin = ranges.begin[row] & ~rest, end = (ranges.end[row] + rest) & ~rest;
-        rows[row] = {num_channels * (count - begin), int16_t(begin), int16_t(end)};
+        rows[row] = {int32_t(num_channels * (count - begin)), int16_t(begin), int16_t(end)};
         count += end - begin;
     }
     return count;

@@ -49,8 +49,9 @@ class PixelWindow {
 public:
     explicit PixelWindow(const WindowShape& shape)
         : shape_(shape),
-          reach_y_(std::min(int64_t(shape.reach * shape.sigma_y), shape.height - 1)),
-          reach_x_(std::min(int64_t(shape.reach * shape.sigma_x), shape.width - 1)),
+          // not converted before they are known to be small
+          reach_y_(int64_t(std::min(shape.reach * shape.sigma_y, double(shape.height - 1)))),
+          reach_x_(int64_t(std::min(shape.reach * shape.sigma_x, double(shape.width - 1)))),
           // vectors of the last pixels reach beyond
           along_x_(2 * reach_x_ + 1 + lanes<T>) {
         for (int64_t dx = -reach_x_; dx <= reach_x_; ++dx)
@@ -66,7 +67,7 @@ public:
         for (int64_t source_y = std::max<int64_t>(y - reach_y_, 0); source_y <= last_y; ++source_y) {
             const double distance = double(source_y - y) / shape_.sigma_y;
             const double left = std::sqrt(std::max(0.0, shape_.reach * shape_.reach - distance * distance));
-            const int64_t extent = std::min(int64_t(left * shape_.sigma_x), reach_x_);
+            const auto extent = int64_t(std::min(left * shape_.sigma_x, double(reach_x_)));
             const int64_t end = std::min(x + extent + 1, shape_.width);
             for (int64_t from = std::max<int64_t>(x - extent, 0); from < end; from += lanes<T>) {
                 const int64_t count = std::min<int64_t>(lanes<T>, end - from), row = source_y * shape_.width + from;

@@ -14,6 +14,10 @@ namespace permutohedral {
 namespace PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
+// added to the diagonal of the Gaussian between landmarks before it is inverted: see choose_landmarks of
+// filters/landmarks.py
+constexpr double added_to_diagonal = 1e-5;
+
 // What the terms of landmarks lack of the Gaussian between a color and itself. The root of it, times that of another
 // color, bounds what they lack between both.
 template <class T>
@@ -41,7 +45,7 @@ public:
         }
         // with the nearest one alone they lack more
         const T nearest = *std::max_element(exponents_.begin(), exponents_.end());
-        const T bound = 1 - std::exp(2 * nearest);
+        const T bound = 1 - std::exp(2 * nearest) / T(1 + added_to_diagonal);
         if (bound < enough) return bound;
         std::fill(sums_.begin(), sums_.end(), T(0));
         for (int64_t l = 0; l < count_; ++l) {

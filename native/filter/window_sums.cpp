@@ -29,11 +29,10 @@ constexpr double rough_reach = 2.9;
 template <class T>
 struct PaddedPlanes {
     Memory memory;
-    int64_t num_planes, height, stride, margin;
+    int64_t height, stride, margin;
 
     PaddedPlanes(const T* planes, int64_t num_planes, const WindowShape& shape, int64_t margin, T factor, int threads)
-        : num_planes(num_planes),
-          height(shape.height),
+        : height(shape.height),
           // vectors of the last pixels reach beyond the row
           stride(shape.width + 2 * margin + lanes<T>),
           margin(margin) {
@@ -61,13 +60,13 @@ struct Window {
     std::vector<T> exponents;      // [reach_y + 1, 2 reach_x + 1]: the logarithm, to the base two, of the weight
 
     explicit Window(const WindowShape& shape) {
-        // a window beyond the picture is no larger than the picture
-        reach_y = std::min(int64_t(shape.reach * shape.sigma_y), shape.height - 1);
-        reach_x = std::min(int64_t(shape.reach * shape.sigma_x), shape.width - 1);
+        // a window beyond the picture is no larger than the picture, whose extent integers can hold
+        reach_y = int64_t(std::min(shape.reach * shape.sigma_y, double(shape.height - 1)));
+        reach_x = int64_t(std::min(shape.reach * shape.sigma_x, double(shape.width - 1)));
         for (int64_t dy = 0; dy <= reach_y; ++dy) {
             const double y = double(dy) / shape.sigma_y;
             const double left = std::sqrt(std::max(0.0, shape.reach * shape.reach - y * y));
-            extents.push_back(std::min(int64_t(left * shape.sigma_x), reach_x));
+            extents.push_back(int64_t(std::min(left * shape.sigma_x, double(reach_x))));
             for (int64_t dx = -reach_x; dx <= reach_x; ++dx) {
                 const double x = double(dx) / shape.sigma_x;
                 exponents.push_back(T(-0.5 * log2_e * (y * y + x * x)));

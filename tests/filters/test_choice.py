@@ -75,10 +75,10 @@ def test_lattice_points_are_counted() -> None:
     image = picture(noise=0.05)
     features = ph.bilateral_features(image, 3.0, 0.2)
     expected = ph.build_lattice(features, neighborhood_size=0).num_lattice_points / features.shape[0]
-    small = choice._lattice_points_per_pixel(image, 3.0, 0.2)
+    small = choice._lattice_points_per_pixel(image, (3.0, 3.0), 0.2)
     assert small == pytest.approx(expected, rel=0.1)
     large = picture(height=230, width=410, noise=0.05)
-    assert choice._lattice_points_per_pixel(large, 3.0, 0.2) == pytest.approx(expected, rel=0.2)
+    assert choice._lattice_points_per_pixel(large, (3.0, 3.0), 0.2) == pytest.approx(expected, rel=0.2)
 
 
 def test_batches_and_guides() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import permutohedral as ph
 from permutohedral import memory
-from permutohedral.filters.color_grid import FINE, ColorAxes, estimate_size, find_axes, sum_color_grid
+from permutohedral.filters.color_grid import COARSE, FINE, ColorAxes, GridStep, estimate_size, find_axes, sum_color_grid
 
 
 def axes_of(guide: Tensor) -> ColorAxes:
@@ -83,6 +83,32 @@ def test_the_last_color_may_be_rounded_up(channels: int) -> None:
     # what lies behind the tables of the grid is not the same in every call
     for _ in range(20):
         assert relative_error(sum_color_grid(guide, guide, SIGMA, axes), expected) < 1e-5
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="nodes are those of the compiled core")
+def test_more_nodes_than_can_be_numbered() -> None:
+    """At one place a few more than 2^32: 9 rows for each pair of pixels, of 25892 nodes each."""
+    side = 192
+    number = torch.arange(side * side // 2)
+    # three nodes apart along both axes, so that no two of them share a row; each color once at both ends of its rows
+    ends = [
+        torch.stack([3 * (number // side), 3 * (number % side), torch.full_like(number, end)]) for end in (0, 25888)
+    ]
+    guide = torch.cat(ends, dim=1).float().view(1, 3, side, side)
+    if ph.explain_backend(guide).startswith("native"):
+        with pytest.raises(MemoryError):
+            sum_color_grid(guide, guide, (300.0, 300.0), ColorAxes(np.eye(3), np.zeros(3), 1.0))
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("sigma", [1e4, 1e19, 1e30])
+def test_pictures_smaller_than_a_cell(sigma: float) -> None:
+    """Cells are no larger than the picture, so that sums take no longer the wider the Gaussian."""
+    guide = picture(20, 25)
+    values = 0.5 + guide / 8
+    sums = sum_color_grid(values, guide, (sigma, sigma), axes_of(guide))
+    expected = by_definition(with_mass(values), guide, (sigma, sigma))
+    assert relative_error(quotient(sums), quotient(expected)) < 0.02
 
 
 def test_float64_is_float64_throughout() -> None:
@@ -161,6 +187,22 @@ def test_the_size_of_a_grid() -> None:
         guide[0, 0, 0, 0] = odd
         assert estimate_size(guide, [1.0] * 3, SIGMA, axes) is None
     assert find_axes(torch.full((1, 3, 4, 5), torch.nan), [1.0] * 3) is None
+
+
+def test_the_most_nodes_of_a_grid() -> None:
+    """Those of a box around all colors, of which the squares that are looked at show few."""
+    guide = torch.full((1, 3, 100, 100), 0.5, device=DEVICE)
+    axes = ColorAxes(np.eye(3), np.zeros(3), 1.0)
+    guide[0, :, 0, 0], guide[0, :, 0, 1] = 0.0, 1.0
+
+    def steps(*spans: float) -> tuple[GridStep, ...] | None:
+        size = estimate_size(guide, [1 / span for span in spans], (200.0, 200.0), axes)
+        return None if size is None else size.steps
+
+    assert steps(400, 700, 300) == (FINE, COARSE)
+    # 2^29 nodes at four places
+    assert steps(400, 700, 420) == (COARSE,)
+    assert steps(400, 700, 15000) is None
 
 
 def test_derivatives() -> None:

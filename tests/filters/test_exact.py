@@ -126,6 +126,33 @@ def test_pictures(
     assert_close(actual, expected_picture(image, guide, sigma, 0.3))
 
 
+@pytest.mark.parametrize("method", ["exact", "auto"])
+@pytest.mark.parametrize("sigma", [1e19, 1e50, 1e308])
+def test_windows_wider_than_integers_reach(sigma: float, method: Any, dtype: torch.dtype) -> None:
+    image = to_tensor(np.random.default_rng(12).random(size=(3, 14, 17)), dtype)
+    expected = ph.bilateral_filter(image, 1e9, 0.3, method=method)
+    assert_close(ph.bilateral_filter(image, sigma, 0.3, method=method), expected)
+    exact = ph.bilateral_filter(image, (sigma, 2.0), 0.3, method="exact")
+    assert_close(exact, ph.bilateral_filter(image, (1e9, 2.0), 0.3, method="exact"))
+    sums = sum_window(image[None], image[None], sigma, sigma, REACH)
+    assert_close(sums, sum_window(image[None], image[None], 1e9, 1e9, REACH))
+
+
+@pytest.mark.parametrize("sigma", [2.0, 8.0])
+def test_a_guide_without_channels(sigma: float, dtype: torch.dtype) -> None:
+    """All that is left is the Gaussian over positions."""
+    images = to_tensor(np.random.default_rng(13).random(size=(2, 3, 20, 30)), dtype).requires_grad_()
+    none, constant = images.detach()[:, :0], torch.zeros_like(images[:, :1])
+    expected = ph.bilateral_filter(images, sigma, 0.1, constant, "exact")
+    # that of one color, which the lattice approximates
+    assert relative_error(ph.bilateral_filter(images, sigma, 0.1, none, "auto"), expected) < 0.05
+    exact = ph.bilateral_filter(images, sigma, 0.1, none[0], "exact")
+    assert_close(exact, expected)
+    weight = torch.rand_like(images)
+    gradient, expected_gradient = (torch.autograd.grad(each, images, weight)[0] for each in (exact, expected))
+    assert_close(gradient, expected_gradient)
+
+
 def test_batches_of_pictures() -> None:
     random = np.random.default_rng(2)
     images = to_tensor(random.random(size=(2, 3, 2, 6, 10)))
@@ -248,6 +275,21 @@ def test_torch_compiles_it() -> None:
     assert_close(compiled(image), run(image))
 
 
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="on a GPU one would have to wait for the answer")
+def test_a_compiled_program_refuses_nan() -> None:
+    """In the guide, where it would be a weight of zero."""
+    image, guide = torch.rand(2, 5, 6), torch.rand(1, 5, 6)
+
+    def run(guide: Tensor) -> Tensor:
+        return ph.bilateral_filter(image, 1.5, 0.5, guide, method="exact")
+
+    compiled = torch.compile(run, backend="eager", fullgraph=True)
+    assert_close(compiled(guide), run(guide))
+    guide[0, 2, 3] = torch.nan
+    with pytest.raises(RuntimeError, match="features must be finite"):
+        compiled(guide)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     features, values = torch.rand(5, 2, device=DEVICE), torch.rand(5, 1, device=DEVICE)
     lattice = ph.build_lattice(features, separable=True)
@@ -277,3 +319,4 @@ def test_pixels_of_a_window_are_counted(sigma: tuple[float, float], extent: tupl
         extents = window_extents(*sigma, reach, *extent)
         expected = sum((1 if y == 0 else 2) * (2 * along + 1) for y, along in enumerate(extents))
         assert window_size(sigma, reach, *extent) == expected
+        assert window_size((1e308, 1e19), reach, *extent) == (2 * extent[0] - 1) * (2 * extent[1] - 1)

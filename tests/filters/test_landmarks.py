@@ -130,6 +130,32 @@ def test_landmarks_themselves_are_not_summed_again() -> None:
     assert rare_pixels(share.flatten(), SIGMA).numel() == 0
 
 
+@pytest.mark.usefixtures("backend")
+def test_a_landmark_may_be_summed_again() -> None:
+    """Terms lack a little there as well, because of what is added to the kernel before it is inverted."""
+    guide = torch.zeros(1, 1, 40, 50, device=DEVICE)
+    guide[0, 0, 20, 30] = 9.0
+    landmarks = choose_landmarks(guide, [1.0], 2)
+    assert landmarks is not None
+    sigma = 20.0, 20.0
+    sums = sum_landmarks(guide, guide, sigma, landmarks)
+    share = share_of_mass(torch.ones(40, 50, device=DEVICE), guide[0], landmarks, sigma)
+    assert share[20, 30] < 1
+    # it sees itself alone
+    assert_close(sums[0, :, 20, 30], to_tensor(np.array([9.0, 1.0])))
+
+
+@pytest.mark.usefixtures("backend")
+def test_wider_than_integers_reach() -> None:
+    guide = picture(20, 25).double()
+    landmarks = landmarks_of(guide)
+    guide[0, :, 7, 9] = to_tensor(np.array([9.0, -9.0, 9.0]))
+    sums = sum_landmarks(guide, guide, (1e21, 1e21), landmarks)
+    expected = by_definition(with_mass(guide), guide, (1e21, 1e21))
+    assert relative_error(quotient(sums), quotient(expected)) < 0.06
+    assert_close(sums[0, :, 7, 9], expected[0, :, 7, 9])
+
+
 def test_landmarks_give_the_gaussian_between_colors() -> None:
     guide = picture(40, 50) + 0.3 * torch.randn(1, 3, 40, 50, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     found = landmarks_of(guide)

@@ -32,7 +32,7 @@ from permutohedral.filters.color_grid import (
     estimate_size,
     find_axes,
 )
-from permutohedral.filters.exact import Window, has_no_window, window_of, window_size
+from permutohedral.filters.exact import Window, has_no_window, sigma_in_pixels, window_of, window_size
 from permutohedral.filters.landmarks import Landmarks, cell_size, choose_landmarks
 from permutohedral.ops import operators
 from permutohedral.ops.tracing import is_plain, is_recorded, is_traced, wants_gradient
@@ -155,7 +155,7 @@ def choose_for_pixels(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_ra
     pixels, dimension = math.prod(items) * height * width, 2 + guides
     # images that share their guide are channels
     channels = image.shape[:-2].numel() // max(math.prod(items), 1)
-    sigmas = numbers_of(sigma_space, 2)
+    sigmas = sigma_in_pixels(sigma_space, height, width)
     windows = [window_size(sigmas, reach, height, width) for reach in _REACHES]
     pair = _pair_time(guides, channels)
     exact = [pixels * (_PIXEL + size * pair * (_ROUGH if number else 1.0)) for number, size in enumerate(windows)]
@@ -166,7 +166,7 @@ def choose_for_pixels(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_ra
         return Choice("separable", f"a window of {windows[-1]:,} pixels takes longer than the lattice")
     if is_traced():
         return _choose_unseen()
-    lattice = pixels * _lattice_time(dimension, _lattice_points_per_pixel(guide, sigma_space, sigma_range))
+    lattice = pixels * _lattice_time(dimension, _lattice_points_per_pixel(guide, sigmas, sigma_range))
     options = [
         Choice(
             "exact",
@@ -178,7 +178,7 @@ def choose_for_pixels(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_ra
     ]
     if options and options[0].reach > _NARROW:
         return options[0]
-    found = _over_colors(image, guide, sigma_space, sigma_range, lattice)
+    found = _over_colors(image, guide, sigmas, sigma_range, lattice)
     if found is not None:
         return found
     times = f"about {_in_words(exact[-1])} for a window of {windows[-1]:,} pixels, {_in_words(lattice)} for the lattice"
@@ -195,10 +195,12 @@ def _choose_unseen() -> Choice:
     return Choice("separable", reason)
 
 
-def _over_colors(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, lattice: float) -> Choice | None:
+def _over_colors(
+    image: Tensor, guide: Tensor, sigmas: tuple[float, float], sigma_range: Sigma, lattice: float
+) -> Choice | None:
     """Landmarks or a grid that take little longer than the lattice; none for what is differentiated."""
     *items, guides, height, width = guide.shape
-    sigmas, count = numbers_of(sigma_space, 2), math.prod(items)
+    count = math.prod(items)
     if guides > MOST_GUIDES or min(sigmas) < _LEAST_SIGMA or count * guides * height * width == 0:
         return None
     if wants_gradient(image, guide, sigma_range) or not is_plain(image, guide):
@@ -218,7 +220,7 @@ def _over_colors(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: 
         colors, reason = _few_landmarks(request) if step is None else _grid(request, step)
         if colors is not None:
             name: Literal["landmarks", "grid"] = "landmarks" if isinstance(colors, Landmarks) else "grid"
-            return Choice(name, reason, colors=colors, window=window_of(pictures, sigma_space, sigma_range))
+            return Choice(name, reason, colors=colors, window=window_of(pictures, sigmas, sigma_range))
     return None
 
 
@@ -257,7 +259,7 @@ def _few_landmarks(request: _Request) -> tuple[Landmarks | None, str]:
 def _grid(request: _Request, step: GridStep) -> tuple[ColorAxes | None, str]:
     pixels = request.pixels * request.passes * _GRID_PIXEL
     size = request.size if pixels <= _SLOWER * request.lattice else None
-    if size is None:
+    if size is None or step not in size.steps:
         return None, ""
     # at each place there are about as many nodes: the closer they are, the fewer are the colors there
     places = request.guide.shape[0] * size.places * (COARSE.cell / step.cell) ** 2
@@ -289,16 +291,16 @@ def _lattice_time(dimension: int, density: float) -> float:
     return (dimension + 1) * (_CORNER + _LATTICE_POINT * density)
 
 
-def _lattice_points_per_pixel(guide: Tensor, sigma_space: Sigma, sigma_range: Sigma) -> float:
+def _lattice_points_per_pixel(guide: Tensor, sigmas: tuple[float, float], sigma_range: Sigma) -> float:
     """Counted in a few squares of the first item."""
     with torch.no_grad():
-        first = guide.reshape(-1, *guide.shape[-3:])[0]
+        first = guide[(0,) * (guide.dim() - 3)]
         squares = [first[:, rows, columns] for rows in _places(first.shape[1]) for columns in _places(first.shape[2])]
         # one below another: where a square lies changes next to nothing
-        features = bilateral_features(torch.cat(squares, dim=1), sigma_space, sigma_range)
+        features = bilateral_features(torch.cat(squares, dim=1), sigmas, sigma_range)
         items = torch.arange(len(squares), dtype=torch.int32, device=guide.device)
         keys = operators.index_points(features, items.repeat_interleave(features.shape[0] // len(squares)))[0]
-    extents = zip(squares[0].shape[1:], first.shape[1:], numbers_of(sigma_space, 2), strict=True)
+    extents = zip(squares[0].shape[1:], first.shape[1:], sigmas, strict=True)
     wider = math.prod(1 + _AROUND * sigma / part for part, whole, sigma in extents if part < whole)
     return keys.shape[0] / (features.shape[0] * wider)
 

@@ -43,6 +43,8 @@ _PLACES, _SIDE = 2, 20
 _STORED = 1.75
 # ranges of nodes at all places, and nodes along an axis, that there may be at most
 _MOST_RANGES, _MOST_NODES = 1 << 23, 1 << 14
+# nodes at all places that the compiled core can number
+_MOST_STORED = 1 << 29
 # channels that the compiled core sums at once
 _CHANNELS_AT_ONCE = 4
 
@@ -62,13 +64,13 @@ class GridStep:
     neighbor: float
     cell: float
 
-    def cell_size(self, sigma: float) -> int:
-        """Pixels between two nodes of the grid along an axis.
+    def cell_size(self, sigma: float, extent: int) -> int:
+        """Pixels between two nodes of the grid along an axis of so many pixels: no more than those.
 
-        >>> COARSE.cell_size(8.0)
+        >>> COARSE.cell_size(8.0, extent=100)
         9
         """
-        return max(int(self.cell * sigma), 1)
+        return max(int(min(self.cell * sigma, extent)), 1)
 
 
 # the first has two thirds of the error of the second, and twice as many nodes
@@ -136,18 +138,20 @@ class GridSize:
         nodes: that are stored, for each place.
         rows: of nodes over colors, at each place.
         places: nodes over positions.
+        steps: with which there are not too many nodes, whatever the colors between the least and the most are.
     """
 
     nodes: float
     rows: int
     places: float
+    steps: tuple[GridStep, ...]
 
 
 def estimate_size(
     guide: Tensor, sigma_range: Sequence[float], sigma: Sequence[float], axes: ColorAxes
 ) -> GridSize | None:
     """Counts the nodes that the pixels of a few squares of the first picture touch; None if a grid would have too many
-    along the axes of colors, also those of colors that are far from the others.
+    along the axes of colors, also those of colors that are far from the others, or too many in all.
 
     Args:
         guide: `[items, guide channels, height, width]`, with at least one pixel.
@@ -159,7 +163,7 @@ def estimate_size(
     >>> estimate_size(gray, [1.0], (4.0, 4.0), find_axes(gray, [1.0])).nodes
     5.25
     """
-    cells = axes.step.cell_size(sigma[0]), axes.step.cell_size(sigma[1])
+    cells = _cell_sizes(guide, sigma, axes.step)
     places = math.prod(size / cell + 1 for size, cell in zip(guide.shape[-2:], cells, strict=True))
     # as if the corners of the box around all colors were colors
     spans = _color_spans(guide) / np.array(sigma_range)
@@ -167,6 +171,11 @@ def estimate_size(
     # of the finest grid as well; not so if one is NaN
     most_ranges = most_extents[:-1].prod() * places * (axes.step.cell / FINE.cell) ** 2
     if not (most_ranges <= _MOST_RANGES and most_extents.max() <= _MOST_NODES):
+        return None
+    steps = tuple(
+        step for step in (FINE, COARSE) if _most_stored(guide, spans, sigma, axes.with_step(step)) <= _MOST_STORED
+    )
+    if not steps:
         return None
     along_y, along_x = (_squares(*each) for each in zip(guide.shape[-2:], cells, strict=True))
     squares = [guide[0, :, y, x].detach().flatten(1).mT for y, x in product(along_y, along_x)]
@@ -185,7 +194,23 @@ def estimate_size(
     for axis in range(1, len(shape)):
         least, most = _spread(least, axis, np.minimum), _spread(most, axis, np.maximum)
     touched = np.where(most >= 0, most - least + _TAPS, 0).sum() / len(squares)
-    return GridSize(_STORED * float(touched), math.prod(shape[1:]), places)
+    return GridSize(_STORED * float(touched), math.prod(shape[1:]), places, steps)
+
+
+def _cell_sizes(picture: Tensor, sigma: Sequence[float], step: GridStep) -> tuple[int, int]:
+    """Along y and x."""
+    height, width = picture.shape[-2:]
+    return step.cell_size(sigma[0], height), step.cell_size(sigma[1], width)
+
+
+def _most_stored(guide: Tensor, spans: NDArray[np.float64], sigma: Sequence[float], axes: ColorAxes) -> float:
+    """How many nodes are stored if at every place there are colors of all of the box with these spans."""
+    cells = _cell_sizes(guide, sigma, axes.step)
+    places = math.prod(math.ceil(size / cell) + 1 for size, cell in zip(guide.shape[-2:], cells, strict=True))
+    # both ends are rounded, to nodes and along the last axis to pairs of nodes
+    extents = np.abs(axes.directions) @ spans + _TAPS + 1
+    extents[-1] += 2
+    return float(extents.prod()) * places
 
 
 def _color_spans(guide: Tensor) -> NDArray[np.float64]:
@@ -243,7 +268,7 @@ def sum_color_grid(values: Tensor, guide: Tensor, sigma: tuple[float, float], ax
     # the integral of the blur is that of the Gaussian
     step = axes.step
     own = math.sqrt(2 * math.pi) / step.spacing / (1 + 2 * step.neighbor)
-    cells = step.cell_size(sigma[0]), step.cell_size(sigma[1])
+    cells = _cell_sizes(values, sigma, step)
     main = axes.directions.tolist(), axes.origin.tolist()
     tables = ColorGridTables(sigma, cells, _BLUR_REACH, *main, (own, step.neighbor * own))
     # the sums, and of one item the values and colors in one piece, and their coordinates
@@ -267,13 +292,13 @@ def _coordinates(guide: Tensor, tables: ColorGridTables) -> tuple[Tensor, tuple[
     return coordinates.view(guide.shape[0], MOST_GUIDES, *guide.shape[2:]), (extents[0], extents[1], extents[2])
 
 
-def reach_of_grid(sigma: float, step: GridStep) -> int:
+def reach_of_grid(sigma: float, step: GridStep, extent: int) -> int:
     """How many pixels along an axis the sums of a pixel depend on, on either side: those of whole cells.
 
-    >>> reach_of_grid(8.0, COARSE)
+    >>> reach_of_grid(8.0, COARSE, extent=100)
     45
     """
-    cell = step.cell_size(sigma)
+    cell = step.cell_size(sigma, extent)
     return (_blur(sigma, cell)[1] + 2) * cell
 
 
@@ -323,7 +348,8 @@ def _cells(size: int, cell: int, sigma: float, like: Tensor) -> _Cells:
     variance, farthest = _blur(sigma, cell)
     places = torch.arange(nodes, device=like.device, dtype=like.dtype)
     steps = (places[:, None] - places).abs()
-    blur = torch.exp(-0.5 / variance * steps.square()) * (sigma / cell * variance**-0.5) * (steps <= farthest)
+    near = steps <= min(farthest, nodes)
+    blur = torch.exp(-0.5 / variance * steps.square()) * (sigma / cell * variance**-0.5) * near
     return pixels // cell, (source, target), blur
 
 

@@ -21,13 +21,16 @@ from permutohedral.filters.landmarks import Landmarks, sum_landmarks
 from permutohedral.filters.normalization import SMALLEST_MASS, Normalization
 from permutohedral.ops.exact_sums import sum_neighbors, sum_window
 from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.ops.tracing import is_traced, wants_gradient
+from permutohedral.ops.tracing import is_recorded, is_traced, is_transformed, wants_gradient
 from permutohedral.tensors import check_features, check_tensor, is_surely_finite
 
 # sources farther away than this, in standard deviations, have weights below 1.3e-14 and are left out
 POINTS_REACH = 8.0
 # pixels farther away than this hold 3.7e-6 of the mass of the Gaussian, less than one step of 16 bits
 WINDOW_REACH = 5.0
+
+# standard deviations of more than so many times the extent of a picture weigh all its pixels alike, also in float64
+_WIDEST = 2.0**30
 
 EXACT_NORMALIZATIONS: tuple[Normalization, ...] = ("homogeneous", "none", "symmetric")
 
@@ -91,10 +94,11 @@ def window_size(sigma: Sequence[float], reach: float, height: int, width: int) -
     >>> window_size((1.0, 1.0), 2.0, 100, 100)
     13
     """
-    farthest = [min(int(reach * each), extent - 1) for each, extent in zip(sigma, (height, width), strict=True)]
+    # not converted before they are known to be small
+    farthest = [int(min(reach * each, extent - 1)) for each, extent in zip(sigma, (height, width), strict=True)]
     # the same as `window_extents`, of wide windows in a fraction of the time
     left = np.sqrt(np.maximum(reach**2 - (np.arange(farthest[0] + 1) / sigma[0]) ** 2, 0.0))
-    along = 2 * np.minimum((left * sigma[1]).astype(np.int64), farthest[1]) + 1
+    along = 2 * np.minimum(left * sigma[1], farthest[1]).astype(np.int64) + 1
     return int(2 * along.sum() - along[:1].sum())
 
 
@@ -105,6 +109,16 @@ def has_no_window(sigma_space: Sigma) -> bool:
     False
     """
     return isinstance(sigma_space, Tensor) and (is_traced() or wants_gradient(sigma_space))
+
+
+def sigma_in_pixels(sigma_space: Sigma, height: int, width: int) -> tuple[float, float]:
+    """Over y and x; where more would make no difference to a picture, no more, so that squares do not overflow.
+
+    >>> sigma_in_pixels(4.0, 20, 30)
+    (4.0, 4.0)
+    """
+    sigma_y, sigma_x = numbers_of(sigma_space, 2)
+    return min(sigma_y, _WIDEST * max(height, 1)), min(sigma_x, _WIDEST * max(width, 1))
 
 
 def window_of(guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, reach: float = WINDOW_REACH) -> Window | None:
@@ -118,11 +132,12 @@ def window_of(guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, reach: floa
     check_tensor("image", guide)
     check_channels_first(guide)
     check_image(guide)
-    sigma_y, sigma_x = numbers_of(sigma_space, 2)
+    sigma = sigma_in_pixels(sigma_space, *guide.shape[-2:])
     wide = guide.to(accumulation_dtype(guide.dtype))
     units = in_units_of(wide.movedim(-3, -1), sigma_range).movedim(-1, -3)
     check_finite(units)
-    return Window(units.reshape(-1, *units.shape[-3:]), (sigma_y, sigma_x), reach)
+    # how many items there are does not follow from the rest where there are no channels
+    return Window(units.reshape(units.shape[:-3].numel(), *units.shape[-3:]), sigma, reach)
 
 
 def sum_pixels(
@@ -177,8 +192,12 @@ def divide_by_mass(sums: Tensor) -> Tensor:
 def check_finite(features: Tensor) -> None:
     """Raise if a feature is NaN or infinite, which the lattice does not take either.
 
+    Where torch compiles or exports, the compiled program raises, a RuntimeError; on a GPU one would have to wait.
+
     >>> check_finite(torch.zeros(3))
     """
+    if is_recorded() and not is_transformed() and features.device.type == "cpu":
+        torch._assert_async(features.isfinite().all(), "features must be finite, but some are NaN or infinite")
     if is_traced() or is_surely_finite(features) or bool(torch.isfinite(features).all()):
         return
     bad = int((~torch.isfinite(features)).sum())

@@ -35,10 +35,10 @@ _SAMPLES, _SAMPLES_OF_AN_ITEM, _SPACING = 8192, 1024, 0.6
 _TOLERANCE, _MOST_LACKING = 0.1, 0.35
 # so many terms take no longer than one, so that they are all used unless even less is left
 _BLOCK, _NOTHING = 8, 1e-3
+# so that the inverse stays small where landmarks are near each other; native/filter/rare_pixels.hpp has it, too
+_ADDED_TO_DIAGONAL = 1e-5
 # there are at least so many landmarks to a color
 _LEAST_SHARE = 0.12
-# channels of a guide
-MOST_GUIDES = 3
 # pixels between the nodes of the grid, in standard deviations, and no more than lie near each other in color
 _CELL, _LARGEST_CELL = 0.75, 16
 # the pixels of a cell give to its nodes from the middles of so many parts along each axis
@@ -115,7 +115,7 @@ def choose_landmarks(guide: Tensor, sigma: Sequence[float], most: int) -> Landma
     taken = colors[chosen]
     taken = taken[_neighbors_in_blocks(taken)]
     kernel = np.exp(-0.5 * ((taken[:, None] - taken) ** 2).sum(-1))
-    mixture = np.linalg.inv(kernel + 1e-5 * np.eye(chosen.size))
+    mixture = np.linalg.inv(kernel + _ADDED_TO_DIAGONAL * np.eye(chosen.size))
     dtype = accumulation_dtype(guide.dtype)
     on_device = [torch.from_numpy(array).to(guide.device, dtype) for array in (taken, mixture)]
     return Landmarks(on_device[0], on_device[1], _share_of_lonely(taken, sampled))

@@ -283,9 +283,10 @@ def window_extents(sigma_y: float, sigma_x: float, reach: float, height: int, wi
     >>> window_extents(1.0, 1.0, 2.5, height=10, width=10)
     [2, 2, 1]
     """
-    rows = range(min(int(reach * sigma_y), height - 1) + 1)
+    # infinity is no integer
+    rows = range(int(min(reach * sigma_y, height - 1)) + 1)
     left = (math.sqrt(max(0.0, reach * reach - (y / sigma_y) * (y / sigma_y))) for y in rows)
-    return [min(int(extent * sigma_x), width - 1) for extent in left]
+    return [int(min(extent * sigma_x, width - 1)) for extent in left]
 
 
 def transpose_weight(weight: Tensor, opposite: Tensor, groups: int) -> Tensor:

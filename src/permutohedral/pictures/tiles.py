@@ -82,7 +82,9 @@ def filter_in_tiles(  # noqa: PLR0913 (the filter, and three options by name)
     else:
         filter_part = _without_lattice(sigma_space, sigma_range, window_reach, axes)
         # tiles begin where cells of the whole do
-        margins, step = [reach_of_grid(sigma_space, axes.step)] * 2, axes.step.cell_size(sigma_space)
+        longest = max(height, width)
+        margins = [reach_of_grid(sigma_space, axes.step, longest)] * 2
+        step = axes.step.cell_size(sigma_space, longest)
     result = torch.empty_like(values)
     for part in _parts_of(height, width, tile, margins, step, progress):
         filtered = filter_part(values[part.read], guide[part.read], part.origin)

@@ -293,5 +293,10 @@ def _with_mass(values: Tensor) -> tuple[int, ...]:
 
 
 def sum_window(values: Tensor, guide: Tensor, sigma_y: float, sigma_x: float, reach: float) -> Tensor:
-    taps = int(reach * sigma_y) * int(reach * sigma_x) + 1
+    # not converted before they are known to be small
+    reaches = zip((sigma_y, sigma_x), values.shape[2:], strict=True)
+    taps = math.prod(int(min(reach * sigma, extent)) for sigma, extent in reaches) + 1
+    if guide.shape[1] == 0:
+        # colors that are all alike
+        guide = guide.new_zeros(()).expand(values.shape[0], 1, *values.shape[2:])
     return summed("sum_window", values.shape, values.numel() * taps, values, guide, sigma_y, sigma_x, reach)
