@@ -60,8 +60,8 @@ def test_other_targets(random: np.random.Generator) -> None:
 @pytest.mark.parametrize("guided", [False, True])
 def test_pictures(sigma: float | tuple[float, float], guided: bool, random: np.random.Generator) -> None:
     """Small squares, each with what is around it, or the whole picture where the windows are large."""
-    image = to_tensor(random.random(size=(3, 40, 50)), torch.float32)
-    guide = to_tensor(random.random(size=(1, 40, 50)), torch.float32) if guided else None
+    image = to_tensor(random.random(size=(3, 26, 30)), torch.float32)
+    guide = to_tensor(random.random(size=(1, 26, 30)), torch.float32) if guided else None
     exact = ph.bilateral_filter(image, sigma, 0.3, guide, method="exact")
     right = ph.estimate_bilateral_error(exact, image, sigma, 0.3, guide, samples=64)
     # what lies beyond four standard deviations, the reach of the estimate

@@ -201,7 +201,9 @@ class TestAuto:
     def test_takes_them_where_the_lattice_is_coarse(self) -> None:
         assert ph.explain_bilateral(self.image, 12.0, 0.5).startswith("landmarks: ")
         actual = ph.bilateral_filter(self.image, 12.0, 0.5, method="auto")
-        expected = ph.bilateral_filter(self.image, 12.0, 0.5, method="exact")
+        with ph.use_backend(None):
+            # the fastest backend computes the same
+            expected = ph.bilateral_filter(self.image, 12.0, 0.5, method="exact")
         assert relative_error(actual, expected) < 0.02
         assert relative_error(ph.bilateral_filter(self.image, 12.0, 0.5), expected) > 0.04
         halo = ph.bilateral_filter(self.image, 12.0, 0.5, method="auto", halo=1)
@@ -212,7 +214,8 @@ class TestAuto:
         known[30:50, 40:60] = False
         options: dict[str, Any] = {"guide": self.image, "weights": known, "return_mass": True}
         actual, mass = ph.bilateral_filter(self.image, 12.0, 0.5, method="auto", **options)
-        expected, exact_mass = ph.bilateral_filter(self.image, 12.0, 0.5, method="exact", **options)
+        with ph.use_backend(None):
+            expected, exact_mass = ph.bilateral_filter(self.image, 12.0, 0.5, method="exact", **options)
         assert relative_error(actual, expected) < 0.02
         assert relative_error(mass, exact_mass) < 0.08
 
