@@ -87,13 +87,19 @@ def test_levels_of_keys_without_a_table() -> None:
 
 
 def test_levels_are_numbered_alike_where_that_is_asked_for() -> None:
+    """And their tables hold these numbers."""
     with use_backend("triton"):
-        keys, _, _, table = operators.index_points(4 * torch.randn(5, 2), None)
+        keys, _, _, table = operators.index_points(4 * torch.randn(5, 3), None)
         torch.use_deterministic_algorithms(True)
         order = torch.randperm(len(keys))
         one, other = (level_operators.coarsen_keys(keys[rows], table) for rows in (torch.arange(len(keys)), order))
     assert torch.equal(one[0], other[0])
     assert torch.equal(one[1][order], other[1])
+    offsets, found = Neighborhood(3, 1).offsets(), []
+    for backend in ("triton", "reference"):
+        with use_backend(backend):
+            found.append(operators.find_neighbors(one[0], one[2], one[0], offsets))
+    assert torch.equal(*found)
 
 
 # one corner after another in memory

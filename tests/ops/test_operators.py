@@ -239,7 +239,9 @@ def test_second_derivative(name: str, way: Callable[[str], Any]) -> None:
         (second,) = torch.autograd.grad(first.sum(), inputs, allow_unused=True)
         assert second is None or bool((second == 0).all())
         return
-    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
+    # the reference adds in no fixed order on a GPU
+    nondet_tol = 0.0 if DEVICE.type == "cpu" else 1e-10
+    assert torch.autograd.gradgradcheck(function, inputs, nondet_tol=nondet_tol, fast_mode=True)
 
 
 def test_every_operator_is_tested() -> None:

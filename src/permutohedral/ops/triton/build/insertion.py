@@ -243,12 +243,14 @@ class Insertion(NamedTuple):
         codes: int64 `[capacity of the table]`, the code of each row number; as many are written as rows are drawn.
         vertices: int32 `[points, d + 1]`, corner by corner in memory.
         barycentric: `[points, d + 1]`, corner by corner in memory.
+        dimension: d; from level to level there are other vertices than the corners of simplices.
     """
 
     table: PackedTable
     codes: Tensor
     vertices: Tensor
     barycentric: Tensor
+    dimension: int
 
 
 def insert_points(
@@ -275,7 +277,7 @@ def insert_points(
     blocks = cdiv(points, _INSERT_BLOCK)
     parts = max(min(blocks // _BLOCKS_OF_A_PART, _PARTS if d <= 3 else _FEWER_PARTS), 1)
     bound((cdiv(blocks, parts) * parts, 1, 1), tensors, (points, vertices.stride(1), capacity, parts))
-    return Insertion(table, codes, vertices, barycentric)
+    return Insertion(table, codes, vertices, barycentric, d)
 
 
 @cache

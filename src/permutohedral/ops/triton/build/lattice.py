@@ -112,11 +112,11 @@ def is_worth_ordering(lattice_points: int) -> bool:
 _Unpacked = tuple[Tensor, PackedTable]
 
 
-def finish(insertion: Insertion, told: Report, columns: int, ahead: _Unpacked | None = None) -> Indexed:
-    """What was inserted, with keys of so many columns, which may have been unpacked `ahead`."""
+def finish(insertion: Insertion, told: Report, ahead: _Unpacked | None = None) -> Indexed:
+    """What was inserted, with keys, which may have been unpacked `ahead`."""
     ordered, number = order(insertion, told), told.num_lattice_points
     if ahead is None or ordered is not insertion or ahead[0].shape[0] < number or is_loose(ahead[1].capacity, number):
-        keys, table = _unpack(ordered, number, columns)
+        keys, table = _unpack(ordered, number)
     else:
         keys, table = _shorten(ahead[0], number), ahead[1]
     return keys, ordered.vertices, ordered.barycentric, table.storage
@@ -133,12 +133,12 @@ def is_loose(capacity: int, rows: int) -> bool:
     return capacity > max(2 * capacity_for(rows), _SMALL_CAPACITY)
 
 
-def _unpack(insertion: Insertion, rows: int, columns: int, paired: tuple[Tensor, Tensor] | None = None) -> _Unpacked:
+def _unpack(insertion: Insertion, rows: int, paired: tuple[Tensor, Tensor] | None = None) -> _Unpacked:
     """The keys of up to so many rows, and the table, or a smaller one; for what is `paired` see `unpack_keys`."""
     table, device = insertion.table, insertion.vertices.device
     if is_loose(table.capacity, rows):
         table = PackedTable.empty(capacity_for(rows), device)
-    keys = torch.empty(rows, columns, dtype=torch.int32, device=device)
+    keys = torch.empty(rows, insertion.dimension + 1, dtype=torch.int32, device=device)
     unpack_keys(insertion, keys, table, paired)
     return keys, table
 
@@ -173,16 +173,16 @@ def _index(attempts: list[Attempt]) -> list[Indexed]:
 
 def _unpack_ahead(insertion: Insertion) -> _Unpacked | None:
     """The keys of most lattices of so many points, before their number is known; None where that would be in vain."""
-    points, columns = insertion.vertices.shape
+    points = insertion.vertices.shape[0]
     if points > MOST_POINTS_AHEAD or torch.are_deterministic_algorithms_enabled():
         return None
-    return _unpack(insertion, expected_keys(points, columns - 1), columns)
+    return _unpack(insertion, expected_keys(points, insertion.dimension))
 
 
 def _settle(attempt: Attempt, insertion: Insertion, told: Report, ahead: _Unpacked | None) -> Indexed:
     check_range(attempt.features, attempt.batch, told)
     if not told.no_room and not told.full:
-        return finish(insertion, told, insertion.vertices.shape[1], ahead)
+        return finish(insertion, told, ahead)
     following = attempt.next(told)
     return wide_keys.index_points(attempt.features, attempt.batch) if following is None else _index([following])[0]
 
@@ -227,7 +227,7 @@ def index_with_neighbors(
         neighbors = torch.empty(taps, rows, dtype=torch.int32, device=features.device)
         # most lattices have fewer rows
         paired = worth_pairing(taps, rows // 4)
-        keys, table = _unpack(insertion, rows, dimension + 1, (neighbors, offsets) if paired else None)
+        keys, table = _unpack(insertion, rows, (neighbors, offsets) if paired else None)
         search_into(neighbors, table, insertion.codes, offsets, True, paired)
         told = reports.read(0)
     check_range(features, batch, told)
@@ -235,7 +235,7 @@ def index_with_neighbors(
     if told.no_room or told.full:
         return None
     if number > rows:
-        keys, vertices, barycentric, storage = finish(insertion, told, dimension + 1)
+        keys, vertices, barycentric, storage = finish(insertion, told)
         return keys, vertices, barycentric, storage, search_packed(PackedTable(storage), keys, number, offsets, True)
     neighbors = neighbors.as_strided((taps, number), (number, 1))
     return _shorten(keys, number), insertion.vertices, insertion.barycentric, table.storage, neighbors

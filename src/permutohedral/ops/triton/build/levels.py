@@ -201,12 +201,12 @@ def _coarsen_packed(keys: Tensor, table: PackedTable) -> tuple[Tensor, Tensor, T
     with HostReports(device) as reports:
         tensors = keys, table.storage, coarse.storage, codes, parents
         _bind_insert(columns - 1)((cdiv(vertices, _INSERT_BLOCK), 1, 1), tensors, (vertices, capacity))
-        insertion = Insertion(coarse, codes, parents, parents)
+        insertion = Insertion(coarse, codes, parents, parents, columns - 1)
         report(insertion, keys, reports.words[0], False)
         told = reports.read(0)
     if told.no_room or told.full:
         return None
-    coarse_keys, parents, _, storage = finish(insertion, told, columns)
+    coarse_keys, parents, _, storage = finish(insertion, told)
     return coarse_keys, parents, storage
 
 

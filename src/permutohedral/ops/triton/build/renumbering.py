@@ -59,7 +59,7 @@ def renumber(insertion: Insertion, num: int, exact: bool) -> Insertion:
     a curve.
     """
     table, vertices = insertion.table, insertion.vertices
-    device, d = vertices.device, vertices.shape[1] - 1
+    device, d = vertices.device, insertion.dimension
     sorted_by = insertion.codes[:num]
     grid = (cdiv(num, 256),)
     if not exact:
@@ -75,4 +75,4 @@ def renumber(insertion: Insertion, num: int, exact: bool) -> Insertion:
     (points, corners), stride = vertices.shape, vertices.stride(1)
     blocks = (cdiv(points, 1024), corners)
     launch(renumber_vertices_kernel, blocks, (vertices, new_number), (points, stride), BLOCK=1024)
-    return Insertion(table, codes, vertices, insertion.barycentric)
+    return insertion._replace(codes=codes)
