@@ -1,18 +1,31 @@
 """What building a lattice tells the host: written by a kernel into the host's own memory, which the host watches.
 
-Waiting through an event or a copy costs the host several times more than the GPU needs to write these few words.
+Waiting through an event or a copy costs the host several times more than the GPU needs to write these few words. The
+kernel is the one that follows the insertion of the points, whatever it does besides: starting one more costs the host
+more than this one takes.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from functools import cache
 from typing import NamedTuple
 
 import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from permutohedral.ops.triton.build.packed_table import BAD_FEATURE, COUNT, PackedTable
+from permutohedral.ops.triton.runtime import Bound
 
 # reports that are read together: of sources and of targets
 _MOST = 2
+# of how many pairs of consecutive points the distance is looked at
+SAMPLES = tl.constexpr(256)
+# words of a report: see `Report`
+_REPORTED = tl.constexpr(5)
 # no count and no flag
 _PENDING = -(2**62)
 # how often the host looks (some milliseconds) before it lets other threads run, and asks whether the GPU has failed
@@ -29,6 +42,73 @@ class Report(NamedTuple):
     full: int
     # of some pairs of consecutive points, how many lie far apart; 0 if nobody asked
     far_pairs: int
+
+
+class Telling(NamedTuple):
+    """What a kernel tells the host, and where.
+
+    Attributes:
+        words: memory of a `HostReports`.
+        features: float `[points, d]`, of the points that were inserted; those of a point are contiguous.
+        sample: whether consecutive points are compared.
+    """
+
+    words: Tensor
+    features: Tensor
+    sample: bool
+
+
+@triton.jit
+def tell_host(
+    table, features, words, num_points, TOLD: tl.constexpr, STRIDE: tl.constexpr, D: tl.constexpr
+):  # fmt: skip
+    """The first program tells the host the count and the flags if TOLD is 1; if it is 2, also how many consecutive
+    points lie two units apart or more.
+    """
+    if TOLD > 0:  # noqa: SIM102 (known when it is compiled)
+        if tl.program_id(0) == 0:
+            # the count, then the flags, one after another
+            word = tl.arange(0, 8)
+            place = table + tl.where(word == 0, COUNT, BAD_FEATURE - 1 + word)
+            told = tl.load(place, mask=word < _REPORTED - 1, other=0)
+            if TOLD > 1:
+                here = (tl.arange(0, SAMPLES).to(tl.int64) * num_points) // SAMPLES
+                there = tl.minimum(here + 1, num_points - 1)
+                distance = tl.zeros([SAMPLES], features.dtype.element_ty)
+                for j in tl.static_range(D):
+                    step = tl.load(features + here * STRIDE + j) - tl.load(features + there * STRIDE + j)
+                    distance = tl.maximum(distance, tl.abs(step))
+                told = tl.where(word == _REPORTED - 1, tl.sum((distance > 2.0).to(tl.int64), axis=0), told)
+            tl.store(words + word, told, mask=word < _REPORTED)
+
+
+@triton.jit(do_not_specialize=["num_points"])
+def report_kernel(
+    table, features, words, num_points, TOLD: tl.constexpr, STRIDE: tl.constexpr, D: tl.constexpr
+):  # fmt: skip
+    tell_host(table, features, words, num_points, TOLD, STRIDE, D)
+
+
+def told_by_kernel(telling: Telling | None, other: Tensor) -> tuple[tuple[Tensor, Tensor], int, tuple[int, int]]:
+    """What a kernel hands to `tell_host`: two tensors, the number of points, and the constants TOLD and STRIDE.
+
+    A kernel that has nothing to tell takes the `other` tensor in place of them.
+    """
+    if telling is None:
+        return (other, other), 0, (0, 0)
+    words, features, sample = telling
+    return (features, words), features.shape[0], (2 if sample else 1, features.stride(0))
+
+
+def report(table: PackedTable, telling: Telling) -> None:
+    """Tell the host now, where no other kernel follows that could."""
+    tensors, points, constants = told_by_kernel(telling, table.storage)
+    _bind_report(telling.features.shape[1], *constants)((1, 1, 1), (table.storage, *tensors), (points,))
+
+
+@cache
+def _bind_report(d: int, told: int, stride: int) -> Bound:
+    return Bound(report_kernel, TOLD=told, STRIDE=stride, D=d, num_warps=4 if told > 1 else 1)
 
 
 class _Memory:

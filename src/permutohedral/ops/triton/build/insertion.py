@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.triton.build.embedding import find_simplex, lowest_cell, tile_rows, weights_from
+from permutohedral.ops.triton.build.host_report import Telling, tell_host, told_by_kernel
 from permutohedral.ops.triton.build.key_packing import even_bits, pack_by_range, pack_evenly, unit_of
 from permutohedral.ops.triton.build.neighbors import fill_seconds
 from permutohedral.ops.triton.build.packed_table import (
@@ -49,10 +50,6 @@ _PARTS, _FEWER_PARTS, _BLOCKS_OF_A_PART = 512, 64, 16
 _MOST_REGISTERS = {4: 48, 8: 72}
 # how often a lane asks for a number that another one draws: some milliseconds
 _MOST_WAITS = tl.constexpr(1 << 16)
-# of how many pairs of consecutive points `report_kernel` looks at the distance
-SAMPLES = tl.constexpr(256)
-# words of a report: see `HostReports`
-_REPORTED = tl.constexpr(5)
 
 
 @triton.jit
@@ -170,24 +167,6 @@ def insert_points_kernel(
     tl.store(vertices + place, wait_for_numbers(table, slot, number, wanted & ~lost, PTX), mask=real)
 
 
-@triton.jit(do_not_specialize=["num_points"])
-def report_kernel(table, features, report, num_points, SAMPLE: tl.constexpr, STRIDE: tl.constexpr, D: tl.constexpr):
-    """Tell the host the count and the flags; with SAMPLE how many consecutive points lie two units apart or more."""
-    # the count, then the flags, one after another
-    word = tl.arange(0, 8)
-    told = tl.load(table + tl.where(word == 0, COUNT, BAD_FEATURE - 1 + word), mask=word < _REPORTED - 1, other=0)
-    if SAMPLE:
-        here = (tl.arange(0, SAMPLES).to(tl.int64) * num_points) // SAMPLES
-        there = tl.minimum(here + 1, num_points - 1)
-        distance = tl.zeros([SAMPLES], features.dtype.element_ty)
-        for j in tl.static_range(D):
-            distance = tl.maximum(
-                distance, tl.abs(tl.load(features + here * STRIDE + j) - tl.load(features + there * STRIDE + j))
-            )
-        told = tl.where(word == _REPORTED - 1, tl.sum((distance > 2.0).to(tl.int64), axis=0), told)
-    tl.store(report + word, told, mask=word < _REPORTED)
-
-
 @triton.jit
 def move_rows(table, other, code, number, capacity, CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr):
     """Insert rows of a table into another one, with its header."""
@@ -200,14 +179,16 @@ def move_rows(table, other, code, number, capacity, CORNER_BITS: tl.constexpr, P
     tl.store(entry_of(other, slot) + 1, number.to(tl.int64) + 1, mask=created)
 
 
-@triton.jit(do_not_specialize=["most_rows", "other_capacity", "taps"])
+@triton.jit(do_not_specialize=["most_rows", "other_capacity", "taps", "num_points"])
 def unpack_kernel(
-    table, codes, keys, other, neighbors, offsets, most_rows, other_capacity, taps, MOVE: tl.constexpr,
-    TAPS: tl.constexpr, CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    table, codes, keys, other, neighbors, offsets, features, words, most_rows, other_capacity, taps, num_points,
+    MOVE: tl.constexpr, TAPS: tl.constexpr, TOLD: tl.constexpr, STRIDE: tl.constexpr, CORNER_BITS: tl.constexpr,
+    PTX: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the keys of all lattice points, or of the first `most_rows`; with MOVE also insert them into another table,
     which has room for so many, and do nothing if there are more. With TAPS prepare `neighbors [taps, rows]` beside it.
     """
+    tell_host(table, features, words, num_points, TOLD, STRIDE, D)
     num_rows = tl.load(table + COUNT).to(tl.int32)
     if MOVE:
         num_rows = tl.where(num_rows <= most_rows, num_rows, 0)
@@ -256,7 +237,7 @@ class Insertion(NamedTuple):
 def insert_points(
     features: Tensor, batch: Tensor | None, capacity: int, by_range: bool, table: PackedTable | None = None
 ) -> Insertion:
-    """Start inserting all points into a new table; whether they fit is told by `report`.
+    """Start inserting all points into a new table; whether they fit the kernel tells that follows: see `Telling`.
 
     Args:
         features, batch: see `index_points`; the features of a point are contiguous.
@@ -295,37 +276,31 @@ def _register_limit(rows: int) -> dict[str, int]:
     return {"maxnreg": _MOST_REGISTERS[rows]} if HAS_PTX and rows in _MOST_REGISTERS else {}
 
 
-def report(insertion: Insertion, features: Tensor, words: Tensor, sample: bool) -> None:
-    """Write what became of the insertion into `words`, memory of a `HostReports`; `sample` the order of the points."""
-    points, d = features.shape
-    bound = _bind_report(d, features.stride(0), sample)
-    bound((1, 1, 1), (insertion.table.storage, features, words), (points,))
-
-
-@cache
-def _bind_report(d: int, stride: int, sample: bool) -> Bound:
-    return Bound(report_kernel, SAMPLE=sample, STRIDE=stride, D=d, num_warps=4 if sample else 1)
-
-
 def unpack_keys(
-    insertion: Insertion, keys: Tensor, other: PackedTable, paired: tuple[Tensor, Tensor] | None = None
+    insertion: Insertion,
+    keys: Tensor,
+    other: PackedTable,
+    paired: tuple[Tensor, Tensor] | None = None,
+    telling: Telling | None = None,
 ) -> None:
     """Write the keys of as many rows as `keys` has; an `other` table than the insertion's gets them, too.
 
     `paired`, neighbors `[taps, rows]` and their offsets, are prepared for `search_into`, as many columns as there are
-    lattice points.
+    lattice points. With `telling` the host is told what became of the insertion.
     """
     table, (rows, columns) = insertion.table, keys.shape
     neighbors, offsets = (keys, keys) if paired is None else paired
     taps = 0 if paired is None else neighbors.shape[0]
-    bound = _bind_unpack(columns - 1, other is not table, power_of_two(taps) if taps else 0)
-    tensors = table.storage, insertion.codes, keys, other.storage, neighbors, offsets
-    bound(bound.tiles(rows, 1), tensors, (rows, other.capacity, taps))
+    told, points, constants = told_by_kernel(telling, keys)
+    bound = _bind_unpack(columns - 1, other is not table, power_of_two(taps) if taps else 0, *constants)
+    tensors = table.storage, insertion.codes, keys, other.storage, neighbors, offsets, *told
+    bound(bound.tiles(rows, 1), tensors, (rows, other.capacity, taps, points))
 
 
 @cache
-def _bind_unpack(d: int, move: bool, taps: int) -> Bound:
+def _bind_unpack(d: int, move: bool, taps: int, told: int, stride: int) -> Bound:
     block, warps = (_INSERT_BLOCK, cdiv(_INSERT_BLOCK, 32)) if move else (_UNPACK_BLOCK, _UNPACK_WARPS)
     return Bound(
-        unpack_kernel, MOVE=move, TAPS=taps, CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d, BLOCK=block, num_warps=warps
-    )
+        unpack_kernel, MOVE=move, TAPS=taps, TOLD=told, STRIDE=stride, CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d,
+        BLOCK=block, num_warps=warps,
+    )  # fmt: skip

@@ -16,8 +16,8 @@ from torch import Tensor
 from permutohedral.ops.primitives import check_items, key_limit, range_error
 from permutohedral.ops.triton.build import wide_keys
 from permutohedral.ops.triton.build.embedding import LARGEST_TILE_DIMENSION
-from permutohedral.ops.triton.build.host_report import HostReports, Report
-from permutohedral.ops.triton.build.insertion import SAMPLES, Insertion, insert_points, report, unpack_keys
+from permutohedral.ops.triton.build.host_report import SAMPLES, HostReports, Report, Telling, report
+from permutohedral.ops.triton.build.insertion import Insertion, insert_points, unpack_keys
 from permutohedral.ops.triton.build.neighbors import search_into, search_packed, worth_pairing
 from permutohedral.ops.triton.build.packed_table import PackedTable, capacity_for
 from permutohedral.ops.triton.build.renumbering import renumber
@@ -54,14 +54,9 @@ class Attempt(NamedTuple):
     capacity: int
     by_range: bool
 
-    def start(self, words: Tensor) -> Insertion:
-        insertion = insert_points(*self)
-        self.report(insertion, words)
-        return insertion
-
-    def report(self, insertion: Insertion, words: Tensor) -> None:
-        """Tell the host what became of it, see `report`."""
-        report(insertion, self.features, words, self.features.numel() >= _WORTH_ORDERING)
+    def telling(self, words: Tensor) -> Telling:
+        """What the host is told of it."""
+        return Telling(words, self.features, self.features.numel() >= _WORTH_ORDERING)
 
     def next(self, told: Report) -> Attempt | None:
         """What to try after this attempt failed, None if nothing but a table of wide keys is left."""
@@ -133,13 +128,15 @@ def is_loose(capacity: int, rows: int) -> bool:
     return capacity > max(2 * capacity_for(rows), _SMALL_CAPACITY)
 
 
-def _unpack(insertion: Insertion, rows: int, paired: tuple[Tensor, Tensor] | None = None) -> _Unpacked:
-    """The keys of up to so many rows, and the table, or a smaller one; for what is `paired` see `unpack_keys`."""
+def _unpack(
+    insertion: Insertion, rows: int, paired: tuple[Tensor, Tensor] | None = None, telling: Telling | None = None
+) -> _Unpacked:
+    """The keys of up to so many rows, and the table, or a smaller one; for the rest see `unpack_keys`."""
     table, device = insertion.table, insertion.vertices.device
     if is_loose(table.capacity, rows):
         table = PackedTable.empty(capacity_for(rows), device)
     keys = torch.empty(rows, insertion.dimension + 1, dtype=torch.int32, device=device)
-    unpack_keys(insertion, keys, table, paired)
+    unpack_keys(insertion, keys, table, paired, telling)
     return keys, table
 
 
@@ -165,18 +162,22 @@ def expected_keys(points: int, dimension: int) -> int:
 def _index(attempts: list[Attempt]) -> list[Indexed]:
     """All sets together, so that the host waits once."""
     with HostReports(attempts[0].features.device) as reports:
-        insertions = [attempt.start(words) for attempt, words in zip(attempts, reports.words, strict=False)]
-        ahead = [_unpack_ahead(insertion) for insertion in insertions]
+        insertions = [insert_points(*attempt) for attempt in attempts]
+        tellings = [attempt.telling(words) for attempt, words in zip(attempts, reports.words, strict=False)]
+        ahead = [_unpack_ahead(*each) for each in zip(insertions, tellings, strict=True)]
         told = [reports.read(number) for number in range(len(attempts))]
     return [_settle(*each) for each in zip(attempts, insertions, told, ahead, strict=True)]
 
 
-def _unpack_ahead(insertion: Insertion) -> _Unpacked | None:
-    """The keys of most lattices of so many points, before their number is known; None where that would be in vain."""
+def _unpack_ahead(insertion: Insertion, telling: Telling) -> _Unpacked | None:
+    """Tell the host, and make the keys of most lattices of so many points before their number is known; None where that
+    would be in vain.
+    """
     points = insertion.vertices.shape[0]
     if points > MOST_POINTS_AHEAD or torch.are_deterministic_algorithms_enabled():
+        report(insertion.table, telling)
         return None
-    return _unpack(insertion, expected_keys(points, insertion.dimension))
+    return _unpack(insertion, expected_keys(points, insertion.dimension), telling=telling)
 
 
 def _settle(attempt: Attempt, insertion: Insertion, told: Report, ahead: _Unpacked | None) -> Indexed:
@@ -223,11 +224,12 @@ def index_with_neighbors(
     attempt = first_attempt(features, batch)
     insertion = insert_points(*attempt)
     with HostReports(features.device) as reports:
-        attempt.report(insertion, reports.words[0])
         neighbors = torch.empty(taps, rows, dtype=torch.int32, device=features.device)
         # most lattices have fewer rows
         paired = worth_pairing(taps, rows // 4)
-        keys, table = _unpack(insertion, rows, (neighbors, offsets) if paired else None)
+        keys, table = _unpack(
+            insertion, rows, (neighbors, offsets) if paired else None, attempt.telling(reports.words[0])
+        )
         search_into(neighbors, table, insertion.codes, offsets, True, paired)
         told = reports.read(0)
     check_range(features, batch, told)

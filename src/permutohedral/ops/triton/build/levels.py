@@ -15,8 +15,8 @@ from torch import Tensor
 
 from permutohedral.ops.primitives import parent_keys
 from permutohedral.ops.triton.build.embedding import tile_rows
-from permutohedral.ops.triton.build.host_report import HostReports
-from permutohedral.ops.triton.build.insertion import Insertion, draw_numbers, report, wait_for_numbers
+from permutohedral.ops.triton.build.host_report import HostReports, Telling, report
+from permutohedral.ops.triton.build.insertion import Insertion, draw_numbers, wait_for_numbers
 from permutohedral.ops.triton.build.lattice import LARGEST_EVEN_DIMENSION, finish
 from permutohedral.ops.triton.build.packed_table import (
     EXTENT,
@@ -202,7 +202,7 @@ def _coarsen_packed(keys: Tensor, table: PackedTable) -> tuple[Tensor, Tensor, T
         tensors = keys, table.storage, coarse.storage, codes, parents
         _bind_insert(columns - 1)((cdiv(vertices, _INSERT_BLOCK), 1, 1), tensors, (vertices, capacity))
         insertion = Insertion(coarse, codes, parents, parents, columns - 1)
-        report(insertion, keys, reports.words[0], False)
+        report(coarse, Telling(reports.words[0], keys, False))
         told = reports.read(0)
     if told.no_room or told.full:
         return None

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.triton.build import wide_keys
+from permutohedral.ops.triton.build.host_report import Telling, tell_host, told_by_kernel
 from permutohedral.ops.triton.build.packed_table import (
     EXTENT,
     ITEM_EXTENT,
@@ -155,11 +156,11 @@ def find_pair(
             tl.store(back + found, target, mask=inside & (found >= 0) & (found < num_targets))
 
 
-@triton.jit(do_not_specialize=["capacity", "num_targets", "taps", "parts"])
+@triton.jit(do_not_specialize=["capacity", "num_targets", "taps", "parts", "num_points"])
 def find_neighbors_kernel(
-    table, targets, offsets, neighbors, capacity, num_targets, taps, parts,
-    COUNTED: tl.constexpr, PAIRED: tl.constexpr, TAPS: tl.constexpr, CORNER_BITS: tl.constexpr, PTX: tl.constexpr,
-    D: tl.constexpr, BLOCK: tl.constexpr,
+    table, targets, offsets, neighbors, features, words, capacity, num_targets, taps, parts, num_points,
+    COUNTED: tl.constexpr, PAIRED: tl.constexpr, TAPS: tl.constexpr, TOLD: tl.constexpr, STRIDE: tl.constexpr,
+    CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Some taps of a block of targets; where PAIRED, the targets are the sources, and `neighbors` holds -1 where
     `fill_seconds` writes it.
@@ -168,6 +169,7 @@ def find_neighbors_kernel(
     If COUNTED, only as many targets as the table holds, and `neighbors` has as many columns. The `parts` of the taps
     go to programs side by side; those of one part find much of what they read in the cache.
     """
+    tell_host(table, features, words, num_points, TOLD, STRIDE, D)
     first_target = (tl.program_id(0) // parts) * BLOCK
     existing = count_rows(table, num_targets, COUNTED)
     if first_target < existing:
@@ -223,42 +225,52 @@ def search_packed(table: PackedTable, targets: Tensor, num_targets: int, offsets
     return neighbors
 
 
-def search_counted(table: PackedTable, codes: Tensor, rows: int, offsets: Tensor, paired: bool = False) -> Tensor:
+def search_counted(
+    table: PackedTable, codes: Tensor, rows: int, offsets: Tensor, telling: Telling, paired: bool = False
+) -> Tensor:
     """The same of the table's own rows before the host knows how many these are: int32 `[taps, rows]`, room for as
     many as are expected.
 
     The columns lie side by side as if there were just so many; if there are more than `rows`, nothing is written. For
-    many of them opposite taps are better `paired`, which are then looked up as one.
+    many of them opposite taps are better `paired`, which are then looked up as one. The host is told, too.
     """
     neighbors = torch.empty(offsets.shape[0], rows, dtype=torch.int32, device=codes.device)
     if paired:
         neighbors.fill_(-1)
-    search_into(neighbors, table, codes, offsets, True, paired)
+    search_into(neighbors, table, codes, offsets, True, paired, telling)
     return neighbors
 
 
 def search_into(
-    neighbors: Tensor, table: PackedTable, targets: Tensor, offsets: Tensor, counted: bool, paired: bool
+    neighbors: Tensor,
+    table: PackedTable,
+    targets: Tensor,
+    offsets: Tensor,
+    counted: bool,
+    paired: bool,
+    telling: Telling | None = None,
 ) -> None:
     """Fill `neighbors [taps, targets]`, which is not empty; if opposite taps are `paired`, the second of each two holds
     -1 everywhere.
 
-    If `counted`, only the columns of as many targets as the table holds.
+    If `counted`, only the columns of as many targets as the table holds. With `telling` the host is told what became of
+    the insertion.
     """
     taps, num_targets = neighbors.shape
-    bound = _bind_find(offsets.shape[1], counted, paired, power_of_two(taps) if paired else 1)
+    told, points, constants = told_by_kernel(telling, neighbors)
+    bound = _bind_find(offsets.shape[1], counted, paired, power_of_two(taps) if paired else 1, *constants)
     blocks = cdiv(num_targets, _BLOCK)
     # enough programs to fill a large GPU
     parts = min(taps, cdiv(_PROGRAMS, blocks))
-    tensors, sizes = (table.storage, targets, offsets, neighbors), (table.capacity, num_targets, taps, parts)
-    bound((blocks * parts, 1, 1), tensors, sizes)
+    tensors = table.storage, targets, offsets, neighbors, *told
+    bound((blocks * parts, 1, 1), tensors, (table.capacity, num_targets, taps, parts, points))
 
 
 @cache
-def _bind_find(d: int, counted: bool, paired: bool, taps: int) -> Bound:
+def _bind_find(d: int, counted: bool, paired: bool, taps: int, told: int, stride: int) -> Bound:
     return Bound(
-        find_neighbors_kernel, COUNTED=counted, PAIRED=paired, TAPS=taps, CORNER_BITS=d.bit_length(), PTX=HAS_PTX,
-        D=d, BLOCK=_BLOCK, num_warps=2,
+        find_neighbors_kernel, COUNTED=counted, PAIRED=paired, TAPS=taps, TOLD=told, STRIDE=stride,
+        CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d, BLOCK=_BLOCK, num_warps=2,
     )  # fmt: skip
 
 

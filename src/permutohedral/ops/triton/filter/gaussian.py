@@ -12,7 +12,7 @@ from torch import Tensor
 
 from permutohedral.neighborhood import axis_offsets, blur_gain
 from permutohedral.ops.guided_primitives import GaussianTables
-from permutohedral.ops.triton.build.host_report import HostReports
+from permutohedral.ops.triton.build.host_report import HostReports, report
 from permutohedral.ops.triton.build.insertion import insert_points
 from permutohedral.ops.triton.build.lattice import (
     LARGEST_EVEN_DIMENSION,
@@ -107,7 +107,7 @@ def _filter_points(
     # all that can wait is left until the GPU is busy
     insertion = insert_points(*attempt, table)
     with HostReports(features.device) as reports:
-        attempt.report(insertion, reports.words[0])
+        telling = attempt.telling(reports.words[0])
         if values.dim() == 3:
             values = values.as_strided((points, values.shape[0]), (1, points))
         rows = expected_rows(points, dimension)
@@ -117,9 +117,10 @@ def _filter_points(
         output = torch.empty_like(values) if values.stride() == (1, points) else values.new_empty(values.shape)
         # before the host looks: most lattices have no more rows
         if at_once:
-            neighbors = search_counted(insertion.table, insertion.codes, rows, offsets)
+            neighbors = search_counted(insertion.table, insertion.codes, rows, offsets, telling)
             _filter(output, values, (*corners, neighbors, *corners), smallest_mass, insertion.table.storage)
         else:
+            report(insertion.table, telling)
             sums = splat_sums(_some_channels(values, 0), *corners, rows, 1)
         told = reports.read(0)
     check_range(features, batch, told)

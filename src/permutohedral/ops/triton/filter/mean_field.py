@@ -19,7 +19,8 @@ from torch import Tensor
 
 from permutohedral.neighborhood import axis_offsets
 from permutohedral.ops.fused_primitives import PairwisePoints, PairwiseTables
-from permutohedral.ops.triton.build.host_report import HostReports
+from permutohedral.ops.triton.build.host_report import HostReports, report
+from permutohedral.ops.triton.build.insertion import insert_points
 from permutohedral.ops.triton.build.lattice import LARGEST_EVEN_DIMENSION, check_range, first_attempt, order
 from permutohedral.ops.triton.build.neighbors import search_packed
 from permutohedral.ops.triton.filter.blur import blur_passes, join_passes
@@ -358,20 +359,21 @@ def mean_field_points(
     if any(kernel.features.shape[1] > LARGEST_EVEN_DIMENSION for kernel in kernels):
         return None
     with HostReports(energies.device) as reports:
-        insertions = [
-            first_attempt(kernel.features, kernel.batch).start(words)
-            for kernel, words in zip(kernels, reports.words, strict=False)
-        ]
+        insertions = []
+        for kernel, words in zip(kernels, reports.words, strict=False):
+            attempt = first_attempt(kernel.features, kernel.batch)
+            insertions.append(insert_points(*attempt))
+            report(insertions[-1].table, attempt.telling(words))
         # while the GPU is busy with the lattices
         field = start_field(energies, start, kernels[0].features.dtype)
         told = [reports.read(number) for number in range(len(kernels))]
     tables = []
-    for kernel, insertion, report in zip(kernels, insertions, told, strict=True):
-        check_range(kernel.features, kernel.batch, report)
-        if report.no_room or report.full:
+    for kernel, insertion, known in zip(kernels, insertions, told, strict=True):
+        check_range(kernel.features, kernel.batch, known)
+        if known.no_room or known.full:
             return None
-        ordered, offsets = order(insertion, report), axis_offsets(kernel.features.shape[1], energies.device)
-        neighbors = search_packed(ordered.table, ordered.codes, report.num_lattice_points, offsets, True)
+        ordered, offsets = order(insertion, known), axis_offsets(kernel.features.shape[1], energies.device)
+        neighbors = search_packed(ordered.table, ordered.codes, known.num_lattice_points, offsets, True)
         tables.append(PairwiseTables(ordered.vertices, ordered.barycentric, neighbors, *kernel[2:]))
     return solve(field, weighted_kernels(tables, energies.shape[1], steps), steps)
 

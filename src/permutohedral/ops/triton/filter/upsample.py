@@ -12,8 +12,8 @@ from torch import Tensor
 
 from permutohedral.neighborhood import axis_offsets, blur_gain
 from permutohedral.ops.guided_primitives import CoarseGrid, GaussianTables
-from permutohedral.ops.triton.build.host_report import HostReports
-from permutohedral.ops.triton.build.insertion import insert_points, report
+from permutohedral.ops.triton.build.host_report import HostReports, Telling
+from permutohedral.ops.triton.build.insertion import insert_points
 from permutohedral.ops.triton.build.lattice import LARGEST_EVEN_DIMENSION, check_range, first_attempt, order
 from permutohedral.ops.triton.build.neighbors import search_counted, search_packed
 from permutohedral.ops.triton.build.packed_table import FULL
@@ -203,10 +203,10 @@ def upsample_map(
     with HostReports(features.device) as reports:
         insertion = insert_points(features, None, attempt.capacity, attempt.by_range)
         _refuse((cdiv(rows.numel(), 1024), 1, 1), (rows, insertion.table.storage), (rows.numel(),))
-        report(insertion, features, reports.words[0], False)
         # before the host looks: most lattices have no more rows
         room = _ROWS_OF_TWO_POINTS * len(features) // 2
-        neighbors = search_counted(insertion.table, insertion.codes, room, offsets, paired=True)
+        telling = Telling(reports.words[0], features, False)
+        neighbors = search_counted(insertion.table, insertion.codes, room, offsets, telling, paired=True)
         # a part of the corners would begin at an address that kernels are not compiled for
         corners, weights = insertion.vertices, insertion.barycentric
         tables = corners[:cells], weights[:cells], neighbors, corners, weights
