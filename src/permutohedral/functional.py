@@ -18,7 +18,6 @@ from permutohedral.filters.learned import filter_with_bias
 from permutohedral.filters.normalization import (
     DENSE,
     SEPARABLE,
-    SMALLEST_MASS,
     Normalization,
     apply_step,
     filter_homogeneous,
@@ -27,7 +26,7 @@ from permutohedral.filters.normalization import (
 from permutohedral.filters.weighting import Filter, check_weights, filter_weighted, hide_lost, refuse_nan
 from permutohedral.lattice import Lattice, build_lattice
 from permutohedral.ops.fused_filters import filter_points, picture_filter
-from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.ops.primitives import SMALLEST_MASS, accumulation_dtype
 from permutohedral.ops.tracing import wants_gradient
 
 GaussianMethod = Literal["separable", "dense", "exact", "auto"]

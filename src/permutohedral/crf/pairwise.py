@@ -16,7 +16,8 @@ from permutohedral.lattice import Lattice, flatten_points
 from permutohedral.memory import check_rows
 from permutohedral.neighborhood import blur_gain
 from permutohedral.ops import operators
-from permutohedral.ops.fused_primitives import SMALLEST_MASS, PairwisePoints, PairwiseTables
+from permutohedral.ops.fused_primitives import PairwisePoints, PairwiseTables
+from permutohedral.ops.primitives import SMALLEST_MASS
 from permutohedral.ops.tracing import requires_gradient
 
 # powers of the mass that a kernel is divided by, at its source and at its target

@@ -19,11 +19,10 @@ from permutohedral.errors import InputError
 from permutohedral.memory import new_tensor
 from permutohedral.neighborhood import axis_offsets, blur_gain
 from permutohedral.ops import operators
+from permutohedral.ops.primitives import SMALLEST_MASS
 
 Array = NDArray[np.floating]
 Part = tuple[NDArray[np.int32], Array]
-# keeps a target that no source reaches at zero
-_SMALLEST_MASS = 1e-20
 
 
 class LookUp(NamedTuple):
@@ -105,7 +104,7 @@ def slice_chunk(look_up: LookUp, sums: Array, features: Array, chunk: int, divid
     found = torch.where((rows < 0)[:, None], 0.0, found)
     sliced = operators.slice(found, vertices, barycentric)
     if divide:
-        sliced[:, -1:] += _SMALLEST_MASS
+        sliced[:, -1:] += SMALLEST_MASS
         sliced = sliced[:, :-1] / sliced[:, -1:]
     return _numpy(sliced)
 

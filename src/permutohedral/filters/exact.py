@@ -18,9 +18,9 @@ from permutohedral.errors import FeatureRangeError, InputError
 from permutohedral.features import Sigma, check_channels_first, check_image, in_units_of, numbers_of
 from permutohedral.filters.color_grid import ColorAxes, sum_color_grid
 from permutohedral.filters.landmarks import Landmarks, sum_landmarks
-from permutohedral.filters.normalization import SMALLEST_MASS, Normalization
+from permutohedral.filters.normalization import Normalization
 from permutohedral.ops.exact_sums import sum_neighbors, sum_window
-from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.ops.primitives import SMALLEST_MASS, accumulation_dtype
 from permutohedral.ops.tracing import is_recorded, is_traced, is_transformed, wants_gradient
 from permutohedral.tensors import check_features, check_tensor, is_surely_finite
 

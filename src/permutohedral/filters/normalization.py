@@ -19,14 +19,11 @@ from permutohedral.lattice import Lattice
 from permutohedral.memory import check_rows
 from permutohedral.neighborhood import blur_gain, count_taps, gaussian_weight
 from permutohedral.ops import operators
-from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.ops.primitives import SMALLEST_MASS, accumulation_dtype
 
 Normalization = Literal["none", "homogeneous", "symmetric", "density", "coverage"]
 
 NORMALIZATIONS: tuple[Normalization, ...] = ("none", "homogeneous", "symmetric", "density", "coverage")
-
-# keeps a target that no source reaches at zero instead of 0 / 0
-SMALLEST_MASS = 1e-20
 
 # how lattice values become those at the target lattice points: by a learned filter or by a Gaussian
 Step = Callable[[Tensor, Lattice], Tensor]

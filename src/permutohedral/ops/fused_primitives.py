@@ -55,10 +55,6 @@ class FilterTables(NamedTuple):
     by_density: bool
 
 
-# keeps a point without any mass at zero instead of 0 / 0
-SMALLEST_MASS = 1e-20
-
-
 class PairwiseTables(NamedTuple):
     """A kernel of a mean field over `points`: what it adds to the logits of marginals Q.
 

@@ -37,6 +37,9 @@ from torch import Tensor
 
 from permutohedral.errors import FeatureRangeError, InputError
 
+# added to a mass that is divided by: what no point reaches stays zero instead of 0 / 0
+SMALLEST_MASS = 1e-20
+
 
 class Primitives(Protocol):
     """What a backend module provides."""

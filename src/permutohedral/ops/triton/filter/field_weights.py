@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.fused_primitives import SMALLEST_MASS, PairwiseTables
+from permutohedral.ops.fused_primitives import PairwiseTables
+from permutohedral.ops.primitives import SMALLEST_MASS
 from permutohedral.ops.triton.filter.blur import blur_passes, join_passes
 from permutohedral.ops.triton.filter.incidence import Incidence, list_corners, place_rows_kernel, store_entry
 from permutohedral.ops.triton.filter.splat import splat_sums
