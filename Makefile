@@ -91,8 +91,8 @@ typecheck: $(STAMP)  ## mypy, strict
 
 # One thread per worker: the workers share the cores.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count(), 5))')
-PYTEST := OMP_NUM_THREADS=1 RECORDED_LAUNCHES=build/launches $(BIN)/python -m pytest --quiet \
-  --numprocesses=$(WORKERS) --dist=worksteal
+IN_PARALLEL = --numprocesses=$(WORKERS) --dist=worksteal
+PYTEST := OMP_NUM_THREADS=1 RECORDED_LAUNCHES=build/launches $(BIN)/python -m pytest --quiet $(IN_PARALLEL)
 
 # the kernels that the interpreter launches are compiled by the second session
 interpreted: $(STAMP)
@@ -118,10 +118,12 @@ GPU_TESTS := --ignore-glob='tests/ops/test_native*' --ignore=tests/ops/test_thre
   $(addprefix tests/test_,compile.py filters.py functional.py gradients.py lattice.py laws.py pyramid.py sixteen_bits.py \
     transforms.py)
 
+GPU_PYTEST = PERMUTOHEDRAL_TEST_DEVICE=cuda OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet $(IN_PARALLEL)
+
 # torch's deterministic mode replaces kernels by others: both are tested
 test-gpu: $(STAMP)  ## the operators and layers on the GPU, and every kernel against float64
-	PERMUTOHEDRAL_TEST_DEVICE=cuda $(BIN)/python -m pytest --quiet $(GPU_TESTS)
-	PERMUTOHEDRAL_TEST_DEVICE=cuda PERMUTOHEDRAL_TEST_DETERMINISTIC=1 $(BIN)/python -m pytest --quiet $(GPU_TESTS)
+	$(GPU_PYTEST) $(GPU_TESTS)
+	PERMUTOHEDRAL_TEST_DETERMINISTIC=1 $(GPU_PYTEST) $(GPU_TESTS)
 
 tables: $(STAMP)  ## fill the tables of README.md and docs/ from results/
 	$(BIN)/python tools/tables.py
