@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import permutohedral as ph
+from permutohedral.guided.grids import Grids
 
 MODES: tuple[Any, ...] = ("gaussian", "affine", "solver")
 
@@ -85,6 +86,14 @@ def test_kept_pixels_lie_where_they_were() -> None:
     means = ph.upsample(coarse, guide, (0.5, 0.8), 1.0, steps=0)[0, 0]
     assert int(kept.argmax()) == 3
     assert int(means.argmax()) == 4
+
+
+@pytest.mark.parametrize(("few", "many"), [(14, 122), (14, 62)])
+def test_places_of_kept_pixels_are_whole_numbers(few: int, many: int) -> None:
+    """Half of an even number of samples lies exactly in the middle, which i * (N / n) misses by a rounding error."""
+    for dtype in (torch.float32, torch.float64):
+        places = Grids((few,), (many,), "point").positions(dtype, DEVICE)[:, 0]
+        assert places.tolist() == [number * many // few for number in range(few)]
 
 
 def test_what_no_sample_reaches_is_interpolated() -> None:
