@@ -136,6 +136,10 @@ def test_batches_are_items_side_by_side(mode: Any) -> None:
         alone = ph.upsample(coarse[item], guides[item], mode=mode, steps=120)
         # conjugate gradients of items side by side have other steps
         assert_close(together[item], alone, torch.float32 if mode == "solver" else torch.float64)
+    # an item in other units takes no digits away
+    units = torch.tensor([1.0, 1e6], dtype=torch.float64, device=DEVICE).view(2, 1, 1, 1)
+    mixed = ph.upsample((coarse * units).float(), guides.float(), mode=mode, steps=120)
+    assert_close(mixed[0], ph.upsample(coarse[0].float(), guides[0].float(), mode=mode, steps=120))
 
 
 @pytest.mark.parametrize(("sampling", "size"), [("area", (4, 5)), ("point", (4, 5)), ("area", (1, 9))])

@@ -50,6 +50,10 @@ class Layout:
             return maps.reshape(items * self.channels, samples).T
         return maps.reshape(items, self.channels, samples).transpose(1, 2).reshape(items * samples, self.channels)
 
+    def by_guide(self, rows: Tensor) -> Tensor:
+        """Rows `[rows, channels]` as `[guides, rows of each, channels]`."""
+        return rows.reshape(self.guides, len(rows) // max(self.guides, 1), rows.shape[1])
+
     def from_rows(self, rows: Tensor, space: tuple[int, ...]) -> Tensor:
         """The opposite, without a copy: the channels are the fastest axis in memory."""
         if self.shared:

@@ -98,15 +98,15 @@ class BilateralSolver:
         exact = _system(lattice.source, self._smoothness.detach(), data.detach(), _detached(smoothness))
         check_rows(6 * lattice.num_lattice_points, data.values.shape[1], data.values)
         with torch.no_grad():
-            begin = exact.blurred() if start is None else self._on_lattice(start, layout) - offset
+            begin = exact.blurred() if start is None else self._on_lattice(start, layout) - exact.at_points(offset)
             solution = exact.solve(exact.right, begin, *until)
         if wants_gradient(data.values, data.weights, smoothness, lattice.source.barycentric):
             recorded = _system(lattice.source, self._smoothness, data, smoothness)
             residual = recorded.product(solution) - recorded.right
             zeros = torch.zeros_like(solution)
             solution = attach(solution, residual, lambda b: exact.solve(b, zeros, *until))
-        rows = operators.slice(solution, lattice.source.vertices, lattice.source.barycentric) + offset
-        return layout.from_rows(rows, self.space).contiguous()
+        rows = operators.slice(solution, lattice.source.vertices, lattice.source.barycentric)
+        return layout.from_rows((layout.by_guide(rows) + offset[:, None]).flatten(0, 1), self.space).contiguous()
 
     def _on_lattice(self, start: Tensor, layout: Layout) -> Tensor:
         """Lattice values whose interpolation is near to `start`."""
@@ -168,12 +168,16 @@ class _Data:
     layout: Layout
 
     def offset(self) -> Tensor:
-        """The mean of each channel, `[1, channels]`, which the solution is computed without: it keeps digits."""
-        sums = (self.values * self.weights).sum(dim=0, keepdim=True)
-        return (sums / self.weights.sum(dim=0, keepdim=True)).detach()
+        """Means `[guides, channels]`, which the solution is computed without: it keeps digits.
+
+        Items with guides of their own have means of their own, which are also theirs where no data reach.
+        """
+        sums = self.layout.by_guide(self.values * self.weights).sum(dim=1)
+        return (sums / self.layout.by_guide(self.weights).sum(dim=1)).detach()
 
     def minus(self, offset: Tensor) -> _Data:
-        return _Data(self.values - offset, self.weights, self.where, self.layout)
+        values = (self.layout.by_guide(self.values) - offset[:, None]).flatten(0, 1)
+        return _Data(values, self.weights, self.where, self.layout)
 
     def detach(self) -> _Data:
         return _Data(self.values.detach(), self.weights.detach(), self.where, self.layout)
@@ -181,7 +185,11 @@ class _Data:
 
 @dataclass(frozen=True, eq=False)
 class _System:
-    """A y = b on the lattice, and the weight of the data at each lattice point `[lattice points, channels]`."""
+    """A y = b on the lattice.
+
+    `data` is the weight of the data at each lattice point `[lattice points, channels]`, `items` the guide that each
+    belongs to.
+    """
 
     product: Product
     right: Tensor
@@ -190,8 +198,30 @@ class _System:
     smoothness: Smoothness
     strength: float | Tensor
     seen: _Seen
+    items: Tensor
+    guides: int
+
+    def at_points(self, numbers: Tensor) -> Tensor:
+        """Numbers of guides, `[guides, channels]`, at their lattice points."""
+        return numbers if self.guides == 1 else numbers.index_select(0, self.items)
 
     def solve(self, right: Tensor, start: Tensor, iterations: int, tolerance: float) -> Tensor:
+        """Lattice values, each item in units of its own: numbers of one must not be rounding errors of another."""
+        unit = self.at_points(self._largest(right))
+        return unit * self._solve(right / unit, start / unit, iterations, tolerance)
+
+    def _largest(self, rows: Tensor) -> Tensor:
+        """Of each guide and channel the largest amount, `[guides, channels]`; one where there is none."""
+        if rows.numel() == 0:
+            return rows.new_ones(self.guides, rows.shape[1])
+        if self.guides == 1:
+            largest = rows.abs().amax(dim=0, keepdim=True)
+        else:
+            places = self.items.long()[:, None].expand_as(rows)
+            largest = rows.new_zeros(self.guides, rows.shape[1]).scatter_reduce(0, places, rows.abs(), "amax")
+        return torch.where(largest > 0, largest, 1.0)
+
+    def _solve(self, right: Tensor, start: Tensor, iterations: int, tolerance: float) -> Tensor:
         solution = None
         if self.seen.observe is None or self.seen.cells is not None:
             lumped = self.data if self.seen.observe is None else None
@@ -237,7 +267,8 @@ def _system(simplices: Simplices, smoothness: Smoothness, data: _Data, strength:
             return rough + lumped * rows
         return rough + seen.gather(data.weights * seen.observe(rows))
 
-    return _System(product, right, diagonal, lumped, smoothness, strength, seen)
+    items = simplices.keys[:, 0]
+    return _System(product, right, diagonal, lumped, smoothness, strength, seen, items, data.layout.guides)
 
 
 @dataclass(frozen=True, eq=False)
