@@ -116,6 +116,17 @@ def test_unknown_samples_do_not_count() -> None:
     assert_close(ph.upsample(torch.stack([holes, coarse]), guide)[0], expected)
 
 
+@pytest.mark.parametrize("mode", ["gaussian", "affine"])
+def test_only_ratios_of_confidences_matter(mode: Any) -> None:
+    guide, coarse = maps(1, 8, 12), maps(2, 1, 4, 6, seed=1)
+    assert_close(
+        ph.upsample(coarse, guide, mode=mode, confidence=coarse[0, 0] * 0 + 0.01), ph.upsample(coarse, guide, mode=mode)
+    )
+    confidence = maps(2, 4, 6, seed=2) * (maps(2, 4, 6, seed=3) > 0.3)
+    expected = ph.upsample(coarse, guide, mode=mode, confidence=confidence)
+    assert_close(ph.upsample(coarse, guide, mode=mode, confidence=1e-30 * confidence), expected)
+
+
 def test_memory_is_that_of_the_map() -> None:
     coarse, guide = maps(5, 4, 3), maps(2, 8, 9, seed=1)
     first = ph.upsample(coarse, guide)
