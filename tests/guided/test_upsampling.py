@@ -236,6 +236,9 @@ def test_sixteen_bits_stay() -> None:
         ({"confidence": torch.zeros(3, 4)}, "nothing is known"),
         ({"confidence": torch.ones(6, 8)}, "weights must be"),
         ({"steps": -1}, "steps"),
+        ({"ridge": 0.0, "mode": "affine"}, "ridge"),
+        ({"coarse": np.ma.masked_less(np.arange(12.0).reshape(1, 3, 4), 5)}, "masks"),
+        ({"guide": np.zeros((1, 6, 8), np.longdouble)}, "no numbers of type"),
         ({"spatial_axes": 0}, "spatial_axes"),
     ],
 )

@@ -133,6 +133,8 @@ def known_values(maps: Tensor, confidence: Tensor | None, spatial_axes: int) -> 
     Raises:
         InputError: an item has no sample that counts, or the confidence does not fit.
     """
+    if 0 in maps.shape[-spatial_axes:]:
+        raise InputError("nothing is known: there are no samples")
     finite, weights = _all_finite(maps), None
     if confidence is not None:
         shape = (*maps.shape[: -spatial_axes - 1], *maps.shape[-spatial_axes:])

@@ -21,7 +21,7 @@ from permutohedral.lattice import build_lattice
 from permutohedral.memory import check_rows
 from permutohedral.ops import fused_guided, operators
 from permutohedral.ops.guided_primitives import SeenCells, SolverTables
-from permutohedral.ops.tracing import is_transformed, wants_gradient
+from permutohedral.ops.tracing import is_transformed, is_unreadable, surely_all, wants_gradient
 from permutohedral.simplices import Simplices
 from permutohedral.tensors import check_count, check_tensor
 
@@ -115,6 +115,8 @@ class BilateralSolver:
         if start.shape != (*layout.leading, layout.channels, *self.space) or start.device != device:
             expected = [*layout.leading, layout.channels, *self.space]
             raise InputError(f"start must be {expected} on {device}, got {list(start.shape)} on {start.device}")
+        if not is_unreadable() and not surely_all(start.isfinite()):
+            raise InputError("start must be finite; leave it out, or fill what is not")
         rows, source = layout.to_rows(start.detach().to(self.lattice.dtype)), self.lattice.source
         values = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
         sums = operators.splat(values, source.vertices, source.barycentric.detach(), source.num_lattice_points)
@@ -131,6 +133,11 @@ class BilateralSolver:
                 )
             if self._items:
                 raise InputError("positions are those of one picture: give a guide without batch axes")
+            edges = torch.tensor(self.space, device=observe.device) - 0.5
+            if not is_unreadable() and not surely_all((observe >= -0.5) & (observe <= edges)):
+                raise InputError(
+                    f"positions must lie in the picture of {list(self.space)} pixels; leave out the others"
+                )
             # the guide tells apart what lies on either side of an edge, but only at pixels
             where, axes = rows_of_samples(observe.detach().round().long(), self.space), 1
         layout = layout_of("target", target, self._items, self.lattice.device, axes)
@@ -354,7 +361,7 @@ def bilateral_solver(  # noqa: PLR0913 (data and guide, how near to each, and ho
         sigma_space: see `BilateralSolver`.
         sigma_range: see `BilateralSolver`.
         observe: "pixels" if the target is at those of the guide; "cells" if it is coarser, and its samples are means of
-            cells; or positions `[points, axes]` in pixels, with a target `[..., channels, points]`.
+            cells; or positions `[points, axes]` in pixels, all in the picture, with a target `[..., channels, points]`.
         iterations: of the conjugate gradients, at most.
         tolerance: they end when the residual is this share of the right side.
         start: a result to start from, for instance of the frame before; it lets them end earlier.

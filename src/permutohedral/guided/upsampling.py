@@ -89,6 +89,8 @@ class Upsampler:
         ridge: float = 1e-3,
     ) -> Data:
         """See `upsample`."""
+        if not 0 < ridge < math.inf:
+            raise InputError(f"ridge must be positive and finite, got {ridge}")
         found = self._upsample(to_tensor(coarse), optional_tensor(confidence), steps, smoothness, ridge)
         return as_given(found, coarse)
 
@@ -219,7 +221,8 @@ def upsample(  # noqa: PLR0913 (map and guide, their bandwidths, and what each m
         spatial_axes: 2 for pictures, 3 for volumes and videos, 1 for signals.
 
     Returns:
-        `[..., channels, *space]`, in the dtype of `coarse` and, like it, with the channels first or last in memory.
+        `[..., channels, *space]`, in the dtype of `coarse` and, like it, with the channels first or last in memory; of
+        "solver" always first.
         Constants stay constants. Where no coarse sample is near in position and color, it is interpolated.
 
     >>> import permutohedral as ph
