@@ -190,3 +190,10 @@ def test_guides_are_not_replaced(tmp_path: Path, options: tuple[object, ...]) ->
     assert result.exit_code == 1
     assert "would replace" in result.stderr
     assert photo.read_bytes() == before
+
+
+def test_negative_whole_numbers_are_refused_for_that(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "depth.tif", np.full((3, 4), -5, np.int16))
+    result = invoke("upsample", tmp_path / "depth.tif", save_photo(tmp_path / "photo.png"), tmp_path / "out.tif")
+    assert result.exit_code == 1
+    assert "negative" in result.stderr
