@@ -30,6 +30,15 @@ def test_far_targets_have_the_value_of_the_nearest_samples_and_no_mass() -> None
     assert float(mass.max()) < 1e-6
 
 
+def test_only_ratios_of_weights_matter() -> None:
+    values, features = to_tensor(NUMBERS.random((40, 2))), to_tensor(NUMBERS.random((40, 2)) * 3)
+    targets, weights = to_tensor(NUMBERS.random((15, 2)) * 9), to_tensor(NUMBERS.random(40))
+    expected, expected_mass = ph.interpolate(values, features, targets, weights=weights)
+    found, mass = ph.interpolate(values, features, targets, weights=1e-9 * weights)
+    assert_close(found, expected)
+    assert_close(mass, 1e-9 * expected_mass)
+
+
 def test_holes_are_filled_and_the_rest_stays() -> None:
     features = ph.position_features(6, 7, 1.5, dtype=torch.float64, device=DEVICE)
     values = to_tensor(NUMBERS.random((42, 1)))
@@ -54,3 +63,5 @@ def test_what_does_not_fit_is_refused() -> None:
         ph.interpolate(torch.full((3, 1), torch.nan), features)
     with pytest.raises(ph.InputError, match="values must be"):
         ph.interpolate(torch.zeros(4, 1), features)
+    with pytest.raises(ph.InputError, match="weights must be"):
+        ph.interpolate(torch.zeros(3, 1), features, weights=torch.ones(2))

@@ -148,6 +148,35 @@ def test_batches_are_items_side_by_side() -> None:
     assert_close(shared[1], ph.bilateral_solver(targets[1], guides[0], **EXACT))
 
 
+def test_items_in_other_units_do_not_matter() -> None:
+    """Nor what units these are: float32 has few digits, and no squares of its smallest and largest numbers."""
+    guides, targets = (
+        torch.stack([picture(2), picture(2, 5)]).float(),
+        torch.stack([picture(1, 1), picture(1, 2)]).float(),
+    )
+    # far from all data, values are those of the item
+    guides[0, :, 4:] += 100.0
+    targets[0, 0, 2:] = torch.nan
+    alone = ph.bilateral_solver(targets[0], guides[0], tolerance=1e-6, iterations=200)
+    for unit in (1e-22, 1e6, 1e22):
+        units = torch.tensor([1.0, unit], device=DEVICE).view(2, 1, 1, 1)
+        found = ph.bilateral_solver(targets * units, guides, tolerance=1e-6, iterations=200)
+        assert_close(found[0], alone)
+        assert_close(found[1] / unit, ph.bilateral_solver(targets[1], guides[1], tolerance=1e-6, iterations=200))
+
+
+def test_more_iterations_than_needed_do_no_harm() -> None:
+    """Without a tolerance they go on when only rounding errors are left."""
+    generator = torch.Generator().manual_seed(31)
+    values, guide = torch.rand(4, 4, generator=generator), torch.rand(2, 19, generator=generator)
+    confidence = torch.tensor([0.4648, 0.0, 0.0, 0.6])
+    inputs = [each.double().to(DEVICE) for each in (values, guide, confidence)]
+    places = torch.tensor([[0], [4], [9], [14]], device=DEVICE)
+    options: dict[str, Any] = {"sigma_space": 3.5, "observe": places, "spatial_axes": 1}
+    enough = ph.bilateral_solver(*inputs, **options, iterations=8, tolerance=0.0)
+    assert_close(ph.bilateral_solver(*inputs, **options, iterations=100, tolerance=0.0), enough)
+
+
 def test_volumes() -> None:
     guide = picture(4, 0, 5, 6)[None]
     assert_close(ph.bilateral_solver(torch.ones_like(guide), guide, spatial_axes=3), torch.ones_like(guide))
@@ -166,7 +195,11 @@ def test_volumes() -> None:
         ({"observe": "blobs"}, "observe must be"),
         ({"observe": torch.zeros(3, 3)}, "positions"),
         ({"observe": torch.zeros(3, 2)}, "one for each position"),
+        ({"target": torch.zeros(1, 2), "observe": torch.tensor([[0.0, 1.0], [3.0, 7.6]])}, "lie in the picture"),
+        ({"target": torch.zeros(1, 1), "observe": torch.full((1, 2), torch.nan)}, "lie in the picture"),
+        ({"target": torch.zeros(1, 0), "observe": torch.zeros(0, 2)}, "nothing is known"),
         ({"start": torch.zeros(1, 3, 4)}, "start must be"),
+        ({"start": torch.full((1, 6, 8), torch.nan)}, "start must be finite"),
         ({"spatial_axes": 4}, "spatial_axes"),
         ({"guide": torch.zeros(2, 3, 6, 8)}, "batch axes"),
     ],

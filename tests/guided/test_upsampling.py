@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import permutohedral as ph
+from permutohedral.guided.grids import Grids
 
 MODES: tuple[Any, ...] = ("gaussian", "affine", "solver")
 
@@ -87,6 +88,14 @@ def test_kept_pixels_lie_where_they_were() -> None:
     assert int(means.argmax()) == 4
 
 
+@pytest.mark.parametrize(("few", "many"), [(14, 122), (14, 62)])
+def test_places_of_kept_pixels_are_whole_numbers(few: int, many: int) -> None:
+    """Half of an even number of samples lies exactly in the middle, which i * (N / n) misses by a rounding error."""
+    for dtype in (torch.float32, torch.float64):
+        places = Grids((few,), (many,), "point").positions(dtype, DEVICE)[:, 0]
+        assert places.tolist() == [number * many // few for number in range(few)]
+
+
 def test_what_no_sample_reaches_is_interpolated() -> None:
     guide, coarse = torch.zeros(1, 8, 12, dtype=torch.float64, device=DEVICE), maps(3, 4, 3)
     guide[0, 3, 4:6] = 1000.0
@@ -105,6 +114,17 @@ def test_unknown_samples_do_not_count() -> None:
     assert float(expected.abs().max()) < 10
     assert_close(ph.upsample(holes, guide), expected)
     assert_close(ph.upsample(torch.stack([holes, coarse]), guide)[0], expected)
+
+
+@pytest.mark.parametrize("mode", ["gaussian", "affine"])
+def test_only_ratios_of_confidences_matter(mode: Any) -> None:
+    guide, coarse = maps(1, 8, 12), maps(2, 1, 4, 6, seed=1)
+    assert_close(
+        ph.upsample(coarse, guide, mode=mode, confidence=coarse[0, 0] * 0 + 0.01), ph.upsample(coarse, guide, mode=mode)
+    )
+    confidence = maps(2, 4, 6, seed=2) * (maps(2, 4, 6, seed=3) > 0.3)
+    expected = ph.upsample(coarse, guide, mode=mode, confidence=confidence)
+    assert_close(ph.upsample(coarse, guide, mode=mode, confidence=1e-30 * confidence), expected)
 
 
 def test_memory_is_that_of_the_map() -> None:
@@ -127,6 +147,10 @@ def test_batches_are_items_side_by_side(mode: Any) -> None:
         alone = ph.upsample(coarse[item], guides[item], mode=mode, steps=120)
         # conjugate gradients of items side by side have other steps
         assert_close(together[item], alone, torch.float32 if mode == "solver" else torch.float64)
+    # an item in other units takes no digits away
+    units = torch.tensor([1.0, 1e6], dtype=torch.float64, device=DEVICE).view(2, 1, 1, 1)
+    mixed = ph.upsample((coarse * units).float(), guides.float(), mode=mode, steps=120)
+    assert_close(mixed[0], ph.upsample(coarse[0].float(), guides[0].float(), mode=mode, steps=120))
 
 
 @pytest.mark.parametrize(("sampling", "size"), [("area", (4, 5)), ("point", (4, 5)), ("area", (1, 9))])
@@ -212,6 +236,9 @@ def test_sixteen_bits_stay() -> None:
         ({"confidence": torch.zeros(3, 4)}, "nothing is known"),
         ({"confidence": torch.ones(6, 8)}, "weights must be"),
         ({"steps": -1}, "steps"),
+        ({"ridge": 0.0, "mode": "affine"}, "ridge"),
+        ({"coarse": np.ma.masked_less(np.arange(12.0).reshape(1, 3, 4), 5)}, "masks"),
+        ({"guide": np.zeros((1, 6, 8), np.longdouble)}, "no numbers of type"),
         ({"spatial_axes": 0}, "spatial_axes"),
     ],
 )

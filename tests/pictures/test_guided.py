@@ -116,17 +116,20 @@ def test_confidence_zero_is_unknown(tmp_path: Path) -> None:
         assert abs(np.asarray(image).astype(float) - np.where(edge(), 180, 90)).max() <= 2
 
 
-def test_strokes_color_what_they_lie_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("alpha", [0, 255], ids=["on nothing", "on gray that hides nothing"])
+def test_strokes_color_what_they_lie_on(tmp_path: Path, alpha: int) -> None:
     gray = np.where(edge(), 180, 60).astype(np.uint8)
-    strokes = np.zeros((24, 40, 4), np.uint8)
+    strokes = np.stack([gray, gray, gray, np.full_like(gray, alpha)], axis=2)
     strokes[10, 4:8] = (90, 60, 30, 255)
     strokes[10, 30:34] = (150, 180, 210, 255)
-    Image.fromarray(gray).save(tmp_path / "gray.png")
+    Image.fromarray(gray).save(tmp_path / "gray.png", icc_profile=b"profile of gray")
     Image.fromarray(strokes).save(tmp_path / "strokes.png")
-    result = invoke("colorize", tmp_path / "gray.png", tmp_path / "strokes.png", tmp_path / "out.png")
+    result = invoke("colorize", tmp_path / "gray.png", tmp_path / "strokes.png", tmp_path / "out.png", "--json")
     assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)[0]["lost"] == ["color profile"]
     with Image.open(tmp_path / "out.png") as image:
         found = np.asarray(image).astype(int)
+        assert "icc_profile" not in image.info
     expected = np.where(edge()[..., None], (150, 180, 210), (90, 60, 30))
     assert abs(found - expected).max() <= 3
 
@@ -171,4 +174,26 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert "must be the same" in message("upsample", tmp_path / "coarse.npy", photo, out, *certain)
     assert "no strokes" in message("colorize", tmp_path / "black.png", tmp_path / "black.png", tmp_path / "out.png")
     assert "replace" in message("upsample", tmp_path / "coarse.npy", photo, tmp_path / "coarse.npy")
+    tifffile.imwrite(tmp_path / "two.tif", np.zeros((2, 3, 4), np.float32), photometric="minisblack")
+    assert "2 pictures" in message("upsample", tmp_path / "two.tif", photo, out)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("options", [(), ("--mode", "gaussian", "--sigma-time", 1)], ids=["pictures", "video"])
+def test_guides_are_not_replaced(tmp_path: Path, options: tuple[object, ...]) -> None:
+    (tmp_path / "maps").mkdir()
+    (tmp_path / "photos").mkdir()
+    photo = save_photo(tmp_path / "photos" / "a.png")
+    before = photo.read_bytes()
+    Image.fromarray(coarse().astype(np.uint16)).save(tmp_path / "maps" / "a.png")
+    result = invoke("upsample", tmp_path / "maps", tmp_path / "photos", tmp_path / "photos", *options)
+    assert result.exit_code == 1
+    assert "would replace" in result.stderr
+    assert photo.read_bytes() == before
+
+
+def test_negative_whole_numbers_are_refused_for_that(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "depth.tif", np.full((3, 4), -5, np.int16))
+    result = invoke("upsample", tmp_path / "depth.tif", save_photo(tmp_path / "photo.png"), tmp_path / "out.tif")
+    assert result.exit_code == 1
+    assert "negative" in result.stderr

@@ -33,15 +33,14 @@ def affine_model(joint: Joint, rows: Tensor, weights: Tensor, guides: tuple[Tens
     """
     coarse_guide, guide = guides
     number, channels = guide.shape[1], rows.shape[1]
-    total = weights.sum().clamp_min(torch.finfo(weights.dtype).tiny)
-    # moments about the means of all samples keep digits
-    center = ((coarse_guide * weights).sum(dim=0, keepdim=True) / total).detach()
-    offset = ((rows * weights).sum(dim=0, keepdim=True) / total).detach()
-    about, values = coarse_guide - center, rows - offset
+    # moments about the means of all samples of an item keep digits
+    center, offset = (_mean_of_items(joint, each, weights) for each in (coarse_guide, rows))
+    samples, pixels = math.prod(joint.grids.coarse), math.prod(joint.grids.fine)
+    about, values = coarse_guide - _repeat(center, samples), rows - _repeat(offset, samples)
     squares, products = about[:, :, None] * about[:, None, :], about[:, :, None] * values[:, None, :]
     moments = torch.cat([torch.ones_like(weights), about, values, squares.flatten(1), products.flatten(1)], dim=1)
     moments = moments * weights
-    gathered = joint.gather(moments) + _PRIOR * joint.gain * _means_of_items(joint, moments)
+    gathered = joint.gather(moments) + _PRIOR * joint.gain * _moments_of_items(joint, moments)
     sizes = [1, number, channels, number * number, number * channels]
     _, about, values, squares, products = (gathered / gathered[:, :1]).split(sizes, dim=1)
     variance = squares.view(len(squares), number, number) - about[:, :, None] * about[:, None, :]
@@ -52,10 +51,24 @@ def affine_model(joint: Joint, rows: Tensor, weights: Tensor, guides: tuple[Tens
     target = joint.lattice.target
     model = operators.slice(torch.cat([slope.flatten(1), intercept], dim=1), target.vertices, target.barycentric)
     slopes = model[:, : number * channels].view(len(model), number, channels)
-    return (slopes * (guide - center)[:, :, None]).sum(dim=1) + model[:, number * channels :] + offset
+    guide = guide - _repeat(center, pixels)
+    return (slopes * guide[:, :, None]).sum(dim=1) + model[:, number * channels :] + _repeat(offset, pixels)
 
 
-def _means_of_items(joint: Joint, moments: Tensor) -> Tensor:
+def _mean_of_items(joint: Joint, rows: Tensor, weights: Tensor) -> Tensor:
+    """The mean of all samples of each item, `[items, channels]`, without derivatives."""
+    samples = math.prod(joint.grids.coarse)
+    items = len(rows) // samples
+    rows, weights = rows.detach().view(items, samples, rows.shape[1]), weights.detach().view(items, samples, 1)
+    return (rows * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(torch.finfo(weights.dtype).tiny)
+
+
+def _repeat(numbers: Tensor, times: int) -> Tensor:
+    """Numbers of items at each of their rows."""
+    return numbers if len(numbers) == 1 else numbers.repeat_interleave(times, dim=0)
+
+
+def _moments_of_items(joint: Joint, moments: Tensor) -> Tensor:
     """The moments of all samples of the item that each lattice point belongs to, their mass one."""
     sums = moments.view(-1, math.prod(joint.grids.coarse), moments.shape[1]).sum(dim=1)
     means = sums / sums[:, :1].clamp_min(torch.finfo(sums.dtype).tiny)

@@ -9,17 +9,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from permutohedral.errors import InputError
+
 # all data of a call are tensors, or all are arrays
 Data = TypeVar("Data", Tensor, NDArray[Any])
 
 
 def to_tensor(given: Tensor | NDArray[Any]) -> Tensor:
-    """An array as a tensor on the CPU, that shares its memory if it can; anything else stays."""
+    """An array as a tensor on the CPU, that shares its memory if it can; anything else stays.
+
+    Raises:
+        InputError: the array is masked, or of numbers that torch does not know.
+    """
     if not isinstance(given, np.ndarray):
         return given
+    if np.ma.is_masked(given):
+        raise InputError("tensors have no masks: give the array with .filled(numpy.nan), where NaN is unknown")
     # torch knows neither steps backward nor another order of bytes, and warns about what must not be written
     plain = given.astype(given.dtype.newbyteorder("="), order="C", copy=not given.flags.writeable)
-    return torch.from_numpy(plain)
+    try:
+        return torch.from_numpy(plain)
+    except TypeError as error:
+        raise InputError(f"torch knows no numbers of type {given.dtype}; convert the array to float32") from error
 
 
 def optional_tensor(given: Tensor | NDArray[Any] | None) -> Tensor | None:

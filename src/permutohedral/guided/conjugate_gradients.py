@@ -17,7 +17,7 @@ Product = Callable[[Tensor], Tensor]
 def conjugate_gradients(
     product: Product, right: Tensor, diagonal: Tensor, start: Tensor, iterations: int, tolerance: float
 ) -> Tensor:
-    """Solve A y = b for every channel.
+    """Solve A y = b for every channel; one whose residual is small enough stays as it is.
 
     Args:
         product: A.
@@ -25,27 +25,31 @@ def conjugate_gradients(
         diagonal: `[rows, 1]`, about that of A and positive: the preconditioner.
         start: the first y.
         iterations: at most so many.
-        tolerance: done when no channel's residual exceeds this share of b; 0 to do all iterations.
+        tolerance: done when no channel's residual exceeds this share of b; 0 to do all iterations, but for channels
+            that are solved to rounding.
 
     >>> conjugate_gradients(lambda y: 2 * y, torch.ones(3, 1), torch.ones(3, 1), torch.zeros(3, 1), 5, 1e-6).tolist()
     [[0.5], [0.5], [0.5]]
     """
-    smallest = torch.finfo(right.dtype).tiny
+    numbers = torch.finfo(right.dtype)
     solution, residual = start.clone(), right - product(start)
-    enough = tolerance**2 * right.square().sum(dim=0)
+    # a smaller residual is rounding errors, of which further steps would make ever larger ones
+    rounding = numbers.eps**2 * torch.maximum(right.square().sum(dim=0), residual.square().sum(dim=0))
+    enough = torch.maximum(tolerance**2 * right.square().sum(dim=0), rounding)
     scaled = residual / diagonal
     direction, before = scaled, (residual * scaled).sum(dim=0)
     for _ in range(iterations):
-        if tolerance > 0 and bool((residual.square().sum(dim=0) <= enough).all()):
+        is_open = residual.square().sum(dim=0) > enough
+        if tolerance > 0 and not bool(is_open.any()):
             break
         image = product(direction)
-        # a channel that is solved exactly stays as it is
-        length = before / (direction * image).sum(dim=0).clamp_min(smallest)
+        curvature = (direction * image).sum(dim=0)
+        length = torch.where(is_open & (curvature > 0), before / curvature, 0.0)
         solution.addcmul_(direction, length)
         residual = residual.addcmul(image, length, value=-1)
         scaled = residual / diagonal
         now = (residual * scaled).sum(dim=0)
-        direction = torch.addcmul(scaled, direction, now / before.clamp_min(smallest))
+        direction = torch.addcmul(scaled, direction, now / before.clamp_min(numbers.tiny))
         before = now
     return solution
 

@@ -64,9 +64,13 @@ class Grids:
     def positions(self, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         """Where the coarse samples lie, in fine samples: `[coarse samples, axes]`."""
         axes = []
-        for coarse, ratio in zip(self.coarse, self.ratios, strict=True):
-            numbers = torch.arange(coarse, dtype=dtype, device=device)
-            axes.append((numbers + 0.5) * ratio - 0.5 if self.sampling == "area" else (numbers * ratio).floor())
+        for coarse, fine in zip(self.coarse, self.fine, strict=True):
+            numbers = torch.arange(coarse, device=device)
+            if self.sampling == "area":
+                axes.append((numbers.to(dtype) + 0.5) * (fine / coarse) - 0.5)
+            else:
+                # in whole numbers: a quotient that is rounded down before it is multiplied loses a sample
+                axes.append((numbers * fine).div(coarse, rounding_mode="floor").to(dtype))
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
 
     def observe(self, fine: Tensor) -> Tensor:

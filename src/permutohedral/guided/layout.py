@@ -50,6 +50,10 @@ class Layout:
             return maps.reshape(items * self.channels, samples).T
         return maps.reshape(items, self.channels, samples).transpose(1, 2).reshape(items * samples, self.channels)
 
+    def by_guide(self, rows: Tensor) -> Tensor:
+        """Rows `[rows, channels]` as `[guides, rows of each, channels]`."""
+        return rows.reshape(self.guides, len(rows) // max(self.guides, 1), rows.shape[1])
+
     def from_rows(self, rows: Tensor, space: tuple[int, ...]) -> Tensor:
         """The opposite, without a copy: the channels are the fastest axis in memory."""
         if self.shared:
@@ -129,6 +133,8 @@ def known_values(maps: Tensor, confidence: Tensor | None, spatial_axes: int) -> 
     Raises:
         InputError: an item has no sample that counts, or the confidence does not fit.
     """
+    if 0 in maps.shape[-spatial_axes:]:
+        raise InputError("nothing is known: there are no samples")
     finite, weights = _all_finite(maps), None
     if confidence is not None:
         shape = (*maps.shape[: -spatial_axes - 1], *maps.shape[-spatial_axes:])

@@ -61,13 +61,20 @@ def _interpolate(
             f"{list(features.shape)}"
         )
     unknown = values.isnan().any(dim=1)
-    given = (~unknown).to(features.dtype) if weights is None else torch.where(unknown, 0.0, weights.to(features.dtype))
+    given = (~unknown).to(features.dtype)
+    if weights is not None:
+        check_tensor("weights", weights)
+        if weights.shape != unknown.shape:
+            raise InputError(f"weights must be [{len(values)}], one for each point, got {list(weights.shape)}")
+        given = torch.where(unknown, 0.0, weights.to(features.dtype))
     if not bool((given > 0).any()):
         raise InputError("nothing is known: every value is NaN, or of weight zero")
     known = torch.where(unknown[:, None], 0.0, values)
     targets = features if target_features is None else target_features
     result, mass = gaussian_filter(known, features, targets, weights=given, return_mass=True)
-    left = (mass.detach() < _LEAST_MASS).nonzero()[:, 0]
+    # a sample that counts as much as they do in the mean
+    least = _LEAST_MASS * given[given > 0].mean().detach()
+    left = (mass.detach() < least).nonzero()[:, 0]
     width = 1.0
     for _ in range(_MOST_WIDENINGS):
         if left.numel() == 0:
@@ -76,7 +83,7 @@ def _interpolate(
         wider, near = gaussian_filter(
             known, features / width, targets.index_select(0, left) / width, weights=given, return_mass=True
         )
-        reached = near.detach() >= _LEAST_MASS
+        reached = near.detach() >= least
         result = result.index_put((left[reached],), wider[reached])
         left = left[~reached]
     if left.numel():

@@ -21,7 +21,7 @@ from permutohedral.lattice import build_lattice
 from permutohedral.memory import check_rows
 from permutohedral.ops import fused_guided, operators
 from permutohedral.ops.guided_primitives import SeenCells, SolverTables
-from permutohedral.ops.tracing import is_transformed, wants_gradient
+from permutohedral.ops.tracing import is_transformed, is_unreadable, surely_all, wants_gradient
 from permutohedral.simplices import Simplices
 from permutohedral.tensors import check_count, check_tensor
 
@@ -98,15 +98,15 @@ class BilateralSolver:
         exact = _system(lattice.source, self._smoothness.detach(), data.detach(), _detached(smoothness))
         check_rows(6 * lattice.num_lattice_points, data.values.shape[1], data.values)
         with torch.no_grad():
-            begin = exact.blurred() if start is None else self._on_lattice(start, layout) - offset
+            begin = exact.blurred() if start is None else self._on_lattice(start, layout) - exact.at_points(offset)
             solution = exact.solve(exact.right, begin, *until)
         if wants_gradient(data.values, data.weights, smoothness, lattice.source.barycentric):
             recorded = _system(lattice.source, self._smoothness, data, smoothness)
             residual = recorded.product(solution) - recorded.right
             zeros = torch.zeros_like(solution)
             solution = attach(solution, residual, lambda b: exact.solve(b, zeros, *until))
-        rows = operators.slice(solution, lattice.source.vertices, lattice.source.barycentric) + offset
-        return layout.from_rows(rows, self.space).contiguous()
+        rows = operators.slice(solution, lattice.source.vertices, lattice.source.barycentric)
+        return layout.from_rows((layout.by_guide(rows) + offset[:, None]).flatten(0, 1), self.space).contiguous()
 
     def _on_lattice(self, start: Tensor, layout: Layout) -> Tensor:
         """Lattice values whose interpolation is near to `start`."""
@@ -115,6 +115,8 @@ class BilateralSolver:
         if start.shape != (*layout.leading, layout.channels, *self.space) or start.device != device:
             expected = [*layout.leading, layout.channels, *self.space]
             raise InputError(f"start must be {expected} on {device}, got {list(start.shape)} on {start.device}")
+        if not is_unreadable() and not surely_all(start.isfinite()):
+            raise InputError("start must be finite; leave it out, or fill what is not")
         rows, source = layout.to_rows(start.detach().to(self.lattice.dtype)), self.lattice.source
         values = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
         sums = operators.splat(values, source.vertices, source.barycentric.detach(), source.num_lattice_points)
@@ -131,6 +133,11 @@ class BilateralSolver:
                 )
             if self._items:
                 raise InputError("positions are those of one picture: give a guide without batch axes")
+            edges = torch.tensor(self.space, device=observe.device) - 0.5
+            if not is_unreadable() and not surely_all((observe >= -0.5) & (observe <= edges)):
+                raise InputError(
+                    f"positions must lie in the picture of {list(self.space)} pixels; leave out the others"
+                )
             # the guide tells apart what lies on either side of an edge, but only at pixels
             where, axes = rows_of_samples(observe.detach().round().long(), self.space), 1
         layout = layout_of("target", target, self._items, self.lattice.device, axes)
@@ -168,12 +175,16 @@ class _Data:
     layout: Layout
 
     def offset(self) -> Tensor:
-        """The mean of each channel, `[1, channels]`, which the solution is computed without: it keeps digits."""
-        sums = (self.values * self.weights).sum(dim=0, keepdim=True)
-        return (sums / self.weights.sum(dim=0, keepdim=True)).detach()
+        """Means `[guides, channels]`, which the solution is computed without: it keeps digits.
+
+        Items with guides of their own have means of their own, which are also theirs where no data reach.
+        """
+        sums = self.layout.by_guide(self.values * self.weights).sum(dim=1)
+        return (sums / self.layout.by_guide(self.weights).sum(dim=1)).detach()
 
     def minus(self, offset: Tensor) -> _Data:
-        return _Data(self.values - offset, self.weights, self.where, self.layout)
+        values = (self.layout.by_guide(self.values) - offset[:, None]).flatten(0, 1)
+        return _Data(values, self.weights, self.where, self.layout)
 
     def detach(self) -> _Data:
         return _Data(self.values.detach(), self.weights.detach(), self.where, self.layout)
@@ -181,7 +192,11 @@ class _Data:
 
 @dataclass(frozen=True, eq=False)
 class _System:
-    """A y = b on the lattice, and the weight of the data at each lattice point `[lattice points, channels]`."""
+    """A y = b on the lattice.
+
+    `data` is the weight of the data at each lattice point `[lattice points, channels]`, `items` the guide that each
+    belongs to.
+    """
 
     product: Product
     right: Tensor
@@ -190,8 +205,30 @@ class _System:
     smoothness: Smoothness
     strength: float | Tensor
     seen: _Seen
+    items: Tensor
+    guides: int
+
+    def at_points(self, numbers: Tensor) -> Tensor:
+        """Numbers of guides, `[guides, channels]`, at their lattice points."""
+        return numbers if self.guides == 1 else numbers.index_select(0, self.items)
 
     def solve(self, right: Tensor, start: Tensor, iterations: int, tolerance: float) -> Tensor:
+        """Lattice values, each item in units of its own: numbers of one must not be rounding errors of another."""
+        unit = self.at_points(self._largest(right))
+        return unit * self._solve(right / unit, start / unit, iterations, tolerance)
+
+    def _largest(self, rows: Tensor) -> Tensor:
+        """Of each guide and channel the largest amount, `[guides, channels]`; one where there is none."""
+        if rows.numel() == 0:
+            return rows.new_ones(self.guides, rows.shape[1])
+        if self.guides == 1:
+            largest = rows.abs().amax(dim=0, keepdim=True)
+        else:
+            places = self.items.long()[:, None].expand_as(rows)
+            largest = rows.new_zeros(self.guides, rows.shape[1]).scatter_reduce(0, places, rows.abs(), "amax")
+        return torch.where(largest > 0, largest, 1.0)
+
+    def _solve(self, right: Tensor, start: Tensor, iterations: int, tolerance: float) -> Tensor:
         solution = None
         if self.seen.observe is None or self.seen.cells is not None:
             lumped = self.data if self.seen.observe is None else None
@@ -237,7 +274,8 @@ def _system(simplices: Simplices, smoothness: Smoothness, data: _Data, strength:
             return rough + lumped * rows
         return rough + seen.gather(data.weights * seen.observe(rows))
 
-    return _System(product, right, diagonal, lumped, smoothness, strength, seen)
+    items = simplices.keys[:, 0]
+    return _System(product, right, diagonal, lumped, smoothness, strength, seen, items, data.layout.guides)
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,7 +361,7 @@ def bilateral_solver(  # noqa: PLR0913 (data and guide, how near to each, and ho
         sigma_space: see `BilateralSolver`.
         sigma_range: see `BilateralSolver`.
         observe: "pixels" if the target is at those of the guide; "cells" if it is coarser, and its samples are means of
-            cells; or positions `[points, axes]` in pixels, with a target `[..., channels, points]`.
+            cells; or positions `[points, axes]` in pixels, all in the picture, with a target `[..., channels, points]`.
         iterations: of the conjugate gradients, at most.
         tolerance: they end when the residual is this share of the right side.
         start: a result to start from, for instance of the frame before; it lets them end earlier.

@@ -89,6 +89,8 @@ class Upsampler:
         ridge: float = 1e-3,
     ) -> Data:
         """See `upsample`."""
+        if not 0 < ridge < math.inf:
+            raise InputError(f"ridge must be positive and finite, got {ridge}")
         found = self._upsample(to_tensor(coarse), optional_tensor(confidence), steps, smoothness, ridge)
         return as_given(found, coarse)
 
@@ -105,7 +107,7 @@ class Upsampler:
             return self._solve(coarse, confidence, steps, smoothness)
         maps, weights = known_values(coarse.to(self._joint.lattice.dtype), confidence, axes)
         # of no items none counts less than another
-        weights = weights if maps.numel() else None
+        weights = _in_units_of_mean(weights, axes) if weights is not None and maps.numel() else None
         channels_last = is_channels_last(coarse, axes)
         if layout.shared and layout.leading and weights is not None:
             # each item knows something else
@@ -170,6 +172,17 @@ class Upsampler:
         return upsampled
 
 
+def _in_units_of_mean(weights: Tensor, axes: int) -> Tensor:
+    """Weights `[..., 1, *coarse]` of which those of each item that are positive are one in the mean.
+
+    What reaches a target is compared with one sample, so that only ratios of weights matter.
+    """
+    space = tuple(range(-axes, 0))
+    # in this order, since their sum may be too small for a float
+    relative = weights / weights.detach().amax(dim=space, keepdim=True)
+    return relative * ((weights > 0).sum(dim=space, keepdim=True) / relative.sum(dim=space, keepdim=True))
+
+
 def upsample(  # noqa: PLR0913 (map and guide, their bandwidths, and what each mode adds)
     coarse: Data,
     guide: Data,
@@ -197,7 +210,8 @@ def upsample(  # noqa: PLR0913 (map and guide, their bandwidths, and what each m
         mode: "gaussian" averages coarse samples of like color (joint bilateral upsampling), "affine" lets values be an
             affine function of the guide near each place, "solver" finds what has the coarse samples as means and is
             smooth along the guide (`bilateral_solver`): the best and the slowest. docs/upsampling.md compares them.
-        confidence: how much each coarse sample counts, `[..., *small]`, not negative; zero is unknown.
+        confidence: how much each coarse sample counts beside the others, and to "solver" also beside the smoothness,
+            `[..., *small]`, not negative; zero is unknown.
         steps: how often the result is corrected by what it lacks on the coarse grid, 2 unless given; of "solver" its
             iterations, 16 unless given.
         sampling: "area" if coarse samples are means of cells, with centers at (i + 1/2) N / n - 1/2; "point" if they
@@ -207,7 +221,8 @@ def upsample(  # noqa: PLR0913 (map and guide, their bandwidths, and what each m
         spatial_axes: 2 for pictures, 3 for volumes and videos, 1 for signals.
 
     Returns:
-        `[..., channels, *space]`, in the dtype of `coarse` and, like it, with the channels first or last in memory.
+        `[..., channels, *space]`, in the dtype of `coarse` and, like it, with the channels first or last in memory; of
+        "solver" always first.
         Constants stay constants. Where no coarse sample is near in position and color, it is interpolated.
 
     >>> import permutohedral as ph

@@ -34,7 +34,8 @@ def upsample_frames(
     Time is a feature like position and color, so maps of neighboring frames that look alike are averaged, which takes
     away flicker. The result is that of `upsample(..., mode="gaussian", spatial_axes=3)` of the whole video with
     bandwidths (sigma_time, *sigma_space), while only some frames are held: `at_once`, and before and after them as many
-    as matter, about 3.5 sigma_time for each of the steps and one more.
+    as matter, about 3.5 sigma_time for each of the steps and one more. Where maps are NaN and nothing known is near,
+    they are filled from the frames that are held, of the whole video from all.
 
     Args:
         frames: pairs of a map `[channels, h, w]` and its picture `[guide channels, height, width]`, all of one size, in

@@ -147,7 +147,7 @@ def _to_picture(image: Image.Image, path: Path, transparent: NDArray[Any] | None
     if image.mode in _SIXTEEN_BITS:
         numbers = np.asarray(image).astype(np.int64)
         if numbers.min(initial=0) < 0 or numbers.max(initial=0) > 65535:
-            raise InputError(f"{path} holds integers of more than 16 bits; convert it to 8 or 16 bits per channel")
+            raise InputError(f"{path} holds negative integers, or of more than 16 bits; convert it to 8 or 16 bits")
         return _from_numbers(numbers[..., None], 65535, transparent)
     if image.mode not in ("L", "LA", "RGB", "RGBA"):
         raise InputError(f"{path} stores pixels as {image.mode!r}; convert it to gray or RGB, 8 or 16 bits per channel")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -15,6 +15,7 @@ from permutohedral.errors import InputError
 from permutohedral.pictures.batch import Outcome, Progress, Request
 from permutohedral.pictures.files import Picture, check_output, read_picture, write_picture
 from permutohedral.pictures.maps import Map, find_beside, read_map, write_map
+from permutohedral.pictures.metadata import Metadata
 from permutohedral.pictures.transparency import hide_colors
 
 # a pixel of strokes without alpha is a stroke if its channels differ by more than this; JPEG leaves gray not quite so
@@ -95,9 +96,11 @@ class Follow(Request):
     def process(self, source: Path, output: Path, progress: Progress) -> Followed:
         """Make one file follow its guide."""
         given = read_map(source, self.unknown)
-        photo = read_picture(find_beside(self.guide, source))
+        photo = read_picture(find_beside(self.guide, source, output))
         guide, sigma_range = self.edges.guide(hide_colors(photo.pixels, photo.alpha))
-        confidence = None if self.confidence is None else _read_confidence(self.confidence, source, given)
+        confidence = None
+        if self.confidence is not None:
+            confidence = _read_confidence(find_beside(self.confidence, source, output), source, given)
         started = time.perf_counter()
         if self.mode == "solve":
             if given.values.shape[1:] != guide.shape[1:]:
@@ -145,7 +148,7 @@ class Colorize(Request):
     def process(self, source: Path, output: Path, progress: Progress) -> Followed:
         """Color one file."""
         picture = read_picture(source)
-        path = find_beside(self.strokes, source)
+        path = find_beside(self.strokes, source, output)
         strokes = read_picture(path)
         gray = picture.pixels.mean(dim=0, keepdim=True)
         check_output(output, picture.with_pixels(gray.expand(3, -1, -1)))
@@ -165,22 +168,30 @@ class Colorize(Request):
             chroma, gray, drawn, self.smoothness, sigma_space, self.edges.sigma_gray, iterations=100
         )
         seconds = time.perf_counter() - started
-        colored = picture.with_pixels(gray + found)
+        colored = replace(picture, pixels=gray + found, metadata=_of_colors(picture))
         lost = tuple(write_picture(colored, output))
         height, width = gray.shape[1:]
         known = round(float(drawn.float().mean()), 5)
         return Followed(source, output, None, lost, height, width, 3, known, round(seconds, 4))
 
 
+def _of_colors(picture: Picture) -> Metadata:
+    """What the file says about the picture, but the profile of gray, which means nothing for colors."""
+    metadata = picture.metadata
+    if len(picture.pixels) == 3 or metadata.color_profile is None:
+        return metadata
+    return replace(metadata, color_profile=None, unreadable=(*metadata.unreadable, "color profile"))
+
+
 def _drawn(strokes: Picture) -> Tensor:
     """Where strokes are, bool `[height, width]`."""
-    if strokes.alpha is not None:
+    # an alpha that hides nothing tells nothing: many programs write one into every picture
+    if strokes.alpha is not None and not bool((strokes.alpha > 0).all()):
         return strokes.alpha[0] > 0
     return strokes.pixels.amax(dim=0) - strokes.pixels.amin(dim=0) > _COLORED
 
 
-def _read_confidence(place: Path, source: Path, given: Map) -> Tensor:
-    path = find_beside(place, source)
+def _read_confidence(path: Path, source: Path, given: Map) -> Tensor:
     found = read_map(path)
     if found.values.shape[1:] != given.values.shape[1:]:
         raise InputError(

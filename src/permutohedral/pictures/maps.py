@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -76,11 +76,17 @@ def _read_floats(path: Path) -> NDArray[Any] | None:
             if page.dtype is None or page.dtype.kind != "f":
                 return None
             numbers: NDArray[Any] = page.asarray()
+            # smaller copies and masks belong to the first
+            images = sum(not (other.is_reduced or other.is_mask) for other in cast(Any, file.pages))
     except FileNotFoundError as error:
         raise InputError(f"there is no file {path}") from error
     # decoders raise any kind of exception for a damaged file; the reader of pictures says what is wrong with it
     except Exception:
         return None
+    if images > 1:
+        raise InputError(
+            f"{path} holds {images} pictures; put channels into one, with planarconfig='separate', or into .npy"
+        )
     return numbers if numbers.ndim == 2 or page.planarconfig == 2 else np.moveaxis(numbers, -1, 0)
 
 
@@ -162,12 +168,19 @@ def plan_maps(source: Path, output: Path, recursive: bool) -> list[tuple[Path, P
     return pairs
 
 
-def find_beside(place: Path, source: Path) -> Path:
+def find_beside(place: Path, source: Path, output: Path) -> Path:
     """The file that belongs to `source`: `place` itself, or that of the same name, with any ending, in that folder.
 
     Raises:
-        InputError: there is none, or several.
+        InputError: there is none, or several, or `output` would replace it.
     """
+    path = _find_beside(place, source)
+    if path.resolve() == output.resolve():
+        raise InputError(f"the result of {source} would replace {path}; name another file or folder")
+    return path
+
+
+def _find_beside(place: Path, source: Path) -> Path:
     if not place.is_dir():
         if not place.exists():
             raise InputError(f"there is no file or folder {place}")

@@ -33,12 +33,12 @@ def upsample_video(request: Follow, files: Sequence[tuple[Path, Path]], sigma_ti
     # maps whose results are still to come, and the bandwidths of the guides
     waiting: list[Map] = []
     ended: list[str] = []
-    sigma_range: list[float] = request.edges.guide(_read_guide(request.guide, files[0][0]))[1]
+    sigma_range: list[float] = request.edges.guide(_read_guide(request.guide, *files[0]))[1]
 
     def frames() -> Iterator[tuple[Tensor, Tensor]]:
-        for source, _ in files:
+        for source, output in files:
             try:
-                given, guide = read_map(source, request.unknown), _read_guide(request.guide, source)
+                given, guide = read_map(source, request.unknown), _read_guide(request.guide, source, output)
             except PermutohedralError as error:
                 ended.append(error.message)
                 return
@@ -72,6 +72,6 @@ def _until_error(results: Iterator[Tensor], ended: list[str]) -> Iterator[Tensor
         ended.append(error.message)
 
 
-def _read_guide(place: Path, source: Path) -> Tensor:
-    photo = read_picture(find_beside(place, source))
+def _read_guide(place: Path, source: Path, output: Path) -> Tensor:
+    photo = read_picture(find_beside(place, source, output))
     return hide_colors(photo.pixels, photo.alpha)

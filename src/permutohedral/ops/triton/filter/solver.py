@@ -188,9 +188,10 @@ def update_kernel(
             left = given - tl.load(image + place, mask=inside, other=0.0)
             tl.atomic_add(scalar(scalars, 3, 0, channel, slots, CHANNELS), tl.sum(given * given, axis=0), sem="relaxed")
         else:
-            # a channel that is solved exactly stays as it is
-            product = tl.maximum(tl.load(scalar(scalars, _IMAGES, iteration, channel, slots, CHANNELS)), tiny)
-            length = tl.load(scalar(scalars, _SCALED, iteration, channel, slots, CHANNELS)) / product
+            product = tl.load(scalar(scalars, _IMAGES, iteration, channel, slots, CHANNELS))
+            length = tl.load(scalar(scalars, _SCALED, iteration, channel, slots, CHANNELS))
+            # a product that is not positive is a rounding error
+            length = tl.where(product > 0.0, length, 0.0) / tl.maximum(product, tiny)
             left = tl.load(residual + place, mask=inside, other=0.0)
             left -= length * tl.load(image + place, mask=inside, other=0.0)
             here = tl.load(solution + place, mask=inside, other=0.0)
@@ -295,6 +296,8 @@ def solve_on_lattice(
         return None
     if cells is not None and not can_see(cells.weights, cells):
         return None
+    # a smaller residual is rounding errors, of which further steps would make ever larger ones
+    tolerance = max(tolerance, torch.finfo(right.dtype).eps)
     image, direction, residual = (torch.empty_like(right) for _ in range(3))
     slots = iterations + 2
     scalars = torch.empty(3 * slots + 1, channels, dtype=right.dtype, device=right.device)
