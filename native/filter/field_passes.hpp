@@ -135,7 +135,7 @@ protected:
     void gather(const Chunk<T>& chunk, bool first) {
         if (mirrored_) {
             const T *one = field_.energies + plane_of(chunk, 0), *other = field_.energies + plane_of(chunk, 1);
-            for (int64_t i = 0; i < chunk.count; ++i) chunk.rows[i] = one[i] - other[i];
+            for (int64_t i = 0; i < chunk.count; ++i) chunk.rows[i] = make_finite<T>(one[i]) - make_finite<T>(other[i]);
         } else if (first) {
             std::memset(chunk.rows, 0, sizeof(T) * chunk.count * stride_);
         }

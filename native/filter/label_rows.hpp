@@ -129,12 +129,20 @@ private:
     }
 };
 
-// Planes to columns, N points after N points; behind the last point there are zeros.
+// Infinity as the largest number: of two infinite energies there is no difference.
+template <class T, class Lanes>
+PERMUTOHEDRAL_INLINE Lanes make_finite(Lanes energies) {
+    const Lanes highest = Lanes{} + std::numeric_limits<T>::max(), lowest = -highest;
+    energies = energies > highest ? highest : energies;
+    return energies < lowest ? lowest : energies;
+}
+
+// Energies in planes to columns, N points after N points; behind the last point there are zeros.
 template <class T, int N>
 void planes_to_columns(LabelPlanes<const T> planes, int64_t labels, int64_t count, T* columns) {
     for (int64_t i = 0; i < count; i += N) {
         for (int64_t l = 0; l < labels; ++l, columns += N) {
-            store<T, N>(columns, load_first<T, N>(planes.data + l * planes.step + i, count - i));
+            store<T, N>(columns, make_finite<T>(load_first<T, N>(planes.data + l * planes.step + i, count - i)));
         }
     }
 }

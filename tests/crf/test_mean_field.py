@@ -132,6 +132,26 @@ def test_lattices_and_start_are_given(dtype: torch.dtype, random: np.random.Gene
     for _ in range(3):
         marginals = ph.crf.mean_field(energies, kernels, 1, lattices=lattices, start=marginals)
     assert_close(marginals, ph.crf.mean_field(energies, kernels, 3))
+    assert_close(ph.crf.mean_field(energies, kernels, 0, start=marginals), marginals)
+
+
+@pytest.mark.parametrize("logarithms", [False, True])
+@pytest.mark.parametrize("labels", [2, 3])
+def test_infinite_energies(labels: int, logarithms: bool) -> None:
+    """Where labels are forbidden, given, or all forbidden; with gradients, too."""
+    finite, kernels = torch.randn(20, labels, device=DEVICE), [ph.crf.Kernel(torch.randn(20, 2, device=DEVICE), 2.0)]
+    for number, large in ((torch.inf, 1e4), (-torch.inf, -1e4)):
+        energies, expected = finite.clone(), finite.clone()
+        energies[0, 0], expected[0, 0] = number, large
+        expected = ph.crf.mean_field(expected, kernels, 2)
+        for gradient in (False, True):
+            found = ph.crf.mean_field(energies.requires_grad_(gradient), kernels, 2, logarithms=logarithms)
+            assert_close(found.detach().exp() if logarithms else found.detach(), expected)
+        assert bool(torch.autograd.grad(found[1:].sum(), energies)[0].isfinite().all())
+    energies = finite.clone().index_fill(0, torch.tensor([0], device=DEVICE), torch.inf).requires_grad_()
+    found = ph.crf.mean_field(energies, kernels, 2, logarithms=logarithms)
+    assert bool(found.isfinite().all())
+    assert bool(torch.autograd.grad(found.sum(), energies)[0].isfinite().all())
 
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16, torch.float64])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any, cast
 
 import numpy as np
 import oracle
@@ -131,9 +132,14 @@ def test_what_does_not_fit_is_refused() -> None:
     for call, message in (
         (lambda: ph.estimate_error(values[:3], values, features), r"filtered must be \[5, 1\]"),
         (lambda: ph.estimate_error(values[None], values[None], features[None]), "one by one"),
+        (lambda: ph.estimate_error(values, values.expand(2, 5, 1), features, features), "values must have two axes"),
         (lambda: ph.estimate_error(values, values, features, samples=0), "samples"),
         (lambda: ph.estimate_bilateral_error(image[None], image[None], 1.0, 0.1), "one by one"),
         (lambda: ph.estimate_bilateral_error(image[:1], image, 1.0, 0.1), "filtered"),
+        (
+            lambda: ph.estimate_bilateral_error(cast(Any, to_numpy(image)), image, 1.0, 0.1),
+            "filtered must be a torch.Tensor",
+        ),
         (lambda: ph.estimate_bilateral_error(image, image, 1.0, 0.1, image[:, 1:]), "one height and width"),
     ):
         assert_raises(call, InputError, message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import oracle
@@ -294,8 +294,10 @@ def test_what_does_not_fit_is_refused() -> None:
     features, values = torch.rand(5, 2, device=DEVICE), torch.rand(5, 1, device=DEVICE)
     lattice = ph.build_lattice(features, separable=True)
     image = torch.rand(3, 4, 5, device=DEVICE)
-    nowhere = torch.full_like(features, torch.nan)
+    nowhere, no_tensor = torch.full_like(features, torch.nan), cast(Any, [[0.0, 0.0]])
     for call, error, message in (
+        (lambda: ph.gaussian_filter(values, features, no_tensor, method="auto"), InputError, "target_features must be"),
+        (lambda: ph.gaussian_filter(values[0, 0], features, method="auto"), InputError, "channels"),
         (lambda: ph.gaussian_filter(values, features, method="exact", halo=1), InputError, "no halo"),
         (lambda: ph.gaussian_filter(values, None, method="exact", lattice=lattice), InputError, "no lattice"),
         (lambda: ph.gaussian_filter(values, None, method="exact"), InputError, "give features"),

@@ -16,7 +16,7 @@ from permutohedral.nn import DenseCRF
 pytestmark = pytest.mark.usefixtures("backend")
 
 
-def layer(labels: int = 3, dtype: torch.dtype = torch.float64, **options: Any) -> DenseCRF:
+def layer(labels: int = 3, dtype: torch.dtype | None = torch.float64, **options: Any) -> DenseCRF:
     given = {"sigma_space": 1.7, "sigma_bilateral": 4.0, "sigma_range": 0.3, "steps": 2, "weights": (1.0, 2.0)}
     return DenseCRF(labels, device=DEVICE, dtype=dtype, **{**given, **options})
 
@@ -136,6 +136,12 @@ def test_a_loss_takes_the_result() -> None:
     target = torch.zeros(2, 5, 4, dtype=torch.long, device=DEVICE)
     torch.nn.functional.nll_loss(refined, target).backward()
     assert logits.grad is not None
+
+
+def test_weights_may_be_whole_numbers() -> None:
+    logits, guide = pictures(4, 3)
+    assert_close(layer(weights=(1, 2))(logits, guide), layer(weights=(1.0, 2.0))(logits, guide))
+    assert layer(weights=(1, 2), dtype=None).weights.dtype == torch.float32
 
 
 def test_it_can_be_stored_and_shown() -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import permutohedral as ph
 from permutohedral.cli.application import application
-from permutohedral.pictures.label_maps import palette
+from permutohedral.pictures.label_maps import palette, read_label_map
 
 RED, GREEN, BLACK = (200, 0, 10), (0, 180, 20), (0, 0, 0)
 
@@ -98,6 +98,15 @@ def test_black_may_be_a_label(tmp_path: Path, random: np.random.Generator) -> No
     assert "--black-is-a-label" in invoke(photo, labels, tmp_path / "out.png").stderr
     assert invoke(photo, labels, tmp_path / "out.png", "--black-is-a-label").exit_code == 0
     np.testing.assert_array_equal(read(tmp_path / "out.png"), in_color(disk(), GREEN, BLACK))
+
+
+def test_labels_of_16_bits_stay_apart(tmp_path: Path, random: np.random.Generator) -> None:
+    photo, labels = save(tmp_path / "photo.png", photograph(random)), tmp_path / "labels.png"
+    Image.fromarray(np.where(disk(), 300, 2).astype(np.uint16)).save(labels)
+    assert invoke(photo, labels, tmp_path / "out.png").exit_code == 0
+    found = read_label_map(tmp_path / "out.png", black_is_a_label=False)
+    assert torch.equal((found.colors[:, 0] * 65535).round(), torch.tensor([2.0, 300.0]))
+    assert np.array_equal(found.labels, disk())
 
 
 @pytest.mark.parametrize("known_foreground", [True, False])

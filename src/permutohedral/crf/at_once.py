@@ -11,7 +11,7 @@ from torch import Tensor
 from permutohedral.crf.kernels import Kernel
 from permutohedral.crf.layout import Layout
 from permutohedral.crf.pairwise import Pairwise, to_points
-from permutohedral.crf.steps import Field, softmax
+from permutohedral.crf.steps import Field, scores_of, softmax
 from permutohedral.memory import check_rows, is_negligible
 from permutohedral.ops import fused_fields
 from permutohedral.ops.fused_primitives import PairwiseTables
@@ -77,7 +77,7 @@ class AtOnce:
     def _compose(self, energies: Tensor, start: Tensor | None, pairwise: Sequence[Pairwise]) -> Tensor:
         """The logits of the last marginals by operators; energies and start are planes."""
         layout, dtype = replace(self.layout, shape=tuple(energies.shape), labels_last=False), self._dtype
-        field = Field(-layout.to_rows(energies).to(dtype), pairwise, 0.0, self.both_ways)
+        field = Field(scores_of(energies, layout, dtype), pairwise, 0.0, self.both_ways)
         marginals = softmax(field.scores) if start is None else layout.to_rows(start).to(dtype)
         logits = field.undamped(marginals)
         for _ in range(self.steps - 1):

@@ -12,7 +12,7 @@ from permutohedral.crf.damping import Damping, find_damping, find_repulsions, is
 from permutohedral.crf.kernels import Kernel
 from permutohedral.crf.layout import Layout, items_of_rows, layout_of
 from permutohedral.crf.pairwise import Pairwise, compatibility_of, prepare
-from permutohedral.crf.steps import Field, dtype_of, logarithm, softmax
+from permutohedral.crf.steps import Field, dtype_of, logarithm, scores_of, softmax
 from permutohedral.errors import InputError
 from permutohedral.lattice import Lattice
 from permutohedral.ops.primitives import energies_error
@@ -38,7 +38,8 @@ def mean_field(  # noqa: PLR0913 (a field, how to solve it, and what is known be
 
     Args:
         energies: float `[labels, *space]` or `[batch, labels, *space]` for kernels over pictures and volumes,
-            `[points, labels]` or `[batch, points, labels]` for kernels over points: the cost U of each label.
+            `[points, labels]` or `[batch, points, labels]` for kernels over points: the cost U of each label. Infinity
+            forbids a label, unless all labels of a point have it.
         kernels: which points are alike; `spatial_kernel`, `bilateral_kernel`, `Kernel`. Their features may be shared
             by the items of a batch.
         steps: the most that are done.
@@ -68,7 +69,9 @@ def mean_field(  # noqa: PLR0913 (a field, how to solve it, and what is known be
         compatibilities = [compatibility_of(kernel) for kernel in kernels]
         repulsions = find_repulsions(damping, compatibilities, layout.labels)
         both_ways = is_filtered_both_ways(damping, compatibilities)
-        undamped = tolerance is None and is_undamped(damping, repulsions)
+        # backends begin a step with the start, so that without a step they would not return it
+        has_steps = steps > 0 or start is None
+        undamped = tolerance is None and has_steps and is_undamped(damping, repulsions)
         whole = AtOnce(kernels, compatibilities, both_ways, layout, steps)
         # the logarithm of a marginal that was rounded to zero is not what it was: it is taken of the logits
         unbuilt = undamped and lattices is None and not logarithms
@@ -81,7 +84,7 @@ def mean_field(  # noqa: PLR0913 (a field, how to solve it, and what is known be
         strength = find_damping(damping, repulsions, pairwise)
         _refuse_nan(energies)
         dtype = dtype_of(pairwise, energies)
-        field = Field(-layout.to_rows(energies).to(dtype), pairwise, strength, both_ways)
+        field = Field(scores_of(energies, layout, dtype), pairwise, strength, both_ways)
         logits = field.scores if start is None else logarithm(layout.to_rows(start).to(dtype))
         logits = _solve(field, logits, steps, tolerance, lambda: items_of_rows(layout, kernels, energies.device))
         result = torch.log_softmax(logits, dim=1) if logarithms else softmax(logits)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from permutohedral.crf.layout import Layout
 from permutohedral.crf.pairwise import Pairwise
 from permutohedral.ops.primitives import accumulation_dtype
 
@@ -15,6 +16,11 @@ from permutohedral.ops.primitives import accumulation_dtype
 def dtype_of(pairwise: Sequence[Pairwise], energies: Tensor) -> torch.dtype:
     """In which all is computed: that of the features."""
     return pairwise[0].lattice.dtype if pairwise else accumulation_dtype(energies.dtype)
+
+
+def scores_of(energies: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
+    """Energies times -1, `[rows, labels]`; infinity as the largest number: two infinite ones have no difference."""
+    return -layout.to_rows(energies).to(dtype).clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
 
 
 def softmax(logits: Tensor) -> Tensor:

@@ -130,15 +130,20 @@ def choose_for_points(values: Tensor, features: Tensor | None, target_features: 
     >>> choose_for_points(few, few, None).method, choose_for_points(many, many, None).method
     ('exact', 'separable')
     """
-    if not isinstance(features, Tensor) or features.dim() < 2 or not isinstance(values, Tensor):
+    targets_fit = target_features is None or _has_points(target_features)
+    if features is None or not (_has_points(features) and _has_points(values) and targets_fit):
         # left to the lattice to refuse
-        return Choice("separable", "there are no features")
+        return Choice("separable", "there are no features or no values")
     sources, dimension = features.shape[-2:]
     targets = sources if target_features is None else target_features.shape[-2]
     pairs = sources * targets * _pair_time(dimension, values.shape[-1])
     lattice = (sources + targets) / 2 * _lattice_time(dimension, _OF_A_CLOUD)
     times = f"about {_in_words(pairs)} for all pairs, {_in_words(lattice)} for the lattice"
     return Choice("exact" if pairs <= _SLOWER * lattice else "separable", times)
+
+
+def _has_points(given: object) -> bool:
+    return isinstance(given, Tensor) and given.dim() >= 2
 
 
 def choose_for_pixels(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: Sigma) -> Choice:

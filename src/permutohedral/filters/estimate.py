@@ -78,7 +78,8 @@ def estimate_error(
     """
     check_count("samples", samples, least=1)
     targets = features if target_features is None else target_features
-    for name, given in (("filtered", filtered), ("features", features), ("target_features", targets)):
+    named = {"filtered": filtered, "values": values, "features": features, "target_features": targets}
+    for name, given in named.items():
         check_tensor(name, given)
         if given.dim() != 2:
             raise InputError(f"{name} must have two axes, got {tuple(given.shape)}; estimate the items one by one")
@@ -123,6 +124,7 @@ def estimate_bilateral_error(  # noqa: PLR0913 (what was filtered and how, and t
     True
     """
     check_count("samples", samples, least=1)
+    check_tensor("filtered", filtered)
     check_image(image, spatial_axes)
     edges = image if guide is None else guide
     check_guide(edges, image, spatial_axes)

@@ -79,7 +79,7 @@ class DenseCRF(nn.Module):
             raise InputError(f"standard deviations must be positive and finite, got {sigmas}")
         self.labels, self.steps, self.dimension = labels, steps, dimension
         self.normalization: KernelNormalization = normalization
-        self.weights = nn.Parameter(torch.tensor(list(weights), device=device, dtype=dtype), learn_weights)
+        self.weights = nn.Parameter(torch.tensor([*map(float, weights)], device=device, dtype=dtype), learn_weights)
         logarithms = torch.tensor([math.log(sigma) for sigma in sigmas], device=device, dtype=dtype)
         # the logarithms are trained, so that a standard deviation stays positive
         self.log_sigma = nn.Parameter(logarithms, learn_sigma)

@@ -277,7 +277,7 @@ class FusedPrimitives(Primitives, GuidedPrimitives, Protocol):
 
         Args:
             energies: `[items, labels, points]`, of any floating dtype.
-            start: the first marginals, like energies; None for softmax(-energies).
+            start: the first marginals, like energies; None for softmax(-energies), and where there is no step.
             kernels: over `items * points` points, those of the items one after another.
             steps: how often the marginals are replaced.
 

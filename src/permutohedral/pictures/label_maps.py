@@ -29,15 +29,17 @@ class LabelMap:
     Attributes:
         labels: int64 `[height, width]`, numbers of colors, or `UNKNOWN`.
         colors: float32 `[labels, 3]` between 0 and 1.
+        levels: the integer that 1.0 stands for in files: 255 or 65535.
     """
 
     labels: Tensor
     colors: Tensor
+    levels: int = 255
 
     def paint(self) -> Picture:
         """The picture of the map; black where a pixel is unknown."""
         painted = torch.cat([self.colors, torch.zeros(1, 3)])[self.labels]
-        return Picture(painted.permute(2, 0, 1).contiguous(), format="PNG")
+        return Picture(painted.permute(2, 0, 1).contiguous(), levels=self.levels, format="PNG")
 
 
 def read_label_map(path: Path, black_is_a_label: bool) -> LabelMap:
@@ -68,7 +70,7 @@ def read_label_map(path: Path, black_is_a_label: bool) -> LabelMap:
         raise InputError(f"{path} has {len(found)} labels, and at least two are needed{hint}")
     labels = torch.where(known, torch.searchsorted(found, numbers), UNKNOWN)
     colors = torch.stack([found >> 32, (found >> 16) & 0xFFFF, found & 0xFFFF], dim=1)
-    return LabelMap(labels, colors / picture.levels)
+    return LabelMap(labels, colors / picture.levels, picture.levels)
 
 
 def palette(labels: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -106,7 +106,7 @@ class Segment(Request):
         photo = read_picture(source)
         pixels = hide_colors(photo.pixels, photo.alpha)
         before, marginals, seconds = self._solve(source, pixels, progress)
-        after = LabelMap(marginals.argmax(dim=0), before.colors)
+        after = replace(before, labels=marginals.argmax(dim=0))
         write_picture(after.paint(), output)
         if self.overlay is not None:
             drawn = self.overlay / f"{source.stem}.png" if self.overlay.is_dir() else self.overlay

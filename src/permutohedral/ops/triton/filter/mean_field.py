@@ -46,11 +46,13 @@ Call = Callable[[], Any]
 _MOST_KERNELS = 2
 # labels that are not padded; and what the others are padded to a multiple of
 _NARROW, _ALIGNED = 4, 4
+# stands for infinity
+_LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 
 
 @triton.jit
 def softmax(logits, known):
-    """Over the labels that are `known`; zeros at points that have no possible label."""
+    """Over the labels that are `known`; zeros where none is."""
     logits = tl.where(known, logits, float("-inf"))
     highest = tl.max(logits, axis=1)
     highest = tl.where(highest == float("-inf"), 0.0, highest)
@@ -81,6 +83,8 @@ def scores_kernel(
     known = inside[:, None] & (label < LABELS)[None, :]
     plane = plane_of(point, label, points_per_item, LABELS)
     score = -tl.load(energies + plane, mask=known, other=0.0).to(output.dtype.element_ty)
+    # of two infinite ones there is no difference
+    score = tl.minimum(tl.maximum(score, -_LARGEST), _LARGEST)
     if PLANES:
         tl.store(output + plane, softmax(score, known), mask=known)
     else:
