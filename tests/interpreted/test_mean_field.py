@@ -48,6 +48,12 @@ def test_energies_of_16_bits_and_without_end() -> None:
     assert found.dtype == torch.float32
     assert bool(found.isfinite().all())
     assert_close(found[:, :, 1:], torch.softmax(-energies.double(), dim=1)[:, :, 1:])
+    # all labels of a point are alike then; and NaN, which nobody looks for on a GPU, is not taken for a number
+    assert_close(found[0, :, 0], torch.full((3,), 1 / 3))
+    energies[0, 1, 2] = torch.nan
+    found = kernels.mean_field(energies, None, tables[:2], 0)
+    assert found is not None
+    assert torch.equal(found.isnan().any(dim=1), energies.isnan().any(dim=1))
 
 
 @pytest.mark.parametrize(("labels", "deterministic"), [(2, False), (6, False), (6, True)])

@@ -83,8 +83,8 @@ def scores_kernel(
     known = inside[:, None] & (label < LABELS)[None, :]
     plane = plane_of(point, label, points_per_item, LABELS)
     score = -tl.load(energies + plane, mask=known, other=0.0).to(output.dtype.element_ty)
-    # of two infinite ones there is no difference
-    score = tl.minimum(tl.maximum(score, -_LARGEST), _LARGEST)
+    # of two infinite ones there is no difference; not by a minimum, which would take NaN for a number
+    score = tl.where(score > _LARGEST, _LARGEST, tl.where(score < -_LARGEST, -_LARGEST, score))
     if PLANES:
         tl.store(output + plane, softmax(score, known), mask=known)
     else:
