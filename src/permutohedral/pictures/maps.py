@@ -18,7 +18,7 @@ from permutohedral.pictures.files import Picture, check_output, list_pictures, r
 from permutohedral.reporting.atomic import write_bytes
 
 _TIFF = (".tif", ".tiff")
-# an array whose first axis is longer than this has its channels last, or none
+# an array of three axes whose first is longer than this has its channels last
 _MOST_CHANNELS = 4096
 
 
@@ -75,7 +75,12 @@ def _read_floats(path: Path) -> NDArray[Any] | None:
             page: Any = file.pages[0]
             if page.dtype is None or page.dtype.kind != "f":
                 return None
+            pages = sum(len(series.pages) for series in file.series)
+            if pages > 1:
+                raise InputError(f"{path} holds {pages} pages; extract the one to use, or save channels in one page")
             numbers: NDArray[Any] = page.asarray()
+    except InputError:
+        raise
     except FileNotFoundError as error:
         raise InputError(f"there is no file {path}") from error
     # decoders raise any kind of exception for a damaged file; the reader of pictures says what is wrong with it
@@ -85,7 +90,8 @@ def _read_floats(path: Path) -> NDArray[Any] | None:
 
 
 def _from_array(array: NDArray[Any], path: Path) -> Tensor:
-    if array.dtype.kind not in "fiu" or array.ndim not in (2, 3) or array.size == 0 or len(array) > _MOST_CHANNELS:
+    channels = len(array) if array.ndim == 3 else 1
+    if array.dtype.kind not in "fiu" or array.ndim not in (2, 3) or array.size == 0 or channels > _MOST_CHANNELS:
         raise InputError(
             f"{path} must hold numbers [height, width] or [channels, height, width], got {array.dtype} of shape "
             f"{list(array.shape)}"
