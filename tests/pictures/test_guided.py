@@ -180,6 +180,9 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert "no file or folder" in message("upsample", tmp_path / "coarse.npy", tmp_path / "none.png", out)
     assert "[channels, height, width]" in message("upsample", tmp_path / "four.npy", photo, out)
     tifffile.imwrite(tmp_path / "pages.tif", np.zeros((2, 3, 4), np.float32), photometric="minisblack")
+    for kind, reason in (("i1", "with a sign"), ("i2", "negative integers")):
+        tifffile.imwrite(tmp_path / "signed.tif", np.full((3, 4), -5, kind))
+        assert reason in message("upsample", tmp_path / "signed.tif", photo, out)
     assert "holds 2 pages" in message("upsample", tmp_path / "pages.tif", photo, out)
     assert "nothing is known" in message("upsample", tmp_path / "nothing.npy", photo, out)
     np.save(tmp_path / "large.npy", np.zeros((25, 40)))
