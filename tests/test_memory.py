@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,3 +110,22 @@ def test_without_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
     assert forecast.scratch == 10_000 * 4 * (2 * 4 + 8) * 8
     assert forecast.total == forecast.simplices + forecast.lattice_points + forecast.scratch
     assert memory._kept_memory() == 0
+
+
+@pytest.mark.parametrize(
+    ("statistics", "left"),
+    # as much as was not used, and what the system keeps of files
+    [("anon 300\ninactive_file 500\nactive_file 50\n", 700), ("anon 300\n", 200), (None, 200)],
+)
+def test_files_just_read_leave_the_memory_of_a_container_free(
+    statistics: str | None, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = [(str(tmp_path), *names) for _, *names in memory._CONTROL_GROUPS]
+    monkeypatch.setattr(memory, "_CONTROL_GROUPS", groups)
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("800\n")
+    if statistics is not None:
+        (tmp_path / "memory.stat").write_text(statistics)
+    assert memory._container_memory() == [left]
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory._container_memory() == []

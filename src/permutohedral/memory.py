@@ -224,21 +224,30 @@ def _kept_memory() -> int:
     return 0 if core is None else core.kept_memory()
 
 
-# limit and use of a control group, of version 2 and of version 1
+# of version 2 and of version 1: the folder of a control group, its limit, its use, and what of that is files just read
 _CONTROL_GROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
 
 def _container_memory() -> list[int]:
     """What control groups leave to this process."""
     found = []
-    for limit, use in _CONTROL_GROUPS:
+    for folder, limit, use, files in _CONTROL_GROUPS:
         # "max" is no number, and means no limit
         with contextlib.suppress(OSError, ValueError):
-            found.append(int(Path(limit).read_text()) - int(Path(use).read_text()))
+            left = int(Path(folder, limit).read_text()) - int(Path(folder, use).read_text())
+            found.append(left + _kept_files(Path(folder, "memory.stat"), files))
     return found
+
+
+def _kept_files(statistics: Path, name: str) -> int:
+    """Contents of files that the system keeps to read them again: they count as used, and make room for what is not."""
+    try:
+        return int(dict(line.split() for line in statistics.read_text().splitlines())[name])
+    except (OSError, ValueError, KeyError):
+        return 0
 
 
 def _process_memory() -> list[int]:

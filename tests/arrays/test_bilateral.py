@@ -260,6 +260,12 @@ def test_what_is_wrong_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     zarr.create_group(str(tmp_path / "group.zarr"))
     with pytest.raises(InputError, match="no OME-Zarr"):
         filter_array(tmp_path / "group.zarr", out, 1.0, 0.1)
+    levels = [{"path": "0", "coordinateTransformations": [{"type": "scale", "scale": [0.0, 0.5]}]}]
+    flat: Any = {"multiscales": [{"axes": ["y", "x"], "datasets": levels}]}
+    zarr.create_group(str(tmp_path / "flat.zarr"), attributes=flat)
+    store(tmp_path / "flat.zarr" / "0", draw(9, 9))
+    with pytest.raises(InputError, match="tells distances of"):
+        filter_array(tmp_path / "flat.zarr", out, 1.0, 0.1, physical=True)
     (tmp_path / "broken.tif").write_bytes(b"II*\0 nothing of the kind")
     with pytest.raises(DataError, match="cannot read the array"):
         filter_array(tmp_path / "broken.tif", out, 1.0, 0.1)
@@ -279,6 +285,19 @@ def test_what_is_wrong_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         Workers(2, None, "tcp://localhost:1")
     with pytest.raises(InputError, match="such as 2GiB"):
         Workers(2, "much")
+
+
+@pytest.mark.parametrize("ending", [".zarr", ".tif"])
+def test_a_damaged_part_is_told(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"in{ending}"
+    if ending == ".zarr":
+        (store(path, draw(8, 8), chunks=(8, 8)) / "c" / "0" / "0").write_bytes(b"nothing compressed")
+    else:
+        pytest.importorskip("tifffile", reason="tifffile is not installed").imwrite(path, draw(8, 8))
+        path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DataError, match=f"cannot read the array .*in{ending}"):
+        filter_array(path, tmp_path / "out.zarr", 1.0, 0.1)
+    assert not (tmp_path / "out.zarr").exists()
 
 
 def test_nothing_to_filter(tmp_path: Path) -> None:

@@ -84,3 +84,7 @@ def test_training_writes_a_network(folder: Path) -> None:
     code, _, errors = invoke(*command, "--class", "low")
     assert code == 1
     assert "takes NAME=NUMBERS" in errors
+    for seed in (-1, 2**32):
+        code, _, errors = invoke(*command, "--seed", seed)
+        assert code == 2
+        assert "Invalid value for '--seed'" in errors

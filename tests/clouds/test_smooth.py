@@ -133,6 +133,13 @@ def test_what_is_wrong_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot read the laser scan"):
         smooth_file(tmp_path / "in.las", tmp_path / "out.las", 1.0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.las"]
+    write_scan(tmp_path / "box.las")
+    content = bytearray((tmp_path / "box.las").read_bytes())
+    # the largest and smallest coordinates, which some programs leave at zero
+    content[179:227] = bytes(48)
+    (tmp_path / "box.las").write_bytes(content)
+    with pytest.raises(DataError, match="outside of the box that its header states"):
+        smooth_file(tmp_path / "box.las", tmp_path / "out.las", 1.0)
     write_scan(tmp_path / "empty.las", count=0)
     assert smooth_file(tmp_path / "empty.las", tmp_path / "out.las", 1.0) == 0
 

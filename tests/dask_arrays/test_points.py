@@ -71,6 +71,12 @@ def test_what_is_wrong_names_chunk_and_row(monkeypatch: pytest.MonkeyPatch) -> N
         phd.gaussian_filter(chunked(VALUES, 100), chunked(FEATURES[:899], 100))
     with pytest.raises(InputError, match="Dask array"):
         phd.gaussian_filter(chunked(VALUES, 100), cast(Any, FEATURES))
+    # results would not have the dtype that Dask tells
+    with pytest.raises(InputError, match="values are float64 but the features float32"):
+        phd.gaussian_filter(chunked(VALUES.astype(np.float64), 100), chunked(FEATURES, 100))
+    for targets in (FEATURES.astype(np.float64), FEATURES[:, :2]):
+        with pytest.raises(InputError, match="must share dtype and dimension"):
+            phd.build_lattice(chunked(FEATURES, 100), chunked(targets, 100))
     lattice = phd.build_lattice(chunked(FEATURES[:10], 10))
     with pytest.raises(InputError, match="10 features"):
         lattice.splat(chunked(VALUES, 100))

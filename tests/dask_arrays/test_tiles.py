@@ -58,6 +58,13 @@ def test_volumes_equal_those_in_memory(chunks: object) -> None:
     np.testing.assert_array_equal(filtered.compute(), in_memory(volume, 1.0, 0.2))
 
 
+@pytest.mark.parametrize(("shape", "sigma_space"), [((3, 20, 30), 2.0), ((1, 1, 40), 1.0), ((0, 5, 5), 1.0)])
+def test_axes_shorter_than_the_filter_reaches(shape: tuple[int, ...], sigma_space: float) -> None:
+    volume = smooth(*shape)
+    filtered = phd.bilateral_filter(da.from_array(volume, chunks=(1, 9, 18)), sigma_space, 0.2, axes="ZYX")
+    np.testing.assert_array_equal(filtered.compute(), in_memory(volume, sigma_space, 0.2))
+
+
 @pytest.mark.parametrize(("method", "halo"), [("dense", 0), ("separable", 1)])
 def test_other_ways_to_the_gaussian(method: Any, halo: int) -> None:
     image = smooth(60, 40)
@@ -101,7 +108,7 @@ def test_channels_guides_and_whole_numbers() -> None:
     guide = smooth(40, 50)
     filtered = phd.bilateral_filter(
         da.from_array(color, chunks=(1, 20, 25)), (2.0, 1.0), 0.2, da.from_array(guide[None], chunks=(1, 40, 50)),
-        axes="CYX",
+        axes="cyx",
     )  # fmt: skip
     assert filtered.shape == color.shape
     assert filtered.dtype == np.uint8
@@ -136,6 +143,10 @@ def test_what_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         phd.bilateral_filter(color, 2.0, 0.1, axes="YXC", method="exact", halo=1)
     with pytest.raises(InputError, match="Dask array"):
         phd.bilateral_filter(np.zeros((40, 40)), 2.0, 0.1)
+    with pytest.raises(InputError, match="got bool"):
+        phd.bilateral_filter(color > 0, 2.0, 0.1, axes="YXC")
+    with pytest.raises(InputError, match=r"each axis of space in 'YXC', got \[3\]"):
+        phd.map_tiles(lambda values, _: values, color, [3], axes="YXC")
     broken = np.ones((40, 40), np.float32)
     broken[33, 5] = np.nan
     with pytest.raises(InputError, match=r"in the tile whose first sample is \(12, 0\): .* NaN"):

@@ -35,7 +35,8 @@ def write_ply(path: Path) -> None:
     for axis, name in enumerate("xyz"):
         vertices[name] = POSITIONS[:, axis]
     vertices["red"], vertices["label"] = np.arange(50), LABELS
-    plyfile.PlyData([plyfile.PlyElement.describe(vertices, "vertex")]).write(str(path))
+    points = plyfile.PlyElement.describe(vertices, "vertex", comments=["from the air"])
+    plyfile.PlyData([points], comments=["a town"], obj_info=["a scanner"]).write(str(path))
 
 
 def write_npz(path: Path) -> None:
@@ -69,7 +70,10 @@ def test_nothing_but_the_classes_changes(ending: str, tmp_path: Path) -> None:
     if ending == ".ply":
         from plyfile import PlyData
 
-        assert PlyData.read(str(target))["vertex"]["red"].tolist() == list(range(50))
+        content = PlyData.read(str(target))
+        assert content["vertex"]["red"].tolist() == list(range(50))
+        told = [content.comments, content.obj_info, content["vertex"].comments]
+        assert told == [["a town"], ["a scanner"], ["from the air"]]
     elif ending == ".npz":
         assert np.load(target)["red"].tolist() == list(range(50))
     else:
@@ -104,6 +108,24 @@ def test_what_was_never_classified_has_no_classes(tmp_path: Path) -> None:
     write_las(source)
     copy_with_labels(source, target, target, torch.zeros(50, dtype=torch.uint8))
     assert read_cloud(target).labels is None
+
+
+def test_an_ending_in_capitals_stays(tmp_path: Path) -> None:
+    write_npz(tmp_path / "town.npz")
+    target = tmp_path / "NEW.NPZ"
+    copy_with_labels(tmp_path / "town.npz", target, target, torch.from_numpy(LABELS))
+    assert read_cloud(target).positions.shape == (50, 3)
+
+
+@pytest.mark.parametrize(
+    ("number", "known"), [(258, False), (-1, False), (2.5, False), (np.nan, False), ("tree", False), (6.0, True)]
+)
+def test_classes_are_never_taken_for_others(number: float | str, known: bool, tmp_path: Path) -> None:
+    """In eight bits 258 would be 2, which is ground."""
+    np.savez(tmp_path / "town.npz", positions=np.zeros((2, 3)), classification=[2, number])
+    labels = read_cloud(tmp_path / "town.npz").labels
+    assert (labels is not None) == known
+    assert labels is None or labels.tolist() == [2, number]
 
 
 def test_what_is_no_cloud_is_refused(tmp_path: Path) -> None:

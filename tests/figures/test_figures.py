@@ -31,6 +31,10 @@ def draw(*arguments: object) -> Any:
     return CliRunner().invoke(application, ["figure", *map(str, arguments)])
 
 
+def test_a_seed_beyond_the_generator_is_refused(tmp_path: Path) -> None:
+    assert draw("splat", tmp_path / "steps.svg", "--seed", 10**20).exit_code == 2
+
+
 @pytest.mark.parametrize("dimension", [1, 2, 3, 5])
 def test_points_are_the_barycentric_means_of_their_corners(dimension: int) -> None:
     features = torch.randn(40, dimension, dtype=torch.float64) * 5

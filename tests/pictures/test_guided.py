@@ -13,6 +13,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from permutohedral.cli.application import application
+from permutohedral.errors import InputError
+from permutohedral.pictures.maps import read_map
 
 
 def invoke(*arguments: object) -> Any:
@@ -93,6 +95,20 @@ def test_floats_keep_their_range(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, same)
 
 
+@pytest.mark.parametrize("ending", [".npy", ".tif"])
+def test_floats_of_many_rows(tmp_path: Path, ending: str) -> None:
+    """More than a map has channels."""
+    rows = np.ones((5000, 2), np.float32)
+    if ending == ".npy":
+        np.save(tmp_path / "rows.npy", rows)
+    else:
+        tifffile.imwrite(tmp_path / "rows.tif", rows)
+    assert read_map(tmp_path / f"rows{ending}").values.shape == (1, 5000, 2)
+    np.save(tmp_path / "last.npy", np.ones((5000, 2, 2)))
+    with pytest.raises(InputError, match=r"\[channels, height, width\]"):
+        read_map(tmp_path / "last.npy")
+
+
 def test_holes_are_filled_along_the_edge(tmp_path: Path, random: np.random.Generator) -> None:
     photo, depth = save_photo(tmp_path / "photo.png"), np.where(edge(), 180, 90)
     known = random.random((24, 40)) < 0.1
@@ -166,6 +182,9 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert "no file or folder" in message("upsample", tmp_path / "none.npy", photo, out)
     assert "no file or folder" in message("upsample", tmp_path / "coarse.npy", tmp_path / "none.png", out)
     assert "[channels, height, width]" in message("upsample", tmp_path / "four.npy", photo, out)
+    for kind, reason in (("i1", "with a sign"), ("i2", "negative integers")):
+        tifffile.imwrite(tmp_path / "signed.tif", np.full((3, 4), -5, kind))
+        assert reason in message("upsample", tmp_path / "signed.tif", photo, out)
     assert "nothing is known" in message("upsample", tmp_path / "nothing.npy", photo, out)
     np.save(tmp_path / "large.npy", np.zeros((25, 40)))
     assert "the map comes first, then the photo" in message("upsample", tmp_path / "large.npy", photo, out)
@@ -190,10 +209,3 @@ def test_guides_are_not_replaced(tmp_path: Path, options: tuple[object, ...]) ->
     assert result.exit_code == 1
     assert "would replace" in result.stderr
     assert photo.read_bytes() == before
-
-
-def test_negative_whole_numbers_are_refused_for_that(tmp_path: Path) -> None:
-    tifffile.imwrite(tmp_path / "depth.tif", np.full((3, 4), -5, np.int16))
-    result = invoke("upsample", tmp_path / "depth.tif", save_photo(tmp_path / "photo.png"), tmp_path / "out.tif")
-    assert result.exit_code == 1
-    assert "negative" in result.stderr

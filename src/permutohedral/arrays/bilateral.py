@@ -177,6 +177,8 @@ def _in_samples(source: Source, sigma_space: float | Sequence[float]) -> list[fl
 
     pairs = zip(source.axes, source.spacing(), strict=True)
     steps = [step for name, step in pairs if name not in (_CHANNELS, _TIMES)]
+    if not min(steps) > 0:
+        raise InputError(f"{source.path} tells distances of {steps} between its samples: give bandwidths in samples")
     return [sigma / step for sigma, step in zip(numbers_of(sigma_space, len(steps)), steps, strict=True)]
 
 

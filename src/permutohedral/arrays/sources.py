@@ -53,9 +53,17 @@ class Source:
     zarr_format: Literal[2, 3] = 3
 
     def read(self, region: Region) -> NDArray[Any]:
-        """A part of the array."""
-        with self.opened() as array:
-            found: NDArray[Any] = np.asarray(array[region])
+        """A part of the array.
+
+        Raises:
+            DataError: it cannot be read, or not decompressed.
+        """
+        try:
+            with self.opened() as array:
+                found: NDArray[Any] = np.asarray(array[region])
+        # the libraries have errors of their own
+        except Exception as error:
+            raise _cannot_read(self.path, error) from error
         return found
 
     def last_change(self) -> int:
@@ -118,14 +126,18 @@ def open_source(path: Path, axes: str | None = None) -> Source:
         raise
     # the libraries have errors of their own
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(f"cannot read the array {path}: {reason}") from error
+        raise _cannot_read(path, error) from error
     names = _check_axes(path, source.shape, (axes or source.axes).upper())
     if np.dtype(source.dtype).kind not in "uif":
         raise InputError(f"{path} holds {source.dtype}, and only real numbers can be filtered")
     if 0 in source.shape:
         raise InputError(f"{path} has the shape {source.shape}: there is nothing to filter")
     return replace(source, path=str(path.resolve()), axes=names)
+
+
+def _cannot_read(path: Path | str, error: Exception) -> DataError:
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return DataError(f"cannot read the array {path}: {reason}")
 
 
 def _describe_store(path: Path) -> Source:

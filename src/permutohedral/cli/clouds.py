@@ -64,7 +64,7 @@ def train_points(  # noqa: PLR0913 (one parameter for each option)
     start: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Go on from the weights of this network of as many classes.")
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="NUMBER", help="Of weights and crops.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, metavar="NUMBER", help="Of weights and crops.")] = 0,
     accelerator: Accelerator = "auto",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted training.")] = False,
 ) -> None:

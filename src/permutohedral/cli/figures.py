@@ -18,7 +18,7 @@ Outputs = Annotated[list[Path], typer.Argument(metavar="OUTPUT", help="Files to 
 Points = Annotated[
     int, typer.Option("--points", min=1, max=200, metavar="NUMBER", help="How many points are scattered.")
 ]
-Seed = Annotated[int, typer.Option(min=0, metavar="NUMBER", help="Of the places of the points.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, metavar="NUMBER", help="Of the places of the points.")]
 Size = Annotated[
     int, typer.Option("--size", min=1, max=4, metavar="NUMBER", help="s, the reach of the filter in lattice steps.")
 ]

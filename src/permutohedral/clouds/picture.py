@@ -11,6 +11,8 @@ from torch import Tensor
 from permutohedral.reporting.figure import new_figure, save_figure
 
 _MOST_PIXELS = 1200
+# in inches; a corridor from south to north is drawn as high as this, and narrower
+_WIDTH, _MOST_HEIGHT = 8.0, 24.0
 # ground, vegetation, building, then others
 _COLORS = ("#c8a26b", "#3f8f3f", "#c2453a", "#3a78c2", "#8a4fbf", "#e0c63a", "#4fbfb5", "#7a7a7a")
 
@@ -26,7 +28,7 @@ def draw_from_above(positions: Tensor, classes: Tensor, names: Sequence[str], pa
     """
     pixels = _paint(positions.cpu().float(), classes.cpu())
     height, width, _ = pixels.shape
-    figure = new_figure(8.0, max(8.0 * height / width, 2.0) + 0.5)
+    figure = new_figure(_WIDTH, min(max(_WIDTH * height / width, 2.0), _MOST_HEIGHT) + 0.5)
     axes = figure.subplots()
     axes.imshow(pixels.flip(0).numpy())
     axes.set_axis_off()
@@ -44,8 +46,9 @@ def _paint(positions: Tensor, classes: Tensor) -> Tensor:
     # as many pixels as points have room, at least two points for each
     extent = flat.amax(dim=0).clamp_min(1e-6)
     side = max(float((2 * extent.prod() / len(positions)).sqrt()), float(extent.max()) / _MOST_PIXELS, 1e-6)
-    columns, rows = (int(length / side) + 1 for length in extent.tolist())
-    pixel = (flat[:, 1] / side).long() * columns + (flat[:, 0] / side).long()
+    place = (flat / side).long()
+    columns, rows = (int(last) + 1 for last in place.amax(dim=0))
+    pixel = place[:, 1] * columns + place[:, 0]
     # drawn from the lowest to the highest
     order = positions[:, 2].argsort()
     order = order[pixel[order].argsort(stable=True)]

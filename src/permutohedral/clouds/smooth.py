@@ -69,7 +69,14 @@ class Scan:
         """`[points, 3]`, positions from the origin in standard deviations, and `[points, channels]`, the field."""
         points = self.read(chunk)
         axes = [np.asarray(points[axis]) - start for axis, start in zip("xyz", self.origin, strict=True)]
-        positions = np.stack(axes, axis=1).astype(self.dtype)
+        exact = np.stack(axes, axis=1)
+        # the header may be wrong about where the points are, and then float32 has not the digits
+        if self.dtype == "float32" and not _is_fine(np.abs(exact).max(axis=0, initial=0), points.scales):
+            raise DataError(
+                f"points of {self.path} lie far outside of the box that its header states: repair the header, as "
+                "lasinfo -repair_bb does"
+            )
+        positions = exact.astype(self.dtype)
         features = positions / np.dtype(self.dtype).type(sigma)
         if self.field == POSITION:
             return features, positions
@@ -149,14 +156,18 @@ def _open_scan(path: Path, field: str) -> Scan:
     if field != POSITION and field not in names:
         raise InputError(f"{path} has no field {field!r} to smooth; it has {POSITION}, {', '.join(names)}")
     steps, extents = np.asarray(header.scales), np.asarray(header.maxs) - np.asarray(header.mins)
-    # a quarter of a step of the file must not be lost to rounding
-    fine = bool((extents * np.finfo(np.float32).eps / 2 <= steps / 4).all())
+    fine = _is_fine(extents, steps)
     if field != POSITION:
         # times have more digits than float32
         kind = fields[field]
         fine = fine and not kind.is_scaled and floats_of(kind.dtype or np.uint8) is np.float32
     origin = tuple(float(each) for each in header.mins)
     return Scan(str(path.resolve()), header.point_count, origin, "float32" if fine else "float64", field)  # type: ignore[arg-type]
+
+
+def _is_fine(extents: NDArray[Any], steps: NDArray[Any]) -> bool:
+    """Whether float32 has the digits for such extents: a quarter of a step of the file must not be lost to rounding."""
+    return bool((extents * np.finfo(np.float32).eps / 2 <= steps / 4).all())
 
 
 def _divide(scan: Scan, most_points: int) -> list[tuple[int, int]]:

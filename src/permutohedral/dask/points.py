@@ -54,7 +54,7 @@ def gaussian_filter(values: da.Array, features: da.Array, target_features: da.Ar
     np.float64(1.0)
     """
     features, values = _chunks_of_points(features, values)
-    targets = features if target_features is None else _chunks_of_points(target_features, None)[0]
+    targets = features if target_features is None else _targets_like(features, target_features)
     parts = _splat(features, values, mass=True)
     if target_features is not None:
         parts += _place(targets, values.shape[1] + 1)
@@ -110,7 +110,7 @@ def build_lattice(features: da.Array, target_features: da.Array | None = None) -
     (100, 1)
     """
     features, _ = _chunks_of_points(features, None)
-    targets = features if target_features is None else _chunks_of_points(target_features, None)[0]
+    targets = features if target_features is None else _targets_like(features, target_features)
     parts = _splat(features, None, mass=False)
     if target_features is not None:
         parts += _place(targets, 0)
@@ -130,8 +130,21 @@ def _chunks_of_points(features: da.Array, values: da.Array | None) -> tuple[da.A
         return features, None
     if values.shape[0] != features.shape[0]:
         raise InputError(f"there are {values.shape[0]} values and {features.shape[0]} features")
+    if values.dtype != features.dtype:
+        raise InputError(f"values are {values.dtype} but the features {features.dtype}; convert one with astype")
     check_fits(max(features.chunks[0], default=0), features.shape[1], values.shape[1], features.dtype)
     return features, values.rechunk({0: features.chunks[0], 1: -1})
+
+
+def _targets_like(features: da.Array, target_features: da.Array) -> da.Array:
+    """In chunks of whole points, once it is known that they lie on the lattice of the features."""
+    targets, _ = _chunks_of_points(target_features, None)
+    if targets.dtype != features.dtype or targets.shape[1] != features.shape[1]:
+        raise InputError(
+            "features and target_features must share dtype and dimension, got "
+            f"{features.dtype} {features.shape} and {targets.dtype} {targets.shape}"
+        )
+    return targets
 
 
 def _splat(features: da.Array, values: da.Array | None, mass: bool) -> list[Any]:

@@ -135,7 +135,7 @@ def may_have_channels(shape: Sequence[int]) -> bool:
 
 def axes_of(image: Any, axes: str | None) -> str:
     """A letter for each axis of the image, once it is known that they fit."""
-    names = axes
+    names = None if axes is None else axes.upper()
     if names is None and hasattr(image, "dims"):
         names = "".join(_CHANNELS if str(name).lower() in ("c", "channel", "band") else "S" for name in image.dims)
     if names is None:
@@ -178,6 +178,10 @@ def map_with_margins(
     arrays = [_channels_last(image, names) for image in images]
     if any(array.shape[:-1] != arrays[0].shape[:-1] for array in arrays):
         raise InputError(f"guide and image must have one space, got {[array.shape for array in arrays]}")
+    if len(margins) != arrays[0].ndim - 1 or min(margins) < 0:
+        raise InputError(f"margins need a number of samples for each axis of space in {names!r}, got {margins}")
+    # no tile sees more than the whole, and Dask takes no more
+    margins = [min(margin, extent) for margin, extent in zip(margins, arrays[0].shape, strict=False)]
     tiles = tuple(
         ensure_minimum_chunksize(margin, chunks) for margin, chunks in zip(margins, arrays[0].chunks[:-1], strict=True)
     )
@@ -221,7 +225,7 @@ def _channels_last(image: Any, names: str) -> da.Array:
     array = image.data if hasattr(image, "dims") else image
     if not isinstance(array, da.Array):
         raise InputError(f"the image must be a Dask array, got {type(array).__name__}; see dask.array.from_zarr")
-    if array.ndim != len(names) or np.issubdtype(array.dtype, np.complexfloating):
+    if array.ndim != len(names) or array.dtype.kind not in "uif":
         raise InputError(f"the image must be real with the axes {names!r}, got {array.dtype} of shape {array.shape}")
     if _CHANNELS in names:
         array = da.moveaxis(array, names.index(_CHANNELS), -1)

@@ -24,7 +24,8 @@ class Cloud:
 
     Attributes:
         positions: float64 `[points, 3]`, in the units of the file.
-        labels: uint8 `[points]`, classes as the LAS standard numbers them; None if the file has none.
+        labels: uint8 `[points]`, classes as the LAS standard numbers them, from 0 to 255; None if the file has none, or
+            any other number.
     """
 
     positions: Tensor
@@ -61,7 +62,17 @@ def read_cloud(path: str | Path) -> Cloud:
         raise DataError(f"{path} holds no points with three finite coordinates")
     if labels is not None and labels.shape != positions.shape[:1]:
         raise DataError(f"{path} holds {len(positions)} points and classes of shape {labels.shape}")
-    return Cloud(torch.from_numpy(positions), None if labels is None else torch.from_numpy(labels))
+    return Cloud(torch.from_numpy(positions), None if labels is None else _standard_numbers(labels))
+
+
+def _standard_numbers(labels: NDArray[Any]) -> Tensor | None:
+    """Classes as uint8, None if one of them is no number of the LAS standard: it would become another."""
+    if labels.dtype.kind not in "buif":
+        return None
+    # not a number is none of them, which is no reason to warn
+    with np.errstate(invalid="ignore"):
+        numbers = labels.astype(np.uint8)
+    return torch.from_numpy(numbers) if (numbers == labels).all() else None
 
 
 def reader_of(path: Path) -> Callable[[Path], tuple[NDArray[Any], NDArray[Any] | None]]:
@@ -92,7 +103,7 @@ def _read_las(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
     content = laspy.read(path)
     with laspy.open(path) as reader:
         check_point_count(path, len(content.points), reader.header.point_count)
-    labels = np.asarray(content.classification).astype(np.uint8)
+    labels = np.asarray(content.classification)
     # 0 is "created, never classified"
     return np.array(content.xyz, dtype=np.float64), labels if labels.any() else None
 
@@ -103,7 +114,7 @@ def _read_ply(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
     vertices = PlyData.read(str(path))["vertex"].data
     positions = np.stack([vertices[axis].astype(np.float64) for axis in "xyz"], axis=1)
     found = [name for name in LABEL_NAMES if name in (vertices.dtype.names or ())]
-    return positions, vertices[found[0]].astype(np.uint8) if found else None
+    return positions, vertices[found[0]] if found else None
 
 
 def _read_npz(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
@@ -115,7 +126,7 @@ def _read_npz(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
             positions = positions * content["scale"]
         if "offset" in content:
             positions = positions + content["offset"]
-        labels = content["classification"].astype(np.uint8) if "classification" in content else None
+        labels = content.get("classification")
     return positions, labels
 
 

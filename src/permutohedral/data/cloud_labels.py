@@ -101,11 +101,14 @@ def _copy_ply(source: Path, partial: Path, numbers: np.ndarray) -> None:
     for each in (each for each in names if each != name):
         labelled[each] = vertices[each]
     labelled[name] = numbers
-    elements = [PlyElement.describe(labelled, "vertex") if e.name == "vertex" else e for e in content.elements]
-    PlyData(elements, text=content.text, byte_order=content.byte_order).write(str(partial))
+    described = PlyElement.describe(labelled, "vertex", comments=content["vertex"].comments)
+    content.elements = [described if each.name == "vertex" else each for each in content.elements]
+    content.write(str(partial))
 
 
 def _copy_npz(source: Path, partial: Path, numbers: np.ndarray) -> None:
     with np.load(source, allow_pickle=False) as content:
         arrays = {name: content[name] for name in content.files}
-    np.savez_compressed(partial, **{**arrays, "classification": numbers})
+    # by its name NumPy would add an ending to what ends with .NPZ
+    with open(partial, "wb") as file:
+        np.savez_compressed(file, **{**arrays, "classification": numbers})

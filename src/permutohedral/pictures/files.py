@@ -22,6 +22,7 @@ from permutohedral.pictures.bit_depth import describe_dropped_bits
 from permutohedral.pictures.encoding import check_format, encode, format_of
 from permutohedral.pictures.metadata import Metadata, read_metadata
 from permutohedral.pictures.sixteen_bit import is_wide, open_any, read_wide
+from permutohedral.pictures.tiff import has_signed_bytes
 from permutohedral.reporting.atomic import write_bytes
 
 # stdin as a source, stdout as an output
@@ -32,6 +33,7 @@ _CONVERSIONS = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB
 MAX_PIXELS = 1 << 27
 MAX_PIXELS_VARIABLE = "PERMUTOHEDRAL_MAX_PIXELS"
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N", "I")
+_WITHOUT_SIGN = "8 or 16 bits per channel without a sign, or a map to floats"
 # files whose ending Pillow knows, but which hold films, data or drawings that it cannot read by itself
 _NO_PICTURES = ("BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF")
 # phones put a second picture into the file, such as the depth; the first is the photograph
@@ -74,6 +76,8 @@ def read_picture(path: Path, most_pixels: int | None = None) -> Picture:
             frames = getattr(image, "n_frames", 1)
             if frames > 1 and image.format not in _FIRST_FRAME:
                 raise InputError(f"{path} holds {frames} frames; extract the one to filter first")
+            if has_signed_bytes(image):
+                raise InputError(f"{path} holds integers with a sign; convert it to {_WITHOUT_SIGN}")
             transparent = _transparent_color(image)
             if is_wide(image):
                 picture = _from_numbers(read_wide(source), 65535, transparent)
@@ -146,8 +150,10 @@ def _to_picture(image: Image.Image, path: Path, transparent: NDArray[Any] | None
         image = image.convert(_CONVERSIONS[image.mode])
     if image.mode in _SIXTEEN_BITS:
         numbers = np.asarray(image).astype(np.int64)
-        if numbers.min(initial=0) < 0 or numbers.max(initial=0) > 65535:
-            raise InputError(f"{path} holds negative integers, or of more than 16 bits; convert it to 8 or 16 bits")
+        if numbers.min(initial=0) < 0:
+            raise InputError(f"{path} holds negative integers; convert it to {_WITHOUT_SIGN}")
+        if numbers.max(initial=0) > 65535:
+            raise InputError(f"{path} holds integers of more than 16 bits; convert it to 8 or 16 bits per channel")
         return _from_numbers(numbers[..., None], 65535, transparent)
     if image.mode not in ("L", "LA", "RGB", "RGBA"):
         raise InputError(f"{path} stores pixels as {image.mode!r}; convert it to gray or RGB, 8 or 16 bits per channel")

@@ -18,7 +18,7 @@ from permutohedral.pictures.files import Picture, check_output, list_pictures, r
 from permutohedral.reporting.atomic import write_bytes
 
 _TIFF = (".tif", ".tiff")
-# an array whose first axis is longer than this has its channels last, or none
+# an array of three axes whose first is longer than this has its channels last
 _MOST_CHANNELS = 4096
 
 
@@ -91,7 +91,8 @@ def _read_floats(path: Path) -> NDArray[Any] | None:
 
 
 def _from_array(array: NDArray[Any], path: Path) -> Tensor:
-    if array.dtype.kind not in "fiu" or array.ndim not in (2, 3) or array.size == 0 or len(array) > _MOST_CHANNELS:
+    channels = len(array) if array.ndim == 3 else 1
+    if array.dtype.kind not in "fiu" or array.ndim not in (2, 3) or array.size == 0 or channels > _MOST_CHANNELS:
         raise InputError(
             f"{path} must hold numbers [height, width] or [channels, height, width], got {array.dtype} of shape "
             f"{list(array.shape)}"

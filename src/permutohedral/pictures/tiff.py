@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-_WIDTH, _BITS, _ORIENTATION, _PLANAR = 256, 258, 274, 284
+_WIDTH, _BITS, _ORIENTATION, _PLANAR, _SAMPLE_FORMAT = 256, 258, 274, 284, 339
+_SIGNED = 2
 # photometric interpretations
 _WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB = 0, 1, 2
 _ASSOCIATED_ALPHA, _UNASSOCIATED_ALPHA = 1, 2
@@ -41,6 +42,12 @@ def patch_tiff(content: bytes, bits: int, width: int | None = None) -> bytes | N
     except (struct.error, KeyError):
         return None
     return bytes(patched) if found else None
+
+
+def has_signed_bytes(image: Image.Image) -> bool:
+    """Whether Pillow would take negative numbers for large ones: samples of 8 bits, one of them the sign."""
+    tags: Any = getattr(image, "tag_v2", {})
+    return image.format == "TIFF" and 8 in tags.get(_BITS, ()) and _SIGNED in tags.get(_SAMPLE_FORMAT, ())
 
 
 def needs_tifffile(image: Image.Image) -> bool:

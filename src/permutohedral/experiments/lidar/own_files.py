@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytorch_lightning as lightning
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from permutohedral.clouds.classify import classify_points
@@ -134,8 +133,10 @@ def read_scenes(sources: Sequence[Path], description: Description) -> dict[str, 
     scenes, found = {}, torch.zeros(len(classes), dtype=torch.int64)
     for source in sources:
         cloud = read_cloud(source)
-        labels: Tensor | None = None if cloud.labels is None else table[cloud.labels.long()]
-        if labels is None or not bool((labels != UNKNOWN).any()):
+        if cloud.labels is None:
+            raise InputError(f"{source} has no classes, or some that are no whole numbers from 0 to 255")
+        labels = table[cloud.labels.long()]
+        if not bool((labels != UNKNOWN).any()):
             raise InputError(f"{source} has no points of the classes {', '.join(each.name for each in classes)}")
         found += torch.bincount(labels[labels != UNKNOWN], minlength=len(classes))
         scenes[str(source)] = make_scene(cloud.positions, labels, description.above)
