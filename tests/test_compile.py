@@ -15,6 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import permutohedral as ph
+from permutohedral import neighborhood
+from permutohedral.filters.normalization import NORMALIZATIONS
 
 # what inductor generates for the CPU is C++
 HAS_COMPILER = DEVICE.type != "cpu" or any(shutil.which(name) for name in ("g++", "clang++", "c++"))
@@ -129,12 +131,20 @@ def test_other_points_and_sizes_run_through_the_same_graph() -> None:
         graphs.append(graph)
         return graph.forward
 
-    layer = ph.nn.PermutohedralConvolution(2, 3, dimension=2, device=DEVICE)
+    layer = ph.nn.PermutohedralConvolution(4, 3, dimension=2, device=DEVICE)
     compiled = torch.compile(layer, fullgraph=True, backend=counting, dynamic=True)
     for seed, points in enumerate((20, 31, 8, 50)):
-        values, features = draw(points, 2), draw(points, 2, seed=seed) * (1 + seed)
+        values, features = draw(points, 4), draw(points, 2, seed=seed) * (1 + seed)
         assert_close(compiled(values, features), layer(values, features))
     assert len(graphs) == 1
+
+
+def test_other_dimensions_and_channels() -> None:
+    """After the first change torch takes every size for unknown; the dimension and the groups cannot be."""
+    compiled = torch.compile(ph.permutohedral_filter, fullgraph=True, backend="eager", dynamic=True)
+    for dimension, channels in ((1, 4), (2, 6)):
+        inputs = draw(9, channels), draw(9, dimension), draw(2 ** (dimension + 1) - 1, 2, channels)
+        assert_close(compiled(*inputs), ph.permutohedral_filter(*inputs))
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["same_points", "other_targets"])
@@ -182,6 +192,43 @@ def test_export() -> None:
     assert_close(program.module()(*others), layer(*others))
 
 
+@pytest.mark.parametrize("export", [True, False], ids=["export", "fake_tensors"])
+def test_a_plain_call_after_what_torch_records(export: bool) -> None:
+    """Offsets of taps are kept from call to call, and those of a recording hold no numbers."""
+    layer = ph.nn.PermutohedralConvolution(2, 3, dimension=2, device=DEVICE)
+    inputs = draw(20, 2), draw(20, 2, seed=1)
+    expected = layer(*inputs)
+    for builder in (neighborhood._taps, *neighborhood._BUILDERS.values()):
+        builder.cache_clear()
+    if export:
+        torch.export.export(layer, inputs, strict=False)
+    else:
+        with FakeTensorMode(shape_env=ShapeEnv()):
+            neighborhood.neighborhood_of(2, 1).offsets(DEVICE)
+            neighborhood.neighborhood_of(2, 1).opposite(DEVICE)
+    assert_close(layer(*inputs), expected)
+
+
+def test_export_of_what_is_known_of_the_data_alone() -> None:
+    """How many items there are, and the Gaussian's share."""
+
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.filter = ph.nn.PermutohedralConvolution(2, 4, dimension=2, normalization="coverage", device=DEVICE)
+            self.norm = ph.nn.LatticeGroupNorm(2, 4, device=DEVICE)
+
+        def forward(self, values: Tensor, features: Tensor, batch: Tensor) -> Tensor:
+            lattice = self.filter.build_lattice(features, batch=batch)
+            return ph.slice(self.norm(ph.splat(self.filter(values, lattice=lattice), lattice), lattice), lattice)
+
+    network = Network()
+    item = torch.arange(20, device=DEVICE)
+    program = torch.export.export(network, (draw(20, 2), draw(20, 2, seed=1), item // 10), strict=False)
+    others = draw(20, 2, seed=2), 3 * draw(20, 2, seed=3), item // 5
+    assert_close(program.module()(*others), network(*others))
+
+
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 @pytest.mark.usefixtures("backend")
 def test_autocast_convolves_in_sixteen_bits_and_keeps_the_lattice_in_float32(half: torch.dtype) -> None:
@@ -199,6 +246,15 @@ def test_autocast_convolves_in_sixteen_bits_and_keeps_the_lattice_in_float32(hal
     assert layer.weight.grad is not None
     assert layer.weight.grad.dtype == torch.float32
     assert layer.weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+def test_autocast_leaves_float64_as_it_is(normalization: Any) -> None:
+    layer = ph.nn.PermutohedralConvolution(2, 3, 2, normalization=normalization, device=DEVICE, dtype=torch.float64)
+    inputs = draw(20, 2).double(), draw(20, 2, seed=1).double()
+    with torch.autocast(DEVICE.type, dtype=torch.float16):
+        actual = layer(*inputs)
+    assert_close(actual, layer(*inputs))
 
 
 def test_autocast_and_compile_together() -> None:

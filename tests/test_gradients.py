@@ -15,6 +15,7 @@ import torch
 from support import DEVICE, assert_close, to_numpy, to_tensor
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.checkpoint import checkpoint
 
 import permutohedral as ph
 from permutohedral.filters.normalization import NORMALIZATIONS
@@ -43,6 +44,16 @@ def test_all_inputs_of_the_filter(normalization: Any) -> None:
     if normalization == "symmetric":
         # and every entry by itself
         assert gradcheck(function, inputs)
+
+
+def test_gradient_checkpointing() -> None:
+    """Which lets a backward pass look at what was kept only once."""
+    inputs = leaf(5, 2), leaf(5, 2, seed=1), leaf(7, 2, 2)
+    kept = ph.permutohedral_filter(*inputs).square().sum()
+    made_anew = checkpoint(ph.permutohedral_filter, *inputs, use_reentrant=False).square().sum()
+    expected = torch.autograd.grad(kept, inputs)
+    for actual, each in zip(torch.autograd.grad(made_anew, inputs), expected, strict=True):
+        assert_close(actual, each)
 
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)

@@ -156,7 +156,8 @@ def check_weight(weight: Tensor, channels: int, rows: Tensor, lattice: Lattice) 
     if weight.dim() == 1:
         return weight[:, None, None].expand(-1, 1, channels), channels
     in_channels, out_channels = weight.shape[1:]
-    groups, rest = divmod(channels, in_channels) if in_channels else (0, 1)
+    # not by divmod: torch.compile, which may not know the sizes, has none
+    groups, rest = (channels // in_channels, channels % in_channels) if in_channels else (0, 1)
     if rest or groups < 1 or out_channels % groups:
         raise InputError(
             f"weight of shape {tuple(weight.shape)} does not fit values of {channels} channels: its second axis must "

@@ -8,6 +8,7 @@ is the centre, and they are closed under negation: the opposite of k is max(k) -
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from permutohedral.errors import InputError, NeighborhoodError
 
@@ -102,8 +104,15 @@ _BUILDERS = {
 }
 
 
+def _build_apart(name: str, *arguments: Any) -> Tensor:
+    """What is cached must outlive what torch records or transforms, and serve where gradients are wanted."""
+    with torch.inference_mode(False), torch._C._DisableFuncTorch(), _disable_current_modes():
+        return _BUILDERS[name](*arguments)
+
+
 def _constant_list(name: str, *arguments: int) -> list[Any]:
-    return _BUILDERS[name](*arguments, torch.device("cpu")).tolist()
+    with _disable_current_modes():
+        return _build_apart(name, *arguments, torch.device("cpu")).tolist()
 
 
 # what torch.compiler.assume_constant_result sets, without loading the compiler, which doubles the time to import
@@ -111,13 +120,13 @@ _constant_list._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _constant(name: str, dtype: torch.dtype, device: torch.device | str, *arguments: int) -> Tensor:
-    """A cached tensor; torch.compile writes its elements into the graph instead of tracing how they are made."""
-    if torch.compiler.is_compiling():
-        return torch.tensor(_constant_list(name, *arguments), dtype=dtype, device=device)
+    """A cached tensor; torch writes its elements into a graph instead of recording how they are made."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        # a size that torch.compile takes for unknown becomes a number
+        numbers = _constant_list(name, *(operator.index(each) for each in arguments))
+        return torch.tensor(numbers, dtype=dtype, device=device)
     if torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled():
-        # what is cached must outlive the transformation, and serve where gradients are wanted
-        with torch.inference_mode(False), torch._C._DisableFuncTorch():
-            return _BUILDERS[name](*arguments, torch.device(device))
+        return _build_apart(name, *arguments, torch.device(device))
     return _BUILDERS[name](*arguments, torch.device(device))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import NoReturn
 
 import numpy as np
@@ -46,7 +47,8 @@ def check_features(features: Tensor, target_features: Tensor | None) -> int:
         _check_alike(features, target_features)
     if features.is_meta:
         raise InputError("features are on the device 'meta', which holds no numbers to build a lattice from")
-    return features.shape[-1]
+    # where torch.compile takes sizes for unknown: the taps of a filter are made of this one
+    return operator.index(features.shape[-1])
 
 
 def _check_alike(features: Tensor, target_features: Tensor) -> None:

@@ -64,6 +64,42 @@ LAYERS: dict[str, ErrorCase] = {
         InputError,
         "2 dimensions",
     ),
+    "lattice_channels": (
+        # not as two groups
+        lambda: ph.nn.LatticeConvolution(2, 4, 2, device=DEVICE)(zeros(3, 4), lattice_of(5, 2)),
+        InputError,
+        r"takes 2 channels.*\(3, 4\)",
+    ),
+    "norm_rows": (
+        lambda: ph.nn.LatticeGroupNorm(1, 2, device=DEVICE)(zeros(4, 2), lattice_of(5, 2)),
+        InputError,
+        r"\[\.\.\., 3, channels\].*\(4, 2\)",
+    ),
+    "norm_channels": (
+        lambda: ph.nn.LatticeGroupNorm(1, 2, device=DEVICE)(zeros(3, 4), lattice_of(5, 2)),
+        InputError,
+        r"\[lattice_points, 2\].*\(3, 4\)",
+    ),
+    "slice_rows": (
+        lambda: ph.nn.DeformSlice(2, 2, device=DEVICE)(zeros(4, 2), lattice_of(5, 2)),
+        InputError,
+        r"\[\.\.\., 3, channels\].*\(4, 2\)",
+    ),
+    "slice_axes": (
+        lambda: ph.nn.DeformSlice(2, 2, device=DEVICE)(zeros(3, 3, 2), lattice_of(5, 2)),
+        InputError,
+        r"\[lattice_points, 2\].*\(3, 3, 2\)",
+    ),
+    "splat_channels": (
+        lambda: ph.nn.PointSplat(2, 3, 2, device=DEVICE)(zeros(5, 3), zeros(5, 2), lattice_of(5, 2)),
+        InputError,
+        r"values must be \[5, 2\].*\(5, 3\)",
+    ),
+    "splat_features": (
+        lambda: ph.nn.PointSplat(2, 3, 2, device=DEVICE)(zeros(5, 2), zeros(4, 2), lattice_of(5, 2)),
+        InputError,
+        r"the \[5, 2\] that the lattice was built from.*\(4, 2\)",
+    ),
     "image_rank": (lambda: ph.nn.BilateralConvolution2d(1, 1)(zeros(4, 5)), InputError, r"\[batch, channels,"),
     "image_without_guide": (
         lambda: ph.nn.BilateralConvolution2d(1, 1, guide_channels=1)(zeros(1, 4, 5)),

@@ -72,18 +72,28 @@ def test_compiled_and_of_no_points(name: str, points: int) -> None:
     values = draw(pyramid.levels[level].num_lattice_points, 2)
     expected = layer(values, *arguments)
     torch.compiler.reset()
-
-    def run(each: Tensor) -> Tensor:
-        # else the number of items is read, where a graph ends
-        items = (LatticeItems(pyramid.levels[0], int(points > 0)),) if name == "norm" else ()
-        result: Tensor = layer(each, *arguments, *items)
-        return result
-
-    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
-    assert_close(compiled(values), expected)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert_close(compiled(values, *arguments), expected)
     again = layers()[name][0]
     again.load_state_dict(layer.state_dict())
     assert_close(again(values, *arguments), expected)
+
+
+def test_items_that_were_first_used_in_inference_mode() -> None:
+    lattice = pyramid_of().levels[0]
+    norm, items = layers()["norm"][0], LatticeItems(lattice)
+    values = draw(lattice.num_lattice_points, 2).requires_grad_()
+    with torch.inference_mode():
+        expected = norm(values, lattice, items)
+    found = norm(values, lattice, items)
+    assert_close(found, expected.clone())
+    found.sum().backward()
+
+
+def test_a_learned_slice_of_batches_starts_as_the_fixed_one() -> None:
+    lattice = ph.build_lattice(draw(2, 9, 2), draw(2, 5, 2, seed=1))
+    values = draw(lattice.target.num_lattice_points, 2)
+    assert_close(layers()["slice"][0](values, lattice), ph.slice(values, lattice))
 
 
 @pytest.mark.parametrize("name", layers())

@@ -56,7 +56,9 @@ def filter_in_steps(
 ) -> Tensor:
     """The same, composed of operators."""
     device = lattice.device.type
-    if normalization in ("homogeneous", "symmetric") and _casts_to_float16(device):
+    # float64 stays what it is
+    casts = lattice.dtype == torch.float32 and _casts_to_float16(device)
+    if normalization in ("homogeneous", "symmetric") and casts:
         # which has no room for sums that are not divided yet
         with torch.autocast(device, enabled=False):
             wide = values.float(), weight.float()

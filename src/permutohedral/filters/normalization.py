@@ -126,7 +126,8 @@ def _coverage(lattice: Lattice, gaussian: Gaussian, density: Tensor) -> Tensor:
     density = density.detach()
     around = slice(gaussian.blur((density > 0).to(density.dtype), lattice), lattice)
     size = gaussian.size(lattice)
-    whole = float(gaussian_weight(lattice.dimension, size, torch.float64).sum())
+    # not read: torch.export knows no numbers
+    whole = gaussian_weight(lattice.dimension, size, torch.float64).sum()
     return (around / whole).clamp_min(1 / count_taps(lattice.dimension, size))
 
 

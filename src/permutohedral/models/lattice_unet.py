@@ -62,7 +62,7 @@ def mean_and_density(values: Tensor, lattice: Lattice) -> Tensor:
     """
     # sums of many points are out of the range of float16
     wide = values.to(accumulation_dtype(values.dtype))
-    sums = splat(torch.cat([wide, wide.new_ones(len(wide), 1)], dim=1), lattice)
+    sums = splat(torch.cat([wide, wide.new_ones(wide.shape[0], 1)], dim=1), lattice)
     density = sums[:, -1:]
     return torch.cat([sums[:, :-1] / density.clamp_min(1e-6), density.log1p()], dim=1).to(values.dtype)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
+from permutohedral.checks import lattice_to_rows
 from permutohedral.errors import InputError
 from permutohedral.lattice import Lattice
 from permutohedral.ops.fused_layers import normalize_items
@@ -37,11 +38,15 @@ class LatticeItems:
 
     def mean(self, rows: Tensor) -> Tensor:
         """The mean over the lattice points of each item, `[lattice_points, channels]` to `[items, channels]`."""
-        if self._members is None:
+        members = self._members
+        if members is None:
             # counted without waiting, which bincount does not; an item has at least one
             one = torch.ones((), dtype=torch.int32, device=self.item.device).expand(self.item.shape)
-            self._members = self.item.new_zeros(self.items).index_add(0, self.item, one).clamp_min(1)[:, None]
-        return rows.new_zeros(self.items, rows.shape[1]).index_add(0, self.item, rows) / self._members
+            members = self.item.new_zeros(self.items).index_add(0, self.item, one).clamp_min(1)[:, None]
+            # nothing can be trained with what is made in inference mode, which a compiler cannot be asked about
+            if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+                self._members = members
+        return rows.new_zeros(self.items, rows.shape[1]).index_add(0, self.item, rows) / members
 
     @property
     def rows(self) -> ItemRows:
@@ -60,7 +65,10 @@ class LatticeItems:
 
 def count_items(lattice: Lattice) -> int:
     """How many items a ragged batch has; those behind the last that has lattice points are not seen."""
-    return int(lattice.source.keys[:, 0].max()) + 1 if lattice.num_lattice_points else 0
+    item = lattice.source.keys[:, 0]
+    # of one row more, since there may be none; by item(), which torch.export leaves open
+    last = cast(int, torch.cat([item, item.new_full((1,), -1)]).max().item())
+    return last + 1
 
 
 class LatticeGroupNorm(nn.Module):
@@ -109,6 +117,11 @@ class LatticeGroupNorm(nn.Module):
         Returns:
             `[lattice_points, num_channels]`.
         """
+        _, leading = lattice_to_rows(lattice_values, lattice, lattice.source)
+        if leading or lattice_values.shape[1] != self.num_channels:
+            raise InputError(
+                f"lattice values must be [lattice_points, {self.num_channels}], got {tuple(lattice_values.shape)}"
+            )
         items = LatticeItems(lattice) if items is None else items
         return self.normalize(lattice_values, (self.weight, self.bias), items, relu)
 
@@ -133,7 +146,7 @@ class LatticeGroupNorm(nn.Module):
 def _normalize(values: Tensor, weight: Tensor, bias: Tensor, items: LatticeItems, groups: int, eps: float) -> Tensor:
     """Group normalization of each item, step by step."""
     wide = values.float() if values.dtype.itemsize < 4 else values
-    grouped = wide.reshape(len(wide), groups, wide.shape[1] // groups)
+    grouped = wide.reshape(wide.shape[0], groups, wide.shape[1] // groups)
     centered = grouped - items.spread(items.mean(grouped.mean(dim=2)))[:, :, None]
     variance = items.mean(centered.square().mean(dim=2))
     scale = items.spread((variance + eps).rsqrt())[:, :, None]

@@ -19,7 +19,7 @@ from permutohedral.nn.group_norm import Normalized
 from permutohedral.ops.fused_layers import ConvolutionStep, convolve_rows
 from permutohedral.ops.fused_primitives import ConvolutionTables
 from permutohedral.pyramid import LatticePyramid
-from permutohedral.tensors import refuse_scripting
+from permutohedral.tensors import check_tensor, refuse_scripting
 
 
 class _LatticeFilter(nn.Module):
@@ -70,6 +70,13 @@ class _LatticeFilter(nn.Module):
     ) -> Tensor:
         """In one call of the backend where it can; the lattice of the values, and tables from there and back."""
         source, neighbors, reverse = lattices
+        check_tensor("lattice values", lattice_values)
+        # a multiple of them would be as many groups
+        if lattice_values.dim() < 2 or lattice_values.shape[-1] != self.in_channels:
+            raise InputError(
+                f"this layer takes {self.in_channels} channels, got lattice values of shape "
+                f"{tuple(lattice_values.shape)}"
+            )
 
         def composed(
             values: Tensor,

@@ -7,6 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from permutohedral.checks import check_values, lattice_to_rows, rows_to_points
 from permutohedral.errors import InputError
 from permutohedral.lattice import Lattice
 from permutohedral.ops import operators
@@ -65,10 +66,16 @@ class PointSplat(nn.Module):
             `[lattice_points, out_channels]`.
         """
         source = lattice.source
-        if lattice.batch_size is not None or values.dim() != 2 or values.shape[0] != source.num_points:
+        check_values(values, lattice, "values")
+        if lattice.batch_size is not None or values.shape != (source.num_points, self.in_channels):
             raise InputError(
                 f"values must be [{source.num_points}, {self.in_channels}] on a lattice of flat points (ragged batches "
                 f"name their items by batch=), got {tuple(values.shape)}"
+            )
+        if features.shape != (source.num_points, self.dimension):
+            raise InputError(
+                f"features must be the [{source.num_points}, {self.dimension}] that the lattice was built from, got "
+                f"{tuple(features.shape)}"
             )
         points, corners = source.vertices.shape
         vertices = source.vertices.flatten().long()
@@ -119,12 +126,19 @@ class DeformSlice(nn.Module):
         nn.init.zeros_(self.offset.bias)
 
     def forward(self, lattice_values: Tensor, lattice: Lattice) -> Tensor:
-        """`[lattice_points, channels]` to `[target points, channels]`."""
+        """`[lattice_points, channels]` to `[target points, channels]`, or `[batch, target points, channels]`."""
         target = lattice.target
+        _, leading = lattice_to_rows(lattice_values, lattice, target)
+        if leading or lattice_values.shape[1] != self.summarize.in_features:
+            raise InputError(
+                f"lattice values must be [lattice_points, {self.summarize.in_features}], got "
+                f"{tuple(lattice_values.shape)}"
+            )
         points, corners = target.vertices.shape
         summary = self.summarize(lattice_values).relu()
         at_corners = summary.index_select(0, target.vertices.flatten()).view(points, corners, summary.shape[1])
         # each corner sees itself and the largest of all
         largest = at_corners.amax(dim=1, keepdim=True).expand_as(at_corners)
         offsets = cast(Tensor, self.offset(torch.cat([at_corners, largest], dim=2)))[..., 0]
-        return operators.slice(lattice_values, target.vertices, target.barycentric + offsets)
+        sliced = operators.slice(lattice_values, target.vertices, target.barycentric + offsets)
+        return rows_to_points(sliced, lattice, ())

@@ -6,7 +6,7 @@ themselves, so they can be differentiated again; `primitives.py` says why the se
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -185,8 +185,17 @@ _of_convolution = multilinear(
 )
 
 
+class _Kept(NamedTuple):
+    """What a context holds, read once: gradient checkpointing makes it anew for a single look."""
+
+    saved_tensors: tuple[Any, ...]
+    number: tuple[Any, ...]
+    needs_input_grad: tuple[bool, ...]
+
+
 def _convolve_backward(ctx: Any, gradient: Tensor) -> Any:
     """Both gradients at once where the backend can, and nobody will differentiate them again."""
+    ctx = _Kept(ctx.saved_tensors, ctx.number, ctx.needs_input_grad)
     values, weight, neighbors, reverse, opposite = ctx.saved_tensors
     together = None
     if all(ctx.needs_input_grad[:2]) and ctx.number == (1,) and not torch.is_grad_enabled() and not is_traced():
