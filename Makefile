@@ -114,7 +114,7 @@ bench: $(STAMP)  ## time every operator beside its peers, into results/; BENCH_O
 
 # without those of the native core, which runs on the CPU
 GPU_TESTS := --ignore-glob='tests/ops/test_native*' --ignore=tests/ops/test_threads.py tests/gpu \
-  tests/ops tests/nn tests/crf tests/filters \
+  tests/ops tests/nn tests/crf tests/filters tests/guided \
   $(addprefix tests/test_,compile.py filters.py functional.py gradients.py lattice.py laws.py pyramid.py sixteen_bits.py \
     transforms.py)
 
