@@ -8,12 +8,11 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from permutohedral.checks import lattice_to_rows
 from permutohedral.errors import InputError
 from permutohedral.lattice import Lattice
 from permutohedral.ops.fused_layers import normalize_items
 from permutohedral.ops.fused_primitives import ItemRows, ItemsNorm
-from permutohedral.tensors import refuse_scripting
+from permutohedral.tensors import check_tensor, refuse_scripting
 
 
 class LatticeItems:
@@ -117,11 +116,10 @@ class LatticeGroupNorm(nn.Module):
         Returns:
             `[lattice_points, num_channels]`.
         """
-        _, leading = lattice_to_rows(lattice_values, lattice, lattice.source)
-        if leading or lattice_values.shape[1] != self.num_channels:
-            raise InputError(
-                f"lattice values must be [lattice_points, {self.num_channels}], got {tuple(lattice_values.shape)}"
-            )
+        check_tensor("lattice values", lattice_values)
+        expected = lattice.num_lattice_points, self.num_channels
+        if lattice_values.shape != expected:
+            raise InputError(f"lattice values must be {list(expected)}, got {list(lattice_values.shape)}")
         items = LatticeItems(lattice) if items is None else items
         return self.normalize(lattice_values, (self.weight, self.bias), items, relu)
 
