@@ -49,7 +49,8 @@ class Telling(NamedTuple):
 
     Attributes:
         words: memory of a `HostReports`.
-        features: float `[points, d]`, of the points that were inserted; those of a point are contiguous.
+        features: float `[points, d]`, of the points that were inserted; those of a point are contiguous. Any other rows
+            where they are not compared.
         sample: whether consecutive points are compared.
     """
 
