@@ -9,13 +9,12 @@
 #include "runtime/memory.hpp"
 #include "runtime/threads.hpp"
 
-namespace permutohedral {
-namespace PERMUTOHEDRAL_INSTRUCTION_SET {
+namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
 constexpr int64_t blurred_per_task = 2048;
 
-// The row of a neighbor, or `zero` where it is missing: without a branch, since nobody can foresee which are.
+// The row of a neighbor, or `zero` where it is missing: branch-free, since missing neighbors are unpredictable.
 template <class T>
 PERMUTOHEDRAL_INLINE const T* neighbor_row(const T* rows, int32_t neighbor, int64_t channels, const T* zero) {
     const uintptr_t missing = uintptr_t(intptr_t(neighbor >> 31));
@@ -39,11 +38,7 @@ void blur_axis(Matrix<const T> in, const int32_t* ahead, const int32_t* behind, 
     }
 }
 
-struct BlurAxes {
-    const int32_t* neighbors;  // [2 num_axes, num_lattice_points]
-    int64_t num_axes;
-    bool reverse;
-};
+inline int64_t num_axes(const NeighborTable& axis_neighbors) { return axis_neighbors.filter_size / 2; }
 
 // Channels that are blurred together: the passes write to `first` and `second` in turn.
 template <class T>
@@ -55,13 +50,15 @@ struct BlurredPanel {
 
 // Blurs all panels; panel_at(p) is the p-th.
 template <class T, class PanelAt>
-void blur_passes(int64_t num_panels, PanelAt&& panel_at, const BlurAxes& axes, int threads) {
-    const int64_t rows = panel_at(0).in.num_rows, blocks = divide_up(rows, blurred_per_task);
+void blur_passes(int64_t num_panels, PanelAt&& panel_at, const NeighborTable& axis_neighbors, bool reverse,
+                 int threads) {
+    const int64_t rows = axis_neighbors.num_targets, blocks = divide_up(rows, blurred_per_task);
+    const int64_t axes = num_axes(axis_neighbors);
     const Memory zero(sizeof(T) * panel_at(0).in.num_channels);
     std::memset(zero.data(), 0, zero.size());
-    for (int64_t pass = 0; pass < axes.num_axes; ++pass) {
-        const int64_t axis = axes.reverse ? axes.num_axes - 1 - pass : pass;
-        const int32_t* ahead = axes.neighbors + 2 * axis * rows;
+    for (int64_t pass = 0; pass < axes; ++pass) {
+        const int64_t axis = reverse ? axes - 1 - pass : pass;
+        const int32_t* ahead = axis_neighbors.data + 2 * axis * rows;
         parallel_for(threads, num_panels * blocks, [&](int64_t task, int) {
             const BlurredPanel<T> panel = panel_at(task % num_panels);
             const int64_t begin = task / num_panels * blurred_per_task;
@@ -79,5 +76,4 @@ void blur_passes(int64_t num_panels, PanelAt&& panel_at, const BlurAxes& axes, i
 }
 
 }  // namespace
-}  // namespace PERMUTOHEDRAL_INSTRUCTION_SET
-}  // namespace permutohedral
+}  // namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET

@@ -6,8 +6,7 @@
 #include "filter/point_order.hpp"
 #include "runtime/cache_sizes.hpp"
 
-namespace permutohedral {
-namespace PERMUTOHEDRAL_INSTRUCTION_SET {
+namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
 template <class T>
@@ -98,5 +97,4 @@ PERMUTOHEDRAL_INLINE void dispatch_padded_width(int64_t width, Function&& functi
 }
 
 }  // namespace
-}  // namespace PERMUTOHEDRAL_INSTRUCTION_SET
-}  // namespace permutohedral
+}  // namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET

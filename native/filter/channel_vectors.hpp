@@ -4,8 +4,7 @@
 #include "runtime/dispatch.hpp"
 #include "runtime/simd.hpp"
 
-namespace permutohedral {
-namespace PERMUTOHEDRAL_INSTRUCTION_SET {
+namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
 // A vector of N channels; a plain T for one.
@@ -65,5 +64,4 @@ PERMUTOHEDRAL_INLINE void dispatch_small(int64_t number, Function&& function) {
 }
 
 }  // namespace
-}  // namespace PERMUTOHEDRAL_INSTRUCTION_SET
-}  // namespace permutohedral
+}  // namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET

@@ -1,5 +1,5 @@
 // What the passes of a mean field and those of its gradient share: chunks of points, tables on the lattices of all
-// kernels, splats by several threads, and what is done on the lattices between two passes.
+// kernels, splats by several threads, and the work on the lattices between two passes.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,7 @@
 #include "filter/label_lattices.hpp"
 #include "filter/label_rows.hpp"
 
-namespace permutohedral {
-namespace PERMUTOHEDRAL_INSTRUCTION_SET {
+namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
 // elements of the rows of a chunk, which stay in the nearest caches; its points are a multiple of the lanes of a vector
@@ -23,7 +22,7 @@ constexpr int64_t chunks_per_task = 4, rows_per_task = 2048;
 // threads that share the splats of a kernel, which are about a quarter of the work
 constexpr int64_t threads_per_splat = 4;
 
-// The tables of one kernel, [num_lattice_points, stride]: what is written, what is read, and a third one where it is
+// The tables of one kernel, [num_lattice_points, stride]: one to write, one to read, and a third one where it is
 // blurred both ways.
 struct FieldTables {
     Memory splatted, blurred, spare;
@@ -32,12 +31,12 @@ struct FieldTables {
 template <class T>
 class FieldPasses {
 protected:
-    // num_sets: rows of chunks, and columns, that a thread works on at once.
+    // num_sets: rows of chunks, and columns, that a thread works on together.
     FieldPasses(const MeanField<T>& field, int threads, int64_t num_sets)
         : field_(field),
           threads_(threads),
-          mirrored_(field.labels == 2 && !has_costs(field)),
-          stride_(row_stride<T>(field.labels, mirrored_)),
+          binary_(field.labels == 2 && !has_costs(field)),
+          stride_(row_stride<T>(field.labels, binary_)),
           chunk_points_(std::clamp(chunk_elements / stride_ / least_chunk_points, int64_t{1}, most_chunks) *
                         least_chunk_points),
           chunks_per_item_(divide_up(field.num_points, chunk_points_)),
@@ -48,7 +47,7 @@ protected:
           sliced_(field.num_kernels),
           source_(field.num_kernels),
           target_(field.num_kernels) {
-        if (!mirrored_) arrange_energies();
+        if (!binary_) arrange_energies();
         if (field.steps == 0) return;
         for (int64_t k = 0; k < field.num_kernels; ++k) {
             tables_[k].splatted = table_memory(k);
@@ -62,7 +61,7 @@ protected:
                            [](const PairwiseKernel<T>& kernel) { return kernel.costs != nullptr; });
     }
 
-    int64_t num_rows(int64_t k) const { return field_.kernels[k].num_lattice_points; }
+    int64_t num_rows(int64_t k) const { return field_.kernels[k].axis_neighbors.num_targets; }
     Memory table_memory(int64_t k) const { return Memory(sizeof(T) * num_rows(k) * stride_); }
 
     // 1 / mass of each point, or its root; null for a kernel that is not divided.
@@ -131,9 +130,9 @@ protected:
         splat_in_windows(from, make);
     }
 
-    // What the kernels say, and of mirrored labels what they cost.
+    // What the kernels say, and of binary labels what they cost.
     void gather(const Chunk<T>& chunk, bool first) {
-        if (mirrored_) {
+        if (binary_) {
             const T *one = field_.energies + plane_of(chunk, 0), *other = field_.energies + plane_of(chunk, 1);
             for (int64_t i = 0; i < chunk.count; ++i) chunk.rows[i] = make_finite<T>(one[i]) - make_finite<T>(other[i]);
         } else if (first) {
@@ -141,7 +140,7 @@ protected:
         }
         if (first) return;
         for (int64_t k = 0; k < field_.num_kernels; ++k) {
-            slice(target_[k], field_.kernels[k].factor, sliced_[k], chunk, k == 0 && !mirrored_);
+            slice(target_[k], field_.kernels[k].factor, sliced_[k], chunk, k == 0 && !binary_);
         }
     }
 
@@ -195,11 +194,11 @@ protected:
 
     const MeanField<T>& field_;
     const int threads_;
-    const bool mirrored_;
+    const bool binary_;
     const int64_t stride_, chunk_points_, chunks_per_item_, num_chunks_, padded_points_, num_sets_;
     Memory energies_;
     std::vector<FieldTables> tables_;
-    // what is interpolated at the points, for each kernel
+    // the tables to interpolate at the points, for each kernel
     std::vector<const T*> sliced_;
     // how points are splatted and sliced
     std::vector<ScaledSimplices<T>> source_, target_;
@@ -264,8 +263,8 @@ private:
     bool blur_into(int64_t k, const Memory& in, const Memory& first, const Memory& second, bool reverse) {
         const PairwiseKernel<T>& kernel = field_.kernels[k];
         const BlurredPanel<T> panel{{as<T>(in), num_rows(k), stride_}, as<T>(first), as<T>(second)};
-        blur_passes<T>(1, [&](int64_t) { return panel; }, {kernel.axis_neighbors, kernel.num_axes, reverse}, threads_);
-        return kernel.num_axes % 2 == 1;
+        blur_passes<T>(1, [&](int64_t) { return panel; }, kernel.axis_neighbors, reverse, threads_);
+        return num_axes(kernel.axis_neighbors) % 2 == 1;
     }
 
     void average(int64_t k, T* to, const T* other) {
@@ -276,5 +275,4 @@ private:
 };
 
 }  // namespace
-}  // namespace PERMUTOHEDRAL_INSTRUCTION_SET
-}  // namespace permutohedral
+}  // namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET

@@ -10,8 +10,7 @@
 #include "runtime/exponential.hpp"
 #include "runtime/lane_exchange.hpp"
 
-namespace permutohedral {
-namespace PERMUTOHEDRAL_INSTRUCTION_SET {
+namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
 // Consecutive points of one item, and where their rows are.
@@ -23,9 +22,9 @@ struct Chunk {
 
 // Elements from one row to the next.
 template <class T>
-int64_t row_stride(int64_t labels, bool mirrored) {
+int64_t row_stride(int64_t labels, bool binary) {
     constexpr int64_t narrow = std::min(4, lanes<T>);
-    if (mirrored) return 1;
+    if (binary) return 1;
     return labels <= narrow ? narrow : divide_up(labels, lanes<T>) * lanes<T>;
 }
 
@@ -97,7 +96,7 @@ struct LabelColumns {
         }
     }
 
-    // Into rows, times a scale; what is behind the labels becomes zero.
+    // Into rows, times a scale; the padding behind the labels becomes zero.
     PERMUTOHEDRAL_INLINE void store_rows(Lanes scale, T* rows, int64_t stride) const {
         int64_t c = 0;
         for (; c + N <= labels; c += N) store_square<true>(scale, rows, stride, c);
@@ -237,12 +236,12 @@ PERMUTOHEDRAL_INLINE void dispatch_lanes(int64_t stride, Function&& function) {
 
 // Of logits of the second label against the first: its probability, and that of the first.
 template <class T>
-struct Mirrored {
+struct BinaryMarginals {
     Vector<T> first, second;
 };
 
 template <class T>
-PERMUTOHEDRAL_INLINE Mirrored<T> mirrored_softmax(Vector<T> logits) {
+PERMUTOHEDRAL_INLINE BinaryMarginals<T> binary_softmax(Vector<T> logits) {
     const auto is_second = logits > T(0);
     const Vector<T> less = exponential<T, lanes<T>>(is_second ? -logits : logits);
     const Vector<T> likely = T(1) / (T(1) + less), unlikely = less * likely;
@@ -250,5 +249,4 @@ PERMUTOHEDRAL_INLINE Mirrored<T> mirrored_softmax(Vector<T> logits) {
 }
 
 }  // namespace
-}  // namespace PERMUTOHEDRAL_INSTRUCTION_SET
-}  // namespace permutohedral
+}  // namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET

@@ -1,28 +1,103 @@
-// Pictures as rows of points. Torch could do it, but its threads wait for each other without sleep, which on a busy
-// machine takes longer than the whole filter.
+// Images as rows of points, and simple changes of rows. This avoids torch's OpenMP pool, whose idle workers busy-wait: on
+// a busy machine that takes longer than the whole filter.
 #pragma once
 
-#include <cstdint>
+#include <atomic>
+#include <limits>
 #include <vector>
 
-namespace permutohedral {
+#include "kernels.hpp"
+#include "runtime/threads.hpp"
 
-// Pictures, volumes or signals on a grid of any number of axes.
+namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET {
+namespace {
+
+// points of one task: their rows stay in the nearest cache while the planes are read one after another
+constexpr int64_t pixels_per_task = 2048, values_per_task = 1 << 16;
+
+// Writes position / sigma_space [axes] and color / sigma_range [channels] of each sample: [count * samples, axes + channels].
+// The images are [count, channels, *space], or with `channels_last` [count, *space, channels]; the first sample is at
+// `origin`.
 template <class T>
-struct Pictures {
-    const T* values;  // [count, channels, *space], or with `channels_last` [count, *space, channels]
-    bool channels_last;
-    int64_t count, channels;
-    std::vector<int64_t> space, origin;  // extents, and the position of the first sample
-};
+void picture_features(View<const T, 1> images, bool channels_last, const std::vector<int64_t>& space,
+                      const std::vector<int64_t>& origin, const std::vector<T>& sigma_space,
+                      const std::vector<T>& sigma_range, Matrix<T> features, int threads) {
+    const int64_t axes = int64_t(space.size()), channels = int64_t(sigma_range.size()), row = axes + channels;
+    const int64_t last = axes - 1, width = space[last];
+    int64_t lines = 1;
+    for (int64_t axis = 0; axis < last; ++axis) lines *= space[axis];
+    const int64_t channel_step = channels_last ? 1 : lines * width;
+    const int64_t sample_step = channels_last ? channels : 1;
+    parallel_for(threads, features.num_rows / width, [&](int64_t task, int) {
+        T* out = features.data + task * width * row;
+        int64_t line = task % lines;
+        for (int64_t axis = last - 1; axis >= 0; --axis) {
+            const T place = T(origin[axis] + line % space[axis]) / sigma_space[axis];
+            line /= space[axis];
+            for (int64_t x = 0; x < width; ++x) out[x * row + axis] = place;
+        }
+        for (int64_t x = 0; x < width; ++x) out[x * row + last] = T(origin[last] + x) / sigma_space[last];
+        const T* colors = images.data + task / lines * lines * width * channels + task % lines * width * sample_step;
+        for (int64_t channel = 0; channel < channels; ++channel) {
+            for (int64_t x = 0; x < width; ++x) {
+                out[x * row + axes + channel] = colors[channel * channel_step + x * sample_step] / sigma_range[channel];
+            }
+        }
+    });
+}
 
-// Position / sigma_space [axes] and color / sigma_range [channels] of each sample: [count * samples, axes + channels].
+// Transposes planes [channels, points] to rows [points, channels].
 template <class T>
-void picture_features(const Pictures<T>& pictures, const std::vector<T>& sigma_space, const std::vector<T>& sigma_range,
-                      T* features, int threads);
+void interleave(Matrix<const T> planes, Matrix<T> rows, int threads) {
+    parallel_ranges(threads, rows.num_rows, pixels_per_task, [&](int64_t begin, int64_t end, int) {
+        for (int64_t channel = 0; channel < rows.num_channels; ++channel) {
+            const T* plane = planes.data + channel * rows.num_rows;
+            for (int64_t i = begin; i < end; ++i) rows.data[i * rows.num_channels + channel] = plane[i];
+        }
+    });
+}
 
-// Planes [channels, points] as rows [points, channels].
+// Divides each row by its divisor, in place, unless that is zero: such a row is empty.
 template <class T>
-void interleave(const T* planes, int64_t channels, int64_t points, T* rows, int threads);
+void divide_rows(Matrix<T> values, View<const T, 1> divisors, int threads) {
+    const int64_t channels = values.num_channels;
+    parallel_ranges(threads, values.num_rows, pixels_per_task, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; ++i) {
+            if (!(divisors.data[i] > 0)) continue;
+            for (int64_t c = 0; c < channels; ++c) values.data[i * channels + c] /= divisors.data[i];
+        }
+    });
+}
 
-}  // namespace permutohedral
+// Adds [channels] to each row, in place.
+template <class T>
+void add_to_rows(Matrix<T> values, View<const T, 1> added, int threads) {
+    const int64_t channels = values.num_channels;
+    parallel_ranges(threads, values.num_rows, pixels_per_task, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; ++i) {
+            for (int64_t c = 0; c < channels; ++c) values.data[i * channels + c] += added.data[c];
+        }
+    });
+}
+
+// Returns whether the sum of all values is NaN: one of them is, or there are infinities of both signs.
+template <class T>
+bool is_sum_nan(View<const T, 3> values, int threads) {
+    constexpr int has_nan = 1, has_highest = 2, has_lowest = 4;
+    constexpr T highest = std::numeric_limits<T>::infinity();
+    std::atomic<int> found{0};
+    const int64_t count = values.shape[0] * values.shape[1] * values.shape[2];
+    parallel_ranges(threads, count, values_per_task, [&](int64_t begin, int64_t end, int) {
+        int some = 0;
+        for (int64_t i = begin; i < end; ++i) {
+            const T value = values.data[i];
+            some |= (value != value ? has_nan : 0) | (value == highest ? has_highest : 0) |
+                    (value == -highest ? has_lowest : 0);
+        }
+        found.fetch_or(some, std::memory_order_relaxed);
+    });
+    return (found & has_nan) != 0 || found == (has_highest | has_lowest);
+}
+
+}  // namespace
+}  // namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET

@@ -7,8 +7,7 @@
 #include "filter/channel_vectors.hpp"
 #include "runtime/threads.hpp"
 
-namespace permutohedral {
-namespace PERMUTOHEDRAL_INSTRUCTION_SET {
+namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
 constexpr int tile_vectors = 2;
@@ -21,7 +20,7 @@ constexpr int tile_rows = 6;
 // vectors where there are as many channels.
 constexpr int wide_vectors = 4, scattered_rows = 4, wide_scattered_rows = 3;
 #endif
-// of what is left where tiles of full height do not fit
+// of the remaining rows, where tiles of full height do not fit
 constexpr int small_tile_rows = 4;
 template <int N>
 constexpr int rows_of_scattered = N == wide_vectors ? wide_scattered_rows : scattered_rows;
@@ -104,5 +103,4 @@ PERMUTOHEDRAL_INLINE void dispatch_tiling(const Tiling& tiling, Function&& funct
 }
 
 }  // namespace
-}  // namespace PERMUTOHEDRAL_INSTRUCTION_SET
-}  // namespace permutohedral
+}  // namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET

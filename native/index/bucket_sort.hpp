@@ -1,5 +1,4 @@
 // A stable sort of points by few buckets, in parallel; the result does not depend on the number of threads.
-// Everything here has internal linkage: see threads.hpp.
 #pragma once
 
 #include <algorithm>

@@ -91,7 +91,7 @@ void pack_origin(const CellGrid& grid, uint64_t* cell) {
 
 void pack_linear(const CellGrid& grid, const int64_t* key, uint64_t* addend) {
     int64_t digits[max_columns];
-    find_digits(grid.num_columns, true, grid.reduction, key, digits);
+    find_digits(grid.num_columns, grid.reduction, key, digits);
     *addend = 0;
     for (int64_t column = 0; column < grid.num_columns; ++column) {
         *addend += uint64_t(digits[column] * grid.stride[column]);

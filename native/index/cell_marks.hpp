@@ -8,8 +8,7 @@
 #include "runtime/memory.hpp"
 #include "runtime/threads.hpp"
 
-namespace permutohedral {
-namespace PERMUTOHEDRAL_INSTRUCTION_SET {
+namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
 constexpr int64_t groups_per_task = 4096;
@@ -75,5 +74,4 @@ void number_marked_cells(VertexIndex& index) {
 }
 
 }  // namespace
-}  // namespace PERMUTOHEDRAL_INSTRUCTION_SET
-}  // namespace permutohedral
+}  // namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET

@@ -67,7 +67,7 @@ std::vector<int32_t> taps_by_set(const int32_t* offsets, int64_t columns) {
 
 }  // namespace
 
-void index_parents_by_hashing(VertexIndex& index, const int32_t* keys, int64_t num_vertices, int64_t num_columns) {
+void index_parents(VertexIndex& index, const int32_t* keys, int64_t num_vertices, int64_t num_columns) {
     const Memory memory(sizeof(int32_t) * 2 * num_vertices * num_columns);
     int32_t* parents = as<int32_t>(memory);
     parallel_ranges(index.threads, num_vertices, vertices_per_task, [&](int64_t begin, int64_t end, int) {
@@ -78,28 +78,29 @@ void index_parents_by_hashing(VertexIndex& index, const int32_t* keys, int64_t n
     index_keys(index, parents, num_columns);
 }
 
-void connect_levels(const Levels& levels, const int32_t* offsets, int32_t* down, int32_t* up, int threads) {
-    const int64_t columns = levels.num_columns, taps = (int64_t{1} << columns) - 1;
-    const std::vector<int32_t> tap_of = taps_by_set(offsets, columns);
-    parallel_for(threads, taps,
-                 [&](int64_t tap, int) { std::fill_n(down + tap * levels.num_coarse, levels.num_coarse, -1); });
+void connect_levels(Matrix<const int32_t> keys, Matrix<const int32_t> parents, Matrix<const int32_t> offsets,
+                    Matrix<int32_t> down, Matrix<int32_t> up, int threads) {
+    const int64_t columns = keys.num_channels, taps = offsets.num_rows, num_fine = keys.num_rows;
+    const int64_t num_coarse = down.num_channels;
+    const std::vector<int32_t> tap_of = taps_by_set(offsets.data, columns);
+    parallel_for(threads, taps, [&](int64_t tap, int) { std::fill_n(down.data + tap * num_coarse, num_coarse, -1); });
     // every entry is written by one vertex
-    parallel_ranges(threads, levels.num_fine, connected_per_task, [&](int64_t begin, int64_t end, int) {
-        // few at once, which stay in the cache until the taps are filled in
+    parallel_ranges(threads, num_fine, connected_per_task, [&](int64_t begin, int64_t end, int) {
+        // few vertices at a time, which stay in the cache until the taps are filled in
         for (int64_t tap = 0; tap < taps; ++tap) {
-            std::fill(up + tap * levels.num_fine + begin, up + tap * levels.num_fine + end, -1);
+            std::fill(up.data + tap * num_fine + begin, up.data + tap * num_fine + end, -1);
         }
         dispatch<3, 4, 5, 6, 0>(columns, [&](auto constant) {
             constexpr int C = decltype(constant)::value;
             for (int64_t x = begin; x < end; ++x) {
-                const uint64_t odd = odd_coordinates<C>(levels.keys + x * columns, columns);
-                const int64_t low = levels.parents[2 * x], high = levels.parents[2 * x + 1];
+                const uint64_t odd = odd_coordinates<C>(keys.data + x * columns, columns);
+                const int64_t low = parents.data[2 * x], high = parents.data[2 * x + 1];
                 // the opposite of e_S is that of the other coordinates
                 const int64_t tap = tap_of[odd], opposite = tap_of[odd == 0 ? 0 : odd ^ uint64_t(taps)];
-                down[tap * levels.num_coarse + low] = int32_t(x);
-                down[opposite * levels.num_coarse + high] = int32_t(x);
-                up[opposite * levels.num_fine + x] = int32_t(low);
-                up[tap * levels.num_fine + x] = int32_t(high);
+                down.data[tap * num_coarse + low] = int32_t(x);
+                down.data[opposite * num_coarse + high] = int32_t(x);
+                up.data[opposite * num_fine + x] = int32_t(low);
+                up.data[tap * num_fine + x] = int32_t(high);
             }
         });
     });

@@ -9,12 +9,11 @@
 #include "runtime/memory.hpp"
 #include "runtime/threads.hpp"
 
-namespace permutohedral {
-namespace PERMUTOHEDRAL_INSTRUCTION_SET {
+namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
 constexpr int64_t points_per_task = 8192;
-// points by which the reduction is chosen, and how often, where there are so many that this takes no time
+// points by which the reduction is chosen, and how often, where there are enough that this takes no time
 constexpr int64_t reduction_sample = 512, max_samples = 3, least_resampled = 1 << 17;
 
 // The digits of y itself, as if it were a vertex: real numbers, by rank, not reduced.
@@ -240,5 +239,4 @@ void find_item_range(const int32_t* batch, int64_t num_points, DigitRange& range
 }
 
 }  // namespace
-}  // namespace PERMUTOHEDRAL_INSTRUCTION_SET
-}  // namespace permutohedral
+}  // namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET

@@ -49,7 +49,7 @@ DigitReduction choose_reduction(double* sample, int64_t d, int64_t count) {
     int64_t key[max_reduced + 1], of_step[max_reduced + 1];
     for (int64_t axis = 0; axis <= d; ++axis) {
         make_step(d, axis, key);
-        find_digits(d + 1, true, reduction, key, of_step);
+        find_digits(d + 1, reduction, key, of_step);
         for (int64_t rank = 0; rank < d; ++rank) {
             digits[rank].of_steps[axis] = double(of_step[ranked_column(rank + 1, d + 1)]);
         }
@@ -73,17 +73,16 @@ DigitReduction choose_reduction(double* sample, int64_t d, int64_t count) {
     return reduction;
 }
 
-bool find_digits(int64_t num_columns, bool lattice_form, const DigitReduction& reduction, const int64_t* key,
-                 int64_t* digits) {
+bool find_digits(int64_t num_columns, const DigitReduction& reduction, const int64_t* key, int64_t* digits) {
     for (int64_t column = 0; column < num_columns; ++column) {
         digits[column] = key[column];
-        if (!lattice_form || column < 2) continue;
+        if (column < 2) continue;
         const int64_t difference = key[1] - key[column];
         digits[column] = difference / num_columns;
         if (digits[column] * num_columns != difference) return false;
     }
     const int64_t d = num_columns - 1;
-    if (!lattice_form || d > max_reduced) return true;
+    if (d > max_reduced) return true;
     for (int64_t rank = 1; rank < d; ++rank) {
         int64_t& digit = digits[ranked_column(rank + 1, num_columns)];
         for (int64_t other = 0; other < rank; ++other) {
@@ -100,7 +99,7 @@ DigitReach find_reach(int64_t num_columns, const DigitReduction& reduction) {
     // two corners of a simplex differ by a sum of some of the d+1 steps, each taken once; all of them add up to zero
     for (int64_t axis = 0; axis <= d; ++axis) {
         make_step(d, axis, key);
-        find_digits(num_columns, true, reduction, key, digits);
+        find_digits(num_columns, reduction, key, digits);
         for (int64_t column = 1; column < num_columns; ++column) {
             reach.step[column] = std::max(reach.step[column], std::abs(digits[column]));
             reach.simplex[column] += std::max<int64_t>(digits[column], 0);

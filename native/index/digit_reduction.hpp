@@ -1,6 +1,6 @@
 // The digits of a key, and a change of basis that makes their ranges smaller.
 //
-// The digits of the lattice form (key_packing.hpp) are, the most significant first, the item, (c_0 - c_i) / (d+1) for
+// The digits (key_packing.hpp) are, the most significant first, the item, (c_0 - c_i) / (d+1) for
 // i = 1 .. d-1, and c_0. The box of their ranges usually has far more cells than there are lattice points: the axes of
 // the features are oblique to the digits, and features such as colors are correlated. Adding integer multiples of more
 // significant digits to a digit is invertible, so the keys stay distinct, and can shrink the box a lot. It is the size
@@ -38,10 +38,8 @@ static inline int64_t ranked_column(int64_t i, int64_t num_columns) {
 // to the reduced digits.
 DigitReduction choose_reduction(double* sample, int64_t d, int64_t count);
 
-// The digits of `key [num_columns]`, by column; false if it is no vertex of the lattice. Without `lattice_form` they are
-// the columns themselves.
-bool find_digits(int64_t num_columns, bool lattice_form, const DigitReduction& reduction, const int64_t* key,
-                 int64_t* digits);
+// Writes the digits of `key [num_columns]`, by column; returns false if it is no vertex of the lattice.
+bool find_digits(int64_t num_columns, const DigitReduction& reduction, const int64_t* key, int64_t* digits);
 
 // By column, the largest difference of a digit
 struct DigitReach {

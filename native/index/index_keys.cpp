@@ -1,5 +1,6 @@
 // Numbering of keys that are given, instead of found from points.
 #include <algorithm>
+#include <stdexcept>
 #include <vector>
 
 #include "index/vertex_index.hpp"
@@ -12,14 +13,14 @@ namespace {
 constexpr int64_t keys_per_task = 8192;
 constexpr int cache_bits = 13;
 
-// The digits of one key; see find_digits. C is the number of columns if known at compile time, else 0: dividing by a
+// Writes the digits of one key; see find_digits. C is the number of columns if known at compile time, else 0: dividing by a
 // constant is much faster.
 template <int C>
-inline bool key_digits(const int32_t* key, Extent<C> columns, bool lattice_form, int64_t* digits) {
+inline bool key_digits(const int32_t* key, Extent<C> columns, int64_t* digits) {
     bool valid = true;
     for (int64_t column = 0; column < columns; ++column) {
         digits[column] = key[column];
-        if (!lattice_form || column < 2) continue;
+        if (column < 2) continue;
         const int64_t difference = int64_t(key[1]) - key[column];
         digits[column] = difference / columns;
         valid &= digits[column] * columns == difference;
@@ -29,14 +30,14 @@ inline bool key_digits(const int32_t* key, Extent<C> columns, bool lattice_form,
 
 // The range of the digits; false if a key is no vertex of the lattice.
 template <int C>
-bool find_range(const int32_t* keys, int64_t count, Extent<C> columns, bool lattice_form, DigitRange& range) {
+bool find_range(const int32_t* keys, int64_t count, Extent<C> columns, DigitRange& range) {
     int64_t digits[max_columns];
     // local, so that they stay in registers
     int64_t low[capacity_for<C, max_columns>], high[capacity_for<C, max_columns>];
-    bool valid = key_digits<C>(keys, columns, lattice_form, digits);
+    bool valid = key_digits<C>(keys, columns, digits);
     for (int64_t column = 0; column < columns; ++column) low[column] = high[column] = digits[column];
     for (int64_t i = 1; i < count && valid; ++i) {
-        valid = key_digits<C>(keys + i * columns, columns, lattice_form, digits);
+        valid = key_digits<C>(keys + i * columns, columns, digits);
         for (int64_t column = 0; column < columns; ++column) {
             low[column] = std::min(low[column], digits[column]);
             high[column] = std::max(high[column], digits[column]);
@@ -52,7 +53,7 @@ template <int C, int W>
 inline void pack_inside(const KeyPacking& packing, const int32_t* key, uint64_t* packed) {
     int64_t digits[max_columns];
     const Extent<C> columns(packing.num_columns);
-    key_digits<C>(key, columns, packing.lattice_form != 0, digits);
+    key_digits<C>(key, columns, digits);
     if constexpr (W == 1) {
         // in a register: the loop would wait for its own stores
         uint64_t word = 0;
@@ -86,8 +87,7 @@ int64_t list_keys(const KeyPacking& packing, const int32_t* keys, int64_t count,
     return listed;
 }
 
-bool find_range_in_parallel(const int32_t* keys, const VertexIndex& index, int64_t num_columns, bool lattice_form,
-                            DigitRange& range) {
+bool find_range_in_parallel(const int32_t* keys, const VertexIndex& index, int64_t num_columns, DigitRange& range) {
     const int64_t blocks = divide_up(index.num_points, keys_per_task);
     std::vector<DigitRange> ranges(blocks);
     std::vector<uint8_t> valid(blocks);
@@ -95,7 +95,7 @@ bool find_range_in_parallel(const int32_t* keys, const VertexIndex& index, int64
         const int64_t begin = b * keys_per_task, count = std::min(keys_per_task, index.num_points - begin);
         dispatch<3, 4, 5, 6, 0>(num_columns, [&](auto columns) {
             constexpr int C = decltype(columns)::value;
-            valid[b] = find_range<C>(keys + begin * num_columns, count, num_columns, lattice_form, ranges[b]);
+            valid[b] = find_range<C>(keys + begin * num_columns, count, num_columns, ranges[b]);
         });
     });
     range = ranges[0];
@@ -112,9 +112,10 @@ bool find_range_in_parallel(const int32_t* keys, const VertexIndex& index, int64
 
 void index_keys(VertexIndex& index, const int32_t* keys, int64_t num_columns) {
     DigitRange range;
-    const bool lattice_form = find_range_in_parallel(keys, index, num_columns, true, range);
-    if (!lattice_form) find_range_in_parallel(keys, index, num_columns, false, range);
-    index.packing = plan_packing(num_columns, lattice_form, range, DigitReduction{});
+    if (!find_range_in_parallel(keys, index, num_columns, range)) {
+        throw std::invalid_argument("keys must be vertices of the lattice: coordinates congruent modulo d + 1");
+    }
+    index.packing = plan_packing(num_columns, range, DigitReduction{});
     const int64_t words = index.packing.num_words;
     constexpr int64_t sample_size = 4096;
     const int64_t stride = std::max<int64_t>(1, index.num_points / sample_size),

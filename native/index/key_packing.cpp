@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 
 namespace permutohedral {
 namespace {
@@ -9,6 +10,8 @@ namespace {
 constexpr int64_t word_bits = 64;
 // layout of a serialized packing: numbers at its front, and numbers per column
 constexpr int64_t fixed_fields = 3, column_fields = 5;
+// the first word, which no table of another backend begins with
+constexpr int64_t table_tag = 0x31656c6261742f68;
 // in steps along an axis, tried in turn; where a filter reaches further, the keys of neighbors are packed one by one
 constexpr int64_t margins[] = {64, 16, 4};
 
@@ -55,15 +58,11 @@ uint64_t unit_of(const KeyPacking& packing, int64_t column) {
 
 }  // namespace
 
-KeyPacking plan_packing(int64_t num_columns, bool lattice_form, const DigitRange& range,
-                        const DigitReduction& reduction) {
+KeyPacking plan_packing(int64_t num_columns, const DigitRange& range, const DigitReduction& reduction) {
     KeyPacking packing{};
     packing.num_columns = num_columns;
-    packing.lattice_form = lattice_form;
     packing.reduction = reduction;
-    DigitReach reach = find_reach(num_columns, reduction);
-    // a step changes a coordinate by d at most
-    if (!lattice_form) std::fill(reach.step + 1, reach.step + num_columns, num_columns - 1);
+    const DigitReach reach = find_reach(num_columns, reduction);
     for (const int64_t steps : margins) {
         packing.num_words = lay_out(packing, range, reach, steps);
         if (packing.num_words == 1) break;
@@ -73,7 +72,7 @@ KeyPacking plan_packing(int64_t num_columns, bool lattice_form, const DigitRange
 
 bool pack_key(const KeyPacking& packing, const int64_t* key, uint64_t* packed) {
     int64_t digits[max_columns];
-    if (!find_digits(packing.num_columns, packing.lattice_form != 0, packing.reduction, key, digits)) return false;
+    if (!find_digits(packing.num_columns, packing.reduction, key, digits)) return false;
     std::memset(packed, 0, sizeof(uint64_t) * packing.num_words);
     for (int64_t column = 0; column < packing.num_columns; ++column) {
         const int64_t digit = digits[column] - packing.low[column];
@@ -92,7 +91,7 @@ void pack_origin(const KeyPacking& packing, uint64_t* packed) {
 
 void pack_linear(const KeyPacking& packing, const int64_t* key, uint64_t* addend) {
     int64_t digits[max_columns];
-    find_digits(packing.num_columns, packing.lattice_form != 0, packing.reduction, key, digits);
+    find_digits(packing.num_columns, packing.reduction, key, digits);
     std::memset(addend, 0, sizeof(uint64_t) * packing.num_words);
     for (int64_t column = 0; column < packing.num_columns; ++column) {
         addend[packing.word[column]] += uint64_t(digits[column]) * unit_of(packing, column);
@@ -106,7 +105,7 @@ template <int C>
 void unpack_keys_of(const KeyPacking& packing, const uint64_t* packed_keys, int64_t count, int32_t* keys) {
     const Extent<C> columns(packing.num_columns);
     const int64_t d = columns - 1;
-    const bool lattice_form = packing.lattice_form != 0, reduced = lattice_form && d <= max_reduced;
+    const bool reduced = d <= max_reduced;
     uint64_t mask[max_columns];
     for (int64_t column = 0; column < columns; ++column) mask[column] = (uint64_t{1} << packing.bits[column]) - 1;
     for (int64_t i = 0; i < count; ++i) {
@@ -125,8 +124,7 @@ void unpack_keys_of(const KeyPacking& packing, const uint64_t* packed_keys, int6
         }
         int32_t* key = keys + i * columns;
         for (int64_t column = 0; column < columns; ++column) {
-            const bool is_difference = lattice_form && column > 1;
-            key[column] = int32_t(is_difference ? digits[1] - digits[column] * uint32_t(columns) : digits[column]);
+            key[column] = int32_t(column > 1 ? digits[1] - digits[column] * uint32_t(columns) : digits[column]);
         }
     }
 }
@@ -142,7 +140,7 @@ void unpack_keys(const KeyPacking& packing, const uint64_t* packed, int64_t coun
 bool pack_offset(const KeyPacking& packing, const int32_t* offset, uint64_t* addend) {
     int64_t key[max_columns] = {0}, digits[max_columns];
     for (int64_t column = 1; column < packing.num_columns; ++column) key[column] = offset[column - 1];
-    if (!find_digits(packing.num_columns, packing.lattice_form != 0, packing.reduction, key, digits)) return false;
+    if (!find_digits(packing.num_columns, packing.reduction, key, digits)) return false;
     std::memset(addend, 0, sizeof(uint64_t) * packing.num_words);
     for (int64_t column = 1; column < packing.num_columns; ++column) {
         if (digits[column] > packing.margin[column] || digits[column] < -packing.margin[column]) return false;
@@ -158,9 +156,9 @@ int64_t packing_size(int64_t num_columns) {
 
 void write_packing(const KeyPacking& packing, int64_t* out) {
     const int64_t* fields[] = {packing.low, packing.margin, packing.bits, packing.word, packing.shift};
+    *out++ = table_tag;
     *out++ = packing.num_columns;
     *out++ = packing.num_words;
-    *out++ = packing.lattice_form;
     for (const int64_t* field : fields) {
         std::memcpy(out, field, sizeof(int64_t) * packing.num_columns);
         out += packing.num_columns;
@@ -170,10 +168,10 @@ void write_packing(const KeyPacking& packing, int64_t* out) {
 }
 
 bool read_packing(const int64_t* in, int64_t available, KeyPacking& packing) {
-    if (available < fixed_fields || in[0] < 2 || in[0] > max_columns || available < packing_size(in[0])) return false;
+    if (available < fixed_fields || *in++ != table_tag) return false;
+    if (in[0] < 2 || in[0] > max_columns || available < packing_size(in[0])) return false;
     packing.num_columns = *in++;
     packing.num_words = *in++;
-    packing.lattice_form = *in++;
     int64_t* fields[] = {packing.low, packing.margin, packing.bits, packing.word, packing.shift};
     for (int64_t* field : fields) {
         std::memcpy(field, in, sizeof(int64_t) * packing.num_columns);
@@ -182,6 +180,31 @@ bool read_packing(const int64_t* in, int64_t available, KeyPacking& packing) {
     for_factors(packing.num_columns,
                 [&](int64_t rank, int64_t other) { packing.reduction.factor[rank][other] = *in++; });
     return true;
+}
+
+int64_t lookup_table_size(const KeyPacking& packing, int64_t num_lattice_points) {
+    return packing_size(packing.num_columns) + 1 + (num_lattice_points + table_padding) * packing.num_words;
+}
+
+uint64_t* begin_lookup_table(const KeyPacking& packing, int64_t num_lattice_points, int64_t* table) {
+    write_packing(packing, table);
+    int64_t* count = table + packing_size(packing.num_columns);
+    *count = num_lattice_points;
+    uint64_t* packed = reinterpret_cast<uint64_t*>(count + 1);
+    std::memset(packed + num_lattice_points * packing.num_words, 0xff,
+                sizeof(uint64_t) * table_padding * packing.num_words);
+    return packed;
+}
+
+LookupTable view_lookup_table(const int64_t* data, int64_t size) {
+    LookupTable table{};
+    if (!read_packing(data, size, table.packing)) throw std::invalid_argument("not a table of the native backend");
+    const int64_t* cursor = data + packing_size(table.packing.num_columns);
+    table.num_lattice_points = *cursor++;
+    table.packed = reinterpret_cast<const uint64_t*>(cursor);
+    const int64_t* order = cursor + (table.num_lattice_points + table_padding) * table.packing.num_words;
+    table.order = data + size > order ? reinterpret_cast<const uint32_t*>(order) : nullptr;
+    return table;
 }
 
 }  // namespace permutohedral

@@ -1,16 +1,15 @@
 // Keys packed into few 64-bit words, exactly and linearly, so that the key of a neighbor is one addition per word away.
 //
-// A key has 1 + d columns: the batch item and d coordinates c_0 .. c_{d-1}. Each column gives one digit:
-//   lattice form: item, c_0, and (c_0 - c_i) / (d+1) for i >= 1, integers since the coordinates of a vertex are
-//                 congruent modulo d+1; then reduced to smaller ranges (digit_reduction.hpp);
-//   plain form:   the columns themselves, for keys that need not be vertices of the lattice.
+// A key has 1 + d columns: the batch item and d coordinates c_0 .. c_{d-1}. Each column gives one digit: the item, c_0,
+// and (c_0 - c_i) / (d+1) for i >= 1. These are integers, since the coordinates of a vertex are congruent modulo d+1.
+// The digits are then reduced to smaller ranges (digit_reduction.hpp).
 // A digit that takes n values from its lowest to its highest gets the bits for n + 2 margin values, with an empty
 // margin on both sides. Adding an offset of at most the margin to a key in the range, or within the margin around it,
 // gives either the right packed key or one with a digit in an empty margin, which equals no key that occurs: no carry
 // can turn one key into another.
 //
 // Packed keys are compared as numbers, word by word. The item is the most significant digit, so items stay apart;
-// then, in the lattice form, the digit of c_1, which grows with the first feature and depends on it alone: for an image
+// then the digit of c_1, which grows with the first feature and depends on it alone: for an image
 // whose first feature is y, the order is roughly that of its pixels.
 #pragma once
 
@@ -22,9 +21,8 @@
 namespace permutohedral {
 
 struct KeyPacking {
-    int64_t num_columns;   // 1 + d
-    int64_t num_words;     // 64-bit words of a packed key
-    int64_t lattice_form;  // 1, or 0 for the plain form
+    int64_t num_columns;  // 1 + d
+    int64_t num_words;    // 64-bit words of a packed key
     // by column
     int64_t low[max_columns];     // the digit that packs to 0: the lowest less the margin
     int64_t margin[max_columns];  // values left empty on either side
@@ -35,8 +33,7 @@ struct KeyPacking {
 };
 
 // The widest margin for which keys of this range fit one word; the smallest if none does.
-KeyPacking plan_packing(int64_t num_columns, bool lattice_form, const DigitRange& range,
-                        const DigitReduction& reduction);
+KeyPacking plan_packing(int64_t num_columns, const DigitRange& range, const DigitReduction& reduction);
 
 // Packs a key; false if it is no vertex, or lies outside of range and margin.
 bool pack_key(const KeyPacking& packing, const int64_t* key, uint64_t* packed);
@@ -50,7 +47,7 @@ void unpack_keys(const KeyPacking& packing, const uint64_t* packed, int64_t coun
 // What to add to a packed key to move it by `offset [d]`; false if that may leave the margin.
 bool pack_offset(const KeyPacking& packing, const int32_t* offset, uint64_t* addend);
 
-// A packing in int64 words, as it stands at the front of a lookup table.
+// A packing in int64 words, as it stands at the front of a lookup table; reading fails where it does not start with one.
 int64_t packing_size(int64_t num_columns);
 void write_packing(const KeyPacking& packing, int64_t* out);
 bool read_packing(const int64_t* in, int64_t available, KeyPacking& packing);
@@ -86,5 +83,28 @@ static inline bool less_key(const uint64_t* a, const uint64_t* b, Extent<W> num_
     }
     return a[num_words - 1] < b[num_words - 1];
 }
+
+// keys behind the last one that may be read; they are larger than all others
+constexpr int64_t table_padding = 4;
+
+// The lookup table of a lattice, as Python holds it, an int64 vector without pointers:
+// packing | num_lattice_points | sorted packed keys | padding | order
+// The order, uint32 [num_lattice_points], two to a word, is the number of the vertex with each sorted key; it is missing
+// where the vertices are numbered in this order.
+struct LookupTable {
+    KeyPacking packing;
+    int64_t num_lattice_points;
+    const uint64_t* packed;  // [num_lattice_points + table_padding, num_words]
+    const uint32_t* order;   // or null
+};
+
+// Words of a table without order.
+int64_t lookup_table_size(const KeyPacking& packing, int64_t num_lattice_points);
+
+// Writes all but the keys; returns where those go.
+uint64_t* begin_lookup_table(const KeyPacking& packing, int64_t num_lattice_points, int64_t* table);
+
+// Throws std::invalid_argument if `data [size]` is no table.
+LookupTable view_lookup_table(const int64_t* data, int64_t size);
 
 }  // namespace permutohedral

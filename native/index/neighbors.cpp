@@ -6,7 +6,7 @@
 #include <map>
 #include <vector>
 
-#include "index/lookup_table.hpp"
+#include "index/key_packing.hpp"
 #include "runtime/memory.hpp"
 #include "runtime/threads.hpp"
 
@@ -54,6 +54,14 @@ int64_t find_place(const LookupTable& table, const uint64_t* key, int64_t start)
     }
     return low;
 }
+
+struct NeighborQuery {
+    const int32_t* target_keys;  // [num_targets, 1 + d]
+    int64_t num_targets;
+    const int32_t* offsets;  // [filter_size, d]
+    int64_t filter_size;
+    bool same;
+};
 
 struct Tap {
     int64_t index;
@@ -202,12 +210,14 @@ PackedTargets pack_targets(const LookupTable& table, const NeighborQuery& query,
 
 }  // namespace
 
-void find_neighbors(const NeighborQuery& query, int32_t* neighbors, int threads) {
-    const LookupTable table = view_lookup_table(query.table, query.table_size);
+void find_neighbors(View<const int64_t, 1> words, Matrix<const int32_t> target_keys, Matrix<const int32_t> offsets,
+                    bool same, Matrix<int32_t> neighbors, int threads) {
+    const LookupTable table = view_lookup_table(words.data, words.shape[0]);
+    const NeighborQuery query{target_keys.data, target_keys.num_rows, offsets.data, offsets.num_rows, same};
     Memory packed, valid;
     const PackedTargets targets = pack_targets(table, query, packed, valid, threads);
     const std::vector<Tap> taps = plan_taps(table, query);
-    const Output output{neighbors, query.num_targets, table.order};
+    const Output output{neighbors.data, query.num_targets, table.order};
     parallel_for(threads, int64_t(taps.size()), [&](int64_t tap, int) {
         if (taps[tap].partner >= 0) std::fill_n(output.of_tap(taps[tap].partner), query.num_targets, -1);
     });
@@ -229,13 +239,14 @@ void find_neighbors(const NeighborQuery& query, int32_t* neighbors, int threads)
     });
 }
 
-void transpose_neighbors(const int32_t* neighbors, const int64_t* opposite, NeighborShape shape, int32_t* transposed,
+void transpose_neighbors(NeighborTable neighbors, View<const int64_t, 1> opposite, Matrix<int32_t> transposed,
                          int threads) {
-    parallel_for(threads, shape.filter_size, [&](int64_t tap, int) {
-        const int32_t* row = neighbors + tap * shape.num_targets;
-        int32_t* out = transposed + opposite[tap] * shape.num_sources;
-        std::fill_n(out, shape.num_sources, -1);
-        for (int64_t target = 0; target < shape.num_targets; ++target) {
+    const int64_t num_sources = transposed.num_channels;
+    parallel_for(threads, neighbors.filter_size, [&](int64_t tap, int) {
+        const int32_t* row = neighbors.data + tap * neighbors.num_targets;
+        int32_t* out = transposed.data + opposite.data[tap] * num_sources;
+        std::fill_n(out, num_sources, -1);
+        for (int64_t target = 0; target < neighbors.num_targets; ++target) {
             if (row[target] >= 0) out[row[target]] = int32_t(target);
         }
     });

@@ -3,27 +3,17 @@
 
 #include <cstdint>
 
+#include "kernels.hpp"
+
 namespace permutohedral {
 
-struct NeighborQuery {
-    const int64_t* table;  // [table_size], see lookup_table.hpp
-    int64_t table_size;
-    const int32_t* target_keys;  // [num_targets, 1 + d]
-    int64_t num_targets;
-    const int32_t* offsets;  // [filter_size, d]
-    int64_t filter_size;
-    bool same;  // the targets are the keys of the table
-};
+// Writes `neighbors [filter_size, num_targets]`; -1 where a neighbor is not in the table (key_packing.hpp). `target_keys
+// [num_targets, 1 + d]`, `offsets [filter_size, d]`; same: the targets are the keys of the table.
+void find_neighbors(View<const int64_t, 1> table, Matrix<const int32_t> target_keys, Matrix<const int32_t> offsets,
+                    bool same, Matrix<int32_t> neighbors, int threads);
 
-// Writes `neighbors [filter_size, num_targets]`; -1 where a neighbor is not in the table.
-void find_neighbors(const NeighborQuery& query, int32_t* neighbors, int threads);
-
-struct NeighborShape {
-    int64_t filter_size, num_targets, num_sources;
-};
-
-// transposed[opposite[k], source] = target wherever neighbors[k, target] = source, else -1.
-void transpose_neighbors(const int32_t* neighbors, const int64_t* opposite, NeighborShape shape, int32_t* transposed,
+// Writes transposed[opposite[k], source] = target wherever neighbors[k, target] = source, else -1.
+void transpose_neighbors(NeighborTable neighbors, View<const int64_t, 1> opposite, Matrix<int32_t> transposed,
                          int threads);
 
 }  // namespace permutohedral

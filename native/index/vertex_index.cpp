@@ -4,7 +4,6 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "index/lookup_table.hpp"
 #include "runtime/dispatch.hpp"
 #include "runtime/threads.hpp"
 
@@ -162,11 +161,6 @@ VertexIndex::VertexIndex(int64_t num_points, int64_t num_corners, int32_t* verti
     chunks_.resize(num_chunks);
 }
 
-uint32_t* VertexIndex::reorder() {
-    order_ = Memory(sizeof(uint32_t) * num_points);
-    return as<uint32_t>(order_);
-}
-
 void VertexIndex::choose_ranges(const uint64_t* sample, int64_t count) {
     const int64_t wanted = std::clamp<int64_t>(num_points * num_corners / range_keys, 1, max_ranges);
     std::vector<int64_t> below(size_t{1} << bucket_bits, 0);
@@ -239,7 +233,6 @@ void VertexIndex::finish(int32_t* keys, int64_t* table) {
     uint64_t* packed = begin_lookup_table(packing, num_lattice_points, table);
     if (is_by_cells()) {
         write_packed_keys(grid, packing, packed, threads);
-        if (keys == nullptr) return;
         return parallel_ranges(threads, num_lattice_points, unpacked_per_task, [&](int64_t begin, int64_t end, int) {
             unpack_keys(packing, packed + begin * words, end - begin, keys + begin * packing.num_columns);
         });
@@ -248,7 +241,6 @@ void VertexIndex::finish(int32_t* keys, int64_t* table) {
         const KeyRange& range = ranges_[p];
         if (range.count == 0) return;
         std::memcpy(packed + range.first_number * words, range.keys.data(), sizeof(uint64_t) * range.count * words);
-        if (keys == nullptr) return;
         unpack_keys(packing, as<uint64_t>(range.keys), range.count, keys + range.first_number * packing.num_columns);
     });
     parallel_for(threads, num_chunks, [&](int64_t chunk, int) { number_chunk(chunk); });

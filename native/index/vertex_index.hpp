@@ -1,9 +1,9 @@
 // The vertices that some points touch, each once, numbered in the order of their packed keys.
 //
 // Where the digits of the keys span few cells, the vertices are numbered by marks in a grid (cell_grid.hpp). Otherwise
-// the points are cut into chunks. Each chunk lists the keys it touches (touched_keys.hpp) and writes positions in its
+// the points are cut into chunks. Each chunk lists the keys it touches (index_points.hpp) and writes positions in its
 // list to `vertices`. The keys are divided into ranges; each range is merged by one thread, which finds repetitions by
-// hashing and sorts what is left. The number of a vertex is its rank in that order, so neither the number of threads
+// hashing and sorts the rest. The number of a vertex is its rank in that order, so neither the number of threads
 // nor the chunks nor the ranges show in the result. Sorted keys need no hash table to find neighbors: the keys of all
 // points moved by one offset are sorted too, and one walk along both lists finds all pairs (neighbors.cpp).
 #pragma once
@@ -17,7 +17,7 @@
 
 namespace permutohedral {
 
-// the chunks are at most this large, and the cache of vertices in touched_keys.hpp has 2^bits entries
+// the chunks are at most this large, and the cache of vertices in index_points.hpp has 2^bits entries
 constexpr int64_t max_chunk_points = 65536;
 constexpr int vertex_cache_bits = 14;
 
@@ -37,8 +37,8 @@ struct KeyRange {
 };
 
 // How an index is built:
-//   1. set `packing`, and `may_reorder` where the caller allows it;
-//   2. by cells: plan `grid`, number the vertices and set `num_lattice_points` (number_by_cells.hpp);
+//   1. set `packing`;
+//   2. by cells: plan `grid`, number the vertices and set `num_lattice_points` (index_points.hpp);
 //      or by hashing: choose_ranges, then store_chunk for every chunk, then merge;
 //   3. now `num_lattice_points` and table_size are known: the caller allocates keys and table, and calls finish.
 class VertexIndex {
@@ -49,12 +49,6 @@ public:
     // Divides the keys into ranges of about the same number of keys, judging by a sample of packed keys.
     void choose_ranges(const uint64_t* sample, int64_t count);
 
-    // Announces that the points are indexed, and `vertices` written, in another order. Returns it, to be filled: which
-    // point comes at each place.
-    uint32_t* reorder();
-    // Null unless reordered.
-    const uint32_t* order() const { return as<uint32_t>(order_); }
-
     // Copies the list of keys of a chunk; called once per chunk, by any thread.
     void store_chunk(int64_t chunk, const uint64_t* keys, int64_t count);
 
@@ -64,7 +58,7 @@ public:
     // Words of the table that `finish` writes.
     int64_t table_size() const;
 
-    // Writes the numbers to `vertices`, the lookup table, and `keys [num_lattice_points, 1 + d]` unless that is null.
+    // Writes the numbers to `vertices`, the lookup table, and `keys [num_lattice_points, 1 + d]`.
     void finish(int32_t* keys, int64_t* table);
 
     bool is_by_cells() const { return grid.num_cells > 0; }
@@ -75,19 +69,17 @@ public:
     int64_t num_lattice_points = 0;
     int32_t* vertices;
     int threads;
-    bool may_reorder = false;
 
 private:
     void number_chunk(int64_t chunk);
 
-    Memory order_;
     std::vector<uint8_t> range_of_bucket_;  // a bucket is given by the leading bits of a key
     Arena arena_;
     std::vector<ChunkKeys> chunks_;
     std::vector<KeyRange> ranges_;
 };
 
-// Numbers arbitrary keys: the distinct ones among `keys [num_points, num_columns]`, as points of one corner each.
+// Numbers keys of vertices: the distinct ones among `keys [num_points, num_columns]`, as points of one corner each.
 void index_keys(VertexIndex& index, const int32_t* keys, int64_t num_columns);
 
 }  // namespace permutohedral

@@ -1,5 +1,4 @@
 // From sizes known at run time to compile-time constants, for which loops are unrolled and divisions become products.
-// Everything here has internal linkage: see threads.hpp.
 #pragma once
 
 #include <cstdint>

@@ -2,11 +2,13 @@
 
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 namespace nb = nanobind;
@@ -15,17 +17,19 @@ using namespace nb::literals;
 namespace permutohedral {
 namespace {
 
+using Tuple = nb::typed<nb::tuple, nb::object, nb::ellipsis>;
+
 // cuLaunchKernel of the CUDA driver: function, grid, block, shared memory, stream, parameters, options
 using Launch = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**,
                        void**);
 
 constexpr size_t most_arguments = 64;
-// memory that Triton may ask for behind the arguments, and did not for what is started here
+// memory that Triton may ask for behind the arguments, and did not for the kernels that are started here
 constexpr size_t scratch_arguments = 2;
 // kernels are compiled for pointers that are multiples of 16 bytes
 constexpr uint64_t misaligned = 15;
 
-// All that the driver is told.
+// The arguments of a launch.
 struct Start {
     Launch launch;
     void* function;
@@ -54,7 +58,7 @@ public:
     void run() {
         const int error = start_.run();
         if (error != 0)
-            throw std::runtime_error("the driver refused to start a kernel: error " + std::to_string(error));
+            throw std::runtime_error("the driver could not launch a kernel: error " + std::to_string(error));
     }
 
 private:
@@ -86,22 +90,21 @@ public:
           dtype_name_(nb::str("dtype")) {}
 
     // Starts the binary for these tensors and sizes: false if none was kept or they are out of the ordinary, or if the
-    // driver refused.
-    bool start(nb::tuple grid, nb::tuple tensors, nb::tuple sizes, int device, uint64_t stream) const {
+    // driver reports an error.
+    bool start(Tuple grid, Tuple tensors, Tuple sizes, int device, uint64_t stream) const {
         Start start;
         return read(start, grid, tensors, sizes, device, stream) && start.run() == 0;
     }
 
     // The same for later, None instead of false.
-    nb::object prepare(nb::tuple grid, nb::tuple tensors, nb::tuple sizes, int device, uint64_t stream) const {
+    std::optional<PreparedStart> prepare(Tuple grid, Tuple tensors, Tuple sizes, int device, uint64_t stream) const {
         Start start;
-        if (!read(start, grid, tensors, sizes, device, stream)) return nb::none();
-        return nb::cast(PreparedStart(start, tensors));
+        if (!read(start, grid, tensors, sizes, device, stream)) return std::nullopt;
+        return PreparedStart(start, tensors);
     }
 
     // Keeps what the kernel was compiled to for such tensors and sizes.
-    void keep(int device, nb::tuple dtypes, std::string sizes, uint64_t function, unsigned threads,
-              unsigned shared_bytes) {
+    void keep(int device, Tuple dtypes, std::string sizes, uint64_t function, unsigned threads, unsigned shared_bytes) {
         Binary binary{device, {}, std::move(sizes), reinterpret_cast<void*>(function), threads, shared_bytes};
         for (nb::handle dtype : dtypes) binary.dtypes.push_back(dtype.ptr());
         for (Binary& known : binaries_) {

@@ -1,25 +1,18 @@
 #include "runtime/instruction_sets.hpp"
 
 #include <atomic>
+#include <stdexcept>
 
 namespace permutohedral {
 
 #if defined(PERMUTOHEDRAL_AVX512)
-namespace avx512 {
-extern const Kernels<float> float32_kernels;
-extern const Kernels<double> float64_kernels;
-}  // namespace avx512
+PERMUTOHEDRAL_DECLARE_TABLES(avx512)
 #endif
 #if defined(PERMUTOHEDRAL_X86)
-namespace avx2 {
-extern const Kernels<float> float32_kernels;
-extern const Kernels<double> float64_kernels;
-}  // namespace avx2
+PERMUTOHEDRAL_DECLARE_TABLES(avx2)
+#else
+PERMUTOHEDRAL_DECLARE_TABLES(baseline)
 #endif
-namespace baseline {
-extern const Kernels<float> float32_kernels;
-extern const Kernels<double> float64_kernels;
-}  // namespace baseline
 
 namespace {
 
@@ -29,6 +22,8 @@ bool has_avx2() {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
            __builtin_cpu_supports("bmi2");
 }
+#else
+bool runs_everywhere() { return true; }
 #endif
 
 #if defined(PERMUTOHEDRAL_AVX512)
@@ -39,21 +34,28 @@ bool has_avx512() {
 }
 #endif
 
-bool runs_everywhere() { return true; }
-
 // -1 before the first call
 std::atomic<int> chosen{-1};
 
 }  // namespace
 
+#define PERMUTOHEDRAL_SET(set, is_supported) \
+    {#set,                                   \
+     is_supported,                           \
+     &set::float32_point_kernels,            \
+     &set::float64_point_kernels,            \
+     &set::float32_value_kernels,            \
+     &set::float64_value_kernels}
+
 const InstructionSet instruction_sets[] = {
 #if defined(PERMUTOHEDRAL_AVX512)
-    {"avx512", has_avx512, &avx512::float32_kernels, &avx512::float64_kernels},
+    PERMUTOHEDRAL_SET(avx512, has_avx512),
 #endif
 #if defined(PERMUTOHEDRAL_X86)
-    {"avx2", has_avx2, &avx2::float32_kernels, &avx2::float64_kernels},
+    PERMUTOHEDRAL_SET(avx2, has_avx2),
+#else
+    PERMUTOHEDRAL_SET(baseline, runs_everywhere),
 #endif
-    {"baseline", runs_everywhere, &baseline::float32_kernels, &baseline::float64_kernels},
 };
 
 const int num_instruction_sets = int(sizeof(instruction_sets) / sizeof(instruction_sets[0]));
@@ -61,8 +63,8 @@ const int num_instruction_sets = int(sizeof(instruction_sets) / sizeof(instructi
 const InstructionSet& chosen_instruction_set() {
     int index = chosen.load(std::memory_order_relaxed);
     if (index < 0) {
-        index = 0;
-        while (!instruction_sets[index].is_supported()) ++index;
+        for (index = 0; index < num_instruction_sets && !instruction_sets[index].is_supported();) ++index;
+        if (index == num_instruction_sets) throw std::runtime_error("this processor has no AVX2");
         chosen.store(index, std::memory_order_relaxed);
     }
     return instruction_sets[index];
@@ -71,13 +73,23 @@ const InstructionSet& chosen_instruction_set() {
 void choose_instruction_set(int index) { chosen.store(index, std::memory_order_relaxed); }
 
 template <>
-const Kernels<float>& kernels<float>() {
-    return *chosen_instruction_set().float32;
+const PointKernels<float>& point_kernels<float>() {
+    return *chosen_instruction_set().float32_points;
 }
 
 template <>
-const Kernels<double>& kernels<double>() {
-    return *chosen_instruction_set().float64;
+const PointKernels<double>& point_kernels<double>() {
+    return *chosen_instruction_set().float64_points;
+}
+
+template <>
+const ValueKernels<float>& value_kernels<float>() {
+    return *chosen_instruction_set().float32_values;
+}
+
+template <>
+const ValueKernels<double>& value_kernels<double>() {
+    return *chosen_instruction_set().float64_values;
 }
 
 }  // namespace permutohedral

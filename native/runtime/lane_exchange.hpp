@@ -1,11 +1,9 @@
 // What needs an exchange between the lanes of vectors: sums and maxima over them, and square transpositions.
-// Everything here has internal linkage: see threads.hpp.
 #pragma once
 
 #include "runtime/simd.hpp"
 
-namespace permutohedral {
-namespace PERMUTOHEDRAL_INSTRUCTION_SET {
+namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
 #if defined(PERMUTOHEDRAL_SHUFFLE)
@@ -47,31 +45,6 @@ PERMUTOHEDRAL_INLINE typename VectorOf<T, N>::type reduce_lanes(typename VectorO
     }
 }
 
-// The sum of the lanes of each of four vectors.
-template <class T>
-PERMUTOHEDRAL_INLINE void add_lanes_of_four(const Vector<T>* vectors, T* sums) {
-    constexpr int N = lanes<T>;
-    const auto add = [](Vector<T> a, Vector<T> b) { return a + b; };
-#if defined(PERMUTOHEDRAL_SHUFFLE)
-    if constexpr (N >= 4 && can_transpose<T>) {
-        const auto all = std::make_integer_sequence<int, N>{};
-        const auto halve = [&](Vector<T> a, Vector<T> b, auto distance) {
-            constexpr int Distance = decltype(distance)::value;
-            return merge_lanes<T, N, Distance, 0>(a, b, all) + merge_lanes<T, N, Distance, Distance>(a, b, all);
-        };
-        using Far = std::integral_constant<int, N / 2>;
-        using Near = std::integral_constant<int, N / 4>;
-        const Vector<T> pairs =
-            halve(halve(vectors[0], vectors[1], Far{}), halve(vectors[2], vectors[3], Far{}), Near{});
-        const Vector<T> totals = reduce_lanes<T, N, N / 8>(pairs, add);
-        // the second bit of the place says which of a pair, the first which pair
-        for (int v = 0; v < 4; ++v) sums[v] = totals[(v % 2) * (N / 2) + (v / 2) * (N / 4)];
-        return;
-    }
-#endif
-    for (int v = 0; v < 4; ++v) sums[v] = reduce_lanes<T, N>(vectors[v], add)[0];
-}
-
 // Lane l of vector v and lane v of vector l change places.
 template <class T, int N, int Distance = N / 2>
 PERMUTOHEDRAL_INLINE void transpose_square(typename VectorOf<T, N>::type* vectors) {
@@ -101,5 +74,4 @@ PERMUTOHEDRAL_INLINE void transpose_square(typename VectorOf<T, N>::type* vector
 }
 
 }  // namespace
-}  // namespace PERMUTOHEDRAL_INSTRUCTION_SET
-}  // namespace permutohedral
+}  // namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET

@@ -1,17 +1,16 @@
-// Why an allocator of our own: the first write to a new page is a page fault, in which the system clears the page. For
-// buffers of a few megabytes and more that takes longer than most kernels take to fill them. The C library returns such
-// blocks to the system when they are freed, so that without this file every call would pay for its pages again.
+// Why a custom allocator: the first write to a new page is a page fault, in which the system clears the page. For buffers
+// of a few megabytes and more that takes longer than most kernels take to fill them. The C library returns such blocks to
+// the system when they are freed, so that without this file every call would pay for its pages again.
 #include "runtime/memory.hpp"
 
 #include <algorithm>
 #include <cstdint>
-#include <iterator>
-#include <map>
 #include <new>
 #include <utility>
 
 #if defined(__linux__) && !defined(PERMUTOHEDRAL_PLAIN_MEMORY)
 #include <sys/mman.h>
+#include <unistd.h>
 #define PERMUTOHEDRAL_PAGES 1
 #endif
 
@@ -33,15 +32,19 @@ void* behind_header(void* block, size_t bytes) {
 
 #if defined(PERMUTOHEDRAL_PAGES)
 
-constexpr size_t page = size_t{1} << 12, huge_page = size_t{1} << 21;
-constexpr size_t default_limit = size_t{1} << 29;
-// Smaller requests are cut out of a mapping of this size, so that free neighbors can be joined. Pages that nobody has
-// written to take no memory.
-constexpr size_t least_mapped = size_t{1} << 26;
+constexpr size_t huge_page = size_t{1} << 21, default_limit = size_t{1} << 29;
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// New pages from the system, aligned to huge pages; null if there are none.
+// Rounds up to a size class, eight between one power of two and the next: blocks of similar sizes replace each other.
+size_t size_class(size_t bytes) {
+    static const size_t page = size_t(sysconf(_SC_PAGESIZE));
+    size_t power = page;
+    while (2 * power <= bytes) power *= 2;
+    return round_up(bytes, std::max(page, power / 8));
+}
+
+// Returns new pages from the system, aligned to huge pages; null if there are none.
 char* map_pages(size_t bytes) {
     void* mapped = mmap(nullptr, bytes + huge_page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) return nullptr;
@@ -49,124 +52,104 @@ char* map_pages(size_t bytes) {
     char* data = reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(begin), huge_page));
     if (data > begin) munmap(begin, size_t(data - begin));
     if (data < begin + huge_page) munmap(data + bytes, size_t(begin + huge_page - data));
-    // advice only: it may be refused
+    // advice only: it may be ignored
     (void)madvise(data, bytes, MADV_HUGEPAGE);
     return data;
 }
 
-// Ranges of mapped memory that are free, by address; adjacent ranges are joined.
-class FreeRanges {
+struct Block {
+    char* data;
+    size_t bytes;
+};
+
+// Free blocks, in the order in which they were freed.
+class FreeBlocks {
 public:
-    // Best fit: out of the smallest range that is large enough; null if none is. A range of many times what is asked
-    // for stays whole: the next large result needs all of it.
-    char* take(size_t bytes) {
-        const size_t most = 4 * std::max(bytes, least_mapped);
-        auto best = free_.end();
-        for (auto range = free_.begin(); range != free_.end(); ++range) {
-            const bool fits = range->second >= bytes && range->second <= most;
-            if (fits && (best == free_.end() || range->second < best->second)) best = range;
+    // Removes the smallest block of at least `bytes`, and at most twice as many; sets `bytes` to its size. Null if there
+    // is none.
+    char* take(size_t& bytes) {
+        int best = -1;
+        for (int i = 0; i < count_; ++i) {
+            const size_t size = blocks_[i].bytes;
+            if (size >= bytes && size <= 2 * bytes && (best < 0 || size < blocks_[best].bytes)) best = i;
         }
-        if (best == free_.end()) return nullptr;
-        char* data = best->first;
-        const size_t rest = best->second - bytes;
-        free_.erase(best);
-        if (rest > 0) free_[data + bytes] = rest;
-        kept_ -= bytes;
-        return data;
+        if (best < 0) return nullptr;
+        bytes = blocks_[best].bytes;
+        return remove(best);
     }
 
-    void keep(char* data, size_t bytes) {
-        kept_ += bytes;
-        auto next = free_.upper_bound(data);
-        if (next != free_.end() && data + bytes == next->first) {
-            bytes += next->second;
-            next = free_.erase(next);
-        }
-        if (next != free_.begin()) {
-            const auto before = std::prev(next);
-            if (before->first + before->second == data) {
-                data = before->first;
-                bytes += before->second;
-                free_.erase(before);
-            }
-        }
-        free_[data] = bytes;
+    // Keeps a block; the oldest ones return to the system where there are too many.
+    void keep(Block block) {
+        if (count_ == most_blocks) release_oldest();
+        blocks_[count_++] = block;
+        kept_ += block.bytes;
         release(limit_);
     }
 
-    // Returns ranges of at most `largest` to the system until at most `bytes` are kept: the smallest that is enough, so
-    // that a large result, whose pages take longest to come again, is not given up for the sake of a few small ones.
-    void release(size_t bytes, size_t largest = SIZE_MAX) {
-        while (kept_ > bytes) {
-            const size_t excess = kept_ - bytes;
-            auto chosen = free_.end();
-            for (auto range = free_.begin(); range != free_.end(); ++range) {
-                if (range->second > largest) continue;
-                const bool enough = range->second >= excess;
-                if (chosen == free_.end() || (enough && range->second < chosen->second) ||
-                    (chosen->second < excess && range->second > chosen->second)) {
-                    chosen = range;
-                }
-            }
-            if (chosen == free_.end()) return;
-            munmap(chosen->first, chosen->second);
-            kept_ -= chosen->second;
-            free_.erase(chosen);
-        }
+    // Returns the oldest blocks to the system until at most `bytes` are kept.
+    void release(size_t bytes) {
+        while (kept_ > bytes) release_oldest();
     }
 
-    void limit(size_t bytes) {
+    void set_limit(size_t bytes) {
         limit_ = bytes;
         release(limit_);
     }
 
     size_t kept() const { return kept_; }
+    size_t limit() const { return limit_; }
 
 private:
-    std::map<char*, size_t> free_;
+    static constexpr int most_blocks = 32;
+
+    char* remove(int index) {
+        char* data = blocks_[index].data;
+        kept_ -= blocks_[index].bytes;
+        std::copy(blocks_ + index + 1, blocks_ + count_, blocks_ + index);
+        --count_;
+        return data;
+    }
+
+    void release_oldest() {
+        const size_t bytes = blocks_[0].bytes;
+        munmap(remove(0), bytes);
+    }
+
+    Block blocks_[most_blocks];
+    int count_ = 0;
     size_t kept_ = 0, limit_ = default_limit;
 };
 
-struct SharedRanges {
+struct SharedBlocks {
     std::mutex lock;
-    FreeRanges ranges;
+    FreeBlocks blocks;
 };
 
 // never destroyed: tensors are freed until the process ends
-SharedRanges& shared_ranges() {
-    static SharedRanges* const shared = new SharedRanges;
+SharedBlocks& shared_blocks() {
+    static SharedBlocks* const shared = new SharedBlocks;
     return *shared;
 }
 
-// Calls function(ranges) unless another thread holds the lock. Nobody waits for it: a forked child may have inherited
-// it locked by a thread that does not exist there.
+// Calls function(blocks) unless another thread holds the lock. It never waits: a forked child may have inherited the lock
+// from a thread that does not exist there.
 template <class Function>
-void try_with_ranges(Function&& function) {
-    SharedRanges& shared = shared_ranges();
+void try_with_blocks(Function&& function) {
+    SharedBlocks& shared = shared_blocks();
     const std::unique_lock<std::mutex> locked(shared.lock, std::try_to_lock);
-    if (locked.owns_lock()) function(shared.ranges);
+    if (locked.owns_lock()) function(shared.blocks);
 }
 
-char* take_block(size_t bytes) {
-    char* block = nullptr;
-    try_with_ranges([&](FreeRanges& ranges) {
-        block = ranges.take(bytes);
-        if (block != nullptr) return;
-        // ranges that are too small go back to the system, so that fragments do not add up
-        ranges.release(ranges.kept() > bytes ? ranges.kept() - bytes : 0, bytes);
-        if (bytes >= least_mapped) return;
-        char* mapped = map_pages(least_mapped);
-        if (mapped == nullptr) return;
-        ranges.keep(mapped, least_mapped);
-        block = ranges.take(bytes);
-    });
-    if (block == nullptr) block = map_pages(bytes);
-    if (block == nullptr) {
-        try_with_ranges([&](FreeRanges& ranges) { ranges.release(0); });
-        block = map_pages(bytes);
+Block take_block(size_t bytes) {
+    char* data = nullptr;
+    try_with_blocks([&](FreeBlocks& blocks) { data = blocks.take(bytes); });
+    if (data == nullptr) data = map_pages(bytes);
+    if (data == nullptr) {
+        try_with_blocks([](FreeBlocks& blocks) { blocks.release(0); });
+        data = map_pages(bytes);
     }
-    if (block == nullptr) throw std::bad_alloc();
-    return block;
+    if (data == nullptr) throw std::bad_alloc();
+    return {data, bytes};
 }
 
 #endif
@@ -177,9 +160,9 @@ void* allocate_memory(size_t bytes) {
     bytes += header_bytes;
     if (bytes < header_bytes) throw std::bad_alloc();
 #if defined(PERMUTOHEDRAL_PAGES)
-    if (bytes >= least_kept_bytes) {
-        bytes = round_up(bytes, page);
-        return behind_header(take_block(bytes), bytes);
+    if (bytes >= least_kept_bytes && bytes < SIZE_MAX / 4) {
+        const Block block = take_block(size_class(bytes));
+        return behind_header(block.data, block.bytes);
     }
 #endif
     return behind_header(::operator new(bytes, alignment), 0);
@@ -190,8 +173,8 @@ void free_memory(void* data) {
     const size_t bytes = reinterpret_cast<Header*>(block)->bytes;
     if (bytes == 0) return ::operator delete(block, alignment);
 #if defined(PERMUTOHEDRAL_PAGES)
-    try_with_ranges([&](FreeRanges& ranges) {
-        ranges.keep(block, bytes);
+    try_with_blocks([&](FreeBlocks& blocks) {
+        blocks.keep({block, bytes});
         block = nullptr;
     });
     if (block != nullptr) munmap(block, bytes);
@@ -201,14 +184,22 @@ void free_memory(void* data) {
 size_t kept_memory() {
     size_t kept = 0;
 #if defined(PERMUTOHEDRAL_PAGES)
-    try_with_ranges([&](FreeRanges& ranges) { kept = ranges.kept(); });
+    try_with_blocks([&](FreeBlocks& blocks) { kept = blocks.kept(); });
 #endif
     return kept;
 }
 
+size_t kept_memory_limit() {
+    size_t limit = 0;
+#if defined(PERMUTOHEDRAL_PAGES)
+    try_with_blocks([&](FreeBlocks& blocks) { limit = blocks.limit(); });
+#endif
+    return limit;
+}
+
 void limit_kept_memory(size_t limit) {
 #if defined(PERMUTOHEDRAL_PAGES)
-    try_with_ranges([&](FreeRanges& ranges) { ranges.limit(limit); });
+    try_with_blocks([&](FreeBlocks& blocks) { blocks.set_limit(limit); });
 #else
     (void)limit;
 #endif
@@ -246,5 +237,6 @@ void* Arena::allocate(size_t bytes) {
 
 void* Memory::data() const { return data_; }
 size_t Memory::size() const { return size_; }
+void Memory::release() { data_ = nullptr; }
 
 }  // namespace permutohedral

@@ -7,17 +7,18 @@
 
 namespace permutohedral {
 
-// Large blocks are kept when they are freed, up to a limit, joined with their neighbors, and given out again in any
-// size; memory.cpp says why.
+// Large blocks are kept when they are freed, up to a limit, and reused for allocations of similar size; memory.cpp says
+// why.
 void* allocate_memory(size_t bytes);  // aligned to 64 bytes; throws std::bad_alloc
 void free_memory(void* data);
 
 // smaller blocks are left to the system's allocator, which keeps them itself
-constexpr size_t least_kept_bytes = size_t{1} << 17;
+constexpr size_t least_kept_bytes = size_t{1} << 20;
 
 // Bytes that are free, but not returned to the system.
 size_t kept_memory();
-// Releases what is kept beyond the limit, in bytes, now and from now on.
+// The most bytes that are kept; 0 where this build keeps none.
+size_t kept_memory_limit();
 void limit_kept_memory(size_t limit);
 
 // Owns a block. Its functions are not inline: see threads.hpp on linkage.
@@ -31,6 +32,8 @@ public:
 
     void* data() const;
     size_t size() const;
+    // Leaves the block to the caller, who frees it with `free_memory`.
+    void release();
 
 private:
     void* data_ = nullptr;

@@ -1,5 +1,4 @@
 // Vectors of the widest registers of the instruction set this file is compiled for.
-// Everything here has internal linkage: see threads.hpp.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +23,7 @@
 #define PERMUTOHEDRAL_VECTOR_BYTES 16
 #endif
 
-namespace permutohedral {
-namespace PERMUTOHEDRAL_INSTRUCTION_SET {
+namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
 
 template <class T, int N>
@@ -172,5 +170,4 @@ inline void columns_to_rows(const typename VectorOf<T, N>::type* columns, T* row
 #endif
 
 }  // namespace
-}  // namespace PERMUTOHEDRAL_INSTRUCTION_SET
-}  // namespace permutohedral
+}  // namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET

@@ -1,7 +1,7 @@
 // A pool of std::threads, and why it is our own:
 // - OpenMP: once a process has used libgomp, its forked children hang at their first parallel region. The workers of a
 //   torch DataLoader are such children.
-// - oneTBB would be a library to ship beside torch's own copy, and decides by itself how many threads run and which of
+// - oneTBB would be a library to ship in addition to torch's own copy, and decides by itself how many threads run and which of
 //   them gets which task. Here the caller says how many (torch.get_num_threads()), and a worker begins with the same
 //   share of the tasks in every stage of a call, so that it finds its data in its cache.
 // - Neither asks between tasks whether the user has pressed Ctrl-C.
@@ -12,6 +12,7 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #if !defined(_WIN32)
@@ -112,9 +113,7 @@ public:
     void run(int threads, Job& job) {
         {
             std::lock_guard<std::mutex> lock(mutex_);
-            for (; num_threads_ < threads - 1; ++num_threads_) {
-                std::thread([this, worker = num_threads_ + 1] { serve(worker); }).detach();
-            }
+            start_workers(threads - 1);
             job_ = &job;
             threads_ = threads;
             generation_.fetch_add(1, std::memory_order_release);
@@ -135,7 +134,18 @@ public:
     std::mutex owner;
 
 private:
-    // The life of a thread: it has the same number in every job, and sits out those that want fewer threads.
+    // Starts threads until there are `wanted`, or as many as the system grants: the others take over their tasks.
+    void start_workers(int wanted) {
+        try {
+            for (; num_threads_ < wanted; ++num_threads_) {
+                std::thread([this, worker = num_threads_ + 1] { serve(worker); }).detach();
+            }
+        } catch (const std::system_error&) {
+            // a limit on threads, such as that of a container; the next call tries again
+        }
+    }
+
+    // Runs a worker until the process ends. It has the same number in every job, and skips those with fewer threads.
     void serve(int worker) {
         uint64_t seen = 0;
         for (;;) {

@@ -1,7 +1,7 @@
-"""Dense conditional random fields: labels of points that agree with points like them.
+"""Dense conditional random fields (Krähenbühl and Koltun 2011).
 
-`mean_field` turns energies, what each label costs at each point, into marginals; `Kernel` says which points are alike
-and what it costs where their labels differ. The page docs/crf.md says what is computed, and how to choose the numbers.
+`mean_field` turns energies, the cost of each label at each point, into marginals. A `Kernel` defines which points are
+similar, and the cost of different labels there.
 """
 
 from permutohedral.crf.energies import energies_from_labels, energies_from_probabilities

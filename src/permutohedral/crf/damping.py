@@ -1,4 +1,4 @@
-"""How much a step must be held back so that the mean field does not oscillate.
+"""Damping t of a step, with which the mean field does not oscillate.
 
 A step minimizes <Q', U + K Q mu> + <Q', log Q'> + sum_i t_i KL(Q'_i, Q_i). The free energy falls if the last term
 exceeds what the first one neglects, <D, K D mu> / 2 with D = Q' - Q. Each row of D sums to zero, so Pinsker's
@@ -26,10 +26,10 @@ Damping = float | Literal["auto"]
 def find_repulsions(
     damping: Damping, compatibilities: Sequence[float | Tensor], labels: int
 ) -> list[float | Tensor] | None:
-    """What `find_damping` needs of the costs, lambda for each kernel; None where damping is a number.
+    """Return lambda of each kernel for `find_damping`, or None if damping is a number.
 
     Raises:
-        InputError: it is neither "auto" nor a number that is finite and not negative.
+        InputError: damping is neither "auto" nor a number that is finite and not negative.
     """
     if damping == "auto":
         return [largest_eigenvalue(each, labels) for each in compatibilities]
@@ -41,7 +41,7 @@ def find_repulsions(
 
 
 def is_undamped(damping: Damping, repulsions: Sequence[float | Tensor] | None) -> bool:
-    """Whether t is known to be zero."""
+    """Return whether t is known to be zero."""
     if repulsions is None:
         return damping == 0
     return not any(isinstance(each, Tensor) or each > 0 for each in repulsions)
@@ -50,7 +50,7 @@ def is_undamped(damping: Damping, repulsions: Sequence[float | Tensor] | None) -
 def find_damping(
     damping: Damping, repulsions: Sequence[float | Tensor] | None, pairwise: Sequence[Pairwise]
 ) -> float | Tensor:
-    """t, a number or one for each row, `[rows, 1]`."""
+    """Return t, a number or one for each row, `[rows, 1]`."""
     if repulsions is None:
         return float(damping)
     total: float | Tensor = 0.0
@@ -60,22 +60,27 @@ def find_damping(
     return total
 
 
-def is_filtered_both_ways(damping: Damping, compatibilities: Sequence[float | Tensor]) -> bool:
-    """Whether all kernels are, to be symmetric.
+def is_filtered_both_ways(damping: Damping, compatibilities: Sequence[float | Tensor]) -> bool | Tensor:
+    """Return whether all kernels are filtered in both directions, which makes them symmetric.
 
-    They are not for Potts models that attract, whose free energy falls without that; nor for a weight that is a tensor,
-    which is not read for it, so that traced calls do the same.
+    The free energy of attractive Potts models falls without it. While torch traces, the result for a scalar tensor is a
+    tensor.
     """
-    return damping == "auto" and any(_wants_symmetry(each) for each in compatibilities)
-
-
-def _wants_symmetry(compatibility: float | Tensor) -> bool:
-    """Whether it is no Potts model that attracts, as far as can be told without reading a tensor."""
-    return compatibility.dim() > 0 if isinstance(compatibility, Tensor) else compatibility < 0
+    if damping != "auto":
+        return False
+    repels: bool | Tensor = False
+    for each in compatibilities:
+        if isinstance(each, Tensor) and each.dim() > 0:
+            return True
+        negative = each < 0
+        repels = repels | (negative if isinstance(negative, bool) or is_traced() else bool(negative))
+    return repels
 
 
 def largest_eigenvalue(compatibility: float | Tensor, labels: int) -> float | Tensor:
-    """The largest eigenvalue of the costs on vectors that sum to zero, or zero; a tensor only while torch traces.
+    """Return the largest eigenvalue of the costs on vectors that sum to zero, or zero.
+
+    It is a tensor if it has derivatives, or while torch traces.
 
     >>> largest_eigenvalue(2.0, 3), largest_eigenvalue(-2.0, 3)
     (0.0, 2.0)
@@ -85,7 +90,7 @@ def largest_eigenvalue(compatibility: float | Tensor, labels: int) -> float | Te
     if not isinstance(compatibility, Tensor):
         return max(0.0, -float(compatibility))
     traced = is_traced()
-    costs = compatibility.detach() if traced else compatibility.detach().cpu().double()
+    costs = compatibility if traced else compatibility.cpu().double()
     if costs.dim() == 0:
         found = -costs
     else:
@@ -96,6 +101,7 @@ def largest_eigenvalue(compatibility: float | Tensor, labels: int) -> float | Te
         found = torch.linalg.eigvalsh(costs)[-1]
     if traced:
         return found.clamp_min(0)
-    # of a matrix that repels nothing, rounding leaves a little
-    scale = float(compatibility.detach().abs().max())
-    return float(found) if float(found) > 1e-6 * scale else 0.0
+    # rounding errors of a matrix that does not repel
+    if float(found.detach()) <= 1e-6 * float(compatibility.detach().abs().max()):
+        return 0.0
+    return found.to(compatibility) if found.requires_grad else float(found.detach())

@@ -1,4 +1,4 @@
-"""What each label costs at each point, out of what a user has: labels or probabilities."""
+"""Energies from labels or probabilities."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.tensors import check_count, check_tensor
+from permutohedral.ops.contract import accumulation_dtype
+from permutohedral.ops.tensors import check_count, check_tensor
 
 
 def energies_from_labels(
     labels: Tensor, num_labels: int, certainty: float, *, unknown: int | None = None, dimension: int = 2
 ) -> Tensor:
-    """Energies of labels that are right with probability `certainty`; all other labels share the rest.
+    """Return energies of labels that are right with probability `certainty`.
+
+    All other labels share the rest.
 
     Args:
         labels: integers `[..., *space]`, from 0 to num_labels - 1.
         num_labels: at least 2.
         certainty: between 0 and 1, both excluded.
         unknown: the number that marks points without a label, where all labels cost the same.
-        dimension: number of axes of space: 2 for pictures, 3 for volumes, 0 for points.
+        dimension: number of axes of space: 2 for images, 3 for volumes, 0 for points.
 
     Returns:
         float32 `[..., num_labels, *space]`; for points `[..., num_labels]`.
@@ -59,14 +61,14 @@ def energies_from_labels(
 
 
 def energies_from_probabilities(probabilities: Tensor, smallest: float = 1e-5) -> Tensor:
-    """-log p, with probabilities below `smallest` raised to it: no label is impossible.
+    """Return -log p, with probabilities clamped to at least `smallest`.
 
     Args:
         probabilities: floating, of any shape.
         smallest: positive.
 
     Returns:
-        like probabilities.
+        Energies of the shape and dtype of probabilities.
 
     >>> energies_from_probabilities(torch.tensor([1.0, 0.0]), smallest=1e-4)
     tensor([-0.0000, 9.2103])
@@ -76,6 +78,6 @@ def energies_from_probabilities(probabilities: Tensor, smallest: float = 1e-5) -
         raise InputError(f"probabilities must be floating, got {probabilities.dtype}; convert with .float()")
     if not 0 < smallest < 1:
         raise InputError(f"smallest must lie between 0 and 1, got {smallest}")
-    # float16 may have no number as small as the smallest
+    # float16 may not represent `smallest`
     wide = probabilities.to(accumulation_dtype(probabilities.dtype))
     return -wide.clamp(min=smallest).log().to(probabilities.dtype)

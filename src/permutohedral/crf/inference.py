@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from permutohedral.crf.at_once import AtOnce
 from permutohedral.crf.damping import Damping, find_damping, find_repulsions, is_filtered_both_ways, is_undamped
 from permutohedral.crf.kernels import Kernel
 from permutohedral.crf.layout import Layout, items_of_rows, layout_of
 from permutohedral.crf.pairwise import Pairwise, compatibility_of, prepare
-from permutohedral.crf.steps import Field, dtype_of, logarithm, scores_of, softmax
 from permutohedral.errors import InputError
-from permutohedral.lattice import Lattice
-from permutohedral.ops.primitives import energies_error
-from permutohedral.ops.tracing import is_traced
-from permutohedral.tensors import check_count, check_tensor
+from permutohedral.lattice.lattice import Lattice
+from permutohedral.lattice.memory import check_rows
+from permutohedral.ops import composite
+from permutohedral.ops.contract import Declined, PairwiseTables, accumulation_dtype, energies_error
+from permutohedral.ops.tensors import check_count, check_tensor
+from permutohedral.ops.tracing import is_traced, wants_gradient
 
 
-def mean_field(  # noqa: PLR0913 (a field, how to solve it, and what is known before)
+def mean_field(
     energies: Tensor,
     kernels: Sequence[Kernel],
     steps: int = 5,
@@ -31,28 +32,27 @@ def mean_field(  # noqa: PLR0913 (a field, how to solve it, and what is known be
     *,
     logarithms: bool = False,
 ) -> Tensor:
-    """The marginals of a dense conditional random field, by mean field.
+    """Compute the marginals of a dense conditional random field by mean field.
 
     The field has the energy sum_i U_i(x_i) + sum_{i<j} sum_kernels k_ij mu(x_i, x_j). A step replaces the marginals Q
-    of all points at once by softmax(-U - sum_kernels K Q mu), where K_ii is not left out. The first Q is softmax(-U).
+    of all points by softmax(-U - sum_kernels K Q mu), including K_ii. The first Q is softmax(-U).
 
     Args:
-        energies: float `[labels, *space]` or `[batch, labels, *space]` for kernels over pictures and volumes,
+        energies: float `[labels, *space]` or `[batch, labels, *space]` for kernels over images and volumes,
             `[points, labels]` or `[batch, points, labels]` for kernels over points: the cost U of each label. Infinity
             forbids a label, unless all labels of a point have it.
-        kernels: which points are alike; `spatial_kernel`, `bilateral_kernel`, `Kernel`. Their features may be shared
-            by the items of a batch.
-        steps: the most that are done.
-        damping: t >= 0 makes a step softmax((t log Q - U - K Q mu) / (1 + t)). "auto" takes the t with which the free
+        kernels: `spatial_kernel`, `bilateral_kernel` or `Kernel`. The items of a batch may share their features.
+        steps: maximum number of steps.
+        damping: t >= 0 makes a step softmax((t log Q - U - K Q mu) / (1 + t)). "auto" takes a t with which the free
             energy does not rise: zero where compatibilities attract, as positive numbers do. If they are tensors of
-            several numbers, or repel, kernels are filtered both ways, so that they are symmetric.
-        tolerance: an item is done when no marginal changes by more than this.
+            several numbers, or repel, kernels are filtered in both directions, which makes them symmetric.
+        tolerance: an item has converged when no marginal changes by more than this.
         lattices: `kernel.build_lattice()` for each kernel, to share them among calls.
-        start: marginals to start from, of the shape of energies.
-        logarithms: return log Q, which losses take.
+        start: initial marginals, of the shape of energies; they are normalized to sum one.
+        logarithms: return log Q, for losses.
 
     Returns:
-        Marginals like energies; computed in the dtype of the features.
+        Marginals of the shape of energies, computed in the dtype of the features.
 
     >>> import permutohedral as ph
     >>> energies = torch.randn(21, 40, 50)
@@ -69,35 +69,34 @@ def mean_field(  # noqa: PLR0913 (a field, how to solve it, and what is known be
         compatibilities = [compatibility_of(kernel) for kernel in kernels]
         repulsions = find_repulsions(damping, compatibilities, layout.labels)
         both_ways = is_filtered_both_ways(damping, compatibilities)
-        # backends begin a step with the start, so that without a step they would not return it
+        start = None if start is None else layout.normalize(start)
+        # without a step, backends would not return the start
         has_steps = steps > 0 or start is None
         undamped = tolerance is None and has_steps and is_undamped(damping, repulsions)
-        whole = AtOnce(kernels, compatibilities, both_ways, layout, steps)
-        # the logarithm of a marginal that was rounded to zero is not what it was: it is taken of the logits
-        unbuilt = undamped and lattices is None and not logarithms
-        planes = whole.from_points(energies, start) if unbuilt else None
-        if planes is None:
-            pairwise = _prepare(kernels, lattices, layout)
-            planes = whole.on_lattices(energies, start, pairwise, logarithms) if undamped else None
-        if planes is not None:
-            return layout.from_planes(planes).to(energies.dtype)
+        pairwise = _prepare(kernels, lattices, layout)
+        if undamped:
+            # `both_ways` is a tensor only where a kernel may repel, and such kernels are damped
+            fused = _FusedMeanField(pairwise, both_ways is True, layout, steps)
+            planes = fused.run(energies, start, logarithms)
+            if not isinstance(planes, Declined):
+                return layout.from_planes(planes).to(energies.dtype)
         strength = find_damping(damping, repulsions, pairwise)
-        _refuse_nan(energies)
-        dtype = dtype_of(pairwise, energies)
-        field = Field(scores_of(energies, layout, dtype), pairwise, strength, both_ways)
-        logits = field.scores if start is None else logarithm(layout.to_rows(start).to(dtype))
+        _reject_nan(energies)
+        dtype = _working_dtype(pairwise, energies)
+        field = _Field(_scores_of(energies, layout, dtype), pairwise, strength, both_ways)
+        logits = field.scores if start is None else _logarithm(layout.to_rows(start).to(dtype))
         logits = _solve(field, logits, steps, tolerance, lambda: items_of_rows(layout, kernels, energies.device))
-        result = torch.log_softmax(logits, dim=1) if logarithms else softmax(logits)
+        result = torch.log_softmax(logits, dim=1) if logarithms else _softmax(logits)
         return layout.from_rows(result).to(energies.dtype)
 
 
 def free_energy(
     marginals: Tensor, energies: Tensor, kernels: Sequence[Kernel], lattices: Sequence[Lattice] | None = None
 ) -> Tensor:
-    """What the mean field makes small: sum_i Q_i (log Q_i + U_i) + sum_kernels <Q, K Q mu> / 2, for each item.
+    """Return the free energy of marginals, which the mean field minimizes, for each item.
 
-    It bounds the negative logarithm of the field's partition function from above. With the normalizations "symmetric"
-    and "none", steps with damping "auto" do not raise it.
+    It is sum_i Q_i (log Q_i + U_i) + sum_kernels <Q, K Q mu> / 2, an upper bound of the negative logarithm of the
+    partition function. With the normalizations "symmetric" and "none", steps with damping "auto" do not raise it.
 
     Args:
         marginals: from `mean_field`.
@@ -106,7 +105,7 @@ def free_energy(
         lattices: see `mean_field`.
 
     Returns:
-        `[batch]`, or a number for energies without a batch axis; the number of items follows from a ragged batch.
+        `[batch]`, or a scalar for energies without batch axis or batch vector.
 
     >>> import permutohedral as ph
     >>> energies, kernels = torch.randn(100, 3), [ph.crf.Kernel(torch.rand(100, 2) * 9)]
@@ -115,17 +114,17 @@ def free_energy(
     True
     """
     layout = _check(energies, kernels, lattices, {"marginals": marginals})
-    _refuse_nan(energies)
+    _reject_nan(energies)
     with torch.autocast(energies.device.type, enabled=False):
         pairwise = _prepare(kernels, lattices, layout)
-        dtype = dtype_of(pairwise, energies)
+        dtype = _working_dtype(pairwise, energies)
         costs, rows = layout.to_rows(energies).to(dtype), layout.to_rows(marginals).to(dtype)
-        # a label that never occurs may have cost infinity
+        # a label of probability zero may cost infinity
         unary = torch.where(rows > 0, rows * costs, 0.0) - torch.special.entr(rows)
         for pair in pairwise:
             unary = unary + rows * pair.cost(rows) / 2
         items, num_items = items_of_rows(layout, kernels, rows.device)
-        # summed in float64: terms of both signs over all points
+        # terms of both signs cancel: sum in float64
         sums = unary.sum(dim=1).double()
         total = sums.new_zeros(num_items).index_add(0, items, sums)
         has_items = layout.items is not None or any(kernel.batch is not None for kernel in kernels)
@@ -138,21 +137,21 @@ def _check(
 ) -> Layout:
     layout = layout_of(energies, kernels)
     if lattices is not None and len(lattices) != len(kernels):
-        raise InputError(f"give a lattice for each of the {len(kernels)} kernels, got {len(lattices)}")
-    for name, given in marginals.items():
-        if given is None:
+        raise InputError(f"lattices: give a lattice for each of the {len(kernels)} kernels, got {len(lattices)}")
+    for name, tensor in marginals.items():
+        if tensor is None:
             continue
-        check_tensor(name, given)
-        if given.shape != energies.shape or given.device != energies.device:
+        check_tensor(name, tensor)
+        if tensor.shape != energies.shape or tensor.device != energies.device:
             raise InputError(
                 f"{name} must be like energies, {tuple(energies.shape)} on {energies.device}, got "
-                f"{tuple(given.shape)} on {given.device}"
+                f"{tuple(tensor.shape)} on {tensor.device}"
             )
     return layout
 
 
-def _refuse_nan(energies: Tensor) -> None:
-    """One NaN would spread to all points; a GPU would have to be waited for."""
+def _reject_nan(energies: Tensor) -> None:
+    """Raise if an energy is NaN, which would spread to all points; not on a GPU, which would have to synchronize."""
     if energies.device.type == "cpu" and not is_traced() and bool(energies.detach().sum().isnan()):
         raise energies_error()
 
@@ -166,9 +165,9 @@ def _prepare(kernels: Sequence[Kernel], lattices: Sequence[Lattice] | None, layo
 
 
 def _solve(
-    field: Field, logits: Tensor, steps: int, tolerance: float | None, items: Callable[[], tuple[Tensor, int]]
+    field: _Field, logits: Tensor, steps: int, tolerance: float | None, items: Callable[[], tuple[Tensor, int]]
 ) -> Tensor:
-    """All steps; with a tolerance until no item changes by more, and an item that is done stays as it is."""
+    """Run all steps; with a tolerance, items that have converged keep their logits."""
     if tolerance is None:
         for _ in range(steps):
             logits = field.step(logits)
@@ -184,3 +183,127 @@ def _solve(
         if bool(done.all()):
             break
     return logits
+
+
+def _working_dtype(pairwise: Sequence[Pairwise], energies: Tensor) -> torch.dtype:
+    """Return the dtype of the features, in which everything is computed."""
+    return pairwise[0].lattice.dtype if pairwise else accumulation_dtype(energies.dtype)
+
+
+def _scores_of(energies: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
+    """Return negative energies, `[rows, labels]`, finite: infinities have no difference."""
+    return -layout.to_rows(energies).to(dtype).clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
+
+
+def _softmax(logits: Tensor) -> Tensor:
+    """Return the softmax over labels; torch computes that of two labels ten times as fast by a sigmoid."""
+    return torch.sigmoid(logits - logits.flip(1)) if logits.shape[1] == 2 else torch.softmax(logits, dim=1)
+
+
+def _logarithm(marginals: Tensor) -> Tensor:
+    """Return finite logarithms of marginals, which may be zero."""
+    return marginals.clamp_min(torch.finfo(marginals.dtype).tiny).log()
+
+
+@dataclass(frozen=True, eq=False)
+class _Field:
+    """A mean field, composed of operators.
+
+    Attributes:
+        scores: negative energies, `[rows, labels]`.
+        pairwise: the kernels.
+        damping: t.
+        both_ways: whether kernels are filtered in both directions.
+    """
+
+    scores: Tensor
+    pairwise: Sequence[Pairwise]
+    damping: float | Tensor
+    both_ways: bool | Tensor
+
+    def step(self, logits: Tensor) -> Tensor:
+        """Return the logits of the next marginals."""
+        new = self.undamped(_softmax(logits))
+        if not isinstance(self.damping, Tensor) and self.damping == 0:
+            return new
+        return (self.damping * torch.log_softmax(logits, dim=1) + new) / (1 + self.damping)
+
+    def undamped(self, marginals: Tensor) -> Tensor:
+        """Return the logits of the next marginals without damping."""
+        new = self.scores
+        for pair in self.pairwise:
+            # separate sums pass their gradient on unchanged
+            new = new + pair.gain(marginals, self.both_ways)
+        return new
+
+
+@dataclass(frozen=True, eq=False)
+class _FusedMeanField:
+    """A mean field without damping and tolerance, in one call of the backend.
+
+    Attributes:
+        pairwise: the kernels.
+        both_ways: whether they are filtered in both directions.
+        layout: of the energies.
+        steps: number of steps.
+    """
+
+    pairwise: Sequence[Pairwise]
+    both_ways: bool
+    layout: Layout
+    steps: int
+
+    def run(self, energies: Tensor, start: Tensor | None, logarithms: bool) -> Tensor | Declined:
+        """Run all steps, and return the marginals as planes, `[items, labels, points]`."""
+        planes = self.layout.to_planes(energies), None if start is None else self.layout.to_planes(start)
+        barycentric = [pair.lattice.source.barycentric for pair in self.pairwise]
+        compatibilities = [pair.compatibility for pair in self.pairwise]
+        if not logarithms and not wants_gradient(energies, start, *compatibilities):
+            constants = *barycentric, *compatibilities
+            return composite.mean_field.fuse(planes, lambda: self._plan(0), constants=constants)
+
+        def plan() -> tuple[list[PairwiseTables], int] | Declined:
+            if self.steps == 0 or energies.numel() == 0:
+                return Declined("there is no step or no point")
+            planned = self._plan(self.steps)
+            return planned if isinstance(planned, Declined) else ([*map(_detach, planned[0])], self.steps)
+
+        parameters = [pair.parameter for pair in self.pairwise]
+        logits = composite.mean_field_logits.fuse(
+            planes, plan, self._compose, constants=barycentric, parameters=parameters
+        )
+        if isinstance(logits, Declined):
+            return logits
+        return torch.log_softmax(logits, dim=1) if logarithms else torch.softmax(logits, dim=1)
+
+    def _compose(self, energies: Tensor, start: Tensor | None, *parameters: float | Tensor) -> Tensor:
+        """Compose the logits of the last marginals of operators; energies and start are planes."""
+        pairwise = [pair.with_costs(each) for pair, each in zip(self.pairwise, parameters, strict=True)]
+        layout, dtype = replace(self.layout, shape=tuple(energies.shape), labels_last=False), pairwise[0].lattice.dtype
+        field = _Field(_scores_of(energies, layout, dtype), pairwise, 0.0, self.both_ways)
+        logits = field.undamped(_softmax(field.scores) if start is None else layout.to_rows(start).to(dtype))
+        for _ in range(self.steps - 1):
+            logits = field.step(logits)
+        return layout.from_rows(logits)
+
+    def _plan(self, num_saved: int) -> tuple[list[PairwiseTables], int] | Declined:
+        """Return the tables of all kernels and the number of steps.
+
+        Raises if the tables, and `num_saved` more of each kernel, exceed the free memory.
+        """
+        if not self.pairwise:
+            return Declined("there are no kernels")
+        tables = [pair.tables(self.both_ways) for pair in self.pairwise]
+        # a kernel reads one table and writes one, and needs a third to be filtered in both directions
+        rows = sum((num_saved + (3 if each.both_ways else 2)) * each.axis_neighbors.shape[1] for each in tables)
+        # backends also copy the energies
+        rows += self.layout.num_items * self.layout.points
+        check_rows(rows, self.layout.labels, tables[0].barycentric)
+        return tables, self.steps
+
+
+def _detach(kernel: PairwiseTables) -> PairwiseTables:
+    """Return the kernel without its autograd graph, for a backend that differentiates it by itself."""
+    factor = kernel.factor.detach() if isinstance(kernel.factor, Tensor) else kernel.factor
+    costs = None if kernel.costs is None else kernel.costs.detach()
+    return kernel._replace(factor=float(factor), costs=costs)

@@ -1,4 +1,4 @@
-"""Which points are alike, and what it costs where their labels differ."""
+"""Pairwise kernels: similarity of points, and costs of pairs of labels."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.features import Sigma, bilateral_features, grid_features
-from permutohedral.lattice import Lattice, build_lattice
+from permutohedral.lattice.features import Sigma, bilateral_features, grid_features
+from permutohedral.lattice.lattice import Lattice, build_lattice
+from permutohedral.ops.tensors import check_count, check_tensor
 from permutohedral.ops.tracing import is_traced
-from permutohedral.tensors import check_count, check_tensor
 
 KernelNormalization = Literal["symmetric", "before", "after", "none"]
 
@@ -28,7 +28,7 @@ class Kernel:
     Two points i and j with labels a and b cost k_ij mu_ab, with k_ij = exp(-|f_i - f_j|^2 / 2), normalized.
 
     Attributes:
-        features: float32 or float64 `[points, d]`, or `[batch, points, d]` with features of its own for each item;
+        features: float32 or float64 `[points, d]`, or `[batch, points, d]` with features for each item;
             one unit is one standard deviation.
         compatibility: the costs mu: a number w for w (1 - I), so that different labels cost w (the Potts model); or
             `[labels]`, the diagonal of a matrix that is zero elsewhere, so that negative numbers attract; or a matrix
@@ -36,7 +36,7 @@ class Kernel:
             gradients.
         normalization: with the mass m_i = sum_j k_ij, "symmetric" has k_ij / sqrt(m_i m_j), "before" k_ij / m_j,
             "after" k_ij / m_i, "none" k_ij.
-        space: the extents of the picture or volume whose pixels are the points, in scan order: energies are then
+        space: the extents of the image or volume whose pixels are the points, in scan order: energies are then
             `[..., labels, *space]`. None for points: energies are then `[..., points, labels]`.
         batch: int `[points]`, the item of each point of a ragged batch.
 
@@ -65,7 +65,7 @@ class Kernel:
         _check_compatibility(self.compatibility)
 
     def build_lattice(self) -> Lattice:
-        """The lattice under the features, to give to `mean_field` in several calls."""
+        """Build the lattice of the features, to pass to several calls of `mean_field`."""
         return build_lattice(self.features, neighborhood_size=0, batch=self.batch, separable=True)
 
 
@@ -78,10 +78,10 @@ def spatial_kernel(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Kernel:
-    """Pixels that are near each other are alike.
+    """Return a Gaussian kernel over positions.
 
     Args:
-        space: the extents of the picture or volume, such as (height, width).
+        space: the extents of the image or volume, such as (height, width).
         sigma: standard deviation in pixels; one number, or one for each axis.
         compatibility: see `Kernel`.
         normalization: see `Kernel`.
@@ -109,7 +109,7 @@ def bilateral_kernel(
     *,
     dimension: int = 2,
 ) -> Kernel:
-    """Pixels that are near each other and look alike are alike.
+    """Return a Gaussian kernel over positions and colors.
 
     Args:
         guide: float `[channels, *space]` or `[batch, channels, *space]`.
@@ -117,7 +117,7 @@ def bilateral_kernel(
         sigma_range: standard deviation over colors, in units of the guide's values; one, or one for each channel.
         compatibility: see `Kernel`.
         normalization: see `Kernel`.
-        dimension: number of axes of space: 2 for pictures, 3 for volumes.
+        dimension: number of axes of space: 2 for images, 3 for volumes.
 
     >>> import permutohedral as ph
     >>> ph.crf.bilateral_kernel(torch.rand(3, 20, 30), sigma_space=20.0, sigma_range=0.1).features.shape
@@ -130,7 +130,7 @@ def bilateral_kernel(
     if guide.dim() not in (dimension + 1, dimension + 2):
         raise InputError(
             f"guide must be [channels, *space] or [batch, channels, *space] with {dimension} axes of space, got "
-            f"{tuple(guide.shape)}; dimension tells their number"
+            f"{tuple(guide.shape)}; pass their number as dimension"
         )
     space = tuple(guide.shape[guide.dim() - dimension :])
     features = bilateral_features(guide, sigma_space, sigma_range, spatial_axes=dimension)

@@ -1,4 +1,4 @@
-"""Between the shapes of users and rows, `[points, labels]`: the points of all items one after another."""
+"""Shapes of energies and marginals, and their conversion to rows and planes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from permutohedral.crf.kernels import Kernel
 from permutohedral.errors import InputError
-from permutohedral.tensors import check_tensor, refuse_torchscript
+from permutohedral.ops.tensors import check_tensor, refuse_torchscript
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Layout:
         return 1 if self.items is None else self.items
 
     def to_planes(self, tensor: Tensor) -> Tensor:
-        """`[items, labels, points]`, a view where it can be one."""
+        """Reshape to `[items, labels, points]`, a view if possible."""
         if self.labels_last:
             return tensor.reshape(self.num_items, self.points, self.labels).transpose(1, 2)
         return tensor.reshape(self.num_items, self.labels, self.points)
@@ -47,16 +47,22 @@ class Layout:
         return (planes.transpose(1, 2) if self.labels_last else planes).reshape(self.shape)
 
     def to_rows(self, tensor: Tensor) -> Tensor:
-        """`[items * points, labels]`, row by row in memory as what lattices return, with which it is combined."""
+        """Reshape to contiguous `[items * points, labels]`."""
         return self.to_planes(tensor).transpose(1, 2).reshape(self.num_items * self.points, self.labels).contiguous()
 
     def from_rows(self, rows: Tensor) -> Tensor:
-        """Undo `to_rows`; contiguous, as losses want it."""
+        """Undo `to_rows`; the result is contiguous."""
         return self.from_planes(rows.reshape(self.num_items, self.points, self.labels).transpose(1, 2)).contiguous()
+
+    def normalize(self, marginals: Tensor) -> Tensor:
+        """Return marginals that sum to one at each point; uniform ones where all are zero."""
+        axis = -1 if self.labels_last else 0 if self.items is None else 1
+        total = marginals.sum(dim=axis, keepdim=True)
+        return torch.where(total > 0, marginals / torch.where(total > 0, total, 1.0), 1 / self.labels)
 
 
 def layout_of(energies: Tensor, kernels: Sequence[Kernel]) -> Layout:
-    """How the energies of these kernels lie, once they are known to fit."""
+    """Return the layout of energies, or raise if they do not match the kernels."""
     refuse_torchscript()
     check_tensor("energies", energies)
     if not energies.is_floating_point():
@@ -101,7 +107,7 @@ def _check_kernel(kernel: Kernel, layout: Layout, energies: Tensor) -> None:
 
 
 def items_of_rows(layout: Layout, kernels: Sequence[Kernel], device: torch.device) -> tuple[Tensor, int]:
-    """The item of each row, int64 `[rows]`, and the number of items."""
+    """Return the item of each row, int64 `[rows]`, and the number of items."""
     ragged = [kernel.batch for kernel in kernels if kernel.batch is not None]
     if ragged:
         return ragged[0].long(), int(ragged[0].max()) + 1 if ragged[0].numel() else 0

@@ -1,4 +1,4 @@
-"""A kernel made ready: what the marginals of all points cost each label at each point."""
+"""The pairwise term: expected costs of labels, from the marginals of all points."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from permutohedral.crf.kernels import Kernel, KernelNormalization
 from permutohedral.crf.layout import Layout
 from permutohedral.errors import InputError
 from permutohedral.filters.steps import slice, splat
-from permutohedral.lattice import Lattice, flatten_points
-from permutohedral.memory import check_rows
-from permutohedral.neighborhood import blur_gain
+from permutohedral.lattice.lattice import Lattice
+from permutohedral.lattice.memory import check_rows
 from permutohedral.ops import operators
-from permutohedral.ops.fused_primitives import PairwisePoints, PairwiseTables
-from permutohedral.ops.primitives import SMALLEST_MASS
+from permutohedral.ops.contract import SMALLEST_MASS, PairwiseTables
+from permutohedral.ops.neighborhood import blur_gain
 from permutohedral.ops.tracing import requires_gradient
 
 # powers of the mass that a kernel is divided by, at its source and at its target
@@ -45,21 +44,21 @@ class Pairwise:
     compatibility: float | Tensor
     normalization: KernelNormalization
 
-    def cost(self, marginals: Tensor, both_ways: bool = False) -> Tensor:
-        """K Q mu, the expected cost of each label: `[rows, labels]`."""
+    def cost(self, marginals: Tensor, both_ways: bool | Tensor = False) -> Tensor:
+        """Return K Q mu, the expected cost of each label: `[rows, labels]`."""
         blurred = self._blurred(marginals, both_ways)
         return operators.slice(_apply(self.compatibility, blurred), self.lattice.source.vertices, self._target_weights)
 
-    def gain(self, marginals: Tensor, both_ways: bool = False) -> Tensor:
-        """-K Q mu, but for a constant for all labels of a point: what is added to logits, `[rows, labels]`."""
+    def gain(self, marginals: Tensor, both_ways: bool | Tensor = False) -> Tensor:
+        """Return -K Q mu for logits, `[rows, labels]`, up to a constant for each point."""
         blurred, compatibility = self._blurred(marginals, both_ways), self.compatibility
-        # w (1 - I) is -w I but for such a constant
+        # w (1 - I) is -w I up to such a constant
         potts = not isinstance(compatibility, Tensor) or compatibility.dim() == 0
         gain = compatibility * blurred if potts else _apply(-compatibility, blurred)
         return operators.slice(gain, self.lattice.source.vertices, self._target_weights)
 
-    def _blurred(self, marginals: Tensor, both_ways: bool) -> Tensor:
-        """Costs are applied on the lattice, which has fewer rows than points; scales are part of the weights."""
+    def _blurred(self, marginals: Tensor, both_ways: bool | Tensor) -> Tensor:
+        """Splat and blur the marginals; scales are part of the weights."""
         source, rows = self.lattice.source, self.lattice.num_lattice_points
         check_rows(3 * rows + marginals.shape[0], marginals.shape[1], marginals)
         splatted = operators.splat(marginals, source.vertices, self._source_weights, rows)
@@ -67,7 +66,7 @@ class Pairwise:
 
     @cached_property
     def _scales(self) -> tuple[Tensor | None, Tensor | None]:
-        """`[rows, 1]`, what multiplies values before the filter, and results; None for ones."""
+        """Factors of values before the filter and of results, `[rows, 1]`; None for ones."""
         source, target = _POWERS[self.normalization]
         if source == target == 0:
             return None, None
@@ -87,60 +86,52 @@ class Pairwise:
         return barycentric if scale is None else barycentric * scale
 
     def tables(self, both_ways: bool) -> PairwiseTables:
-        """What a backend needs to add -K Q mu to logits; a constant for all labels of a point is left out."""
+        """Return the tables with which a backend adds -K Q mu to logits, up to a constant for each point."""
         source = self.lattice.source
         parameters = _parameters(self.compatibility, self.normalization, self.lattice.dimension)
         return PairwiseTables(source.vertices, source.barycentric, self.axis_neighbors, *parameters, both_ways)
 
+    @property
+    def parameter(self) -> float | Tensor:
+        """The costs in `tables` or, without costs, the factor."""
+        _, _, costs, factor = _parameters(self.compatibility, self.normalization, self.lattice.dimension)
+        return factor if costs is None else costs
+
     def with_costs(self, parameter: float | Tensor) -> Pairwise:
-        """The same with the costs, or the factor, of its `tables`."""
+        """Return the kernel with other costs, or another factor, of its `tables`."""
         if isinstance(parameter, Tensor) and parameter.dim() > 0:
             return replace(self, compatibility=parameter)
         return replace(self, compatibility=parameter * _gain(self.normalization, self.lattice.dimension))
 
     def bound(self) -> Tensor:
-        """A diagonal `[rows, 1]` that bounds K filtered both ways: its rows' sums, which are not negative."""
+        """Return a diagonal `[rows, 1]` that bounds K filtered in both directions: its row sums."""
         ones = self.lattice.source.barycentric.new_ones(self.lattice.source.num_points, 1)
         sums = _filter(ones, self.lattice, self.axis_neighbors, both_ways=True)
         for scale in self._scales:
             sums = sums if scale is None else sums * scale
-        return sums.detach()
+        return sums
 
 
 def _gain(normalization: KernelNormalization, dimension: int) -> float:
-    """What is left to divide by: who divides by the mass divides by the gain of the blur with it."""
+    """Return the gain to divide by; a division by the mass includes it."""
     return blur_gain(dimension) if _POWERS[normalization] == (0, 0) else 1.0
 
 
 def _parameters(
     compatibility: float | Tensor, normalization: KernelNormalization, dimension: int
 ) -> tuple[float, float, Tensor | None, float | Tensor]:
-    """Powers, costs and factor of `PairwiseTables`."""
+    """Return powers, costs and factor of `PairwiseTables`."""
     powers, gain = _POWERS[normalization], _gain(normalization, dimension)
     if isinstance(compatibility, Tensor) and compatibility.dim() > 0:
         return *powers, torch.diag(compatibility) if compatibility.dim() == 1 else compatibility, -1 / gain
     if isinstance(compatibility, Tensor) and not requires_gradient(compatibility):
         compatibility = float(compatibility)
-    # w (1 - I) is -w I but for a constant
+    # w (1 - I) is -w I up to a constant
     return *powers, None, compatibility / gain
 
 
-def to_points(kernel: Kernel, compatibility: float | Tensor, both_ways: bool) -> PairwisePoints:
-    """What a backend needs that builds the lattice itself.
-
-    Args:
-        kernel: its features are of one item, or of all items.
-        compatibility: from `compatibility_of`.
-        both_ways: see `PairwisePoints`.
-    """
-    features, batch = flatten_points(kernel.features, kernel.batch, "batch")
-    return PairwisePoints(
-        features, batch, *_parameters(compatibility, kernel.normalization, features.shape[-1]), both_ways
-    )
-
-
 def prepare(kernel: Kernel, lattice: Lattice, layout: Layout) -> Pairwise:
-    """The kernel on the rows of `layout`."""
+    """Return the kernel on the rows of `layout`."""
     if lattice.source.num_points not in (layout.points, layout.num_items * layout.points):
         raise InputError(f"a lattice of {lattice.source.num_points} points does not fit a kernel of {layout.points}")
     if lattice.axis_neighbors is None or lattice.target is not lattice.source:
@@ -150,7 +141,7 @@ def prepare(kernel: Kernel, lattice: Lattice, layout: Layout) -> Pairwise:
 
 
 def compatibility_of(kernel: Kernel) -> float | Tensor:
-    """The costs in dtype and on device of the features; a matrix becomes symmetric."""
+    """Return the costs in dtype and on device of the features; a matrix is made symmetric."""
     compatibility = kernel.compatibility
     if isinstance(compatibility, Tensor):
         compatibility = compatibility.to(kernel.features.device, kernel.features.dtype)
@@ -160,28 +151,29 @@ def compatibility_of(kernel: Kernel) -> float | Tensor:
 
 
 def _filter(rows: Tensor, lattice: Lattice, axis_neighbors: Tensor, both_ways: bool = False) -> Tensor:
-    """The Gaussian without normalization."""
+    """Apply the Gaussian without normalization."""
     blurred = _blur(splat(rows, lattice), axis_neighbors, both_ways)
     return slice(blurred / blur_gain(lattice.dimension), lattice)
 
 
-def _blur(lattice_values: Tensor, axis_neighbors: Tensor, both_ways: bool) -> Tensor:
-    """Forward, or the mean of forward and reverse, which is symmetric as neither is."""
+def _blur(lattice_values: Tensor, axis_neighbors: Tensor, both_ways: bool | Tensor) -> Tensor:
+    """Blur forward, or return the mean of forward and reverse blurs, which is symmetric."""
     blurred = operators.blur(lattice_values, axis_neighbors, False)
-    if both_ways:
-        blurred = (blurred + operators.blur(lattice_values, axis_neighbors, True)) / 2
-    return blurred
+    if both_ways is False:
+        return blurred
+    symmetric = (blurred + operators.blur(lattice_values, axis_neighbors, True)) / 2
+    return torch.where(both_ways, symmetric, blurred) if isinstance(both_ways, Tensor) else symmetric
 
 
 def _apply(compatibility: float | Tensor, filtered: Tensor) -> Tensor:
-    """`filtered [lattice_points, labels]` times the matrix of costs."""
+    """Multiply `filtered [lattice_points, labels]` by the matrix of costs."""
     if not isinstance(compatibility, Tensor) or compatibility.dim() == 0:
         return compatibility * (filtered.sum(dim=1, keepdim=True) - filtered)
     return filtered * compatibility if compatibility.dim() == 1 else filtered @ compatibility
 
 
 def _flatten(lattice: Lattice, axis_neighbors: Tensor, layout: Layout) -> tuple[Lattice, Tensor]:
-    """The lattice under the points of all items, one after another: repeated where they share it."""
+    """Return the lattice of the points of all items, repeated where items share it."""
     if lattice.batch_size is not None:
         return replace(lattice, batch_size=None), axis_neighbors
     items, source = layout.num_items, lattice.source

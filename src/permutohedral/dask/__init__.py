@@ -1,11 +1,11 @@
-"""The filters over Dask arrays: data larger than memory, on one machine or on many.
+"""The filters over Dask arrays: data larger than memory, on one machine or many.
 
     import permutohedral.dask as phd
 
-    filtered = phd.bilateral_filter(volume, sigma_space=2.0, sigma_range=0.1, axes="ZYX")   # tile by tile, lazily
+    filtered = phd.bilateral_filter(volume, sigma_space=2.0, sigma_color=0.1, axes="ZYX")   # lazy, tile by tile
     smoothed = phd.gaussian_filter(values, features)   # points in any order: one lattice of all chunks
 
-Both give what the call in memory gives. Needs the extra `dask`; nothing else of the package imports it.
+Results equal those of the functions in memory. Needs the extra `dask`.
 """
 
 from importlib.util import find_spec

@@ -1,48 +1,51 @@
-"""Points in any order, in chunks: every chunk is splatted, lattices are added by key in a tree, chunks are sliced.
+"""Gaussian filter of chunked points: splat each chunk, merge the lattices by key in a tree, slice each chunk.
 
-The lattice is computed before the first result is asked for. One graph for both would load the features of many chunks
-for slicing, and keep them, before the lattice is there.
+The lattice is computed before any result. One graph for both would load the features of many chunks for slicing, and
+keep them, while the lattice is still being built.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import dask
 import dask.array as da
 import numpy as np
+import torch
 from dask.base import optimize, persist
 from dask.delayed import delayed
+from numpy.typing import NDArray
+from torch import Tensor
 
-from permutohedral.dask.chunks import (
-    blur_rows,
-    merge_parts,
-    order_part,
-    place_chunk,
-    rows_of_part,
-    slice_chunk,
-    splat_chunk,
-)
-from permutohedral.dask.workers import check_fits
+from permutohedral.dask.workers import check_chunk_fits, check_merge_fits, limit_worker_cache
 from permutohedral.errors import InputError
+from permutohedral.lattice.memory import new_tensor
+from permutohedral.ops import operators
+from permutohedral.ops.contract import SMALLEST_MASS
+from permutohedral.ops.neighborhood import axis_offsets, blur_gain
 
-# how many lattices are added at once: each lattice point is looked up once on every level of the tree
-_TOGETHER = 16
+# lattices merged per task; each lattice point is looked up once on every level of the tree
+_MERGED_PER_TASK = 16
 _delayed: Callable[..., Any] = delayed
+
+Array = NDArray[np.floating]
+# lattice of some chunks: keys `[lattice_points, 1 + d]`, and sums `[lattice_points, channels]`
+Part = tuple[NDArray[np.int32], Array]
 
 
 def gaussian_filter(values: da.Array, features: da.Array, target_features: da.Array | None = None) -> da.Array:
-    """`ph.gaussian_filter` of chunked points. The lattice is computed at once, the results lazily.
+    """Filter chunked points like `ph.gaussian_filter`; the lattice is computed immediately, results lazily.
 
-    Chunks should hold many points of each lattice point, or points that are near each other: each makes a lattice of
-    its own, which is then added to the others.
+    Each chunk makes a lattice that is merged into the others. So chunks should hold many points per lattice point, or
+    points that are near each other.
 
     Args:
         values: float32 or float64 `[points, channels]`.
-        features: `[points, d]`; its chunks of points are used, and never read as a whole.
+        features: `[points, d]`; its chunks are used, one at a time.
         target_features: `[targets, d]`; default: `features`.
 
     Returns:
@@ -53,50 +56,49 @@ def gaussian_filter(values: da.Array, features: da.Array, target_features: da.Ar
     >>> phd.gaussian_filter(da.ones((1000, 2), chunks=(250, 2)), features).mean().compute().round(6)
     np.float64(1.0)
     """
-    features, values = _chunks_of_points(features, values)
-    targets = features if target_features is None else _targets_like(features, target_features)
+    features, values = _align_chunks(features, values)
+    targets = features if target_features is None else _check_targets(features, target_features)
     parts = _splat(features, values, mass=True)
     if target_features is not None:
         parts += _place(targets, values.shape[1] + 1)
-    ordered = _delayed(order_part)(_merge(parts))
-    look_up, sums = _computed_here(_delayed(_blurred)(ordered))
-    return _slice(look_up, sums, targets, values.shape[1], values.dtype, divide=True)
+    index, sums = _persist_pair(_delayed(_blur_part)(_delayed(index_part)(_merge(parts))))
+    return _slice(index, sums, targets, values.shape[1], values.dtype, divide=True)
 
 
 @dataclass(frozen=True, eq=False)
 class ChunkedLattice:
-    """The lattice of chunked points, for several signals, other targets, or filters of one's own.
+    """Lattice of chunked points, for several signals, other targets, or your own filters.
 
-    Build it with `build_lattice`. Lattice values are Dask's delayed arrays `[lattice_points, channels]`.
+    Build it with `build_lattice`. Lattice values are delayed arrays `[lattice_points, channels]`.
 
     Attributes:
         features: `[points, d]`, where values come from.
         target_features: where results are wanted.
-        look_up: the lattice points, where the scheduler keeps them.
+        index: lattice points, kept by the scheduler.
     """
 
     features: da.Array
     target_features: da.Array
-    look_up: Any
+    index: Any
 
     def splat(self, values: da.Array) -> Any:
         """Add `values [points, channels]` to the lattice points."""
-        features, values = _chunks_of_points(self.features, values)
+        features, values = _align_chunks(self.features, values)
         part = _merge(_splat(features, values, mass=False))
-        return _delayed(rows_of_part)(self.look_up, part)
+        return _delayed(scatter_part)(self.index, part)
 
     def blur(self, lattice_values: Any) -> Any:
-        """The Gaussian blur of lattice values."""
-        return _delayed(blur_rows)(self.look_up, lattice_values)
+        """Blur lattice values with the Gaussian."""
+        return _delayed(blur_rows)(self.index, lattice_values)
 
     def slice(self, lattice_values: Any, channels: int) -> da.Array:
         """Interpolate at the targets: `[targets, channels]`, lazily."""
         targets = self.target_features
-        return _slice(self.look_up, lattice_values, targets, channels, targets.dtype, divide=False)
+        return _slice(self.index, lattice_values, targets, channels, targets.dtype, divide=False)
 
 
 def build_lattice(features: da.Array, target_features: da.Array | None = None) -> ChunkedLattice:
-    """The lattice points under all chunks of `features [points, d]` and of the targets, computed at once.
+    """Build the lattice of all chunks of features and targets; it is computed immediately.
 
     Args:
         features: `[points, d]`.
@@ -109,46 +111,46 @@ def build_lattice(features: da.Array, target_features: da.Array | None = None) -
     >>> mass.shape
     (100, 1)
     """
-    features, _ = _chunks_of_points(features, None)
-    targets = features if target_features is None else _targets_like(features, target_features)
+    features, _ = _align_chunks(features, None)
+    targets = features if target_features is None else _check_targets(features, target_features)
     parts = _splat(features, None, mass=False)
     if target_features is not None:
         parts += _place(targets, 0)
-    look_up, _ = _computed_here(_delayed(order_part)(_merge(parts)))
-    return ChunkedLattice(features, targets, look_up)
+    index, _ = _persist_pair(_delayed(index_part)(_merge(parts)))
+    return ChunkedLattice(features, targets, index)
 
 
-def _chunks_of_points(features: da.Array, values: da.Array | None) -> tuple[da.Array, Any]:
-    """Both in chunks of whole points, the values in those of the features."""
+def _align_chunks(features: da.Array, values: da.Array | None) -> tuple[da.Array, Any]:
+    """Return both in chunks of whole points, the values in those of the features."""
     for name, array in (("features", features), ("values", values)):
         if array is not None and (not isinstance(array, da.Array) or array.ndim != 2):
             raise InputError(f"{name} must be a Dask array [points, n], got {array!r}; see dask.array.from_zarr")
     if any(np.isnan(extent) for extent in features.chunks[0]):
-        raise InputError("the chunks of the features have unknown sizes; call features.compute_chunk_sizes() first")
+        raise InputError("features have chunks of unknown sizes; call features.compute_chunk_sizes() first")
     features = features.rechunk({1: -1})
     if values is None:
         return features, None
     if values.shape[0] != features.shape[0]:
-        raise InputError(f"there are {values.shape[0]} values and {features.shape[0]} features")
+        raise InputError(f"values have {values.shape[0]} points, but features have {features.shape[0]}")
     if values.dtype != features.dtype:
-        raise InputError(f"values are {values.dtype} but the features {features.dtype}; convert one with astype")
-    check_fits(max(features.chunks[0], default=0), features.shape[1], values.shape[1], features.dtype)
+        raise InputError(f"values are {values.dtype}, but features are {features.dtype}; convert one with astype")
+    check_chunk_fits(max(features.chunks[0], default=0), features.shape[1], values.shape[1], features.dtype)
     return features, values.rechunk({0: features.chunks[0], 1: -1})
 
 
-def _targets_like(features: da.Array, target_features: da.Array) -> da.Array:
-    """In chunks of whole points, once it is known that they lie on the lattice of the features."""
-    targets, _ = _chunks_of_points(target_features, None)
+def _check_targets(features: da.Array, target_features: da.Array) -> da.Array:
+    """Return targets in chunks of whole points, after checking that they match the features."""
+    targets, _ = _align_chunks(target_features, None)
     if targets.dtype != features.dtype or targets.shape[1] != features.shape[1]:
         raise InputError(
-            "features and target_features must share dtype and dimension, got "
-            f"{features.dtype} {features.shape} and {targets.dtype} {targets.shape}"
+            "target_features must share dtype and dimension with features, got "
+            f"{targets.dtype} {targets.shape} and {features.dtype} {features.shape}"
         )
     return targets
 
 
 def _splat(features: da.Array, values: da.Array | None, mass: bool) -> list[Any]:
-    # what both are made of is computed once, unless it is fused into the tasks of either
+    # without fusion, a task that both depend on is computed once
     with dask.config.set({"optimization.fuse.active": False}):
         arrays = optimize(*([features] if values is None else [features, values]))
     places, *others = (array.to_delayed(optimize_graph=False).ravel() for array in arrays)
@@ -165,34 +167,157 @@ def _place(targets: da.Array, channels: int) -> list[Any]:
 
 
 def _merge(parts: list[Any]) -> Any:
-    """One part of all, in a tree of fixed shape: the same bits however many workers there are."""
+    """Merge all parts in a tree of fixed shape, so that bits do not depend on the number of workers."""
     while len(parts) > 1:
-        parts = [_delayed(merge_parts)(parts[first : first + _TOGETHER]) for first in range(0, len(parts), _TOGETHER)]
+        starts = range(0, len(parts), _MERGED_PER_TASK)
+        parts = [_delayed(merge_parts)(parts[start : start + _MERGED_PER_TASK]) for start in starts]
     return parts[0]
 
 
-def _blurred(ordered: Any) -> Any:
-    look_up, sums = ordered
-    return look_up, blur_rows(look_up, sums)
+def _blur_part(indexed: Any) -> Any:
+    index, sums = indexed
+    return index, blur_rows(index, sums)
 
 
-def _computed_here(pair: Any) -> tuple[Any, Any]:
-    """Both of a pair as delayed objects, computed where the scheduler keeps results; raises what went wrong."""
+def _persist_pair(pair: Any) -> tuple[Any, Any]:
+    """Compute a pair where the scheduler keeps results, and return both as delayed objects."""
     (kept,) = persist(pair)
     if find_spec("distributed") is not None:
         from distributed import futures_of
 
-        # features would be loaded for slices meanwhile
+        # wait here, else features would be loaded for slicing meanwhile
         for future in futures_of(kept):
             if future.exception() is not None:
                 future.result()
     return kept[0], kept[1]
 
 
-def _slice(look_up: Any, sums: Any, targets: da.Array, channels: int, dtype: Any, divide: bool) -> da.Array:
+def _slice(index: Any, sums: Any, targets: da.Array, channels: int, dtype: Any, divide: bool) -> da.Array:
     places = zip(targets.to_delayed().ravel(), targets.chunks[0], strict=True)
     found = [
-        da.from_delayed(_delayed(slice_chunk)(look_up, sums, place, number, divide), (extent, channels), dtype=dtype)
+        da.from_delayed(_delayed(slice_chunk)(index, sums, place, number, divide), (extent, channels), dtype=dtype)
         for number, (place, extent) in enumerate(places)
     ]
     return cast(da.Array, da.concatenate(found))
+
+
+# Tasks: NumPy in, NumPy out, no state between calls.
+
+
+class LatticeIndex(NamedTuple):
+    """Lattice points of all chunks, and the hash table of the backend that finds their keys."""
+
+    keys: NDArray[np.int32]
+    table: NDArray[np.generic]
+
+    def find(self, keys: Tensor, offsets: Tensor) -> Tensor:
+        """Return the rows of `keys` plus each offset, -1 where there are none: `[offsets, keys]`."""
+        return operators.find_neighbors(torch.from_numpy(self.keys), torch.from_numpy(self.table), keys, offsets)
+
+
+def splat_chunk(features: Array, values: Array | None, chunk: int, mass: bool = True) -> Part:
+    """Splat a chunk onto its own lattice points.
+
+    Args:
+        features: `[points, d]`.
+        values: `[points, channels]`; None for no channels.
+        chunk: number of the chunk, for errors.
+        mass: whether to append a channel of ones.
+    """
+    limit_worker_cache()
+    places = _to_tensor("features", features, chunk)
+    keys, vertices, barycentric, _ = operators.index_points(places, None)
+    given = places[:, :0] if values is None else _to_tensor("values", values, chunk)
+    if len(given) != len(places):
+        raise InputError(f"values have {len(given)} points in chunk {chunk}, but features have {len(places)}")
+    channels = given.shape[1]
+    rows = new_tensor((len(places), channels + mass), places.dtype)
+    rows[:, :channels] = given
+    rows[:, channels:] = 1
+    sums = operators.splat(rows, vertices, barycentric, len(keys))
+    return keys.numpy(), sums.numpy()
+
+
+def place_chunk(features: Array, channels: int, chunk: int) -> Part:
+    """Return the lattice points of a chunk of targets with sums of zero; the blur passes over them, too."""
+    places = _to_tensor("target_features", features, chunk)
+    keys, *_ = operators.index_points(places, None)
+    return keys.numpy(), _to_numpy(places.new_zeros(len(keys), channels))
+
+
+def merge_parts(parts: Sequence[Part]) -> Part:
+    """Add parts by key."""
+    if len(parts) == 1:
+        return parts[0]
+    first_keys, first_sums = parts[0]
+    row_bytes = first_keys.itemsize * first_keys.shape[1] + first_sums.itemsize * first_sums.shape[1]
+    check_merge_fits(sum(len(part[0]) for part in parts), row_bytes)
+    keys = torch.cat([torch.from_numpy(part[0]) for part in parts])
+    sums = torch.cat([torch.from_numpy(part[1]) for part in parts])
+    found, rows, _ = operators.index_keys(keys)
+    ones = sums.new_ones(len(keys), 1)
+    return found.numpy(), operators.splat(sums, rows[:, None], ones, len(found)).numpy()
+
+
+def index_part(part: Part) -> tuple[LatticeIndex, Array]:
+    """Return the index of a part's keys, and its sums in the order of the index."""
+    keys, rows, table = operators.index_keys(torch.from_numpy(part[0]))
+    sums = torch.from_numpy(part[1])
+    ordered = torch.empty_like(sums)
+    ordered[rows.long()] = sums
+    return LatticeIndex(keys.numpy(), table.numpy()), ordered.numpy()
+
+
+def blur_rows(index: LatticeIndex, sums: Array) -> Array:
+    """Blur all sums with the Gaussian."""
+    keys = torch.from_numpy(index.keys)
+    dimension = keys.shape[1] - 1
+    neighbors = index.find(keys, axis_offsets(dimension))
+    return _to_numpy(operators.blur(torch.from_numpy(sums), neighbors, False) / blur_gain(dimension))
+
+
+def slice_chunk(index: LatticeIndex, sums: Array, features: Array, chunk: int, divide: bool = True) -> Array:
+    """Interpolate the sums at the points of a chunk; `divide` by the last channel."""
+    places = _to_tensor("features", features, chunk)
+    keys, vertices, barycentric, _ = operators.index_points(places, None)
+    rows = index.find(keys, _no_offset(keys))[0]
+    found = torch.from_numpy(sums).index_select(0, rows.clamp_min(0).long())
+    found = torch.where((rows < 0)[:, None], 0.0, found)
+    sliced = operators.slice(found, vertices, barycentric)
+    if divide:
+        sliced[:, -1:] += SMALLEST_MASS
+        sliced = sliced[:, :-1] / sliced[:, -1:]
+    return _to_numpy(sliced)
+
+
+def scatter_part(index: LatticeIndex, part: Part) -> Array:
+    """Return the sums of a part in the rows of all lattice points, zero elsewhere."""
+    keys = torch.from_numpy(part[0])
+    rows = index.find(keys, _no_offset(keys))[0]
+    if bool((rows < 0).any()):
+        raise InputError("values lie at points that the lattice was not built from; pass values at its features")
+    sums = np.zeros((len(index.keys), part[1].shape[1]), part[1].dtype)
+    sums[rows.numpy()] = part[1]
+    return sums
+
+
+def _no_offset(keys: Tensor) -> Tensor:
+    return torch.zeros(1, keys.shape[1] - 1, dtype=torch.int32)
+
+
+def _to_tensor(name: str, array: Array, chunk: int) -> Tensor:
+    """Return the array as a tensor, after checking that it is a matrix of finite floats."""
+    if array.ndim != 2 or array.dtype not in (np.float32, np.float64):
+        raise InputError(f"{name} must be float32 or float64 [points, n], chunk {chunk} is {array.dtype} {array.shape}")
+    # the sum is much cheaper than a test of each number, and finite unless it overflows
+    with np.errstate(all="ignore"):
+        finite = math.isfinite(np.add.reduce(array, axis=None))
+    if not finite and len(bad := np.flatnonzero(~np.isfinite(array).all(axis=1))):
+        row = int(bad[0])
+        raise InputError(f"{name} are not finite in row {row} of chunk {chunk}: {array[row].tolist()}")
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _to_numpy(tensor: Tensor) -> Array:
+    array: Array = tensor.numpy()
+    return array

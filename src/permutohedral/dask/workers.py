@@ -1,59 +1,93 @@
-"""Workers on this machine, how much memory one has, and whether a chunk fits it."""
+"""Dask workers on this machine, and checks that tasks fit into their memory."""
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
+import dask.config
 import numpy as np
 import torch
 
 from permutohedral.errors import MemoryLimitError
-from permutohedral.memory import available_memory, forecast_memory
-from permutohedral.ops.native_limits import KEPT_MEMORY_VARIABLE, limit_kept_memory
+from permutohedral.lattice.memory import available_memory, forecast_memory
 
-# Dask writes results to the disk when a worker takes more of its limit than this, and soon after begins no new tasks
-_CALM_SHARE = 0.7
-# what the package takes before the first task, with torch and Dask
+# environment of the workers before they start
+_ENVIRONMENT = {
+    # each task has one thread
+    "OMP_NUM_THREADS": "1",
+    # the C library reuses blocks of the size of a chunk, since mapping new pages takes longer than reading a chunk
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
+    # zarr passes chunks to its threads in batches: for small chunks, single ones take longer than decompression
+    "ZARR_CODEC_PIPELINE__BATCH_SIZE": "16",
+}
+_SETTINGS = {
+    # the default of 10ms takes a hundredth of the time
+    "distributed.worker.profile.interval": "100ms",
+    # a worker that restarts imports torch first
+    "distributed.deploy.lost-worker-timeout": "120s",
+    # losing all workers is an error after this time
+    "distributed.scheduler.no-workers-timeout": "240s",
+}
+# Dask spills results to disk when a worker uses a larger share of its limit
+_SHARE_BEFORE_SPILLING = 0.7
+# memory of torch, Dask and this package before the first task
 _PACKAGE_BYTES = 300 << 20
-# a lattice has about one point for so many samples, or fewer; for as many points as samples there is still room
-_SAMPLES_PER_LATTICE_POINT = 3
-# tables beyond this are not kept in one piece, and filters take longer
-_LARGEST_TABLES = 1 << 28
+# images that are not noise have at most this many lattice points per sample
+_LATTICE_POINTS_PER_SAMPLE = 1 / 3
+# larger tables are not kept in one piece, which makes filters slower
+_MAX_TABLE_BYTES = 1 << 28
 
 
-def start_workers(workers: int | None = None, memory: str | int | None = None) -> Any:
-    """A Dask client of workers on this machine: one thread each, and settings that a lost worker needs.
+@contextmanager
+def start_workers(workers: int | None = None, memory: str | int | None = None) -> Iterator[Any]:
+    """Start Dask workers on this machine, with one thread each, for a `with` block.
+
+    Settings of Dask change within the block: workers get time to restart, and losing all of them raises.
 
     Args:
-        workers: how many; default: one for each core.
-        memory: the limit of each, such as "2GiB"; default: an equal share of what there is.
+        workers: number of processes; default: one per core.
+        memory: limit per worker, such as "2GiB"; default: an equal share.
 
-    Returns:
-        A `distributed.Client`; close it, or use it in a `with` block.
+    Yields:
+        a `distributed.Client`.
     """
-    from permutohedral.dask.local_cluster import OwnClient, PatientCluster
+    from distributed import Client, LocalCluster
 
-    cluster = PatientCluster(
-        n_workers=workers or os.cpu_count(),
-        threads_per_worker=1,
-        memory_limit="auto" if memory is None else memory,
-        # for this machine alone: it shows names of files, and whoever asks
-        dashboard_address="127.0.0.1:0",
-    )
-    return OwnClient(cluster)
-
-
-def keep_little() -> None:
-    """In a worker, let the core keep no more freed memory than tasks may take; no change elsewhere."""
-    limit = _limit_here()
-    if limit is not None and os.environ.get(KEPT_MEMORY_VARIABLE) is None and find_spec("permutohedral._native"):
-        limit_kept_memory(str(_for_tasks(limit) >> 20))
+    environment = {**dask.config.get("distributed.nanny.pre-spawn-environ"), **_ENVIRONMENT}
+    with (
+        dask.config.set({**_SETTINGS, "distributed.nanny.pre-spawn-environ": environment}),
+        LocalCluster(
+            n_workers=workers or os.cpu_count(),
+            threads_per_worker=1,
+            memory_limit="auto" if memory is None else memory,
+            # the dashboard shows file names, so it listens on this machine only
+            dashboard_address="127.0.0.1:0",
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
 
 
-def _limit_here() -> int | None:
-    """Bytes of the worker that runs this task, for each of its threads; None outside of workers."""
+def limit_worker_cache() -> None:
+    """Limit the freed memory that the compiled core keeps in a worker; do nothing outside of workers."""
+    limit = _worker_limit()
+    if limit is None or find_spec("permutohedral._native") is None:
+        return
+    from permutohedral.ops.native import bridge
+
+    if os.environ.get(bridge.KEPT_MEMORY_VARIABLE) is None:
+        bridge.limit_kept_memory(str(_task_memory(limit) >> 20))
+
+
+def _worker_limit() -> int | None:
+    """Return the bytes per thread of the worker that runs this task; None outside of workers."""
     if find_spec("distributed") is None:
         return None
     from distributed import get_worker
@@ -66,35 +100,8 @@ def _limit_here() -> int | None:
     return limit // max(worker.state.nthreads, 1) if limit else None
 
 
-def check_merged(num_lattice_points: int, row_bytes: int) -> None:
-    """Raise, in a worker, if lattices of so many lattice points together are too many for it to be added.
-
-    Args:
-        num_lattice_points: of all that are added.
-        row_bytes: of the key and the sums of one.
-    """
-    limit = _limit_here()
-    # what is added, the sum, and the table to look keys up
-    needed = 4 * num_lattice_points * row_bytes
-    if limit is not None and needed > _for_tasks(limit):
-        raise MemoryLimitError(
-            f"the lattices of some chunks have {num_lattice_points:,} lattice points, and to add them takes "
-            f"{needed / 2**20:,.0f} MiB, where a worker has {_for_tasks(limit) / 2**20:,.0f} MiB for it: give workers "
-            "more memory, take larger bandwidths, or filter parts of the space apart"
-        )
-
-
-def _for_tasks(limit: int) -> int:
-    """What tasks may take of the limit of a worker.
-
-    >>> _for_tasks(1 << 30) >> 20
-    416
-    """
-    return max(int(_CALM_SHARE * limit) - _PACKAGE_BYTES, limit // 8)
-
-
 def worker_memory() -> int:
-    """Bytes of the smallest worker of the current client for each of its threads; of this machine if there is none."""
+    """Return the bytes per thread of the smallest worker of the current client, or of this machine without one."""
     try:
         from distributed import get_client
 
@@ -105,40 +112,69 @@ def worker_memory() -> int:
     return min(limits) if limits else available_memory(torch.device("cpu")) or 1 << 62
 
 
-def check_fits(num_points: int, dimension: int, channels: int, dtype: Any) -> None:
-    """Raise if a task on this many points, with floats of this kind, would need more than a worker has."""
-    needed, free = _needed(num_points, dimension, channels, dtype), _for_tasks(worker_memory())
-    if needed > free:
-        fitting = max(int(num_points * free / needed), 1)
+def _task_memory(limit: int) -> int:
+    """Return the bytes that tasks may use of a worker's limit.
+
+    >>> _task_memory(1 << 30) >> 20
+    416
+    """
+    return max(int(_SHARE_BEFORE_SPILLING * limit) - _PACKAGE_BYTES, limit // 8)
+
+
+def check_merge_fits(num_lattice_points: int, row_bytes: int) -> None:
+    """Raise, in a worker, if merging lattices needs more memory than the worker has.
+
+    Args:
+        num_lattice_points: of all lattices together.
+        row_bytes: bytes of one key and its sums.
+    """
+    limit = _worker_limit()
+    # inputs, result, and hash table
+    needed = 4 * num_lattice_points * row_bytes
+    if limit is not None and needed > _task_memory(limit):
         raise MemoryLimitError(
-            f"a chunk of {num_points:,} points needs {needed / 2**20:,.0f} MiB, and a worker has "
-            f"{free / 2**20:,.0f} MiB for it: rechunk to at most {fitting:,} points, or give workers more memory"
+            f"merging lattices of {num_lattice_points:,} lattice points takes {needed / 2**20:,.0f} MiB, but a worker "
+            f"has {_task_memory(limit) / 2**20:,.0f} MiB; give workers more memory, use larger bandwidths, or filter "
+            "parts of the space separately"
         )
 
 
-def points_that_fit(dimension: int, channels: int, dtype: Any) -> int:
-    """How many points of a picture or volume a task can filter at once in the memory of a worker.
+def check_chunk_fits(num_points: int, dimension: int, channels: int, dtype: Any) -> None:
+    """Raise if a task on `num_points` points needs more memory than a worker has, even if they are not noise."""
+    needed = _task_bytes(num_points, dimension, channels, dtype, _LATTICE_POINTS_PER_SAMPLE)
+    free = _task_memory(worker_memory())
+    if needed > free:
+        fitting = max(int(num_points * free / needed), 1)
+        raise MemoryLimitError(
+            f"a chunk of {num_points:,} points needs {needed / 2**20:,.0f} MiB, but a worker has "
+            f"{free / 2**20:,.0f} MiB; rechunk to at most {fitting:,} points, or give workers more memory"
+        )
+
+
+def count_fitting_points(dimension: int, channels: int, dtype: Any, density: float = math.inf) -> int:
+    """Return the number of points that a task can filter in the memory of a worker, whatever their values.
 
     Args:
         dimension: of the features.
         channels: of the values.
-        dtype: float32 or float64, what is computed with.
+        dtype: float32 or float64.
+        density: upper bound of the lattice points per point, if one below `dimension` + 1 is known.
 
-    >>> points_that_fit(4, 1, "float32") > points_that_fit(4, 1, "float64") > 1000
+    >>> count_fitting_points(4, 1, "float32") > count_fitting_points(4, 1, "float64") > 1000
     True
     """
     many = 1_000_000
-    fitting = _for_tasks(worker_memory()) * many / _needed(many, dimension, channels, dtype)
-    # the number of a lattice point, and a weight
-    corner_bytes = 4 + np.dtype(dtype).itemsize
-    return max(int(min(fitting, _LARGEST_TABLES / (corner_bytes * (dimension + 1)))), 1)
+    needed = _task_bytes(many, dimension, channels, dtype, min(density, dimension + 1))
+    # index and weight of a simplex vertex
+    vertex_bytes = 4 + np.dtype(dtype).itemsize
+    fitting = _task_memory(worker_memory()) * many / needed
+    return max(int(min(fitting, _MAX_TABLE_BYTES / (vertex_bytes * (dimension + 1)))), 1)
 
 
-def _needed(num_points: int, dimension: int, channels: int, dtype: Any) -> int:
-    """Bytes of a lattice, of features, and of values that go in and out."""
+def _task_bytes(num_points: int, dimension: int, channels: int, dtype: Any, density: float) -> int:
+    """Return the bytes of the lattice, the features, and the values before and after filtering."""
     size = int(np.dtype(dtype).itemsize)
-    lattice_points = num_points // _SAMPLES_PER_LATTICE_POINT
-    request = num_points, dimension, 0, 2 * channels, lattice_points
+    request = num_points, dimension, 0, 2 * channels, math.ceil(density * num_points)
     kind = torch.float64 if size == 8 else torch.float32
     lattice = forecast_memory(*request, dtype=kind, separable=True, ordered=True)
     return lattice.total + size * num_points * (dimension + channels)

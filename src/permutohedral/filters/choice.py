@@ -1,103 +1,122 @@
-"""Which method `method="auto"` takes: one close to the definition that takes at most a third longer than a lattice.
+"""The automatic method: the closest to the exact Gaussian among the methods that cost about as much as the lattice.
 
-That is the exact one, over a window as wide as the time permits; else landmarks (`landmarks.py`), if few are needed;
-else a grid over positions and colors (`color_grid.py`), as fine as is needed and the time permits; else the lattice
-itself. The choice follows from the input alone, whatever the backend, so that results do not depend on the machine.
-Times are estimated by the constants below, in nanoseconds of one core with vectors of 32 bytes, as fitted to
-photographs. The lattice among them is the one that the goal of docs/accuracy.md names, whose time today's takes two
-thirds to all of. A halo is no choice: it takes more than a third of the time of the lattice.
+The candidates are exact sums (`exact.py`), a color grid (`color_grid.py`, on the CPU) and the lattice. Their times are
+estimated from the input and from the device of its tensors.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from permutohedral.errors import AccuracyWarning
-from permutohedral.features import Sigma, bilateral_features, check_image, numbers_of
 from permutohedral.filters.color_grid import (
     COARSE,
-    FINE,
-    MOST_GUIDES,
+    MAX_GUIDE_CHANNELS,
     ColorAxes,
-    GridSize,
-    GridStep,
-    estimate_size,
+    count_places,
+    estimate_nodes,
     find_axes,
+    is_within_limits,
 )
-from permutohedral.filters.exact import Window, has_no_window, sigma_in_pixels, window_of, window_size
-from permutohedral.filters.landmarks import Landmarks, cell_size, choose_landmarks
+from permutohedral.filters.exact import has_no_window, sigma_in_pixels, window_size
+from permutohedral.lattice.features import Sigma, bilateral_features, check_image, numbers_of
 from permutohedral.ops import operators
+from permutohedral.ops.tensors import check_features, check_tensor
 from permutohedral.ops.tracing import is_plain, is_recorded, is_traced, wants_gradient
-from permutohedral.tensors import check_features, check_tensor
 
-# windows that reach this far, in standard deviations, leave out 1.1, 4.4, 8.9 and 13.5 % of the mass of the Gaussian:
-# what that changes is a tenth to a half of what the lattice does; landmarks and grids come before the narrow ones
-_REACHES = 3.0, 2.5, 2.2, 2.0
-_NARROW = 2.2
-# how much longer than the lattice another method may take: a third, less what the estimates may be wrong
-_SLOWER = 1.28
+# windows of the exact method, in standard deviations: they leave out 1.1 and 4.4 % of the mass of the Gaussian
+_REACHES = 3.0, 2.5
+# largest time of another method, relative to the lattice
+_MAX_TIME_RATIO = 1.5
+# the grid needs cells of several pixels
+_MIN_GRID_SIGMA = 3.0
+# numbers that a pair costs in addition to its features and channels: distance and exponential
+_PAIR_NUMBERS = 6
+# work at each place of the color grid, in nodes, in addition to its own nodes
+_PLACE_NODES = 60
+# lattice points are counted in this many squares along each axis of an image, each of this side
+_SQUARES, _SIDE = 2, 24
+# how far lattice points extend beyond a square, in standard deviations, both sides together
+_SQUARE_MARGIN = 0.6
 
-# all in nanoseconds; of the lattice: for each corner of a point, and for each axis at each lattice point
-_CORNER, _LATTICE_POINT = 14.0, 30.0
-# of the exact method: for each pair, and each of its features and channels; for each pixel besides
-_PAIR, _PAIR_CHANNEL, _PIXEL = 0.32, 0.05, 32.0
-# of narrower windows than the first, whose weights are rough, as a part of that
-_ROUGH = 0.85
-# of landmarks, for four channels: for each pixel, with what it takes to find them in a photograph, and each landmark
-# there; for each node between cells of pixels, each landmark and each pair of landmarks there
-_LANDMARKS_PIXEL, _TERM, _NODE_TERM, _NODE_PAIR = 60.0, 1.0, 20.0, 0.16
-# of a grid, for four channels: for each pixel, with what it takes to find its axes, and each node over colors that is
-# stored; for each place between cells, and each row of nodes there
-_GRID_PIXEL, _GRID_NODE, _GRID_PLACE, _GRID_ROW = 84.0, 21.5, 1470.0, 70.0
-# windows of fewer pixels are not worth a grid
-_LEAST_SIGMA = 3.0
-# up to so many nodes that colors take up, landmarks are few; up to so many, every color sees many that are three
-# standard deviations away, where a coarse grid is far off; and how many landmarks there are to such a node at least
-_FEW_LANDMARKS, _WIDE_GAUSSIAN, _LANDMARKS_OF_A_NODE = 9.0, 45.0, 0.4
 
-# squares of a picture in which lattice points are counted
-_SIDE, _SQUARES_ALONG = 24, 2
-# what lies around a square belongs to it as well, in standard deviations on both sides together
-_AROUND = 0.6
-# lattice points of a cloud for each point, which are not counted
-_OF_A_CLOUD = 1.0
+class Costs(NamedTuple):
+    """Estimated times of a device, in nanoseconds.
+
+    Attributes:
+        corner: of the lattice, for each corner of a point.
+        lattice_point: of the lattice, for each lattice point and axis; 0 means that the number of lattice points is
+            not looked at.
+        pixel: of the exact method, for each pixel.
+        pair: of the exact method, for each pair of points and each number that is read for it.
+        grid_pixel: of the color grid, for each pixel and up to four channels; infinite if there is no fast grid.
+        grid_node: of the color grid, for each node and up to four channels.
+    """
+
+    corner: float
+    lattice_point: float
+    pixel: float
+    pair: float
+    grid_pixel: float
+    grid_node: float
+
+    def lattice(self, dimension: int, density: float) -> float:
+        """Estimate the lattice for each point, with `density` lattice points for each point."""
+        return (dimension + 1) * (self.corner + density * self.lattice_point)
+
+    def pairs(self, count: int, dimension: int, channels: int) -> float:
+        """Estimate the sum over `count` pairs of points."""
+        return count * self.pair * (_PAIR_NUMBERS + dimension + channels)
+
+
+# fitted to photographs of 481 x 321 pixels on one core with AVX-512
+CPU_COSTS = Costs(corner=3.7, lattice_point=13.0, pixel=14.0, pair=0.013, grid_pixel=28.0, grid_node=16.0)
+# H200, 1024 x 1024 color pixels: lattice 0.54 ms; exact window of 16 px, 5 standard deviations wide: 75 ms
+GPU_COSTS = Costs(corner=0.086, lattice_point=0.0, pixel=0.0, pair=0.0003, grid_pixel=math.inf, grid_node=math.inf)
+
+
+def costs_of(device: torch.device) -> Costs:
+    """Return the costs of a device; every device but the CPU counts as a GPU.
+
+    >>> costs_of(torch.device("cuda")).grid_node
+    inf
+    """
+    return CPU_COSTS if device.type == "cpu" else GPU_COSTS
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the automatic method takes.
+    """The method that `method="auto"` uses for one call.
 
     Attributes:
-        method: "exact", "landmarks", "grid" or "separable".
-        reason: why, with the estimated times of one core.
+        method: "exact", "grid" or "separable".
+        reason: the estimated times behind the choice.
         reach: of the window of the exact method, in standard deviations.
-        colors: the landmarks to take, or the axes of the grid.
-        window: the picture they are of.
+        axes: of the color grid.
+        guide: of the color grid, contiguous.
 
     >>> print(Choice("exact", "few points"))
     exact: few points
     """
 
-    method: Literal["exact", "landmarks", "grid", "separable"]
+    method: Literal["exact", "grid", "separable"]
     reason: str
     reach: float = _REACHES[0]
-    colors: Landmarks | ColorAxes | None = None
-    window: Window | None = None
+    axes: ColorAxes | None = None
+    guide: Tensor | None = None
 
     def __str__(self) -> str:
         return f"{self.method}: {self.reason}"
 
 
 def explain_gaussian(values: Tensor, features: Tensor, target_features: Tensor | None = None) -> str:
-    """Which method `gaussian_filter` takes with `method="auto"`, and why.
+    """Explain which method `gaussian_filter` uses with `method="auto"`.
 
     >>> explain_gaussian(torch.rand(100, 3), torch.rand(100, 5)).split(":")[0]
     'exact'
@@ -110,7 +129,7 @@ def explain_gaussian(values: Tensor, features: Tensor, target_features: Tensor |
 def explain_bilateral(
     image: Tensor, sigma_space: Sigma, sigma_range: Sigma, guide: Tensor | None = None, *, spatial_axes: int = 2
 ) -> str:
-    """Which method `bilateral_filter` takes with `method="auto"`, and why.
+    """Explain which method `bilateral_filter` uses with `method="auto"`.
 
     >>> explain_bilateral(torch.rand(3, 40, 50), sigma_space=1.0, sigma_range=0.1).split(":")[0]
     'exact'
@@ -124,30 +143,35 @@ def explain_bilateral(
 
 
 def choose_for_points(values: Tensor, features: Tensor | None, target_features: Tensor | None) -> Choice:
-    """All pairs against a lattice of which nothing but the number of its points is known.
+    """Choose between all pairs and a lattice with one lattice point for each point.
 
     >>> few, many = torch.rand(200, 5), torch.rand(20000, 5)
     >>> choose_for_points(few, few, None).method, choose_for_points(many, many, None).method
     ('exact', 'separable')
     """
-    targets_fit = target_features is None or _has_points(target_features)
-    if features is None or not (_has_points(features) and _has_points(values) and targets_fit):
-        # left to the lattice to refuse
+    given = [values, features] + [target_features] * (target_features is not None)
+    if features is None or not all(isinstance(each, Tensor) and each.dim() >= 2 for each in given):
         return Choice("separable", "there are no features or no values")
     sources, dimension = features.shape[-2:]
     targets = sources if target_features is None else target_features.shape[-2]
-    pairs = sources * targets * _pair_time(dimension, values.shape[-1])
-    lattice = (sources + targets) / 2 * _lattice_time(dimension, _OF_A_CLOUD)
+    costs = costs_of(features.device)
+    pairs = costs.pairs(sources * targets, dimension, values.shape[-1])
+    lattice = (sources + targets) / 2 * costs.lattice(dimension, 1.0)
     times = f"about {_in_words(pairs)} for all pairs, {_in_words(lattice)} for the lattice"
-    return Choice("exact" if pairs <= _SLOWER * lattice else "separable", times)
+    return Choice("exact" if pairs <= _MAX_TIME_RATIO * lattice else "separable", times)
 
 
-def _has_points(given: object) -> bool:
-    return isinstance(given, Tensor) and given.dim() >= 2
+def choose_for_pixels(
+    image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, costs: Costs | None = None
+) -> Choice:
+    """Choose between an exact window, a color grid and the lattice.
 
-
-def choose_for_pixels(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_range: Sigma) -> Choice:
-    """A window, landmarks, a grid or the lattice, whose points are counted in parts of the picture if need be.
+    Args:
+        image: `[..., channels, height, width]`.
+        guide: `[..., guide channels, height, width]`.
+        sigma_space: standard deviation over positions, in pixels.
+        sigma_range: standard deviation over colors, in units of the guide's values.
+        costs: default: those of the guide's device.
 
     >>> image = torch.rand(3, 60, 60)
     >>> choose_for_pixels(image, image, 1.0, 0.1).method
@@ -156,165 +180,90 @@ def choose_for_pixels(image: Tensor, guide: Tensor, sigma_space: Sigma, sigma_ra
     check_image(guide)
     if has_no_window(sigma_space):
         return Choice("separable", "a window has no derivative with respect to sigma_space")
+    costs = costs_of(guide.device) if costs is None else costs
     *items, guides, height, width = guide.shape
     pixels, dimension = math.prod(items) * height * width, 2 + guides
     # images that share their guide are channels
     channels = image.shape[:-2].numel() // max(math.prod(items), 1)
     sigmas = sigma_in_pixels(sigma_space, height, width)
-    windows = [window_size(sigmas, reach, height, width) for reach in _REACHES]
-    pair = _pair_time(guides, channels)
-    exact = [pixels * (_PIXEL + size * pair * (_ROUGH if number else 1.0)) for number, size in enumerate(windows)]
-    fewest, most = (pixels * _lattice_time(dimension, density) for density in (0.0, dimension + 1.0))
-    if exact[0] <= _SLOWER * fewest:
-        return Choice("exact", f"about {_in_words(exact[0])}, less than for any lattice")
-    if exact[-1] > _SLOWER * most and min(sigmas) < _LEAST_SIGMA:
-        return Choice("separable", f"a window of {windows[-1]:,} pixels takes longer than the lattice")
-    if is_traced():
-        return _choose_unseen()
-    lattice = pixels * _lattice_time(dimension, _lattice_points_per_pixel(guide, sigmas, sigma_range))
-    options = [
-        Choice(
-            "exact",
-            f"about {_in_words(time)} for a window of {size:,} pixels, {_in_words(lattice)} for a lattice",
-            reach,
-        )
-        for reach, size, time in zip(_REACHES, windows, exact, strict=True)
-        if time <= _SLOWER * lattice
-    ]
-    if options and options[0].reach > _NARROW:
-        return options[0]
-    found = _over_colors(image, guide, sigmas, sigma_range, lattice)
-    if found is not None:
-        return found
-    times = f"about {_in_words(exact[-1])} for a window of {windows[-1]:,} pixels, {_in_words(lattice)} for the lattice"
-    return options[0] if options else Choice("separable", times)
+    sizes = [window_size(sigmas, reach, height, width) for reach in _REACHES]
+    exact = [pixels * (costs.pixel + costs.pairs(size, guides, channels)) for size in sizes]
+    lattice = pixels * costs.lattice(dimension, 0.0)
+    if exact[0] <= _MAX_TIME_RATIO * lattice:
+        return Choice("exact", f"about {_in_words(exact[0])}, at least {_in_words(lattice)} for a lattice")
+    if costs.lattice_point:
+        if is_traced():
+            return _choose_traced()
+        lattice = pixels * costs.lattice(dimension, _lattice_points_per_pixel(guide, sigmas, sigma_range))
+    for reach, size, time in zip(_REACHES, sizes, exact, strict=True):
+        times = f"about {_in_words(time)} for a window of {size:,} pixels, {_in_words(lattice)} for the lattice"
+        if time <= _MAX_TIME_RATIO * lattice:
+            return Choice("exact", times, reach)
+    grid = _choose_grid(image, guide, sigmas, sigma_range, costs, lattice) if min(sigmas) >= _MIN_GRID_SIGMA else None
+    return grid or Choice("separable", times)
 
 
-def _choose_unseen() -> Choice:
-    """The lattice, where pixels cannot be looked at; a plain call may take something else."""
+def _choose_traced() -> Choice:
+    """Choose the lattice in traced calls, which cannot look at pixels; a plain call may choose another method."""
     reason = "torch traces or transforms the call, so that pixels cannot be looked at"
     # a warning would end the graph of a compiler
     if not is_recorded():
-        advice = 'name a method, such as "exact" or "separable", for the results of a plain call'
+        advice = 'pass a method such as "exact" or "separable" for the results of a plain call'
         warnings.warn(f'method="auto" takes the lattice here: {reason}; {advice}', AccuracyWarning, stacklevel=4)
     return Choice("separable", reason)
 
 
-def _over_colors(
-    image: Tensor, guide: Tensor, sigmas: tuple[float, float], sigma_range: Sigma, lattice: float
+def _choose_grid(
+    image: Tensor, guide: Tensor, sigmas: tuple[float, float], sigma_range: Sigma, costs: Costs, lattice: float
 ) -> Choice | None:
-    """Landmarks or a grid that take little longer than the lattice; none for what is differentiated."""
+    """Choose the color grid if it is about as fast as the lattice; None if not, or if gradients are wanted."""
     *items, guides, height, width = guide.shape
+    if not 0 < guides <= MAX_GUIDE_CHANNELS or wants_gradient(image, guide, sigma_range) or not is_plain(image, guide):
+        return None
     count = math.prod(items)
-    if guides > MOST_GUIDES or min(sigmas) < _LEAST_SIGMA or count * guides * height * width == 0:
-        return None
-    if wants_gradient(image, guide, sigma_range) or not is_plain(image, guide):
-        return None
     # the mass is one more channel
     passes = math.ceil((image.shape[:-2].numel() // count + 1) / 4)
-    # in one piece, as it is needed later on: what is found out takes less time
-    pictures, ranges = guide.reshape(-1, guides, height, width).contiguous(), numbers_of(sigma_range, guides)
+
+    def estimate(places: float, nodes: float) -> float:
+        node_time = places * (nodes + _PLACE_NODES) * costs.grid_node
+        return count * passes * (height * width * costs.grid_pixel + node_time)
+
+    if estimate(count_places(guide, sigmas, COARSE), 0.0) > _MAX_TIME_RATIO * lattice:
+        return None
+    pictures, ranges = guide.reshape(-1, guides, height, width), numbers_of(sigma_range, guides)
     axes = find_axes(pictures, ranges)
     if axes is None:
         return None
-    request = _Request(pictures, axes, ranges, sigmas, passes, lattice)
-    order: list[GridStep | None] = [COARSE, None]
-    if axes.spread <= _WIDE_GAUSSIAN:
-        order = [None, FINE, COARSE] if axes.spread <= _FEW_LANDMARKS else [FINE, None, COARSE]
-    for step in order:
-        colors, reason = _few_landmarks(request) if step is None else _grid(request, step)
-        if colors is not None:
-            name: Literal["landmarks", "grid"] = "landmarks" if isinstance(colors, Landmarks) else "grid"
-            return Choice(name, reason, colors=colors, window=window_of(pictures, sigmas, sigma_range))
-    return None
-
-
-@dataclass(frozen=True, eq=False)
-class _Request:
-    """What is filtered: the guide `[items, guide channels, height, width]`, the axes of its colors, bandwidths, passes
-    over four channels each, and the time of a lattice."""
-
-    guide: Tensor
-    axes: ColorAxes
-    ranges: Sequence[float]
-    sigmas: Sequence[float]
-    passes: int
-    lattice: float
-
-    @property
-    def pixels(self) -> int:
-        return self.guide.shape[0] * self.guide.shape[-2:].numel()
-
-    @cached_property
-    def size(self) -> GridSize | None:
-        """Of a coarse grid."""
-        return estimate_size(self.guide, self.ranges, self.sigmas, self.axes)
-
-
-def _few_landmarks(request: _Request) -> tuple[Landmarks | None, str]:
-    most = _most_landmarks(_SLOWER * request.lattice / (request.pixels * request.passes), request.sigmas)
-    if most <= _LANDMARKS_OF_A_NODE * request.axes.spread:
-        return None, ""
-    found = choose_landmarks(request.guide, request.ranges, most)
-    if found is None or not found.can_repair(request.sigmas, request.guide.shape[-2:].numel()):
-        return None, ""
-    return found, f"{found.colors.shape[0]} colors take no longer than {_in_words(request.lattice)} for a lattice"
-
-
-def _grid(request: _Request, step: GridStep) -> tuple[ColorAxes | None, str]:
-    pixels = request.pixels * request.passes * _GRID_PIXEL
-    size = request.size if pixels <= _SLOWER * request.lattice else None
-    if size is None or step not in size.steps:
-        return None, ""
-    # at each place there are about as many nodes: the closer they are, the fewer are the colors there
-    places = request.guide.shape[0] * size.places * (COARSE.cell / step.cell) ** 2
-    time = pixels + places * (request.passes * (size.nodes * _GRID_NODE + _GRID_PLACE) + size.rows * _GRID_ROW)
-    if time > _SLOWER * request.lattice:
-        return None, ""
-    nodes = f"{places * size.nodes:,.0f}"
-    return request.axes.with_step(
-        step
-    ), f"about {_in_words(time)} for {nodes} nodes, {_in_words(request.lattice)} for a lattice"
-
-
-def _most_landmarks(time: float, sigmas: Sequence[float]) -> int:
-    """How many can be taken in so much time for each pixel."""
-    nodes, left = 1 / (cell_size(sigmas[0]) * cell_size(sigmas[1])), time - _LANDMARKS_PIXEL
-    if left <= 0:
-        return 0
-    # left = linear most + squared most^2
-    linear, squared = _TERM + nodes * _NODE_TERM, nodes * _NODE_PAIR
-    return int(2 * left / (linear + math.sqrt(linear**2 + 4 * squared * left)))
-
-
-def _pair_time(dimension: int, channels: int) -> float:
-    return _PAIR + _PAIR_CHANNEL * (dimension + channels)
-
-
-def _lattice_time(dimension: int, density: float) -> float:
-    """For each point, with `density` lattice points to a point."""
-    return (dimension + 1) * (_CORNER + _LATTICE_POINT * density)
+    places, nodes = count_places(guide, sigmas, axes.step), estimate_nodes(pictures, ranges, sigmas, axes)
+    time = estimate(places, nodes)
+    if time > _MAX_TIME_RATIO * lattice:
+        return None
+    guide = guide.contiguous()
+    if not is_within_limits(guide.reshape(pictures.shape), ranges, sigmas, axes):
+        return None
+    reason = f"about {_in_words(time)} for {places * nodes:,.0f} nodes, {_in_words(lattice)} for the lattice"
+    return Choice("grid", reason, axes=axes, guide=guide)
 
 
 def _lattice_points_per_pixel(guide: Tensor, sigmas: tuple[float, float], sigma_range: Sigma) -> float:
-    """Counted in a few squares of the first item."""
+    """Count lattice points in a few squares of the first item."""
     with torch.no_grad():
         first = guide[(0,) * (guide.dim() - 3)]
-        squares = [first[:, rows, columns] for rows in _places(first.shape[1]) for columns in _places(first.shape[2])]
-        # one below another: where a square lies changes next to nothing
+        squares = [first[:, y, x] for y in _intervals(first.shape[1]) for x in _intervals(first.shape[2])]
+        # one below another: positions of squares hardly change the count
         features = bilateral_features(torch.cat(squares, dim=1), sigmas, sigma_range)
         items = torch.arange(len(squares), dtype=torch.int32, device=guide.device)
         keys = operators.index_points(features, items.repeat_interleave(features.shape[0] // len(squares)))[0]
     extents = zip(squares[0].shape[1:], first.shape[1:], sigmas, strict=True)
-    wider = math.prod(1 + _AROUND * sigma / part for part, whole, sigma in extents if part < whole)
+    wider = math.prod(1 + _SQUARE_MARGIN * sigma / part for part, whole, sigma in extents if part < whole)
     return keys.shape[0] / (features.shape[0] * wider)
 
 
-def _places(extent: int) -> list[slice]:
-    """The squares along an axis, in the middle of equal parts of it; the whole axis if it is short."""
-    if extent <= _SIDE * _SQUARES_ALONG:
+def _intervals(extent: int) -> list[slice]:
+    """Return the intervals of the squares along an axis; all of a short axis."""
+    if extent <= _SIDE * _SQUARES:
         return [slice(0, extent)]
-    middles = [(2 * part + 1) * extent // (2 * _SQUARES_ALONG) for part in range(_SQUARES_ALONG)]
+    middles = [(2 * part + 1) * extent // (2 * _SQUARES) for part in range(_SQUARES)]
     return [slice(middle - _SIDE // 2, middle + _SIDE // 2) for middle in middles]
 
 

@@ -1,13 +1,14 @@
-"""The Gaussian over position and color on a grid of nodes over both, instead of a lattice.
+"""The Gaussian over position and color on a grid over both, instead of a lattice.
 
-Colors are splatted, blurred and sliced along their main axes, with B-splines of second degree B and three taps b:
+Colors are splatted, blurred and sliced along their principal axes, with quadratic B-splines B and a blur b of three
+taps:
 
-    exp(-|a - c|^2 / 2) = prod_axes sum_kl B(a / h - k) b(k - l) B(c / h - l) + error,   h: a `GridStep`
+    exp(-|a - c|^2 / 2) = prod_axes sum_kl B(a / h - k) b(k - l) B(c / h - l) + error,   h: `GridStep.spacing`
 
-A color touches 27 nodes. Positions are splatted to the nodes around cells of pixels and interpolated between them. All
-weights are positive and no path gets lost, so that colors which are rare, with little mass, come out as well as others;
-the lattice is several times as far off (docs/accuracy.md). Of the nodes only those are stored that are needed. The
-closer they are, over colors and over positions, the smaller the error.
+A color touches 27 nodes. Positions are splatted to places, the corners of cells of pixels, and interpolated between
+them; at each place there is a grid of nodes over colors. All weights are positive and no path of the blur is lost, so
+rare colors with little mass are as accurate as others. The lattice has several times the error (docs/accuracy.md). Only
+the nodes that are needed are stored.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -22,42 +24,39 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from permutohedral.filters.color_samples import sample_colors
-from permutohedral.memory import check_rows
-from permutohedral.ops import fused_filters
-from permutohedral.ops.color_tables import ColorGridTables
+from permutohedral.lattice.memory import check_rows
+from permutohedral.ops import composite
+from permutohedral.ops.contract import ColorGridTables
 
 # nodes along an axis that a color touches
 _TAPS = 3
-# channels of a guide, which are the axes of the grid; an axis that is not used has one node
-MOST_GUIDES = 3
-# how far the blur between the nodes over positions reaches, in its standard deviations
+# guide channels are the axes of the grid; an unused axis has one node
+MAX_GUIDE_CHANNELS = 3
+# reach of the blur between places, in its standard deviations
 _BLUR_REACH = 3.0
-# the pixels of a cell give to its nodes from the middles of so many parts along each axis
+# the pixels of a cell are splatted from the centers of this many parts along each axis
 _PARTS = 2
 # colors from which the axes are found
 _SAMPLES = 4096
-# places along each axis, and pixels along each axis at each of them, at which nodes are counted
-_PLACES, _SIDE = 2, 20
-# nodes that are stored, for each that is touched: as it was for photographs
-_STORED = 1.75
-# ranges of nodes at all places, and nodes along an axis, that there may be at most
-_MOST_RANGES, _MOST_NODES = 1 << 23, 1 << 14
-# nodes at all places that the compiled core can number
-_MOST_STORED = 1 << 29
-# channels that the compiled core sums at once
-_CHANNELS_AT_ONCE = 4
+# nodes are counted at this many places along each axis, from this many pixels along each axis
+_COUNTED_PLACES, _COUNTED_SIDE = 2, 20
+# stored nodes for each node that is touched, in photographs
+_STORED_PER_TOUCHED = 1.75
+# limits of the compiled core: nodes along an axis, rows of nodes at all places, nodes at all places
+_MAX_AXIS_NODES, _MAX_ROWS, _MAX_NODES = 1 << 14, 1 << 23, 1 << 29
+# channels that the compiled core sums in one pass
+_CHANNELS_PER_PASS = 4
 
 
 @dataclass(frozen=True)
 class GridStep:
-    """How close the nodes are.
+    """Distances between nodes.
 
     Attributes:
-        spacing: between the nodes over colors, in standard deviations.
-        neighbor: the weight of a neighbor in the blur over them, for which the error is least near the middle of the
-            Gaussian, and small at three standard deviations: there lie most of the pixels that a rare color sees.
-        cell: between the nodes over positions, in standard deviations.
+        spacing: between nodes over colors, in standard deviations.
+        neighbor: weight of a neighbor in the blur over colors. It keeps the error small near the center of the Gaussian
+            and at three standard deviations, where most pixels lie that a rare color sees.
+        cell: between places, in standard deviations.
     """
 
     spacing: float
@@ -65,7 +64,7 @@ class GridStep:
     cell: float
 
     def cell_size(self, sigma: float, extent: int) -> int:
-        """Pixels between two nodes of the grid along an axis of so many pixels: no more than those.
+        """Return the pixels between two places along an axis of `extent` pixels.
 
         >>> COARSE.cell_size(8.0, extent=100)
         9
@@ -73,85 +72,80 @@ class GridStep:
         return max(int(min(self.cell * sigma, extent)), 1)
 
 
-# the first has two thirds of the error of the second, and twice as many nodes
-FINE, COARSE = GridStep(1.1, 0.24, 0.9), GridStep(1.2, 0.13, 1.125)
+# the fine step has two thirds of the error of the coarse one
+FINE, COARSE = GridStep(1.1, 0.22, 1.0), GridStep(1.2, 0.13, 1.125)
+# Colors that take up at most this many nodes of a coarse grid need the fine step: each sees many colors that are three
+# standard deviations away, where the error of the coarse step is largest.
+_MAX_FINE_SPREAD = 45.0
 
 
 @dataclass(frozen=True, eq=False)
 class ColorAxes:
-    """The main axes of the colors of pictures.
+    """Principal axes of the colors of images.
 
     Attributes:
-        directions: `[guide channels, guide channels]`, one axis in a row, the one in which colors differ most last;
-            from a guide in standard deviations to nodes.
+        directions: `[guide channels, guide channels]`, from a guide in standard deviations to nodes. Rows are axes, the
+            one with the largest variance last.
         origin: `[guide channels]`, in nodes.
-        spread: about how many nodes of a coarse grid their colors take up.
-        step: between the nodes.
+        step: distances between the nodes.
     """
 
     directions: NDArray[np.float64]
     origin: NDArray[np.float64]
-    spread: float
     step: GridStep = COARSE
 
-    def with_step(self, step: GridStep) -> ColorAxes:
-        """The same axes for other nodes."""
-        factor = self.step.spacing / step.spacing
-        return ColorAxes(factor * self.directions, factor * self.origin, self.spread, step)
 
-    def locate(self, colors: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Coordinates, in nodes, of colors `[..., guide channels]` in standard deviations."""
-        coordinates: NDArray[np.float64] = colors @ self.directions.T - self.origin
-        return coordinates
-
-
-def find_axes(guide: Tensor, sigma: Sequence[float]) -> ColorAxes | None:
-    """The axes for pictures, None if their colors are not finite.
+def find_axes(guide: Tensor, sigma: Sequence[float], step: GridStep | None = None) -> ColorAxes | None:
+    """Find the principal axes of colors; None if colors are not finite.
 
     Args:
         guide: `[items, guide channels, height, width]`, with at least one pixel.
         sigma: standard deviations of the channels.
+        step: distances between nodes; by default as the spread of the colors needs.
 
     >>> find_axes(torch.zeros(1, 1, 4, 5), [0.1]).directions.shape
     (1, 1)
     """
-    sampled = sample_colors(guide, _SAMPLES) / np.array(sigma)
+    items, _, height, width = guide.shape
+    item, y, x = (each.to(guide.device) for each in _sample(items, height, width))
+    colors = guide.detach()[item, :, y, x].cpu().double().numpy() / np.array(sigma)
     with np.errstate(invalid="ignore", over="ignore"):
-        mean = sampled.mean(axis=0)
-        centered = sampled - mean
-        covariance = centered.T @ centered / len(sampled)
+        mean = colors.mean(axis=0)
+        centered = colors - mean
+        covariance = centered.T @ centered / len(colors)
     if not np.isfinite(covariance).all():
-        # refused later on, with a reason
         return None
     variances, vectors = np.linalg.eigh(covariance)
-    directions = vectors.T / COARSE.spacing
-    # most colors lie within one and a half standard deviations of their own
-    spread = np.prod(1 + 3 / COARSE.spacing * np.sqrt(variances.clip(min=0)))
-    return ColorAxes(directions, directions @ mean, float(spread))
+    if step is None:
+        # most colors lie within 1.5 standard deviations of their mean
+        spread = np.prod(1 + 3 / COARSE.spacing * np.sqrt(variances.clip(min=0)))
+        step = FINE if spread <= _MAX_FINE_SPREAD else COARSE
+    directions = vectors.T / step.spacing
+    return ColorAxes(directions, directions @ mean, step)
 
 
-@dataclass(frozen=True)
-class GridSize:
-    """About how large a grid is.
+@lru_cache(maxsize=4)
+def _sample(items: int, height: int, width: int) -> tuple[Tensor, ...]:
+    """Return item, y and x of random pixels, one in each of equal parts of all images."""
+    pixels = items * height * width
+    count = min(_SAMPLES, pixels)
+    drawn = (np.arange(count) + np.random.default_rng(0).random(count)) * (pixels / count)
+    places = np.unravel_index(drawn.astype(np.int64).clip(max=pixels - 1), (items, height, width))
+    return tuple(torch.from_numpy(each) for each in places)
 
-    Attributes:
-        nodes: that are stored, for each place.
-        rows: of nodes over colors, at each place.
-        places: nodes over positions.
-        steps: with which there are not too many nodes, whatever the colors between the least and the most are.
+
+def count_places(image: Tensor, sigma: Sequence[float], step: GridStep) -> float:
+    """Return about how many places the grid of an image has.
+
+    >>> count_places(torch.zeros(1, 40, 40), (4.0, 4.0), FINE)
+    121.0
     """
-
-    nodes: float
-    rows: int
-    places: float
-    steps: tuple[GridStep, ...]
+    cells = _cell_sizes(image, sigma, step)
+    return math.prod(size / cell + 1 for size, cell in zip(image.shape[-2:], cells, strict=True))
 
 
-def estimate_size(
-    guide: Tensor, sigma_range: Sequence[float], sigma: Sequence[float], axes: ColorAxes
-) -> GridSize | None:
-    """Counts the nodes that the pixels of a few squares of the first picture touch; None if a grid would have too many
-    along the axes of colors, also those of colors that are far from the others, or too many in all.
+def estimate_nodes(guide: Tensor, sigma_range: Sequence[float], sigma: Sequence[float], axes: ColorAxes) -> float:
+    """Estimate the stored nodes at each place from the pixels of a few squares of the first image.
 
     Args:
         guide: `[items, guide channels, height, width]`, with at least one pixel.
@@ -160,74 +154,68 @@ def estimate_size(
         axes: of the guide.
 
     >>> gray = torch.zeros(1, 1, 40, 40)
-    >>> estimate_size(gray, [1.0], (4.0, 4.0), find_axes(gray, [1.0])).nodes
+    >>> estimate_nodes(gray, [1.0], (4.0, 4.0), find_axes(gray, [1.0]))
     5.25
     """
     cells = _cell_sizes(guide, sigma, axes.step)
-    places = math.prod(size / cell + 1 for size, cell in zip(guide.shape[-2:], cells, strict=True))
-    # as if the corners of the box around all colors were colors
-    spans = _color_spans(guide) / np.array(sigma_range)
-    most_extents = np.abs(axes.directions) @ spans + _TAPS
-    # of the finest grid as well; not so if one is NaN
-    most_ranges = most_extents[:-1].prod() * places * (axes.step.cell / FINE.cell) ** 2
-    if not (most_ranges <= _MOST_RANGES and most_extents.max() <= _MOST_NODES):
-        return None
-    steps = tuple(
-        step for step in (FINE, COARSE) if _most_stored(guide, spans, sigma, axes.with_step(step)) <= _MOST_STORED
-    )
-    if not steps:
-        return None
     along_y, along_x = (_squares(*each) for each in zip(guide.shape[-2:], cells, strict=True))
-    squares = [guide[0, :, y, x].detach().flatten(1).mT for y, x in product(along_y, along_x)]
-    colors = torch.stack(squares).cpu().double().numpy() / np.array(sigma_range)
+    squares = torch.stack([guide[0, :, y, x].detach().flatten(1).mT for y, x in product(along_y, along_x)])
+    coordinates = squares.cpu().double().numpy() / np.array(sigma_range) @ axes.directions.T - axes.origin
+    if not np.abs(coordinates).max() <= _MAX_AXIS_NODES:
+        return math.inf
     # [axes, squares, pixels]
-    first = np.ascontiguousarray(np.moveaxis(np.rint(axes.locate(colors)), -1, 0)).astype(np.int64)
-    first -= first.reshape(len(first), -1).min(axis=1)[:, None, None]
+    first = np.ascontiguousarray(np.moveaxis(np.rint(coordinates), -1, 0)).astype(np.int64)
+    first -= first.min(axis=(1, 2), keepdims=True)
     # rows of nodes lie along the last axis
-    extents = first.reshape(len(first), -1).max(axis=1) + _TAPS
-    shape = (len(squares), *extents[:-1])
+    shape = (len(squares), *(first[:-1].max(axis=(1, 2)) + _TAPS))
+    if math.prod(shape) > _MAX_ROWS:
+        return math.inf
     numbers = np.broadcast_to(np.arange(len(squares))[:, None], first.shape[1:])
-    rows = np.ravel_multi_index((numbers, *first[:-1]), shape).ravel()
-    least, most = np.full(shape, extents[-1]), np.full(shape, -1)
-    np.minimum.at(least.reshape(-1), rows, first[-1].ravel())
-    np.maximum.at(most.reshape(-1), rows, first[-1].ravel())
+    touched = np.ravel_multi_index((numbers, *first[:-1]), shape).ravel()
+    least, most = np.full(shape, first[-1].max() + _TAPS), np.full(shape, -1)
+    np.minimum.at(least.reshape(-1), touched, first[-1].ravel())
+    np.maximum.at(most.reshape(-1), touched, first[-1].ravel())
     for axis in range(1, len(shape)):
         least, most = _spread(least, axis, np.minimum), _spread(most, axis, np.maximum)
-    touched = np.where(most >= 0, most - least + _TAPS, 0).sum() / len(squares)
-    return GridSize(_STORED * float(touched), math.prod(shape[1:]), places, steps)
+    return _STORED_PER_TOUCHED * float(np.where(most >= 0, most - least + _TAPS, 0).sum() / len(squares))
 
 
-def _cell_sizes(picture: Tensor, sigma: Sequence[float], step: GridStep) -> tuple[int, int]:
-    """Along y and x."""
-    height, width = picture.shape[-2:]
+def is_within_limits(guide: Tensor, sigma_range: Sequence[float], sigma: Sequence[float], axes: ColorAxes) -> bool:
+    """Return whether the grid is within the limits of the compiled core, whatever the colors of a place are.
+
+    The arguments are those of `estimate_nodes`.
+
+    >>> gray = torch.zeros(1, 1, 40, 40)
+    >>> is_within_limits(gray, [1.0], (4.0, 4.0), find_axes(gray, [1.0]))
+    True
+    """
+    # the box around all colors; both ends are rounded, along the last axis to pairs of nodes
+    extents = np.abs(axes.directions) @ (_color_spans(guide) / np.array(sigma_range)) + _TAPS + 1
+    extents[-1] += 2
+    rows = float(extents[:-1].prod()) * (count_places(guide, sigma, axes.step) + 1)
+    # False for NaN
+    return bool(extents.max() <= _MAX_AXIS_NODES and rows <= _MAX_ROWS and rows * extents[-1] <= _MAX_NODES)
+
+
+def _cell_sizes(image: Tensor, sigma: Sequence[float], step: GridStep) -> tuple[int, int]:
+    """Return the pixels between places along y and x."""
+    height, width = image.shape[-2:]
     return step.cell_size(sigma[0], height), step.cell_size(sigma[1], width)
 
 
-def _most_stored(guide: Tensor, spans: NDArray[np.float64], sigma: Sequence[float], axes: ColorAxes) -> float:
-    """How many nodes are stored if at every place there are colors of all of the box with these spans."""
-    cells = _cell_sizes(guide, sigma, axes.step)
-    places = math.prod(math.ceil(size / cell) + 1 for size, cell in zip(guide.shape[-2:], cells, strict=True))
-    # both ends are rounded, to nodes and along the last axis to pairs of nodes
-    extents = np.abs(axes.directions) @ spans + _TAPS + 1
-    extents[-1] += 2
-    return float(extents.prod()) * places
-
-
 def _color_spans(guide: Tensor) -> NDArray[np.float64]:
-    """From the least to the most, of each channel."""
+    """Return the difference of the largest and the smallest value of each channel."""
     if guide.device.type == "cpu" and guide.dtype in (torch.float32, torch.float64):
-        # a fraction of the time of torch, and of NumPy along several axes
+        # NumPy along one axis takes a fraction of the time of torch, and of NumPy along several axes
         pixels = guide.detach().numpy().reshape(*guide.shape[:2], -1)
-        spans: NDArray[np.float64] = (pixels.max(axis=2).max(axis=0) - pixels.min(axis=2).min(axis=0)).astype(
-            np.float64
-        )
-        return spans
+        spans = pixels.max(axis=2).max(axis=0) - pixels.min(axis=2).min(axis=0)
+        return np.asarray(spans, dtype=np.float64)
     channels = guide.detach().movedim(1, 0).flatten(1)
     return (channels.amax(dim=1) - channels.amin(dim=1)).double().cpu().numpy()
 
 
 def _spread(ranges: NDArray[np.int64], axis: int, join: np.ufunc) -> NDArray[np.int64]:
-    """Each joined with those before it that touch it."""
+    """Join each range with those of the nodes before it whose taps reach it."""
     spread = ranges.copy()
     for shift in range(1, _TAPS):
         to = [slice(None)] * ranges.ndim
@@ -239,15 +227,15 @@ def _spread(ranges: NDArray[np.int64], axis: int, join: np.ufunc) -> NDArray[np.
 
 
 def _squares(extent: int, cell: int) -> list[slice]:
-    """Some pixels of the two cells around a place, for places in the middle of equal parts of an axis."""
+    """Return some pixels of the two cells around each counted place along an axis."""
     side = min(2 * cell, extent)
-    middles = [(2 * part + 1) * extent // (2 * _PLACES) for part in range(_PLACES)]
+    middles = [(2 * part + 1) * extent // (2 * _COUNTED_PLACES) for part in range(_COUNTED_PLACES)]
     starts = [min(max(middle - side // 2, 0), extent - side) for middle in middles]
-    return [slice(start, start + side, max(side // _SIDE, 1)) for start in starts]
+    return [slice(start, start + side, max(side // _COUNTED_SIDE, 1)) for start in starts]
 
 
 def sum_color_grid(values: Tensor, guide: Tensor, sigma: tuple[float, float], axes: ColorAxes) -> Tensor:
-    """The sums over all pixels around each, weighted by the Gaussian over position and color.
+    """Sum over the pixels around each pixel, weighted by the Gaussian over position and color.
 
     Args:
         values: `[items, channels, height, width]`.
@@ -256,7 +244,7 @@ def sum_color_grid(values: Tensor, guide: Tensor, sigma: tuple[float, float], ax
         axes: of the guide.
 
     Returns:
-        `[items, channels + 1, height, width]`: the sums of ones, the mass, are the last.
+        `[items, channels + 1, height, width]`; the last channel is the mass, the sum of ones.
 
     >>> gray = torch.zeros(1, 1, 20, 30)
     >>> sum_color_grid(gray, gray, (2.0, 2.0), find_axes(gray, [1.0])).shape
@@ -269,31 +257,18 @@ def sum_color_grid(values: Tensor, guide: Tensor, sigma: tuple[float, float], ax
     step = axes.step
     own = math.sqrt(2 * math.pi) / step.spacing / (1 + 2 * step.neighbor)
     cells = _cell_sizes(values, sigma, step)
-    main = axes.directions.tolist(), axes.origin.tolist()
-    tables = ColorGridTables(sigma, cells, _BLUR_REACH, *main, (own, step.neighbor * own))
-    # the sums, and of one item the values and colors in one piece, and their coordinates
-    check_rows((items * (channels + 1) + _CHANNELS_AT_ONCE + 2 * MOST_GUIDES + 2) * height * width, 1, values)
-    sums = fused_filters.sum_color_grid(values, guide, tables)
-    return _compose(values, guide, tables) if sums is None else sums
-
-
-def _coordinates(guide: Tensor, tables: ColorGridTables) -> tuple[Tensor, tuple[int, int, int]]:
-    """`[items, 3, height, width]`, the axes that are not used first, and the extents of the grid.
-
-    Whole numbers are added, so that parts of a picture have the nodes of the whole, the least color near the third.
-    """
-    directions, origin = (guide.new_tensor(each) for each in (tables.directions, tables.origin))
-    used = directions @ guide.flatten(2) - origin[:, None]
-    least, most = ((each.detach() + 0.5).floor() for each in used.movedim(1, 0).flatten(1).aminmax(dim=1))
-    used = used + (2 - least)[:, None]
-    unused = MOST_GUIDES - used.shape[1]
-    extents = [1] * unused + [int(span) + _TAPS + 2 for span in (most - least).tolist()]
-    coordinates = torch.cat([used.new_zeros(used.shape[0], unused, used.shape[2]), used], dim=1)
-    return coordinates.view(guide.shape[0], MOST_GUIDES, *guide.shape[2:]), (extents[0], extents[1], extents[2])
+    blur = own, step.neighbor * own
+    tables = ColorGridTables(sigma, cells, _BLUR_REACH, axes.directions.tolist(), axes.origin.tolist(), blur)
+    # the sums, and of one item contiguous values and colors, and coordinates
+    planes = items * (channels + 1) + _CHANNELS_PER_PASS + 2 * MAX_GUIDE_CHANNELS + 2
+    check_rows(planes * height * width, 1, values)
+    return composite.sum_color_grid(
+        (values, guide), lambda: (tables,), lambda values, guide: _compose(values, guide, tables)
+    )
 
 
 def reach_of_grid(sigma: float, step: GridStep, extent: int) -> int:
-    """How many pixels along an axis the sums of a pixel depend on, on either side: those of whole cells.
+    """Return how many pixels on either side along an axis the sums of a pixel depend on: those of whole cells.
 
     >>> reach_of_grid(8.0, COARSE, extent=100)
     45
@@ -303,14 +278,14 @@ def reach_of_grid(sigma: float, step: GridStep, extent: int) -> int:
 
 
 def _blur(sigma: float, cell: int) -> tuple[float, int]:
-    """The variance of the blur between nodes over positions, and how many nodes it reaches."""
-    # interpolation at the source and at the target has a variance of a sixth of a step, on average
+    """Return the variance of the blur between places, and how many places it reaches."""
+    # interpolation at the source and at the target each has a variance of a sixth of a step, on average
     variance = (sigma / cell) ** 2 - 1 / 3
     return variance, int(_BLUR_REACH * math.sqrt(variance)) + 1
 
 
 def _compose(values: Tensor, guide: Tensor, tables: ColorGridTables) -> Tensor:
-    """The same of torch's operations, with all nodes; they know their derivatives."""
+    """Compute the sums with differentiable torch operations, on all nodes."""
     items, channels, height, width = values.shape
     values = torch.cat([values, values.new_ones(()).expand(items, 1, height, width)], dim=1)
     along = [_cells(*each, like=values) for each in zip((height, width), tables.cells, tables.sigma, strict=True)]
@@ -332,12 +307,12 @@ def _compose(values: Tensor, guide: Tensor, tables: ColorGridTables) -> Tensor:
     return torch.stack(sums)
 
 
-# of the pixels along an axis: the cell, the weights of the node at its end as a source and as a target; and the blur
+# for the pixels along an axis: cell, weights of the place at its end as a source and as a target; and the blur
 _Cells = tuple[Tensor, tuple[Tensor, Tensor], Tensor]
 
 
 def _cells(size: int, cell: int, sigma: float, like: Tensor) -> _Cells:
-    """Which cell the pixels along an axis lie in, the weights of its end, and the blur `[nodes, nodes]`."""
+    """Return the cells and weights of the pixels along an axis, and the blur `[places, places]`."""
     nodes = (size + cell - 1) // cell + 1
     pixels = torch.arange(size, device=like.device)
     part = (cell + _PARTS - 1) // _PARTS
@@ -354,7 +329,7 @@ def _cells(size: int, cell: int, sigma: float, like: Tensor) -> _Cells:
 
 
 def _corners(along: Sequence[_Cells], width: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """The places at the corners of the cell of each pixel, and their weights for a source and for a target."""
+    """Return the places at the corners of each pixel's cell, with their weights as a source and as a target."""
     (cell_y, ends_y, _), (cell_x, ends_x, _) = along
     corners = []
     for down, right in product((0, 1), repeat=2):
@@ -368,7 +343,7 @@ def _corners(along: Sequence[_Cells], width: int) -> list[tuple[Tensor, Tensor, 
 
 
 def _color_taps(coordinates: Tensor, extents: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-    """The nodes over colors that pixels touch, and their weights, of coordinates `[3, pixels]`."""
+    """Return the nodes that pixels with coordinates `[3, pixels]` touch, with their weights."""
     along = []
     for coordinate, extent in zip(coordinates, extents, strict=True):
         middle = (coordinate.detach() + 0.5).floor()
@@ -385,11 +360,26 @@ def _color_taps(coordinates: Tensor, extents: Sequence[int]) -> list[tuple[Tenso
 
 
 def _blur_nodes(nodes: Tensor, along: Sequence[_Cells], color_blur: tuple[float, float]) -> Tensor:
-    """Over colors, three taps along each axis; over positions. Of nodes `[y, x, *colors, channels]`, all in rows."""
+    """Blur nodes `[y, x, *colors, channels]` over colors and positions; returns them as rows."""
     own, neighbor = color_blur
     for axis in range(2, nodes.dim() - 1):
         if nodes.shape[axis] > 1:
-            # colors lie so far from the ends that nothing goes beyond
+            # colors lie so far from the ends that nothing wraps around
             nodes = own * nodes + neighbor * (nodes.roll(1, axis) + nodes.roll(-1, axis))
     (*_, blur_y), (*_, blur_x) = along
     return torch.einsum("ay,bx,yxn->abn", blur_y, blur_x, nodes.flatten(2)).reshape(-1, nodes.shape[-1])
+
+
+def _coordinates(guide: Tensor, tables: ColorGridTables) -> tuple[Tensor, tuple[int, int, int]]:
+    """Return color coordinates `[items, 3, height, width]`, unused axes first, and the extents of the grid.
+
+    Only whole numbers are added, so that the nodes of a part of an image are those of the whole image.
+    """
+    directions, origin = (guide.new_tensor(each) for each in (tables.directions, tables.origin))
+    used = directions @ guide.flatten(2) - origin[:, None]
+    least, most = ((each.detach() + 0.5).floor() for each in used.movedim(1, 0).flatten(1).aminmax(dim=1))
+    used = used + (2 - least)[:, None]
+    unused = MAX_GUIDE_CHANNELS - used.shape[1]
+    extents = [1] * unused + [int(span) + _TAPS + 2 for span in (most - least).tolist()]
+    coordinates = torch.cat([used.new_zeros(used.shape[0], unused, used.shape[2]), used], dim=1)
+    return coordinates.view(guide.shape[0], MAX_GUIDE_CHANNELS, *guide.shape[2:]), (extents[0], extents[1], extents[2])

@@ -1,4 +1,4 @@
-"""How far a filtered signal is from the exact one, estimated at some of its points."""
+"""Estimate the error of a filtered signal at some of its points."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import AccuracyWarning, InputError
-from permutohedral.features import Sigma, bilateral_features, check_guide, check_image, numbers_of, space_in_words
 from permutohedral.filters.exact import sum_points
-from permutohedral.tensors import check_count, check_tensor
+from permutohedral.lattice.features import (
+    Sigma,
+    bilateral_features,
+    check_guide,
+    check_image,
+    numbers_of,
+    space_in_words,
+)
+from permutohedral.ops.tensors import check_count, check_tensor
 
 # pixels are sampled in squares of this side, voxels in cubes, which share their surroundings
 _SIDE = 3
@@ -24,13 +31,13 @@ _REACH = 4.0
 
 @dataclass(frozen=True)
 class ErrorEstimate:
-    """Of the error of a filter at sampled targets.
+    """The error of a filter at sampled targets.
 
     Attributes:
         relative: the error over the exact result, both as the square root of the sum of squares over all samples.
-        of_change: the error over what the exact filter changes, None where the targets are other points.
+        of_change: the error over the change by the exact filter, None if the targets are other points.
         worst: the largest error of a channel at a sample, in units of the values.
-        num_samples: at how many targets.
+        num_samples: number of targets.
 
     >>> ErrorEstimate(0.01, 0.1, 0.02, 128).describe()
     'relative error 1.0 %, 10.0 % of what the filter changes, at most 0.02 at 128 samples'
@@ -42,7 +49,7 @@ class ErrorEstimate:
     num_samples: int
 
     def describe(self) -> str:
-        """In a line."""
+        """Return the estimate in a line."""
         change = "" if self.of_change is None else f" {100 * self.of_change:.1f} % of what the filter changes,"
         at_samples = f"at most {self.worst:.2g} at {self.num_samples} samples"
         return f"relative error {100 * self.relative:.1f} %,{change} {at_samples}"
@@ -59,15 +66,14 @@ def estimate_error(
 ) -> ErrorEstimate:
     """Compare the result of `gaussian_filter`, homogeneously normalized, with exact sums at randomly drawn targets.
 
-    The cost is that of `samples` times the number of points pairs, or less where the points extend far: a fraction of
-    the filter's if lattice points are many.
+    The cost is at most that of `samples` times the number of points, in pairs.
 
     Args:
-        filtered: `[target points, channels]`, what was computed.
+        filtered: `[target points, channels]`, the result of the filter.
         values: `[points, channels]`.
         features: `[points, d]`, in standard deviations.
         target_features: `[target points, d]`; None for the points themselves.
-        samples: how many targets are drawn, always the same ones.
+        samples: number of targets that are drawn, always the same ones.
         warn_above: warn with an `AccuracyWarning` if the relative error is larger.
 
     >>> import permutohedral as ph
@@ -94,7 +100,7 @@ def estimate_error(
         return _compare(filtered[drawn], exact, before, warn_above)
 
 
-def estimate_bilateral_error(  # noqa: PLR0913 (what was filtered and how, and three options by name)
+def estimate_bilateral_error(
     filtered: Tensor,
     image: Tensor,
     sigma_space: Sigma,
@@ -108,13 +114,13 @@ def estimate_bilateral_error(  # noqa: PLR0913 (what was filtered and how, and t
     """Compare the result of `bilateral_filter` with exact sums at randomly drawn pixels, or voxels.
 
     Args:
-        filtered: `[channels, *space]`, what was computed, by default `[channels, height, width]`.
+        filtered: `[channels, *space]`, the result of the filter, by default `[channels, height, width]`.
         image: `[channels, *space]`.
         sigma_space: see `bilateral_filter`.
         sigma_range: see `bilateral_filter`.
         guide: `[guide channels, *space]`; default: the image itself.
         spatial_axes: how many axes follow the channels: 1 for signals, 2 for pictures, 3 for volumes.
-        samples: about how many pixels are drawn, always the same ones.
+        samples: about the number of pixels that are drawn, always the same ones.
         warn_above: warn with an `AccuracyWarning` if the relative error is larger.
 
     >>> import permutohedral as ph
@@ -136,7 +142,7 @@ def estimate_bilateral_error(  # noqa: PLR0913 (what was filtered and how, and t
     sigmas, features_of = numbers_of(sigma_space, spatial_axes), partial(bilateral_features, spatial_axes=spatial_axes)
     cubes = list(_cubes(image.shape[1:], sigmas, samples))
     if sum(_volume(around) for _, around in cubes) > math.prod(image.shape[1:]):
-        # one by one they would look at more than there is
+        # the surroundings of all cubes together are larger than the image
         features = features_of(edges, sigma_space, sigma_range)
         pixels = filtered.flatten(1).mT, image.flatten(1).mT
         return estimate_error(*pixels, features, samples=samples, warn_above=warn_above)
@@ -157,7 +163,7 @@ _Part = tuple[slice, ...]
 
 
 def _cubes(size: Sequence[int], sigmas: Sequence[float], samples: int) -> Iterator[tuple[_Part, _Part]]:
-    """Small cubes in a volume of `size`, squares in a picture, and what is around each."""
+    """Yield small cubes in a volume of `size`, or squares in an image, with their surroundings."""
     generator = torch.Generator().manual_seed(0)
     margins = [math.ceil(_REACH * sigma) for sigma in sigmas]
     for _ in range(math.ceil(samples / _SIDE ** len(size))):
@@ -170,7 +176,7 @@ def _volume(part: _Part) -> int:
 
 
 def _interval(extent: int, generator: torch.Generator) -> slice:
-    """A few consecutive pixels along an axis."""
+    """Draw a few consecutive pixels along an axis."""
     start = int(torch.randint(max(extent - _SIDE, 0) + 1, (), generator=generator, device="cpu"))
     return slice(start, min(start + _SIDE, extent))
 
@@ -180,7 +186,7 @@ def _widen(interval: slice, margin: int, extent: int) -> slice:
 
 
 def _within(part: _Part, whole: _Part) -> _Part:
-    """A part of what begins where `whole` does."""
+    """Return `part` relative to the start of `whole`."""
     return tuple(slice(a.start - b.start, a.stop - b.start) for a, b in zip(part, whole, strict=True))
 
 

@@ -15,21 +15,20 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import FeatureRangeError, InputError
-from permutohedral.features import Sigma, check_channels_first, check_image, in_units_of, numbers_of
 from permutohedral.filters.color_grid import ColorAxes, sum_color_grid
-from permutohedral.filters.landmarks import Landmarks, sum_landmarks
 from permutohedral.filters.normalization import Normalization
-from permutohedral.ops.exact_sums import sum_neighbors, sum_window
-from permutohedral.ops.primitives import SMALLEST_MASS, accumulation_dtype
+from permutohedral.lattice.features import Sigma, check_channels_first, check_image, in_units_of, numbers_of
+from permutohedral.ops.contract import SMALLEST_MASS, accumulation_dtype
+from permutohedral.ops.operators import sum_neighbors, sum_window
+from permutohedral.ops.tensors import check_features, check_tensor, has_finite_sum
 from permutohedral.ops.tracing import is_recorded, is_traced, is_transformed, wants_gradient
-from permutohedral.tensors import check_features, check_tensor, is_surely_finite
 
 # sources farther away than this, in standard deviations, have weights below 1.3e-14 and are left out
 POINTS_REACH = 8.0
 # pixels farther away than this hold 3.7e-6 of the mass of the Gaussian, less than one step of 16 bits
 WINDOW_REACH = 5.0
 
-# standard deviations of more than so many times the extent of a picture weigh all its pixels alike, also in float64
+# a standard deviation of more than this many extents of an image weighs all its pixels alike, also in float64
 _WIDEST = 2.0**30
 
 EXACT_NORMALIZATIONS: tuple[Normalization, ...] = ("homogeneous", "none", "symmetric")
@@ -38,7 +37,7 @@ EXACT_NORMALIZATIONS: tuple[Normalization, ...] = ("homogeneous", "none", "symme
 def sum_points(
     values: Tensor, normalization: Normalization, features: Tensor, target_features: Tensor | None = None
 ) -> Tensor:
-    """The Gaussian filter between points.
+    """Run the exact Gaussian filter between points.
 
     Args:
         values: `[..., points, channels]` for features `[points, d]`, else `[batch, points, channels]`.
@@ -72,7 +71,7 @@ def sum_points(
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """What the pixels of pictures look at.
+    """The window that is summed around each pixel.
 
     Attributes:
         guide: `[items, guide channels, height, width]`, in standard deviations.
@@ -89,21 +88,21 @@ class Window:
 
 
 def window_size(sigma: Sequence[float], reach: float, height: int, width: int) -> int:
-    """Pixels in the window of a pixel far from the borders, as far as the picture is as large.
+    """Return the number of pixels in the window of a pixel far from the borders.
 
     >>> window_size((1.0, 1.0), 2.0, 100, 100)
     13
     """
-    # not converted before they are known to be small
+    # infinity cannot be converted to an integer
     farthest = [int(min(reach * each, extent - 1)) for each, extent in zip(sigma, (height, width), strict=True)]
-    # the same as `window_extents`, of wide windows in a fraction of the time
+    # the same as `window_extents`, but faster for wide windows
     left = np.sqrt(np.maximum(reach**2 - (np.arange(farthest[0] + 1) / sigma[0]) ** 2, 0.0))
     along = 2 * np.minimum(left * sigma[1], farthest[1]).astype(np.int64) + 1
     return int(2 * along.sum() - along[:1].sum())
 
 
 def has_no_window(sigma_space: Sigma) -> bool:
-    """Whether a derivative with respect to `sigma_space` may be wanted: a window has none.
+    """Return whether a derivative with respect to `sigma_space` may be wanted, which a window does not have.
 
     >>> has_no_window(4.0)
     False
@@ -112,7 +111,7 @@ def has_no_window(sigma_space: Sigma) -> bool:
 
 
 def sigma_in_pixels(sigma_space: Sigma, height: int, width: int) -> tuple[float, float]:
-    """Over y and x; where more would make no difference to a picture, no more, so that squares do not overflow.
+    """Return sigma over y and x, limited to where more makes no difference, so that squares do not overflow.
 
     >>> sigma_in_pixels(4.0, 20, 30)
     (4.0, 4.0)
@@ -122,7 +121,7 @@ def sigma_in_pixels(sigma_space: Sigma, height: int, width: int) -> tuple[float,
 
 
 def window_of(guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, reach: float = WINDOW_REACH) -> Window | None:
-    """The window of a bilateral filter, None if it `has_no_window`.
+    """Return the window of a bilateral filter, None if it `has_no_window`.
 
     >>> window_of(torch.rand(3, 4, 5), 2.0, 0.1).sigma
     (2.0, 2.0)
@@ -136,20 +135,18 @@ def window_of(guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, reach: floa
     wide = guide.to(accumulation_dtype(guide.dtype))
     units = in_units_of(wide.movedim(-3, -1), sigma_range).movedim(-1, -3)
     check_finite(units)
-    # how many items there are does not follow from the rest where there are no channels
+    # without channels, the number of items does not follow from the other extents
     return Window(units.reshape(units.shape[:-3].numel(), *units.shape[-3:]), sigma, reach)
 
 
-def sum_pixels(
-    values: Tensor, normalization: Normalization, window: Window, colors: Landmarks | ColorAxes | None = None
-) -> Tensor:
-    """The bilateral filter: every pixel looks at those in its window, or at all by way of landmarks or of a grid.
+def sum_pixels(values: Tensor, normalization: Normalization, window: Window, axes: ColorAxes | None = None) -> Tensor:
+    """Filter the pixels of images, each over its window or, given color axes, on a color grid.
 
     Args:
         values: `[..., points, channels]`, the pixels in scan order; for a guide of several items, as many items.
         normalization: "homogeneous" or "none".
         window: what the pixels look at.
-        colors: landmarks among those of the guide, or their axes, for a grid; None for the window.
+        axes: of the color grid; None sums over the window.
 
     Returns:
         Like values.
@@ -165,40 +162,26 @@ def sum_pixels(
     *leading, _, channels = values.shape
     # pictures that share their guide are channels
     pixels = values.to(window.guide.dtype).mT.reshape(items, math.prod(leading) * channels // items, height, width)
-    if normalization == "homogeneous" and colors is None:
-        pixels = torch.cat([pixels, pixels.new_ones(()).expand(items, 1, height, width)], dim=1)
-    if colors is None:
+    if axes is None:
+        if normalization == "homogeneous":
+            pixels = torch.cat([pixels, pixels.new_ones(()).expand(items, 1, height, width)], dim=1)
         sums = sum_window(pixels, window.guide, *window.sigma, window.reach)
     else:
-        if isinstance(colors, Landmarks):
-            sums = sum_landmarks(pixels, window.guide, window.sigma, colors)
-        else:
-            sums = sum_color_grid(pixels, window.guide, window.sigma, colors)
+        sums = sum_color_grid(pixels, window.guide, window.sigma, axes)
         sums = sums if normalization == "homogeneous" else sums[:, :-1]
     if normalization == "homogeneous":
-        sums = divide_by_mass(sums.movedim(1, 0)).movedim(0, 1)
+        sums = sums[:, :-1] / (sums[:, -1:] + SMALLEST_MASS)
     return sums.reshape(*leading, channels, height * width).mT.to(values.dtype)
 
 
-def divide_by_mass(sums: Tensor) -> Tensor:
-    """Sums `[channels + 1, ...]` of at least 32 bits, the last of them those of ones: means, `[channels, ...]`.
-
-    >>> divide_by_mass(torch.tensor([[6.0], [2.0]])).tolist()
-    [[3.0]]
-    """
-    return sums[:-1] / (sums[-1:] + SMALLEST_MASS)
-
-
 def check_finite(features: Tensor) -> None:
-    """Raise if a feature is NaN or infinite, which the lattice does not take either.
-
-    Where torch compiles or exports, the compiled program raises, a RuntimeError; on a GPU one would have to wait.
+    """Raise if a feature is NaN or infinite, as a lattice does. A compiled program raises a RuntimeError.
 
     >>> check_finite(torch.zeros(3))
     """
     if is_recorded() and not is_transformed() and features.device.type == "cpu":
         torch._assert_async(features.isfinite().all(), "features must be finite, but some are NaN or infinite")
-    if is_traced() or is_surely_finite(features) or bool(torch.isfinite(features).all()):
+    if is_traced() or has_finite_sum(features) or bool(torch.isfinite(features).all()):
         return
     bad = int((~torch.isfinite(features)).sum())
     raise FeatureRangeError(
@@ -231,7 +214,7 @@ def _check_normalization(normalization: Normalization, known: Sequence[Normaliza
 
 
 def _sum(rows: Tensor, features: Tensor, targets: Tensor, normalization: Normalization) -> Tensor:
-    """`[points, channels]` to `[target points, channels]`."""
+    """Filter `[points, channels]` to `[target points, channels]`."""
     if normalization == "none":
         return sum_neighbors(rows, features, targets, POINTS_REACH)
     ones = rows.new_ones(rows.shape[0], 1)

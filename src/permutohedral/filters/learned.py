@@ -1,4 +1,4 @@
-"""The learned filter on a lattice: one call of the backend, or composed of operators."""
+"""The learned filter: splat, convolve with a weight, slice."""
 
 from __future__ import annotations
 
@@ -7,13 +7,53 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from permutohedral.checks import check_points, check_results
 from permutohedral.errors import InputError
 from permutohedral.filters.normalization import DENSE, Normalization, convolve_with, filter_normalized
-from permutohedral.filters.weighting import refuse_nan, weigh
-from permutohedral.lattice import Lattice
-from permutohedral.ops.fused_filters import count_groups, filter_learned
-from permutohedral.ops.fused_primitives import FilterTables
+from permutohedral.filters.weighting import check_finite_values, weigh
+from permutohedral.lattice.checks import check_points, check_results, lattice_for
+from permutohedral.lattice.lattice import Lattice
+from permutohedral.ops.composite import filter_learned, to_autocast_dtype
+from permutohedral.ops.contract import Declined, FilterTables, accumulation_dtype
+
+
+def permutohedral_filter(
+    values: Tensor,
+    features: Tensor | None,
+    weight: Tensor,
+    target_features: Tensor | None = None,
+    neighborhood_size: int = 1,
+    normalization: Normalization = "none",
+    lattice: Lattice | None = None,
+    *,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Splat, convolve with `weight` and slice: the permutohedral convolution of the paper.
+
+    Args:
+        values: `[points, in_channels]`, or with batch axes as in `splat`.
+        features: `[points, d]` or `[batch, points, d]`; None if a lattice is given.
+        weight: `[filter_size, in_channels / groups, out_channels]`, or `[filter_size]`.
+        target_features: where results are wanted; default: at `features`.
+        neighborhood_size: s of the filter.
+        normalization: "none", "homogeneous" (divide by the Gaussian filter of ones), "symmetric" (by its square
+            root on either side), "density" (divide every lattice point by its splatted weight before convolving) or
+            "coverage" (the same, and divide by the share of the Gaussian that lies on occupied lattice points).
+        lattice: from `build_lattice`, instead of features; ragged batches need one.
+        weights: how much each point counts, as in `gaussian_filter`: in the values, and in the mass or density that
+            the normalization divides by.
+
+    Returns:
+        `[target points, out_channels]`, with the batch axes of `values`.
+
+    >>> import permutohedral as ph
+    >>> values, features = torch.rand(100, 3), torch.rand(100, 2) * 9
+    >>> ph.permutohedral_filter(values, features, torch.randn(7, 3, 5)).shape
+    torch.Size([100, 5])
+    """
+    if weights is None:
+        check_finite_values(values)
+    lattice = lattice_for(features, target_features, lattice, neighborhood_size)
+    return filter_with_bias(values, lattice, weight, None, normalization, weights)
 
 
 def filter_with_bias(
@@ -24,9 +64,15 @@ def filter_with_bias(
     normalization: Normalization,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """`permutohedral_filter` on a lattice, and a number `bias [out_channels]` added to every channel of the result."""
+    """Run `permutohedral_filter` on a lattice, and add `bias [out_channels]` to the result."""
+    device = lattice.device
+    # float64 stays float64, as in torch's convolutions
+    if torch.is_autocast_enabled(device.type) and lattice.dtype == torch.float32:
+        values, weight, bias = to_autocast_dtype(device, values, weight, bias)
+        with torch.autocast(device.type, enabled=False):
+            return filter_with_bias(values, lattice, weight, bias, normalization, weights)
     if normalization != "none" and _is_float16(values) and _is_float16(weight):
-        # what is divided by mass or density was out of range before, and so are the gradients of it
+        # sums exceed the range of float16 before they are divided by mass or density, and so do their gradients
         wide = None if bias is None else bias.float()
         return filter_with_bias(values.float(), lattice, weight.float(), wide, normalization, weights).half()
     if weights is not None:
@@ -34,19 +80,46 @@ def filter_with_bias(
             raise InputError("weights do not go with the normalization 'symmetric': targets have none")
         check_points(values, lattice)
         weighted = weigh(values, weights)
-        refuse_nan(weighted)
+        check_finite_values(weighted)
         counted = weighted[..., :-1].to(values.dtype)
-        return filter_in_steps(counted, weight, bias, lattice, normalization, weighted[..., -1:])
-    groups = count_groups(values, weight, bias, lattice) if normalization in ("none", "density") else 0
-    if groups == 0:
-        return filter_in_steps(values, weight, bias, lattice, normalization)
-    check_results(lattice, weight.shape[2], values)
-    composed = partial(filter_in_steps, lattice=lattice, normalization=normalization)
-    tables = FilterTables(lattice, groups, normalization == "density")
-    return filter_learned(values, weight, bias, tables, composed)
+        return compose(counted, weight, bias, lattice, normalization, weighted[..., -1:])
+    return filter_learned(
+        (values, weight, bias),
+        lambda: _plan(values, weight, bias, lattice, normalization),
+        partial(compose, lattice=lattice, normalization=normalization),
+        constants=(lattice.source.barycentric, lattice.target.barycentric),
+    )
 
 
-def filter_in_steps(
+def _plan(
+    values: Tensor, weight: Tensor, bias: Tensor | None, lattice: Lattice, normalization: Normalization
+) -> tuple[FilterTables] | Declined:
+    """Return the plan of the fused filter; arguments that do not fit are left to `compose` to reject."""
+    if normalization not in ("none", "density"):
+        return Declined(f"it supports the normalizations 'none' and 'density', got {normalization!r}")
+    if not isinstance(weight, Tensor):
+        return Declined("the weight is not a tensor")
+    shape, items = values.shape, lattice.batch_size
+    points = (lattice.source.num_points,) if items is None else (items, lattice.points_per_item[0])
+    if shape[:-1] != points or weight.dim() != 3:
+        return Declined(
+            f"it takes values {[*points, 'channels']} and a weight of 3 axes, not items on a shared lattice"
+        )
+    if weight.dtype != values.dtype or (bias is not None and bias.dtype != values.dtype):
+        return Declined("values, weight and bias differ in dtype")
+    if accumulation_dtype(values.dtype) != lattice.dtype:
+        return Declined("values and features differ in dtype")
+    filter_size, in_channels, out_channels = weight.shape
+    if not (values.numel() and in_channels and out_channels and lattice.target.num_points):
+        return Declined("there are no points or no channels")
+    groups, rest = divmod(shape[-1], in_channels)
+    if filter_size != lattice.neighbors.shape[0] or rest or out_channels % groups:
+        return Declined("the weight does not fit the values and the lattice")
+    check_results(lattice, out_channels, values)
+    return (FilterTables(lattice, groups, normalization == "density"),)
+
+
+def compose(
     values: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -54,15 +127,7 @@ def filter_in_steps(
     normalization: Normalization,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """The same, composed of operators."""
-    device = lattice.device.type
-    # float64 stays what it is
-    casts = lattice.dtype == torch.float32 and _casts_to_float16(device)
-    if normalization in ("homogeneous", "symmetric") and casts:
-        # which has no room for sums that are not divided yet
-        with torch.autocast(device, enabled=False):
-            wide = values.float(), weight.float()
-            return filter_in_steps(*wide, bias, lattice, normalization, weights).half()
+    """Compose the filter of operators."""
     step = partial(convolve_with, weight=weight)
     output = filter_normalized(values, lattice, normalization, step, DENSE, weights)
     return output if bias is None else output + bias.to(output.dtype)
@@ -70,8 +135,3 @@ def filter_in_steps(
 
 def _is_float16(tensor: object) -> bool:
     return isinstance(tensor, Tensor) and tensor.dtype == torch.float16
-
-
-def _casts_to_float16(device: str) -> bool:
-    """Whether autocast does so there."""
-    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16

@@ -1,4 +1,4 @@
-"""What a filter is divided by, and the Gaussian on the lattice that measures it.
+"""Normalizations of filters, and the Gaussian on the lattice that measures mass.
 
 Formulas are in docs/theory.md. `filter_normalized` runs the steps of a filter with any of the normalizations.
 """
@@ -12,25 +12,32 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from permutohedral.checks import check_points, lattice_to_rows, points_to_rows, rows_to_points, splat_density, unfold
 from permutohedral.errors import InputError
 from permutohedral.filters.steps import convolve, slice, splat
-from permutohedral.lattice import Lattice
-from permutohedral.memory import check_rows
-from permutohedral.neighborhood import blur_gain, count_taps, gaussian_weight
+from permutohedral.lattice.checks import (
+    check_points,
+    lattice_to_rows,
+    points_to_rows,
+    rows_to_points,
+    splat_density,
+    unfold,
+)
+from permutohedral.lattice.lattice import Lattice
+from permutohedral.lattice.memory import check_rows
 from permutohedral.ops import operators
-from permutohedral.ops.primitives import SMALLEST_MASS, accumulation_dtype
+from permutohedral.ops.contract import SMALLEST_MASS, accumulation_dtype
+from permutohedral.ops.neighborhood import blur_gain, count_taps, gaussian_weight
 
 Normalization = Literal["none", "homogeneous", "symmetric", "density", "coverage"]
 
 NORMALIZATIONS: tuple[Normalization, ...] = ("none", "homogeneous", "symmetric", "density", "coverage")
 
-# how lattice values become those at the target lattice points: by a learned filter or by a Gaussian
+# from lattice values to those at the target lattice points: a learned filter or a Gaussian
 Step = Callable[[Tensor, Lattice], Tensor]
 
 
 def convolve_with(lattice_values: Tensor, lattice: Lattice, weight: Tensor) -> Tensor:
-    """`convolve`, as a step once its weight is given."""
+    """Run `convolve` with the arguments in the order of a step."""
     return convolve(lattice_values, weight, lattice)
 
 
@@ -41,7 +48,7 @@ def _convolve_with_gaussian(lattice_values: Tensor, lattice: Lattice) -> Tensor:
 
 
 def check_separable(lattice: Lattice) -> Tensor:
-    """The neighbors along the axes; raises unless the lattice has them."""
+    """Return the neighbors along the axes, or raise if the lattice has none."""
     if lattice.axis_neighbors is None:
         raise InputError("the separable method needs a lattice built with separable=True")
     return lattice.axis_neighbors
@@ -73,10 +80,10 @@ def filter_normalized(
     gaussian: Gaussian,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Splat, `step`, slice, normalized; `gaussian` is the filter that the normalization measures mass with.
+    """Splat, `step`, slice, and normalize; `gaussian` measures the mass.
 
-    Mass and density are of the dtype of the features: the least of them are zero in float16. They are those of
-    `weights [..., points, 1]`, of ones if there are none; the values are weighted already.
+    Mass and density are those of `weights [..., points, 1]`, by default of ones, in the dtype of the features: the
+    least of them are zero in float16. The values are weighted already.
     """
     if normalization not in NORMALIZATIONS:
         raise InputError(f"normalization must be one of {', '.join(map(repr, NORMALIZATIONS))}, got {normalization!r}")
@@ -98,18 +105,18 @@ def filter_normalized(
 
 
 def apply_step(values: Tensor, lattice: Lattice, step: Step, density: Tensor | None = None) -> Tensor:
-    """Splat, `step`, slice; divided by the density between the first two if one is given."""
+    """Splat, divide by the density if it is given, `step`, slice."""
     if density is None:
         return slice(step(splat(values, lattice), lattice), lattice)
     # values of 16 bits are rounded once they are means
     sums = splat(values.to(accumulation_dtype(values.dtype)), lattice)
-    # a halo point, or a vertex that its points touch with weight zero, holds nothing to divide
+    # the density is zero at halo points, and at vertices that points touch with weight zero
     means = (sums / torch.where(density > 0, density, 1.0)).to(values.dtype)
     return slice(step(means, lattice), lattice)
 
 
 def _mass(lattice: Lattice, gaussian: Gaussian, weights: Tensor | None = None) -> Tensor:
-    """The Gaussian filter of the weights, by default of ones, `[..., target points, 1]`."""
+    """Filter the weights, by default ones, with the Gaussian: `[..., target points, 1]`."""
     if weights is not None:
         return apply_step(weights, lattice, gaussian.blur) + SMALLEST_MASS
     ones = lattice.source.barycentric.new_ones(lattice.source.num_points, 1)
@@ -119,20 +126,20 @@ def _mass(lattice: Lattice, gaussian: Gaussian, weights: Tensor | None = None) -
 
 
 def _coverage(lattice: Lattice, gaussian: Gaussian, density: Tensor) -> Tensor:
-    """The share of the Gaussian that lies on occupied lattice points, `[..., target points, 1]`.
+    """Return the share of the Gaussian that lies on occupied lattice points, `[..., target points, 1]`.
 
-    Never less than one tap's share, so that what a lone far sample gives is not blown up to a full signal.
+    It is at least the share of one tap, so that a single far sample is not amplified to a full signal.
     """
     density = density.detach()
     around = slice(gaussian.blur((density > 0).to(density.dtype), lattice), lattice)
     size = gaussian.size(lattice)
-    # not read: torch.export knows no numbers
+    # a tensor: torch.export cannot read numbers
     whole = gaussian_weight(lattice.dimension, size, torch.float64).sum()
     return (around / whole).clamp_min(1 / count_taps(lattice.dimension, size))
 
 
 def filter_homogeneous(values: Tensor, lattice: Lattice, smallest_mass: float) -> Tensor:
-    """The separable Gaussian filter with "homogeneous" normalization, all steps in one operator without derivatives."""
+    """Run the separable Gaussian with "homogeneous" normalization in one operator, without derivatives."""
     axis_neighbors, (rows, leading) = check_separable(lattice), points_to_rows(values, lattice)
     source, target = lattice.source, lattice.target
     # splatted, blurred, and between the passes of the blur

@@ -14,7 +14,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from permutohedral.checks import (
+from permutohedral.errors import InputError
+from permutohedral.lattice.checks import (
     check_weight,
     count,
     lattice_to_rows,
@@ -23,12 +24,11 @@ from permutohedral.checks import (
     to_autocast,
     unfold,
 )
-from permutohedral.errors import InputError
-from permutohedral.lattice import Lattice
-from permutohedral.memory import check_rows
+from permutohedral.lattice.lattice import Lattice
+from permutohedral.lattice.memory import check_rows
 from permutohedral.ops import operators
-from permutohedral.ops.largest import splat_largest
-from permutohedral.simplices import Simplices
+from permutohedral.ops.operators import splat_largest
+from permutohedral.ops.simplices import Simplices
 
 
 def splat(values: Tensor, lattice: Lattice, reduce: Literal["sum", "max"] = "sum") -> Tensor:

@@ -1,7 +1,7 @@
-"""Points that count more, less or not at all, and values that are no numbers.
+"""Weights of points, and values that are not finite.
 
-A weight multiplies what a point gives to the filter. It is one more channel beside the weighted values, so that the
-quotient of the two filtered is the weighted mean, and its denominator the mass near each target.
+A weight multiplies the values of its point, and is one more channel. The quotient of the filtered channels is the
+weighted mean, and its denominator is the mass near each target.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.filters.normalization import Normalization
-from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.ops.contract import accumulation_dtype
+from permutohedral.ops.tensors import check_tensor, has_finite_sum
 from permutohedral.ops.tracing import is_recorded, is_traced, is_transformed, plain_numbers
-from permutohedral.tensors import check_tensor, is_surely_finite
 
 # a filter between given points, of values and a normalization
 Filter = Callable[[Tensor, Normalization], Tensor]
@@ -29,29 +29,29 @@ def filter_weighted(
     fill_value: float,
     with_mass: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """The filter of values that count as much as their weights say, and the mass near each target if it is wanted.
+    """Filter weighted values; with `with_mass` also return the mass near each target.
 
     Args:
-        run: the filter, to which all values are the same.
+        run: the filter without weights.
         values: `[..., points, channels]`.
         weights: see `weigh`.
         normalization: "homogeneous" or "none"; any other without weights, fill value and mass.
         fill_value: the result where the mass is zero.
-        with_mass: whether it is wanted.
+        with_mass: return the mass.
 
     Returns:
         `[..., target points, channels]` and `[..., target points]` or None.
     """
     if weights is None and fill_value == 0 and not with_mass:
-        refuse_nan(values)
+        check_finite_values(values)
         return run(values, normalization), None
     if normalization not in ("homogeneous", "none"):
         raise InputError(
             f"weights, fill_value and return_mass go with 'homogeneous' and 'none', not with {normalization!r}"
         )
     weighted = weigh(values, weights)
-    refuse_nan(weighted)
-    # numerator and denominator may be divided by the same, and the filter that does so is the fastest
+    check_finite_values(weighted)
+    # dividing both by the same mass changes nothing, and the normalized filter is the fastest
     sums = run(weighted, "none" if with_mass else normalization)
     filtered, mass = sums[..., :-1], sums[..., -1:]
     reached = mass > torch.finfo(mass.dtype).tiny
@@ -62,7 +62,7 @@ def filter_weighted(
 
 
 def weigh(values: Tensor, weights: Tensor | None) -> Tensor:
-    """Values times weights, and the weights as one more channel.
+    """Return values times weights, with the weights as one more channel.
 
     Args:
         values: float `[..., points, channels]`; anything at points of weight zero, NaN included.
@@ -80,20 +80,20 @@ def weigh(values: Tensor, weights: Tensor | None) -> Tensor:
         return torch.cat([wide, wide.new_ones(()).expand(*wide.shape[:-1], 1)], dim=-1)
     weights = check_weights(weights, values.shape[:-1], values)[..., None]
     unknown = (weights == 0) & ~wide.isfinite().all(dim=-1, keepdim=True)
-    # a value nobody knows has no derivative, neither has its weight
+    # neither an unknown value nor its weight has a derivative
     weights, known = torch.where(unknown, 0.0, weights), torch.where(unknown, 0.0, wide)
     return torch.cat([known * weights, weights], dim=-1)
 
 
 def hide_lost(image: Tensor, weights: Tensor, spatial_axes: int = 2) -> tuple[Tensor, Tensor]:
-    """`image [..., channels, *space]`, zero where its weight is zero and it is not finite, and where that is."""
+    """Return the image, zero where its weight is zero and it is not finite, and the mask of these pixels."""
     channels = -spatial_axes - 1
     lost = (weights == 0) & ~image.isfinite().all(dim=channels)
     return torch.where(lost.unsqueeze(channels), 0.0, image), lost
 
 
 def check_weights(weights: Tensor, shape: Sequence[int], values: Tensor) -> Tensor:
-    """The weights as floats of at least 32 bits, expanded to `shape`, that of the points or pixels of `values`.
+    """Return the weights as floats of at least 32 bits, expanded to `shape`, that of the points of `values`.
 
     Raises:
         InputError: they do not fit, or are negative or not finite.
@@ -116,41 +116,37 @@ def check_weights(weights: Tensor, shape: Sequence[int], values: Tensor) -> Tens
     weights = weights.to(accumulation_dtype(values.dtype))
     fit = (weights >= 0) & (weights < torch.inf)
     if not _is_readable(weights):
-        # they stay unread, and what is wrong shows in the result
+        # they cannot be read, so invalid weights become NaN in the result
         weights = torch.where(fit, weights, torch.nan)
     elif not bool(fit.all()):
         raise InputError("weights must be finite and not negative; clamp them, for instance with weights.clamp(0, 1)")
     return weights.expand(*shape)
 
 
-def refuse_nan(values: Tensor) -> None:
-    """Raise if NaN or infinity is among `values`, which one pass of a filter would spread over all that is near.
+def check_finite_values(values: Tensor) -> None:
+    """Raise if a value is NaN or infinite, which one pass of a filter would spread over its neighborhood.
 
-    Where torch compiles or exports, the compiled program raises, a RuntimeError. What is no tensor of floats is left to
-    others to refuse, and on a GPU one would have to wait for the answer.
+    A compiled or exported program raises a RuntimeError. Values on a GPU are not checked, since the host would have to
+    wait. Other functions reject arguments that are not floating tensors.
 
-    >>> refuse_nan(torch.ones(3))
+    >>> check_finite_values(torch.ones(3))
     """
     if not isinstance(values, Tensor) or not values.is_floating_point() or not _is_on_host(values):
         return
     if is_recorded():
-        # nothing can be asked of what is batched in a graph
+        # batched tensors of a graph cannot be asserted
         if not is_transformed():
             torch._assert_async(values.isfinite().all(), "values must be finite, but some are NaN or infinite")
         return
     with plain_numbers(values) as numbers:
-        _refuse_read_nan(numbers)
-
-
-def _refuse_read_nan(values: Tensor) -> None:
-    if is_surely_finite(values):
-        return
-    bad = int((~values.isfinite()).sum())
-    if bad:
-        raise InputError(
-            f"values must be finite, but {bad} of {values.numel()} are NaN or infinite; repair them, or give weights "
-            "that are zero there"
-        )
+        if has_finite_sum(numbers):
+            return
+        bad = int((~numbers.isfinite()).sum())
+        if bad:
+            raise InputError(
+                f"values must be finite, but {bad} of {numbers.numel()} are NaN or infinite; repair them, or give "
+                "weights that are zero there"
+            )
 
 
 def _is_on_host(tensor: Tensor) -> bool:

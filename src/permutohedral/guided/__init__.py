@@ -1,13 +1,10 @@
-"""Maps that follow the edges of a guide: upsampling, solving, and filling holes.
+"""Maps along the edges of a guide: upsampling, the bilateral solver, and interpolation."""
 
-The page docs/upsampling.md says which to take when.
-"""
-
-from permutohedral.guided.colors import opponent_colors
 from permutohedral.guided.scattered import interpolate
 from permutohedral.guided.solver import BilateralSolver, bilateral_solver
 from permutohedral.guided.upsampling import Upsampler, upsample
 from permutohedral.guided.video import upsample_frames
+from permutohedral.lattice.features import opponent_colors
 
 __all__ = [
     "BilateralSolver",

@@ -9,57 +9,67 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
+from permutohedral.ops.tracing import is_recorded
 
-# a symmetric matrix, not negative, as what it does to `[rows, channels]`
+# y -> A y for a symmetric positive semidefinite matrix A and y `[rows, channels]`
 Product = Callable[[Tensor], Tensor]
+
+# a direction whose curvature is below this many rounding errors lies in the null space of A
+ROUNDING_ERRORS = 64
+# a residual that rises to this multiple of the least one so far only grows from there
+_LARGEST_RISE = 1e2
 
 
 def conjugate_gradients(
     product: Product, right: Tensor, diagonal: Tensor, start: Tensor, iterations: int, tolerance: float
 ) -> Tensor:
-    """Solve A y = b for every channel; one whose residual is small enough stays as it is.
+    """Solve A y = b for each channel separately.
+
+    A channel stops when its residual is small enough, when its residual rises, or when A is singular to rounding
+    along its direction.
 
     Args:
         product: A.
         right: b, `[rows, channels]`.
-        diagonal: `[rows, 1]`, about that of A and positive: the preconditioner.
+        diagonal: `[rows, 1]` or `[rows, channels]`, about the diagonal of A and positive: the preconditioner.
         start: the first y.
-        iterations: at most so many.
-        tolerance: done when no channel's residual exceeds this share of b; 0 to do all iterations, but for channels
-            that are solved to rounding.
+        iterations: the maximum number of iterations.
+        tolerance: a channel stops when its residual is at most this share of b; 0 to stop at rounding.
 
     >>> conjugate_gradients(lambda y: 2 * y, torch.ones(3, 1), torch.ones(3, 1), torch.zeros(3, 1), 5, 1e-6).tolist()
     [[0.5], [0.5], [0.5]]
     """
     numbers = torch.finfo(right.dtype)
     solution, residual = start.clone(), right - product(start)
-    # a smaller residual is rounding errors, of which further steps would make ever larger ones
     rounding = numbers.eps**2 * torch.maximum(right.square().sum(dim=0), residual.square().sum(dim=0))
     enough = torch.maximum(tolerance**2 * right.square().sum(dim=0), rounding)
     scaled = residual / diagonal
     direction, before = scaled, (residual * scaled).sum(dim=0)
+    least, is_open = before, torch.ones_like(before, dtype=torch.bool)
     for _ in range(iterations):
-        is_open = residual.square().sum(dim=0) > enough
-        if tolerance > 0 and not bool(is_open.any()):
-            break
         image = product(direction)
         curvature = (direction * image).sum(dim=0)
-        length = torch.where(is_open & (curvature > 0), before / curvature, 0.0)
+        flat = ROUNDING_ERRORS * numbers.eps * (direction.square() * diagonal).sum(dim=0)
+        is_open = is_open & (residual.square().sum(dim=0) > enough) & (curvature > flat)
+        is_open = is_open & (before <= _LARGEST_RISE**2 * least)
+        if tolerance > 0 and not is_recorded() and not bool(is_open.any()):
+            break
+        length = torch.where(is_open, before / curvature, 0.0)
         solution.addcmul_(direction, length)
         residual = residual.addcmul(image, length, value=-1)
         scaled = residual / diagonal
         now = (residual * scaled).sum(dim=0)
         direction = torch.addcmul(scaled, direction, now / before.clamp_min(numbers.tiny))
-        before = now
+        before, least = now, torch.minimum(least, now)
     return solution
 
 
 def attach(solution: Tensor, residual: Tensor, solve: Product) -> Tensor:
-    """The solution y of A y = b, with derivatives: dy = -A^-1 d(A y - b), of which only the residual is recorded.
+    """Return the solution y of A y = b with derivatives: dy = -A^-1 d(A y - b).
 
     Args:
         solution: y, a constant.
-        residual: A y - b at that constant y, as a function of what derivatives are wanted of.
+        residual: A y - b at that constant y, as a function of everything that requires gradients.
         solve: A^-1, which is symmetric.
     """
     attached: Tensor = _Attached.apply(residual, solution, solve)  # type: ignore[no-untyped-call]
@@ -75,5 +85,5 @@ class _Attached(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         if torch.is_grad_enabled():
-            raise InputError("the gradient of a solver cannot be differentiated again; leave out create_graph=True")
+            raise InputError("create_graph: the gradient of a solver cannot be differentiated again; leave it out")
         return -ctx.solve(gradient), None, None

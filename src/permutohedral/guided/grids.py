@@ -1,4 +1,4 @@
-"""Coarse grids over fine ones: where coarse samples lie, of what they are means, and how they are interpolated."""
+"""Coarse grids over fine ones: positions, means over cells, interpolation, and windows of coarse samples."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from permutohedral.errors import InputError
-from permutohedral.ops.guided_primitives import CoarseGrid
-from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.lattice.features import Sigma
+from permutohedral.lattice.geometry import reach
+from permutohedral.ops.contract import CoarseGrid, accumulation_dtype
 from permutohedral.ops.tracing import surely_all
 
 Sampling = Literal["area", "point"]
@@ -28,11 +29,11 @@ _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 @dataclass(frozen=True)
 class Grids:
-    """A coarse grid and the fine one under it.
+    """A coarse grid over a fine one.
 
     Attributes:
         coarse: extents.
-        fine: extents, of as many axes.
+        fine: extents, of the same number of axes.
         sampling: "area" if coarse samples are means of cells, as `torch.nn.functional.interpolate(mode="area")` makes
             them; "point" if they are the fine samples at floor(i N / n), as `fine[::factor]` and
             `interpolate(mode="nearest")` keep them.
@@ -53,28 +54,28 @@ class Grids:
 
     @property
     def ratios(self) -> list[float]:
-        """Fine samples for each coarse one, along each axis."""
+        """Number of fine samples per coarse sample, along each axis."""
         return [fine / coarse for coarse, fine in zip(self.coarse, self.fine, strict=True)]
 
     @property
     def table(self) -> CoarseGrid:
-        """The same for a backend."""
+        """The grids as an argument of backends."""
         return CoarseGrid(self.coarse, self.fine, self.sampling == "point")
 
     def positions(self, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        """Where the coarse samples lie, in fine samples: `[coarse samples, axes]`."""
+        """Return the positions of the coarse samples, in fine samples: `[coarse samples, axes]`."""
         axes = []
         for coarse, fine in zip(self.coarse, self.fine, strict=True):
             numbers = torch.arange(coarse, device=device)
             if self.sampling == "area":
                 axes.append((numbers.to(dtype) + 0.5) * (fine / coarse) - 0.5)
             else:
-                # in whole numbers: a quotient that is rounded down before it is multiplied loses a sample
+                # in integers: a quotient rounded before the product loses a sample
                 axes.append((numbers * fine).div(coarse, rounding_mode="floor").to(dtype))
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
 
     def observe(self, fine: Tensor) -> Tensor:
-        """What is seen of `[..., *fine]` on the coarse grid: `[..., *coarse]`."""
+        """Sample `[..., *fine]` on the coarse grid: `[..., *coarse]`."""
         axes = len(self.fine)
         maps = fine.reshape(-1, *self.fine)
         if self.sampling == "area":
@@ -84,7 +85,7 @@ class Grids:
         return seen.reshape(*fine.shape[:-axes], *self.coarse)
 
     def spread(self, coarse: Tensor) -> Tensor:
-        """The transpose of `observe`: `[..., *coarse]` to `[..., *fine]`."""
+        """Apply the transpose of `observe`: `[..., *coarse]` to `[..., *fine]`."""
         leading = coarse.shape[: -len(self.coarse)]
         if self.sampling == "point":
             empty = coarse.new_zeros(math.prod(leading), math.prod(self.fine))
@@ -99,7 +100,7 @@ class Grids:
         return spread
 
     def enlarge(self, coarse: Tensor) -> Tensor:
-        """Means of cells interpolated without a guide, cubically in pictures: `[..., *coarse]` to `[..., *fine]`."""
+        """Interpolate without a guide, bicubic in images: `[..., *coarse]` to `[..., *fine]`."""
         axes = len(self.coarse)
         mode = "bicubic" if axes == 2 else _LINEAR[axes]
         maps = coarse.reshape(-1, 1, *self.coarse)
@@ -107,13 +108,13 @@ class Grids:
         return enlarged.reshape(*coarse.shape[:-axes], *self.fine)
 
     def interpolate(self, coarse: Tensor) -> Tensor:
-        """Linearly between the coarse samples, and constant beyond them: `[..., *coarse]` to `[..., *fine]`.
+        """Interpolate linearly, and constant beyond the samples: `[..., *coarse]` to `[..., *fine]`.
 
         >>> Grids((2,), (4,), "point").interpolate(torch.tensor([0.0, 2.0])).tolist()
         [0.0, 1.0, 2.0, 2.0]
         """
         axes, dtype = len(self.coarse), coarse.dtype
-        # positions of many samples do not fit 16 bits
+        # 16 bits cannot represent the positions of many samples
         coarse = coarse.to(accumulation_dtype(dtype))
         for axis, (few, many) in enumerate(zip(self.coarse, self.fine, strict=True), start=-axes):
             rows = torch.arange(many, device=coarse.device)
@@ -131,14 +132,14 @@ class Grids:
         return coarse.reshape(*coarse.shape[:first], *self.fine)
 
     def _kept(self, device: torch.device) -> Tensor:
-        """Rows of the fine samples that are kept, `[coarse samples]`."""
+        """Return the rows of the fine samples that "point" keeps, `[coarse samples]`."""
         return rows_of_samples(self.positions(torch.float64, device).long(), self.fine)
 
     def corners(self, rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The coarse samples around fine ones, and their weights in the linear interpolation.
+        """Return the coarse samples around fine ones, and their weights in the linear interpolation.
 
         Args:
-            rows: int64 `[samples]`, of the fine grid; beyond it, those of further items.
+            rows: int64 `[samples]` of the fine grid; larger numbers belong to further items.
             dtype: of the weights.
 
         Returns:
@@ -162,7 +163,7 @@ class Grids:
 
 
 def rows_of_samples(places: Tensor, extents: tuple[int, ...]) -> Tensor:
-    """Rows of the samples at whole positions `[samples, axes]` of a grid, the last axis fastest.
+    """Return the rows of samples at integer positions `[samples, axes]`, the last axis fastest.
 
     >>> rows_of_samples(torch.tensor([[1, 2]]), (3, 5)).tolist()
     [7]
@@ -174,19 +175,19 @@ def rows_of_samples(places: Tensor, extents: tuple[int, ...]) -> Tensor:
 
 
 def fill_unknown(maps: Tensor, confidence: Tensor, axes: int) -> Tensor:
-    """Maps whose samples of confidence zero are filled by means of larger and larger surroundings.
+    """Fill samples of confidence zero with means over increasingly large surroundings.
 
     Args:
         maps: `[items, channels, *space]`, finite.
-        confidence: `[items, 1, *space]`, not negative; of each item, somewhere positive.
-        axes: of the space.
+        confidence: `[items, 1 or channels, *space]`, not negative; positive somewhere in each item and channel.
+        axes: number of spatial axes.
 
     >>> fill_unknown(torch.tensor([[[1.0, 0.0, 0.0]]]), torch.tensor([[[1.0, 0.0, 0.0]]]), 1).tolist()
     [[[1.0, 1.0, 1.0]]]
     """
     known = confidence > 0
     extents = tuple(maps.shape[2:])
-    # of each item something is known: the only sample that is left
+    # each item has a known sample, which is then the only one
     if max(extents) == 1 or surely_all(known):
         return maps
     half = tuple((extent + 1) // 2 for extent in extents)
@@ -195,3 +196,76 @@ def fill_unknown(maps: Tensor, confidence: Tensor, axes: int) -> Tensor:
     below = fill_unknown(sums / torch.where(mass > 0, mass, 1.0), mass, axes)
     filled = functional.interpolate(below, extents, mode=_LINEAR[axes], align_corners=False)
     return torch.where(known, maps, filled)
+
+
+@dataclass(frozen=True, eq=False)
+class Windows:
+    """The coarse samples that can have weight at each fine sample: a window of the coarse grid.
+
+    The window covers the reach of the Gaussian and the corners of linear interpolation. A coarse sample has a slot, its
+    position modulo the window size, which is unique within a window. Filtering one indicator channel per slot therefore
+    yields the weights of all coarse samples at all targets.
+
+    Attributes:
+        grids: coarse and fine.
+        sizes: window size along each axis.
+        starts: for each axis int64 `[fine extent]`, the first coarse position of the window.
+
+    >>> windows = find_windows(Grids((4,), (32,), "area"), 2.0)
+    >>> windows.sizes, windows.samples().tolist()[12:14]
+    ((3,), [[0, 1, 2], [3, 1, 2]])
+    """
+
+    grids: Grids
+    sizes: tuple[int, ...]
+    starts: tuple[Tensor, ...]
+
+    @property
+    def slots(self) -> int:
+        """Number of slots."""
+        return math.prod(self.sizes)
+
+    def slots_of(self, samples: Tensor) -> Tensor:
+        """Return the slot of each coarse sample, int64; larger numbers belong to further items."""
+        rest, slots, stride = samples.long(), torch.zeros_like(samples, dtype=torch.int64), 1
+        for extent, size in zip(reversed(self.grids.coarse), reversed(self.sizes), strict=True):
+            slots = slots + rest.remainder(extent).remainder(size) * stride
+            rest, stride = rest.div(extent, rounding_mode="floor"), stride * size
+        return slots
+
+    def indicators(self, items: int, dtype: torch.dtype) -> Tensor:
+        """Return a one in the slot of each coarse sample, `[items * coarse samples, slots]`."""
+        number = math.prod(self.grids.coarse)
+        slots = self.slots_of(torch.arange(number, device=self.starts[0].device))
+        rows = torch.zeros(number, self.slots, dtype=dtype, device=slots.device).scatter_(1, slots[:, None], 1.0)
+        return rows.repeat(items, 1)
+
+    def samples(self, items: int = 1) -> Tensor:
+        """Return the coarse sample in each slot of each window, int32 `[items * fine samples, slots]`."""
+        device, number = self.starts[0].device, math.prod(self.grids.coarse)
+        slots = torch.arange(self.slots, device=device)
+        # each axis adds its stride times the position, for all slots, so that memory is read in order
+        table = (torch.arange(items, device=device) * number).to(torch.int32)[:, None].expand(-1, self.slots)
+        stride, after = number, self.slots
+        for extent, size, start in zip(self.grids.coarse, self.sizes, self.starts, strict=True):
+            stride, after = stride // extent, after // size
+            own = slots.div(after, rounding_mode="floor").remainder(size)
+            along = (start[:, None] + (own - start[:, None]).remainder(size)) * stride
+            table = (table[:, None, :] + along.to(torch.int32)).view(-1, self.slots)
+        return table
+
+
+def find_windows(grids: Grids, sigma_space: Sigma, device: torch.device | str = "cpu") -> Windows:
+    """Return the windows of the separable Gaussian of bandwidth `sigma_space`, in fine samples."""
+    axes = len(grids.fine)
+    sigmas = torch.as_tensor(sigma_space, dtype=torch.float64).detach().expand(axes).tolist()
+    sizes, starts = [], []
+    for axis, (coarse, fine, ratio) in enumerate(zip(grids.coarse, grids.fine, grids.ratios, strict=True)):
+        far = max(reach(axis) * sigmas[axis], ratio + 1)
+        samples = Grids((coarse,), (fine,), grids.sampling).positions(torch.float64, "cpu")[:, 0]
+        places = torch.arange(fine, dtype=torch.float64)
+        first = torch.searchsorted(samples, places - far, right=True)
+        size = int((torch.searchsorted(samples, places + far) - first).max())
+        sizes.append(size)
+        starts.append(first.clamp_max(coarse - size).to(device))
+    return Windows(grids, tuple(sizes), tuple(starts))

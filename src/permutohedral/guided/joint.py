@@ -1,4 +1,8 @@
-"""From coarse samples to all samples of a guide, by the Gaussian over position and guide (Kopf and others 2007)."""
+"""From coarse samples to all samples of a guide, on a lattice over positions and guide.
+
+`Reach` and `Mixture` are Gaussian means (joint bilateral upsampling, Kopf et al. 2007). `affine_model` fits values as
+affine functions of the guide (the guided filter of He et al. 2010, with Gaussian windows).
+"""
 
 from __future__ import annotations
 
@@ -10,29 +14,29 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from permutohedral.errors import InputError
-from permutohedral.features import Sigma, in_units_of
-from permutohedral.features import join_features as join
 from permutohedral.filters.normalization import check_separable
-from permutohedral.guided.grids import Grids
-from permutohedral.guided.layout import Layout, features_of
-from permutohedral.guided.windows import Windows, find_windows
-from permutohedral.lattice import Lattice, build_lattice
-from permutohedral.memory import check_rows
-from permutohedral.neighborhood import blur_gain
-from permutohedral.ops import fused_guided, operators
-from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.ops.tracing import is_batched, wants_gradient
+from permutohedral.guided.grids import Grids, Windows, find_windows
+from permutohedral.guided.maps import Layout, features_of, plain_sigmas
+from permutohedral.lattice.features import Sigma, in_units_of, join_features
+from permutohedral.lattice.lattice import Lattice, build_lattice
+from permutohedral.lattice.memory import check_rows
+from permutohedral.ops import operators
+from permutohedral.ops.composite import cell_features, mix_rows, upsample_rows
+from permutohedral.ops.contract import FEATURE_SHIFT, Declined, accumulation_dtype
+from permutohedral.ops.neighborhood import blur_gain
+from permutohedral.ops.tracing import is_batched, is_unreadable, wants_gradient
 
-# targets that less than this share of one sample reaches are interpolated, the more the less reaches them
+# targets of a smaller mass, in units of one sample, are blended with linear interpolation
 LEAST_MASS = 0.1
-# target points whose results are brought from rows to planes at a time, where the backend does not write planes
+# prior of the affine model, in units of one sample: lattice points without samples get the mean of all samples
+_PRIOR = 1e-3
+# targets that are transposed together where the backend has no `mix_rows`
 _TILE = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
 class Joint:
-    """The lattice under coarse samples, as sources, and those of the guide, as targets.
+    """A lattice whose sources are the coarse samples and whose targets are the samples of the guide.
 
     Attributes:
         grids: coarse and fine.
@@ -46,11 +50,11 @@ class Joint:
 
     @cached_property
     def windows(self) -> Windows:
-        """The coarse samples that may reach each target."""
+        """The coarse samples that can have weight at each target."""
         return find_windows(self.grids, self.sigma_space, self.lattice.device)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Rows of coarse samples to blurred lattice values; one sample alone has the weight `gain` at its place."""
+        """Splat and blur rows of coarse samples; a single sample has the weight `gain` at its place."""
         source = self.lattice.source
         check_rows(3 * source.num_lattice_points, rows.shape[1], rows)
         splatted = operators.splat(rows, source.vertices, source.barycentric, source.num_lattice_points)
@@ -58,29 +62,28 @@ class Joint:
 
     @property
     def gain(self) -> float:
-        """Of the blur, by which the mass is divided; means have it above and below."""
+        """Gain of the blur."""
         return blur_gain(self.lattice.dimension)
 
-    def upsample(self, maps: Tensor, layout: Layout, steps: int, channels_last: bool) -> Tensor | None:
-        """Maps `[..., channels, *coarse]` whose samples all count the same, averaged and corrected `steps` times.
-
-        None where it is composed of `reach` and what is missing: see `fused_guided.upsample_rows`.
-        """
+    def upsample(self, maps: Tensor, layout: Layout, steps: int, channels_last: bool) -> Tensor | Declined:
+        """Average maps `[..., channels, *coarse]` and correct the result `steps` times, in one call of a backend."""
         source, target, grids = self.lattice.source, self.lattice.target, self.grids
         tables = source.vertices, source.barycentric, check_separable(self.lattice), target.vertices, target.barycentric
-        found = fused_guided.upsample_rows(
-            layout.to_rows(maps), tables, grids.table, LEAST_MASS, steps, not channels_last
+        result = upsample_rows.fuse(
+            (layout.to_rows(maps),),
+            lambda: (tables, grids.table, LEAST_MASS, steps, not channels_last),
+            constants=tables,
         )
-        return None if found is None else layout.from_found(found, grids.fine, channels_last)
+        return result if isinstance(result, Declined) else layout.from_fused(result, grids.fine, channels_last)
 
     def reach(self, weights: Tensor) -> Reach:
-        """Who is reached by coarse samples that count as much as `weights [rows of coarse samples, 1]` say."""
+        """Return the mass of coarse samples with these weights, `[rows, 1 or channels]`, at each target."""
         target = self.lattice.target
         mass = operators.slice(self.gather(weights), target.vertices, target.barycentric)
         return Reach(self, weights, mass / self.gain)
 
     def mixture(self, weights: Tensor) -> Mixture:
-        """What `reach` averages, as weights of the coarse samples at each target: for many channels."""
+        """Return the means of `reach` as weights of the coarse samples at each target, for many channels."""
         target, windows = self.lattice.target, self.windows
         items = len(weights) // math.prod(self.grids.coarse)
         gathered = self.gather(windows.indicators(items, weights.dtype) * weights)
@@ -96,11 +99,7 @@ class Joint:
 
 
 def _unreached(grids: Grids, mass: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of the targets to interpolate, the coarse samples around them, and how much of these is to be added."""
-    if is_batched(mass):
-        raise InputError(
-            "torch.vmap goes over maps in which all is known: give these batch axes, [..., channels, *space], instead"
-        )
+    """Return the rows of the targets to interpolate, the coarse samples around them, and their weights."""
     rows = (mass.detach()[:, 0] < LEAST_MASS).nonzero()[:, 0]
     corners, weights = grids.corners(rows, mass.dtype)
     return rows, corners, weights * (1 - mass.index_select(0, rows) / LEAST_MASS)
@@ -108,12 +107,12 @@ def _unreached(grids: Grids, mass: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Reach:
-    """How much of the coarse samples comes to each target.
+    """The mass of coarse samples at each target.
 
     Attributes:
         joint: the lattice.
-        weights: of the coarse samples, `[rows, 1]`.
-        mass: `[target rows, 1]`.
+        weights: of the coarse samples, `[rows, 1]` or `[rows, channels]`.
+        mass: `[target rows, 1]` or `[target rows, channels]`.
     """
 
     joint: Joint
@@ -122,7 +121,7 @@ class Reach:
 
     @cached_property
     def _normalized(self) -> Tensor:
-        """Barycentric weights of the targets divided by their mass, so that a slice has the weighted mean."""
+        """Barycentric weights of the targets divided by their mass: a slice yields the weighted mean."""
         return self.joint.lattice.target.barycentric / (self.joint.gain * self.mass.clamp_min(LEAST_MASS))
 
     @cached_property
@@ -130,20 +129,27 @@ class Reach:
         return _unreached(self.joint.grids, self.mass)
 
     def average(self, complete: Tensor, layout: Layout, channels_last: bool) -> Tensor:
-        """Weighted means at all targets, `[..., channels, *space]`, with the channels last or first in memory.
+        """Return weighted means at all targets, `[..., channels, *space]`.
 
         Args:
-            complete: values of all coarse samples, `[..., channels, *coarse]`, of weight zero those to interpolate.
+            complete: values of all coarse samples, `[..., channels, *coarse]`, filled where the weight is zero.
             layout: of the maps.
-            channels_last: in memory.
+            channels_last: whether the channels of the result are last in memory.
         """
-        rows = layout.to_rows(complete)
+        rows, grids = layout.to_rows(complete), self.joint.grids
         lattice_values = self.joint.gather(rows * self.weights)
-        means = operators.slice(lattice_values, self.joint.lattice.target.vertices, self._normalized)
-        unreached, corners, weights = self._unreached
-        if unreached.numel():
-            means = means.index_add_(0, unreached, operators.slice(rows, corners, weights))
-        maps = layout.from_rows(means, self.joint.grids.fine)
+        if self.weights.shape[1] > 1 or is_unreadable() or is_batched(self.mass):
+            # interpolate everywhere: the targets that need it differ by channel or cannot be read
+            target = self.joint.lattice.target
+            sums = operators.slice(lattice_values, target.vertices, target.barycentric) / self.joint.gain
+            between = layout.to_rows(grids.interpolate(complete))
+            means = (sums + (LEAST_MASS - self.mass).clamp_min(0) * between) / self.mass.clamp_min(LEAST_MASS)
+        else:
+            means = operators.slice(lattice_values, self.joint.lattice.target.vertices, self._normalized)
+            unreached, corners, weights = self._unreached
+            if unreached.numel():
+                means = means.index_add_(0, unreached, operators.slice(rows, corners, weights))
+        maps = layout.from_rows(means, grids.fine)
         return maps if channels_last else maps.contiguous()
 
 
@@ -154,7 +160,7 @@ class Mixture:
     Attributes:
         grids: coarse and fine.
         samples: rows of coarse samples, int32 `[target rows, terms]`.
-        shares: how much of each, `[target rows, terms]`, of which many are zero.
+        shares: their weights, `[target rows, terms]`, many of which are zero.
     """
 
     grids: Grids
@@ -162,25 +168,20 @@ class Mixture:
     shares: Tensor
 
     def average(self, complete: Tensor, layout: Layout, channels_last: bool) -> Tensor:
-        """As `Reach.average`."""
+        """Return weighted means at all targets, as `Reach.average`."""
         rows = layout.to_rows(complete)
         check_rows(len(self.samples), rows.shape[1], rows)
         if channels_last:
-            means = fused_guided.mix_rows(rows, self.samples, self.shares, False)
-            if means is None:
-                means = operators.slice(rows, self.samples, self.shares)
+            means = mix_rows((rows, self.samples, self.shares), lambda: (False,), operators.slice)
             return layout.from_rows(means, self.grids.fine)
         parts = zip(self.samples.chunk(layout.guides), self.shares.chunk(layout.guides), strict=True)
-        planes = [mix_planes(rows, samples, shares) for samples, shares in parts]
+        planes = [mix_rows((rows, *part), lambda: (True,), _mix_planes) for part in parts]
         maps = planes[0] if len(planes) == 1 else torch.stack(planes)
         return maps.view(*layout.leading, layout.channels, *self.grids.fine)
 
 
-def mix_planes(rows: Tensor, samples: Tensor, shares: Tensor) -> Tensor:
-    """Sums of rows with the channels first, `[channels, targets]`, without a second copy of all of them."""
-    planes = fused_guided.mix_rows(rows, samples, shares, True)
-    if planes is not None:
-        return planes
+def _mix_planes(rows: Tensor, samples: Tensor, shares: Tensor) -> Tensor:
+    """Return sums of rows as `[channels, targets]`, transposed in tiles to save memory."""
     if len(samples) <= _TILE or wants_gradient(rows, shares):
         return operators.slice(rows, samples, shares).T.contiguous()
     planes = rows.new_empty(rows.shape[1], len(samples))
@@ -193,10 +194,10 @@ def mix_planes(rows: Tensor, samples: Tensor, shares: Tensor) -> Tensor:
 def joint_lattice(
     guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_range: Sigma, origin: Sequence[int] | None = None
 ) -> Joint:
-    """The lattice under `grids.coarse` samples of a guide `[..., channels, *grids.fine]` and under all of them."""
+    """Build the lattice of a guide `[..., channels, *grids.fine]`, from `grids.coarse` samples to all samples."""
     sources, targets = joint_features(guide, grids, sigma_space, sigma_range, origin)
     if sources.dim() == 3 and len(sources) == 1:
-        # points of one item need not be told apart
+        # keys of a single item need no batch index
         sources, targets = sources[0], targets[0]
     return Joint(grids, build_lattice(sources, targets, 0, separable=True), sigma_space)
 
@@ -204,29 +205,25 @@ def joint_lattice(
 def joint_features(
     guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_range: Sigma, origin: Sequence[int] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Features of the coarse samples and of all, `[points, d]`, or `[items, points, d]` of a batch."""
-    sources = None
-    if origin is None:
-        sources = fused_guided.cell_features(guide, grids.table, sigma_space, sigma_range)
-    if sources is None:
-        sources = _coarse_features(guide, grids, sigma_space, sigma_range, origin)
-    sources = sources.flatten(0, -3) if sources.dim() > 3 else sources
-    return sources, features_of(guide, sigma_space, sigma_range, len(grids.fine), origin)
+    """Return the features of coarse samples and of all samples, `[points, d]`, or `[items, points, d]` of a batch."""
 
+    def compose(guide: Tensor) -> Tensor:
+        wide = guide.to(accumulation_dtype(guide.dtype))
+        seen = grids.observe(wide).flatten(-len(grids.fine)).mT
+        positions = grids.positions(wide.dtype, wide.device)
+        if origin is not None:
+            positions = positions + positions.new_tensor(origin)
+        return join_features(in_units_of(positions, sigma_space), in_units_of(seen, sigma_range)) + FEATURE_SHIFT
 
-def _coarse_features(
-    guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_range: Sigma, origin: Sequence[int] | None
-) -> Tensor:
-    wide = guide.to(accumulation_dtype(guide.dtype))
-    seen = grids.observe(wide).flatten(-len(grids.fine)).mT
-    positions = grids.positions(wide.dtype, wide.device)
-    if origin is not None:
-        positions = positions + positions.new_tensor(origin)
-    return join(in_units_of(positions, sigma_space), in_units_of(seen, sigma_range))
+    targets = features_of(guide, sigma_space, sigma_range, len(grids.fine), origin)
+    sigmas = plain_sigmas(guide, len(grids.fine), sigma_space, sigma_range, origin)
+    plan = sigmas if isinstance(sigmas, Declined) else (grids.table, sigmas)
+    sources = cell_features((guide,), lambda: plan, compose)
+    return sources.flatten(0, -3) if sources.dim() > 3 else sources, targets
 
 
 def default_sigma(grids: Grids, share: float) -> float | list[float]:
-    """A bandwidth for each axis: `share` of the distance between coarse samples, but not below half a pixel.
+    """Return a bandwidth per axis: `share` of the distance between coarse samples, at least half a pixel.
 
     >>> default_sigma(Grids((4, 4), (32, 16), "area"), 0.5), default_sigma(Grids((4, 4), (32, 32), "area"), 0.5)
     ([4.0, 2.0], 4.0)
@@ -236,6 +233,67 @@ def default_sigma(grids: Grids, share: float) -> float | list[float]:
 
 
 def ones_for(layout: Layout, joint: Joint) -> Tensor:
-    """Weights of coarse samples that all count the same, `[rows, 1]`."""
+    """Return equal weights of all coarse samples, `[rows, 1]`."""
     rows = layout.guides * math.prod(joint.grids.coarse)
     return torch.ones(rows, 1, dtype=joint.lattice.dtype, device=joint.lattice.device)
+
+
+def affine_model(joint: Joint, rows: Tensor, weights: Tensor, guides: tuple[Tensor, Tensor], ridge: float) -> Tensor:
+    """Fit values as affine functions of the guide on the lattice, and evaluate them at all targets.
+
+    Moments of guide and values are gathered on the lattice. Ridge regressions there give coefficients, which are
+    interpolated at the targets.
+
+    Args:
+        joint: the lattice under coarse samples and targets.
+        rows: values of the coarse samples, `[rows, channels]`.
+        weights: of the coarse samples, `[rows, 1]`.
+        guides: at the coarse samples and at the targets, `[rows or target rows, guide channels]`.
+        ridge: added to the variances of the guide; larger values make the function flatter.
+
+    Returns:
+        `[target rows, channels]`.
+    """
+    coarse_guide, guide = guides
+    number, channels = guide.shape[1], rows.shape[1]
+    # moments are taken about the means of all samples, for precision
+    center, offset = (_mean_of_items(joint, each, weights) for each in (coarse_guide, rows))
+    samples, pixels = math.prod(joint.grids.coarse), math.prod(joint.grids.fine)
+    about, values = coarse_guide - _repeat(center, samples), rows - _repeat(offset, samples)
+    squares, products = about[:, :, None] * about[:, None, :], about[:, :, None] * values[:, None, :]
+    moments = torch.cat([torch.ones_like(weights), about, values, squares.flatten(1), products.flatten(1)], dim=1)
+    moments = moments * weights
+    gathered = joint.gather(moments) + _PRIOR * joint.gain * _moments_of_items(joint, moments)
+    sizes = [1, number, channels, number * number, number * channels]
+    _, about, values, squares, products = (gathered / gathered[:, :1]).split(sizes, dim=1)
+    variance = squares.unflatten(1, (number, number)) - about[:, :, None] * about[:, None, :]
+    covariance = products.unflatten(1, (number, channels)) - about[:, :, None] * values[:, None, :]
+    variance = variance + ridge * torch.eye(number, dtype=rows.dtype, device=rows.device)
+    slope = covariance / variance if number == 1 else torch.linalg.solve(variance, covariance)
+    intercept = values - (slope * about[:, :, None]).sum(dim=1)
+    target = joint.lattice.target
+    model = operators.slice(torch.cat([slope.flatten(1), intercept], dim=1), target.vertices, target.barycentric)
+    slopes: Tensor = model[:, : number * channels].unflatten(1, (number, channels))
+    guide = guide - _repeat(center, pixels)
+    result: Tensor = (slopes * guide[:, :, None]).sum(dim=1) + model[:, number * channels :] + _repeat(offset, pixels)
+    return result
+
+
+def _mean_of_items(joint: Joint, rows: Tensor, weights: Tensor) -> Tensor:
+    """Return the mean of all samples of each item, `[items, channels]`, without derivatives."""
+    samples = math.prod(joint.grids.coarse)
+    items = len(rows) // samples
+    rows, weights = rows.detach().view(items, samples, rows.shape[1]), weights.detach().view(items, samples, 1)
+    return (rows * weights).sum(dim=1) / weights.sum(dim=1).clamp_min(torch.finfo(weights.dtype).tiny)
+
+
+def _repeat(numbers: Tensor, times: int) -> Tensor:
+    """Repeat the numbers of each item for its rows."""
+    return numbers if len(numbers) == 1 else numbers.repeat_interleave(times, dim=0)
+
+
+def _moments_of_items(joint: Joint, moments: Tensor) -> Tensor:
+    """Return the mean moments of the item of each lattice point, of mass one."""
+    sums = moments.view(-1, math.prod(joint.grids.coarse), moments.shape[1]).sum(dim=1)
+    means = sums / sums[:, :1].clamp_min(torch.finfo(sums.dtype).tiny)
+    return means.index_select(0, joint.lattice.source.keys[:, 0])

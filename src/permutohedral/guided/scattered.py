@@ -1,4 +1,4 @@
-"""Values at scattered points, interpolated anywhere."""
+"""Interpolation of values at scattered points."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.functional import gaussian_filter
-from permutohedral.guided.arrays import Data, as_given, optional_tensor, to_tensor
-from permutohedral.tensors import check_features, check_tensor
+from permutohedral.filters.gaussian import gaussian_filter
+from permutohedral.guided.maps import Data, as_given, optional_tensor, to_tensor
+from permutohedral.ops.tensors import check_features, check_tensor
+from permutohedral.ops.tracing import is_unreadable, surely_all
 
-# a target that less than this share of one sample reaches is asked of a wider Gaussian
+# targets of a smaller mass, in units of one sample, take a wider Gaussian
 _LEAST_MASS = 1e-2
 _MOST_WIDENINGS = 24
 
@@ -22,20 +23,20 @@ def interpolate(
     *,
     weights: Data | None = None,
 ) -> tuple[Data, Data]:
-    """Means of the samples near each target, and how much there is near it, of tensors or NumPy arrays.
+    """Interpolate scattered samples at targets; takes and returns tensors or NumPy arrays.
 
-    Where the Gaussian of one feature unit finds nothing, one of twice the width is asked, and so on: no target is left
-    without a value, and the mass tells which ones are far from all samples.
+    The value is the Gaussian mean of samples within about one feature unit. Where there are none, the width is doubled
+    until there are. The mass shows which targets are far from all samples.
 
     Args:
-        values: float `[points, channels]`; NaN is unknown.
+        values: float `[points, channels]`; NaN is unknown, in each channel separately.
         features: `[points, d]`, divided by the bandwidth wanted.
-        target_features: `[target points, d]`; default: at `features`, where values that are known stay as they are.
-        weights: how much each point counts, `[points]`, not negative; zero is unknown.
+        target_features: `[target points, d]`; default: `features`, where known values are kept.
+        weights: weight of each point, `[points]`, not negative; zero is unknown.
 
     Returns:
-        `[target points, channels]`, and the mass `[target points]` of samples within about one feature unit: well below
-        one, the value comes from farther away.
+        Values `[target points, channels]`, and the mass `[target points]` of samples within about one feature unit.
+        Where channels differ in unknown samples, the mass is the smallest of theirs.
 
     Raises:
         InputError: no point is known.
@@ -60,35 +61,54 @@ def _interpolate(
             f"values must be [points, channels] and features [points, d], got {list(values.shape)} and "
             f"{list(features.shape)}"
         )
-    unknown = values.isnan().any(dim=1)
-    given = (~unknown).to(features.dtype)
     if weights is not None:
         check_tensor("weights", weights)
-        if weights.shape != unknown.shape:
+        if weights.shape != values.shape[:1]:
             raise InputError(f"weights must be [{len(values)}], one for each point, got {list(weights.shape)}")
-        given = torch.where(unknown, 0.0, weights.to(features.dtype))
-    if not bool((given > 0).any()):
-        raise InputError("nothing is known: every value is NaN, or of weight zero")
+    unit: float | Tensor = 1.0
+    if weights is not None and weights.numel():
+        # products of tiny weights would underflow
+        weights = weights.to(features.dtype)
+        unit = weights.detach().amax().clamp_min(torch.finfo(weights.dtype).tiny)
+        weights = weights / unit
+    unknown = values.isnan()
+    if values.shape[1] > 1 and not surely_all(unknown.any(dim=1) == unknown.all(dim=1)):
+        parts = [_interpolate_alike(each, features, target_features, weights) for each in values.split(1, dim=1)]
+        result, mass = torch.cat([part[0] for part in parts], dim=1), torch.stack([part[1] for part in parts]).amin(0)
+    else:
+        result, mass = _interpolate_alike(values, features, target_features, weights)
+    return result, mass * unit
+
+
+def _interpolate_alike(
+    values: Tensor, features: Tensor, target_features: Tensor | None, weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Interpolate channels that are known at the same points."""
+    unknown = values.isnan().any(dim=1)
+    given = (~unknown).to(features.dtype) if weights is None else torch.where(unknown, 0.0, weights)
+    if not is_unreadable() and not bool((given > 0).any()):
+        raise InputError("nothing is known: every value of a channel is NaN, or of weight zero")
     known = torch.where(unknown[:, None], 0.0, values)
     targets = features if target_features is None else target_features
     result, mass = gaussian_filter(known, features, targets, weights=given, return_mass=True)
-    # a sample that counts as much as they do in the mean
-    least = _LEAST_MASS * given[given > 0].mean().detach()
-    left = (mass.detach() < least).nonzero()[:, 0]
-    width = 1.0
+    # in units of the mean weight of a sample
+    least = _LEAST_MASS * (given.sum() / (given > 0).sum()).detach()
+    is_left, width = mass.detach() < least, 1.0
     for _ in range(_MOST_WIDENINGS):
-        if left.numel() == 0:
+        if not is_unreadable() and not bool(is_left.any()):
             break
         width *= 2
+        # the number of targets of a traced graph is fixed
+        rows = torch.arange(len(targets), device=targets.device) if is_unreadable() else is_left.nonzero()[:, 0]
         wider, near = gaussian_filter(
-            known, features / width, targets.index_select(0, left) / width, weights=given, return_mass=True
+            known, features / width, targets.index_select(0, rows) / width, weights=given, return_mass=True
         )
-        reached = near.detach() >= least
-        result = result.index_put((left[reached],), wider[reached])
-        left = left[~reached]
-    if left.numel():
-        mean = (known * given[:, None]).sum(dim=0) / given.sum()
-        result = result.index_put((left,), mean.to(result.dtype).expand(left.numel(), -1))
+        reached = (near.detach() >= least) & is_left.index_select(0, rows)
+        found = torch.where(reached[:, None], wider, result.index_select(0, rows))
+        result = result.index_put((rows,), found)
+        is_left = is_left.index_put((rows,), is_left.index_select(0, rows) & ~reached)
+    mean = (known * given[:, None]).sum(dim=0) / given.sum()
+    result = torch.where(is_left[:, None], mean.to(result.dtype), result)
     if target_features is None:
         result = torch.where((given > 0)[:, None], values, result)
     return result, mass

@@ -1,9 +1,15 @@
-"""The bilateral solver (Barron and Poole 2016) on the permutohedral lattice, with derivatives."""
+"""The fast bilateral solver (Barron and Poole 2016) on the permutohedral lattice, with derivatives.
+
+The smoothness term is bistochastic. With B the sum over a lattice point and its axis neighbors, n is chosen so that
+W = diag(n) B diag(n) has row sums close to the number of points at each lattice point. The roughness of y is
+y^T (diag(W 1) - W) y, which is zero for constants.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -11,35 +17,136 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.features import Sigma
-from permutohedral.guided.arrays import Data, as_given, optional_tensor, to_tensor
-from permutohedral.guided.conjugate_gradients import Product, attach, conjugate_gradients
+from permutohedral.filters.normalization import check_separable
+from permutohedral.guided.conjugate_gradients import ROUNDING_ERRORS, Product, attach, conjugate_gradients
 from permutohedral.guided.grids import Grids, rows_of_samples
-from permutohedral.guided.layout import Layout, check_space, features_of, known_values, layout_of
-from permutohedral.guided.smoothness import Smoothness, smoothness_on
-from permutohedral.lattice import build_lattice
-from permutohedral.memory import check_rows
-from permutohedral.ops import fused_guided, operators
-from permutohedral.ops.guided_primitives import SeenCells, SolverTables
-from permutohedral.ops.tracing import is_transformed, is_unreadable, surely_all, wants_gradient
-from permutohedral.simplices import Simplices
-from permutohedral.tensors import check_count, check_tensor
+from permutohedral.guided.maps import (
+    Data,
+    Layout,
+    as_given,
+    check_space,
+    confidence_weights,
+    features_of,
+    in_wider_dtype,
+    known_values,
+    layout_of,
+    optional_tensor,
+    to_tensor,
+)
+from permutohedral.lattice.checks import splat_density
+from permutohedral.lattice.features import Sigma
+from permutohedral.lattice.lattice import Lattice, build_lattice
+from permutohedral.lattice.memory import check_rows
+from permutohedral.ops import composite, operators
+from permutohedral.ops.contract import SeenCells, SolverTables
+from permutohedral.ops.simplices import Simplices
+from permutohedral.ops.tensors import check_count, check_tensor
+from permutohedral.ops.tracing import (
+    is_transformed,
+    is_unreadable,
+    surely_all,
+    wants_gradient,
+    with_storable_results,
+)
 
 Observe = Literal["pixels", "cells"] | Tensor | NDArray[Any]
 
+# they meet the row sums within a few percent, which is enough: constants are smooth for any n
+_BALANCING_STEPS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class _AxisNeighbors:
+    """B of a lattice.
+
+    Attributes:
+        axes: int32 `[2 (d + 1), lattice points]`, the axis neighbors of each lattice point, -1 where missing.
+        dtype: of the values.
+    """
+
+    axes: Tensor
+    dtype: torch.dtype
+
+    def sum(self, rows: Tensor) -> Tensor:
+        """Return B y for y `[lattice points, channels]`."""
+        # `slice` is faster than a convolution of one channel
+        return composite.sum_axis_neighbors(
+            (rows,), lambda: (self.axes,), lambda rows: operators.slice(rows, *self._table), constants=(self.axes,)
+        )
+
+    @cached_property
+    def _table(self) -> tuple[Tensor, Tensor]:
+        """Each lattice point and its neighbors, int32 `[lattice points, 1 + 2 (d + 1)]`, and their weights in B."""
+        around, number = self.axes.shape
+        neighbors = self.axes.new_empty(number, 1 + around)
+        neighbors[:, 0] = torch.arange(number, dtype=neighbors.dtype, device=neighbors.device)
+        neighbors[:, 1:] = self.axes.T
+        weights = (neighbors >= 0).to(self.dtype)
+        weights[:, 0] = around
+        return neighbors.clamp_min_(0), weights
+
+
+@dataclass(frozen=True, eq=False)
+class Smoothness:
+    """The roughness of signals on a lattice.
+
+    Attributes:
+        neighbors: B.
+        scale: n, `[lattice points, 1]`.
+        mass: W 1, `[lattice points, 1]`.
+    """
+
+    neighbors: _AxisNeighbors
+    scale: Tensor
+    mass: Tensor
+
+    def apply_laplacian(self, rows: Tensor) -> Tensor:
+        """Return (diag(W 1) - W) y for y `[lattice points, channels]`."""
+        return self.mass * rows - self.scale * self.neighbors.sum(self.scale * rows)
+
+    def diagonal(self) -> Tensor:
+        """Return the diagonal of diag(W 1) - W."""
+        return self.mass - self.scale.square() * self.neighbors.axes.shape[0]
+
+    def detach(self) -> Smoothness:
+        """Return the same without derivatives."""
+        return replace(self, scale=self.scale.detach(), mass=self.mass.detach())
+
+
+@with_storable_results
+def smoothness_on(lattice: Lattice) -> Smoothness:
+    """Return the roughness of signals on a lattice that was built with `separable=True`."""
+    density = splat_density(lattice)
+    neighbors = _AxisNeighbors(check_separable(lattice), density.dtype)
+    # vertices that points touch with weight zero must not matter, nor be divided by
+    wanted = density.clamp_min(torch.finfo(density.dtype).eps ** 2)
+
+    def compose(scale: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        for _ in range(_BALANCING_STEPS):
+            scale = (scale * wanted / neighbors.sum(scale)).sqrt()
+        return scale, scale * neighbors.sum(scale)
+
+    scale, mass = composite.balance(
+        (torch.where(density > 0, 1.0, wanted), wanted),
+        lambda: (neighbors.axes, _BALANCING_STEPS),
+        compose,
+        constants=(neighbors.axes,),
+    )
+    return Smoothness(neighbors, scale, mass)
+
 
 class BilateralSolver:
-    """The solver for one guide, for any number of targets: it holds the lattice.
+    """Bilateral solver for one guide and any number of targets; it holds the lattice.
 
-    The result x is the interpolation of lattice values y with the least sum of squares
-    sum_k c_k (x_k - t_k)^2 + smoothness * sum_ij W_ij (y_i - y_j)^2 / 2, where W joins lattice points beside each
-    other: it is near the data t where the confidence c is large, and smooth but for the edges of the guide.
+    The result x interpolates the lattice values y that minimize
+    sum_k c_k (x_k - t_k)^2 + smoothness * sum_ij W_ij (y_i - y_j)^2 / 2, where W joins neighboring lattice points. It
+    is near the data t where the confidence c is large, and smooth except at the edges of the guide.
 
     Args:
-        guide: float `[channels, *space]`, or `[..., channels, *space]` with a guide for each item.
-        sigma_space: how far apart samples may be and still agree, in samples; one number, or one for each axis.
-        sigma_range: how different the guide may be and they still agree; one number, or one for each channel.
-        spatial_axes: 2 for pictures, 3 for volumes and videos, 1 for signals.
+        guide: float `[channels, *space]`, or `[..., channels, *space]` with one guide per item.
+        sigma_space: bandwidth over positions, in pixels; one number, or one for each axis.
+        sigma_range: bandwidth over the guide, in units of its values; one number, or one for each channel.
+        spatial_axes: 2 for images, 3 for volumes and videos, 1 for signals.
 
     >>> import permutohedral as ph
     >>> solver = ph.BilateralSolver(torch.rand(3, 24, 32), sigma_space=4.0)
@@ -52,7 +159,13 @@ class BilateralSolver:
     ) -> None:
         picture = to_tensor(guide)
         self.space = check_space(picture, spatial_axes)
+        self._guide, self._sigmas = picture, (sigma_space, sigma_range)
         self._items = tuple(picture.shape[: -spatial_axes - 1])
+        if self._items:
+            # each item has its own lattice and its own iterations
+            guides = picture.flatten(0, -spatial_axes - 2)
+            self._solvers = [BilateralSolver(each, *self._sigmas, spatial_axes=spatial_axes) for each in guides]
+            return
         features = features_of(picture, sigma_space, sigma_range, spatial_axes)
         self.lattice = build_lattice(features, neighborhood_size=0, separable=True)
         self._smoothness = smoothness_on(self.lattice)
@@ -68,61 +181,90 @@ class BilateralSolver:
         tolerance: float = 1e-4,
         start: Data | None = None,
     ) -> Data:
-        """See `bilateral_solver`."""
+        """Solve for one target; see `bilateral_solver`."""
         check_count("iterations", iterations)
         if not tolerance >= 0:
             raise InputError(f"tolerance must not be negative, got {tolerance}")
-        if not isinstance(smoothness, Tensor) and not (smoothness >= 0 and math.isfinite(smoothness)):
-            raise InputError(f"smoothness must be finite and not negative, got {smoothness}")
+        strength = _check_smoothness(smoothness)
         seen = observe if isinstance(observe, str) else to_tensor(observe)
-        data, layout = self._data(to_tensor(target), optional_tensor(confidence), seen)
-        solved = self._solve(data, layout, smoothness, (iterations, tolerance), optional_tensor(start))
-        return as_given(solved.to(to_tensor(target).dtype), target)
+        data = to_tensor(target), optional_tensor(confidence), optional_tensor(start)
+        solved = self._solve(*data, strength, seen, (iterations, tolerance))
+        return as_given(solved.to(data[0].dtype), target)
 
     def _solve(
         self,
-        data: _Data,
-        layout: Layout,
-        smoothness: float | Tensor,
-        until: tuple[int, float],
+        target: Tensor,
+        confidence: Tensor | None,
         start: Tensor | None,
+        strength: float | Tensor,
+        observe: str | Tensor,
+        until: tuple[int, float],
     ) -> Tensor:
-        """The solution in the dtype of the lattice, after so many iterations or at this tolerance."""
+        """Return the solution in the dtype of the lattice, after `until` iterations or at that tolerance."""
+        where, axes, layout = self._where(target, observe)
+        self._check_start(start, layout)
+        if self._items:
+            items: list[Any] = [target.flatten(0, -axes - 2), *2 * [[None] * len(self._solvers)]]
+            if confidence is not None:
+                items[1] = confidence_weights(confidence, target, axes).reshape(-1, *target.shape[-axes:])
+            if start is not None:
+                items[2] = start.flatten(0, -axes - 2)
+            each = zip(self._solvers, *items, strict=True)
+            results = [one._solve(*data, strength, observe, until) for one, *data in each]
+            shape = (*layout.leading, layout.channels, *self.space)
+            return torch.stack(results).view(shape) if results else target.new_zeros(shape)
+        if in_wider_dtype(self._guide, target).dtype == torch.float64 != self.lattice.dtype:
+            return self._in_float64._solve(target, confidence, start, strength, observe, until)
         if is_transformed():
             raise InputError(
-                "torch.func and dual tensors do not go through a solver: take gradients with backward() or "
+                "target: torch.func and dual tensors do not go through a solver; take gradients with backward() or "
                 "torch.autograd.grad, and batch axes instead of torch.vmap"
             )
-        lattice, offset = self.lattice, data.offset()
-        data = data.minus(offset)
-        exact = _system(lattice.source, self._smoothness.detach(), data.detach(), _detached(smoothness))
-        check_rows(6 * lattice.num_lattice_points, data.values.shape[1], data.values)
-        with torch.no_grad():
-            begin = exact.blurred() if start is None else self._on_lattice(start, layout) - exact.at_points(offset)
-            solution = exact.solve(exact.right, begin, *until)
-        if wants_gradient(data.values, data.weights, smoothness, lattice.source.barycentric):
-            recorded = _system(lattice.source, self._smoothness, data, smoothness)
-            residual = recorded.product(solution) - recorded.right
-            zeros = torch.zeros_like(solution)
-            solution = attach(solution, residual, lambda b: exact.solve(b, zeros, *until))
-        rows = operators.slice(solution, lattice.source.vertices, lattice.source.barycentric)
-        return layout.from_rows((layout.by_guide(rows) + offset[:, None]).flatten(0, 1), self.space).contiguous()
+        return self._minimize(self._data(target, confidence, where, layout), layout, strength, until, start)
 
-    def _on_lattice(self, start: Tensor, layout: Layout) -> Tensor:
-        """Lattice values whose interpolation is near to `start`."""
+    @cached_property
+    def _in_float64(self) -> BilateralSolver:
+        return BilateralSolver(self._guide.double(), *self._sigmas, spatial_axes=len(self.space))
+
+    def _minimize(
+        self, data: _Data, layout: Layout, strength: float | Tensor, until: tuple[int, float], start: Tensor | None
+    ) -> Tensor:
+        lattice, offset = self.lattice, data.mean()
+        # the solution is computed without the mean, which keeps digits
+        data = replace(data, values=data.values - offset)
+        exact = _system(lattice.source, self._smoothness.detach(), data.detach(), _detached(strength))
+        # means of cells are computed of all pixels
+        pixels = 2 * math.prod(self.space) if isinstance(data.where, Grids) else 0
+        check_rows(6 * lattice.num_lattice_points + pixels, data.values.shape[1], data.values)
+        with torch.no_grad():
+            begin = exact.blurred() if start is None else self._on_lattice(start, layout) - offset
+            solution = exact.solve(exact.right, begin, *until)
+        if wants_gradient(data.values, data.weights, strength, lattice.source.barycentric):
+            recorded = _system(lattice.source, self._smoothness, data, strength)
+            residual = recorded.product(solution) - recorded.right
+            solution = attach(solution, residual, lambda gradient: exact.solve_transposed(gradient, *until))
+        rows = operators.slice(solution, lattice.source.vertices, lattice.source.barycentric) + offset
+        return layout.from_rows(rows, self.space).contiguous()
+
+    def _check_start(self, start: Tensor | None, layout: Layout) -> None:
+        if start is None:
+            return
         check_tensor("start", start)
-        device = self.lattice.device
-        if start.shape != (*layout.leading, layout.channels, *self.space) or start.device != device:
-            expected = [*layout.leading, layout.channels, *self.space]
+        expected, device = [*layout.leading, layout.channels, *self.space], self._guide.device
+        if list(start.shape) != expected or start.device != device:
             raise InputError(f"start must be {expected} on {device}, got {list(start.shape)} on {start.device}")
         if not is_unreadable() and not surely_all(start.isfinite()):
-            raise InputError("start must be finite; leave it out, or fill what is not")
+            raise InputError("start must be finite, got NaN or infinity; leave it out, or fill it")
+
+    def _on_lattice(self, start: Tensor, layout: Layout) -> Tensor:
+        """Return lattice values whose interpolation is close to `start`."""
         rows, source = layout.to_rows(start.detach().to(self.lattice.dtype)), self.lattice.source
         values = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
         sums = operators.splat(values, source.vertices, source.barycentric.detach(), source.num_lattice_points)
         return sums[:, :-1] / sums[:, -1:].clamp_min(torch.finfo(rows.dtype).tiny)
 
-    def _data(self, target: Tensor, confidence: Tensor | None, observe: str | Tensor) -> tuple[_Data, Layout]:
+    def _where(self, target: Tensor, observe: str | Tensor) -> tuple[Grids | Tensor | None, int, Layout]:
+        """Return where the samples of a target lie (see `_Data`), its number of spatial axes, and its layout."""
         axes = len(self.space)
         where: Grids | Tensor | None = None
         if isinstance(observe, Tensor):
@@ -132,41 +274,70 @@ class BilateralSolver:
                     f"{observe.device}"
                 )
             if self._items:
-                raise InputError("positions are those of one picture: give a guide without batch axes")
+                raise InputError("observe: positions belong to one image; pass a guide without batch axes")
             edges = torch.tensor(self.space, device=observe.device) - 0.5
             if not is_unreadable() and not surely_all((observe >= -0.5) & (observe <= edges)):
                 raise InputError(
-                    f"positions must lie in the picture of {list(self.space)} pixels; leave out the others"
+                    f"observe: positions must lie in the image of {list(self.space)} pixels; leave out the others"
                 )
-            # the guide tells apart what lies on either side of an edge, but only at pixels
+            # the guide separates the two sides of an edge only at pixels
             where, axes = rows_of_samples(observe.detach().round().long(), self.space), 1
-        layout = layout_of("target", target, self._items, self.lattice.device, axes)
+        layout = layout_of("target", target, self._items, self._guide.device, axes)
         seen = tuple(target.shape[-axes:])
         if isinstance(where, Tensor) and seen != (len(where),):
             raise InputError(f"target must be [..., channels, {len(where)}], one for each position, got {list(seen)}")
-        if observe == "cells" and not isinstance(observe, Tensor):
-            where = Grids(seen, self.space, "area")
-        elif not isinstance(observe, Tensor) and observe != "pixels":
+        if isinstance(observe, Tensor):
+            return where, axes, layout
+        if observe == "cells":
+            return Grids(seen, self.space, "area"), axes, layout
+        if observe != "pixels":
             raise InputError(f"observe must be 'pixels', 'cells' or positions [points, {axes}], got {observe!r}")
-        elif where is None and seen != self.space:
+        if seen != self.space:
             raise InputError(
-                f"the target has {list(seen)} samples but the guide {list(self.space)}; if they are means of cells, "
+                f"target has {list(seen)} samples but the guide {list(self.space)}; if they are means of cells, "
                 "pass observe='cells'"
             )
+        return None, axes, layout
+
+    def _data(
+        self,
+        target: Tensor,
+        confidence: Tensor | None,
+        where: Grids | Tensor | None,
+        layout: Layout,
+    ) -> _Data:
+        axes = 1 if isinstance(where, Tensor) else len(self.space)
         values, weights = known_values(target.to(self.lattice.dtype), confidence, axes)
         if weights is None:
-            weights = values.new_ones(()).expand(*values.shape[: -axes - 1], 1, *seen)
+            weights = values.new_ones(()).expand(*values.shape[: -axes - 1], 1, *values.shape[-axes:])
         if isinstance(where, Grids):
             # a cell counts as much as its pixels
             weights = weights * math.prod(where.ratios)
-        return _Data(layout.to_rows(values), layout.to_rows(weights.expand_as(values)), where, layout), layout
+        return _Data(layout.to_rows(values), layout.to_rows(weights.expand_as(values)), where, layout)
+
+
+def _check_smoothness(smoothness: float | Tensor) -> float | Tensor:
+    """Return the smoothness, which must be one finite number that is not negative."""
+    if not isinstance(smoothness, Tensor):
+        if not (smoothness >= 0 and math.isfinite(smoothness)):
+            raise InputError(f"smoothness must be finite and not negative, got {smoothness}")
+        return smoothness
+    if smoothness.numel() != 1 or not smoothness.is_floating_point():
+        raise InputError(
+            f"smoothness must be one floating number, got {smoothness.dtype} of shape {list(smoothness.shape)}"
+        )
+    smoothness = smoothness.reshape(())
+    fits = (smoothness >= 0) & (smoothness < torch.inf)
+    if smoothness.device.type == "cpu" and not is_unreadable() and not surely_all(fits):
+        raise InputError(f"smoothness must be finite and not negative, got {float(smoothness)}")
+    return smoothness
 
 
 @dataclass(frozen=True, eq=False)
 class _Data:
-    """What is known: values and how much each counts, `[rows, channels]`, and where.
+    """Known values and how much each counts, `[rows, channels]`, and where they lie.
 
-    `where` is None for every sample, rows of samples, or grids, of which the coarse one holds means.
+    `where` is None if they lie at all pixels, the rows of some pixels, or grids whose coarse samples are means.
     """
 
     values: Tensor
@@ -174,165 +345,159 @@ class _Data:
     where: Grids | Tensor | None
     layout: Layout
 
-    def offset(self) -> Tensor:
-        """Means `[guides, channels]`, which the solution is computed without: it keeps digits.
-
-        Items with guides of their own have means of their own, which are also theirs where no data reach.
-        """
-        sums = self.layout.by_guide(self.values * self.weights).sum(dim=1)
-        return (sums / self.layout.by_guide(self.weights).sum(dim=1)).detach()
-
-    def minus(self, offset: Tensor) -> _Data:
-        values = (self.layout.by_guide(self.values) - offset[:, None]).flatten(0, 1)
-        return _Data(values, self.weights, self.where, self.layout)
+    def mean(self) -> Tensor:
+        """Return the weighted mean of each channel, `[1, channels]`: the result where no data reach."""
+        return (self.values * self.weights).sum(dim=0, keepdim=True) / self.weights.sum(dim=0, keepdim=True)
 
     def detach(self) -> _Data:
-        return _Data(self.values.detach(), self.weights.detach(), self.where, self.layout)
+        return replace(self, values=self.values.detach(), weights=self.weights.detach())
 
 
 @dataclass(frozen=True, eq=False)
 class _System:
-    """A y = b on the lattice.
+    """The equations A y = b on the lattice.
 
-    `data` is the weight of the data at each lattice point `[lattice points, channels]`, `items` the guide that each
-    belongs to.
+    Attributes:
+        right: b, `[lattice points, channels]`.
+        diagonal: about the diagonal of A, positive, `[lattice points, channels]`.
+        data: weight of the data at each lattice point, `[lattice points, channels]`.
+        weights: weight of each sample, `[rows, channels]`.
+        smoothness: of the lattice.
+        strength: of the smoothness, compared with the weights.
+        seen: the samples as a function of lattice values.
     """
 
-    product: Product
     right: Tensor
     diagonal: Tensor
     data: Tensor
+    weights: Tensor
     smoothness: Smoothness
     strength: float | Tensor
     seen: _Seen
-    items: Tensor
-    guides: int
 
-    def at_points(self, numbers: Tensor) -> Tensor:
-        """Numbers of guides, `[guides, channels]`, at their lattice points."""
-        return numbers if self.guides == 1 else numbers.index_select(0, self.items)
+    def product(self, rows: Tensor) -> Tensor:
+        """Return A y for y `[lattice points, channels]`."""
+        rough = self.strength * self.smoothness.apply_laplacian(rows)
+        if self.seen.observe is None:
+            return rough + self.data * rows
+        return rough + self.seen.gather(self.weights * self.seen.observe(rows))
 
     def solve(self, right: Tensor, start: Tensor, iterations: int, tolerance: float) -> Tensor:
-        """Lattice values, each item in units of its own: numbers of one must not be rounding errors of another."""
-        unit = self.at_points(self._largest(right))
-        return unit * self._solve(right / unit, start / unit, iterations, tolerance)
+        """Solve for lattice values, each channel in its own units: squares of large numbers overflow."""
+        if not is_unreadable() and right.numel() == 0:
+            return start
+        unit = right.abs().amax(dim=0, keepdim=True)
+        unit = torch.where(unit > 0, unit, 1.0)
+        right, start = right / unit, start / unit
 
-    def _largest(self, rows: Tensor) -> Tensor:
-        """Of each guide and channel the largest amount, `[guides, channels]`; one where there is none."""
-        if rows.numel() == 0:
-            return rows.new_ones(self.guides, rows.shape[1])
-        if self.guides == 1:
-            largest = rows.abs().amax(dim=0, keepdim=True)
-        else:
-            places = self.items.long()[:, None].expand_as(rows)
-            largest = rows.new_zeros(self.guides, rows.shape[1]).scatter_reduce(0, places, rows.abs(), "amax")
-        return torch.where(largest > 0, largest, 1.0)
+        def compose(right: Tensor, start: Tensor) -> Tensor:
+            return conjugate_gradients(self.product, right, self.diagonal, start, iterations, tolerance)
 
-    def _solve(self, right: Tensor, start: Tensor, iterations: int, tolerance: float) -> Tensor:
-        solution = None
-        if self.seen.observe is None or self.seen.cells is not None:
-            lumped = self.data if self.seen.observe is None else None
-            scale, mass = self.strength**0.5 * self.smoothness.scale, self.strength * self.smoothness.mass
-            axes = self.smoothness.beside.axes
-            tables = SolverTables(axes, scale, mass, lumped, self.seen.cells, self.diagonal)
-            solution = fused_guided.solve_on_lattice(right, start, tables, iterations, tolerance)
-        if solution is not None:
-            return solution
-        return conjugate_gradients(self.product, right, self.diagonal, start, iterations, tolerance)
+        cells, scale = self.seen.cells, self.smoothness.scale
+        if scale.shape[1] > 1:
+            return unit * compose(right, start)
+        scale, mass = self.strength**0.5 * scale, self.strength * self.smoothness.mass
+        lumped = self.data if cells is None else None
+        tables = SolverTables(self.smoothness.neighbors.axes, scale, mass, lumped, cells, self.diagonal)
+        constants = [each for each in (*tables, *(cells or ())) if isinstance(each, Tensor)]
+        return unit * composite.solve_on_lattice(
+            (right, start), lambda: (tables, iterations, tolerance), compose, constants=constants
+        )
+
+    def solve_transposed(self, gradient: Tensor, iterations: int, tolerance: float) -> Tensor:
+        """Return A^-1 times a gradient, restricted to the lattice points that data reach.
+
+        A is singular on the others, which keep the value they start from: they have no derivative.
+        """
+        reached, system = self.data > 0, self
+        for _ in range(iterations):
+            if surely_all(reached):
+                break
+            wider = self.smoothness.neighbors.sum(reached.to(gradient.dtype)) > 0
+            if surely_all(wider == reached):
+                break
+            reached = wider
+        if not surely_all(reached):
+            gradient = torch.where(reached, gradient, 0.0)
+            mask = reached.to(gradient.dtype)
+            mask = mask[:, :1] if surely_all(reached == reached[:, :1]) else mask
+            system = replace(self, smoothness=replace(self.smoothness, scale=self.smoothness.scale * mask))
+        return system.solve(gradient, torch.zeros_like(gradient), iterations, tolerance)
 
     def blurred(self) -> Tensor:
-        """The data averaged over a few steps of the lattice, to start from; zero where they do not reach."""
+        """Return the data averaged over three lattice steps, to start from; zero where they do not reach."""
         numbers = torch.cat([self.right, self.data], dim=1)
         for _ in range(3):
-            numbers = self.smoothness.beside.add(numbers)
+            numbers = self.smoothness.neighbors.sum(numbers)
         sums, mass = numbers[:, : self.right.shape[1]], numbers[:, self.right.shape[1] :]
         return sums / torch.where(mass > 0, mass, 1.0)
 
 
 def _system(simplices: Simplices, smoothness: Smoothness, data: _Data, strength: float | Tensor) -> _System:
-    """The equations whose solution has the least sum of squares, differentiable in all of their parts.
+    """Return the equations of the least sum of squares, differentiable in all of their parts.
 
     Data at samples are lumped: each lattice point has its share of them, as in a grid without interpolation. Means of
-    cells are not: that a mean is right, whatever its parts, is what they are for.
+    cells are not lumped: they constrain sums of lattice values.
     """
     barycentric = simplices.barycentric if smoothness.mass.requires_grad else simplices.barycentric.detach()
     seen = _see(simplices, barycentric, data)
     weighted = data.values * data.weights
     if seen.observe is None:
-        # both at once, channel by channel in memory, as those of pictures are
+        # both in one call, channel by channel in memory, as those of images are
         both = seen.gather(torch.cat([weighted.T, data.weights.T]).T)
         right, lumped = (each.contiguous() for each in both.chunk(2, dim=1))
     else:
         right, lumped = seen.gather(weighted), seen.gather(data.weights)
-    # positive where there is neither data nor a neighbor
-    smallest = torch.finfo(lumped.dtype).eps ** 2
-    diagonal = (strength * smoothness.diagonal() + lumped).detach().clamp_min(smallest)
-
-    def product(rows: Tensor) -> Tensor:
-        rough = strength * smoothness.roughen(rows)
-        if seen.observe is None:
-            return rough + lumped * rows
-        return rough + seen.gather(data.weights * seen.observe(rows))
-
-    items = simplices.keys[:, 0]
-    return _System(product, right, diagonal, lumped, smoothness, strength, seen, items, data.layout.guides)
+    # the difference in smoothness.diagonal() has rounding errors of this size
+    numbers = torch.finfo(lumped.dtype)
+    rounding = (strength * smoothness.mass * ROUNDING_ERRORS * numbers.eps).clamp_min(numbers.eps**2)
+    diagonal = torch.maximum(strength * smoothness.diagonal() + lumped, rounding).detach()
+    return _System(right, diagonal, lumped, data.weights, smoothness, strength, seen)
 
 
 @dataclass(frozen=True, eq=False)
 class _Seen:
-    """What is seen of lattice values, and its transpose.
+    """The data as a function of lattice values, and its transpose.
 
     Attributes:
         gather: from rows of data to the lattice.
-        observe: means of cells; None where data are at samples.
-        cells: the same as tables; None also where these cells are summed beforehand.
+        observe: from the lattice to means of cells; None if data are at samples.
+        cells: the tables of `observe`.
     """
 
     gather: Product
-    observe: Product | None
+    observe: Product | None = None
     cells: SeenCells | None = None
 
 
 def _see(simplices: Simplices, barycentric: Tensor, data: _Data) -> _Seen:
-    vertices, number, where, layout = simplices.vertices, simplices.num_lattice_points, data.where, data.layout
-    if not isinstance(where, Grids):
-        if where is not None:
-            vertices, barycentric = vertices.index_select(0, where), barycentric.index_select(0, where)
-        return _Seen(lambda rows: operators.splat(rows, vertices, barycentric, number), None)
-    grids, tables = where, fused_guided.sum_cells(vertices, barycentric, where.coarse, where.fine)
-    if tables is not None:
-        cells, points, weights = tables
-        ones = weights.new_ones(len(cells), 1)
+    vertices, number, grids, layout = simplices.vertices, simplices.num_lattice_points, data.where, data.layout
+    if not isinstance(grids, Grids):
+        if grids is not None:
+            vertices, barycentric = vertices.index_select(0, grids), barycentric.index_select(0, grids)
+        return _Seen(lambda rows: operators.splat(rows, vertices, barycentric, number))
+    cells = SeenCells(vertices, barycentric, grids.table, data.weights)
 
-        def gather(rows: Tensor) -> Tensor:
-            return operators.splat(rows.index_select(0, cells), points, weights, number)
-
-        def observe(rows: Tensor) -> Tensor:
-            # which adds up faster than torch's index_add
-            return operators.splat(operators.slice(rows, points, weights), cells[:, None], ones, len(data.values))
-
-        return _Seen(gather, observe)
-    means = SeenCells(vertices, barycentric, grids.table, data.weights)
-
-    def spread(rows: Tensor) -> Tensor:
-        found = fused_guided.spread_cells(rows, means, number)
-        if found is not None:
-            return found
+    def compose(rows: Tensor) -> Tensor:
         maps = grids.spread(layout.from_rows(rows, grids.coarse))
         return operators.splat(layout.to_rows(maps), vertices, barycentric, number)
 
-    def average(rows: Tensor) -> Tensor:
+    def gather(rows: Tensor) -> Tensor:
+        constants = vertices, barycentric, data.weights
+        return composite.spread_cells((rows,), lambda: (cells, number), compose, constants=constants)
+
+    def observe(rows: Tensor) -> Tensor:
         maps = layout.from_rows(operators.slice(rows, vertices, barycentric), grids.fine)
         return layout.to_rows(grids.observe(maps))
 
-    return _Seen(spread, average, means)
+    return _Seen(gather, observe, cells)
 
 
 def _detached(number: float | Tensor) -> float | Tensor:
     return number.detach() if isinstance(number, Tensor) else number
 
 
-def bilateral_solver(  # noqa: PLR0913 (data and guide, how near to each, and how the equations are solved)
+def bilateral_solver(
     target: Data,
     guide: Data,
     confidence: Data | None = None,
@@ -346,29 +511,27 @@ def bilateral_solver(  # noqa: PLR0913 (data and guide, how near to each, and ho
     start: Data | None = None,
     spatial_axes: int = 2,
 ) -> Data:
-    """What is near the target where that is known, and smooth but for the edges of the guide.
+    """Smooth a target except at the edges of a guide: the fast bilateral solver (Barron & Poole, 2016).
 
-    Takes and gives tensors, or NumPy arrays.
-
-    Gradients flow to target, confidence, smoothness and guide, by one more solve; they are those of the converged
-    solution, so let it converge where they must be exact.
+    Takes and returns tensors or NumPy arrays. Gradients flow to target, confidence, smoothness and guide by one more
+    solve. They are those of the converged solution, so let it converge where they must be exact.
 
     Args:
         target: float `[..., channels, *space]` in any range. NaN is unknown, and filled.
         guide: float `[guide channels, *space]`, or with the batch axes of the target.
-        confidence: how much each sample counts, `[..., *space]`, not negative; zero is unknown.
-        smoothness: how much smoothness counts against data of confidence one; a tensor may require gradients.
+        confidence: weight of each sample, `[..., *space]`, not negative; zero is unknown.
+        smoothness: weight of the smoothness, compared with data of confidence one; a tensor may require gradients.
         sigma_space: see `BilateralSolver`.
         sigma_range: see `BilateralSolver`.
-        observe: "pixels" if the target is at those of the guide; "cells" if it is coarser, and its samples are means of
-            cells; or positions `[points, axes]` in pixels, all in the picture, with a target `[..., channels, points]`.
-        iterations: of the conjugate gradients, at most.
-        tolerance: they end when the residual is this share of the right side.
-        start: a result to start from, for instance of the frame before; it lets them end earlier.
-        spatial_axes: 2 for pictures, 3 for volumes and videos, 1 for signals.
+        observe: "pixels" if the target has the pixels of the guide; "cells" if it is coarser, and its samples are means
+            of cells; or positions `[points, axes]` in pixels, with a target `[..., channels, points]`.
+        iterations: maximum number of conjugate gradient iterations.
+        tolerance: the iterations stop when the residual is this share of the right side.
+        start: a result to start from, for instance of the previous frame.
+        spatial_axes: 2 for images, 3 for volumes and videos, 1 for signals.
 
     Returns:
-        `[..., channels, *space]`, of the size of the guide and the dtype of the target.
+        `[..., channels, *space]`, with the size of the guide and the dtype of the target.
 
     >>> import permutohedral as ph
     >>> guide = torch.rand(3, 24, 32)
@@ -376,7 +539,8 @@ def bilateral_solver(  # noqa: PLR0913 (data and guide, how near to each, and ho
     >>> bool(torch.allclose(ph.bilateral_solver(depth, guide), torch.tensor(7.0)))
     True
     """
-    solver = BilateralSolver(guide, sigma_space, sigma_range, spatial_axes=spatial_axes)
+    picture = in_wider_dtype(to_tensor(guide), to_tensor(target))
+    solver = BilateralSolver(picture, sigma_space, sigma_range, spatial_axes=spatial_axes)
     return solver(
         target,
         confidence,

@@ -1,51 +1,62 @@
-"""A coarse map brought to the size of a picture, along its edges."""
+"""Upsample coarse maps along the edges of a guide."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.features import Sigma
-from permutohedral.guided.affine import affine_model
-from permutohedral.guided.arrays import Data, as_given, optional_tensor, to_tensor
 from permutohedral.guided.grids import Grids, Sampling, fill_unknown
-from permutohedral.guided.joint import LEAST_MASS, default_sigma, joint_lattice, ones_for
-from permutohedral.guided.layout import Layout, check_space, is_channels_last, known_values, layout_of
+from permutohedral.guided.joint import LEAST_MASS, affine_model, default_sigma, joint_lattice, ones_for
+from permutohedral.guided.maps import (
+    Data,
+    Layout,
+    as_given,
+    check_space,
+    in_wider_dtype,
+    is_channels_last,
+    known_values,
+    layout_of,
+    optional_tensor,
+    plain_sigmas,
+    to_tensor,
+)
 from permutohedral.guided.solver import BilateralSolver
-from permutohedral.ops import fused_guided
-from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.tensors import check_count
+from permutohedral.lattice.features import Sigma
+from permutohedral.ops.composite import upsample_map
+from permutohedral.ops.contract import Declined, accumulation_dtype
+from permutohedral.ops.tensors import check_count
+from permutohedral.ops.tracing import is_unreadable
 
 UpsamplingMode = Literal["gaussian", "affine", "solver"]
 
 # by mode: bandwidth over positions as a share of the distance between coarse samples, and steps
 _DEFAULTS: dict[UpsamplingMode, tuple[float, int]] = {"gaussian": (0.5, 2), "affine": (1.0, 2), "solver": (0.75, 16)}
 
-# sums of more coarse samples are not computed term by term
+# limits of `Joint.mixture`: the most coarse samples of a window, and the fewest channels
 _MOST_SLOTS = 64
-# no window is so small that fewer are worth it
 _FEWEST_CHANNELS = 8
 
 
 class Upsampler:
-    """Upsampling along the edges of one guide, for any number of maps of one size: it holds the lattice.
+    """Upsampling along the edges of one guide, for any number of maps of one size; it holds the lattice.
 
     Args:
-        guide: float `[guide channels, *space]`, or `[..., guide channels, *space]` with a guide for each item; a NumPy
-            array, too.
+        guide: float `[guide channels, *space]`, or `[..., guide channels, *space]` with one guide per item.
         size: extents of the coarse maps.
         sigma_space: see `upsample`.
         sigma_range: see `upsample`.
         mode: see `upsample`.
         sampling: see `upsample`.
         spatial_axes: see `upsample`.
-        origin: position of the first sample of the guide, for a part of a larger one: of two parts that overlap by
-            `reach`, the results agree. The solver, in which all samples matter to all, has none.
+        origin: position of the first sample of the guide, for a part of a larger one. Results of "gaussian" agree where
+            parts overlap far enough. Those of "affine" differ, since its prior is the mean of the part. "solver" is
+            global and has no parts.
 
     >>> import permutohedral as ph
     >>> upsampler = ph.Upsampler(torch.rand(3, 48, 64), size=(6, 8))
@@ -53,7 +64,7 @@ class Upsampler:
     (torch.Size([1, 48, 64]), torch.Size([2, 5, 48, 64]))
     """
 
-    def __init__(  # noqa: PLR0913 (the guide, its bandwidths, and where things lie)
+    def __init__(
         self,
         guide: Data,
         size: tuple[int, ...],
@@ -66,11 +77,15 @@ class Upsampler:
         origin: Sequence[int] | None = None,
     ) -> None:
         if mode == "solver" and origin is not None:
-            raise InputError("the solver has no parts: leave out the origin, or take another mode")
+            raise InputError("origin: the solver has no parts; leave it out, or pass another mode")
         if mode not in _DEFAULTS:
             raise InputError(f"mode must be one of {', '.join(map(repr, _DEFAULTS))}, got {mode!r}")
         self.mode: UpsamplingMode = mode
         self._guide = to_tensor(guide)
+        self._options: dict[str, Any] = {
+            "size": size, "sigma_space": sigma_space, "sigma_range": sigma_range, "mode": mode, "sampling": sampling,
+            "spatial_axes": spatial_axes, "origin": origin,
+        }  # fmt: skip
         self.grids = Grids(tuple(size), check_space(self._guide, spatial_axes), sampling)
         share, self._steps = _DEFAULTS[mode]
         sigma = default_sigma(self.grids, share) if sigma_space is None else sigma_space
@@ -78,6 +93,10 @@ class Upsampler:
             self._solver = BilateralSolver(self._guide, sigma, sigma_range, spatial_axes=spatial_axes)
         else:
             self._joint = joint_lattice(self._guide, self.grids, sigma, sigma_range, origin)
+
+    @cached_property
+    def _in_float64(self) -> Upsampler:
+        return Upsampler(self._guide.double(), **self._options)
 
     def __call__(
         self,
@@ -88,11 +107,11 @@ class Upsampler:
         smoothness: float | Tensor = 0.3,
         ridge: float = 1e-3,
     ) -> Data:
-        """See `upsample`."""
+        """Upsample one map or a batch; see `upsample`."""
         if not 0 < ridge < math.inf:
             raise InputError(f"ridge must be positive and finite, got {ridge}")
-        found = self._upsample(to_tensor(coarse), optional_tensor(confidence), steps, smoothness, ridge)
-        return as_given(found, coarse)
+        result = self._upsample(to_tensor(coarse), optional_tensor(confidence), steps, smoothness, ridge)
+        return as_given(result, coarse)
 
     def _upsample(
         self, coarse: Tensor, confidence: Tensor | None, steps: int | None, smoothness: float | Tensor, ridge: float
@@ -105,50 +124,72 @@ class Upsampler:
         check_count("steps", steps)
         if self.mode == "solver":
             return self._solve(coarse, confidence, steps, smoothness)
+        if in_wider_dtype(self._guide, coarse).dtype == torch.float64 != self._joint.lattice.dtype:
+            return self._in_float64._upsample(coarse, confidence, steps, smoothness, ridge)
         maps, weights = known_values(coarse.to(self._joint.lattice.dtype), confidence, axes)
-        # of no items none counts less than another
+        # an empty batch has no mean
         weights = _in_units_of_mean(weights, axes) if weights is not None and maps.numel() else None
         channels_last = is_channels_last(coarse, axes)
-        if layout.shared and layout.leading and weights is not None:
-            # each item knows something else
+        options = steps, ridge, channels_last
+        if self.mode == "affine" and weights is not None:
+            upsampled = self._filter_apart(maps, weights, layout, options)
+        else:
+            upsampled = self._filter(maps, weights, layout, options)
+        return upsampled.to(coarse.dtype)
+
+    def _filter_apart(self, maps: Tensor, weights: Tensor, layout: Layout, options: tuple[int, float, bool]) -> Tensor:
+        """Upsample maps one by one where they differ in what is known."""
+        axes = len(self.grids.coarse)
+        if layout.shared and layout.leading:
             items = zip(maps.flatten(0, -axes - 2), weights.flatten(0, -axes - 2), strict=True)
             one = Layout((), layout.channels, True)
-            results = [self._filter(each, weight, one, (steps, ridge, channels_last)) for each, weight in items]
-            upsampled = torch.stack(results).view(*layout.leading, *results[0].shape)
-        else:
-            upsampled = self._filter(maps, weights, layout, (steps, ridge, channels_last))
-        return upsampled.to(coarse.dtype)
+            results = [self._filter_apart(each, weight, one, options) for each, weight in items]
+            return torch.stack(results).view(*layout.leading, *results[0].shape)
+        if weights.shape[-axes - 1] == 1:
+            return self._filter(maps, weights, layout, options)
+        each_channel = zip(maps.split(1, -axes - 1), weights.split(1, -axes - 1), strict=True)
+        single = Layout(layout.leading, 1, layout.shared)
+        return torch.cat([self._filter(*one, single, options) for one in each_channel], dim=-axes - 1)
 
     def _solve(self, coarse: Tensor, confidence: Tensor | None, steps: int, smoothness: float | Tensor) -> Tensor:
         if self.grids.sampling == "area":
             return self._solver(coarse, confidence, smoothness, observe="cells", iterations=steps, tolerance=0.0)
         if len(self._guide.shape) > len(self.grids.fine) + 1:
-            raise InputError("the solver takes samples at points for one guide: give it without batch axes")
+            raise InputError("guide: the solver takes samples at points for one guide; pass it without batch axes")
         axes = len(self.grids.coarse)
         places = self.grids.positions(torch.float64, coarse.device)
         flat = None if confidence is None else confidence.flatten(-axes)
-        # a sample stands for as many pixels as a cell has
+        # a sample has the weight of the pixels of a cell
         weight = smoothness / math.prod(self.grids.ratios)
         return self._solver(coarse.flatten(-axes), flat, weight, observe=places, iterations=steps, tolerance=0.0)
 
     def _filter(self, maps: Tensor, weights: Tensor | None, layout: Layout, options: tuple[int, float, bool]) -> Tensor:
-        """Upsample maps that share a mass, and bring what is seen of the result nearer to them, `steps` times."""
+        """Upsample maps, and correct the result by upsampled residuals on the coarse grid, `steps` times."""
         axes, joint = len(self.grids.coarse), self._joint
         steps, ridge, channels_last = options
-        # by the weights of coarse samples where these are fewer than the channels
-        few = layout.row_channels < _FEWEST_CHANNELS
-        many = not few and joint.windows.slots <= min(layout.row_channels // 2, _MOST_SLOTS)
+        # whether all channels of a row have the same weights
+        shared = weights is None or layout.row_channels == 1
+        if weights is not None and not (layout.shared and layout.leading):
+            shared = shared or weights.shape[-axes - 1] == 1
+        # a mixture is faster where a window has fewer coarse samples than there are channels
+        many = (
+            shared
+            and layout.row_channels >= _FEWEST_CHANNELS
+            and not is_unreadable()
+            and joint.windows.slots <= min(layout.row_channels // 2, _MOST_SLOTS)
+        )
         if self.mode == "gaussian" and weights is None and not many:
-            at_once = joint.upsample(maps, layout, steps, channels_last)
-            if at_once is not None:
-                return at_once
+            fused = joint.upsample(maps, layout, steps, channels_last)
+            if not isinstance(fused, Declined):
+                return fused
         complete = maps
         if weights is None:
             rows = ones_for(layout, joint)
         else:
             flat = maps.reshape(-1, *maps.shape[-axes - 1 :]), weights.reshape(-1, *weights.shape[-axes - 1 :])
             complete = fill_unknown(*flat, axes).view(maps.shape)
-            rows = Layout(layout.leading, 1, layout.shared).to_rows(weights)
+            own = Layout(layout.leading, 1, layout.shared) if shared else layout
+            rows = own.to_rows(weights if shared else weights.expand_as(maps))
         reach = joint.mixture(rows) if many else joint.reach(rows)
         if self.mode == "affine":
             own = Layout(tuple(self._guide.shape[: -axes - 1]), self._guide.shape[-axes - 1], layout.shared)
@@ -165,7 +206,7 @@ class Upsampler:
             if weights is not None:
                 missing = torch.where(weights > 0, missing, 0.0)
             if self.mode == "affine" and self.grids.sampling == "area":
-                # what the model leaves over has little to do with the edges of the guide
+                # residuals of the model hardly follow the edges of the guide
                 upsampled = upsampled + self.grids.enlarge(missing)
                 continue
             upsampled = upsampled + reach.average(missing, layout, channels_last)
@@ -173,17 +214,17 @@ class Upsampler:
 
 
 def _in_units_of_mean(weights: Tensor, axes: int) -> Tensor:
-    """Weights `[..., 1, *coarse]` of which those of each item that are positive are one in the mean.
+    """Scale weights `[..., 1, *coarse]` so that the positive ones of each item have mean one.
 
-    What reaches a target is compared with one sample, so that only ratios of weights matter.
+    The mass at a target is compared with that of one sample, so that only ratios of weights matter.
     """
     space = tuple(range(-axes, 0))
-    # in this order, since their sum may be too small for a float
+    # divide first: the sum of tiny weights may underflow
     relative = weights / weights.detach().amax(dim=space, keepdim=True)
     return relative * ((weights > 0).sum(dim=space, keepdim=True) / relative.sum(dim=space, keepdim=True))
 
 
-def upsample(  # noqa: PLR0913 (map and guide, their bandwidths, and what each mode adds)
+def upsample(
     coarse: Data,
     guide: Data,
     sigma_space: Sigma | None = None,
@@ -197,33 +238,32 @@ def upsample(  # noqa: PLR0913 (map and guide, their bandwidths, and what each m
     ridge: float = 1e-3,
     spatial_axes: int = 2,
 ) -> Data:
-    """Bring a coarse map to the size of a guide, along its edges: depth, flow, labels, color, features of a network.
+    """Upsample a coarse map to the size of a guide, along its edges.
 
-    Takes and gives tensors, or NumPy arrays.
+    Maps are for instance depth, flow, labels, color, or features of a network. Takes and returns tensors or NumPy
+    arrays.
 
     Args:
-        coarse: float `[..., channels, *small]`, in any range and of any number of channels. NaN is unknown, and filled.
+        coarse: float `[..., channels, *small]`, in any range. NaN is unknown, and filled.
         guide: float `[guide channels, *space]`, or with the batch axes of `coarse`; of any ratio of sizes.
         sigma_space: bandwidth over positions, in pixels of the guide; default: half the distance between coarse
             samples, for "affine" all and for "solver" three quarters of it.
         sigma_range: bandwidth over the guide, in units of its values; one, or one for each channel.
-        mode: "gaussian" averages coarse samples of like color (joint bilateral upsampling), "affine" lets values be an
-            affine function of the guide near each place, "solver" finds what has the coarse samples as means and is
-            smooth along the guide (`bilateral_solver`): the best and the slowest. docs/upsampling.md compares them.
-        confidence: how much each coarse sample counts beside the others, and to "solver" also beside the smoothness,
-            `[..., *small]`, not negative; zero is unknown.
-        steps: how often the result is corrected by what it lacks on the coarse grid, 2 unless given; of "solver" its
-            iterations, 16 unless given.
+        mode: "gaussian" averages coarse samples of similar color (joint bilateral upsampling); "affine" fits values as
+            local affine functions of the guide; "solver" finds the smoothest map with these means (`bilateral_solver`),
+            which is the most accurate and the slowest.
+        confidence: weight of each coarse sample, `[..., *small]`, not negative; zero is unknown. "solver" also compares
+            it with the smoothness.
+        steps: number of corrections by the residual on the coarse grid, default 2; iterations of "solver", default 16.
         sampling: "area" if coarse samples are means of cells, with centers at (i + 1/2) N / n - 1/2; "point" if they
             are the pixels at floor(i N / n).
         smoothness: for "solver", see `bilateral_solver`.
         ridge: for "affine", the variance of the guide below which values do not follow it.
-        spatial_axes: 2 for pictures, 3 for volumes and videos, 1 for signals.
+        spatial_axes: 2 for images, 3 for volumes and videos, 1 for signals.
 
     Returns:
-        `[..., channels, *space]`, in the dtype of `coarse` and, like it, with the channels first or last in memory; of
-        "solver" always first.
-        Constants stay constants. Where no coarse sample is near in position and color, it is interpolated.
+        `[..., channels, *space]`, in the dtype and memory format of `coarse`; the channels of "solver" are first.
+        Constants stay constants. Where no coarse sample is near in position and color, the result is interpolated.
 
     >>> import permutohedral as ph
     >>> ph.upsample(torch.rand(1, 6, 8), torch.rand(3, 48, 64)).shape
@@ -231,38 +271,43 @@ def upsample(  # noqa: PLR0913 (map and guide, their bandwidths, and what each m
     >>> ph.upsample(torch.rand(2, 384, 5, 7), torch.rand(2, 3, 40, 50), mode="gaussian", steps=0).shape
     torch.Size([2, 384, 40, 50])
     """
-    given, picture = to_tensor(coarse), to_tensor(guide)
+    maps = to_tensor(coarse)
+    picture = in_wider_dtype(to_tensor(guide), maps)
     check_space(picture, spatial_axes)
-    layout = layout_of("coarse", given, tuple(picture.shape[: -spatial_axes - 1]), picture.device, spatial_axes)
+    layout = layout_of("coarse", maps, tuple(picture.shape[: -spatial_axes - 1]), picture.device, spatial_axes)
+    size = tuple(maps.shape[-spatial_axes:])
     if mode == "gaussian" and confidence is None:
-        sigmas, count = (sigma_space, sigma_range), _DEFAULTS[mode][1] if steps is None else steps
-        at_once = _upsample_at_once(given, picture, layout, sigmas, sampling, count)
-        if at_once is not None:
-            return as_given(at_once, coarse)
-    size = tuple(given.shape[-spatial_axes:])
+        grids = Grids(size, tuple(picture.shape[-spatial_axes:]), sampling)
+        fused = _upsample_fused(maps, picture, layout, grids, sigma_space, sigma_range, steps)
+        if not isinstance(fused, Declined):
+            return as_given(fused, coarse)
     upsampler = Upsampler(picture, size, sigma_space, sigma_range, mode, sampling=sampling, spatial_axes=spatial_axes)
     return upsampler(coarse, confidence, steps, smoothness=smoothness, ridge=ridge)
 
 
-def _upsample_at_once(
+def _upsample_fused(
     coarse: Tensor,
     guide: Tensor,
     layout: Layout,
-    sigmas: tuple[Sigma | None, Sigma],
-    sampling: Sampling,
-    steps: int,
-) -> Tensor | None:
-    """By the Gaussian, lattice included, where a backend can: see `fused_guided.upsample_map`."""
+    grids: Grids,
+    sigma_space: Sigma | None,
+    sigma_range: Sigma,
+    steps: int | None,
+) -> Tensor | Declined:
+    """Upsample by the Gaussian, lattice included, in one call of a backend."""
+    share, default_steps = _DEFAULTS["gaussian"]
+    steps = default_steps if steps is None else steps
     check_count("steps", steps)
-    if layout.guides != 1 or layout.row_channels >= _FEWEST_CHANNELS:
-        return None
-    axes = coarse.dim() - len(layout.leading) - 1
-    grids = Grids(tuple(coarse.shape[-axes:]), tuple(guide.shape[-axes:]), sampling)
-    sigma_space, sigma_range = sigmas
-    if sigma_space is None:
-        sigma_space = default_sigma(grids, _DEFAULTS["gaussian"][0])
+    channels, axes = layout.row_channels, len(grids.fine)
+    if layout.guides != 1 or channels >= _FEWEST_CHANNELS:
+        return upsample_map.decline(
+            f"it takes one guide and fewer than {_FEWEST_CHANNELS} channels, got {layout.guides} and {channels}"
+        )
+    sigmas = plain_sigmas(guide, axes, default_sigma(grids, share) if sigma_space is None else sigma_space, sigma_range)
     channels_last = is_channels_last(coarse, axes)
+    plan = sigmas if isinstance(sigmas, Declined) else (grids.table, sigmas, LEAST_MASS, steps, not channels_last)
     rows = layout.to_rows(coarse.to(accumulation_dtype(guide.dtype)))
-    how = LEAST_MASS, steps, not channels_last
-    found = fused_guided.upsample_map(rows, guide, grids.table, (sigma_space, sigma_range), how)
-    return None if found is None else layout.from_found(found, grids.fine, channels_last).to(coarse.dtype)
+    result = upsample_map.fuse((rows, guide), lambda: plan)
+    if isinstance(result, Declined):
+        return result
+    return layout.from_fused(result, grids.fine, channels_last).to(coarse.dtype)

@@ -1,4 +1,4 @@
-"""Videos frame by frame: what lies far enough away in time does not matter, and need not be held."""
+"""Upsampling of videos frame by frame, in bounded memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.features import Sigma
-from permutohedral.geometry import reach
-from permutohedral.guided.arrays import Data, as_given, to_tensor
 from permutohedral.guided.grids import Grids, Sampling
 from permutohedral.guided.joint import default_sigma
+from permutohedral.guided.maps import Data, as_given, to_tensor
 from permutohedral.guided.upsampling import Upsampler
-from permutohedral.tensors import check_count
+from permutohedral.lattice.features import Sigma, numbers_of
+from permutohedral.lattice.geometry import reach
+from permutohedral.ops.tensors import check_count
 
 
 def upsample_frames(
@@ -29,23 +29,22 @@ def upsample_frames(
     sampling: Sampling = "area",
     at_once: int = 8,
 ) -> Iterator[Data]:
-    """Bring the coarse maps of a video to the size of its pictures, along edges and through time.
+    """Upsample the coarse maps of a video along the edges of its frames and through time.
 
-    Time is a feature like position and color, so maps of neighboring frames that look alike are averaged, which takes
-    away flicker. The result is that of `upsample(..., mode="gaussian", spatial_axes=3)` of the whole video with
-    bandwidths (sigma_time, *sigma_space), while only some frames are held: `at_once`, and before and after them as many
-    as matter, about 3.5 sigma_time for each of the steps and one more. Where maps are NaN and nothing known is near,
-    they are filled from the frames that are held, of the whole video from all.
+    Time is a feature like position and color, so similar maps of neighboring frames are averaged, which reduces
+    flicker. The result is that of `upsample(..., mode="gaussian", spatial_axes=3)` of the whole video with bandwidths
+    (sigma_time, *sigma_space). In memory are `at_once` frames, and about 3.5 sigma_time (steps + 1) frames before and
+    after them. NaN that is far from known samples is filled from the frames in memory.
 
     Args:
-        frames: pairs of a map `[channels, h, w]` and its picture `[guide channels, height, width]`, all of one size, in
-            the order of time. They are read when they are needed.
+        frames: pairs of a map `[channels, h, w]` and its guide `[guide channels, height, width]`, all of one size, in
+            temporal order. They are read lazily.
         sigma_time: bandwidth over time, in frames.
         sigma_space: see `upsample`.
         sigma_range: see `upsample`.
         steps: see `upsample`.
         sampling: see `upsample`.
-        at_once: frames that are computed together; more are faster and take more memory.
+        at_once: number of frames computed together; more are faster and take more memory.
 
     Yields:
         For each frame a map `[channels, height, width]`.
@@ -60,7 +59,7 @@ def upsample_frames(
         raise InputError(f"sigma_time must be positive and finite, got {sigma_time}")
     if at_once < 1:
         raise InputError(f"at_once must be at least 1, got {at_once}")
-    # every step sees as far again
+    # each step adds the reach of a Gaussian
     margin = (steps + 1) * math.ceil(reach(0) * sigma_time)
     return _stream(iter(frames), margin, at_once, (sigma_time, sigma_space, sigma_range), (steps, sampling))
 
@@ -73,7 +72,7 @@ def _stream(
     options: tuple[int, Sampling],
 ) -> Iterator[Data]:
     held: list[tuple[Data, Data]] = []
-    # numbers of the first frame that is held, and of the next to be given
+    # numbers of the first frame in memory, and of the next frame to yield
     first = following = 0
     while True:
         held += islice(frames, following + at_once + margin - first - len(held))
@@ -91,20 +90,20 @@ def _stream(
 def _upsample_part(
     held: list[tuple[Data, Data]], first: int, sigmas: tuple[float, Sigma | None, Sigma], options: tuple[int, Sampling]
 ) -> Tensor:
-    """Frames `[channels, frames, height, width]`, of which `first` is the number of the first."""
+    """Upsample frames in memory, `[channels, frames, height, width]`, which start at number `first`."""
     maps, pictures = ([to_tensor(frame[side]) for frame in held] for side in range(2))
     for number, (one, picture) in enumerate(zip(maps, pictures, strict=True), start=first):
         if one.shape != maps[0].shape or picture.shape != pictures[0].shape or one.dim() != 3 or picture.dim() != 3:
             raise InputError(
                 f"all frames must be [channels, height, width] of one size; frame {number} has a map of "
-                f"{list(one.shape)} and a picture of {list(picture.shape)}"
+                f"{list(one.shape)} and a guide of {list(picture.shape)}"
             )
     coarse, guide = torch.stack(maps, dim=1), torch.stack(pictures, dim=1)
     grids = Grids(tuple(coarse.shape[1:]), tuple(guide.shape[1:]), options[1])
     sigma_time, sigma_space, sigma_range = sigmas
     if sigma_space is None:
         sigma_space = default_sigma(Grids(grids.coarse[1:], grids.fine[1:], options[1]), 0.5)
-    spatial: list[float] = torch.as_tensor(sigma_space).expand(2).tolist()
+    spatial: list[float] = numbers_of(sigma_space, 2)
     upsampler = Upsampler(
         guide, grids.coarse, [sigma_time, *spatial], sigma_range,
         sampling=options[1], spatial_axes=3, origin=(first, 0, 0),

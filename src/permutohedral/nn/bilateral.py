@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError, NeighborhoodError
-from permutohedral.features import bilateral_features, read_numbers, space_in_words
+from permutohedral.filters.bilateral import bilateral_filter
+from permutohedral.filters.gaussian import GaussianMethod
 from permutohedral.filters.normalization import Normalization
-from permutohedral.functional import GaussianMethod, bilateral_filter
+from permutohedral.lattice.features import bilateral_features, read_numbers, space_in_words
 from permutohedral.nn.convolution import Initialization, PermutohedralConvolution
-from permutohedral.tensors import check_tensor, refuse_scripting
+from permutohedral.ops.tensors import check_tensor, refuse_scripting
 
 
 class BilateralFilter(nn.Module):
@@ -104,7 +105,7 @@ class _BilateralConvolution(nn.Module):
 
     spatial_axes: ClassVar[int]
 
-    def __init__(  # noqa: PLR0913 (one argument per property, as torch.nn.Conv2d)
+    def __init__(
         self,
         in_channels: int,
         out_channels: int,

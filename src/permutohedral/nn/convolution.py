@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from permutohedral.errors import InputError
 from permutohedral.filters.learned import filter_with_bias
 from permutohedral.filters.normalization import NORMALIZATIONS, Normalization
-from permutohedral.lattice import Lattice, build_lattice
-from permutohedral.neighborhood import Neighborhood, gaussian_weight
+from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.nn.scale import scale_features
-from permutohedral.tensors import check_tensor, refuse_scripting
+from permutohedral.ops.neighborhood import Neighborhood, gaussian_weight
+from permutohedral.ops.tensors import check_tensor, refuse_scripting
 
 Initialization = Literal["kaiming", "gaussian"]
 
@@ -52,7 +52,7 @@ class PermutohedralConvolution(nn.Module):
 
     __prepare_scriptable__ = refuse_scripting
 
-    def __init__(  # noqa: PLR0913 (one argument per property, as torch.nn.Conv2d)
+    def __init__(
         self,
         in_channels: int,
         out_channels: int,
@@ -101,7 +101,7 @@ class PermutohedralConvolution(nn.Module):
         return None if self.log_scale is None else self.log_scale.exp()
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew, as `init` says."""
+        """Draw new weights according to `init`."""
         fan_in = self.weight.shape[0] * self.weight.shape[1]
         with torch.no_grad():
             if self.init == "gaussian":

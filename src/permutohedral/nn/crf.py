@@ -12,29 +12,30 @@ from torch import Tensor, nn
 from permutohedral.crf import Kernel, bilateral_kernel, mean_field, spatial_kernel
 from permutohedral.crf.kernels import KernelNormalization
 from permutohedral.errors import InputError
-from permutohedral.lattice import Lattice
-from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.tensors import check_count, check_tensor, refuse_scripting
+from permutohedral.lattice.lattice import Lattice
+from permutohedral.ops.contract import accumulation_dtype
+from permutohedral.ops.tensors import check_count, check_tensor, refuse_scripting
+from permutohedral.ops.tracing import is_recorded
 
 Compatibility = Literal["potts", "diagonal", "matrix"]
 
 
 class DenseCRF(nn.Module):
-    """Refines the logits of a network so that pixels that are near each other and look alike agree.
+    """Refine the logits of a network by a mean field over a spatial and a bilateral kernel.
 
-    A mean field over a spatial and a bilateral kernel. Weights, costs and bandwidths can be trained through all of its
-    steps. It begins as the Potts model.
+    Nearby pixels of similar color are made to agree. Weights, costs and bandwidths can be trained through all steps.
+    The layer starts as the Potts model.
 
     Args:
         labels: number of labels.
-        weights: what two pixels with different labels cost, for the spatial and for the bilateral kernel.
+        weights: cost of different labels, for the spatial and for the bilateral kernel.
         sigma_space: standard deviation of the spatial kernel, in pixels.
         sigma_bilateral: standard deviation of the bilateral kernel over positions, in pixels.
         sigma_range: its standard deviation over colors, in units of the guide's values.
-        compatibility: which costs are learned: "potts" none, "diagonal" one for each label, "matrix" one for each pair
+        compatibility: learned costs: "potts" none, "diagonal" one for each label, "matrix" one for each pair
             of labels.
         steps: of the mean field.
-        dimension: number of axes of space: 2 for pictures, 3 for volumes.
+        dimension: number of axes of space: 2 for images, 3 for volumes.
         learn_weights: train the weights.
         learn_sigma: train the standard deviations.
         normalization: see `permutohedral.crf.Kernel`.
@@ -50,7 +51,7 @@ class DenseCRF(nn.Module):
 
     __prepare_scriptable__ = refuse_scripting
 
-    def __init__(  # noqa: PLR0913 (one argument per property, as torch.nn.Conv2d)
+    def __init__(
         self,
         labels: int,
         weights: Sequence[float] = (3.0, 10.0),
@@ -91,7 +92,7 @@ class DenseCRF(nn.Module):
 
         Args:
             logits: the scores of a network; energies are their negatives.
-            guide: a picture or volume in floating numbers.
+            guide: a floating image or volume.
             lattices: from `build_lattices` of the same guide, to share them among calls while sigmas do not change.
 
         Returns:
@@ -106,7 +107,7 @@ class DenseCRF(nn.Module):
         return mean_field(-logits, self.kernels(guide), self.steps, lattices=lattices, logarithms=True)
 
     def kernels(self, guide: Tensor) -> list[Kernel]:
-        """The spatial and the bilateral kernel over the pixels of `guide`."""
+        """Return the spatial and the bilateral kernel over the pixels of `guide`."""
         check_tensor("guide", guide)
         if guide.dim() not in (1 + self.dimension, 2 + self.dimension):
             raise InputError(
@@ -125,16 +126,16 @@ class DenseCRF(nn.Module):
         ]
 
     def build_lattices(self, guide: Tensor) -> list[Lattice]:
-        """The lattices of both kernels."""
+        """Build the lattices of both kernels."""
         return [kernel.build_lattice() for kernel in self.kernels(guide)]
 
     def _labels_of(self, logits: Tensor) -> int:
         return logits.shape[logits.dim() - self.dimension - 1]
 
     def _sigmas(self) -> Sequence[float | Tensor]:
-        if self.log_sigma.requires_grad:
+        if self.log_sigma.requires_grad or is_recorded():
             return tuple(self.log_sigma.exp())
-        # as plain numbers, for which features are made at once
+        # plain numbers, for which features are computed in one call
         return [math.exp(logarithm) for logarithm in self.log_sigma.tolist()]
 
     def extra_repr(self) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from permutohedral.filters.gaussian import GaussianMethod, gaussian_filter
 from permutohedral.filters.normalization import Normalization
-from permutohedral.functional import GaussianMethod, gaussian_filter
 from permutohedral.nn.scale import scale_features
-from permutohedral.tensors import refuse_scripting
+from permutohedral.ops.tensors import refuse_scripting
 
 
 class GaussianFilter(nn.Module):

@@ -1,26 +1,26 @@
-"""Group normalization over the lattice points of each item of a ragged batch, alone or before a convolution."""
+"""Group normalization over the lattice points of each item of a ragged batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError
-from permutohedral.lattice import Lattice
-from permutohedral.ops.fused_layers import normalize_items
-from permutohedral.ops.fused_primitives import ItemRows, ItemsNorm
-from permutohedral.tensors import check_tensor, refuse_scripting
+from permutohedral.lattice.lattice import Lattice
+from permutohedral.ops.composite import normalize_items
+from permutohedral.ops.contract import Declined, ItemRows, ItemsNorm
+from permutohedral.ops.tensors import check_tensor, refuse_scripting
+from permutohedral.ops.tracing import without_autocast
 
 
 class LatticeItems:
-    """Which lattice points belong to which item of a ragged batch: made once, for all that is normalized on a lattice.
+    """The lattice points of each item of a ragged batch, shared by all normalizations on a lattice.
 
     Args:
-        lattice: whose lattice points.
-        items: how many there are, if that is known; else a GPU is waited for.
+        lattice: of the lattice points.
+        items: number of items; by default they are counted, and the host waits for a GPU.
 
     >>> import permutohedral as ph
     >>> lattice = ph.build_lattice(torch.zeros(4, 2), batch=torch.tensor([0, 0, 2, 2]))
@@ -31,15 +31,15 @@ class LatticeItems:
     def __init__(self, lattice: Lattice, items: int | None = None) -> None:
         self.item = lattice.source.keys[:, 0]
         self.items = count_items(lattice) if items is None else items
-        # made when they are first asked for; cached_property would end a compiled graph
+        # computed on first use; cached_property would break a compiled graph
         self._members: Tensor | None = None
         self._rows: ItemRows | None = None
 
     def mean(self, rows: Tensor) -> Tensor:
-        """The mean over the lattice points of each item, `[lattice_points, channels]` to `[items, channels]`."""
+        """Average over the lattice points of each item: `[lattice_points, channels]` to `[items, channels]`."""
         members = self._members
         if members is None:
-            # counted without waiting, which bincount does not; an item has at least one
+            # bincount would wait for a GPU; an item has at least one lattice point
             one = torch.ones((), dtype=torch.int32, device=self.item.device).expand(self.item.shape)
             members = self.item.new_zeros(self.items).index_add(0, self.item, one).clamp_min(1)[:, None]
             # nothing can be trained with what is made in inference mode, which a compiler cannot be asked about
@@ -49,7 +49,7 @@ class LatticeItems:
 
     @property
     def rows(self) -> ItemRows:
-        """The lattice points of each item."""
+        """Return the lattice points of each item."""
         if self._rows is None:
             ordered, order = torch.sort(self.item, stable=True)
             each = torch.arange(self.items + 1, dtype=torch.int32, device=self.item.device)
@@ -58,14 +58,14 @@ class LatticeItems:
         return self._rows
 
     def spread(self, of_items: Tensor) -> Tensor:
-        """What belongs to the items at each lattice point, `[items, channels]` to `[lattice_points, channels]`."""
+        """Copy the values of items to their lattice points: `[items, channels]` to `[lattice_points, channels]`."""
         return of_items.index_select(0, self.item)
 
 
 def count_items(lattice: Lattice) -> int:
-    """How many items a ragged batch has; those behind the last that has lattice points are not seen."""
+    """Return the number of items of a ragged batch, up to the last one that has lattice points."""
     item = lattice.source.keys[:, 0]
-    # of one row more, since there may be none; by item(), which torch.export leaves open
+    # with one more row, since there may be none; torch.export can trace item()
     last = cast(int, torch.cat([item, item.new_full((1,), -1)]).max().item())
     return last + 1
 
@@ -74,7 +74,7 @@ class LatticeGroupNorm(nn.Module):
     """Group normalization over the lattice points of each item: `torch.nn.GroupNorm` for ragged batches.
 
     Args:
-        num_groups: blocks of channels that are normalized apart; divides num_channels.
+        num_groups: groups of channels, each normalized by itself; divides num_channels.
         num_channels: of the values.
         eps: added to the variance.
 
@@ -111,7 +111,7 @@ class LatticeGroupNorm(nn.Module):
             lattice_values: `[lattice_points, num_channels]`.
             lattice: of the lattice points.
             items: of the lattice, if several layers share them.
-            relu: then make zero what is negative, in the same step on a GPU.
+            relu: apply a ReLU, on a GPU in the same kernel.
 
         Returns:
             `[lattice_points, num_channels]`.
@@ -124,25 +124,26 @@ class LatticeGroupNorm(nn.Module):
         return self.normalize(lattice_values, (self.weight, self.bias), items, relu)
 
     def normalize(self, values: Tensor, affine: tuple[Tensor, Tensor], items: LatticeItems, relu: bool) -> Tensor:
-        """The same with other weights than those of the layer: `affine`, what is multiplied and what is added."""
+        """Normalize with the weight and bias in `affine` instead of those of the layer."""
 
         def composed(values: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
             normalized = _normalize(values, weight, bias, items, self.num_groups, self.eps)
             return normalized.relu() if relu else normalized
 
-        fused = normalize_items(values, affine, self.describe(items, relu), composed)
-        return composed(values, *affine) if fused is None else fused
+        def plan() -> tuple[ItemsNorm] | Declined:
+            if values.numel() == 0:
+                return Declined("there are no lattice points")
+            return (ItemsNorm(items.rows, self.num_groups, self.eps, relu),)
 
-    def describe(self, items: LatticeItems, relu: bool) -> Callable[[], ItemsNorm]:
-        """What tells a backend how to normalize; the rows of the items are not listed before it is asked."""
-        return lambda: ItemsNorm(items.rows, self.num_groups, self.eps, relu)
+        # autocast leaves a normalization in the dtype of its values
+        return without_autocast(values.device, normalize_items, (values, *affine), plan, composed)
 
     def extra_repr(self) -> str:
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}"
 
 
 def _normalize(values: Tensor, weight: Tensor, bias: Tensor, items: LatticeItems, groups: int, eps: float) -> Tensor:
-    """Group normalization of each item, step by step."""
+    """Compose the group normalization of each item of torch operations."""
     wide = values.float() if values.dtype.itemsize < 4 else values
     grouped = wide.reshape(wide.shape[0], groups, wide.shape[1] // groups)
     centered = grouped - items.spread(items.mean(grouped.mean(dim=2)))[:, :, None]
@@ -153,10 +154,10 @@ def _normalize(values: Tensor, weight: Tensor, bias: Tensor, items: LatticeItems
 
 
 class Normalized(NamedTuple):
-    """That values are normalized, and made zero where they are negative then, before they are convolved.
+    """A normalization and a ReLU of the values before a convolution.
 
     Attributes:
-        norm: how.
+        norm: the normalization.
         items: of the lattice.
 
     >>> import permutohedral as ph

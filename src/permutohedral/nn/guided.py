@@ -1,4 +1,4 @@
-"""Layers whose results follow the edges of a guide: learned upsampling, and the bilateral solver."""
+"""Layers along the edges of a guide: learned upsampling, and the bilateral solver."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from torch import Tensor, nn
 from permutohedral.errors import InputError
 from permutohedral.guided.grids import Grids, Sampling
 from permutohedral.guided.joint import LEAST_MASS, joint_features
-from permutohedral.guided.layout import check_space, layout_of
+from permutohedral.guided.maps import check_space, layout_of
 from permutohedral.guided.solver import Observe, bilateral_solver
 from permutohedral.nn.convolution import PermutohedralConvolution
-from permutohedral.tensors import refuse_scripting
+from permutohedral.ops.tensors import refuse_scripting
 
 
 class BilateralUpsample2d(nn.Module):
     """Upsampling along the edges of a guide by a learned filter (Jampani, Kiefel and Gehler 2016).
 
-    It starts as the Gaussian of `upsample`, without steps. Beside the channels goes one of ones, whose filtered values
-    divide the others: how much each coarse sample counts is learned, too.
+    It starts as the Gaussian of `upsample`, without steps. An additional channel of ones is filtered, too, and divides
+    the others, so that the weight of each coarse sample is learned.
 
     Args:
         channels: of the coarse maps, and of the result.
         guide_channels: of the guide; the filter has 2 + guide_channels dimensions, so keep the guide small.
         neighborhood_size: s of the filter; 2 holds the whole Gaussian.
-        mix: let the filter mix channels; else all have filters of their own.
+        mix: let the filter mix channels; else each channel has its own filter.
         sigma_space: bandwidth in distances between coarse samples.
         sigma_range: bandwidth in units of the guide's values.
         learn_scale: train the bandwidths.
@@ -43,7 +43,7 @@ class BilateralUpsample2d(nn.Module):
 
     __prepare_scriptable__ = refuse_scripting
 
-    def __init__(  # noqa: PLR0913 (the maps, the filter, and its bandwidths)
+    def __init__(
         self,
         channels: int,
         guide_channels: int,
@@ -73,7 +73,7 @@ class BilateralUpsample2d(nn.Module):
         )
 
     def forward(self, coarse: Tensor, guide: Tensor) -> Tensor:
-        """Bring `coarse` to the size of `guide`."""
+        """Upsample `coarse` to the size of `guide`."""
         space = check_space(guide, 2)
         layout_of("coarse", coarse, tuple(guide.shape[:-3]), guide.device, 2)
         if coarse.shape[-3] != self.channels or guide.shape[-3] != self.guide_channels or coarse.dim() != guide.dim():
@@ -89,7 +89,7 @@ class BilateralUpsample2d(nn.Module):
         filtered = filtered.mT.reshape(*coarse.shape[:-3], self.channels + 1, *space)
         sums, mass = filtered[..., :-1, :, :], filtered[..., -1:, :, :]
         between = grids.interpolate(coarse)
-        # where next to nothing reaches, or a learned mass is negative, the result is interpolated
+        # interpolate where the mass is close to zero, or negative
         return (sums + (LEAST_MASS - mass).clamp_min(0) * between) / mass.clamp_min(LEAST_MASS)
 
     def extra_repr(self) -> str:
@@ -141,7 +141,7 @@ class BilateralSolver(nn.Module):
     def forward(
         self, target: Tensor, guide: Tensor, confidence: Tensor | None = None, observe: Observe = "pixels"
     ) -> Tensor:
-        """Solve for what is near `target` and follows `guide`; see `permutohedral.bilateral_solver`."""
+        """Smooth `target` along `guide`; see `permutohedral.bilateral_solver`."""
         sigma_space, sigma_range = self.log_sigma.exp()
         return bilateral_solver(
             target,

@@ -8,18 +8,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from permutohedral.checks import lattice_to_rows
 from permutohedral.errors import InputError
 from permutohedral.filters.steps import convolve
-from permutohedral.lattice import Lattice
-from permutohedral.levels import coarsen, convolve_down, convolve_up, pool, refine, tables_between
-from permutohedral.memory import check_rows
-from permutohedral.neighborhood import Neighborhood
+from permutohedral.lattice.lattice import Lattice
+from permutohedral.lattice.levels import coarsen, convolve_down, convolve_up, pool, refine
+from permutohedral.lattice.pyramid import LatticePyramid
 from permutohedral.nn.group_norm import Normalized
-from permutohedral.ops.fused_layers import ConvolutionStep, convolve_rows
-from permutohedral.ops.fused_primitives import ConvolutionTables
-from permutohedral.pyramid import LatticePyramid
-from permutohedral.tensors import check_tensor, refuse_scripting
+from permutohedral.ops.neighborhood import Neighborhood
+from permutohedral.ops.tensors import check_tensor, refuse_scripting
 
 
 class _LatticeFilter(nn.Module):
@@ -53,58 +49,24 @@ class _LatticeFilter(nn.Module):
         return self.neighborhood.filter_size
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew, of mean zero, so that the variance is preserved over the taps that are read."""
+        """Draw new weights of mean zero, which preserve the variance over the taps that are read."""
         bound = 1 / math.sqrt(self._taps_read() * self.in_channels)
         with torch.no_grad():
             self.weight.normal_(std=bound)
             if self.bias is not None:
                 self.bias.uniform_(-bound, bound)
 
-    def _filter(
-        self,
-        lattice_values: Tensor,
-        lattices: tuple[Lattice, Tensor, Tensor | None],
-        convolve: Callable[[Tensor, Tensor], Tensor],
-        before: Normalized | None = None,
-        added: Tensor | None = None,
-    ) -> Tensor:
-        """In one call of the backend where it can; the lattice of the values, and tables from there and back."""
-        source, neighbors, reverse = lattices
+    def _filter(self, lattice_values: Tensor, convolve: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Convolve, and add the bias."""
         check_tensor("lattice values", lattice_values)
-        # a multiple of them would be as many groups
+        # twice the channels would be convolved as two groups
         if lattice_values.dim() < 2 or lattice_values.shape[-1] != self.in_channels:
             raise InputError(
-                f"this layer takes {self.in_channels} channels, got lattice values of shape "
+                f"lattice_values: this layer takes {self.in_channels} channels, got the shape "
                 f"{tuple(lattice_values.shape)}"
             )
-
-        def composed(
-            values: Tensor,
-            weight: Tensor,
-            bias: Tensor | None,
-            norm_weight: Tensor | None,
-            norm_bias: Tensor | None,
-            added: Tensor | None,
-        ) -> Tensor:
-            if before is not None and norm_weight is not None and norm_bias is not None:
-                values = before.norm.normalize(values, (norm_weight, norm_bias), before.items, relu=True)
-            convolved = convolve(values, weight)
-            convolved = convolved if bias is None else convolved + bias.to(convolved.dtype)
-            return convolved if added is None else convolved + added
-
-        affine: tuple[Tensor | None, Tensor | None] = (None, None)
-        if before is not None:
-            affine = before.norm.weight, before.norm.bias
-        if reverse is not None:
-            rows, _ = lattice_to_rows(lattice_values, source, source.source)
-            check_rows(neighbors.shape[1], self.out_channels, rows)
-            norm = None if before is None else before.norm.describe(before.items, relu=True)
-            tables = ConvolutionTables(neighbors, reverse, source.neighborhood.opposite(source.device))
-            step = ConvolutionStep(tables, norm, composed)
-            fused = convolve_rows(lattice_values, self.weight, self.bias, affine, added, step)
-            if fused is not None:
-                return fused
-        return composed(lattice_values, self.weight, self.bias, *affine, added)
+        convolved = convolve(lattice_values, self.weight)
+        return convolved if self.bias is None else convolved + self.bias.to(convolved.dtype)
 
     def extra_repr(self) -> str:
         return (
@@ -114,7 +76,7 @@ class _LatticeFilter(nn.Module):
 
 
 class LatticeConvolution(_LatticeFilter):
-    """Convolves values on lattice points: no splat, no slice.
+    """Convolve values on lattice points, without splat and slice.
 
     Args:
         in_channels: of the values.
@@ -137,20 +99,20 @@ class LatticeConvolution(_LatticeFilter):
         Args:
             lattice_values: `[lattice_points, in_channels]`.
             lattice: of the lattice points.
-            before: normalizes the values first, and makes zero what is negative then; on a GPU in the same step.
-            added: `[lattice_points, out_channels]`, to the result, likewise.
+            before: normalization of the values before the convolution, followed by a ReLU.
+            added: `[lattice_points, out_channels]`, added to the result: a residual.
 
         Returns:
             `[lattice_points, out_channels]`.
         """
-        lattices = lattice, lattice.neighbors, lattice.reverse_neighbors
-        return self._filter(
-            lattice_values, lattices, lambda rows, weight: convolve(rows, weight, lattice), before, added
-        )
+        if before is not None:
+            lattice_values = before.norm(lattice_values, lattice, before.items, relu=True)
+        convolved = self._filter(lattice_values, lambda rows, weight: convolve(rows, weight, lattice))
+        return convolved if added is None else convolved + added
 
 
 class Coarsen(_LatticeFilter):
-    """Convolves with a stride of 2: from the lattice points of one level of a pyramid to those of the next.
+    """Convolve with a stride of 2, from one level of a pyramid to the next coarser one.
 
     >>> import permutohedral as ph
     >>> pyramid = ph.build_pyramid(torch.rand(100, 3) * 9, levels=2)
@@ -161,13 +123,11 @@ class Coarsen(_LatticeFilter):
 
     def forward(self, lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
         """`[lattice_points, in_channels]` of `level` to `[lattice_points, out_channels]` of `level + 1`."""
-        tables = tables_between(pyramid, level)
-        lattices = pyramid.levels[level], tables.down, tables.up
-        return self._filter(lattice_values, lattices, lambda rows, weight: convolve_down(rows, weight, pyramid, level))
+        return self._filter(lattice_values, lambda rows, weight: convolve_down(rows, weight, pyramid, level))
 
 
 class Refine(_LatticeFilter):
-    """The transposed convolution of stride 2: from the lattice points of one level to those of the finer one.
+    """Run the transposed convolution of stride 2, from one level of a pyramid to the next finer one.
 
     >>> import permutohedral as ph
     >>> pyramid = ph.build_pyramid(torch.rand(100, 3) * 9, levels=2)
@@ -182,15 +142,11 @@ class Refine(_LatticeFilter):
 
     def forward(self, lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
         """`[lattice_points, in_channels]` of `level + 1` to `[lattice_points, out_channels]` of `level`."""
-        tables = tables_between(pyramid, level)
-        lattices = pyramid.levels[level + 1], tables.up, tables.down
-        return self._filter(lattice_values, lattices, lambda rows, weight: convolve_up(rows, weight, pyramid, level))
+        return self._filter(lattice_values, lambda rows, weight: convolve_up(rows, weight, pyramid, level))
 
 
 class CoarsenLinear(nn.Module):
-    """Channels that are mixed on the next level, of the mean around each lattice point there: a cheap `Coarsen`.
-
-    What is fixed is `coarsen`, P^T, over the 2^d fine lattice points that a coarse one stands for.
+    """Average to the next coarser level with `coarsen`, then apply a linear layer: a cheap `Coarsen`.
 
     Args:
         in_channels: of the values.
@@ -218,7 +174,7 @@ class CoarsenLinear(nn.Module):
 
 
 class RefineLinear(nn.Module):
-    """Channels that are mixed, then interpolated on the finer level by `refine`, which is fixed: a cheap `Refine`.
+    """Apply a linear layer, then interpolate on the next finer level with `refine`: a cheap `Refine`.
 
     Args:
         in_channels: of the values.
@@ -243,7 +199,7 @@ class RefineLinear(nn.Module):
 
 
 class LatticePool(nn.Module):
-    """The largest value of each channel around every lattice point of the next level: `pool` as a layer.
+    """Take the largest value of each channel around every lattice point of the next level: `pool` as a layer.
 
     >>> import permutohedral as ph
     >>> pyramid = ph.build_pyramid(torch.rand(100, 3) * 9, levels=2)

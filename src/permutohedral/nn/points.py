@@ -7,12 +7,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from permutohedral.checks import check_values, lattice_to_rows, rows_to_points
 from permutohedral.errors import InputError
-from permutohedral.lattice import Lattice
+from permutohedral.lattice.checks import check_values, lattice_to_rows, rows_to_points
+from permutohedral.lattice.lattice import Lattice
 from permutohedral.ops import operators
-from permutohedral.ops.largest import splat_largest
-from permutohedral.tensors import refuse_scripting
+from permutohedral.ops.operators import splat_largest
+from permutohedral.ops.tensors import refuse_scripting
 
 
 class PointSplat(nn.Module):

@@ -1,4 +1,4 @@
-"""How `torch.vmap` runs an operator: all items in one call where they can share it, else one after another.
+"""Rules by which `torch.vmap` runs an operator: all items in one call if they can share it, else in a loop.
 
 A rule takes the operator, the number of items, the axis of the items in each argument (None where all share it) and the
 arguments. It returns the results and the axes of the items in them. It may call the operator on tensors that an outer
@@ -19,8 +19,8 @@ Arguments = tuple[Any, ...]
 Rule = Callable[[Run, int, Axes, Arguments], tuple[Any, Any]]
 
 
-def one_after_another(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[Any, Any]:
-    """For results of the same shapes, whatever the data."""
+def loop(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[Any, Any]:
+    """Run each item by itself, for results whose shapes do not depend on the data."""
     results = _run_each(run, items, axes, arguments)
     if isinstance(results[0], Tensor):
         return torch.stack(results), 0
@@ -29,11 +29,11 @@ def one_after_another(run: Run, items: int, axes: Axes, arguments: Arguments) ->
 
 
 def padded(keys: tuple[int, ...], tables: tuple[int, ...]) -> Rule:
-    """For operators that number lattice points, of which each item has its own number: all get as many as the largest.
+    """Return the rule of operators that number lattice points: each item gets as many as the largest item has.
 
     Args:
         keys: which results are keys.
-        tables: which results are lookup tables; they become empty, which every backend takes.
+        tables: which results are lookup tables; they become empty, which every backend accepts.
     """
 
     def rule(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[Any, Any]:
@@ -51,34 +51,34 @@ def padded(keys: tuple[int, ...], tables: tuple[int, ...]) -> Rule:
     return rule
 
 
-def as_channels(otherwise: Rule) -> Rule:
-    """Where the items share all but the values, the first argument: side by side as channels."""
+def stack_channels(otherwise: Rule) -> Rule:
+    """Return the rule that stacks items as channels if they share all arguments but the first, the values."""
 
     def rule(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[Any, Any]:
         if any(axis is not None for axis in axes[1:]):
             return otherwise(run, items, axes, arguments)
-        return _part(run(_side_by_side(arguments[0], axes[0], items), *arguments[1:]), items)
+        return _part(run(_stack_channels(arguments[0], axes[0], items), *arguments[1:]), items)
 
     return rule
 
 
 def as_groups(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[Any, Any]:
-    """For convolutions: where the items share the tables, they are groups of channels; the number of groups is last."""
+    """Run convolutions with items as groups of channels if they share the tables; the last argument is `groups`."""
     if any(axis is not None for axis in axes[2:]):
-        return one_after_another(run, items, axes, arguments)
+        return loop(run, items, axes, arguments)
     *tensors, groups = arguments
-    wide = (_side_by_side(tensor, axis, items) for tensor, axis in zip(tensors[:2], axes[:2], strict=True))
+    wide = (_stack_channels(tensor, axis, items) for tensor, axis in zip(tensors[:2], axes[:2], strict=True))
     return _part(run(*wide, *tensors[2:], groups * items), items)
 
 
 def as_points(run: Run, items: int, axes: Axes, arguments: Arguments) -> tuple[Any, Any]:
-    """For operators that treat each row by itself: the rows of all items."""
+    """Run an operator that treats each row by itself on the rows of all items."""
     rows = (_items_first(tensor, axis, items).flatten(0, 1) for tensor, axis in zip(arguments, axes, strict=True))
     return run(*rows).unflatten(0, (items, -1)), 0
 
 
 def as_lattice_points(lattice_values: int | None, vertices: int) -> Rule:
-    """Each item on lattice points of its own.
+    """Return the rule that gives each item its own lattice points.
 
     Args:
         lattice_values: which argument holds them; None if the last argument is their number.
@@ -121,7 +121,7 @@ def _items_first(tensor: Tensor, axis: int | None, items: int) -> Tensor:
     return tensor.expand(items, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
 
 
-def _side_by_side(tensor: Tensor, axis: int | None, items: int) -> Tensor:
+def _stack_channels(tensor: Tensor, axis: int | None, items: int) -> Tensor:
     """`[..., channels]` of every item as `[..., items * channels]`."""
     return _items_first(tensor, axis, items).movedim(0, -2).flatten(-2)
 

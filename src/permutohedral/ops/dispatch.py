@@ -1,4 +1,4 @@
-"""Which backend runs an operation: chosen by device, forced by name, never swapped in silence."""
+"""The choice of a backend: by device, or forced by name. A forced backend is never replaced silently."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import importlib.util
 import os
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
 from functools import cache
 from types import TracebackType
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from permutohedral.errors import BackendUnavailable, InputError
-from permutohedral.ops.primitives import Primitives
-from permutohedral.ops.tracing import why_in_steps
+from permutohedral.ops.contract import Primitives
+
+Result = TypeVar("Result")
 
 
 @cache
@@ -27,14 +29,14 @@ def _import(module: str) -> Primitives:
 
 @dataclass(frozen=True)
 class Backend:
-    """A module that holds the primitives, and the reasons why it may not run.
+    """A module with the primitives, and the conditions under which it runs.
 
     Attributes:
-        name: what `use_backend` takes.
+        name: the argument of `use_backend`.
         module: import path of the primitives.
-        why_unavailable: None if the backend works on this machine, else the reason.
-        why_not_on: None if the backend can run on a device of this type, else the reason.
-        forced_only: device types on which it runs only when asked for by name.
+        why_unavailable: returns the reason it does not work on this machine, or None.
+        why_not_on: returns the reason it does not run on a device of this type, or None.
+        forced_only: device types on which it runs only if forced by name.
     """
 
     name: str
@@ -43,15 +45,15 @@ class Backend:
     why_not_on: Callable[[str], str | None]
     forced_only: tuple[str, ...] = ()
 
-    def refusal(self, device_type: str) -> str | None:
-        """Why this backend cannot run on `device_type` here, None if it can."""
+    def blocker(self, device_type: str) -> str | None:
+        """Return the reason this backend cannot run on `device_type` here, None if it can."""
         return self.why_unavailable() or self.why_not_on(device_type)
 
     def load(self) -> Primitives:
         return _import(self.module)
 
     def fault(self) -> str | None:
-        """Why it is installed here and does not load, None if it does, or is not installed."""
+        """Return the error of a backend that is installed and does not load, else None."""
         if self.why_unavailable() is not None:
             return None
         try:
@@ -63,9 +65,15 @@ class Backend:
 
 @cache
 def _native_available() -> str | None:
-    # only whether it is there: one that is there and does not load raises when it is used
+    # only whether it is installed: an installed core that does not load raises when it is used
     if importlib.util.find_spec("permutohedral._native") is None:
         return "its compiled core is not part of this installation; install permutohedral with a C++ compiler at hand"
+    try:
+        from permutohedral import _native
+    except ImportError:
+        return None
+    if not _native.instruction_sets():
+        return "its compiled core needs a processor with AVX2"
     return None
 
 
@@ -78,11 +86,11 @@ def _triton_interpreted() -> bool:
 
 
 def _triton_available() -> str | None:
-    return _triton_refusal(_triton_interpreted())
+    return _triton_unavailable(_triton_interpreted())
 
 
 @cache
-def _triton_refusal(interpreted: bool) -> str | None:
+def _triton_unavailable(interpreted: bool) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed; install permutohedral with its extra 'gpu'"
     if interpreted or torch.cuda.is_available():
@@ -104,26 +112,33 @@ _BACKENDS = [
     Backend("reference", "permutohedral.ops.reference", lambda: None, lambda device_type: None),
 ]
 
-# What was asked for and still holds, in that order; replaced, never changed, so that it can be read without the lock.
-_requests: tuple[use_backend, ...] = ()
+# Calls of `use_backend` that opened no block (yet), the latest last: the process default. Calls beyond the last few are
+# dropped, since a later call hides them. Replaced, never changed, so that it is read without the lock.
+_defaults: tuple[use_backend, ...] = ()
+_MOST_DEFAULTS = 64
 _lock = threading.Lock()
-# calls that open no block are forgotten beyond the latest ones, each of which hides those before it
-_MOST_CALLS = 64
+# the innermost block of this context: its backend, None for the choice by device
+_block: ContextVar[tuple[Backend | None] | None] = ContextVar("permutohedral_backend", default=None)
 
 
 def forced_backend() -> Backend | None:
-    """The backend asked for, None where it is chosen by device.
+    """Return the backend of the innermost block, else the process default, None for the choice by device."""
+    block = _block.get()
+    if block is not None:
+        return block[0]
+    defaults = _defaults
+    return defaults[-1].backend if defaults else None
 
-    A thread inside a block of its own follows the latest request of its own; any other thread, such as those in which
-    autograd runs backward passes, the latest of all.
-    """
-    requests = _requests
-    if not requests:
-        return None
-    thread = threading.get_ident()
-    if len(requests) > 1 and any(each.in_block and each.thread == thread for each in requests):
-        requests = tuple(each for each in requests if each.thread == thread)
-    return requests[-1].backend
+
+def call_on(backend: Backend | None, function: Callable[..., Result], *arguments: Any) -> Result:
+    """Call a function on the backend that `forced_backend` returned earlier, such as in the forward pass."""
+    if backend is forced_backend():
+        return function(*arguments)
+    token = _block.set((backend,))
+    try:
+        return function(*arguments)
+    finally:
+        _block.reset(token)
 
 
 def _by_name(name: str) -> Backend:
@@ -135,39 +150,49 @@ def _by_name(name: str) -> Backend:
 
 
 def choose_backend(device_type: str) -> Backend:
-    """The forced backend, else the first that runs on tensors of `device_type`."""
+    """Return the forced backend, else the first that runs on tensors of `device_type`."""
     forced = forced_backend()
     if forced is not None:
-        reason = forced.refusal(device_type)
+        reason = forced.blocker(device_type)
         if reason is not None:
-            raise BackendUnavailable(f"backend {forced.name!r} was asked for, but {reason}")
+            raise BackendUnavailable(f"backend {forced.name!r} is forced, but {reason}")
         return forced
     by_default = (backend for backend in _BACKENDS if device_type not in backend.forced_only)
-    return next(backend for backend in by_default if backend.refusal(device_type) is None)
+    return next(backend for backend in by_default if backend.blocker(device_type) is None)
 
 
-# what was chosen for GPUs, and under which circumstances: choosing takes as long as starting a kernel
-_on_gpu: tuple[list[Backend], Backend | None, Primitives] | None = None
+# the backend chosen for GPUs, with the backends and the request it was chosen for: choosing takes as long as a launch
+_on_gpu: tuple[list[Backend], Backend | None, Backend] | None = None
 
 
-def primitives_for(tensor: Tensor) -> Primitives:
-    """The primitives that run on the device of `tensor`."""
+def backend_for(tensor: Tensor) -> Backend:
+    """Return the backend that runs on the device of `tensor`."""
     global _on_gpu
     if not tensor.is_cuda:
-        return choose_backend(tensor.device.type).load()
+        return choose_backend(tensor.device.type)
     forced, known = forced_backend(), _on_gpu
     if known is None or known[0] is not _BACKENDS or known[1] is not forced:
-        known = _on_gpu = (_BACKENDS, forced, choose_backend("cuda").load())
+        known = _on_gpu = (_BACKENDS, forced, choose_backend("cuda"))
     return known[2]
 
 
+def primitives_for(tensor: Tensor) -> Primitives:
+    """Return the primitives that run on the device of `tensor`."""
+    return backend_for(tensor).load()
+
+
+def backend_name(tensor: Tensor) -> str:
+    """Return the name of the backend that runs on the device of `tensor`, empty while torch.compile traces."""
+    return "" if torch.compiler.is_compiling() else backend_for(tensor).name
+
+
 def all_backends() -> tuple[Backend, ...]:
-    """Every backend, whether it works on this machine or not, in order of preference."""
+    """Return every backend, whether it works on this machine or not, in order of preference."""
     return tuple(_BACKENDS)
 
 
 def available_backends() -> list[str]:
-    """Names of the backends that work on this machine, in order of preference.
+    """Return the names of the backends that work on this machine, in order of preference.
 
     >>> "reference" in available_backends()
     True
@@ -178,8 +203,8 @@ def available_backends() -> list[str]:
 class use_backend:
     """Force a backend for the whole process, or inside a `with` block.
 
-    The block holds for the thread that opens it, and for threads without a block of their own. A backward pass
-    runs on the backend of its forward pass, wherever it is started.
+    A call outside of a `with` statement sets the process default, which new threads follow. A block holds for the
+    thread, or the asynchronous task, that opens it. A backward pass runs on the backend of its forward pass.
 
     Args:
         name: "native", "triton" or "reference"; None chooses by device again.
@@ -194,41 +219,36 @@ class use_backend:
     """
 
     def __init__(self, name: str | None) -> None:
+        global _defaults
         self.backend = None if name is None else _by_name(name)
         reason = self.backend and self.backend.why_unavailable()
         if self.backend is not None and reason is not None:
             raise BackendUnavailable(f"backend {self.backend.name!r} cannot be used: {reason}")
-        self._ask(in_block=False)
-
-    def _ask(self, in_block: bool) -> None:
-        global _requests
-        self.in_block, self.thread = in_block, threading.get_ident()
+        self._tokens: list[Token[tuple[Backend | None] | None]] = []
         with _lock:
-            calls = [each for each in _requests if not each.in_block and each is not self]
-            forgotten = calls[:-_MOST_CALLS]
-            _requests = (*(each for each in _requests if each is not self and each not in forgotten), self)
+            _defaults = (*_defaults[1 - _MOST_DEFAULTS :], self)
 
     def __enter__(self) -> use_backend:
-        self._ask(in_block=True)
+        global _defaults
+        self._tokens.append(_block.set((self.backend,)))
+        with _lock:
+            # the call was part of a `with` statement
+            _defaults = tuple(each for each in _defaults if each is not self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        global _requests
-        with _lock:
-            _requests = tuple(each for each in _requests if each is not self)
-
-
-def on_backend(backend: Backend | None) -> use_backend:
-    """A block on the backend that `forced_backend` told elsewhere."""
-    return use_backend(None if backend is None else backend.name)
+        _block.reset(self._tokens.pop())
 
 
 def explain_backend(tensor: Tensor | None = None) -> str:
-    """Which backend runs operations on `tensor` (default: a CPU tensor), and why not the others.
+    """Report which backend runs operations on `tensor`, and why not the others.
 
-    The last line tells whether a whole filter without gradients may be one call of the backend, or why not.
+    `explain_call` reports which path a given call takes.
+
+    Args:
+        tensor: default: a tensor on the CPU.
 
     >>> import torch
     >>> "reference" in explain_backend(torch.zeros(1))
@@ -241,8 +261,6 @@ def explain_backend(tensor: Tensor | None = None) -> str:
     lines = [f"{chosen.name}: {how}" + ("" if fault is None else f", and fails: {fault}")]
     for backend in _BACKENDS:
         if backend is not chosen:
-            reason = backend.refusal(device_type) or backend.fault()
+            reason = backend.blocker(device_type) or backend.fault()
             lines.append(f"{backend.name}: {reason or 'available, not chosen'}")
-    in_steps = None if tensor is None else why_in_steps(tensor)
-    lines.append(f"filters: {'one call of the backend' if in_steps is None else f'in steps, since {in_steps}'}")
     return "\n".join(lines)

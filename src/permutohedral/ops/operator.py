@@ -1,10 +1,11 @@
-"""What an operator is to torch, and the shortest way to call one."""
+"""Leaf operators: their registration with torch, their derivatives, and a short way to call them in eager mode."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 import torch
@@ -12,85 +13,93 @@ from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 
-from permutohedral.ops.batching import Arguments, Axes, Rule, one_after_another
-from permutohedral.ops.dispatch import forced_backend, on_backend, primitives_for
-from permutohedral.ops.tracing import is_autocast, is_plain, is_traced, is_transformed, requires_gradient, uncompiled
+from permutohedral.ops.batching import Arguments, Axes, Rule, loop
+from permutohedral.ops.contract import Declined
+from permutohedral.ops.dispatch import call_on, forced_backend, primitives_for
+from permutohedral.ops.tracing import (
+    is_plain,
+    is_traced,
+    is_transformed,
+    requires_gradient,
+    uncompiled,
+    without_autocast,
+)
 
 Result = TypeVar("Result")
 
 Tangents = tuple[Tensor | None, ...]
-PushForward = Callable[[Callable[..., Any], Arguments, Tangents], Any]
+Jvp = Callable[[Callable[..., Any], Arguments, Tangents], Any]
 
 
 @dataclass(frozen=True)
 class Derivative:
-    """The derivative of an operator in both directions, made of operators.
+    """The derivative of an operator in both modes, made of operators.
 
     Attributes:
-        keep: puts into a context what `pull_back` needs, of the context, the arguments and the result.
-        pull_back: of the context and the gradients of the results, the gradients of the arguments.
-        push_forward: of the operator, the arguments and their tangents, the tangents of the results. A tangent is None
-            where there is none, but one of them is not.
+        save: of a context, the arguments and the result; saves in the context what `backward` needs.
+        backward: of the context and the gradients of the results; returns the gradients of the arguments.
+        jvp: of the operator, the arguments and their tangents; returns the tangents of the results. At least one of the
+            tangents is not None.
     """
 
-    keep: Callable[..., None]
-    pull_back: Callable[..., Any]
-    push_forward: PushForward
+    save: Callable[..., None]
+    backward: Callable[..., Any]
+    jvp: Jvp
 
 
 def multilinear(adjoints: dict[int, Callable[..., Tensor]]) -> Derivative:
-    """The derivative of an operator that is linear in one argument, or in each of two, and constant in the others.
+    """Return the derivative of an operator that is linear in one argument, or in each of two.
 
     Args:
-        adjoints: by the places of these arguments, the gradient with respect to each, of the gradient of the result and
-            of all arguments. Where there is only one, it is not kept, and None stands for it. The last argument may be
-            a number, the others are tensors or None.
+        adjoints: from the places of these arguments to functions that return the gradient with respect to each, of the
+            gradient of the result and of all arguments. A single linear argument is not saved, and passed as None. The
+            last argument may be a number, the others are tensors or None.
     """
     alone = next(iter(adjoints)) if len(adjoints) == 1 else None
 
-    def keep(ctx: Any, inputs: Arguments, output: Tensor) -> None:
+    def save(ctx: Any, inputs: Arguments, output: Tensor) -> None:
         count = len(inputs) - (not isinstance(inputs[-1], Tensor))
         ctx.number = inputs[count:]
         ctx.save_for_backward(*(None if place == alone else inputs[place] for place in range(count)))
 
-    def pull_back(ctx: Any, gradient: Tensor) -> Tangents:
+    def backward(ctx: Any, gradient: Tensor) -> Tangents:
         arguments = *ctx.saved_tensors, *ctx.number
         return tuple(
             adjoints[place](gradient, *arguments) if is_needed and place in adjoints else None
             for place, is_needed in enumerate(ctx.needs_input_grad)
         )
 
-    def push_forward(operator: Callable[..., Any], arguments: Arguments, tangents: Tangents) -> Tensor:
+    def jvp(operator: Callable[..., Any], arguments: Arguments, tangents: Tangents) -> Tensor:
         def with_tangent(place: int, tangent: Tensor | None) -> Tensor:
             result: Tensor = operator(*arguments[:place], tangent, *arguments[place + 1 :])
             return result
 
         parts = [with_tangent(place, tangents[place]) for place in adjoints if tangents[place] is not None]
         if not parts:
-            # torch takes no None for the tangent of a result that has numbers
+            # torch takes no None as the tangent of a floating result
             place = next(iter(adjoints))
             return with_tangent(place, torch.zeros_like(arguments[place]))
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
-    return Derivative(keep, pull_back, push_forward)
+    return Derivative(save, backward, jvp)
 
 
 class Operator(Generic[Result]):
-    """An operator of `torch.library`, and the shortest way to call it.
+    """An operator of `torch.library` that is cheap to call in eager mode.
 
-    torch's dispatcher costs more than a small kernel. What is traced, compiled or made of tensor subclasses goes
-    through the registered operator; what `torch.func` transforms, or has tangents, through a
-    `torch.autograd.Function` that knows how; everything else through a plain one with the same derivative, or straight
-    to the backend.
+    The dispatcher of torch costs more than a small kernel. A call that is traced or compiled, or has tensor subclasses,
+    goes through the registered operator. A call under `torch.func`, or with tangents, goes through an autograd function
+    with all their rules. Any other call goes through a plain autograd function with the same derivative, or directly to
+    the backend.
 
     Args:
         name: of the primitive, and of the operator `permutohedral::name`.
-        schema: arguments and results, in torch's notation.
-        shape: gives empty results of the right shapes, for tracing without data.
-        run: computes it, by default the backend's primitive of that name.
-        composed: computes it of other primitives, for a backend that has none of that name.
+        schema: arguments and results, in the notation of torch.
+        shape: returns empty results of the right shapes, for tracing without data.
+        run: computes it; default: the backend's primitive of that name.
+        composed: computes it of other primitives, for a backend that has none of that name or declines.
         derivative: None for an operator without derivatives.
-        batch: how `torch.vmap` runs it, by default one item after another (`batching.py`).
+        batch: how `torch.vmap` runs it, by default in a loop (`batching.py`).
     """
 
     def __init__(
@@ -102,7 +111,7 @@ class Operator(Generic[Result]):
         *,
         composed: Callable[..., Any] | None = None,
         derivative: Derivative | None = None,
-        batch: Rule = one_after_another,
+        batch: Rule = loop,
     ) -> None:
         self._name, self._run, self._composed = name, run, composed
         qualified = f"permutohedral::{name}"
@@ -111,8 +120,10 @@ class Operator(Generic[Result]):
         torch.library.register_fake(qualified, shape)
         self._function: type[torch.autograd.Function] | None = None
         if derivative is not None:
-            torch.library.register_autograd(qualified, derivative.pull_back, setup_context=derivative.keep)
-            self._function = direct_function(self.run, derivative.keep, derivative.pull_back)
+            torch.library.register_autograd(
+                qualified, partial(_backward, derivative), setup_context=partial(_save, derivative)
+            )
+            self._function = _eager_function(self.run, derivative)
         self._transformed = _transformed_function(self, self._run_below, derivative, batch)
         # of a lambda: torch marks the function, and a method cannot be marked
         self._transform_uncompiled = uncompiled(lambda *arguments: self._transform(*arguments))  # noqa: PLW0108
@@ -136,25 +147,25 @@ class Operator(Generic[Result]):
         return self._transform(*arguments)
 
     def run(self, first: Tensor, *others: Any) -> Result:
-        """Compute it; `functional` decides what autocast means, so inside a backend it is off."""
+        """Compute it with autocast off: the public functions have cast the values."""
         run: Any = self._run or getattr(primitives_for(first), self._name, self._composed)
-        if not is_autocast(first.device):
-            return cast(Result, run(first, *others))
-        with torch.autocast(first.device.type, enabled=False):
-            return cast(Result, run(first, *others))
+        found = without_autocast(first.device, run, first, *others)
+        if self._composed is not None and isinstance(found, Declined):
+            found = without_autocast(first.device, self._composed, first, *others)
+        return cast(Result, found)
 
     def _run_contiguous(self, *arguments: Any) -> Any:
-        """A backend may choose the strides of its results; compiled code has been promised contiguous ones."""
+        """Compute contiguous results, which compiled code expects; a backend may choose other strides."""
         return _of_tensors(Tensor.contiguous, self.run(*arguments))
 
     def _transform(self, *arguments: Any) -> Result:
         return cast(Result, self._transformed.apply(*arguments))
 
     def _run_below(self, *arguments: Any) -> Any:
-        """Compute it below all transformations, which torch may trace."""
+        """Compute it below all transformations; torch may trace it there."""
         if torch._C._len_torch_dispatch_stack() or not is_plain(*arguments):
             return self._registered(*arguments)
-        # a backend may give parts of larger tensors, to which torch can attach no tangent
+        # a backend may return views of larger tensors, to which torch attaches no tangents
         return _of_tensors(lambda each: each.clone() if each._is_view() else each, self.run(*arguments))
 
 
@@ -162,41 +173,40 @@ def _of_tensors(change: Callable[[Tensor], Tensor], result: Any) -> Any:
     return change(result) if isinstance(result, Tensor) else tuple(change(each) for each in result)
 
 
-def direct_function(
-    run: Callable[..., Any], keep: Callable[..., None], pull_back: Callable[..., Any]
-) -> type[torch.autograd.Function]:
-    """What autograd sees of a computation that is neither traced nor transformed: see `Derivative`."""
+def _save(derivative: Derivative, ctx: Any, inputs: Arguments, output: Any) -> None:
+    ctx.backend = forced_backend()
+    derivative.save(ctx, inputs, output)
 
-    class Direct(torch.autograd.Function):
+
+def _backward(derivative: Derivative, ctx: Any, *gradients: Tensor | None) -> Any:
+    """Run on the backend of the forward pass: autograd may be in another thread, or after the end of a block."""
+    if all(gradient is None for gradient in gradients):
+        return (None,) * len(ctx.needs_input_grad)
+    return call_on(ctx.backend, derivative.backward, ctx, *gradients)
+
+
+def _eager_function(run: Callable[..., Any], derivative: Derivative) -> type[torch.autograd.Function]:
+    """Return the autograd function of an operator that is neither traced nor transformed."""
+
+    class Eager(torch.autograd.Function):
         # without setup_context, whose arguments torch binds by name in every call
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
             # the gradient of an integer output would otherwise be a tensor of zeros as large as the output
             ctx.set_materialize_grads(False)
-            ctx.backend = forced_backend()
             output = run(*arguments)
-            keep(ctx, arguments, output)
+            _save(derivative, ctx, arguments, output)
             return output
 
         @staticmethod
         def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-            return _pull_back(pull_back, ctx, gradients)
+            return _backward(derivative, ctx, *gradients)
 
-    return Direct
-
-
-def _pull_back(pull_back: Callable[..., Any], ctx: Any, gradients: tuple[Tensor | None, ...]) -> Any:
-    """On the backend of the forward pass: autograd may be in a thread of its own, or after the end of a block."""
-    if all(gradient is None for gradient in gradients):
-        return (None,) * len(ctx.needs_input_grad)
-    if ctx.backend is forced_backend():
-        return pull_back(ctx, *gradients)
-    with on_backend(ctx.backend):
-        return pull_back(ctx, *gradients)
+    return Eager
 
 
 class _Unwrapped:
-    """A context whose tensors are free of the wrappers of transformations that have ended: these hold no memory."""
+    """A context whose saved tensors are stripped of the wrappers of transformations that have ended."""
 
     def __init__(self, ctx: Any) -> None:
         self._ctx = ctx
@@ -209,7 +219,7 @@ class _Unwrapped:
 def _transformed_function(
     operator: Callable[..., Any], run: Callable[..., Any], derivative: Derivative | None, batch: Rule
 ) -> type[torch.autograd.Function]:
-    """The operator with all that `torch.func` asks for; slower to call."""
+    """Return the autograd function of an operator with all rules of `torch.func`; it is slower to call."""
 
     class Transformed(torch.autograd.Function):
         @staticmethod
@@ -224,8 +234,7 @@ def _transformed_function(
             ctx.mark_non_differentiable(*(each for each in outputs if not each.is_floating_point()))
             if derivative is None:
                 return
-            ctx.backend = forced_backend()
-            derivative.keep(ctx, inputs, output)
+            _save(derivative, ctx, inputs, output)
             ctx.save_for_forward(*(each for each in inputs if isinstance(each, Tensor)))
             ctx.others = [None if isinstance(each, Tensor) else (each,) for each in inputs]
 
@@ -233,7 +242,7 @@ def _transformed_function(
         def backward(ctx: Any, *gradients: Tensor | None) -> Any:
             if derivative is None:
                 raise NotImplementedError("this operator has no derivative")
-            return _pull_back(derivative.pull_back, _Unwrapped(ctx), unwrap_dead_wrappers(gradients))
+            return _backward(derivative, _Unwrapped(ctx), *unwrap_dead_wrappers(gradients))
 
         @staticmethod
         def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
@@ -241,11 +250,11 @@ def _transformed_function(
                 return None if ctx.num_outputs == 1 else (None,) * ctx.num_outputs
             if derivative is None:
                 raise NotImplementedError("this operator has no derivative")
-            # torch calls this with tangents switched off, which loses those of transformations around this one
+            # torch calls this with tangents switched off, which would lose those of outer transformations
             with forward_ad._set_fwd_grad_enabled(True):
                 tensors = iter([forward_ad.unpack_dual(each).primal for each in ctx.saved_tensors])
                 arguments = tuple(next(tensors) if other is None else other[0] for other in ctx.others)
-                return derivative.push_forward(operator, arguments, tangents)
+                return derivative.jvp(operator, arguments, tangents)
 
         @staticmethod
         def vmap(info: Any, axes: Axes, *arguments: Any) -> tuple[Any, Any]:

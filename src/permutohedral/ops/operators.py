@@ -1,34 +1,36 @@
-"""The operators as torch knows them: schemas, shapes for tracing, derivatives. Written once, above every backend.
+"""The leaf operators: their schemas, shapes for tracing, and derivatives, for all backends.
 
-Each operator runs the backend of its tensors (`dispatch.py`). The derivatives are made of the operators
-themselves, so they can be differentiated again; `primitives.py` says why the set is closed.
+Each operator runs the backend of its tensors (`dispatch.py`). The derivatives are made of the operators themselves, so
+they can be differentiated again; `contract.py` says why the set is closed.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from permutohedral.ops.batching import (
     Arguments,
-    as_channels,
     as_groups,
     as_lattice_points,
     as_points,
-    one_after_another,
+    loop,
     padded,
+    stack_channels,
 )
+from permutohedral.ops.contract import accumulation_dtype, parent_keys, transpose_weight
 from permutohedral.ops.dispatch import primitives_for
-from permutohedral.ops.fused_primitives import ConvolutionTables
 from permutohedral.ops.operator import Derivative, Operator, Tangents, multilinear
-from permutohedral.ops.primitives import accumulation_dtype, transpose_weight
-from permutohedral.ops.tracing import is_plain, is_traced
+
+# values at the sources to their Gaussian sums at the targets
+Sums = Callable[[Tensor], Tensor]
 
 
 def dynamic_size() -> Any:
-    """A size that only the data tells, such as the number of lattice points."""
+    """Return a size that depends on the data, such as the number of lattice points."""
     return torch.library.get_ctx().new_dynamic_size()
 
 
@@ -44,7 +46,7 @@ def _index_points_shape(features: Tensor, batch: Tensor | None) -> tuple[Tensor,
     return keys, vertices, barycentric, table
 
 
-def _keep_features(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _save_features(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.save_for_backward(inputs[0])
 
 
@@ -55,7 +57,7 @@ def _index_points_backward(
     return embed_gradient(features, barycentric_gradient), None
 
 
-def _push_index_points(operator: object, arguments: Arguments, tangents: Tangents) -> tuple[Tensor | None, ...]:
+def _jvp_index_points(operator: object, arguments: Arguments, tangents: Tangents) -> tuple[Tensor | None, ...]:
     tangent = None if tangents[0] is None else embed_differential(arguments[0], tangents[0])
     return None, None, tangent, None
 
@@ -64,7 +66,7 @@ index_points: Operator[tuple[Tensor, ...]] = Operator(
     "index_points",
     "(Tensor features, Tensor? batch) -> (Tensor, Tensor, Tensor, Tensor)",
     _index_points_shape,
-    derivative=Derivative(_keep_features, _index_points_backward, _push_index_points),
+    derivative=Derivative(_save_features, _index_points_backward, _jvp_index_points),
     batch=padded(keys=(0,), tables=(3,)),
 )
 
@@ -129,7 +131,7 @@ splat: Operator[Tensor] = Operator(
             2: lambda gradient, values, vertices, barycentric, num: barycentric_gradient(values, gradient, vertices),
         }
     ),
-    batch=as_channels(as_lattice_points(lattice_values=None, vertices=1)),
+    batch=stack_channels(as_lattice_points(lattice_values=None, vertices=1)),
 )
 slice: Operator[Tensor] = Operator(
     "slice",
@@ -141,7 +143,7 @@ slice: Operator[Tensor] = Operator(
             2: lambda gradient, values, vertices, barycentric: barycentric_gradient(gradient, values, vertices),
         }
     ),
-    batch=as_channels(as_lattice_points(lattice_values=0, vertices=1)),
+    batch=stack_channels(as_lattice_points(lattice_values=0, vertices=1)),
 )
 barycentric_gradient: Operator[Tensor] = Operator(
     "barycentric_gradient",
@@ -159,7 +161,7 @@ barycentric_gradient: Operator[Tensor] = Operator(
 
 # convolve and its weight gradient: the partial gradients of sum_{k,v} <out[v], w_k in[neighbors[k,v]]>.
 # The taps are closed under negation, so the gradient with respect to the input is again a convolution, over
-# the reverse table: a gather, no scatter. reverse_neighbors is None where nobody has needed it yet.
+# the reverse table: a gather, no scatter. Where reverse_neighbors is None, it is computed.
 
 
 def _to_convolved(
@@ -185,32 +187,6 @@ _of_convolution = multilinear(
 )
 
 
-class _Kept(NamedTuple):
-    """What a context holds, read once: gradient checkpointing makes it anew for a single look."""
-
-    saved_tensors: tuple[Any, ...]
-    number: tuple[Any, ...]
-    needs_input_grad: tuple[bool, ...]
-
-
-def _convolve_backward(ctx: Any, gradient: Tensor) -> Any:
-    """Both gradients at once where the backend can, and nobody will differentiate them again."""
-    ctx = _Kept(ctx.saved_tensors, ctx.number, ctx.needs_input_grad)
-    values, weight, neighbors, reverse, opposite = ctx.saved_tensors
-    together = None
-    if all(ctx.needs_input_grad[:2]) and ctx.number == (1,) and not torch.is_grad_enabled() and not is_traced():
-        together = getattr(primitives_for(gradient), "convolve_gradients", None)
-    if together is None or 0 in (values.numel(), gradient.numel(), neighbors.numel()):
-        return _of_convolution.pull_back(ctx, gradient)
-    if not is_plain(gradient, *ctx.saved_tensors):
-        return _of_convolution.pull_back(ctx, gradient)
-    if reverse is None:
-        reverse = transpose_neighbors(neighbors, opposite, values.shape[0])
-    with torch.autocast(gradient.device.type, enabled=False):
-        found = together(values, weight, gradient, ConvolutionTables(neighbors, reverse, opposite), (True, False))
-    return *found[:2], None, None, None, None
-
-
 def _convolve_weight_gradient_shape(
     lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, reverse: Any, opposite: Tensor, groups: int
 ) -> Tensor:
@@ -228,7 +204,7 @@ convolve: Operator[Tensor] = Operator(
     lambda values, weight, neighbors, reverse, opposite, groups: primitives_for(values).convolve(
         values, weight, neighbors, groups
     ),
-    derivative=Derivative(_of_convolution.keep, _convolve_backward, _of_convolution.push_forward),
+    derivative=_of_convolution,
     batch=as_groups,
 )
 convolve_weight_gradient: Operator[Tensor] = Operator(
@@ -255,7 +231,7 @@ blur: Operator[Tensor] = Operator(
     lambda values, axis_neighbors, reverse: values.new_empty(values.shape),
     # the adjoint takes the axes in reverse
     derivative=multilinear({0: lambda gradient, _, neighbors, reverse: blur(gradient, neighbors, not reverse)}),
-    batch=as_channels(one_after_another),
+    batch=stack_channels(loop),
 )
 
 
@@ -272,4 +248,297 @@ filter_gaussian: Operator[Tensor] = Operator(
     "(Tensor values, Tensor vertices, Tensor barycentric, Tensor axis_neighbors, Tensor target_vertices, "
     "Tensor target_barycentric, float smallest_mass) -> Tensor",
     _filter_gaussian_shape,
+)
+
+
+# splat_largest: a splat that takes the largest value instead of the sum. Its gradient goes to the rows that had the
+# largest values, the winners: a gather in both directions.
+
+
+def take_winners(values: Tensor, winners: Tensor) -> Tensor:
+    """`values[winners[j, c], c]`, zero where there is no winner: the adjoint of `largest_gradient`.
+
+    >>> take_winners(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1, 0], [-1, -1]])).tolist()
+    [[3.0, 2.0], [0.0, 0.0]]
+    """
+    if values.shape[0] == 0:
+        return values.new_zeros(winners.shape)
+    return torch.where(winners >= 0, values.gather(0, winners.clamp_min(0).long()), 0)
+
+
+def _save_winners(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[1], inputs[1])
+
+
+def _splat_largest_backward(ctx: Any, gradient: Tensor, of_winners: None) -> tuple[Tensor, None, None]:
+    winners, vertices = ctx.saved_tensors
+    return largest_gradient(gradient, winners, vertices), None, None
+
+
+def _jvp_splat_largest(operator: Any, arguments: Arguments, tangents: Tangents) -> tuple[Tensor | None, None]:
+    if tangents[0] is None:
+        return None, None
+    return take_winners(tangents[0], operator(*arguments)[1]), None
+
+
+splat_largest: Operator[tuple[Tensor, Tensor]] = Operator(
+    "splat_largest",
+    "(Tensor values, Tensor vertices, SymInt num_lattice_points) -> (Tensor, Tensor)",
+    lambda values, vertices, num: (
+        values.new_empty((num, values.shape[1])),
+        values.new_empty((num, values.shape[1]), dtype=torch.int32),
+    ),
+    derivative=Derivative(_save_winners, _splat_largest_backward, _jvp_splat_largest),
+)
+
+
+largest_gradient: Operator[Tensor] = Operator(
+    "largest_gradient",
+    "(Tensor gradient, Tensor winners, Tensor vertices) -> Tensor",
+    lambda gradient, winners, vertices: gradient.new_empty((vertices.shape[0], gradient.shape[1])),
+    derivative=multilinear({0: lambda gradient, _, winners, vertices: take_winners(gradient, winners)}),
+)
+
+
+# between a lattice and that of twice the step (`lattice/pyramid.py`), composed of primitives; see `FusedFunctions`
+
+
+def _coarsen_keys(keys: Tensor, table: Tensor) -> tuple[Tensor, ...]:
+    coarse_keys, inverse, table = primitives_for(keys).index_keys(parent_keys(keys).flatten(0, 1))
+    return coarse_keys, inverse.view(-1, 2), table
+
+
+def _coarsen_keys_shape(keys: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    coarse_keys = keys.new_empty((dynamic_size(), keys.shape[1]))
+    return coarse_keys, keys.new_empty((keys.shape[0], 2)), keys.new_empty((dynamic_size(),), dtype=torch.int64)
+
+
+coarsen_keys: Operator[tuple[Tensor, ...]] = Operator(
+    "coarsen_keys",
+    "(Tensor keys, Tensor table) -> (Tensor, Tensor, Tensor)",
+    _coarsen_keys_shape,
+    composed=_coarsen_keys,
+    batch=padded(keys=(0,), tables=(2,)),
+)
+
+
+def _connect_levels(
+    keys: Tensor, table: Tensor, coarse_keys: Tensor, parents: Tensor, offsets: Tensor, opposite: Tensor
+) -> tuple[Tensor, Tensor]:
+    primitives = primitives_for(keys)
+    # the coarse lattice points among the fine ones
+    places = torch.cat([coarse_keys[:, :1], 2 * coarse_keys[:, 1:]], dim=1)
+    down = primitives.find_neighbors(keys, table, places, offsets)
+    return down, primitives.transpose_neighbors(down, opposite, keys.shape[0])
+
+
+connect_levels: Operator[tuple[Tensor, Tensor]] = Operator(
+    "connect_levels",
+    "(Tensor keys, Tensor table, Tensor coarse_keys, Tensor parents, Tensor offsets, Tensor opposite) -> "
+    "(Tensor, Tensor)",
+    lambda keys, table, coarse_keys, parents, offsets, opposite: (
+        keys.new_empty((offsets.shape[0], coarse_keys.shape[0])),
+        keys.new_empty((offsets.shape[0], keys.shape[0])),
+    ),
+    composed=_connect_levels,
+)
+
+
+def _coarse_corners(vertices: Tensor, coarse_keys: Tensor, parents: Tensor) -> Tensor:
+    """The corner of the coarse simplices that each parent is, int64 `[lattice_points, 2]`."""
+    # corner j is the vertex whose coordinates are congruent to j modulo d+1
+    corner = coarse_keys[:, 1].remainder(vertices.shape[1])
+    return corner.index_select(0, parents.flatten()).view(parents.shape).long()
+
+
+def _share(corner: Tensor, corners: int, like: Tensor) -> Tensor:
+    """How much of each fine vertex goes to which coarse corner, `[lattice_points, d + 1]`: a half for each parent."""
+    shares = like.new_zeros(corner.shape[0], corners)
+    return shares.scatter_add(1, corner, like.new_full((1, 1), 0.5).expand(corner.shape))
+
+
+def _coarsen_simplices(
+    vertices: Tensor, barycentric: Tensor, coarse_keys: Tensor, parents: Tensor
+) -> tuple[Tensor, Tensor]:
+    points, corners = vertices.shape
+    corner = _coarse_corners(vertices, coarse_keys, parents)
+    # of each fine lattice point, the rows of the coarse corners that it has a part in, -1 for the others
+    rows = torch.full((len(parents), corners), -1, dtype=parents.dtype, device=parents.device)
+    rows = rows.scatter(1, corner, parents)
+    coarse_vertices = rows.index_select(0, vertices.flatten()).view(points, corners, corners).amax(dim=1)
+    shares = _share(corner, corners, barycentric)
+    return coarse_vertices, primitives_for(vertices).slice(shares, vertices, barycentric)
+
+
+def _save_simplices(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    vertices, _, coarse_keys, parents = inputs
+    ctx.save_for_backward(vertices, coarse_keys, parents)
+
+
+def _coarsen_simplices_backward(ctx: Any, of_vertices: None, gradient: Tensor) -> tuple[None, Tensor, None, None]:
+    vertices, coarse_keys, parents = ctx.saved_tensors
+    shares = _share(_coarse_corners(vertices, coarse_keys, parents), vertices.shape[1], gradient)
+    return None, barycentric_gradient(gradient, shares, vertices), None, None
+
+
+def _jvp_simplices(operator: Any, arguments: Arguments, tangents: Tangents) -> tuple[None, Tensor | None]:
+    vertices, _, *levels = arguments
+    # linear in the weights
+    return None, None if tangents[1] is None else operator(vertices, tangents[1], *levels)[1]
+
+
+coarsen_simplices: Operator[tuple[Tensor, Tensor]] = Operator(
+    "coarsen_simplices",
+    "(Tensor vertices, Tensor barycentric, Tensor coarse_keys, Tensor parents) -> (Tensor, Tensor)",
+    lambda vertices, barycentric, coarse_keys, parents: (
+        vertices.new_empty(vertices.shape),
+        barycentric.new_empty(vertices.shape),
+    ),
+    composed=_coarsen_simplices,
+    derivative=Derivative(_save_simplices, _coarsen_simplices_backward, _jvp_simplices),
+)
+
+
+# Gaussian sums by their definition, between points and in windows of images:
+#
+#     v'_k = sum_i w_ki v_i,   w_ki = exp(-|t_k - f_i|^2 / 2)
+#
+# w is symmetric, and its derivative is w_ki (f_i - t_k). So derivatives are sums of the same kind, over the products of
+# values and features, made of the operators themselves. A source that comes within reach changes nothing: its weight is
+# negligible there.
+
+
+def _products(values: Tensor, features: Tensor, axis: int) -> Tensor:
+    """Each channel times each feature, `channels * d` channels along `axis`, which is negative."""
+    products = values.unsqueeze(axis) * features.unsqueeze(axis - 1)
+    return products.flatten(axis - 1, axis)
+
+
+def _pair(sums: Tensor, features: Tensor, axis: int) -> Tensor:
+    """Undo `_products`, each with the feature of the same number: `channels * d` to `channels`."""
+    products: Tensor = sums.unflatten(axis, (-1, features.shape[axis]))
+    return (products * features.unsqueeze(axis - 1)).sum(axis)
+
+
+def _pull(
+    total: Sums,
+    others: Tensor,
+    other_features: Tensor,
+    own: Tensor,
+    own_features: Tensor,
+    axis: int,
+) -> Tensor:
+    """sum_i w_ki <own_k, others_i> (other_features_i - own_features_k): the gradient with respect to own_features."""
+    channels = others.shape[axis]
+    wide = torch.cat([_products(others, other_features, axis), others], dim=axis)
+    moments, sums = total(wide).split([channels * other_features.shape[axis], channels], dim=axis)
+    drawn = (moments.unflatten(axis, (channels, -1)) * own.unsqueeze(axis)).sum(axis - 1)
+    pulled: Tensor = drawn - own_features * (own * sums).sum(axis, keepdim=True)
+    return pulled
+
+
+def _push(
+    total: Sums,
+    values: Tensor,
+    features: tuple[Tensor, Tensor],
+    tangents: tuple[Tensor, Tensor],
+    axis: int,
+) -> Tensor:
+    """sum_i w_ki v_i <f_i - t_k, t'_k - f'_i>: the tangent, of those of source and target features."""
+    (source, target), (source_tangent, target_tangent) = features, tangents
+    at_target = (target * target_tangent).sum(axis, keepdim=True)
+    at_source = (source * source_tangent).sum(axis, keepdim=True)
+    mixed = _pair(total(_products(values, source, axis)), target_tangent, axis)
+    mixed = mixed + _pair(total(_products(values, source_tangent, axis)), target, axis)
+    return mixed - at_target * total(values) - total(at_source * values)
+
+
+# sum_neighbors: values, features, target_features, reach
+
+
+def _save_neighbors(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    *tensors, ctx.reach = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _neighbors_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    values, features, targets = ctx.saved_tensors
+    to_values = to_features = to_targets = None
+    if ctx.needs_input_grad[0]:
+        to_values = sum_neighbors(gradient, targets, features, ctx.reach)
+    # differences of features are what counts: those of small numbers are more accurate
+    middle = features.detach().mean(dim=0) if features.shape[0] else 0.0
+    near, near_targets = features - middle, targets - middle
+    if ctx.needs_input_grad[1]:
+        to_features = _pull(
+            lambda wide: sum_neighbors(wide, near_targets, near, ctx.reach), gradient, near_targets, values, near, -1
+        )
+    if ctx.needs_input_grad[2]:
+        to_targets = _pull(
+            lambda wide: sum_neighbors(wide, near, near_targets, ctx.reach), values, near, gradient, near_targets, -1
+        )
+    return to_values, to_features, to_targets, None
+
+
+def _jvp_neighbors(operator: Any, arguments: Arguments, tangents: Tangents) -> Tensor:
+    values, features, targets, reach = arguments
+    of_values = torch.zeros_like(values) if tangents[0] is None else tangents[0]
+    tangent: Tensor = operator(of_values, features, targets, reach)
+    if tangents[1] is None and tangents[2] is None:
+        return tangent
+    of_features = torch.zeros_like(features) if tangents[1] is None else tangents[1]
+    of_targets = torch.zeros_like(targets) if tangents[2] is None else tangents[2]
+    return tangent + _push(
+        lambda wide: operator(wide, features, targets, reach),
+        values,
+        (features, targets),
+        (of_features, of_targets),
+        -1,
+    )
+
+
+sum_neighbors: Operator[Tensor] = Operator(
+    "sum_neighbors",
+    "(Tensor values, Tensor features, Tensor target_features, float reach) -> Tensor",
+    lambda values, features, targets, reach: values.new_empty((targets.shape[0], values.shape[1])),
+    derivative=Derivative(_save_neighbors, _neighbors_backward, _jvp_neighbors),
+)
+
+
+# sum_window: values, guide, sigma_y, sigma_x, reach. The targets are the sources; positions have no derivative.
+
+
+def _save_window(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    values, guide, *ctx.window = inputs
+    ctx.save_for_backward(values, guide)
+
+
+def _window_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    values, guide = ctx.saved_tensors
+
+    def total(wide: Tensor) -> Tensor:
+        return sum_window(wide, guide, *ctx.window)
+
+    to_values = total(gradient) if ctx.needs_input_grad[0] else None
+    to_guide = None
+    if ctx.needs_input_grad[1]:
+        to_guide = _pull(total, gradient, guide, values, guide, -3) + _pull(total, values, guide, gradient, guide, -3)
+    return to_values, to_guide, None, None, None
+
+
+def _jvp_window(operator: Any, arguments: Arguments, tangents: Tangents) -> Tensor:
+    values, guide, *window = arguments
+    of_values = torch.zeros_like(values) if tangents[0] is None else tangents[0]
+    tangent: Tensor = operator(of_values, guide, *window)
+    if tangents[1] is None:
+        return tangent
+    both = tangents[1], tangents[1]
+    return tangent + _push(lambda wide: operator(wide, guide, *window), values, (guide, guide), both, -3)
+
+
+sum_window: Operator[Tensor] = Operator(
+    "sum_window",
+    "(Tensor values, Tensor guide, float sigma_y, float sigma_x, float reach) -> Tensor",
+    lambda values, guide, sigma_y, sigma_x, reach: values.new_empty(values.shape),
+    derivative=Derivative(_save_window, _window_backward, _jvp_window),
 )

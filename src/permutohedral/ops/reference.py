@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.neighborhood import blur_gain
-from permutohedral.ops.primitives import (
+from permutohedral.ops.contract import (
     accumulation_dtype,
     check_items,
     key_limit,
     range_error,
     window_extents,
 )
+from permutohedral.ops.neighborhood import blur_gain
 
 # ranks below 2^31 and digits below 2^32 stay below it, too
 _CODE_LIMIT = 2**63
-# rows of the table of neighbors that are looked up at once
+# rows of the table of neighbors that are looked up together
 _ROWS_TOGETHER = 2**16
-# pairs of points, times d, that are computed at once
+# pairs of points, times d, that are computed together
 _PAIRS_AT_ONCE = 2**22
 
 
@@ -44,7 +44,7 @@ def elevation_matrix(dimension: int, dtype: torch.dtype, device: torch.device) -
 
 
 def find_simplex(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The simplex around each point.
+    """Find the simplex around each point.
 
     Returns:
         origin: float `[points, d + 1]`, the corner congruent to 0 modulo d+1.
@@ -76,7 +76,7 @@ def _check_range(features: Tensor, elevated: Tensor) -> None:
 
 
 def embed(features: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys without batch item int32 `[points, d + 1, d]`, and barycentric weights `[points, d + 1]`."""
+    """Return keys without item int32 `[points, d + 1, d]`, and barycentric weights `[points, d + 1]`."""
     d = features.shape[1]
     origin, rank, delta = find_simplex(features)
     corner = torch.arange(d + 1, device=features.device)
@@ -120,7 +120,7 @@ def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor
 
 
 def _number_rows(keys: Tensor) -> tuple[int, Tensor]:
-    """How many distinct rows int64 `keys [rows, columns]` has, and the rank of each row among them.
+    """Return the number of distinct rows of int64 `keys [rows, columns]`, and the rank of each row.
 
     As many columns as fit are digits of one integer; then its rank stands for them.
     """
@@ -153,7 +153,7 @@ def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offs
     neighbors = torch.full((offsets.shape[0], targets), -1, dtype=torch.int32, device=device)
     if sources == 0:
         return neighbors
-    # several taps at once where there are few targets, since a short operation takes as long as a shorter one
+    # several taps together if there are few targets, since the overhead of an operation dominates
     together = max(1, _ROWS_TOGETHER // max(1, targets))
     for part, taps in zip(neighbors.split(together), offsets.long().split(together), strict=True):
         wanted = target_keys.long().repeat(len(taps), 1)
@@ -287,6 +287,6 @@ def sum_window(values: Tensor, guide: Tensor, sigma_y: float, sigma_x: float, re
 
 
 def _overlap(offset: int, extent: int) -> tuple[builtins.slice, builtins.slice]:
-    """The pixels along an axis that have one at `offset`, and those there."""
+    """Return the pixels along an axis that have a neighbor at `offset`, and these neighbors."""
     first, last = max(0, -offset), min(extent, extent - offset)
     return builtins.slice(first, last), builtins.slice(first + offset, last + offset)

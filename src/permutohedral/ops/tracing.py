@@ -1,22 +1,24 @@
-"""What torch does with a call: whether it is traced or transformed, of which tensors, with which derivatives."""
+"""How torch runs a call: traced or transformed, with which tensors, gradients and autocast."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def is_plain(*arguments: Any) -> bool:
-    """Whether all tensors are ordinary ones, no subclasses."""
+    """Return whether no tensor is of a subclass."""
     # a loop is twice as fast as all() of a generator
     for argument in arguments:  # noqa: SIM110
         if type(argument) not in _PLAIN and isinstance(argument, Tensor):
@@ -25,12 +27,12 @@ def is_plain(*arguments: Any) -> bool:
 
 
 def is_traced() -> bool:
-    """Whether torch traces what runs, or transforms it, or pushes tangents forward through it."""
+    """Return whether torch traces or transforms the call, or pushes tangents forward through it."""
     return is_recorded() or is_transformed()
 
 
 def is_recorded() -> bool:
-    """Whether torch makes a program of what runs, and numbers may not be there to be read: a part of `is_traced`."""
+    """Return whether torch records the call as a graph, so that numbers may not be readable."""
     return bool(
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
@@ -39,7 +41,7 @@ def is_recorded() -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether `torch.func` transforms what runs, or tangents are pushed forward through it: a part of `is_traced`."""
+    """Return whether `torch.func` transforms the call, or tangents are pushed forward through it."""
     return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
 
 
@@ -48,13 +50,13 @@ is_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_batched(tensor: Tensor) -> bool:
-    """Whether `torch.vmap` batches the tensor: its numbers cannot be read."""
+    """Return whether `torch.vmap` batches the tensor, so that its numbers cannot be read."""
     return bool(torch._C._functorch.is_batchedtensor(tensor))
 
 
 @contextmanager
 def plain_numbers(tensor: Tensor) -> Iterator[Tensor]:
-    """What a tensor holds that `torch.func` has wrapped, the axes of `torch.vmap` included, for reading."""
+    """Yield the tensor inside the wrappers of `torch.func`, with the axes of `torch.vmap`, for reading."""
     if not torch._C._are_functorch_transforms_active():
         yield tensor
         return
@@ -65,12 +67,12 @@ def plain_numbers(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def is_unreadable() -> bool:
-    """Whether `torch.func.linearize` records the call: then nothing can be asked of its numbers."""
-    return is_recorded() and is_transformed()
+    """Return whether torch records the call as a graph, so that numbers cannot be read."""
+    return is_recorded()
 
 
 def surely_all(answers: Tensor) -> bool:
-    """Whether all answers are yes; no where they cannot be read."""
+    """Return whether all elements are true; False if they cannot be read."""
     if is_unreadable():
         return False
     with plain_numbers(answers) as numbers:
@@ -78,13 +80,13 @@ def surely_all(answers: Tensor) -> bool:
 
 
 def wants_gradient(*arguments: Any) -> bool:
-    """Whether a derivative with respect to one of the arguments may be asked for."""
-    # a tensor of an inner transformation does not tell which derivatives the outer ones take
+    """Return whether a derivative with respect to one of the arguments may be wanted."""
+    # a tensor of an inner transformation does not show which derivatives the outer ones take
     return is_transformed() or requires_gradient(*arguments)
 
 
 def requires_gradient(*arguments: Any) -> bool:
-    """Whether autograd records what is computed from the arguments, where nothing is transformed."""
+    """Return whether autograd records operations on the arguments; for calls that are not transformed."""
     if not torch.is_grad_enabled():
         return False
     # a loop is twice as fast as any() of a generator
@@ -94,41 +96,51 @@ def requires_gradient(*arguments: Any) -> bool:
     return False
 
 
-def why_in_steps(*tensors: Any) -> str | None:
-    """Why a filter of these tensors is composed of operators one by one, None if it may be one call of the backend.
+def fusion_blocker(*arguments: Any) -> str | None:
+    """Return the reason that a filter of these arguments cannot be one call of a backend, or None.
 
-    >>> why_in_steps(torch.zeros(3)) is None
+    Only tensors are looked at; the first one is a tensor.
+
+    >>> fusion_blocker(torch.zeros(3)) is None
     True
     """
     if is_traced():
         return "torch traces or transforms the call"
     device = None
-    for tensor in tensors:
-        if tensor is None:
+    for argument in arguments:
+        if type(argument) not in _PLAIN:
+            if isinstance(argument, Tensor):
+                return f"an argument is of the type {type(argument).__name__}"
             continue
-        if type(tensor) not in _PLAIN:
-            return f"an argument is of the type {type(tensor).__name__}"
         if device is None:
-            device = tensor.device
-        elif tensor.device != device:
+            device = argument.device
+        elif argument.device != device:
             return "the tensors are on different devices"
-        if tensor.layout is not torch.strided:
+        if argument.layout is not torch.strided:
             return "a tensor is not dense"
     if device is None or device.type == "meta":
-        return "there are no numbers to compute with"
-    return "autocast is enabled" if is_autocast(device) else None
+        return "no tensor has data"
+    return None
 
 
 def is_autocast(device: torch.device) -> bool:
-    """Whether autocast is enabled there."""
-    # the question about a device takes eight times as long
+    """Return whether autocast is enabled on the device."""
+    # asking about a device takes eight times as long
     return torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device.type)
 
 
-def is_compiled_in_parts() -> bool:
-    """Whether torch.compile traces, and would break the graph at an operator whose sizes only the data tells.
+def without_autocast(device: torch.device, function: Callable[..., Result], *arguments: Any) -> Result:
+    """Call a function with autocast switched off on a device."""
+    if not is_autocast(device):
+        return function(*arguments)
+    with torch.autocast(device.type, enabled=False):
+        return function(*arguments)
 
-    It does so unless it is called with `fullgraph=True` or told to capture such operators.
+
+def is_compiled_in_parts() -> bool:
+    """Return whether torch.compile traces, and breaks the graph at operators whose sizes depend on the data.
+
+    It does unless it is called with `fullgraph=True` or configured to capture such operators.
     """
     return torch.compiler.is_compiling() and _breaks_at_unknown_sizes()
 
@@ -144,6 +156,19 @@ _breaks_at_unknown_sizes._dynamo_marked_constant = True  # type: ignore[attr-def
 
 
 def uncompiled(function: Callable[..., Result]) -> Callable[..., Result]:
-    """The function, which torch.compile calls and does not look into; torch's compiler is not loaded for it."""
+    """Return a function that torch.compile calls without tracing it; this does not load the compiler."""
     outside: Callable[..., Result] = torch._compile._disable_dynamo(function)
     return outside
+
+
+def with_storable_results(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Let a function create tensors that autograd can save later, also under `torch.inference_mode`."""
+
+    @wraps(function)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+            return function(*args, **kwargs)
+        with torch.inference_mode(False), torch.no_grad():
+            return function(*args, **kwargs)
+
+    return run

@@ -1,42 +1,68 @@
 """The primitives on the CPU, by the compiled core (`native/`): the same bits on any number of threads.
 
-Here tensors are allocated, and lent to the core (`lending.py`). The number of threads is
+This module allocates the results; `bridge.py` passes tensors to the core. The number of threads is
 `torch.get_num_threads()`. Values of 16 bits are widened to float32 and rounded once at the end.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import dlpack
 
-from permutohedral.neighborhood import axis_offsets, blur_gain
-from permutohedral.ops.color_tables import ColorGridTables, LandmarkTables
-from permutohedral.ops.fused_primitives import FilterTables, KeptOfFilter
-from permutohedral.ops.native import lending
-from permutohedral.ops.native.lending import CPU, _native, core, key_core, plain, summed, to_dlpack
-from permutohedral.ops.native.levels import coarsen_values, largest_gradient, refine_values, splat_largest
-from permutohedral.ops.native.mean_field import differentiate_mean_field, mean_field, mean_field_logits
-from permutohedral.ops.native.one_thread import ones, sum_rows
-from permutohedral.ops.native.sums import add_beside, mix_rows, sum_cells
-from permutohedral.ops.native_limits import check_dimension, limit_kept_memory, refusing_too_many
-from permutohedral.ops.primitives import accumulation_dtype, key_limit, range_error, transpose_weight
+from permutohedral.errors import InputError
+from permutohedral.ops.contract import (
+    SMALLEST_MASS,
+    ColorGridTables,
+    Declined,
+    FilterTables,
+    Needed,
+    PairwiseTables,
+    Saved,
+    accumulation_dtype,
+    energies_error,
+    key_limit,
+    range_error,
+    transpose_weight,
+)
+from permutohedral.ops.native import bridge
+from permutohedral.ops.native.bridge import CPU, _native, core, key_core, plain, run_kernel, to_dlpack
+from permutohedral.ops.neighborhood import blur_gain
 
 if TYPE_CHECKING:
     from permutohedral._native import PendingIndex
 
-# larger requests are left to the single primitives, before each of which the free memory is checked
-_LARGEST_UNCHECKED_BYTES = 1 << 28
+# rows that `_sum_rows` adds one after another
+_ROWS_TOGETHER = 512
 
-limit_kept_memory()
+
+def check_dimension(dimension: int) -> None:
+    """Raise if the core does not take features of this dimension."""
+    if dimension > _native.MAX_DIMENSION:
+        raise InputError(
+            f"the native backend takes features of up to {_native.MAX_DIMENSION} dimensions, got {dimension}; "
+            'use_backend("reference") takes any'
+        )
+
+
+@contextmanager
+def _as_input_error() -> Iterator[None]:
+    """Convert the core's error for more lattice points than int32 can number."""
+    try:
+        yield
+    except ValueError as error:
+        raise InputError(str(error)) from error
 
 
 def _finish(pending: PendingIndex, columns: int) -> tuple[Tensor, Tensor]:
-    keys = lending.empty((pending.num_lattice_points, columns), torch.int32)
-    table = lending.empty((pending.table_size,), torch.int64)
+    keys = bridge.empty((pending.num_lattice_points, columns), torch.int32)
+    table = bridge.empty((pending.table_size,), torch.int64)
     pending.finish(to_dlpack(keys), to_dlpack(table))
     return keys, table
 
@@ -45,15 +71,14 @@ def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor
     points, d = features.shape
     check_dimension(d)
     features = plain(features)
-    vertices = lending.empty((points, d + 1), torch.int32)
-    barycentric = lending.empty((points, d + 1), features.dtype)
+    vertices = bridge.empty((points, d + 1), torch.int32)
+    barycentric = bridge.empty((points, d + 1), features.dtype)
     if points == 0:
         return vertices.new_empty((0, d + 1)), vertices, barycentric, torch.empty(0, dtype=torch.int64, device=CPU)
-    limit = key_limit(features.dtype)
-    items = None if batch is None else batch.to(torch.int32)
-    threads = lending.threads(points * (d + 1))
-    with refusing_too_many():
-        pending = core(features.dtype).index_points(features, items, limit, vertices, barycentric, threads)
+    limit, items = key_limit(features.dtype), None if batch is None else batch.to(torch.int32)
+    threads = bridge.threads(points * (d + 1))
+    with _as_input_error():
+        pending = core(features.dtype).index_points((features, items), limit, vertices, barycentric, threads)
     if pending is None:
         raise range_error(features, limit)
     keys, table = _finish(pending, d + 1)
@@ -61,37 +86,38 @@ def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor
 
 
 def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    unique_keys, inverse, table = _number(key_core.index_keys, (keys,), 1)
+    unique_keys, inverse, table = _number(key_core.index_keys, keys, 1)
     return unique_keys, inverse[:, 0], table
 
 
 def coarsen_keys(keys: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _number(key_core.index_parents, (keys, table), 2)
+    return _number(key_core.index_parents, keys, 2)
 
 
-def _number(index: Callable[..., PendingIndex], given: tuple[Tensor, ...], each: int) -> tuple[Tensor, Tensor, Tensor]:
-    rows, columns = given[0].shape
+def _number(index: Callable[..., PendingIndex], keys: Tensor, each: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Number distinct keys, `each` of them for each row of `keys`."""
+    rows, columns = keys.shape
     check_dimension(columns - 1)
-    numbers = lending.empty((rows, each), torch.int32)
+    numbers = bridge.empty((rows, each), torch.int32)
     if rows == 0:
-        return given[0].clone(), numbers, torch.empty(0, dtype=torch.int64, device=CPU)
-    with refusing_too_many():
-        pending = index(*given, numbers, lending.threads(rows * each))
+        return keys.clone(), numbers, torch.empty(0, dtype=torch.int64, device=CPU)
+    with _as_input_error():
+        pending = index(keys, numbers, bridge.threads(rows * each))
     unique_keys, table = _finish(pending, columns)
     return unique_keys, numbers, table
 
 
 def _table_of(keys: Tensor) -> Tensor:
-    """The lookup table of distinct keys in any order: that of the sorted keys, then where each is in `keys`."""
+    """Return the lookup table of distinct keys in any order: that of the sorted keys, then the place of each."""
     _, inverse, table = index_keys(keys)
-    order = lending.empty((keys.shape[0] + keys.shape[0] % 2,), torch.int32)
+    order = bridge.empty((keys.shape[0] + keys.shape[0] % 2,), torch.int32)
     order[inverse.long()] = torch.arange(keys.shape[0], dtype=torch.int32, device=CPU)
     return torch.cat([table, order.view(torch.int64)])
 
 
 def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor) -> Tensor:
     targets, filter_size = target_keys.shape[0], offsets.shape[0]
-    neighbors = lending.empty((filter_size, targets), torch.int32)
+    neighbors = bridge.empty((filter_size, targets), torch.int32)
     if source_keys.shape[0] == 0:
         return neighbors.fill_(-1)
     if neighbors.numel() == 0:
@@ -100,64 +126,69 @@ def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offs
         table = _table_of(source_keys)
     same = source_keys.data_ptr() == target_keys.data_ptr() and source_keys.shape == target_keys.shape
     same = same and source_keys.stride() == target_keys.stride()
-    threads = lending.threads(neighbors.numel())
+    threads = bridge.threads(neighbors.numel())
     key_core.find_neighbors(table, target_keys, offsets, same, neighbors, threads)
     return neighbors
 
 
 def transpose_neighbors(neighbors: Tensor, opposite: Tensor, num_source: int) -> Tensor:
-    transposed = lending.empty((neighbors.shape[0], num_source), torch.int32)
+    transposed = bridge.empty((neighbors.shape[0], num_source), torch.int32)
     if neighbors.shape[1] == 0:
         return transposed.fill_(-1)
     if transposed.numel() > 0:
-        key_core.transpose_neighbors(neighbors, opposite, transposed, lending.threads(neighbors.numel()))
+        key_core.transpose_neighbors(neighbors, opposite, transposed, bridge.threads(neighbors.numel()))
     return transposed
 
 
-def connect_levels(keys: Tensor, coarse_keys: Tensor, parents: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    down, up = (lending.empty((offsets.shape[0], each.shape[0]), torch.int32) for each in (coarse_keys, keys))
-    key_core.connect_levels(keys, parents, coarse_keys, offsets, down, up, lending.threads(up.numel()))
+def connect_levels(
+    keys: Tensor, table: Tensor, coarse_keys: Tensor, parents: Tensor, offsets: Tensor, opposite: Tensor
+) -> tuple[Tensor, Tensor] | Declined:
+    # every lattice point is within one step of its parents, and within one step of a coarse one are its children only
+    if offsets.shape[0] != 2 ** keys.shape[1] - 1:
+        return Declined("the core connects levels for a neighborhood of size 1")
+    down, up = (bridge.empty((offsets.shape[0], each.shape[0]), torch.int32) for each in (coarse_keys, keys))
+    key_core.connect_levels(keys, parents, offsets, down, up, bridge.threads(up.numel()))
     return down, up
 
 
 def coarsen_simplices(
     vertices: Tensor, barycentric: Tensor, coarse_keys: Tensor, parents: Tensor
 ) -> tuple[Tensor, Tensor]:
-    out = lending.empty(vertices.shape, torch.int32), lending.empty(vertices.shape, barycentric.dtype)
-    threads = lending.threads(vertices.numel() * vertices.shape[1])
-    core(barycentric.dtype).coarsen_simplices(vertices, barycentric, parents, coarse_keys, *out, threads)
+    out = bridge.empty(vertices.shape, torch.int32), bridge.empty(vertices.shape, barycentric.dtype)
+    threads = bridge.threads(vertices.numel() * vertices.shape[1])
+    core(barycentric.dtype).coarsen_simplices((vertices, barycentric), parents, coarse_keys, *out, threads)
     return out
 
 
 def splat(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int) -> Tensor:
     shape = num_lattice_points, values.shape[1]
-    return summed("splat", shape, vertices.numel() * shape[1], values, vertices, barycentric)
+    return run_kernel("splat", shape, vertices.numel() * shape[1], values, (vertices, barycentric))
 
 
 def slice(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tensor:
     shape = vertices.shape[0], lattice_values.shape[1]
-    return summed("slice", shape, vertices.numel() * shape[1], lattice_values, vertices, barycentric)
+    return run_kernel("slice", shape, vertices.numel() * shape[1], lattice_values, (vertices, barycentric))
 
 
 def barycentric_gradient(values: Tensor, lattice_values: Tensor, vertices: Tensor) -> Tensor:
     wide, work = values.to(accumulation_dtype(values.dtype)), vertices.numel() * values.shape[1]
-    return summed("barycentric_gradient", vertices.shape, work, wide, lattice_values, vertices)
+    return run_kernel("barycentric_gradient", vertices.shape, work, wide, lattice_values, (vertices, None))
 
 
 def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int) -> Tensor:
     shape, work = (neighbors.shape[1], weight.shape[2]), neighbors.shape[1] * weight.numel()
-    return summed("convolve", shape, work, lattice_values, weight, neighbors, groups)
+    return run_kernel("convolve", shape, work, lattice_values, weight, neighbors, groups)
 
 
 def convolve_weight_gradient(lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int) -> Tensor:
     shape = neighbors.shape[0], lattice_values.shape[1] // groups, output_gradient.shape[1]
     work = neighbors.numel() * shape[1] * shape[2]
-    return summed("convolve_weight_gradient", shape, work, lattice_values, output_gradient, neighbors, groups)
+    return run_kernel("convolve_weight_gradient", shape, work, lattice_values, output_gradient, neighbors, groups)
 
 
 def blur(lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool) -> Tensor:
     work = axis_neighbors.numel() * lattice_values.shape[1]
-    return summed("blur", lattice_values.shape, work, lattice_values, axis_neighbors, reverse)
+    return run_kernel("blur", lattice_values.shape, work, lattice_values, axis_neighbors, reverse)
 
 
 def filter_gaussian(
@@ -173,39 +204,20 @@ def filter_gaussian(
     work = (vertices.numel() + target_vertices.numel()) * shape[1]
     # the blur is not divided by its gain, and neither is the mass: their quotient is the same
     added_mass = smallest_mass * blur_gain(vertices.shape[1] - 1)
-    tensors = values, vertices, barycentric, axis_neighbors, target_vertices, target_barycentric
-    return summed("filter_gaussian", shape, work, *tensors, added_mass)
+    tables = (vertices, barycentric), axis_neighbors, (target_vertices, target_barycentric)
+    return run_kernel("filter_gaussian", shape, work, values, *tables, added_mass)
 
 
-def filter_points(values: Tensor, features: Tensor, batch: Tensor | None, smallest_mass: float) -> Tensor | None:
-    """All steps at once, without tensors in between, in an order of the points that suits the caches."""
-    dtype, (points, channels), d = accumulation_dtype(values.dtype), values.shape, features.shape[1]
-    simplices = points * (d + 1) * (4 + dtype.itemsize)
-    if channels == 0 or d > _native.MAX_DIMENSION or simplices > _LARGEST_UNCHECKED_BYTES:
-        return None
-    threads = lending.threads(points * (d + 1) * channels)
-    # in another order each value costs a cache miss, which only pays for wide ones
-    may_reorder = channels * dtype.itemsize >= _native.CACHE_LINE_BYTES
-    items = None if batch is None else batch.to(torch.int32)
-    with refusing_too_many():
-        pending = core(dtype).index_for_filter(features, items, key_limit(dtype), may_reorder, threads)
-    if pending is None or 2 * pending.num_lattice_points * (channels + 1) * dtype.itemsize > _LARGEST_UNCHECKED_BYTES:
-        return None
-    out = lending.empty((points, channels), dtype)
-    pending.filter(plain(values, dtype), axis_offsets(d), smallest_mass * blur_gain(d), out, threads)
-    return out.to(values.dtype)
-
-
-def filter_learned(
-    values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables
-) -> tuple[Tensor, KeptOfFilter]:
-    # each step rounds values of 16 bits, as if it were called by itself; what is divided by the density, once it is
+def filter_learned(values: Tensor, weight: Tensor, bias: Tensor | None, tables: FilterTables) -> tuple[Tensor, Saved]:
+    # each step rounds values of 16 bits, as if it were called by itself; the division by density rounds once
     dtype, points, density = accumulation_dtype(values.dtype), values.shape[0], None
     lattice, source, target = tables.lattice, tables.lattice.source, tables.lattice.target
     corners = source.vertices, source.barycentric, source.num_lattice_points
     lattice_values = splat(values.to(dtype) if tables.by_density else values, *corners)
     if tables.by_density:
-        density = splat(ones(points, dtype), *corners)[:, 0]
+        # by NumPy: on a busy machine torch's threads would wait for each other
+        ones = torch.from_numpy(np.ones((points, 1), np.float64 if dtype == torch.float64 else np.float32))
+        density = splat(ones, *corners)[:, 0]
         lattice_values = _change("divide_rows", lattice_values, density).to(values.dtype)
     convolved = convolve(lattice_values, weight, lattice.neighbors, tables.groups)
     output = slice(convolved, target.vertices, target.barycentric)
@@ -215,19 +227,19 @@ def filter_learned(
 
 
 def _change(kernel: str, rows: Tensor, by: Tensor) -> Tensor:
-    """What a kernel that works in place makes of contiguous rows, which are not needed any more."""
+    """Return the result of a kernel that works in place on contiguous rows, which it may overwrite."""
     wide = rows.to(accumulation_dtype(rows.dtype))
-    getattr(core(wide.dtype), kernel)(wide, by, lending.threads(wide.numel()))
+    getattr(core(wide.dtype), kernel)(wide, by, bridge.threads(wide.numel()))
     return wide.to(rows.dtype)
 
 
-def differentiate_learned(
-    gradient: Tensor, weight: Tensor, kept: KeptOfFilter, tables: FilterTables, wanted: tuple[bool, ...]
+def filter_learned_backward(
+    gradient: Tensor, inputs: Saved, kept: Saved, wanted: Needed, tables: FilterTables
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    to_bias = sum_rows(plain(gradient)) if wanted[2] else None
+    to_bias = _sum_rows(plain(gradient)) if wanted[2] else None
     if not (wanted[0] or wanted[1]):
         return None, None, to_bias
-    (lattice_values, density), (lattice, groups, _) = kept, tables
+    (lattice_values, density), (lattice, groups, _), weight = kept, tables, inputs[1]
     source, target, neighbors = lattice.source, lattice.target, lattice.neighbors
     at_targets = splat(gradient, target.vertices, target.barycentric, neighbors.shape[1])
     to_weight = convolve_weight_gradient(lattice_values, at_targets, neighbors, groups) if wanted[1] else None
@@ -249,47 +261,40 @@ def picture_features(
     dtype, axes = accumulation_dtype(guide.dtype), len(origin)
     leading, (channels, *space) = guide.shape[: -axes - 1], guide.shape[-axes - 1 :]
     count, samples = math.prod(leading), math.prod(space)
-    features = lending.empty((count * samples, axes + channels), dtype)
+    features = bridge.empty((count * samples, axes + channels), dtype)
     if features.numel() > 0:
         last = guide.movedim(-axes - 1, -1)
         channels_last = last.is_contiguous()
-        pictures = plain(last if channels_last else guide, dtype)
-        pictures = pictures.view(count, *pictures.shape[-axes - 1 :])
-        units = list(origin), list(sigma_space), list(sigma_range)
-        core(dtype).picture_features(pictures, channels_last, *units, features, lending.threads(features.numel()))
+        images = plain(last if channels_last else guide, dtype).view(-1)
+        units = space, list(origin), list(sigma_space), list(sigma_range)
+        core(dtype).picture_features(images, channels_last, *units, features, bridge.threads(features.numel()))
     return features.view(*leading, samples, axes + channels)
 
 
 def embed_gradient(features: Tensor, barycentric_gradient: Tensor) -> Tensor:
     check_dimension(features.shape[1])
-    return summed("embed_gradient", features.shape, features.numel(), features, barycentric_gradient)
+    gradient = barycentric_gradient.to(features.dtype)
+    return run_kernel("embed_gradient", features.shape, features.numel(), gradient, (features, None))
 
 
 def embed_differential(features: Tensor, differential: Tensor) -> Tensor:
     points, d = features.shape
     check_dimension(d)
-    return summed("embed_differential", (points, d + 1), features.numel(), features, differential)
+    tensors = differential.to(features.dtype), (features, None)
+    return run_kernel("embed_differential", (points, d + 1), features.numel(), *tensors)
 
 
 def sum_neighbors(values: Tensor, features: Tensor, target_features: Tensor, reach: float) -> Tensor:
     shape = target_features.shape[0], values.shape[1]
-    return summed("sum_neighbors", shape, features.shape[0] * shape[0], values, features, target_features, reach)
-
-
-def sum_landmarks(values: Tensor, guide: Tensor, tables: LandmarkTables) -> Tensor:
-    colors, mixture, sigma, cells, *others = tables
-    numbers = *sigma, *cells, *others
-    return summed("sum_landmarks", _with_mass(values), values.numel(), values, guide, colors, mixture, *numbers)
+    points = (features, None), (target_features, None)
+    return run_kernel("sum_neighbors", shape, features.shape[0] * shape[0], values, *points, reach)
 
 
 def sum_color_grid(values: Tensor, guide: Tensor, tables: ColorGridTables) -> Tensor:
-    return summed("sum_color_grid", _with_mass(values), values.numel(), values, guide, *tables)
-
-
-def _with_mass(values: Tensor) -> tuple[int, ...]:
-    """The shape of pictures with one more channel."""
     items, channels, *extent = values.shape
-    return items, channels + 1, *extent
+    # with one more channel, the mass
+    shape = items, channels + 1, *extent
+    return run_kernel("sum_color_grid", shape, values.numel(), values, guide, *tables)
 
 
 def sum_window(values: Tensor, guide: Tensor, sigma_y: float, sigma_x: float, reach: float) -> Tensor:
@@ -299,4 +304,102 @@ def sum_window(values: Tensor, guide: Tensor, sigma_y: float, sigma_x: float, re
     if guide.shape[1] == 0:
         # colors that are all alike
         guide = guide.new_zeros(()).expand(values.shape[0], 1, *values.shape[2:])
-    return summed("sum_window", values.shape, values.numel() * taps, values, guide, sigma_y, sigma_x, reach)
+    return run_kernel("sum_window", values.shape, values.numel() * taps, values, guide, sigma_y, sigma_x, reach)
+
+
+def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> tuple[Tensor, Tensor]:
+    dtype, shape = accumulation_dtype(values.dtype), (num_lattice_points, values.shape[1])
+    out, winners = bridge.empty(shape, dtype), bridge.empty(shape, torch.int32)
+    if out.numel() > 0:
+        threads = bridge.threads(vertices.numel() * values.shape[1])
+        core(dtype).splat_largest(values, (vertices, None), out, winners, threads)
+    return out.to(values.dtype), winners
+
+
+def largest_gradient(gradient: Tensor, winners: Tensor, vertices: Tensor) -> Tensor:
+    shape = vertices.shape[0], gradient.shape[1]
+    return run_kernel("largest_gradient", shape, vertices.numel() * shape[1], gradient, winners, (vertices, None))
+
+
+def mix_rows(rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool) -> Tensor:
+    dtype, points, channels = accumulation_dtype(rows.dtype), vertices.shape[0], rows.shape[1]
+    shape = (channels, points) if planes else (points, channels)
+    # Huge pages are not worth their price for a result that the core would not keep. Where free pages are given back to
+    # a host, as in many virtual machines, new huge ones take three times as long as small ones.
+    large = points * channels * dtype.itemsize > _native.kept_memory_limit()
+    out = torch.empty(shape, dtype=dtype, device=CPU) if large else bridge.empty(shape, dtype)
+    if out.numel() > 0:
+        core(dtype).mix_rows(rows, (vertices, weights), planes, out, bridge.threads(out.numel()))
+    return out.to(rows.dtype)
+
+
+def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor:
+    """Make one pass over the points for each step; the marginals are stored in the last one only."""
+    return _run_field(energies, start, kernels, steps, False)[0]
+
+
+def mean_field_logits(
+    energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int
+) -> tuple[Tensor, Saved]:
+    """See `FusedFunctions`. The blurred values of each step are kept, from which marginals are recomputed."""
+    return _run_field(energies, start, kernels, steps, True)
+
+
+def _run_field(
+    energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int, with_state: bool
+) -> tuple[Tensor, Saved]:
+    dtype, threads = kernels[0].barycentric.dtype, bridge.threads(energies.numel())
+    energies = plain(energies, dtype)
+    if core(dtype).is_sum_nan(energies, threads):
+        raise energies_error()
+    out = bridge.empty(energies.shape, dtype)
+    if out.numel() == 0:
+        return out, ()
+    field = energies, start, _pairwise_arguments(kernels), steps, SMALLEST_MASS
+    state = core(dtype).mean_field(*field, with_state, out, threads)
+    return out, tuple(dlpack.from_dlpack(each) for each in state)
+
+
+def mean_field_logits_backward(
+    gradient: Tensor, inputs: Saved, saved: Saved, needed: Needed, kernels: Sequence[PairwiseTables], steps: int
+) -> tuple[Tensor | None, ...]:
+    """See `FusedFunctions`. One pass over the points for each step, as in the mean field."""
+    energies, start, *_ = inputs
+    dtype, threads = kernels[0].barycentric.dtype, bridge.threads(energies.numel())
+    to_energies = bridge.empty(energies.shape, dtype)
+    to_start = None if start is None else bridge.empty(energies.shape, dtype)
+    to_kernels = [
+        torch.empty((1, 1) if kernel.costs is None else kernel.costs.shape, dtype=dtype, device=CPU)
+        for kernel in kernels
+    ]
+    field = energies, start, _pairwise_arguments(kernels), steps, SMALLEST_MASS
+    core(dtype).mean_field_gradient(*field, saved, gradient, to_energies, to_start, to_kernels, threads)
+    return to_energies, to_start, *to_kernels
+
+
+def _pairwise_arguments(kernels: Sequence[PairwiseTables]) -> list[Any]:
+    return [
+        (
+            (each.vertices, each.barycentric),
+            each.axis_neighbors,
+            float(each.source_power),
+            float(each.target_power),
+            each.costs,
+            float(each.factor),
+            each.both_ways,
+        )
+        for each in kernels
+    ]
+
+
+def _sum_rows(rows: Tensor) -> Tensor:
+    """Sum contiguous `[rows, channels]` to `[channels]` on the calling thread: torch's idle threads busy-wait."""
+    if rows.dtype not in (torch.float32, torch.float64):
+        # unknown to NumPy
+        return rows.sum(dim=0)
+    array = rows.numpy()
+    while (many := len(array) // _ROWS_TOGETHER) > 1:
+        # long rows are added fast, and few of them with little rounding
+        first = array[: many * _ROWS_TOGETHER].reshape(_ROWS_TOGETHER, -1).sum(axis=0)
+        array = np.concatenate([first.reshape(many, -1), array[many * _ROWS_TOGETHER :]])
+    return torch.from_numpy(array.sum(axis=0))

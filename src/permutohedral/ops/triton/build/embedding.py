@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops import reference
-from permutohedral.ops.triton.runtime import cdiv, launch, on_device, power_of_two, rows_contiguous
+from permutohedral.ops.triton.kernel import cdiv, kernel, on_device, power_of_two, rows_contiguous
 
 # Above it a tile of all pairs of coordinates does not fit the registers, and plain torch embeds the points: in the
 # lattice and in the derivatives alike, so that they agree.
@@ -22,7 +22,7 @@ LARGEST_TILE_DIMENSION = 16
 
 @triton.jit
 def elevate(vectors, point, STRIDE: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
-    """E f, `[ROWS, BLOCK]`, for the rows `point` of `vectors [points, d]`; zero below row d."""
+    """Return E f, `[ROWS, BLOCK]`, for the rows `point` of `vectors [points, d]`; zero below row d."""
     row = tl.arange(0, ROWS)[:, None]
     base = vectors + point.to(tl.int64) * STRIDE
     elevated = tl.zeros([ROWS, point.shape[0]], vectors.dtype.element_ty)
@@ -36,17 +36,17 @@ def elevate(vectors, point, STRIDE: tl.constexpr, D: tl.constexpr, ROWS: tl.cons
 
 @triton.jit
 def lowest_cell(features, reach: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """int32 `[ROWS, BLOCK]`, all columns alike: the coordinates of the first point divided by d+1, less `reach`."""
+    """Return the coordinates of the first point divided by d+1, less `reach`: int32 `[ROWS, BLOCK]`, equal columns."""
     elevated = elevate(features, tl.zeros([BLOCK], tl.int32), 0, D, ROWS)
     quotient = elevated * tl.full([1, 1], 1.0 / (D + 1), elevated.dtype)
-    # a first point without a key is found out later
+    # a first point without a key is reported later
     quotient = tl.where(tl.abs(quotient) < 2**30, quotient, 0.0)
     return quotient.to(tl.int32) - reach
 
 
 @triton.jit
 def find_simplex(features, point, STRIDE: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
-    """The simplex around the rows `point` of `features`.
+    """Find the simplex around the rows `point` of `features`.
 
     Returns three tiles: the origin's coordinates divided by d+1 (int32), the rank of each coordinate (int32), and
     delta = (y - origin) / (d+1); then int1 `[BLOCK]`, whether y is finite and inside the range of the keys.
@@ -71,7 +71,7 @@ def find_simplex(features, point, STRIDE: tl.constexpr, D: tl.constexpr, ROWS: t
 
     cell = rounded.to(tl.int32)
     excess = tl.sum(cell, axis=0)[None, :]
-    # how many are larger, or equal and earlier: each pair is compared once, and what is not larger counts for the other
+    # count the larger ones, and the equal ones before: each pair is compared once
     later = tl.arange(0, ROWS)[None, :, None] > tl.arange(0, ROWS)[:, None, None]
     larger = (later & (difference[None, :, :] > difference[:, None, :])).to(tl.int32)
     rank = row + tl.sum(larger, axis=1) - tl.sum(larger, axis=0) + excess
@@ -86,7 +86,7 @@ def find_simplex(features, point, STRIDE: tl.constexpr, D: tl.constexpr, ROWS: t
 
 @triton.jit
 def weights_from(delta, rank, D: tl.constexpr, ROWS: tl.constexpr):
-    """`[ROWS, BLOCK]`: b_j = delta_(d-j) - delta_(d-j+1), without the 1 of b_0; delta_(r) has rank r modulo d+1."""
+    """Return b_j = delta_(d-j) - delta_(d-j+1), without the 1 of b_0; delta_(r) has rank r modulo d+1."""
     corner = tl.arange(0, ROWS)[:, None, None]
     gained = tl.sum(tl.where(rank[None, :, :] == D - corner, delta[None, :, :], 0.0), axis=1)
     after = tl.where(corner == 0, 0, D + 1 - corner)
@@ -94,7 +94,7 @@ def weights_from(delta, rank, D: tl.constexpr, ROWS: tl.constexpr):
     return gained - lost
 
 
-@triton.jit(do_not_specialize=["num_points", "gradient_stride", "gradient_column_stride"])
+@kernel(sizes=["num_points", "gradient_stride", "gradient_column_stride"], options=["num_warps"])
 def embed_gradient_kernel(
     features, gradient, output, num_points, gradient_stride, gradient_column_stride, STRIDE: tl.constexpr,
     D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
@@ -105,6 +105,7 @@ def embed_gradient_kernel(
     point = tl.minimum(point, num_points - 1)
     _, rank, _, _ = find_simplex(features, point, STRIDE, D, ROWS)
     # the coordinate of rank r adds to b_{d-r} and takes from b_{d+1-r}, indices modulo d+1
+    rank = rank.to(tl.int64)
     base = gradient + point[None, :] * gradient_stride
     real = (row <= D) & inside[None, :]
     gained = tl.load(base + (D - rank) * gradient_column_stride, mask=real, other=0.0)
@@ -117,7 +118,7 @@ def embed_gradient_kernel(
         tl.store(output + point * D + j, scale * tl.sum(share, axis=0), mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_points"])
+@kernel(sizes=["num_points"], options=["num_warps"])
 def embed_differential_kernel(
     features, differential, output, num_points, STRIDE: tl.constexpr, CHANGE_STRIDE: tl.constexpr, D: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
@@ -145,11 +146,9 @@ def embed_gradient(features: Tensor, barycentric_gradient: Tensor) -> Tensor:
     features = rows_contiguous(features)
     output = features.new_empty(points, d)
     if points:
-        launch(
-            embed_gradient_kernel, (cdiv(points, 64),), (features, barycentric_gradient, output),
-            (points, *barycentric_gradient.stride()),
-            STRIDE=features.stride(0), D=d, ROWS=tile_rows(d), BLOCK=64, num_warps=2,
-        )  # fmt: skip
+        variant = embed_gradient_kernel[features.stride(0), d, tile_rows(d), 64, 2]
+        sizes = points, *barycentric_gradient.stride()
+        variant((cdiv(points, 64), 1, 1), (features, barycentric_gradient, output), sizes)
     return output
 
 
@@ -161,9 +160,6 @@ def embed_differential(features: Tensor, differential: Tensor) -> Tensor:
     features, differential = rows_contiguous(features), rows_contiguous(differential)
     output = features.new_empty(points, d + 1)
     if points:
-        launch(
-            embed_differential_kernel, (cdiv(points, 64),), (features, differential, output), (points,),
-            STRIDE=features.stride(0), CHANGE_STRIDE=differential.stride(0),
-            D=d, ROWS=tile_rows(d), BLOCK=64, num_warps=2,
-        )  # fmt: skip
+        variant = embed_differential_kernel[features.stride(0), differential.stride(0), d, tile_rows(d), 64, 2]
+        variant((cdiv(points, 64), 1, 1), (features, differential, output), (points,))
     return output

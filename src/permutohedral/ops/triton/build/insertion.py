@@ -1,12 +1,13 @@
-"""Embed the points and put the vertices they touch into the table, all in one pass over the points.
+"""Embed the points and insert the vertices they touch into the table, in one pass over the points.
 
-The lane that makes a slot also draws its row number; whoever else needs it waits for it at the end. Nobody who still
-has to draw a number waits, so the wait ends.
+The parts of a key have the same number of bits in its code, or as many as the range of the data needs.
+
+The lane that makes a slot also draws its row number. Other lanes that need the number wait for it at the end. A lane
+that still has to draw a number never waits, so the wait ends.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -15,10 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.triton.build.embedding import find_simplex, lowest_cell, tile_rows, weights_from
-from permutohedral.ops.triton.build.host_report import Telling, tell_host, told_by_kernel
-from permutohedral.ops.triton.build.key_packing import even_bits, pack_by_range, pack_evenly, unit_of
-from permutohedral.ops.triton.build.neighbors import fill_seconds
-from permutohedral.ops.triton.build.packed_table import (
+from permutohedral.ops.triton.build.hash_table import (
     BAD_FEATURE,
     COUNT,
     EXTENT,
@@ -36,27 +34,124 @@ from permutohedral.ops.triton.build.packed_table import (
     load_number,
     store_lanes,
 )
-from permutohedral.ops.triton.runtime import HAS_PTX, Bound, cdiv, empty_corners, power_of_two
+from permutohedral.ops.triton.build.neighbors import TapPairs, fill_mirrored_taps
+from permutohedral.ops.triton.kernel import HAS_PTX, cdiv, empty_corners, kernel
 
-# a single warp needs no barrier to know that all its probes have ended
-_INSERT_BLOCK = 32
+# points of a program: a single warp needs no barrier to know that all its probes have ended
+INSERT_BLOCK = 32
 # four rows for each thread
 _UNPACK_BLOCK, _UNPACK_WARPS = 256, 2
-# Pixels that are near each other touch the same slots, and whoever comes first makes the others wait. So the programs
-# that run at the same time take their points from many parts of the whole, each of several blocks. Where a part has
-# many corners to write, fewer parts at a time were faster: in up to three dimensions, and in more.
+# Pixels that are near each other touch the same slots, and the first makes the others wait. So programs that run at the
+# same time take their points from many parts of the whole, each of several blocks. Where a part has many corners to
+# write, fewer parts were faster: in up to three dimensions, and in more.
 _PARTS, _FEWER_PARTS, _BLOCKS_OF_A_PART = 512, 64, 16
-# registers of a thread that were fastest for tiles of so many rows (2 and 3, 4 to 7 dimensions), measured on an H200
+# registers of a thread that were fastest on an H200, by rows of a tile (2 and 3, 4 to 7 dimensions): fewer than the
+# compiler would take let more warps wait for memory, until they spill
 _MOST_REGISTERS = {4: 48, 8: 72}
-# how often a lane asks for a number that another one draws: some milliseconds
+# a code is a positive int64
+_CODE_BITS = 63
+_ITEM_BITS = 12
+_LARGEST_DIGIT_BITS = 30
+# looks at a number that another lane draws: some milliseconds
 _MOST_WAITS = tl.constexpr(1 << 16)
+
+
+@triton.jit
+def unit_of(table, DIGIT_BITS: tl.constexpr, CORNER_BITS: tl.constexpr, D: tl.constexpr):
+    """Return the UNIT of a header that gives every coordinate DIGIT_BITS; 0 for reading it from the header."""
+    if DIGIT_BITS > 0:
+        # a one at the lowest bit of each
+        unit: tl.constexpr = (((1 << (D * DIGIT_BITS)) - 1) // ((1 << DIGIT_BITS) - 1)) << CORNER_BITS
+        return tl.full([], unit, tl.int64)
+    else:
+        return tl.load(table + UNIT)
+
+
+@triton.jit
+def pack_evenly(
+    table, low, DIGIT_BITS: tl.constexpr, CORNER_BITS: tl.constexpr, ITEM_BITS: tl.constexpr, D: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Write a header that gives every coordinate DIGIT_BITS, from the quotients `low` on (see `lowest_cell`)."""
+    row = tl.arange(0, ROWS)
+    tl.store(table + LOW + row, tl.max(low, axis=1).to(tl.int64), mask=row < D)
+    tl.store(table + SHIFT + row, (CORNER_BITS + row * DIGIT_BITS).to(tl.int64), mask=row < D)
+    tl.store(table + EXTENT + row, tl.full([ROWS], 1 << DIGIT_BITS, tl.int64), mask=row < D)
+    tl.store(table + ITEM_SHIFT, CORNER_BITS + D * DIGIT_BITS)
+    tl.store(table + ITEM_EXTENT, 1 << ITEM_BITS)
+    tl.store(table + UNIT, unit_of(table, DIGIT_BITS, CORNER_BITS, D))
+
+
+@kernel(sizes=["num_points"], options=["num_warps"])
+def range_kernel(
+    features, batch, bounds, num_points,
+    STRIDE: tl.constexpr, HAS_BATCH: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Lower `bounds`, int32 `[2 ROWS + 1]`: to the quotients, to their negatives, to the negative of each item."""
+    row = tl.arange(0, ROWS)
+    low = tl.full([ROWS, BLOCK], 2**30, tl.int32)
+    high = tl.full([ROWS, BLOCK], 2**30, tl.int32)
+    item = tl.zeros([BLOCK], tl.int32)
+    for start in range(tl.program_id(0) * BLOCK, num_points, tl.num_programs(0) * BLOCK):
+        point = tl.minimum(start + tl.arange(0, BLOCK), num_points - 1)
+        cell, _, _, _ = find_simplex(features, point, STRIDE, D, ROWS)
+        low = tl.minimum(low, cell)
+        high = tl.minimum(high, -cell)
+        if HAS_BATCH:
+            item = tl.minimum(item, -tl.load(batch + point))
+    tl.atomic_min(bounds + row, tl.min(low, axis=1), mask=row < D, sem="relaxed")
+    tl.atomic_min(bounds + ROWS + row, tl.min(high, axis=1), mask=row < D, sem="relaxed")
+    if HAS_BATCH:
+        tl.atomic_min(bounds + 2 * ROWS, tl.min(item, axis=0), sem="relaxed")
+
+
+@kernel(options=["num_warps"])
+def pack_by_range_kernel(header, bounds, CORNER_BITS: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr):
+    """Give every coordinate as many bits as its range needs."""
+    row = tl.arange(0, ROWS)
+    low = tl.load(bounds + row, mask=row < D, other=0).to(tl.int64)
+    high = -tl.load(bounds + ROWS + row, mask=row < D, other=0).to(tl.int64)
+    # the corners of a simplex reach one cell below its origin
+    extent = high - low + 2
+    bits = tl.zeros([ROWS], tl.int64)
+    for k in range(32):
+        bits += (extent > (tl.full([ROWS], 1, tl.int64) << k)).to(tl.int64)
+    bits = tl.where(row < D, bits, 0)
+    items = 1 - tl.minimum(tl.load(bounds + 2 * ROWS), 0).to(tl.int64)
+    room = tl.full([], 1, tl.int64) << tl.maximum(63 - CORNER_BITS - tl.sum(bits, axis=0), 0)
+    tl.store(header + LOW + row, low - 1, mask=row < D)
+    tl.store(header + EXTENT + row, extent, mask=row < D)
+    before = CORNER_BITS + tl.cumsum(bits, axis=0) - bits
+    tl.store(header + SHIFT + row, before, mask=row < D)
+    tl.store(header + UNIT, tl.sum(tl.where(row < D, tl.full([ROWS], 1, tl.int64) << before, 0), axis=0))
+    tl.store(header + ITEM_SHIFT, CORNER_BITS + tl.sum(bits, axis=0))
+    tl.store(header + ITEM_EXTENT, items)
+    if (tl.sum(bits, axis=0) > 63 - CORNER_BITS) | (items > room):
+        tl.store(header + NO_ROOM, 1)
+
+
+def even_bits(d: int, batched: bool) -> tuple[int, int]:
+    """Return the bits of a digit and of the item if all coordinates get the same."""
+    item_bits = _ITEM_BITS if batched else 0
+    return min((_CODE_BITS - d.bit_length() - item_bits) // d, _LARGEST_DIGIT_BITS), item_bits
+
+
+def pack_by_range(table: PackedTable, features: Tensor, batch: Tensor | None) -> None:
+    """Write the header of an empty table that gives every coordinate the bits its range needs."""
+    points, d = features.shape
+    rows = tile_rows(d)
+    bounds = torch.full((2 * rows + 1,), 2**30, dtype=torch.int32, device=features.device)
+    ranges = range_kernel[features.stride(0), batch is not None, d, rows, 128, 4]
+    tensors = features, features if batch is None else batch, bounds
+    ranges((min(cdiv(points, 128), 1024), 1, 1), tensors, (points,))
+    pack_by_range_kernel[d.bit_length(), d, rows, 1]((1, 1, 1), (table.storage, bounds), ())
 
 
 @triton.jit
 def pack_digits(
     header, cell, low, DIGIT_BITS: tl.constexpr, CORNER_BITS: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr
 ):
-    """The code of the cells without item and corner int64 `[BLOCK]`, one step of each digit, and whether they fit."""
+    """Return codes of cells without item and corner, int64 `[BLOCK]`, one step of each digit, and if they fit."""
     row = tl.arange(0, ROWS)[:, None]
     coordinate = row < D
     digit = cell - low
@@ -73,7 +168,7 @@ def pack_digits(
 
 @triton.jit
 def draw_numbers(table, codes, slot, code, created, PTX: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Number the slots that were created and write the numbers down; -1 for the other lanes."""
+    """Number the created slots and store the numbers; return them, -1 for the other lanes."""
     made = created.to(tl.int32)
     total = tl.sum(made, axis=0)
     number = tl.full([ROWS, BLOCK], -1, tl.int32)
@@ -88,7 +183,7 @@ def draw_numbers(table, codes, slot, code, created, PTX: tl.constexpr, ROWS: tl.
 
 @triton.jit
 def wait_for_numbers(table, slot, number, wanted, PTX: tl.constexpr):
-    """The numbers in the slots, which other lanes may still have to draw; 0 for lanes that are not `wanted`."""
+    """Return the numbers in the slots once other lanes have drawn them; 0 for lanes that are not `wanted`."""
     waiting = wanted & (number < 0)
     waits = 0
     while is_any(waiting) & (waits < _MOST_WAITS):
@@ -100,7 +195,7 @@ def wait_for_numbers(table, slot, number, wanted, PTX: tl.constexpr):
     return tl.maximum(number, 0)
 
 
-@triton.jit(do_not_specialize=["num_points", "corner_stride", "capacity", "parts"])
+@kernel(sizes=["num_points", "corner_stride", "capacity", "parts"], options=["num_warps", "maxnreg"])
 def insert_points_kernel(
     features, batch, table, codes, vertices, barycentric, num_points, corner_stride, capacity, parts,
     STRIDE: tl.constexpr, HAS_BATCH: tl.constexpr, DIGIT_BITS: tl.constexpr, ITEM_BITS: tl.constexpr,
@@ -109,8 +204,8 @@ def insert_points_kernel(
     """Embed a block of points, insert their corners, list the code of every row number.
 
     `vertices` and `barycentric` are `[d + 1, points]`, `corner_stride` elements from one corner to the next. With
-    DIGIT_BITS = 0 the table's header says how to pack a key; else bits are dealt out evenly, around the first point.
-    The number of programs is a multiple of the `parts`.
+    DIGIT_BITS = 0 the header of the table holds how to pack a key; otherwise every coordinate gets DIGIT_BITS, around
+    the first point. The number of programs is a multiple of `parts`.
     """
     row = tl.arange(0, ROWS)[:, None]
     block = (tl.program_id(0) % parts) * (tl.num_programs(0) // parts) + tl.program_id(0) // parts
@@ -124,7 +219,7 @@ def insert_points_kernel(
             pack_evenly(table, low, DIGIT_BITS, CORNER_BITS, ITEM_BITS, D, ROWS)
     else:
         low = tl.load(table + LOW + row, mask=row < D, other=0).to(tl.int32)
-    # once the attempt has failed, the blocks that follow need not try
+    # after a failure the blocks that follow need not try
     flag = table + tl.zeros([1, 1], tl.int32)
     failed = tl.maximum(tl.load(flag + FULL), tl.load(flag + NO_ROOM)) > 0
     cell, rank, delta, valid = find_simplex(features, point, STRIDE, D, ROWS)
@@ -155,7 +250,7 @@ def insert_points_kernel(
     lower = rank[None, :, :] > D - corner[:, :, None]
     code = base[None, :] - tl.sum(tl.where(lower, units[None, :, :], 0), axis=1) + corner
     wanted = tl.broadcast_to(usable[None, :] & ~failed, [ROWS, BLOCK])
-    # never empty, and in nobody's way: corner d+1 does not occur
+    # not EMPTY, and never a real code: corner d+1 does not occur
     code = tl.where(wanted, code, D + 1)
     if PTX:
         wanted = wanted & (row <= D)
@@ -169,9 +264,9 @@ def insert_points_kernel(
 
 @triton.jit
 def move_rows(table, other, code, number, capacity, CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr):
-    """Insert rows of a table into another one, with its header."""
+    """Insert rows of a table into another one, and copy the header."""
     if tl.program_id(0) == 0:
-        # but for its last words, which hold nothing
+        # without its last words, which are unused
         word = tl.arange(0, 128)
         tl.store(other + word, tl.load(table + word))
     unit = tl.load(table + UNIT)
@@ -179,16 +274,17 @@ def move_rows(table, other, code, number, capacity, CORNER_BITS: tl.constexpr, P
     tl.store(entry_of(other, slot) + 1, number.to(tl.int64) + 1, mask=created)
 
 
-@triton.jit(do_not_specialize=["most_rows", "other_capacity", "taps", "num_points"])
+@kernel(sizes=["most_rows", "other_capacity", "taps"], options=["num_warps"])
 def unpack_kernel(
-    table, codes, keys, other, neighbors, offsets, features, words, most_rows, other_capacity, taps, num_points,
-    MOVE: tl.constexpr, TAPS: tl.constexpr, TOLD: tl.constexpr, STRIDE: tl.constexpr, CORNER_BITS: tl.constexpr,
-    PTX: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    table, codes, keys, other, neighbors, partners, most_rows, other_capacity, taps,
+    MOVE: tl.constexpr, PAIRED: tl.constexpr, CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the keys of all lattice points, or of the first `most_rows`; with MOVE also insert them into another table,
-    which has room for so many, and do nothing if there are more. With TAPS prepare `neighbors [taps, rows]` beside it.
+    """Write the keys of all lattice points, or of the first `most_rows`.
+
+    With MOVE also insert them into another table of that many rows, and do nothing if there are more. With PAIRED
+    prepare `neighbors [taps, rows]` for `find_neighbors_kernel`.
     """
-    tell_host(table, features, words, num_points, TOLD, STRIDE, D)
     num_rows = tl.load(table + COUNT).to(tl.int32)
     if MOVE:
         num_rows = tl.where(num_rows <= most_rows, num_rows, 0)
@@ -199,8 +295,8 @@ def unpack_kernel(
         inside = place < num_rows
         number = tl.minimum(place, num_rows - 1)
         code = tl.load(codes + number)
-        if TAPS > 0:
-            fill_seconds(neighbors, offsets, first, num_rows, taps, D, TAPS, BLOCK)
+        if PAIRED:
+            fill_mirrored_taps(neighbors, partners, first, num_rows, taps, BLOCK)
         if MOVE:
             move_rows(table, other, code, number, other_capacity, CORNER_BITS, PTX, D)
         corner = code & ((1 << CORNER_BITS) - 1)
@@ -217,14 +313,14 @@ def unpack_kernel(
 
 
 class Insertion(NamedTuple):
-    """What inserting all points gives.
+    """Points that were inserted into a table.
 
     Attributes:
         table: the vertices that the points touch.
-        codes: int64 `[capacity of the table]`, the code of each row number; as many are written as rows are drawn.
-        vertices: int32 `[points, d + 1]`, corner by corner in memory.
+        codes: int64 `[capacity of the table]`, the code of each row number; only drawn numbers are written.
+        vertices: int32 `[points, d + 1]`, corner by corner in memory; between levels `[points, 2]`.
         barycentric: `[points, d + 1]`, corner by corner in memory.
-        dimension: d; from level to level there are other vertices than the corners of simplices.
+        dimension: d.
     """
 
     table: PackedTable
@@ -234,73 +330,43 @@ class Insertion(NamedTuple):
     dimension: int
 
 
-def insert_points(
-    features: Tensor, batch: Tensor | None, capacity: int, by_range: bool, table: PackedTable | None = None
-) -> Insertion:
-    """Start inserting all points into a new table; whether they fit the kernel tells that follows: see `Telling`.
+def insert_points(features: Tensor, batch: Tensor | None, capacity: int, by_range: bool) -> Insertion:
+    """Queue the insertion of all points into a new table. The flags in its header report failures.
 
     Args:
         features, batch: see `index_points`; the features of a point are contiguous.
         capacity: of the table.
-        by_range: whether the bits of a key are dealt out by the range of the data.
-        table: an empty one of this capacity, if there is one.
+        by_range: give each coordinate the bits that its range needs, not the same for all.
     """
-    points, d = features.shape
-    device = features.device
-    table = table or PackedTable.empty(capacity, device)
+    (points, d), device = features.shape, features.device
+    table = PackedTable.empty(capacity, device)
     codes = torch.empty(capacity, dtype=torch.int64, device=device)
     vertices = empty_corners(points, d + 1, torch.int32, device)
     barycentric = empty_corners(points, d + 1, features.dtype, device)
+    has_batch, rows = batch is not None, tile_rows(d)
     if by_range:
         pack_by_range(table, features, batch)
-    bound = _bind_insert(d, features.stride(0), batch is not None, by_range)
+    digit_bits, item_bits = even_bits(d, has_batch)
+    variant = insert_points_kernel[
+        features.stride(0), has_batch, 0 if by_range else digit_bits, item_bits, d.bit_length(), HAS_PTX, d, rows,
+        INSERT_BLOCK, cdiv(INSERT_BLOCK, 32), _MOST_REGISTERS.get(rows) if HAS_PTX else None,
+    ]  # fmt: skip
     tensors = features, features if batch is None else batch, table.storage, codes, vertices, barycentric
-    blocks = cdiv(points, _INSERT_BLOCK)
+    blocks = cdiv(points, INSERT_BLOCK)
     parts = max(min(blocks // _BLOCKS_OF_A_PART, _PARTS if d <= 3 else _FEWER_PARTS), 1)
-    bound((cdiv(blocks, parts) * parts, 1, 1), tensors, (points, vertices.stride(1), capacity, parts))
+    variant((cdiv(blocks, parts) * parts, 1, 1), tensors, (points, vertices.stride(1), capacity, parts))
     return Insertion(table, codes, vertices, barycentric, d)
 
 
-@cache
-def _bind_insert(d: int, stride: int, has_batch: bool, by_range: bool) -> Bound:
-    digit_bits, item_bits = even_bits(d, has_batch)
-    return Bound(
-        insert_points_kernel, STRIDE=stride, HAS_BATCH=has_batch, DIGIT_BITS=0 if by_range else digit_bits,
-        ITEM_BITS=item_bits, CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d, ROWS=tile_rows(d), BLOCK=_INSERT_BLOCK,
-        num_warps=cdiv(_INSERT_BLOCK, 32), **_register_limit(tile_rows(d)),
-    )  # fmt: skip
+def unpack_keys(insertion: Insertion, keys: Tensor, other: PackedTable, pairs: TapPairs | None = None) -> None:
+    """Write the keys of as many rows as `keys` has; insert them into `other` if it is another table.
 
-
-def _register_limit(rows: int) -> dict[str, int]:
-    """Fewer registers than the compiler would take let more warps wait for memory at once, until they spill."""
-    return {"maxnreg": _MOST_REGISTERS[rows]} if HAS_PTX and rows in _MOST_REGISTERS else {}
-
-
-def unpack_keys(
-    insertion: Insertion,
-    keys: Tensor,
-    other: PackedTable,
-    paired: tuple[Tensor, Tensor] | None = None,
-    telling: Telling | None = None,
-) -> None:
-    """Write the keys of as many rows as `keys` has; an `other` table than the insertion's gets them, too.
-
-    `paired`, neighbors `[taps, rows]` and their offsets, are prepared for `search_into`, as many columns as there are
-    lattice points. With `telling` the host is told what became of the insertion.
+    With `pairs`, prepare their neighbors for `search_into`: as many columns as there are lattice points.
     """
     table, (rows, columns) = insertion.table, keys.shape
-    neighbors, offsets = (keys, keys) if paired is None else paired
-    taps = 0 if paired is None else neighbors.shape[0]
-    told, points, constants = told_by_kernel(telling, keys)
-    bound = _bind_unpack(columns - 1, other is not table, power_of_two(taps) if taps else 0, *constants)
-    tensors = table.storage, insertion.codes, keys, other.storage, neighbors, offsets, *told
-    bound(bound.tiles(rows, 1), tensors, (rows, other.capacity, taps, points))
-
-
-@cache
-def _bind_unpack(d: int, move: bool, taps: int, told: int, stride: int) -> Bound:
-    block, warps = (_INSERT_BLOCK, cdiv(_INSERT_BLOCK, 32)) if move else (_UNPACK_BLOCK, _UNPACK_WARPS)
-    return Bound(
-        unpack_kernel, MOVE=move, TAPS=taps, TOLD=told, STRIDE=stride, CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d,
-        BLOCK=block, num_warps=warps,
-    )  # fmt: skip
+    neighbors, partners = (keys, keys) if pairs is None else pairs
+    move = other is not table
+    blocks = (INSERT_BLOCK, cdiv(INSERT_BLOCK, 32)) if move else (_UNPACK_BLOCK, _UNPACK_WARPS)
+    variant = unpack_kernel[(move, pairs is not None, (columns - 1).bit_length(), HAS_PTX, columns - 1, *blocks)]
+    tensors = table.storage, insertion.codes, keys, other.storage, neighbors, partners
+    variant(variant.tiles(rows, 1), tensors, (rows, other.capacity, neighbors.shape[0]))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.triton.build import wide_keys
-from permutohedral.ops.triton.build.host_report import Telling, tell_host, told_by_kernel
-from permutohedral.ops.triton.build.packed_table import (
+from permutohedral.ops import reference
+from permutohedral.ops.triton.build.hash_table import (
     EXTENT,
     ITEM_EXTENT,
     ITEM_SHIFT,
@@ -22,20 +19,24 @@ from permutohedral.ops.triton.build.packed_table import (
     count_rows,
     look_up,
 )
-from permutohedral.ops.triton.runtime import HAS_PTX, Bound, cdiv, launch, on_device, power_of_two
-from permutohedral.ops.triton.zeros import fill_block
+from permutohedral.ops.triton.kernel import HAS_PTX, cdiv, fill_block, kernel, on_device, power_of_two
 
-# every program looks for the opposite of its tap, so there must not be many
+# one program compares all pairs of taps
 _MOST_PAIRED_TAPS = 64
-# fewer look-ups are done before a table is filled with -1
+# fewer look-ups take less time than filling a table with -1
 _WORTH_PAIRING = 1 << 21
 # targets of a program; programs that fill a large GPU
 _BLOCK, _PROGRAMS = 128, 1 << 13
+# partners of taps: looked up alone; written by the opposite tap
+_ALONE, _MIRRORED = tl.constexpr(-1), tl.constexpr(-2)
+
+# neighbors int32 `[taps, rows]`, and the partners of the taps: see `pair_taps_kernel`
+TapPairs = tuple[Tensor, Tensor]
 
 
 @triton.jit
 def key_digit(keys, table, target, i, D: tl.constexpr):
-    """Digit i of the targets' keys and their corner, int32."""
+    """Return digit i of the targets' keys and their corner, int32."""
     coordinate = tl.load(keys + target.to(tl.int64) * (D + 1) + 1 + i)
     # floor division, as coordinates may be negative
     quotient = coordinate // (D + 1)
@@ -50,17 +51,17 @@ def look_up_tap(
     table, targets, offset, target, here, inside, unit, capacity, CORNER_BITS: tl.constexpr, PTX: tl.constexpr,
     D: tl.constexpr,
 ):  # fmt: skip
-    """int32 `[1, BLOCK]`: the row of the table's key at `offset` from each target, -1 where there is none.
+    """Return the row of the table's key at `offset` from each target, int32 `[1, BLOCK]`, -1 if there is none.
 
-    An offset is a lattice point, its coordinates being (d+1) p_i + r: it moves digit i by p_i, and all digits by one
-    more where the corner passes d. So the code of the neighbor is that of the target plus a number.
+    An offset is a lattice point with coordinates (d+1) p_i + r. It moves digit i by p_i, and all digits by one more
+    where the corner passes d. So the code of the neighbor is that of the target plus a number.
 
     Args:
         targets: the keys of the targets, int32, or the codes of the table's own rows, int64.
         offset: of the tap, int32 `[d]`.
-        target, inside: which targets, and whether there are such, `[1, BLOCK]`.
-        here: their codes, if these are known.
-        unit: what a code grows by when all digits grow by one.
+        target, inside: numbers of the targets, and whether they exist, `[1, BLOCK]`.
+        here: their codes, if `targets` are codes.
+        unit: the increase of a code when all digits grow by one.
     """
     first = tl.load(offset)
     residue = ((first % (D + 1)) + D + 1) % (D + 1)
@@ -92,84 +93,67 @@ def look_up_tap(
     return row
 
 
-@triton.jit
-def compare_offsets(offsets, tap, other, taps, D: tl.constexpr):
-    """Whether the offsets of two taps are each other's negative, and whether they are equal; no for absent taps."""
-    negative = (tap < taps) & (other < taps)
+@kernel(sizes=["taps"], options=["num_warps"])
+def pair_taps_kernel(offsets, partners, taps, D: tl.constexpr, TAPS: tl.constexpr):
+    """Find the opposite of every tap: write the tap that mirrors it, itself for the center, _ALONE or _MIRRORED.
+
+    An offset may occur twice; only its first tap is paired.
+    """
+    tap = tl.arange(0, TAPS)
+    negative = (tap < taps)[None, :] & (tap < taps)[:, None]
     equal = negative
     for i in tl.static_range(D):
-        mine = tl.load(offsets + tl.minimum(tap, taps - 1) * D + i)
-        there = tl.load(offsets + tl.minimum(other, taps - 1) * D + i)
-        negative = negative & (there == -mine)
-        equal = equal & (there == mine)
-    return negative, equal
-
-
-@triton.jit
-def find_opposite(offsets, tap, taps, D: tl.constexpr, TAPS: tl.constexpr):
-    """The first tap at the negative offset (`taps` if there is none), and the first at the same one."""
-    other = tl.arange(0, TAPS)
-    negative, equal = compare_offsets(offsets, tap, other, taps, D)
-    return tl.min(tl.where(negative, other, taps), axis=0), tl.min(tl.where(equal, other, taps), axis=0)
-
-
-@triton.jit
-def list_seconds(offsets, taps, D: tl.constexpr, TAPS: tl.constexpr):
-    """int64: bit t is set if `find_pair` leaves tap t to the one opposite to it."""
-    tap = tl.arange(0, TAPS)
-    negative, equal = compare_offsets(offsets, tap[:, None], tap[None, :], taps, D)
+        offset = tl.load(offsets + tap * D + i, mask=tap < taps, other=0)
+        negative = negative & (offset[None, :] == -offset[:, None])
+        equal = equal & (offset[None, :] == offset[:, None])
     opposite = tl.min(tl.where(negative, tap[None, :], TAPS), axis=1)
     first = tl.min(tl.where(equal, tap[None, :], TAPS), axis=1)
-    return tl.sum(tl.where((opposite < tap) & (first == tap), tl.full([TAPS], 1, tl.int64) << tap, 0), axis=0)
+    partner = tl.where(opposite < tap, _MIRRORED, opposite)
+    partner = tl.where((first == tap) & (opposite < TAPS), partner, _ALONE)
+    tl.store(partners + tap, partner, mask=tap < taps)
 
 
 @triton.jit
-def fill_seconds(
-    neighbors, offsets, first_row, num_rows, taps, D: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """Fill a BLOCK of columns of `neighbors [taps, rows]` with -1, at the taps that `find_pair` writes in part."""
-    seconds = list_seconds(offsets, taps, D, TAPS)
+def fill_mirrored_taps(neighbors, partners, first_row, num_rows, taps, BLOCK: tl.constexpr):
+    """Fill a BLOCK of columns of `neighbors [taps, rows]` with -1, for taps that their opposite tap writes."""
     for tap in range(taps):
-        if (seconds >> tap) & 1:
+        if tl.load(partners + tap) == _MIRRORED:
             fill_block(neighbors + tl.cast(tap, tl.int64) * num_rows, first_row, num_rows, -1, BLOCK)
 
 
 @triton.jit
 def find_pair(
-    table, targets, offsets, neighbors, target, here, inside, unit, capacity, num_targets, tap, taps,
-    TAPS: tl.constexpr, CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr,
+    table, targets, offsets, neighbors, partners, target, here, inside, unit, capacity, num_targets, tap,
+    CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """The neighbors of some targets along a tap and along the opposite one, where it is the first of the two."""
+    """Look up a tap and write the opposite one with it; skip a mirrored tap."""
     row = neighbors + tl.cast(tap, tl.int64) * num_targets
-    opposite, first = find_opposite(offsets, tap, taps, D, TAPS)
-    # an offset may occur twice, and only its first tap is a partner
-    mutual = (first == tap) & (opposite < taps)
-    if opposite == tap:
+    partner = tl.load(partners + tap)
+    if partner == tap:
         tl.store(row + target, target, mask=inside)
-    elif (opposite > tap) | (mutual == 0):
+    elif partner != _MIRRORED:
         found = look_up_tap(
             table, targets, offsets + tap * D, target, here, inside, unit, capacity, CORNER_BITS, PTX, D
         )  # fmt: skip
         tl.store(row + target, found, mask=inside)
-        if mutual:
-            back = neighbors + opposite.to(tl.int64) * num_targets
+        if partner >= 0:
+            back = neighbors + partner.to(tl.int64) * num_targets
             tl.store(back + found, target, mask=inside & (found >= 0) & (found < num_targets))
 
 
-@triton.jit(do_not_specialize=["capacity", "num_targets", "taps", "parts", "num_points"])
+@kernel(sizes=["capacity", "num_targets", "taps", "parts"], options=["num_warps"])
 def find_neighbors_kernel(
-    table, targets, offsets, neighbors, features, words, capacity, num_targets, taps, parts, num_points,
-    COUNTED: tl.constexpr, PAIRED: tl.constexpr, TAPS: tl.constexpr, TOLD: tl.constexpr, STRIDE: tl.constexpr,
-    CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    table, targets, offsets, neighbors, partners, capacity, num_targets, taps, parts,
+    COUNTED: tl.constexpr, PAIRED: tl.constexpr, CORNER_BITS: tl.constexpr, PTX: tl.constexpr, D: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Some taps of a block of targets; where PAIRED, the targets are the sources, and `neighbors` holds -1 where
-    `fill_seconds` writes it.
+    """Look up some taps of a block of targets.
 
-    Then two opposite taps are one: if u is the neighbor of v along the first, v is the neighbor of u along the second.
-    If COUNTED, only as many targets as the table holds, and `neighbors` has as many columns. The `parts` of the taps
-    go to programs side by side; those of one part find much of what they read in the cache.
+    With PAIRED the targets are the sources, and mirrored taps of `neighbors` hold -1. Then two opposite taps are one:
+    if u is the neighbor of v along the first, v is the neighbor of u along the second. With COUNTED there are as many
+    targets as the table holds, and `neighbors` has as many columns. The `parts` of the taps belong to adjacent
+    programs; programs of one part find much of their input in the cache.
     """
-    tell_host(table, features, words, num_points, TOLD, STRIDE, D)
     first_target = (tl.program_id(0) // parts) * BLOCK
     existing = count_rows(table, num_targets, COUNTED)
     if first_target < existing:
@@ -181,8 +165,8 @@ def find_neighbors_kernel(
         for tap in range(tl.program_id(0) % parts, taps, parts):
             if PAIRED:
                 find_pair(
-                    table, targets, offsets, neighbors, target, here, inside, unit, capacity, existing, tap, taps,
-                    TAPS, CORNER_BITS, PTX, D,
+                    table, targets, offsets, neighbors, partners, target, here, inside, unit, capacity, existing, tap,
+                    CORNER_BITS, PTX, D,
                 )  # fmt: skip
             else:
                 found = look_up_tap(
@@ -191,7 +175,7 @@ def find_neighbors_kernel(
                 tl.store(neighbors + tl.cast(tap, tl.int64) * existing + target, found, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_targets", "num_source"])
+@kernel(sizes=["num_targets", "num_source"])
 def transpose_neighbors_kernel(neighbors, opposite, transposed, num_targets, num_source, BLOCK: tl.constexpr):
     blocks = tl.cdiv(num_targets, BLOCK)
     tap = (tl.program_id(0) // blocks).to(tl.int64)
@@ -200,44 +184,46 @@ def transpose_neighbors_kernel(neighbors, opposite, transposed, num_targets, num
     tl.store(transposed + tl.load(opposite + tap) * num_source + source, target, mask=source >= 0)
 
 
-def worth_pairing(taps: int, targets: int) -> bool:
-    """Whether opposite taps of so many targets, which are the sources, are looked up as one."""
+def is_worth_pairing(taps: int, targets: int) -> bool:
+    """Return whether opposite taps of this many targets, which are the sources, are looked up as one."""
     return taps <= _MOST_PAIRED_TAPS and taps * targets >= _WORTH_PAIRING
 
 
+def pair_taps(offsets: Tensor) -> Tensor:
+    """Return the partner of each tap, int32: see `pair_taps_kernel`."""
+    taps, d = offsets.shape
+    partners = torch.empty(taps, dtype=torch.int32, device=offsets.device)
+    pair_taps_kernel[d, power_of_two(taps), 4]((1, 1, 1), (offsets, partners), (taps,))
+    return partners
+
+
 def search_packed(table: PackedTable, targets: Tensor, num_targets: int, offsets: Tensor, shared: bool) -> Tensor:
-    """The rows of the table's keys at each offset from the targets: int32 `[taps, targets]`, -1 where there is none.
+    """Return the rows of the table's keys at each offset from the targets: int32 `[taps, targets]`, -1 for none.
 
     Args:
         table: of the sources.
-        targets: int32 `[targets, 1 + d]`, keys; or int64 `[targets]`, codes of this table, packed evenly.
-        num_targets: how many of them there are, if more rows follow.
+        targets: int32 `[targets, 1 + d]`, keys; or int64 `[targets]`, codes of this table with equal bits per
+            coordinate.
+        num_targets: number of targets, if more rows follow.
         offsets: int32 `[taps, d]`.
-        shared: whether the targets are the rows of the table; opposite taps are then looked up as one.
+        shared: the targets are the rows of the table; opposite taps are then looked up as one.
     """
     taps = offsets.shape[0]
-    paired = shared and worth_pairing(taps, num_targets)
     neighbors = torch.empty(taps, num_targets, dtype=torch.int32, device=targets.device)
-    if paired:
-        neighbors.fill_(-1)
     if taps and num_targets:
-        search_into(neighbors, table, targets, offsets, False, paired)
+        paired = shared and is_worth_pairing(taps, num_targets)
+        search_into(neighbors.fill_(-1) if paired else neighbors, table, targets, offsets, False, paired)
     return neighbors
 
 
-def search_counted(
-    table: PackedTable, codes: Tensor, rows: int, offsets: Tensor, telling: Telling, paired: bool = False
-) -> Tensor:
-    """The same of the table's own rows before the host knows how many these are: int32 `[taps, rows]`, room for as
-    many as are expected.
+def search_counted(table: PackedTable, codes: Tensor, rows: int, offsets: Tensor, paired: bool = False) -> Tensor:
+    """Look up the neighbors of the table's own rows before the host knows their number.
 
-    The columns lie side by side as if there were just so many; if there are more than `rows`, nothing is written. For
-    many of them opposite taps are better `paired`, which are then looked up as one. The host is told, too.
+    Returns int32 `[taps, rows]`, room for the expected rows. The columns are stored as if there were exactly as many as
+    lattice points. If there are more than `rows`, nothing is written. With `paired` opposite taps are looked up as one.
     """
     neighbors = torch.empty(offsets.shape[0], rows, dtype=torch.int32, device=codes.device)
-    if paired:
-        neighbors.fill_(-1)
-    search_into(neighbors, table, codes, offsets, True, paired, telling)
+    search_into(neighbors.fill_(-1) if paired else neighbors, table, codes, offsets, True, paired)
     return neighbors
 
 
@@ -248,40 +234,31 @@ def search_into(
     offsets: Tensor,
     counted: bool,
     paired: bool,
-    telling: Telling | None = None,
+    partners: Tensor | None = None,
 ) -> None:
-    """Fill `neighbors [taps, targets]`, which is not empty; if opposite taps are `paired`, the second of each two holds
-    -1 everywhere.
+    """Fill `neighbors [taps, targets]`, which is not empty.
 
-    If `counted`, only the columns of as many targets as the table holds. With `telling` the host is told what became of
-    the insertion.
+    With `counted` only the columns of as many targets as the table holds. With `paired` mirrored taps already hold -1;
+    `partners` are those of `pair_taps`, if they are known.
     """
     taps, num_targets = neighbors.shape
-    told, points, constants = told_by_kernel(telling, neighbors)
-    bound = _bind_find(offsets.shape[1], counted, paired, power_of_two(taps) if paired else 1, *constants)
-    blocks = cdiv(num_targets, _BLOCK)
+    d, blocks = offsets.shape[1], cdiv(num_targets, _BLOCK)
+    if partners is None:
+        partners = pair_taps(offsets) if paired else neighbors
     # enough programs to fill a large GPU
     parts = min(taps, cdiv(_PROGRAMS, blocks))
-    tensors = table.storage, targets, offsets, neighbors, *told
-    bound((blocks * parts, 1, 1), tensors, (table.capacity, num_targets, taps, parts, points))
-
-
-@cache
-def _bind_find(d: int, counted: bool, paired: bool, taps: int, told: int, stride: int) -> Bound:
-    return Bound(
-        find_neighbors_kernel, COUNTED=counted, PAIRED=paired, TAPS=taps, TOLD=told, STRIDE=stride,
-        CORNER_BITS=d.bit_length(), PTX=HAS_PTX, D=d, BLOCK=_BLOCK, num_warps=2,
-    )  # fmt: skip
+    variant = find_neighbors_kernel[counted, paired, d.bit_length(), HAS_PTX, d, _BLOCK, 2]
+    tensors = table.storage, targets, offsets, neighbors, partners
+    variant((blocks * parts, 1, 1), tensors, (table.capacity, num_targets, taps, parts))
 
 
 @on_device
 def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor) -> Tensor:
+    if not PackedTable.holds(table):
+        return reference.find_neighbors(source_keys, table, target_keys, offsets)
     shared = source_keys is target_keys
-    source_keys, target_keys, offsets = source_keys.contiguous(), target_keys.contiguous(), offsets.contiguous()
-    if PackedTable.holds(table):
-        return search_packed(PackedTable(table), target_keys, target_keys.shape[0], offsets, shared)
-    table = table if table.numel() else wide_keys.build_table(source_keys)
-    return wide_keys.find_neighbors(source_keys, table, target_keys, offsets)
+    target_keys, offsets = target_keys.contiguous(), offsets.contiguous()
+    return search_packed(PackedTable(table), target_keys, target_keys.shape[0], offsets, shared)
 
 
 @on_device
@@ -290,8 +267,6 @@ def transpose_neighbors(neighbors: Tensor, opposite: Tensor, num_source: int) ->
     taps, targets = neighbors.shape
     transposed = neighbors.new_full((taps, num_source), -1)
     if neighbors.numel():
-        launch(
-            transpose_neighbors_kernel, (cdiv(targets, 1024) * taps,), (neighbors, opposite, transposed),
-            (targets, num_source), BLOCK=1024,
-        )  # fmt: skip
+        grid, tensors = (cdiv(targets, 1024) * taps, 1, 1), (neighbors, opposite, transposed)
+        transpose_neighbors_kernel[1024,](grid, tensors, (targets, num_source))
     return transposed

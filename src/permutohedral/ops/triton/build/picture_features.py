@@ -1,38 +1,32 @@
-"""Position and color of every pixel as features, in one pass over the picture, and a cleared table beside them."""
+"""Position and color of every pixel as features, in one pass over the image."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.triton.runtime import bind, cdiv, on_device
-from permutohedral.ops.triton.zeros import fill_block
+from permutohedral.ops.contract import Declined
+from permutohedral.ops.triton.kernel import cdiv, kernel, on_device
 
 _BLOCK = 1024
 
 
-@triton.jit(do_not_specialize=[
+@kernel(sizes=[
     "height", "width", "blocks", "image_stride", "channel_stride", "row_stride", "column_stride", "sigma_space",
-    "sigma_range", "programs", "words",
+    "sigma_range",
 ])  # fmt: skip
 def picture_features_kernel(
-    guide, features, table, height, width, blocks, image_stride, channel_stride, row_stride, column_stride,
-    sigma_space, sigma_range, programs, words, CLEAR: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
+    guide, features, height, width, blocks, image_stride, channel_stride, row_stride, column_stride,
+    sigma_space, sigma_range, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """float32 `features [points, 2 + CHANNELS]`: y and x over one sigma, then the channels over the other.
+    """Write float32 `features [points, 2 + CHANNELS]`: y and x over one sigma, then the channels over the other.
 
-    A program computes a block of one row's numbers, of which there are so many `blocks`, and a thread some of them, so
-    that neighbors store what lies side by side. With CLEAR, what follows the first `programs` fills the table with
-    zeros.
+    A program computes a block of the numbers of one image row, which has `blocks` of them. A thread has some of these,
+    so that neighboring threads store to neighboring places.
     """
-    if CLEAR:  # noqa: SIM102 (known when it is compiled)
-        if tl.program_id(0) >= programs:
-            fill_block(table, (tl.program_id(0) - programs).to(tl.int64) * BLOCK, words, 0, BLOCK)
-            return
     row = tl.program_id(0) // blocks
     image, y = row // height, row % height
     number = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
@@ -51,32 +45,23 @@ def picture_features_kernel(
 @on_device
 def picture_features(
     guide: Tensor, sigma_space: Sequence[float], sigma_range: Sequence[float], origin: Sequence[int]
-) -> Tensor | None:
-    """Features `[..., height * width, 2 + channels]` of pictures `[..., channels, height, width]`: y, x, colors."""
+) -> Tensor | Declined:
+    """Return `[..., height * width, 2 + channels]` for `[..., channels, height, width]`: y, x, colors."""
     # a kernel takes numbers of 32 bits
-    if guide.dtype == torch.float64 or len(origin) != 2 or any(origin):
-        return None
+    if guide.dtype == torch.float64:
+        return Declined("the kernel has no double precision")
+    if len(origin) != 2 or any(origin):
+        return Declined("the kernel takes whole images of two axes")
     if len(set(sigma_space)) != 1 or len(set(sigma_range)) != 1:
-        return None
+        return Declined("the kernel takes one bandwidth over positions and one over colors")
     *leading, channels, height, width = guide.shape
     features = torch.empty(*leading, height * width, 2 + channels, dtype=torch.float32, device=guide.device)
     if features.numel():
         images = guide if len(leading) <= 1 else guide.reshape(-1, channels, height, width)
-        write_features(features, images, sigma_space[0], sigma_range[0], None)
+        # the stride between images does not matter for a single one
+        strides = images.stride() if images.dim() == 4 else (0, *images.stride())
+        blocks = cdiv(width * (2 + channels), _BLOCK)
+        programs = features.numel() // (width * (2 + channels)) * blocks
+        sizes = height, width, blocks, *strides, float(sigma_space[0]), float(sigma_range[0])
+        picture_features_kernel[channels, _BLOCK]((programs, 1, 1), (images, features), sizes)
     return features
-
-
-def write_features(
-    features: Tensor, images: Tensor, sigma_space: float, sigma_range: float, table: Tensor | None
-) -> None:
-    """Fill the `features` of one picture or several, of at most 32 bits, and an int64 `table` with zeros."""
-    channels, height, width = images.shape[-3:]
-    # of a single picture the stride between pictures means nothing
-    strides = images.stride() if images.dim() == 4 else (0, *images.stride())
-    blocks = cdiv(width * (2 + channels), _BLOCK)
-    programs = features.numel() // (width * (2 + channels)) * blocks
-    words = 0 if table is None else table.numel()
-    sizes = height, width, blocks, *strides, float(sigma_space), float(sigma_range), programs, words
-    bound = bind(picture_features_kernel, CLEAR=table is not None, CHANNELS=channels, BLOCK=_BLOCK)
-    tensors = images, features, features if table is None else table
-    bound((programs + cdiv(words, _BLOCK), 1, 1), tensors, sizes)

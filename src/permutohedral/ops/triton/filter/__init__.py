@@ -1,1 +1,1 @@
-"""What is done with values on a lattice: splat, blur, convolve, slice, and their gradients."""
+"""Functions of values on a lattice: splat, blur, convolve, slice, and their gradients."""

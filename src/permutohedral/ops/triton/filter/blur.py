@@ -1,4 +1,4 @@
-"""The separable Gaussian on the lattice: a pass for each axis, or for two at once.
+"""The separable Gaussian on the lattice: one pass per axis, or per pair of axes.
 
 Tiles are `[BLOCK lattice points, BLOCK_C channels]`. Accumulation is in float32 for values of 16 bits, in their own
 dtype otherwise.
@@ -7,18 +7,17 @@ dtype otherwise.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.ops.triton.build.packed_table import count_rows
-from permutohedral.ops.triton.runtime import Bound, Launch, on_device, rows_contiguous, start_all, tile
+from permutohedral.ops.contract import accumulation_dtype
+from permutohedral.ops.triton.build.hash_table import count_rows
+from permutohedral.ops.triton.kernel import Launch, kernel, launch_all, on_device, rows_contiguous, tile
 
-# blurring two axes at once reads more and starts less: below this many lattice points the starts count
+# blurring two axes per pass reads more and launches less: below this many lattice points the launches count
 _WORTH_SINGLE_AXES = 1 << 18
 
 
@@ -27,7 +26,7 @@ def blur_along(
     lattice_values, axis_neighbors, row, axis, num_rows, present, channel,
     CHANNELS: tl.constexpr, LATTICE_STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """l + (l(. + e) + l(. - e)) / 2 along one axis at the rows that are `present`, zero at the others."""
+    """Return l + (l(. + e) + l(. - e)) / 2 along one axis at the rows that are `present`, zero at the others."""
     dtype: tl.constexpr = tl.float64 if lattice_values.dtype.element_ty == tl.float64 else tl.float32
     known = (channel < CHANNELS)[None, :]
     ahead = axis_neighbors + 2 * tl.cast(axis, tl.int64) * num_rows + row
@@ -45,7 +44,7 @@ def blur_tile(
     lattice_values, axis_neighbors, output, row, inside, channel, num_rows, axis, next_axis, TWO: tl.constexpr,
     CHANNELS: tl.constexpr, LATTICE_STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """One axis, or TWO at once: the second of what the first gives at a row and its two neighbors."""
+    """Blur along one axis, or along TWO: the second reads the first at a row and its two neighbors."""
     result = blur_along(
         lattice_values, axis_neighbors, row, axis, num_rows, inside, channel, CHANNELS, LATTICE_STRIDE
     )  # fmt: skip
@@ -64,12 +63,12 @@ def blur_tile(
     tl.store(place, result.to(output.dtype.element_ty), mask=inside[:, None] & (channel < CHANNELS)[None, :])
 
 
-@triton.jit(do_not_specialize=["num_rows", "axis", "next_axis"])
+@kernel(sizes=["num_rows", "axis", "next_axis"])
 def blur_kernel(
     lattice_values, axis_neighbors, table, output, num_rows, axis, next_axis, COUNTED: tl.constexpr,
     TWO: tl.constexpr, CHANNELS: tl.constexpr, LATTICE_STRIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """One pass over the rows; if COUNTED only over those that the `table` holds, as many as there are neighbors of."""
+    """Blur all rows; with COUNTED those that the `table` holds, which are the columns of the neighbors."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     existing = count_rows(table, num_rows, COUNTED)
@@ -79,17 +78,15 @@ def blur_kernel(
     )  # fmt: skip
 
 
-@triton.jit(
-    do_not_specialize=[
-        "first_programs", "first_rows", "first_axis", "first_next", "second_rows", "second_axis", "second_next",
-    ]
-)  # fmt: skip
+@kernel(sizes=[
+    "first_programs", "first_rows", "first_axis", "first_next", "second_rows", "second_axis", "second_next",
+])  # fmt: skip
 def blur_both_kernel(
     first_values, first_neighbors, first_output, second_values, second_neighbors, second_output, first_programs,
     first_rows, first_axis, first_next, second_rows, second_axis, second_next, FIRST_TWO: tl.constexpr,
     SECOND_TWO: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """A pass over the rows of two lattices, which are contiguous: the second one's programs follow the first one's."""
+    """Blur the contiguous rows of two lattices: programs of the second follow those of the first."""
     program = tl.program_id(0)
     channel = tl.arange(0, BLOCK_C)
     if program < first_programs:
@@ -106,13 +103,6 @@ def blur_both_kernel(
         )  # fmt: skip
 
 
-@cache
-def _bind_blur(counted: bool, two: bool, channels: int, lattice_stride: int) -> Bound:
-    return Bound(
-        blur_kernel, COUNTED=counted, TWO=two, CHANNELS=channels, LATTICE_STRIDE=lattice_stride, **tile(channels)
-    )
-
-
 def blur_passes(
     lattice_values: Tensor,
     axis_neighbors: Tensor,
@@ -120,15 +110,16 @@ def blur_passes(
     table: Tensor | None = None,
     room: Sequence[Tensor] | None = None,
 ) -> tuple[list[Launch], Tensor]:
-    """What `blur_rows` starts, and the memory it leaves the result in: the first of two tensors like `lattice_values`,
-    of at least 32 bits, if these are given as `room`.
+    """Return the launches of `blur_rows` and the tensor with the result.
+
+    The result is the first of two tensors like `lattice_values`, of at least 32 bits, if these are given as `room`.
     """
     num, channels = lattice_values.shape
     axes = list(range(axis_neighbors.shape[0] // 2))
     if reverse:
         axes.reverse()
-    at_once = 2 if num <= _WORTH_SINGLE_AXES else 1
-    passes = [axes[first : first + at_once] for first in range(0, len(axes), at_once)]
+    per_pass = 2 if num <= _WORTH_SINGLE_AXES else 1
+    passes = [axes[first : first + per_pass] for first in range(0, len(axes), per_pass)]
     between = accumulation_dtype(lattice_values.dtype)
     # two buffers in turn, the result in the last of them
     if room is None:
@@ -140,15 +131,15 @@ def blur_passes(
     launches: list[Launch] = []
     for number, axis in enumerate(passes, 1):
         output = last if number == len(passes) else spare[(len(passes) - number) % 2]
-        bound = _bind_blur(table is not None, len(axis) > 1, channels, lattice_values.stride(0))
+        variant = blur_kernel[(table is not None, len(axis) > 1, channels, lattice_values.stride(0), *tile(channels))]
         tensors = lattice_values, axis_neighbors, axis_neighbors if table is None else table, output
-        launches.append((bound, bound.tiles(num, channels), tensors, (num, axis[0], axis[-1])))
+        launches.append((variant, variant.tiles(num, channels), tensors, (num, axis[0], axis[-1])))
         lattice_values = output
     return launches, last
 
 
 def join_passes(first: list[Launch], second: list[Launch]) -> list[Launch]:
-    """The passes over two lattices of as many channels, at most WIDEST_TILE, each of both lattices together."""
+    """Join the passes over two lattices with the same channels, at most WIDEST_TILE, into common launches."""
     if len(first) > len(second):
         first, second = second, first
     joined = [_join(one, other) for one, other in zip(first, second, strict=False)]
@@ -158,20 +149,16 @@ def join_passes(first: list[Launch], second: list[Launch]) -> list[Launch]:
 def _join(first: Launch, second: Launch) -> Launch:
     (_, (programs, *_), (values, neighbors, _, output), sizes) = first
     (_, (more, *_), (other_values, other_neighbors, _, other_output), other_sizes) = second
-    bound = _bind_both(sizes[1] != sizes[2], other_sizes[1] != other_sizes[2], values.shape[1])
+    channels = values.shape[1]
+    variant = blur_both_kernel[(sizes[1] != sizes[2], other_sizes[1] != other_sizes[2], channels, *tile(channels))]
     tensors = values, neighbors, output, other_values, other_neighbors, other_output
-    return bound, (programs + more, 1, 1), tensors, (programs, *sizes, *other_sizes)
-
-
-@cache
-def _bind_both(first_two: bool, second_two: bool, channels: int) -> Bound:
-    return Bound(blur_both_kernel, FIRST_TWO=first_two, SECOND_TWO=second_two, CHANNELS=channels, **tile(channels))
+    return variant, (programs + more, 1, 1), tensors, (programs, *sizes, *other_sizes)
 
 
 def blur_rows(lattice_values: Tensor, axis_neighbors: Tensor, reverse: bool, table: Tensor | None) -> Tensor:
-    """`blur`; with the storage of a `PackedTable` only the rows that it holds, if there are no more than have room."""
+    """Run `blur`; with the storage of a `PackedTable` only its rows, if there is room for all of them."""
     launches, blurred = blur_passes(lattice_values, axis_neighbors, reverse, table)
-    start_all(launches)
+    launch_all(launches)
     return blurred
 
 

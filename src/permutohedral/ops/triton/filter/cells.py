@@ -1,6 +1,6 @@
-"""Coarse samples of fine grids: means of cells, or samples that are kept; as features, and what they lack.
+"""Coarse samples of fine grids: means of cells, or single samples; their features, and their residuals.
 
-Grids have three axes here; those of pictures have a first axis of one. Tiles are `[BLOCK cells, WIDE samples]`.
+Grids have three axes here; those of images have a first axis of length one. Tiles are `[BLOCK cells, WIDE samples]`.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.guided_primitives import CoarseGrid
-from permutohedral.ops.triton.runtime import bind, cdiv, on_device, power_of_two
+from permutohedral.ops.contract import FEATURE_SHIFT, CoarseGrid, Declined
+from permutohedral.ops.triton.kernel import cdiv, kernel, on_device, power_of_two
 
 _BLOCK, _WIDEST = 512, 64
-# a kernel has so many arguments for bandwidths
+_SHIFT = tl.constexpr(FEATURE_SHIFT)
+# arguments of the kernel for bandwidths
 _MOST_FEATURES = 6
 
 
 @triton.jit
 def split_sample(number, height, width):
-    """The positions of samples by their numbers, the last axis fastest."""
+    """Return the positions of samples by their numbers, the last axis fastest."""
     return number // width // height, (number // width) % height, number % width
 
 
 @triton.jit
 def window(cell, coarse, fine, POINT: tl.constexpr):
-    """The first of the fine samples along an axis that a coarse one is the mean of, and their number."""
+    """Return the first fine sample along an axis of the window of a coarse one, and the size of the window."""
     first = cell * fine // coarse
     if POINT:
         return first, first * 0 + 1
@@ -41,7 +42,7 @@ def cell_means(
     samples, z, y, x, stride, depth, height, width, fine_depth, fine_height, fine_width,
     POINT: tl.constexpr, WIDE: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """`[BLOCK, COLUMNS]`: the means of the samples in the cells at z, y, x, of several maps.
+    """Return the means of the samples in the cells at z, y, x of several maps, `[BLOCK, COLUMNS]`.
 
     `samples`, like the result, point to the first sample of a map. Those that follow each other are `stride` elements
     apart.
@@ -64,14 +65,14 @@ def cell_means(
 
 @triton.jit
 def position(cell, coarse, fine, POINT: tl.constexpr):
-    """Where coarse samples lie along an axis, in fine samples."""
+    """Return the positions of coarse samples along an axis, in fine samples."""
     if POINT:
         return (cell * fine // coarse).to(tl.float32)
     else:
         return (cell.to(tl.float32) + 0.5) * (fine / coarse) - 0.5
 
 
-@triton.jit(do_not_specialize=[
+@kernel(sizes=[
     "num_cells", "first", "depth", "height", "width", "fine_depth", "fine_height", "fine_width", "sigma_0", "sigma_1",
     "sigma_2", "sigma_3", "sigma_4", "sigma_5",
 ])  # fmt: skip
@@ -81,9 +82,9 @@ def cell_features_kernel(
     AXES: tl.constexpr, CHANNELS: tl.constexpr, POINT: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """float32 features of `guide [items, CHANNELS, *fine]`, from the row `first` on: position, then the guide.
+    """Write float32 features of `guide [items, CHANNELS, *fine]`, from row `first` on: position, then the guide.
 
-    Tiles are `[BLOCK, COLUMNS]`, so that neighbors store what lies side by side.
+    Tiles are `[BLOCK, COLUMNS]`, so that neighboring threads store to neighboring places.
     """
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = number < num_cells
@@ -105,17 +106,18 @@ def cell_features_kernel(
     sigma = tl.where(column < 3, sigma, tl.where(column == 3, sigma_3, tl.where(column == 4, sigma_4, sigma_5)))
     place = features + (first + number).to(tl.int64)[:, None] * (AXES + CHANNELS) + column
     # rounded to nearest, as torch divides on the CPU
-    tl.store(place, tl.div_rn(value, sigma + 0.0 * value), mask=inside[:, None] & (column < AXES + CHANNELS))
+    shifted = tl.div_rn(value, sigma + 0.0 * value) + _SHIFT
+    tl.store(place, shifted, mask=inside[:, None] & (column < AXES + CHANNELS))
 
 
-@triton.jit(do_not_specialize=[
+@kernel(sizes=[
     "num_cells", "depth", "height", "width", "fine_depth", "fine_height", "fine_width", "stride", "channel_stride",
 ])  # fmt: skip
 def missing_kernel(
     rows, maps, missing, num_cells, depth, height, width, fine_depth, fine_height, fine_width, stride, channel_stride,
     CHANNELS: tl.constexpr, POINT: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """`missing [num_cells, CHANNELS]`: rows, like it, less what is seen of the maps of the items on the coarse grid.
+    """Write `missing [num_cells, CHANNELS]`: rows less the means of the maps on the coarse grid.
 
     Samples of a map that follow each other are `stride` elements apart, channels `channel_stride`.
     """
@@ -136,7 +138,7 @@ def missing_kernel(
 
 
 def widest_window(grid: CoarseGrid) -> int:
-    """Samples of a tile: as many as the windows have along the last axis."""
+    """Return the samples of a tile: those of a window along the last axis."""
     if grid.point:
         return 1
     widest = cdiv(grid.fine[-1], grid.coarse[-1]) + (1 if grid.fine[-1] % grid.coarse[-1] else 0)
@@ -144,30 +146,29 @@ def widest_window(grid: CoarseGrid) -> int:
 
 
 def fits(grid: CoarseGrid) -> bool:
-    """Whether positions of samples are found by numbers of 32 bits."""
+    """Return whether 32 bits number all samples."""
     products = [coarse * (fine + 1) for coarse, fine in zip(grid.coarse, grid.fine, strict=True)]
     return max(*products, grid.samples) < 1 << 31
 
 
 def block_of(wide: int) -> int:
-    """Cells of a tile."""
+    """Return the cells of a tile."""
     return max(_BLOCK // wide, 16)
 
 
-def _block_of_features(wide: int) -> int:
-    """The same where a tile has up to eight columns."""
-    return max(_BLOCK // (2 * wide), 8)
-
-
 def three_axes(extents: tuple[int, ...]) -> tuple[int, int, int]:
-    """Extents with ones before them."""
+    """Return extents with ones before them."""
     first, second, third = (1,) * (3 - len(extents)) + extents
     return first, second, third
 
 
-def takes(guide: Tensor, grid: CoarseGrid, sigmas: Sequence[float]) -> bool:
-    """Whether features are computed here: a kernel takes bandwidths of 32 bits, and so many."""
-    return guide.dtype != torch.float64 and len(sigmas) <= _MOST_FEATURES and guide.numel() > 0 and fits(grid)
+def find_limit(guide: Tensor, grid: CoarseGrid, sigmas: Sequence[float]) -> Declined | None:
+    """Return the limit of the kernel of features that the arguments exceed, or None."""
+    if guide.dtype == torch.float64:
+        return Declined("the kernel has no double precision")
+    if len(sigmas) > _MOST_FEATURES:
+        return Declined(f"the kernel takes at most {_MOST_FEATURES} feature dimensions, got {len(sigmas)}")
+    return None if guide.numel() > 0 and fits(grid) else Declined("the grid is empty or has 2^31 samples or more")
 
 
 def write_features(features: Tensor, first: int, guide: Tensor, grid: CoarseGrid, sigmas: Sequence[float]) -> None:
@@ -176,17 +177,17 @@ def write_features(features: Tensor, first: int, guide: Tensor, grid: CoarseGrid
     items, channels = guide.numel() // (grid.samples * guide.shape[-axes - 1]), guide.shape[-axes - 1]
     number, rest = items * grid.cells, (1.0,) * (_MOST_FEATURES - len(sigmas))
     sizes = number, first, *three_axes(grid.coarse), *three_axes(grid.fine), *map(float, sigmas), *rest
-    bound = bind(
-        cell_features_kernel, AXES=axes, CHANNELS=channels, POINT=grid.point, BLOCK=_block_of_features(wide), WIDE=wide,
-        COLUMNS=power_of_two(axes + channels),
-    )  # fmt: skip
-    bound((cdiv(number, _block_of_features(wide)), 1, 1), (guide, features), sizes)
+    # a tile has up to eight columns
+    block = max(_BLOCK // (2 * wide), 8)
+    variant = cell_features_kernel[axes, channels, grid.point, block, wide, power_of_two(axes + channels)]
+    variant(variant.tiles(number, 1), (guide, features), sizes)
 
 
 @on_device
-def cell_features(guide: Tensor, grid: CoarseGrid, sigmas: Sequence[float]) -> Tensor | None:
-    if not takes(guide, grid, sigmas):
-        return None
+def cell_features(guide: Tensor, grid: CoarseGrid, sigmas: Sequence[float]) -> Tensor | Declined:
+    declined = find_limit(guide, grid, sigmas)
+    if declined is not None:
+        return declined
     leading = guide.shape[: -len(grid.fine) - 1]
     features = torch.empty(*leading, grid.cells, len(sigmas), dtype=torch.float32, device=guide.device)
     write_features(features, 0, guide.contiguous(), grid, sigmas)
@@ -194,10 +195,10 @@ def cell_features(guide: Tensor, grid: CoarseGrid, sigmas: Sequence[float]) -> T
 
 
 def find_missing(rows: Tensor, maps: Tensor, grid: CoarseGrid, planes: bool) -> Tensor:
-    """What the maps lack on the coarse grid, `[items * coarse samples, channels]` like rows."""
+    """Return rows minus the maps on the coarse grid, `[items * coarse samples, channels]`."""
     (number, channels), missing = rows.shape, torch.empty_like(rows)
     wide, strides = widest_window(grid), (1, grid.samples) if planes else (channels, 1)
     sizes = number, *three_axes(grid.coarse), *three_axes(grid.fine), *strides
-    bound = bind(missing_kernel, CHANNELS=channels, POINT=grid.point, BLOCK=block_of(wide), WIDE=wide)
-    bound((cdiv(number, block_of(wide)), channels, 1), (rows, maps, missing), sizes)
+    variant = missing_kernel[channels, grid.point, block_of(wide), wide]
+    variant((variant.tiles(number, 1)[0], channels, 1), (rows, maps, missing), sizes)
     return missing

@@ -6,28 +6,27 @@ Tiles are `[BLOCK targets, BLOCK_C channels]`; between points also `[BLOCK targe
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.primitives import window_extents
-from permutohedral.ops.triton.runtime import cdiv, launch, on_device, power_of_two
+from permutohedral.ops.contract import window_extents
+from permutohedral.ops.triton.kernel import cdiv, kernel, on_device, power_of_two
 
 _PIXELS, _TARGETS, _SOURCES = 128, 32, 32
 # channels of a tile: the weights are computed again for the next ones
 _CHANNELS = 4
 
 
-@triton.jit(do_not_specialize=["num_taps", "height", "width"])
+@kernel(sizes=["num_taps", "height", "width"])
 def sum_window_kernel(
     values, guide, offsets, squares, output, num_taps, height, width,
     CHANNELS: tl.constexpr, GUIDES: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_G: tl.constexpr,
 ):  # fmt: skip
-    pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    pixel = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     item = tl.program_id(2).to(tl.int64)
     plane = tl.cast(height, tl.int64) * width
-    y, x, here = pixel // width, pixel % width, pixel < plane
+    y, x, here = (pixel // width).to(tl.int32), (pixel % width).to(tl.int32), pixel < plane
     known = (channel < CHANNELS)[None, :]
     part = tl.arange(0, BLOCK_G)
     guided = (part < GUIDES)[None, :]
@@ -47,7 +46,7 @@ def sum_window_kernel(
     tl.store(output + pixel[:, None], sums, mask=here[:, None] & known)
 
 
-@triton.jit(do_not_specialize=["num_sources", "num_targets"])
+@kernel(sizes=["num_sources", "num_targets"])
 def sum_neighbors_kernel(
     values, features, targets, largest_square, output, num_sources, num_targets,
     CHANNELS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -87,10 +86,8 @@ def sum_window(values: Tensor, guide: Tensor, sigma_y: float, sigma_x: float, re
     squares = (offsets.double() / offsets.new_tensor([sigma_y, sigma_x], dtype=torch.float64)).square().sum(dim=1)
     grid = cdiv(height * width, _PIXELS), cdiv(channels, _CHANNELS), items
     tensors = values.contiguous(), guide.contiguous(), offsets, squares.to(values.dtype), output
-    launch(
-        sum_window_kernel, grid, tensors, (len(taps), height, width), CHANNELS=channels, GUIDES=guide.shape[1],
-        BLOCK=_PIXELS, BLOCK_C=_CHANNELS, BLOCK_G=power_of_two(guide.shape[1]),
-    )  # fmt: skip
+    variant = sum_window_kernel[channels, guide.shape[1], _PIXELS, _CHANNELS, power_of_two(guide.shape[1])]
+    variant(grid, tensors, (len(taps), height, width))
     return output
 
 
@@ -101,10 +98,8 @@ def sum_neighbors(values: Tensor, features: Tensor, target_features: Tensor, rea
     if points == 0 or output.numel() == 0:
         return output.zero_()
     largest = values.new_tensor([reach * reach])
-    grid = cdiv(targets, _TARGETS), cdiv(channels, _CHANNELS)
+    grid = cdiv(targets, _TARGETS), cdiv(channels, _CHANNELS), 1
     tensors = values.contiguous(), features.contiguous(), target_features.contiguous(), largest, output
-    launch(
-        sum_neighbors_kernel, grid, tensors, (points, targets),
-        CHANNELS=channels, D=features.shape[1], BLOCK=_TARGETS, BLOCK_S=_SOURCES, BLOCK_C=_CHANNELS,
-    )  # fmt: skip
+    variant = sum_neighbors_kernel[channels, features.shape[1], _TARGETS, _SOURCES, _CHANNELS]
+    variant(grid, tensors, (points, targets))
     return output

@@ -1,13 +1,12 @@
-"""Splat without atomic additions: the points that meet at each lattice point, listed once, are then gathered.
+"""Splat without atomic additions: list the points at each lattice point once, then gather them.
 
-Listing them costs as much as splatting some 20 channels. It pays for many channels, for a lattice on which there is
-more than one splat, and where results must be repeatable to the last bit.
+Listing costs as much as splatting some 20 channels. It pays for many channels, for a lattice with more than one splat,
+and if results must be repeatable to the last bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -16,40 +15,39 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.ops.triton.runtime import (
+from permutohedral.ops.contract import accumulation_dtype
+from permutohedral.ops.simplices import Simplices
+from permutohedral.ops.triton.kernel import (
     WIDEST_TILE,
-    Bound,
     Launch,
     cdiv,
-    launch,
+    kernel,
+    launch_all,
     power_of_two,
     rows_contiguous,
-    start_all,
     stream_of,
+    zeros,
 )
-from permutohedral.ops.triton.zeros import zeros
-from permutohedral.simplices import Simplices
 
 # corners of a program
 _TILE = 1024
 _ROW_BLOCK = 1024
 # lattice points with more points than this are summed one after another, each by all threads of a program
 _TOGETHER = 16
-# entries of one lattice point that are read at once, where most have fewer
+# entries of one lattice point that are read together, if most have fewer
 _ENTRIES = 16
-# fewer points, or fewer channels, are added before the points at each lattice point are listed
+# fewer points, or fewer channels, are added in less time than listing takes
 _MANY_POINTS, _MANY_CHANNELS = 1 << 16, 32
 
 
 class Incidence(NamedTuple):
-    """Which points have which lattice point as a corner.
+    """The points that have each lattice point as a corner.
 
     Attributes:
         starts: `[lattice_points]`, where the entries of each lattice point begin.
-        counts: how many they are.
+        counts: their number.
         points: int32, the points of all entries; or int64, with the bits of their weights above them.
-        weights: their weights at the lattice point; the points again, if these have them.
+        weights: their weights at the lattice point; `points` again if those hold them.
     """
 
     starts: Tensor
@@ -60,32 +58,30 @@ class Incidence(NamedTuple):
 
 @triton.jit
 def corner_tile(num_points, CORNERS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Corners `[ROWS, 1]`, points `[1, BLOCK]`, and which pairs there are.
+    """Return corners `[ROWS, 1]`, points `[1, BLOCK]`, and which pairs exist.
 
-    A tile of them is read before anything is written: in a loop over corners each would wait for the one before.
+    A whole tile is read before anything is written: in a loop over corners each would wait for the one before.
     """
     corner = tl.arange(0, ROWS).to(tl.int64)[:, None]
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[None, :]
     return corner, point, (corner < CORNERS) & (point < num_points)
 
 
-@triton.jit(do_not_specialize=["num_points", "num_rows", "corner_stride"])
+@kernel(sizes=["num_points", "num_rows", "corner_stride"])
 def count_corners_kernel(
     vertices, counts, ranks, num_points, num_rows, corner_stride,
     VERTEX_STRIDE: tl.constexpr, CORNERS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Number the entries of every lattice point, whose number is left in `counts`."""
+    """Number the entries of every lattice point, and count them."""
     corner, point, inside = corner_tile(num_points, CORNERS, ROWS, BLOCK)
     vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * corner_stride, mask=inside, other=0)
     rank = tl.atomic_add(counts + vertex, 1, mask=inside & (vertex < num_rows), sem="relaxed")
     tl.store(ranks + corner * num_points + point, rank, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@kernel(sizes=["num_rows"])
 def place_rows_kernel(counts, starts, num_rows, BLOCK: tl.constexpr):
-    """Give the entries of every lattice point a place, those of a block together; the next free one is the last of the
-    `counts`.
-    """
+    """Give the entries of every lattice point a place; the last of the `counts` is the next free place."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     count = tl.load(counts + row, mask=row < num_rows, other=0)
     first = tl.atomic_add(counts + num_rows, tl.sum(count, axis=0), sem="relaxed")
@@ -104,7 +100,7 @@ def store_entry(points, weights, entry, point, weight, inside):
         tl.store(weights + entry, weight, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_points", "num_rows", "vertex_corner_stride", "weight_corner_stride"])
+@kernel(sizes=["num_points", "num_rows", "vertex_corner_stride", "weight_corner_stride"])
 def list_corners_kernel(
     vertices, barycentric, starts, ranks, points, weights, num_points, num_rows, vertex_corner_stride,
     weight_corner_stride, VERTEX_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr, CORNERS: tl.constexpr,
@@ -122,7 +118,7 @@ def list_corners_kernel(
 
 @triton.jit
 def load_rows(values, point, here, channel, CHANNELS: tl.constexpr, STRIDE: tl.constexpr, DTYPE: tl.constexpr):
-    """The values `[entries, channels]` of some points, ones where there is no channel."""
+    """Load values `[entries, channels]` of points, ones where there is no channel."""
     real = here[:, None] & (channel < CHANNELS)[None, :]
     place = values + point.to(tl.int64)[:, None] * STRIDE + channel[None, :]
     return tl.load(place, mask=real, other=1.0).to(DTYPE)
@@ -130,7 +126,7 @@ def load_rows(values, point, here, channel, CHANNELS: tl.constexpr, STRIDE: tl.c
 
 @triton.jit
 def load_entries(points, weights, entry, here, DTYPE: tl.constexpr):
-    """The points of some entries, and their weights: zero where there is no entry."""
+    """Load the points of entries and their weights, zero where there is no entry."""
     found = tl.load(points + entry, mask=here, other=0)
     if points.dtype.element_ty == tl.int64:
         return found.to(tl.int32), (found >> 32).to(tl.int32).to(tl.float32, bitcast=True).to(DTYPE)
@@ -144,10 +140,10 @@ def gather_tile(
     DIVIDED: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, VALUE_STRIDE: tl.constexpr,
     TOGETHER: tl.constexpr, ENTRIES: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Sum the entries of every lattice point; where WIDTH exceeds CHANNELS, a channel of ones with them.
+    """Sum the entries of every lattice point; if WIDTH exceeds CHANNELS, the last channel is one everywhere.
 
-    The sums are DIVIDED by the density, the sum of the weights where that is not zero, which is kept. The first
-    TOGETHER entries of all lattice points of a program are added side by side.
+    With DIVIDED the sums are divided by the density, the sum of the weights or one for zero, which is stored. The first
+    TOGETHER entries of all lattice points of a program are added in parallel.
     """
     first_row = program.to(tl.int64) * BLOCK
     row = first_row + tl.arange(0, BLOCK)
@@ -175,7 +171,7 @@ def gather_tile(
             for _ in range(start + TOGETHER, end, ENTRIES):
                 value = load_rows(values, point, entry < end, channel, CHANNELS, VALUE_STRIDE, dtype)
                 rest_mass += weight
-                # the next points are on their way while these are waited for
+                # load the next points before these values are used
                 entry += ENTRIES
                 point, next_weight = load_entries(points, weights, entry, entry < end, dtype)
                 rest += weight[:, None] * value
@@ -192,7 +188,7 @@ def gather_tile(
     tl.store(output + row[:, None] * WIDTH + channel[None, :], total.to(output.dtype.element_ty), mask=kept)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@kernel(sizes=["num_rows"], options=["num_warps"])
 def gather_points_kernel(
     values, starts, counts, points, weights, output, density, num_rows,
     DIVIDED: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, VALUE_STRIDE: tl.constexpr,
@@ -204,14 +200,14 @@ def gather_points_kernel(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["first_programs", "first_rows", "second_rows"])
+@kernel(sizes=["first_programs", "first_rows", "second_rows"], options=["num_warps"])
 def gather_both_kernel(
     values, first_starts, first_counts, first_points, first_weights, first_output, second_starts, second_counts,
     second_points, second_weights, second_output, first_programs, first_rows, second_rows, CHANNELS: tl.constexpr,
     TOGETHER: tl.constexpr, ENTRIES: tl.constexpr, FIRST_BLOCK: tl.constexpr, SECOND_BLOCK: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The same points to the rows of two lattices: the second one's programs follow the first one's."""
+    """Gather the same points on two lattices: programs of the second follow those of the first."""
     program = tl.program_id(0)
     if program < first_programs:
         gather_tile(
@@ -226,14 +222,19 @@ def gather_both_kernel(
         )  # fmt: skip
 
 
+def place_rows(counts: Tensor, starts: Tensor) -> Launch:
+    """Return the launch of `place_rows_kernel`."""
+    rows = starts.shape[0]
+    return place_rows_kernel[_ROW_BLOCK,], (cdiv(rows, _ROW_BLOCK), 1, 1), (counts, starts), (rows,)
+
+
 def list_corners(vertices: Tensor, barycentric: Tensor, num_rows: int) -> Incidence:
-    """The points at each of the first `num_rows` lattice points, in any order; in that of the points if torch's mode is
-    deterministic.
+    """List the points at each of the first `num_rows` lattice points; in their order in deterministic mode.
 
     Args:
         vertices: int32 `[points, corners]`.
         barycentric: `[points, corners]`.
-        num_rows: corners that are not among so many are left out.
+        num_rows: number of lattice points; other corners are left out.
     """
     (num_points, corners), device = vertices.shape, vertices.device
     entries, place_dtype = num_points * corners, torch.int32 if vertices.numel() < 1 << 31 else torch.int64
@@ -242,7 +243,7 @@ def list_corners(vertices: Tensor, barycentric: Tensor, num_rows: int) -> Incide
         rows = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
         starts = torch.searchsorted(ordered, rows, out_int32=place_dtype == torch.int32)
         return Incidence(starts[:-1], starts.diff(), (order // corners).int(), barycentric.reshape(-1)[order])
-    # behind them, the first place that is free
+    # the last count is the first free place
     counts = zeros(num_rows + 1, dtype=place_dtype, device=device)
     ranks = torch.empty(entries, dtype=place_dtype, device=device)
     starts = torch.empty(num_rows, dtype=place_dtype, device=device)
@@ -251,131 +252,111 @@ def list_corners(vertices: Tensor, barycentric: Tensor, num_rows: int) -> Incide
     weights = points if together else torch.empty(entries, dtype=barycentric.dtype, device=device)
     height = power_of_two(corners)
     block = max(_TILE // height, 32)
-    grid, shape = (cdiv(num_points, block),), {"CORNERS": corners, "ROWS": height, "BLOCK": block}
-    launch(
-        count_corners_kernel, grid, (vertices, counts, ranks), (num_points, num_rows, vertices.stride(1)),
-        VERTEX_STRIDE=vertices.stride(0), **shape,
-    )  # fmt: skip
-    launch(place_rows_kernel, (cdiv(num_rows, _ROW_BLOCK),), (counts, starts), (num_rows,), BLOCK=_ROW_BLOCK)
-    launch(
-        list_corners_kernel, grid, (vertices, barycentric, starts, ranks, points, weights),
-        (num_points, num_rows, vertices.stride(1), barycentric.stride(1)),
-        VERTEX_STRIDE=vertices.stride(0), WEIGHT_STRIDE=barycentric.stride(0), **shape,
-    )  # fmt: skip
+    grid, shape, (stride, corner_stride) = (cdiv(num_points, block), 1, 1), (corners, height, block), vertices.stride()
+    sizes = num_points, num_rows, corner_stride
+    count_corners_kernel[(stride, *shape)](grid, (vertices, counts, ranks), sizes)
+    launch_all([place_rows(counts, starts)])
+    tensors = vertices, barycentric, starts, ranks, points, weights
+    list_corners_kernel[(stride, barycentric.stride(0), *shape)](grid, tensors, (*sizes, barycentric.stride(1)))
     return Incidence(starts, counts, points, weights)
 
 
-# The list of a lattice, and for which stream and mode of torch it was made: as long as the lattice lives.
+# the list of a lattice, with the stream and the mode of torch it was made for, as long as the lattice lives
 _LISTED: WeakKeyDictionary[Simplices, tuple[tuple[int, bool], Incidence]] = WeakKeyDictionary()
 
 
 def list_of(simplices: Simplices) -> Incidence:
-    """`list_corners` of all points of a lattice, which keeps it: layers and steps that share one list its points once.
+    """Return `list_corners` of all points of a lattice, cached with the lattice for all layers and steps.
 
-    Another stream does not wait until it is written, and makes its own.
+    Another stream would not wait until it is written, and makes another list.
     """
     vertices, barycentric, rows = simplices.vertices, simplices.barycentric, simplices.keys.shape[0]
     on_gpu = vertices.is_cuda
     if simplices.bounded or (on_gpu and torch.cuda.is_current_stream_capturing()):
-        # a CUDA graph may write such tables anew
+        # a CUDA graph may overwrite such tables
         return list_corners(vertices, barycentric, rows)
     stream = stream_of(vertices.get_device()) if on_gpu else 0
     made_for, known = (stream, torch.are_deterministic_algorithms_enabled()), _LISTED.get(simplices)
     if known is None or known[0] != made_for:
-        # it may serve where gradients are wanted
+        # later calls may need gradients
         with torch.inference_mode(False), torch.no_grad():
             known = _LISTED[simplices] = made_for, list_corners(vertices, barycentric, rows)
     return known[1]
 
 
 def is_worth_listing(points: int, channels: int) -> bool:
-    """Whether gathering points is faster than adding them, or has to be repeatable to the last bit."""
+    """Return whether gathering is faster than adding, or required to be repeatable to the last bit."""
     if points >= _MANY_POINTS and channels >= _MANY_CHANNELS:
         return True
     return points > 0 and torch.are_deterministic_algorithms_enabled()
 
 
-def _gather_blocks(crowded: int, block_c: int, elements: int = 1024) -> dict[str, int]:
-    """The shape of tiles, and warps for each; `elements` are read at once where lattice points are crowded."""
-    if not crowded:
-        return {"TOGETHER": _TOGETHER, "ENTRIES": _ENTRIES, "BLOCK": max(1024 // block_c, 16), "num_warps": 2}
-    # fastest on an H200: for lattice points whose entries are read at once, and for others
-    entries = min(elements // block_c, 128)
-    return {"TOGETHER": 0, "ENTRIES": entries, "BLOCK": 4 if crowded == 1 else 1, "num_warps": 1}
+def _gather_blocks(density_class: int, block_c: int, elements: int = 1024) -> tuple[int, int, int, int]:
+    """Return TOGETHER, ENTRIES, BLOCK and warps; dense lattice points read `elements` together."""
+    if not density_class:
+        return _TOGETHER, _ENTRIES, max(1024 // block_c, 16), 2
+    # fastest on an H200: for lattice points whose entries are read together, and for others
+    return 0, min(elements // block_c, 128), 4 if density_class == 1 else 1, 1
 
 
-@cache
-def _bind_gather(divided: bool, channels: int, width: int, value_stride: int, crowded: int) -> Bound:
-    block_c = min(power_of_two(width), WIDEST_TILE)
-    return Bound(
-        gather_points_kernel, DIVIDED=divided, CHANNELS=channels, WIDTH=width, VALUE_STRIDE=value_stride,
-        BLOCK_C=block_c, **_gather_blocks(crowded, block_c),
-    )  # fmt: skip
-
-
-@cache
-def _bind_gather_both(channels: int, first_crowded: int, second_crowded: int) -> tuple[Bound, int, int]:
-    """And the rows of a program, on either lattice."""
-    block_c = power_of_two(channels)
-    # a kernel of two loops has fewer registers for each
-    first, second = (_gather_blocks(crowded, block_c, 512) for crowded in (first_crowded, second_crowded))
-    rows = first.pop("BLOCK"), second["BLOCK"]
-    bound = Bound(
-        gather_both_kernel, CHANNELS=channels, FIRST_BLOCK=rows[0], SECOND_BLOCK=rows[1], BLOCK_C=block_c, **first
-    )
-    return bound, *rows
-
-
-def _crowdedness(incidence: Incidence, rows: int) -> int:
-    mean = incidence.points.shape[0] // rows
-    return (mean > _TOGETHER) + (mean > 2 * _TOGETHER)
+def _density_class(incidence: Incidence, rows: int) -> int:
+    """Return 0, 1 or 2 for few, more and many entries per lattice point."""
+    entries_per_row = incidence.points.shape[0] // rows
+    return (entries_per_row > _TOGETHER) + (entries_per_row > 2 * _TOGETHER)
 
 
 def gather_into(output: Tensor, values: Tensor, incidence: Incidence, density: Tensor | None = None) -> Launch:
-    """What sums the entries of every lattice point into `output [lattice_points, channels]`, which is not empty.
+    """Return the launch that sums the entries of every lattice point into `output`, which is not empty.
 
     Args:
-        output: one more channel than the values have is that of ones.
+        output: `[lattice_points, channels]`; one more channel than the values have is that of ones.
         values: `[points, channels]`, its rows contiguous.
         incidence: of the points.
-        density: what gets the density that the sums are then divided by.
+        density: gets the density that the sums are then divided by.
     """
-    rows, width = output.shape
-    crowded = _crowdedness(incidence, rows)
-    bound = _bind_gather(density is not None, values.shape[1], width, values.stride(0), crowded)
+    (rows, width), divided = output.shape, density is not None
+    block_c = min(power_of_two(width), WIDEST_TILE)
+    together, entries, block, warps = _gather_blocks(_density_class(incidence, rows), block_c)
+    variant = gather_points_kernel[
+        divided, values.shape[1], width, values.stride(0), together, entries, block, block_c, warps
+    ]  # fmt: skip
     tensors = (values, *incidence, output, output if density is None else density)
-    return bound, bound.tiles(rows, width), tensors, (rows,)
+    return variant, variant.tiles(rows, width), tensors, (rows,)
 
 
 def gather_into_both(outputs: Sequence[Tensor], values: Tensor, incidences: Sequence[Incidence]) -> list[Launch]:
-    """What sums the same contiguous values, at most WIDEST_TILE channels, into rows of two lattices."""
-    crowded = [_crowdedness(each, len(rows)) for each, rows in zip(incidences, outputs, strict=True)]
-    if bool(crowded[0]) != bool(crowded[1]):
-        # in programs of another shape
+    """Return the launches that sum the same contiguous values, at most WIDEST_TILE channels, on two lattices."""
+    classes = [_density_class(each, len(rows)) for each, rows in zip(incidences, outputs, strict=True)]
+    if bool(classes[0]) != bool(classes[1]):
+        # their programs have different shapes
         return [gather_into(*each) for each in zip(outputs, (values, values), incidences, strict=True)]
     # programs that may take long begin first
-    first, second = (1, 0) if crowded[0] < crowded[1] else (0, 1)
-    bound, first_block, second_block = _bind_gather_both(values.shape[1], crowded[first], crowded[second])
+    first, second = (1, 0) if classes[0] < classes[1] else (0, 1)
+    channels, block_c = values.shape[1], power_of_two(values.shape[1])
+    # a kernel of two loops has fewer registers for each
+    together, entries, first_block, warps = _gather_blocks(classes[first], block_c, 512)
+    second_block = _gather_blocks(classes[second], block_c, 512)[2]
+    variant = gather_both_kernel[channels, together, entries, first_block, second_block, block_c, warps]
     rows, more = outputs[first].shape[0], outputs[second].shape[0]
     programs = cdiv(rows, first_block)
     tensors = (values, *incidences[first], outputs[first], *incidences[second], outputs[second])
-    return [(bound, (programs + cdiv(more, second_block), 1, 1), tensors, (programs, rows, more))]
+    return [(variant, (programs + cdiv(more, second_block), 1, 1), tensors, (programs, rows, more))]
 
 
 def splat_listed(values: Tensor, incidence: Incidence, dtype: torch.dtype, ones: int = 0) -> Tensor:
-    """Sums `[lattice_points, channels + ones]` in `dtype`, the last of them from a channel of ones."""
+    """Return sums `[lattice_points, channels + ones]` in `dtype`, the last of them of a channel of ones."""
     rows = incidence.starts.shape[0]
     output = torch.empty(rows, values.shape[1] + ones, dtype=dtype, device=values.device)
     if output.numel():
-        start_all([gather_into(output, rows_contiguous(values), incidence)])
+        launch_all([gather_into(output, rows_contiguous(values), incidence)])
     return output
 
 
 def splat_listed_with_density(values: Tensor, incidence: Incidence) -> tuple[Tensor, Tensor]:
-    """Lattice values `[lattice_points, channels]` divided by their density, and the density: one where it was zero."""
+    """Return lattice values `[lattice_points, channels]` divided by their density, and the density, one for zero."""
     rows = incidence.starts.shape[0]
     output = torch.empty(rows, values.shape[1], dtype=values.dtype, device=values.device)
     density = torch.empty(rows, dtype=accumulation_dtype(values.dtype), device=values.device)
     if rows:
-        start_all([gather_into(output, rows_contiguous(values), incidence, density)])
+        launch_all([gather_into(output, rows_contiguous(values), incidence, density)])
     return output, density

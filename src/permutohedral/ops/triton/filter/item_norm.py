@@ -1,22 +1,19 @@
 """Group normalization over the lattice points of each item, and its gradients.
 
-Every program works on a part of the lattice points of one item: `CHUNKS` of them share an item, each takes blocks of
-its list in turn and leaves sums by channel. Whoever needs the sums of an item adds those of its parts, in the same
-order every time: no atomics, equal bits.
+Every program works on a part of the lattice points of one item. `CHUNKS` programs share an item; each takes blocks of
+its list in turn and writes sums by channel. Readers add the sums of all parts in the same order every time, so results
+are equal to the bit.
 """
 
 from __future__ import annotations
-
-from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.fused_primitives import ItemsNorm
-from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.ops.triton.runtime import Bound, on_device, power_of_two
+from permutohedral.ops.contract import Declined, ItemsNorm, Needed, Saved, accumulation_dtype
+from permutohedral.ops.triton.kernel import Kernel, Variant, kernel, on_device, power_of_two
 
 # sums of groups are taken over tiles [channels, channels]
 MOST_CHANNELS = 128
@@ -28,7 +25,7 @@ _PROGRAMS, _MOST_CHUNKS = 512, 64
 
 @triton.jit
 def rows_of(order, place, last, ORDERED: tl.constexpr):
-    """Which lattice points are at some places of the list of all items; 0 from `last` on."""
+    """Return the lattice points at places of the list of all items; 0 from `last` on."""
     if ORDERED:
         return tl.load(order + place, mask=place < last, other=0).to(tl.int64)
     else:
@@ -37,7 +34,7 @@ def rows_of(order, place, last, ORDERED: tl.constexpr):
 
 @triton.jit
 def load_rows(values, row, inside, channel, CHANNELS: tl.constexpr, ACCUMULATED: tl.constexpr):
-    """`[rows, channels]`, wide enough to be summed, zero beyond the last."""
+    """Load `[rows, channels]` in the accumulation dtype, zero beyond the last."""
     place = values + row[:, None] * CHANNELS + channel[None, :]
     mask = inside[:, None] & (channel < CHANNELS)[None, :]
     return tl.load(place, mask=mask, other=0.0).to(ACCUMULATED)
@@ -45,33 +42,33 @@ def load_rows(values, row, inside, channel, CHANNELS: tl.constexpr, ACCUMULATED:
 
 @triton.jit
 def members_of(rows, chunk, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
-    """How many of the rows of an item belong to a part of it."""
+    """Return how many rows of an item belong to a part of it."""
     rest = rows % (CHUNKS * BLOCK) - chunk * BLOCK
     return rows // (CHUNKS * BLOCK) * BLOCK + tl.minimum(tl.maximum(rest, 0), BLOCK)
 
 
 @triton.jit
 def load_parts(parts, item, channel, CHANNELS: tl.constexpr, CHUNKS: tl.constexpr):
-    """What each part of an item has left, `[chunks, channels]`."""
+    """Load the sums of each part of an item, `[chunks, channels]`."""
     place = (item * CHUNKS + tl.arange(0, CHUNKS))[:, None] * CHANNELS + channel[None, :]
     return tl.load(parts + place, mask=(channel < CHANNELS)[None, :], other=0.0)
 
 
 @triton.jit
 def sum_parts(parts, item, channel, CHANNELS: tl.constexpr, CHUNKS: tl.constexpr):
-    """What all parts of an item have left, `[channels]`."""
+    """Return the sum over all parts of an item, `[channels]`."""
     return tl.sum(load_parts(parts, item, channel, CHANNELS, CHUNKS), axis=0)
 
 
 @triton.jit
 def second_of(sums, CHANNELS: tl.constexpr, CHUNKS: tl.constexpr):
-    """The second half of sums `[2, items, chunks, channels]`."""
+    """Return the second half of sums `[2, items, chunks, channels]`."""
     return sums + tl.num_programs(0).to(tl.int64) * CHUNKS * CHANNELS
 
 
 @triton.jit
 def mean_of_groups(sums, channel, members, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr):
-    """The sums of the WIDTH channels of each channel's group, over their number of elements."""
+    """Return the mean over the WIDTH channels of each channel's group."""
     other = tl.arange(0, BLOCK_C)
     same = (channel[:, None] // WIDTH == other[None, :] // WIDTH) & (other < CHANNELS)[None, :]
     return tl.sum(tl.where(same, sums[None, :], 0.0), axis=1) / (tl.maximum(members, 1) * WIDTH)
@@ -79,18 +76,18 @@ def mean_of_groups(sums, channel, members, CHANNELS: tl.constexpr, WIDTH: tl.con
 
 @triton.jit
 def slope_of(slope, normalized, factor, added, RELU: tl.constexpr):
-    """The gradient before weight and bias: with RELU none where the result was not positive."""
+    """Return the gradient before weight and bias: with RELU zero where the result was not positive."""
     if RELU:
         slope = tl.where(normalized * factor[None, :] + added[None, :] > 0, slope, 0.0)
     return slope
 
 
-@triton.jit
+@kernel(options=["num_warps"])
 def sum_values_kernel(
     values, order, starts, sums,
     ORDERED: tl.constexpr, CHANNELS: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The sums of the values of a part of an item, and of the squares of what they are from the mean of that part.
+    """Sum the values of a part of an item, and their squared distances from the mean of that part.
 
     `sums` is `[2, items, chunks, channels]`.
     """
@@ -113,15 +110,13 @@ def sum_values_kernel(
     tl.store(second_of(here, CHANNELS, CHUNKS), square, mask=channel < CHANNELS)
 
 
-@triton.jit
+@kernel(options=["num_warps"])
 def normalize_items_kernel(
     values, weight, bias, order, starts, sums, statistics, output,
     ORDERED: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, EPS: tl.constexpr, RELU: tl.constexpr,
     CHUNKS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Normalize a part of an item, with RELU without what is negative then; mean and scale of its channels go to
-    `statistics [items, 2, channels]`.
-    """
+    """Normalize a part of an item, then apply RELU; store mean and scale to `statistics [items, 2, channels]`."""
     item, chunk, channel = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK_C)
     real = channel < CHANNELS
     first, last = tl.load(starts + item), tl.load(starts + item + 1)
@@ -150,12 +145,12 @@ def normalize_items_kernel(
         tl.store(there, normalized.to(output.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@kernel(options=["num_warps"])
 def sum_gradients_kernel(
     gradient, values, weight, bias, order, starts, statistics, sums, ORDERED: tl.constexpr, CHANNELS: tl.constexpr,
     RELU: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The sums of the gradients of a part of an item, and of their products with the normalized values.
+    """Sum the gradients of a part of an item, and their products with the normalized values.
 
     `sums` is `[2, items, chunks, channels]`.
     """
@@ -182,15 +177,13 @@ def sum_gradients_kernel(
     tl.store(second_of(here, CHANNELS, CHUNKS), product, mask=real)
 
 
-@triton.jit
+@kernel(options=["num_warps"])
 def differentiate_norm_kernel(
     gradient, values, weight, bias, order, starts, statistics, sums, output, of_affine,
     ORDERED: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, RELU: tl.constexpr, CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the values of a part of an item; the first part also sums those of weight and bias, `of_affine
-    [2, channels]`.
-    """
+    """Write the gradient of the values of a part of an item; the first part also sums `of_affine [2, channels]`."""
     item, chunk, channel = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, BLOCK_C)
     real = channel < CHANNELS
     first, last = tl.load(starts + item), tl.load(starts + item + 1)
@@ -224,24 +217,20 @@ def differentiate_norm_kernel(
 
 
 def _chunks(items: int) -> int:
-    """How many programs share an item."""
+    """Return how many programs share an item."""
     return min(power_of_two(-(-_PROGRAMS // items)), _MOST_CHUNKS)
 
 
-@cache
-def _bind(kernel: object, ordered: bool, channels: int, chunks: int, **constants: float) -> Bound:
+def _variant(of: Kernel, ordered: bool, channels: int, chunks: int, *constants: float) -> Variant:
     block_c = power_of_two(channels, 16)
-    return Bound(
-        kernel, ORDERED=ordered, CHANNELS=channels, **constants, CHUNKS=chunks, BLOCK=max(_TILE // block_c, 16),
-        BLOCK_C=block_c, num_warps=4,
-    )  # fmt: skip
+    return of[(ordered, channels, *constants, chunks, max(_TILE // block_c, 16), block_c, 4)]
 
 
 @on_device
-def normalize_items(values: Tensor, weight: Tensor, bias: Tensor, norm: ItemsNorm) -> tuple[Tensor, Tensor] | None:
+def normalize_items(values: Tensor, weight: Tensor, bias: Tensor, norm: ItemsNorm) -> tuple[Tensor, Saved] | Declined:
     channels, device, dtype = values.shape[1], values.device, accumulation_dtype(values.dtype)
-    if channels > MOST_CHANNELS or values.shape[0] == 0:
-        return None
+    if channels > MOST_CHANNELS:
+        return Declined(f"the kernels normalize at most {MOST_CHANNELS} channels, got {channels}")
     rows, width = norm.rows, channels // norm.groups
     values, items, chunks = values.contiguous(), rows.items, _chunks(rows.items)
     sums = torch.empty(2, items, chunks, channels, dtype=dtype, device=device)
@@ -249,17 +238,17 @@ def normalize_items(values: Tensor, weight: Tensor, bias: Tensor, norm: ItemsNor
     output = torch.empty_like(values)
     order = rows.starts if rows.order is None else rows.order
     configuration, grid = (rows.order is not None, channels, chunks), (items, chunks, 1)
-    _bind(sum_values_kernel, *configuration)(grid, (values, order, rows.starts, sums), ())
+    _variant(sum_values_kernel, *configuration)(grid, (values, order, rows.starts, sums), ())
     tensors = values, weight.contiguous(), bias.contiguous(), order, rows.starts, sums, statistics, output
-    bound = _bind(normalize_items_kernel, *configuration, WIDTH=width, EPS=norm.eps, RELU=norm.relu)
-    bound(grid, tensors, ())
-    return output, statistics
+    _variant(normalize_items_kernel, *configuration, width, norm.eps, norm.relu)(grid, tensors, ())
+    return output, (statistics,)
 
 
 @on_device
-def differentiate_items_norm(
-    gradient: Tensor, values: Tensor, affine: tuple[Tensor, Tensor], statistics: Tensor, norm: ItemsNorm
+def normalize_items_backward(
+    gradient: Tensor, inputs: Saved, saved: Saved, needed: Needed, norm: ItemsNorm
 ) -> tuple[Tensor, Tensor, Tensor]:
+    (values, *affine), (statistics,) = inputs, saved
     values, gradient, channels = values.contiguous(), gradient.contiguous(), values.shape[1]
     rows, width = norm.rows, channels // norm.groups
     items, chunks = rows.items, _chunks(rows.items)
@@ -268,7 +257,7 @@ def differentiate_items_norm(
     order = rows.starts if rows.order is None else rows.order
     configuration, grid = (rows.order is not None, channels, chunks), (items, chunks, 1)
     summed = gradient, values, *(each.contiguous() for each in affine), order, rows.starts, statistics, sums
-    _bind(sum_gradients_kernel, *configuration, RELU=norm.relu)(grid, summed, ())
-    bound = _bind(differentiate_norm_kernel, *configuration, WIDTH=width, RELU=norm.relu)
-    bound(grid, (*summed, output, of_affine), ())
+    _variant(sum_gradients_kernel, *configuration, norm.relu)(grid, summed, ())
+    variant = _variant(differentiate_norm_kernel, *configuration, width, norm.relu)
+    variant(grid, (*summed, output, of_affine), ())
     return output, of_affine[0], of_affine[1]

@@ -1,6 +1,6 @@
-"""The largest value of each channel among the points around a lattice point, and what goes back to the winners.
+"""The largest value of each channel among the points around a lattice point, and the gradient of the winners.
 
-The points of every lattice point are listed first, so that nothing is added or compared by atomic operations.
+The points of every lattice point are listed first, so that no atomic operations are needed.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.triton.filter.incidence import list_corners
-from permutohedral.ops.triton.runtime import WIDEST_TILE, bind, on_device, power_of_two, rows_contiguous, tile
+from permutohedral.ops.triton.kernel import WIDEST_TILE, kernel, on_device, power_of_two, rows_contiguous, tile
 
-# lattice points of a program: it takes as long as the most crowded of them
+# lattice points of a program, which takes as long as the one with the most points
 _ROWS = 16
-# points of one lattice point that are compared side by side, where there are at least as many on average
+# points of one lattice point that are compared in parallel, if the average is at least as large
 _ENTRIES = 32
 
 
 @triton.jit
 def best_of_lanes(best, winner, ROWS: tl.constexpr, ENTRIES: tl.constexpr, BLOCK_C: tl.constexpr):
-    """`[rows * entries, channels]` to `[rows, channels]`: the largest and its winner, -1 where there is none."""
+    """Reduce `[rows * entries, channels]` to `[rows, channels]`: the largest and its winner, -1 for none."""
     last: tl.constexpr = 2**31 - 1
     best = tl.reshape(best, [ROWS, ENTRIES, BLOCK_C])
     winner = tl.reshape(winner, [ROWS, ENTRIES, BLOCK_C])
@@ -34,7 +34,7 @@ def best_of_lanes(best, winner, ROWS: tl.constexpr, ENTRIES: tl.constexpr, BLOCK
     return most, tl.where(first < last, first, -1)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@kernel(sizes=["num_rows"])
 def splat_largest_kernel(
     values, starts, counts, points, output, winners, num_rows,
     CROWDED: tl.constexpr, CHANNELS: tl.constexpr, VALUE_STRIDE: tl.constexpr, ENTRIES: tl.constexpr,
@@ -42,7 +42,7 @@ def splat_largest_kernel(
 ):  # fmt: skip
     """Compare the listed points of every lattice point; NaN is larger than any number, and of equals the first wins.
 
-    CROWDED, some ENTRIES of a lattice point are compared side by side.
+    With CROWDED, ENTRIES of a lattice point are compared in parallel.
     """
     lane = tl.arange(0, BLOCK * ENTRIES)
     row = tl.program_id(0).to(tl.int64) * BLOCK + lane // ENTRIES
@@ -77,7 +77,7 @@ def splat_largest_kernel(
     tl.store(winners + place, winner, mask=kept)
 
 
-@triton.jit(do_not_specialize=["num_points", "num_rows", "corner_stride"])
+@kernel(sizes=["num_points", "num_rows", "corner_stride"])
 def largest_gradient_kernel(
     gradient, winners, vertices, output, num_points, num_rows, corner_stride,
     VERTEX_STRIDE: tl.constexpr, CHANNELS: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, CORNERS: tl.constexpr,
@@ -90,10 +90,12 @@ def largest_gradient_kernel(
     dtype: tl.constexpr = tl.float64 if gradient.dtype.element_ty == tl.float64 else tl.float32
     total = tl.zeros([BLOCK, BLOCK_C], dtype)
     for corner in tl.static_range(CORNERS):
-        vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * corner_stride, mask=inside, other=0)
+        place = vertices + point * VERTEX_STRIDE + tl.cast(corner, tl.int64) * corner_stride
+        vertex = tl.load(place, mask=inside, other=0)
         new = inside & (vertex < num_rows)
         for earlier in tl.static_range(corner):
-            new = new & (vertex != tl.load(vertices + point * VERTEX_STRIDE + earlier * corner_stride, mask=inside))
+            place = vertices + point * VERTEX_STRIDE + tl.cast(earlier, tl.int64) * corner_stride
+            new = new & (vertex != tl.load(place, mask=inside, other=-1))
         real = new[:, None] & (channel < CHANNELS)[None, :]
         row = vertex.to(tl.int64)[:, None]
         winner = tl.load(winners + row * CHANNELS + channel[None, :], mask=real, other=-1)
@@ -110,16 +112,14 @@ def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> 
     if output.numel() == 0:
         return output, winners
     values = rows_contiguous(values)
-    # weights are of no importance, and are not read from memory but once
+    # the weights do not matter: a single one is read
     weights = values.new_zeros((1, 1), dtype=torch.float32).expand(vertices.shape)
     starts, counts, points, _ = list_corners(vertices, weights, num_lattice_points)
     crowded = vertices.numel() >= _ENTRIES * num_lattice_points
-    bound = bind(
-        splat_largest_kernel, CROWDED=crowded, CHANNELS=shape[1], VALUE_STRIDE=values.stride(0),
-        ENTRIES=_ENTRIES if crowded else 1, BLOCK=1 if crowded else _ROWS,
-        BLOCK_C=min(power_of_two(shape[1]), WIDEST_TILE),
-    )  # fmt: skip
-    bound(bound.tiles(*shape), (values, starts, counts, points, output, winners), (num_lattice_points,))
+    blocks = (_ENTRIES, 1) if crowded else (1, _ROWS)
+    block_c = min(power_of_two(shape[1]), WIDEST_TILE)
+    variant = splat_largest_kernel[(crowded, shape[1], values.stride(0), *blocks, block_c)]
+    variant(variant.tiles(*shape), (values, starts, counts, points, output, winners), (num_lattice_points,))
     return output, winners
 
 
@@ -130,9 +130,7 @@ def largest_gradient(gradient: Tensor, winners: Tensor, vertices: Tensor) -> Ten
     if output.numel() > 0:
         gradient, winners = rows_contiguous(gradient), winners.contiguous()
         sizes = points, gradient.shape[0], vertices.stride(1)
-        bound = bind(
-            largest_gradient_kernel, VERTEX_STRIDE=vertices.stride(0), CHANNELS=channels,
-            GRADIENT_STRIDE=gradient.stride(0), CORNERS=corners, **tile(channels),
-        )  # fmt: skip
-        bound(bound.tiles(points, channels), (gradient, winners, vertices, output), sizes)
+        constants = vertices.stride(0), channels, gradient.stride(0), corners, *tile(channels)
+        variant = largest_gradient_kernel[constants]
+        variant(variant.tiles(points, channels), (gradient, winners, vertices, output), sizes)
     return output

@@ -1,33 +1,26 @@
-"""Sums on the lattice become lattice values: in their own dtype, divided by the density of their lattice point.
-
-And sums over all points, which are the gradient of a bias.
-"""
+"""Turn sums on the lattice into lattice values, and sum over all points, which is the gradient of a bias."""
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.ops.triton.runtime import WIDEST_TILE, Bound, cdiv, power_of_two, rows_contiguous, tile
+from permutohedral.ops.contract import accumulation_dtype
+from permutohedral.ops.triton.kernel import cdiv, kernel, rows_contiguous, tile
 
-# rows that a program sums at once; programs that fill a large GPU; fewer rows are summed by torch
+# rows of a tile that is summed; programs that fill a large GPU; fewer rows are summed by torch
 _SUMMED, _PARTS, _WORTH_PARTS = 64, 1056, 1 << 16
 
 
-@triton.jit(do_not_specialize=["num_rows", "behind"])
+@kernel(sizes=["num_rows"])
 def normalize_kernel(
-    sums, output, density, num_rows, behind, HAS_DENSITY: tl.constexpr, CHANNELS: tl.constexpr,
-    SUM_STRIDE: tl.constexpr, DENSITY_STRIDE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    sums, output, density, num_rows, HAS_DENSITY: tl.constexpr, CHANNELS: tl.constexpr, SUM_STRIDE: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The sums in the dtype of the output, divided by the density of their lattice point where that is not zero.
+    """Convert sums to the dtype of the output; with HAS_DENSITY divide them by the channel after the last.
 
-    That of the first one lies `behind` the first sum, the next one DENSITY_STRIDE further; `density` gets what was
-    divided by.
+    `density` gets the divisors: one for a density of zero.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -35,7 +28,7 @@ def normalize_kernel(
     real = inside[:, None] & (channel < CHANNELS)[None, :]
     total = tl.load(sums + row[:, None] * SUM_STRIDE + channel[None, :], mask=real, other=0.0)
     if HAS_DENSITY:
-        mass = tl.load(sums + behind + row * DENSITY_STRIDE, mask=inside, other=1.0)
+        mass = tl.load(sums + row * SUM_STRIDE + CHANNELS, mask=inside, other=1.0)
         mass = tl.where(mass > 0, mass, 1.0)
         total = total / mass[:, None]
         if tl.program_id(1) == 0:
@@ -44,56 +37,37 @@ def normalize_kernel(
     tl.store(place, total.to(output.dtype.element_ty), mask=real)
 
 
-@cache
-def _bind_normalize(has_density: bool, channels: int, sum_stride: int) -> Bound:
-    density_stride = sum_stride if sum_stride > channels else 1
-    return Bound(
-        normalize_kernel, HAS_DENSITY=has_density, CHANNELS=channels, SUM_STRIDE=sum_stride,
-        DENSITY_STRIDE=density_stride, **tile(channels),
-    )  # fmt: skip
+def normalize(sums: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Divide sums by their last channel, the density.
 
-
-def normalize(sums: Tensor, shape: tuple[int, int], behind: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Lattice values of `shape` and `dtype`, and the density `[lattice_points]` they were divided by: one for zero.
-
-    More rows may follow those of the lattice values.
-
-    Args:
-        sums: `[.., channels]`, the densities one after another from the element `behind` on; or `[lattice_points,
-            channels + 1]`, the last of which is the density.
-        shape: of the result.
-        behind: where the first density lies.
-        dtype: of the result.
+    Returns lattice values `[lattice_points, channels - 1]` in `dtype`, and the divisors `[lattice_points]`: one for a
+    density of zero.
     """
-    (rows, channels), stride = shape, sums.shape[1]
-    # where they lie as the result does, they are divided in place; kernels want their memory to be aligned
-    in_place = sums.dtype == dtype and stride == channels
-    output = sums if in_place else sums.new_empty(shape, dtype=dtype)
-    density = sums.as_strided((rows,), (1,), behind) if in_place and behind % 4 == 0 else sums.new_empty(rows)
+    rows, channels = sums.shape[0], sums.shape[1] - 1
+    output, density = sums.new_empty(rows, channels, dtype=dtype), sums.new_empty(rows)
     if rows:
-        bound = _bind_normalize(True, channels, stride)
-        bound(bound.tiles(rows, channels), (sums, output, density), (rows, behind))
+        variant = normalize_kernel[(True, channels, channels + 1, *tile(channels))]
+        variant(variant.tiles(rows, channels), (sums, output, density), (rows,))
     return output, density
 
 
 def convert(sums: Tensor, dtype: torch.dtype) -> Tensor:
-    """The sums in the dtype of the values they were made of."""
+    """Return contiguous sums in `dtype`."""
     if sums.dtype == dtype:
         return sums
-    rows, channels = sums.shape
-    output = torch.empty(rows, channels, dtype=dtype, device=sums.device)
+    (rows, channels), output = sums.shape, torch.empty_like(sums, dtype=dtype)
     if rows and channels:
-        bound = _bind_normalize(False, channels, channels)
-        bound(bound.tiles(rows, channels), (sums, output, sums), (rows, 0))
+        variant = normalize_kernel[(False, channels, channels, *tile(channels))]
+        variant(variant.tiles(rows, channels), (sums, output, sums), (rows,))
     return output
 
 
-@triton.jit(do_not_specialize=["num_rows", "rows_per_program"])
+@kernel(sizes=["num_rows", "rows_per_program"])
 def sum_rows_kernel(
     values, partials, num_rows, rows_per_program, CHANNELS: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The sum of some rows, for each program: `partials [programs, CHANNELS]`."""
+    """Sum some rows in each program: `partials [programs, CHANNELS]`."""
     first = tl.program_id(0).to(tl.int64) * rows_per_program
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     total = tl.zeros([BLOCK, BLOCK_C], partials.dtype.element_ty)
@@ -107,23 +81,17 @@ def sum_rows_kernel(
 
 
 def sum_rows(values: Tensor) -> Tensor:
-    """`values.sum(dim=0)` of `[rows, channels]`, neither of them 0, in the dtype of the values.
+    """Return `values.sum(dim=0)` of `[rows, channels]`, neither of them 0, in the dtype of the values.
 
     torch takes three times as long for many rows of few channels.
     """
     values, (rows, channels), dtype = rows_contiguous(values), values.shape, accumulation_dtype(values.dtype)
     if rows < _WORTH_PARTS:
         return values.sum(dim=0)
-    bound = _bind_sum_rows(channels, values.stride(0))
-    # a multiple of the rows that are read at once
+    variant = sum_rows_kernel[channels, values.stride(0), _SUMMED, tile(channels)[1]]
+    # a multiple of the rows of a tile
     share = cdiv(cdiv(rows, _PARTS), _SUMMED) * _SUMMED
     parts = cdiv(rows, share)
     partials = torch.empty(parts, channels, dtype=dtype, device=values.device)
-    bound((parts, bound.tiles(1, channels)[1], 1), (values, partials), (rows, share))
+    variant((parts, variant.tiles(1, channels)[1], 1), (values, partials), (rows, share))
     return partials.sum(dim=0, dtype=dtype).to(values.dtype)
-
-
-@cache
-def _bind_sum_rows(channels: int, stride: int) -> Bound:
-    block_c = min(power_of_two(channels), WIDEST_TILE)
-    return Bound(sum_rows_kernel, CHANNELS=channels, STRIDE=stride, BLOCK=_SUMMED, BLOCK_C=block_c)

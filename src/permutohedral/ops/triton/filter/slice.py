@@ -1,4 +1,4 @@
-"""Slice, and the gradient of the barycentric weights, between points and lattice.
+"""Slice from the lattice to the points, and the gradient of the barycentric weights.
 
 Tiles are `[BLOCK points, BLOCK_C channels]`. Accumulation is in float32 for values of 16 bits, in their own dtype
 otherwise.
@@ -6,29 +6,24 @@ otherwise.
 
 from __future__ import annotations
 
-from functools import cache
-
-import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.ops.triton.runtime import Bound, cdiv, launch, on_device, rows_contiguous, tile
+from permutohedral.ops.contract import accumulation_dtype
+from permutohedral.ops.triton.kernel import kernel, on_device, rows_contiguous, tile
 
 
-@triton.jit(do_not_specialize=["num_points", "num_rows", "vertex_corner_stride", "weight_corner_stride"])
+@kernel(sizes=["num_points", "num_rows", "vertex_corner_stride", "weight_corner_stride"])
 def slice_kernel(
     lattice_values, vertices, barycentric, divisors, bias, output, num_points, num_rows, vertex_corner_stride,
-    weight_corner_stride, PLANAR: tl.constexpr, DIVIDED: tl.constexpr,
-    HAS_BIAS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, ADDED_MASS: tl.constexpr,
-    LATTICE_STRIDE: tl.constexpr,
-    VERTEX_STRIDE: tl.constexpr, WEIGHT_STRIDE: tl.constexpr,
-    CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    weight_corner_stride, PLANAR: tl.constexpr, DIVIDED: tl.constexpr, HAS_BIAS: tl.constexpr, CHANNELS: tl.constexpr,
+    WIDTH: tl.constexpr, ADDED_MASS: tl.constexpr, LATTICE_STRIDE: tl.constexpr, VERTEX_STRIDE: tl.constexpr,
+    WEIGHT_STRIDE: tl.constexpr, CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Read the corners of every point's simplex; where WIDTH exceeds CHANNELS, divide by the channel after the last.
+    """Read the corners of every point's simplex; if WIDTH exceeds CHANNELS, divide by the channel after the last.
 
-    Vertices of at least `num_rows` are left out. Weights are DIVIDED by the number at their lattice point. A PLANAR
-    output has one channel after another in memory.
+    Vertices of at least `num_rows` count as zero. With DIVIDED, weights are divided by the divisor of their lattice
+    point. A PLANAR output has one channel after another in memory.
     """
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -36,7 +31,9 @@ def slice_kernel(
     real = inside[:, None] & (channel < WIDTH)[None, :]
     dtype: tl.constexpr = tl.float64 if lattice_values.dtype.element_ty == tl.float64 else tl.float32
     total = tl.zeros([BLOCK, BLOCK_C], dtype)
-    for corner in tl.static_range(CORNERS):
+    for number in tl.static_range(CORNERS):
+        # int64: corners times points may exceed 2^31
+        corner = tl.cast(number, tl.int64)
         vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * vertex_corner_stride, mask=inside, other=0)
         weight = tl.load(barycentric + point * WEIGHT_STRIDE + corner * weight_corner_stride, mask=inside, other=0.0)
         place = lattice_values + vertex.to(tl.int64)[:, None] * LATTICE_STRIDE + channel[None, :]
@@ -57,15 +54,15 @@ def slice_kernel(
     tl.store(place, total.to(output.dtype.element_ty), mask=kept)
 
 
-@triton.jit(do_not_specialize=["num_points", "vertex_corner_stride"])
+@kernel(sizes=["num_points", "vertex_corner_stride"])
 def barycentric_gradient_kernel(
     values, lattice_values, vertices, output, num_points, vertex_corner_stride,
     VERTEX_STRIDE: tl.constexpr, CHANNELS: tl.constexpr, VALUE_STRIDE: tl.constexpr, LATTICE_STRIDE: tl.constexpr,
     CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The scalar product of every point with one corner of its simplex."""
+    """Write the scalar product of every point with one corner of its simplex."""
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    corner = tl.program_id(1)
+    corner = tl.program_id(1).to(tl.int64)
     inside = point < num_points
     vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * vertex_corner_stride, mask=inside, other=0)
     dtype: tl.constexpr = output.dtype.element_ty
@@ -79,19 +76,6 @@ def barycentric_gradient_kernel(
     tl.store(output + point * CORNERS + corner, tl.sum(total, axis=1), mask=inside)
 
 
-@cache
-def _bind_slice(
-    planar: bool, divided: bool, channels: int, width: int, has_bias: bool, added_mass: float, lattice_stride: int,
-    vertex_stride: int, weight_stride: int, corners: int,
-) -> Bound:  # fmt: skip
-    return Bound(
-        slice_kernel, PLANAR=planar, DIVIDED=divided, HAS_BIAS=has_bias, CHANNELS=channels, WIDTH=width,
-        ADDED_MASS=added_mass, LATTICE_STRIDE=lattice_stride, VERTEX_STRIDE=vertex_stride,
-        WEIGHT_STRIDE=weight_stride, CORNERS=corners,
-        **tile(width),
-    )  # fmt: skip
-
-
 def slice_into(
     output: Tensor,
     lattice_values: Tensor,
@@ -101,8 +85,10 @@ def slice_into(
     added_mass: float = 0.0,
     divisors: Tensor | None = None,
 ) -> None:
-    """Fill `output [points, channels]`, contiguous or its transpose contiguous; a further channel of lattice_values is
-    the mass to divide by. The weights may be divided by `divisors [lattice_points]`.
+    """Fill `output [points, channels]`, contiguous or with a contiguous transpose.
+
+    One more channel of `lattice_values` is the mass to divide by. The weights are divided by `divisors
+    [lattice_points]`, if given.
     """
     points, channels = output.shape
     if points == 0 or channels == 0:
@@ -110,15 +96,15 @@ def slice_into(
     lattice_values = rows_contiguous(lattice_values)
     (rows, width), (vertex_stride, vertex_corners) = lattice_values.shape, vertices.stride()
     weight_stride, weight_corners = barycentric.stride()
-    bound = _bind_slice(
-        not output.is_contiguous(), divisors is not None, channels, width, bias is not None, added_mass,
-        lattice_values.stride(0), vertex_stride, weight_stride, vertices.shape[1],
-    )  # fmt: skip
+    variant = slice_kernel[(
+        not output.is_contiguous(), divisors is not None, bias is not None, channels, width, added_mass,
+        lattice_values.stride(0), vertex_stride, weight_stride, vertices.shape[1], *tile(width),
+    )]  # fmt: skip
     tensors = (
         lattice_values, vertices, barycentric, barycentric if divisors is None else divisors,
         lattice_values if bias is None else bias, output,
     )  # fmt: skip
-    bound(bound.tiles(points, width), tensors, (points, rows, vertex_corners, weight_corners))
+    variant(variant.tiles(points, width), tensors, (points, rows, vertex_corners, weight_corners))
 
 
 @on_device
@@ -143,11 +129,8 @@ def barycentric_gradient(values: Tensor, lattice_values: Tensor, vertices: Tenso
     channels = values.shape[1]
     output = values.new_empty(points, corners, dtype=accumulation_dtype(values.dtype))
     if output.numel():
-        blocks = tile(channels)
-        launch(
-            barycentric_gradient_kernel, (cdiv(points, blocks["BLOCK"]), corners),
-            (values, lattice_values, vertices, output), (points, vertices.stride(1)),
-            VERTEX_STRIDE=vertices.stride(0), CHANNELS=channels, VALUE_STRIDE=values.stride(0),
-            LATTICE_STRIDE=lattice_values.stride(0), CORNERS=corners, **blocks,
-        )  # fmt: skip
+        strides = values.stride(0), lattice_values.stride(0)
+        variant = barycentric_gradient_kernel[(vertices.stride(0), channels, *strides, corners, *tile(channels))]
+        tensors = values, lattice_values, vertices, output
+        variant((variant.tiles(points, 1)[0], corners, 1), tensors, (points, vertices.stride(1)))
     return output

@@ -1,8 +1,8 @@
 """The bilateral solver on the lattice: balancing, the matrix, and conjugate gradients, without waiting for the GPU.
 
-Lattice values are `[lattice points, channels]`; a program has one channel of a block of lattice points or cells. The
-scalar products of each iteration have memory of their own, so that nothing must be cleared between, and a channel whose
-residual is small is left as it is.
+Lattice values are `[lattice points, channels]`; a program has one channel of a block of lattice points or cells. Each
+iteration has separate memory for its scalar products, so that nothing is cleared in between. A channel with a small
+residual does not change any more.
 """
 
 from __future__ import annotations
@@ -12,25 +12,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.guided_primitives import SeenCells, SolverTables
+from permutohedral.ops.contract import Declined, SeenCells, SolverTables
 from permutohedral.ops.triton.filter.cells import block_of, fits, split_sample, three_axes, widest_window, window
-from permutohedral.ops.triton.runtime import Launch, bind, cdiv, on_device, start_all
-from permutohedral.ops.triton.zeros import clear, zeros
+from permutohedral.ops.triton.kernel import Launch, cdiv, clear, kernel, launch_all, on_device, zeros
 
 _BLOCK = 256
-# with more channels, lattice points and weights are better read once for all of them
+# with more channels it is faster to read lattice points and weights once for all of them
 _MOST_CHANNELS = 8
-# kinds of scalar products: of direction and image, of residual and scaled residual, of the residual with itself; the
-# right sides' lie behind those of all iterations
+# kinds of scalar products: direction and image, residual and scaled residual, residual and residual; those of the right
+# sides follow the products of all iterations
 _IMAGES, _SCALED, _NORMS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
-def sum_beside(
+def sum_neighbors_of_rows(
     values, scale, axis_neighbors, row, inside, channel, num_rows, CHANNELS: tl.constexpr, SCALED: tl.constexpr,
     AROUND: tl.constexpr,
 ):  # fmt: skip
-    """A lattice point as often as there are neighbors, and these; if SCALED, each times its scale. And itself."""
+    """Return the sum of the axis neighbors plus AROUND times the point, each SCALED if wanted; and the point."""
     own = tl.load(values + row.to(tl.int64) * CHANNELS + channel, mask=inside, other=0.0)
     scaled = own
     if SCALED:
@@ -45,27 +44,27 @@ def sum_beside(
     return total, own
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def beside_kernel(
+@kernel(sizes=["num_rows"])
+def sum_axis_neighbors_kernel(
     values, axis_neighbors, output, num_rows, CHANNELS: tl.constexpr, AROUND: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < num_rows
     channel = tl.program_id(1)
-    total, _ = sum_beside(
+    total, _ = sum_neighbors_of_rows(
         values, values, axis_neighbors, row, inside, channel, num_rows, CHANNELS, False, AROUND
     )  # fmt: skip
     tl.store(output + row.to(tl.int64) * CHANNELS + channel, total, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@kernel(sizes=["num_rows"])
 def balance_kernel(
     scale, wanted, axis_neighbors, output, num_rows, LAST: tl.constexpr, AROUND: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """The scale with which row sums are nearer to those wanted; the LAST gives the row sums themselves."""
+    """Write a scale with row sums nearer to those wanted; the LAST pass writes the row sums."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = row < num_rows
-    total, own = sum_beside(scale, scale, axis_neighbors, row, inside, 0, num_rows, 1, False, AROUND)
+    total, own = sum_neighbors_of_rows(scale, scale, axis_neighbors, row, inside, 0, num_rows, 1, False, AROUND)
     if LAST:
         result = own * total
     else:
@@ -77,13 +76,13 @@ def balance_kernel(
 
 @triton.jit
 def scalar(scalars, kind, iteration, channel, slots, CHANNELS: tl.constexpr):
-    """Where a scalar product lies."""
+    """Return the place of a scalar product."""
     return scalars + (kind * slots + iteration) * CHANNELS + channel
 
 
 @triton.jit
 def is_open(scalars, iteration, channel, slots, tolerance, FIRST: tl.constexpr, CHANNELS: tl.constexpr):
-    """Whether the residual before an iteration is not small enough; nothing is known of it before the FIRST."""
+    """Return whether the residual before an iteration is too large; it is unknown before the FIRST."""
     if FIRST:
         return True
     else:
@@ -93,17 +92,17 @@ def is_open(scalars, iteration, channel, slots, tolerance, FIRST: tl.constexpr, 
         return ((tolerance > 0.0) & (norm <= tolerance * tolerance * right)) == 0
 
 
-@triton.jit(do_not_specialize=["num_rows", "iteration", "slots", "tolerance"])
-def roughen_kernel(
+@kernel(sizes=["num_rows", "iteration", "slots", "tolerance"])
+def apply_laplacian_kernel(
     values, axis_neighbors, scale, mass, lumped, scalars, image, num_rows, iteration, slots, tolerance,
     LUMPED: tl.constexpr, CHANNELS: tl.constexpr, AROUND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The part of the matrix that makes smooth, and that of data at lattice points if they are LUMPED."""
+    """Apply the smoothness part of the matrix, and the data part at lattice points if it is LUMPED."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.program_id(1)
     if is_open(scalars, iteration, channel, slots, tolerance, False, CHANNELS):
         inside = row < num_rows
-        total, own = sum_beside(
+        total, own = sum_neighbors_of_rows(
             values, scale, axis_neighbors, row, inside, channel, num_rows, CHANNELS, True, AROUND
         )  # fmt: skip
         place = row.to(tl.int64) * CHANNELS + channel
@@ -116,7 +115,7 @@ def roughen_kernel(
         tl.atomic_add(scalar(scalars, _IMAGES, iteration, channel, slots, CHANNELS), product, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=[
+@kernel(sizes=[
     "num_cells", "corner_stride", "weight_stride", "depth", "height", "width", "fine_depth", "fine_height",
     "fine_width", "iteration", "slots", "tolerance",
 ])  # fmt: skip
@@ -125,7 +124,7 @@ def cells_kernel(
     fine_depth, fine_height, fine_width, iteration, slots, tolerance,
     SPREAD: tl.constexpr, CHANNELS: tl.constexpr, CORNERS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Means of cells, each times its weight (`rows [num_cells, CHANNELS]`) and back; to SPREAD, rows are the means."""
+    """Spread the means of cells, times weights `rows [num_cells, CHANNELS]`; with SPREAD rows are the means."""
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.program_id(1)
     if is_open(scalars, iteration, channel, slots, tolerance, SPREAD, CHANNELS):
@@ -152,7 +151,8 @@ def cells_kernel(
                     along = begin + tl.arange(0, WIDE)
                     point = line[:, None] + along[None, :]
                     real = (inside & (row // size_y < size_z))[:, None] & (along[None, :] < size_x[:, None])
-                    for corner in tl.static_range(CORNERS):
+                    for each in tl.static_range(CORNERS):
+                        corner = tl.cast(each, tl.int64)
                         vertex = tl.load(vertices + point + corner * corner_stride, mask=real, other=0)
                         weight = tl.load(barycentric + point + corner * weight_stride, mask=real, other=0.0)
                         place = vertex.to(tl.int64) * CHANNELS + channel
@@ -168,12 +168,12 @@ def cells_kernel(
                 share *= mean
 
 
-@triton.jit(do_not_specialize=["num_rows", "iteration", "slots", "tolerance"])
+@kernel(sizes=["num_rows", "iteration", "slots", "tolerance"])
 def update_kernel(
     right, image, diagonal, direction, solution, residual, scalars, num_rows, iteration, slots, tolerance,
     FIRST: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Go along the direction, and find the residual there; FIRST, that of the start, whose image is given."""
+    """Move along the direction and compute the residual; with FIRST that of the start, from its image."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.program_id(1)
     inside = row < num_rows
@@ -204,12 +204,12 @@ def update_kernel(
         tl.atomic_add(scalar(scalars, _NORMS, after, channel, slots, CHANNELS), norm, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["num_rows", "iteration", "slots", "tolerance"])
-def turn_kernel(
+@kernel(sizes=["num_rows", "iteration", "slots", "tolerance"])
+def update_direction_kernel(
     residual, diagonal, direction, scalars, num_rows, iteration, slots, tolerance,
     FIRST: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The direction of the next iteration."""
+    """Compute the direction of the next iteration."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.program_id(1)
     inside = row < num_rows
@@ -224,79 +224,83 @@ def turn_kernel(
         tl.store(direction + place, result, mask=inside)
 
 
-def _is_whole(rows: Tensor) -> bool:
-    return rows.numel() > 0 and rows.is_contiguous() and rows.shape[1] <= _MOST_CHANNELS
+def _find_limit(rows: Tensor) -> Declined | None:
+    """Return the limit of the kernels that these rows exceed, or None."""
+    if torch.are_deterministic_algorithms_enabled():
+        return Declined("atomic additions have no fixed order, and deterministic algorithms are enabled")
+    if rows.shape[1] > _MOST_CHANNELS:
+        return Declined(f"the kernels solve at most {_MOST_CHANNELS} channels, got {rows.shape[1]}")
+    return Declined("there are no rows") if rows.numel() == 0 else None
 
 
 @on_device
-def add_beside(rows: Tensor, axis_neighbors: Tensor) -> Tensor | None:
+def sum_axis_neighbors(rows: Tensor, axis_neighbors: Tensor) -> Tensor | Declined:
     if rows.numel() == 0:
-        return None
+        return Declined("there are no rows")
     rows, output = rows.contiguous(), torch.empty_like(rows, memory_format=torch.contiguous_format)
     number, channels = rows.shape
-    bound = bind(beside_kernel, CHANNELS=channels, AROUND=axis_neighbors.shape[0], BLOCK=_BLOCK)
-    bound((cdiv(number, _BLOCK), channels, 1), (rows, axis_neighbors, output), (number,))
+    variant = sum_axis_neighbors_kernel[channels, axis_neighbors.shape[0], _BLOCK]
+    variant((cdiv(number, _BLOCK), channels, 1), (rows, axis_neighbors, output), (number,))
     return output
 
 
 @on_device
-def balance(scale: Tensor, wanted: Tensor, axis_neighbors: Tensor, steps: int) -> tuple[Tensor, Tensor] | None:
+def balance(scale: Tensor, wanted: Tensor, axis_neighbors: Tensor, steps: int) -> tuple[Tensor, Tensor] | Declined:
     number, around = wanted.shape[0], axis_neighbors.shape[0]
     if number == 0 or not (scale.is_contiguous() and wanted.is_contiguous()):
-        return None
+        return Declined("there are no rows, or they are not contiguous")
     for step in range(steps + 1):
         output = torch.empty_like(scale)
-        bound = bind(balance_kernel, LAST=step == steps, AROUND=around, BLOCK=_BLOCK)
-        bound((cdiv(number, _BLOCK), 1, 1), (scale, wanted, axis_neighbors, output), (number,))
+        variant = balance_kernel[step == steps, around, _BLOCK]
+        variant((cdiv(number, _BLOCK), 1, 1), (scale, wanted, axis_neighbors, output), (number,))
         if step == steps:
             return scale, output
         scale = output
-    return None
+    return Declined("there is no step")
 
 
 def _over_cells(
     cells: SeenCells, rows: Tensor, values: Tensor, scalars: Tensor, image: Tensor, numbers: tuple[float, ...] | None
 ) -> Launch:
-    """The data's part of the matrix, added to the image; without `numbers` of an iteration, rows are spread."""
+    """Return the launch that adds the data part of the matrix to the image; without `numbers`, rows are spread."""
     wide, channels, corners = widest_window(cells.grid), image.shape[1], cells.vertices.shape[1]
-    constants = {"SPREAD": numbers is None, "CHANNELS": channels, "CORNERS": corners, "WIDE": wide}
-    bound = bind(cells_kernel, **constants, BLOCK=block_of(wide))
+    variant = cells_kernel[numbers is None, channels, corners, block_of(wide), wide]
     strides = cells.vertices.stride(1), cells.barycentric.stride(1)
     sizes = rows.shape[0], *strides, *three_axes(cells.grid.coarse), *three_axes(cells.grid.fine)
     tensors = values, cells.vertices, cells.barycentric, rows, scalars, image
-    return bound, (cdiv(rows.shape[0], block_of(wide)), channels, 1), tensors, (*sizes, *(numbers or (0, 1, 0.0)))
+    return variant, (cdiv(rows.shape[0], block_of(wide)), channels, 1), tensors, (*sizes, *(numbers or (0, 1, 0.0)))
 
 
 @on_device
-def spread_cells(rows: Tensor, cells: SeenCells, num_lattice_points: int) -> Tensor | None:
-    if not can_see(rows, cells):
-        return None
+def spread_cells(rows: Tensor, cells: SeenCells, num_lattice_points: int) -> Tensor | Declined:
+    declined = _find_cell_limit(rows, cells)
+    if declined is not None:
+        return declined
     rows = rows.contiguous()
     image = zeros(num_lattice_points, rows.shape[1], dtype=rows.dtype, device=rows.device)
-    start_all([_over_cells(cells, rows, image, image, image, None)])
+    launch_all([_over_cells(cells, rows, image, image, image, None)])
     return image
 
 
-def can_see(rows: Tensor, cells: SeenCells) -> bool:
-    """Whether cells are summed here: atomic additions have no order."""
-    tables = cells.vertices, cells.barycentric
-    return (
-        not torch.are_deterministic_algorithms_enabled() and rows.numel() > 0 and rows.shape[1] <= _MOST_CHANNELS
-        and rows.dtype == cells.barycentric.dtype and fits(cells.grid) and all(table.stride(0) == 1 for table in tables)
-    )  # fmt: skip
+def _find_cell_limit(rows: Tensor, cells: SeenCells) -> Declined | None:
+    """Return the limit of the sums over cells that the arguments exceed, or None."""
+    if rows.dtype != cells.barycentric.dtype:
+        return Declined("values and features differ in dtype")
+    if not fits(cells.grid) or any(table.stride(0) != 1 for table in (cells.vertices, cells.barycentric)):
+        return Declined("the grid has 2^31 samples or more, or its simplices are not those of index_points")
+    return _find_limit(rows)
 
 
 @on_device
 def solve_on_lattice(
     right: Tensor, start: Tensor, tables: SolverTables, iterations: int, tolerance: float
-) -> Tensor | None:
+) -> Tensor | Declined:
     channels, cells = right.shape[1], tables.cells
     right, solution, diagonal = right.contiguous(), start.contiguous().clone(), tables.diagonal.contiguous()
-    if not _is_whole(right) or torch.are_deterministic_algorithms_enabled():
-        return None
-    if cells is not None and not can_see(cells.weights, cells):
-        return None
-    # a smaller residual is rounding errors, of which further steps would make ever larger ones
+    declined = _find_limit(right) or (None if cells is None else _find_cell_limit(cells.weights, cells))
+    if declined is not None:
+        return declined
+    # a smaller residual is rounding error, which further iterations would amplify
     tolerance = max(tolerance, torch.finfo(right.dtype).eps)
     image, direction, residual = (torch.empty_like(right) for _ in range(3))
     slots = iterations + 2
@@ -304,28 +308,23 @@ def solve_on_lattice(
     weights = None if cells is None else cells.weights.contiguous()
     lumped = right if tables.lumped is None else tables.lumped.contiguous()
     grid, number = (cdiv(right.shape[0], _BLOCK), channels, 1), right.shape[0]
-    roughen = bind(
-        roughen_kernel, LUMPED=tables.lumped is not None, CHANNELS=channels, AROUND=tables.axis_neighbors.shape[0],
-        BLOCK=_BLOCK,
-    )  # fmt: skip
+    laplacian = apply_laplacian_kernel[tables.lumped is not None, channels, tables.axis_neighbors.shape[0], _BLOCK]
 
     def iterate(values: Tensor, iteration: int, first: bool) -> list[Launch]:
         sizes = number, iteration, slots, tolerance
-        # nothing is known yet of what is solved
+        # the residual of the start is not known yet
         before = sizes if not first else (*sizes[:3], 0.0)
-        launches: list[Launch] = [
-            (roughen, grid, (values, tables.axis_neighbors, tables.scale, tables.mass, lumped, scalars, image), before)
-        ]
+        tensors = values, tables.axis_neighbors, tables.scale, tables.mass, lumped, scalars, image
+        launches: list[Launch] = [(laplacian, grid, tensors, before)]
         if cells is not None and weights is not None:
             launches.append(_over_cells(cells, weights, values, scalars, image, before[1:]))
         after = (number, 0, slots, tolerance) if first else sizes
-        tensors = right, image, diagonal, direction, solution, residual, scalars
-        constants = {"FIRST": first, "CHANNELS": channels, "BLOCK": _BLOCK}
-        launches.append((bind(update_kernel, **constants), grid, tensors, after))
-        launches.append((bind(turn_kernel, **constants), grid, (residual, diagonal, direction, scalars), after))
+        tensors, constants = (right, image, diagonal, direction, solution, residual, scalars), (first, channels, _BLOCK)
+        launches.append((update_kernel[constants], grid, tensors, after))
+        launches.append((update_direction_kernel[constants], grid, (residual, diagonal, direction, scalars), after))
         return launches
 
-    start_all([clear(scalars), *iterate(solution, slots - 1, True)])
+    launch_all([clear(scalars), *iterate(solution, slots - 1, True)])
     for iteration in range(iterations):
-        start_all(iterate(direction, iteration, False))
+        launch_all(iterate(direction, iteration, False))
     return solution

@@ -1,36 +1,35 @@
 """Splat: add the points to the corners of their simplices.
 
-Atomic additions are what limits it. Where many points follow each other in space, as pixels do, a thread takes several
-consecutive ones and adds those that share a corner first. Many channels are gathered instead (`incidence.py`).
+Atomic additions limit its speed. If many points follow each other in space, as pixels do, a thread takes several
+consecutive points and adds those that share a corner first. Many channels are gathered instead (`incidence.py`).
 """
 
 from __future__ import annotations
-
-from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.primitives import accumulation_dtype
+from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.triton.filter.incidence import is_worth_listing, list_corners, splat_listed
 from permutohedral.ops.triton.filter.normalize import convert
-from permutohedral.ops.triton.runtime import (
-    Bound,
+from permutohedral.ops.triton.kernel import (
     Launch,
     cdiv,
+    clear,
+    kernel,
+    launch_all,
     on_device,
     power_of_two,
     rows_contiguous,
-    start_all,
     tile,
+    zeros,
 )
-from permutohedral.ops.triton.zeros import clear, zeros
 
 # fewer points than this do not fill the GPU, and do not queue for the same lattice points
 _WORTH_RUNS = 1 << 16
-# most channels where a thread holds all of those of eight points
+# most channels for which a thread holds eight points
 _WIDEST_RUN = 4
 # consecutive points of a thread, threads of a block
 _RUN = tl.constexpr(8)
@@ -42,7 +41,7 @@ def load_share(
     values, point, channel, num_points, channel_stride, CHANNELS: tl.constexpr, STRIDE: tl.constexpr,
     DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """The values of the points `[BLOCK, BLOCK_C]`, one where there is no channel."""
+    """Load the values of the points `[BLOCK, BLOCK_C]`, one where there is no channel."""
     real = (point < num_points)[:, None] & (channel < CHANNELS)[None, :]
     place = values + point[:, None] * STRIDE + channel.to(tl.int64)[None, :] * channel_stride
     return tl.load(place, mask=real, other=1.0).to(DTYPE)
@@ -50,7 +49,7 @@ def load_share(
 
 @triton.jit
 def pick(tile, column: tl.constexpr):
-    """`[BLOCK]`: a column of `[BLOCK, 4]`, all of which lie in one thread."""
+    """Return a column of `[BLOCK, 4]`, whose columns lie in one thread."""
     bits: tl.constexpr = tl.int64 if tile.dtype == tl.float64 else tl.int32
     chosen = tl.where((tl.arange(0, 4) == column)[None, :], tile.to(bits, bitcast=True), 0)
     return tl.sum(chosen, axis=1).to(tile.dtype, bitcast=True)
@@ -58,7 +57,7 @@ def pick(tile, column: tl.constexpr):
 
 @triton.jit
 def choose(number: tl.constexpr, first, second, third, fourth, fifth, sixth, seventh, eighth):
-    """One of eight tiles, which Triton keeps in no list and no dictionary."""
+    """Return one of eight tiles; Triton has no lists of tiles."""
     if number == 0:  # noqa: SIM116
         return first
     elif number == 1:
@@ -81,7 +80,7 @@ def choose(number: tl.constexpr, first, second, third, fourth, fifth, sixth, sev
 def add_point(
     vertex, share, last, last_total, before, before_total, output, channel, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """Add a point's share to one of the two lattice points a thread is at; for a third, the older one is given away."""
+    """Add a point to one of the two lattice points that a thread sums; a third one replaces the older."""
     is_last = vertex == last
     is_before = vertex == before
     last_total += tl.where(is_last[:, None], share, 0.0)
@@ -95,17 +94,18 @@ def add_point(
     return tl.where(is_new, vertex, last), last_total, tl.where(is_new, last, before), before_total
 
 
-@triton.jit(do_not_specialize=["num_points", "num_rows", "corner_quads", "channel_stride"])
+@kernel(sizes=["num_points", "num_rows", "corner_quads", "channel_stride"], options=["num_warps"])
 def splat_runs_kernel(
     values, vertices, barycentric, output, num_points, num_rows, corner_quads, channel_stride,
     WHOLE: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, VALUE_STRIDE: tl.constexpr,
     CORNERS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Add every point to those corners of its simplex that are among the first `num_rows`; where WIDTH exceeds
-    CHANNELS, a channel of ones with it.
+    """Add every point to the corners of its simplex among the first `num_rows`.
+
+    If WIDTH exceeds CHANNELS, the last channel is one everywhere.
 
     `vertices` and `barycentric` are `[corners, points]`, 4 `corner_quads` elements from one corner to the next. They
-    are read by fours, so the points are looked at unless their number is a multiple of four (WHOLE).
+    are read by fours, so points are masked unless their number is a multiple of four (WHOLE).
     """
     first = (tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)) * _RUN
     channel = tl.arange(0, BLOCK_C)
@@ -149,35 +149,26 @@ def splat_runs_kernel(
 
 
 @triton.jit
-def add_run(output, rows, row, total, weights, ended, channel, WIDTH: tl.constexpr, DENSITY: tl.constexpr):
-    """Add what a lane has summed of one lattice point, where its run has `ended`; with DENSITY the weights, too."""
+def add_run(output, row, total, ended, channel, WIDTH: tl.constexpr):
+    """Add the sum that a lane has of one lattice point, where its run has `ended`."""
     place = output + row.to(tl.int64)[:, None] * WIDTH + channel[None, :]
     tl.atomic_add(place, total, mask=ended[:, None] & (channel < WIDTH)[None, :], sem="relaxed")
-    if DENSITY:  # noqa: SIM102 (known when it is compiled)
-        # the programs of the first channels do it for all
-        if tl.program_id(1) == 0:
-            tl.atomic_add(output + rows.to(tl.int64) * WIDTH + row, weights, mask=ended, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["num_points", "num_rows", "vertex_corner_stride", "weight_corner_stride"])
+@kernel(sizes=["num_points", "num_rows", "vertex_corner_stride", "weight_corner_stride"])
 def splat_kernel(
     values, vertices, barycentric, output, num_points, num_rows, vertex_corner_stride, weight_corner_stride,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, VALUE_STRIDE: tl.constexpr, VERTEX_STRIDE: tl.constexpr,
-    WEIGHT_STRIDE: tl.constexpr, CORNERS: tl.constexpr, RUN: tl.constexpr, DENSITY: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
+    WEIGHT_STRIDE: tl.constexpr, CORNERS: tl.constexpr, RUN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Add every point to those corners of its simplex that are among the first `num_rows`; where WIDTH exceeds
-    CHANNELS, a channel of ones with it. With DENSITY, the weights summed at every lattice point follow the last row.
-
-    A lane takes RUN consecutive points and adds those that share a corner first: atomic additions are what limits it.
-    """
+    """Do the same for any number of channels and any layout; a lane takes RUN consecutive points."""
     first = (tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)) * RUN
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     dtype: tl.constexpr = output.dtype.element_ty
-    for corner in tl.static_range(CORNERS):
+    for number in tl.static_range(CORNERS):
+        corner = tl.cast(number, tl.int64)
         current = tl.full([BLOCK], -1, tl.int32)
         total = tl.zeros([BLOCK, BLOCK_C], dtype)
-        weights = tl.zeros([BLOCK], dtype)
         for step in tl.static_range(RUN):
             point = first + step
             inside = point < num_points
@@ -187,85 +178,57 @@ def splat_kernel(
             vertex = tl.load(vertices + point * VERTEX_STRIDE + corner * vertex_corner_stride, mask=inside, other=-1)
             vertex = tl.where(vertex < num_rows, vertex, -1)
             place = barycentric + point * WEIGHT_STRIDE + corner * weight_corner_stride
-            weight = tl.load(place, mask=inside, other=0.0).to(dtype)
-            share = weight[:, None] * value
+            share = tl.load(place, mask=inside, other=0.0).to(dtype)[:, None] * value
             if step > 0:
                 other = vertex != current
-                add_run(output, num_rows, current, total, weights, other & (current >= 0), channel, WIDTH, DENSITY)
+                add_run(output, current, total, other & (current >= 0), channel, WIDTH)
                 total = tl.where(other[:, None], share, total + share)
-                weights = tl.where(other, weight, weights + weight)
             else:
                 total = share
-                weights = weight
             current = vertex
-        add_run(output, num_rows, current, total, weights, current >= 0, channel, WIDTH, DENSITY)
+        add_run(output, current, total, current >= 0, channel, WIDTH)
 
 
 def can_run(values: Tensor, vertices: Tensor, barycentric: Tensor, width: int) -> bool:
-    """Whether there are enough points, few channels, and corners in rows of four that one access reads."""
+    """Return whether `splat_runs_kernel` applies: many points, few channels, corners in aligned rows of four."""
     if values.shape[0] < _WORTH_RUNS or width > _WIDEST_RUN:
         return False
     room, first, other_first = vertices.stride(1), vertices.storage_offset(), barycentric.storage_offset()
     return room % 4 == first % 4 == other_first % 4 == 0 and vertices.stride() == barycentric.stride() == (1, room)
 
 
-def _add_runs(values: Tensor, vertices: Tensor, barycentric: Tensor, output: Tensor) -> Launch:
-    (points, channels), (rows, width), (value_stride, channel_stride) = values.shape, output.shape, values.stride()
-    bound = _bind_runs(points % 4 == 0, channels, width, value_stride, vertices.shape[1])
-    tensors, sizes = (values, vertices, barycentric, output), (points, rows, vertices.stride(1) // 4, channel_stride)
-    return bound, (cdiv(points, _RUN_BLOCK * _RUN.value), 1, 1), tensors, sizes
+def splat_into(output: Tensor, values: Tensor, vertices: Tensor, barycentric: Tensor) -> list[Launch]:
+    """Return the launches that splat to `output [rows, channels]` in the accumulation dtype.
 
-
-@cache
-def _bind_runs(whole: bool, channels: int, width: int, value_stride: int, corners: int) -> Bound:
-    return Bound(
-        splat_runs_kernel, WHOLE=whole, CHANNELS=channels, WIDTH=width, VALUE_STRIDE=value_stride, CORNERS=corners,
-        BLOCK=_RUN_BLOCK, BLOCK_C=power_of_two(width), num_warps=cdiv(_RUN_BLOCK, 32),
-    )  # fmt: skip
-
-
-def add_points(
-    output: Tensor, values: Tensor, vertices: Tensor, barycentric: Tensor, num_rows: int, density: bool
-) -> Launch:
-    """What adds values, whose rows are contiguous, to `output [rows, channels]`; the density follows `num_rows`."""
-    (points, channels), width = values.shape, output.shape[1]
+    One more channel than the values have is that of ones. Vertices of at least `rows` are left out. There is at least
+    one point, row and channel.
+    """
+    (points, channels), (rows, width), corners = values.shape, output.shape, vertices.shape[1]
+    if can_run(values, vertices, barycentric, width):
+        value_stride, channel_stride = values.stride()
+        variant = splat_runs_kernel[
+            points % 4 == 0, channels, width, value_stride, corners, _RUN_BLOCK, power_of_two(width),
+            cdiv(_RUN_BLOCK, 32),
+        ]  # fmt: skip
+        grid, quads = (cdiv(points, _RUN_BLOCK * _RUN.value), 1, 1), vertices.stride(1) // 4
+        sizes = points, rows, quads, channel_stride
+        return [clear(output), (variant, grid, (values, vertices, barycentric, output), sizes)]
+    values = rows_contiguous(values)
     (vertex_stride, vertex_corners), (weight_stride, weight_corners) = vertices.stride(), barycentric.stride()
     run = 4 if points >= _WORTH_RUNS else 1
-    bound = _bind_splat(
-        channels, width, values.stride(0), vertex_stride, weight_stride, vertices.shape[1], run, density
-    )
-    tensors, sizes = (values, vertices, barycentric, output), (points, num_rows, vertex_corners, weight_corners)
-    return bound, bound.tiles(-(-points // run), width), tensors, sizes
-
-
-@cache
-def _bind_splat(
-    channels: int, width: int, value_stride: int, vertex_stride: int, weight_stride: int, corners: int, run: int,
-    density: bool,
-) -> Bound:  # fmt: skip
-    return Bound(
-        splat_kernel, CHANNELS=channels, WIDTH=width, VALUE_STRIDE=value_stride, VERTEX_STRIDE=vertex_stride,
-        WEIGHT_STRIDE=weight_stride, CORNERS=corners, RUN=run, DENSITY=density, **tile(width),
-    )  # fmt: skip
-
-
-def splat_into(output: Tensor, values: Tensor, vertices: Tensor, barycentric: Tensor) -> list[Launch]:
-    """What splats to `output [rows, channels]` in the accumulation dtype; one more channel is that of ones.
-
-    Vertices of at least `rows` are left out. There is at least one point, row and channel.
-    """
-    rows, width = output.shape
-    if can_run(values, vertices, barycentric, width):
-        return [clear(output), _add_runs(values, vertices, barycentric, output)]
-    return [clear(output), add_points(output, rows_contiguous(values), vertices, barycentric, rows, False)]
+    variant = splat_kernel[(
+        channels, width, values.stride(0), vertex_stride, weight_stride, corners, run, *tile(width)
+    )]  # fmt: skip
+    tensors, sizes = (values, vertices, barycentric, output), (points, rows, vertex_corners, weight_corners)
+    return [clear(output), (variant, variant.tiles(cdiv(points, run), width), tensors, sizes)]
 
 
 def splat_sums(
     values: Tensor, vertices: Tensor, barycentric: Tensor, num_rows: int, ones: int, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """`[num_rows, channels + ones]`, the last of them from a channel of ones; in the accumulation dtype, or in `dtype`.
+    """Return sums `[num_rows, channels + ones]`, the last of them of a channel of ones.
 
-    Vertices of at least `num_rows` are left out.
+    They are in `dtype`, by default the accumulation dtype. Vertices of at least `num_rows` are left out.
     """
     points, summed = values.shape[0], accumulation_dtype(values.dtype)
     if is_worth_listing(*values.shape) and num_rows:
@@ -274,7 +237,7 @@ def splat_sums(
         return zeros(num_rows, values.shape[1] + ones, dtype=dtype or summed, device=values.device)
     output = torch.empty(num_rows, values.shape[1] + ones, dtype=summed, device=values.device)
     if output.numel():
-        start_all(splat_into(output, values, vertices, barycentric))
+        launch_all(splat_into(output, values, vertices, barycentric))
     return convert(output, dtype or summed)
 
 

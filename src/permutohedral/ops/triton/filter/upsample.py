@@ -1,26 +1,30 @@
-"""Upsampling along a guide: coarse samples splat, blurred and sliced, and what they lack added in the same way."""
+"""Upsampling along a guide: splat, blur and slice the coarse samples, then add their residuals in the same way."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.neighborhood import axis_offsets, blur_gain
-from permutohedral.ops.guided_primitives import CoarseGrid, GaussianTables
-from permutohedral.ops.triton.build.host_report import HostReports, Telling
-from permutohedral.ops.triton.build.insertion import insert_points
-from permutohedral.ops.triton.build.lattice import LARGEST_EVEN_DIMENSION, check_range, first_attempt, order
+from permutohedral.ops.contract import CoarseGrid, Declined, GaussianTables
+from permutohedral.ops.neighborhood import axis_offsets, blur_gain
+from permutohedral.ops.triton.build.insertion import Insertion
+from permutohedral.ops.triton.build.lattice import LARGEST_EVEN_DIMENSION, build_tables
 from permutohedral.ops.triton.build.neighbors import search_counted, search_packed
-from permutohedral.ops.triton.build.packed_table import FULL
 from permutohedral.ops.triton.filter.blur import blur_rows
-from permutohedral.ops.triton.filter.cells import find_missing, fits, split_sample, takes, three_axes, write_features
+from permutohedral.ops.triton.filter.cells import (
+    find_limit,
+    find_missing,
+    fits,
+    split_sample,
+    three_axes,
+    write_features,
+)
 from permutohedral.ops.triton.filter.splat import splat_sums
-from permutohedral.ops.triton.runtime import WIDEST_TILE, Bound, bind, cdiv, on_device, tile
+from permutohedral.ops.triton.kernel import WIDEST_TILE, kernel, on_device, tile
 
 # rows of lattice values that are made before their number is known, for two points: enough for most pictures
 _ROWS_OF_TWO_POINTS = 3
@@ -28,7 +32,7 @@ _ROWS_OF_TWO_POINTS = 3
 
 @triton.jit
 def between(place, coarse, fine, POINT: tl.constexpr, DTYPE: tl.constexpr):
-    """The coarse samples below and above fine ones along an axis, and the share of the one above."""
+    """Return the coarse samples below and above fine ones along an axis, and the share of the one above."""
     # the middle of a cell, or its first sample
     middle: tl.constexpr = 0.0 if POINT else 0.5
     along = (place.to(DTYPE) + middle) * coarse / fine - middle
@@ -42,7 +46,7 @@ def interpolate(
     rows, point, wanted, channel, depth, height, width, fine_depth, fine_height, fine_width,
     POINT: tl.constexpr, CHANNELS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """`[BLOCK, BLOCK_C]`: coarse samples `rows` interpolated linearly at the points that are `wanted`."""
+    """Interpolate coarse samples `rows` linearly at the points that are `wanted`, `[BLOCK, BLOCK_C]`."""
     fine = fine_depth.to(tl.int64) * fine_height * fine_width
     item = point // fine
     z, y, x = split_sample((point % fine).to(tl.int32), fine_height, fine_width)
@@ -64,7 +68,7 @@ def interpolate(
     return total
 
 
-@triton.jit(do_not_specialize=[
+@kernel(sizes=[
     "num_points", "num_rows", "first", "vertex_corner_stride", "weight_corner_stride", "depth", "height", "width",
     "fine_depth", "fine_height", "fine_width", "stride", "channel_stride",
 ])  # fmt: skip
@@ -74,10 +78,10 @@ def average_kernel(
     FIRST: tl.constexpr, POINT: tl.constexpr, LEAST_MASS: tl.constexpr, CHANNELS: tl.constexpr, CORNERS: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Means of blurred coarse samples at fine ones, whose corners begin at the row `first`.
+    """Average blurred coarse samples at fine ones, whose corners begin at row `first`.
 
-    Where less than LEAST_MASS reaches, they are interpolated, the more the less it is.
-    The FIRST finds the mass in the channel after the last, and keeps it; further ones are added to the maps.
+    Where the mass is below LEAST_MASS, interpolated samples fill the rest. The FIRST pass reads the mass from the
+    channel after the last and stores it; results of later passes are added to the maps.
     """
     point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = point < num_points
@@ -86,7 +90,8 @@ def average_kernel(
     width_of_rows: tl.constexpr = CHANNELS + 1 if FIRST else CHANNELS
     real = inside[:, None] & (channel < width_of_rows)[None, :]
     total = tl.zeros([BLOCK, BLOCK_C], dtype)
-    for corner in tl.static_range(CORNERS):
+    for number in tl.static_range(CORNERS):
+        corner = tl.cast(number, tl.int64)
         vertex = tl.load(vertices + first + point + corner * vertex_corner_stride, mask=inside, other=0)
         weight = tl.load(barycentric + first + point + corner * weight_corner_stride, mask=inside, other=0.0)
         place = lattice_values + vertex.to(tl.int64)[:, None] * width_of_rows + channel[None, :]
@@ -114,14 +119,6 @@ def average_kernel(
     tl.store(place, mean, mask=kept)
 
 
-@cache
-def _bind_average(first: bool, point: bool, least_mass: float, channels: int, corners: int) -> Bound:
-    shape = tile(channels + 1 if first else channels)
-    return Bound(
-        average_kernel, FIRST=first, POINT=point, LEAST_MASS=least_mass, CHANNELS=channels, CORNERS=corners, **shape
-    )
-
-
 def _upsample(
     rows: Tensor,
     tables: GaussianTables,
@@ -130,18 +127,16 @@ def _upsample(
     how: tuple[float, int, bool],
     table: Tensor | None = None,
 ) -> Tensor:
-    """See `FusedPrimitives.upsample_rows`.
+    """Return the upsampled maps.
 
     Args:
-        rows, tables, grid: see there.
+        rows, tables, grid: see `FusedFunctions.upsample_rows`.
         first_target: where the targets begin in their tables.
         how: least mass, steps, planes.
-        table: from which the number of lattice points is read, which is at most that of the rows.
+        table: holds the number of lattice points, which is at most the number of rows.
     """
-    (vertices, barycentric, axis_neighbors, target_vertices, target_barycentric), (least_mass, steps, planes) = (
-        tables,
-        how,
-    )
+    vertices, barycentric, axis_neighbors, target_vertices, target_barycentric = tables
+    least_mass, steps, planes = how
     points, channels, number = len(target_vertices) - first_target, rows.shape[1], axis_neighbors.shape[1]
     shape = (points // grid.samples, channels, grid.samples) if planes else (points, channels)
     maps, mass = rows.new_empty(shape), rows.new_empty(points)
@@ -154,70 +149,68 @@ def _upsample(
         given = rows if first else find_missing(rows, maps, grid, planes)
         sums = splat_sums(given, vertices, barycentric, number, 1 if first else 0)
         blurred = blur_rows(sums, axis_neighbors, False, table)
-        bound = _bind_average(first, grid.point, least, channels, vertices.shape[1])
+        blocks = tile(channels + 1 if first else channels)
+        variant = average_kernel[(first, grid.point, least, channels, vertices.shape[1], *blocks)]
         tensors = blurred, target_vertices, target_barycentric, given, mass, maps
-        bound(bound.tiles(points, 1), tensors, sizes)
+        variant(variant.tiles(points, 1), tensors, sizes)
     return maps
 
 
 @on_device
 def upsample_rows(
     rows: Tensor, tables: GaussianTables, grid: CoarseGrid, least_mass: float, steps: int, planes: bool
-) -> Tensor | None:
+) -> Tensor | Declined:
     _, barycentric, _, target_vertices, target_barycentric = tables
     along = target_vertices.stride(0), target_barycentric.stride(0)
-    if rows.dtype != barycentric.dtype or rows.shape[1] >= WIDEST_TILE or along != (1, 1) or not fits(grid):
-        return None
+    if rows.dtype != barycentric.dtype:
+        return Declined("values and features differ in dtype")
+    if rows.shape[1] >= WIDEST_TILE:
+        return Declined(f"the kernels upsample at most {WIDEST_TILE - 1} channels, got {rows.shape[1]}")
+    if along != (1, 1) or not fits(grid):
+        return Declined("the grid has 2^31 samples or more, or its simplices are not those of index_points")
     if rows.numel() == 0 or len(target_vertices) == 0:
-        return None
+        return Declined("there are no samples or no channels")
     return _upsample(rows.contiguous(), tables, 0, grid, (least_mass, steps, planes))
-
-
-@triton.jit(do_not_specialize=["number"])
-def refuse_kernel(values, table, number, BLOCK: tl.constexpr):
-    """Have the table refused as a full one if a value is not finite."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(values + place, mask=place < number, other=0.0)
-    # infinity less itself is not zero either
-    if tl.max((value - value != 0.0).to(tl.int32), axis=0) > 0:
-        tl.store(table + FULL, 1)
-
-
-_refuse = bind(refuse_kernel, BLOCK=1024)
 
 
 @on_device
 def upsample_map(
     rows: Tensor, guide: Tensor, grid: CoarseGrid, sigmas: Sequence[float], least_mass: float, steps: int, planes: bool
-) -> Tensor | None:
-    d, deterministic = len(sigmas), torch.are_deterministic_algorithms_enabled()
-    if not takes(guide, grid, sigmas) or guide.numel() != grid.samples * (d - len(grid.fine)) or deterministic:
-        return None
-    if rows.dtype != torch.float32 or not 0 < rows.shape[1] < WIDEST_TILE or d > LARGEST_EVEN_DIMENSION:
-        return None
+) -> Tensor | Declined:
+    d = len(sigmas)
+    declined = find_limit(guide, grid, sigmas)
+    if declined is not None:
+        return declined
+    if torch.are_deterministic_algorithms_enabled():
+        return Declined("atomic additions have no fixed order, and deterministic algorithms are enabled")
+    if d > LARGEST_EVEN_DIMENSION:
+        return Declined(f"the kernels take at most {LARGEST_EVEN_DIMENSION} feature dimensions, got {d}")
+    if not 0 < rows.shape[1] < WIDEST_TILE:
+        return Declined(f"the kernels upsample 1 to {WIDEST_TILE - 1} channels, got {rows.shape[1]}")
+    if rows.dtype != torch.float32 or guide.numel() != grid.samples * (d - len(grid.fine)):
+        return Declined("the kernels take float32 and a single item")
     rows, guide, cells, how = rows.contiguous(), guide.contiguous(), grid.cells, (least_mass, steps, planes)
     features = torch.empty(cells + grid.samples, d, dtype=torch.float32, device=guide.device)
     write_features(features, 0, guide, grid, sigmas)
     write_features(features, cells, guide, CoarseGrid(grid.fine, grid.fine, True), sigmas)
-    attempt, offsets = first_attempt(features, None), axis_offsets(d, features.device)
-    with HostReports(features.device) as reports:
-        insertion = insert_points(features, None, attempt.capacity, attempt.by_range)
-        _refuse((cdiv(rows.numel(), 1024), 1, 1), (rows, insertion.table.storage), (rows.numel(),))
-        # before the host looks: most lattices have no more rows
-        room = _ROWS_OF_TWO_POINTS * len(features) // 2
-        telling = Telling(reports.words[0], features, False)
-        neighbors = search_counted(insertion.table, insertion.codes, room, offsets, telling, paired=True)
-        # a part of the corners would begin at an address that kernels are not compiled for
+    # enough rows for most images
+    offsets, room = axis_offsets(d, features.device), _ROWS_OF_TWO_POINTS * len(features) // 2
+
+    def upsample_with(insertion: Insertion, neighbors: Tensor, table: Tensor | None) -> Tensor:
+        # a part of the target corners would begin at an address that kernels are not compiled for
         corners, weights = insertion.vertices, insertion.barycentric
-        tables = corners[:cells], weights[:cells], neighbors, corners, weights
-        maps = _upsample(rows, tables, cells, grid, how, insertion.table.storage)
-        told = reports.read(0)
-    check_range(features, None, told)
-    if told.no_room or told.full:
-        return None
-    number, ordered = told.num_lattice_points, order(insertion, told)
-    if number <= room and ordered is insertion:
+        return _upsample(rows, (corners[:cells], weights[:cells], neighbors, corners, weights), cells, grid, how, table)
+
+    def upsample_ahead(insertion: Insertion) -> Tensor:
+        neighbors = search_counted(insertion.table, insertion.codes, room, offsets, paired=True)
+        return upsample_with(insertion, neighbors, insertion.table.storage)
+
+    built = build_tables(features, None, upsample_ahead, finite=rows)
+    if built is None:
+        return Declined("the lattice exceeds the first table, or a value is not finite")
+    insertion, number, maps = built
+    assert maps is not None
+    if number <= room:
         return maps
-    neighbors = search_packed(ordered.table, ordered.codes, number, offsets, True)
-    tables = ordered.vertices[:cells], ordered.barycentric[:cells], neighbors, ordered.vertices, ordered.barycentric
-    return _upsample(rows, tables, cells, grid, how)
+    neighbors = search_packed(insertion.table, insertion.codes, number, offsets, True)
+    return upsample_with(insertion, neighbors, None)

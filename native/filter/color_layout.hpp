@@ -1,0 +1,441 @@
+// The layout of a color grid (color_grid.hpp): cells of pixels and the blur between the places that bound them, where
+// colors lie on a grid over colors, which of its nodes are needed at each place, and nodes in rows.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <vector>
+
+#include "kernels.hpp"
+#include "runtime/memory.hpp"
+#include "runtime/simd.hpp"
+#include "runtime/threads.hpp"
+
+namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET {
+namespace {
+
+// nodes along each axis that a pixel touches: those on both sides of it
+constexpr int cell_ends = 2;
+// the pixels of a cell give to its nodes from the middles of this number of parts along each axis
+constexpr int parts_along = 2;
+
+// A pixel gives to the nodes at both ends of its cell, and takes from them.
+template <class T>
+struct CellAxis {
+    int64_t size, cell, num_cells;
+    std::vector<T> right;  // of each pixel of a cell, the weight of the right node; the left one has the rest
+    std::vector<T> blur;   // by the number of steps between two nodes
+
+    // The blur reaches `reach` of its standard deviations.
+    CellAxis(int64_t size, int64_t cell, double sigma, double reach)
+        : size(size),
+          cell(cell),
+          num_cells(divide_up(size, cell)) {
+        for (int64_t i = 0; i < std::min(cell, size); ++i) right.push_back(T((double(i) + 0.5) / double(cell)));
+        // interpolation at the source and at the target has a variance of a sixth of a step, on average
+        const double steps = sigma / double(cell), variance = steps * steps - 1.0 / 3.0;
+        // not converted before it is known to be small
+        const auto farthest = int64_t(std::min(reach * std::sqrt(variance) + 1, double(num_nodes() - 1)));
+        for (int64_t i = 0; i <= farthest; ++i) {
+            blur.push_back(T(steps / std::sqrt(variance) * std::exp(-0.5 * double(i * i) / variance)));
+        }
+    }
+
+    int64_t num_nodes() const { return num_cells + cell_ends - 1; }
+    Range pixels(int64_t at) const { return {at * cell, std::min((at + 1) * cell, size)}; }
+    // one of the parts of a cell, which may be empty
+    Range pixels(int64_t at, int64_t part) const {
+        const int64_t length = divide_up(cell, parts_along), begin = at * cell + part * length;
+        const int64_t end = std::min({begin + length, (at + 1) * cell, size});
+        return {std::min(begin, end), end};
+    }
+    // the weight of the right node at the middle of pixels of a cell
+    T right_of(int64_t at, Range pixels) const {
+        return T((double(pixels.begin + pixels.end) / 2 - double(at * cell)) / double(cell));
+    }
+    // the cells that a node bounds
+    Range cells(int64_t node) const {
+        return {std::max<int64_t>(node - cell_ends + 1, 0), std::min(node + 1, num_cells)};
+    }
+    // the nodes that the blur of one reads
+    Range nodes_near(int64_t node) const {
+        const auto farthest = int64_t(blur.size()) - 1;
+        return {std::max<int64_t>(node - farthest, 0), std::min(node + farthest + 1, num_nodes())};
+    }
+    T blur_between(int64_t a, int64_t b) const { return blur[std::abs(a - b)]; }
+};
+
+constexpr int color_axes = 3;
+
+struct ColorGridShape {
+    int64_t num_items, num_channels, num_guides, height, width;
+    double sigma_y, sigma_x;
+    int64_t cell_y, cell_x;              // pixels between the nodes on which is blurred
+    double blur_reach;                   // how far that blur reaches, in its standard deviations
+    double directions[3][3], origin[3];  // of the first num_guides axes of colors
+    double own_weight, neighbor_weight;  // of the blur along each axis of colors
+};
+
+// Where each pixel lies: the first of the nodes it touches, and how far it is from the middle one of them along each
+// axis. Colors are at least two nodes from both ends. Axes that are not used come first; they have one node.
+template <class T>
+struct ColorCoordinates {
+    int64_t extents[color_axes];
+
+    ColorCoordinates(const ColorGridShape& shape, const T* guide, int threads)
+        : extents{1, 1, 1},
+          shape_(shape),
+          unused_(color_axes - shape.num_guides),
+          plane_(shape.height * shape.width),
+          memory_{Memory(sizeof(T) * color_axes * plane_), Memory(sizeof(int32_t) * 2 * plane_)},
+          along_(as<T>(memory_[0])),
+          row_(as<int32_t>(memory_[1])) {
+        std::fill(along(0), along(0) + unused_ * plane_, T(0));
+        for (int64_t g = unused_; g < color_axes; ++g) {
+            std::vector<T> least(shape.height), most(shape.height);
+            parallel_for(threads, shape.height,
+                         [&](int64_t y, int) { project(guide + y * shape.width, y, g, least[y], most[y]); });
+            first_[g] = nearest(*std::min_element(least.begin(), least.end()));
+            last_[g] = nearest(*std::max_element(most.begin(), most.end()));
+            extents[g] = int64_t(last_[g] - first_[g]) + 5;
+        }
+        parallel_for(threads, shape.height, [&](int64_t y, int) { locate(y); });
+    }
+
+    // how far from the middle node; before all are located, coordinates
+    T* along(int64_t axis) const { return along_ + axis * plane_; }
+    // the first row of nodes, and the first node in it
+    int32_t* row() const { return row_; }
+    int32_t* node() const { return row() + plane_; }
+
+private:
+    static T nearest(T coordinate) { return std::floor(coordinate + T(0.5)); }
+
+    void project(const T* guide, int64_t y, int64_t g, T& least, T& most) const {
+        T* to = along(g) + y * shape_.width;
+        const double* directions = shape_.directions[g - unused_];
+        const T origin = T(shape_.origin[g - unused_]);
+        for (int64_t x = 0; x < shape_.width; ++x) to[x] = T(directions[0]) * guide[x] - origin;
+        for (int64_t c = 1; c < shape_.num_guides; ++c) {
+            const T direction = T(directions[c]);
+            for (int64_t x = 0; x < shape_.width; ++x) to[x] += direction * guide[c * plane_ + x];
+        }
+        // lanes apart, which the compiler does not do by itself
+        T low[lanes<T>], high[lanes<T>];
+        std::fill(low, low + lanes<T>, to[0]);
+        std::fill(high, high + lanes<T>, to[0]);
+        int64_t x = 0;
+        for (; x + lanes<T> <= shape_.width; x += lanes<T>) {
+            for (int i = 0; i < lanes<T>; ++i) low[i] = to[x + i] < low[i] ? to[x + i] : low[i];
+            for (int i = 0; i < lanes<T>; ++i) high[i] = to[x + i] > high[i] ? to[x + i] : high[i];
+        }
+        for (; x < shape_.width; ++x) low[0] = std::min(low[0], to[x]), high[0] = std::max(high[0], to[x]);
+        least = *std::min_element(low, low + lanes<T>), most = *std::max_element(high, high + lanes<T>);
+    }
+
+    void locate(int64_t y) const {
+        int32_t *const rows = row() + y * shape_.width, *const nodes = node() + y * shape_.width;
+        std::fill(rows, rows + shape_.width, 0);
+        std::fill(nodes, nodes + shape_.width, 0);
+        for (int64_t g = unused_; g < color_axes; ++g) {
+            // whole numbers are added, so that parts of a picture have the nodes of the whole
+            const T shift = T(2) - first_[g];
+            // a sum that is rounded up would have another nearest node
+            const T highest = std::nextafter(last_[g] - first_[g] + T(2.5), T(0));
+            T* const to = along(g) + y * shape_.width;
+            int32_t* const number = g == color_axes - 1 ? nodes : rows;
+            const auto step = int32_t(g == 0 ? extents[1] : 1);
+            for (int64_t x = 0; x < shape_.width; ++x) {
+                const T moved = to[x] + shift, coordinate = moved < highest ? moved : highest;
+                const auto middle = int32_t(coordinate + T(0.5));
+                to[x] = coordinate - T(middle);
+                number[x] += step * (middle - 1);
+            }
+        }
+    }
+
+    const ColorGridShape shape_;
+    const int64_t unused_, plane_;
+    T first_[color_axes], last_[color_axes];
+    const Memory memory_[2];
+    T* const along_;
+    int32_t* const row_;
+};
+
+// channels that are summed together
+constexpr int grid_channels = 4;
+// nodes along each axis of colors that a pixel touches
+constexpr int color_taps = 3;
+// ranges begin and end at multiples of this, so that vectors of this number of nodes fit
+constexpr int nodes_at_once = 2;
+
+// The ranges of all rows at one place; one that is empty begins at the greatest number and ends at the least.
+struct RowRanges {
+    int16_t *begin, *end;
+    int64_t rows;
+
+    void clear() const {
+        std::fill(begin, begin + rows, std::numeric_limits<int16_t>::max());
+        std::fill(end, end + rows, std::numeric_limits<int16_t>::min());
+    }
+
+    void add(int64_t row, int16_t node) const {
+        begin[row] = std::min(begin[row], node);
+        end[row] = std::max(end[row], int16_t(node + 1));
+    }
+
+    // Joins other ranges, each that of an earlier row.
+    void unite(const RowRanges& other, int64_t shift = 0) const {
+        const int64_t first = std::max<int64_t>(shift, 0), last = std::min(rows + shift, rows);
+        for (int64_t r = first; r < last; ++r) begin[r] = std::min(begin[r], other.begin[r - shift]);
+        for (int64_t r = first; r < last; ++r) end[r] = std::max(end[r], other.end[r - shift]);
+    }
+
+    void intersect(const RowRanges& other) const {
+        for (int64_t r = 0; r < rows; ++r) {
+            const int16_t from = std::max(begin[r], other.begin[r]), to = std::min(end[r], other.end[r]);
+            begin[r] = from < to ? from : std::numeric_limits<int16_t>::max();
+            end[r] = from < to ? to : std::numeric_limits<int16_t>::min();
+        }
+    }
+
+    // Makes ranges that are not empty longer at both ends.
+    void widen(int16_t before, int16_t after) const {
+        for (int64_t r = 0; r < rows; ++r) {
+            const bool empty = begin[r] >= end[r];
+            begin[r] = int16_t(empty ? begin[r] : begin[r] - before);
+            end[r] = int16_t(empty ? end[r] : end[r] + after);
+        }
+    }
+};
+
+// Ranges at every place.
+class ColorRanges {
+public:
+    ColorRanges(int64_t places, int64_t rows) : rows_(rows), memory_(sizeof(int16_t) * 2 * places * rows) {}
+
+    RowRanges at(int64_t place) const {
+        int16_t* begin = as<int16_t>(memory_) + 2 * place * rows_;
+        return {begin, begin + rows_, rows_};
+    }
+
+private:
+    int64_t rows_;
+    Memory memory_;
+};
+
+// A row of nodes that is stored: node k begins at `first + k grid_channels`.
+struct StoredRow {
+    int32_t first;
+    int16_t begin, end;
+
+    bool is_empty() const { return begin >= end; }
+};
+
+// Numbers the nodes of one place from zero on; how many they are, which may be more than numbers of 32 bits reach: then
+// they must not be used.
+int64_t number_nodes(const RowRanges& ranges, StoredRow* rows) {
+    constexpr int rest = nodes_at_once - 1;
+    int64_t count = 0;
+    for (int64_t row = 0; row < ranges.rows; ++row) {
+        rows[row] = {0, 0, 0};
+        if (ranges.begin[row] >= ranges.end[row]) continue;
+        const int begin = ranges.begin[row] & ~rest, end = (ranges.end[row] + rest) & ~rest;
+        rows[row] = {int32_t(grid_channels * (count - begin)), int16_t(begin), int16_t(end)};
+        count += end - begin;
+    }
+    return count;
+}
+
+// The extents of a grid over positions and colors: places, and at each of them rows of nodes over colors.
+template <class T>
+struct GridAxes {
+    CellAxis<T> y, x;
+    int64_t row_step;  // rows between neighbors along the first axis of colors; along the second they are one apart
+    int64_t rows;
+    int64_t taps[2];  // nodes along those axes that a pixel touches: one where the guide has fewer channels
+
+    int64_t num_places() const { return y.num_nodes() * x.num_nodes(); }
+    int64_t place(int64_t at_y, int64_t at_x) const { return at_y * x.num_nodes() + at_x; }
+};
+
+// The nodes that colors touch; those to which they are blurred, as far as they are needed; and those that are needed
+// when that is blurred along y, but not yet along x.
+template <class T>
+struct NeededNodes {
+    ColorRanges of_cells, touched, stored, halfway;
+
+    // first: the first nodes that the pixels of each cell touch, which become all that they touch
+    NeededNodes(const GridAxes<T>& axes, ColorRanges first, int threads)
+        : of_cells(std::move(first)),
+          touched(axes.num_places(), axes.rows),
+          stored(axes.num_places(), axes.rows),
+          halfway(axes.num_places(), axes.rows) {
+        const ColorRanges near(axes.num_places(), axes.rows);
+        const auto for_places = [&](auto&& function) {
+            parallel_for(threads, axes.y.num_nodes(), [&](int64_t y, int) {
+                for (int64_t x = 0; x < axes.x.num_nodes(); ++x) function(y, x);
+            });
+        };
+        parallel_for(threads, axes.y.num_cells * axes.x.num_cells, [&](int64_t cell, int) { complete(axes, cell); });
+        for_places([&](int64_t y, int64_t x) {
+            const RowRanges all = touched.at(axes.place(y, x));
+            all.clear();
+            const Range ys = axes.y.cells(y), xs = axes.x.cells(x);
+            for (int64_t j = ys.begin; j < ys.end; ++j) {
+                for (int64_t i = xs.begin; i < xs.end; ++i) all.unite(of_cells.at(j * axes.x.num_cells + i));
+            }
+        });
+        for_places([&](int64_t y, int64_t x) {
+            const RowRanges row = near.at(axes.place(y, x));
+            row.clear();
+            const Range from = axes.x.nodes_near(x);
+            for (int64_t other = from.begin; other < from.end; ++other) row.unite(touched.at(axes.place(y, other)));
+        });
+        for_places([&](int64_t y, int64_t x) { find_stored(axes, near, y, x); });
+        for_places([&](int64_t y, int64_t x) {
+            const RowRanges row = halfway.at(axes.place(y, x));
+            unite_along_y(axes, stored, y, x, row);
+            row.intersect(near.at(axes.place(y, x)));
+        });
+    }
+
+    // Numbers the nodes that the pixels of a cell touch; how many they are.
+    int64_t number_cell(const GridAxes<T>& axes, int64_t y, int64_t x, StoredRow* rows) const {
+        return number_nodes(of_cells.at(y * axes.x.num_cells + x), rows);
+    }
+
+private:
+    void complete(const GridAxes<T>& axes, int64_t cell) const {
+        const RowRanges all = of_cells.at(cell);
+        all.widen(0, color_taps - 1);
+        std::vector<int16_t> memory(all.begin, all.end + axes.rows);
+        const RowRanges first{memory.data(), memory.data() + axes.rows, axes.rows};
+        for (int64_t i = 0; i < axes.taps[0]; ++i) {
+            for (int64_t j = 0; j < axes.taps[1]; ++j) all.unite(first, i * axes.row_step + j);
+        }
+    }
+
+    // What the blur over colors reaches, as far as colors touch it anywhere near.
+    void find_stored(const GridAxes<T>& axes, const ColorRanges& near, int64_t y, int64_t x) const {
+        std::vector<int16_t> memory(2 * axes.rows);
+        const RowRanges all{memory.data(), memory.data() + axes.rows, axes.rows};
+        unite_along_y(axes, near, y, x, all);
+        const RowRanges own = touched.at(axes.place(y, x)), row = stored.at(axes.place(y, x));
+        row.clear();
+        const int64_t far_i = axes.taps[0] / 2, far_j = axes.taps[1] / 2;
+        for (int64_t i = -far_i; i <= far_i; ++i) {
+            for (int64_t j = -far_j; j <= far_j; ++j) row.unite(own, i * axes.row_step + j);
+        }
+        row.widen(1, 1);
+        row.intersect(all);
+    }
+
+    static void unite_along_y(const GridAxes<T>& axes, const ColorRanges& ranges, int64_t y, int64_t x,
+                              const RowRanges& out) {
+        const Range from = axes.y.nodes_near(y);
+        out.clear();
+        for (int64_t other = from.begin; other < from.end; ++other) out.unite(ranges.at(axes.place(other, x)));
+    }
+};
+
+// Where the nodes of the ranges lie, one after another.
+class NodeTable {
+public:
+    NodeTable(const ColorRanges& ranges, int64_t places, int64_t rows, int threads)
+        : rows_(rows),
+          ends_(places + 1),
+          memory_(sizeof(StoredRow) * places * rows),
+          table_(as<StoredRow>(memory_)) {
+        parallel_for(threads, places, [&](int64_t place, int) {
+            ends_[place + 1] = number_nodes(ranges.at(place), table_ + place * rows);
+        });
+        for (int64_t place = 0; place < places; ++place) ends_[place + 1] += ends_[place];
+        if (grid_channels * num_nodes() > std::numeric_limits<int32_t>::max()) throw std::bad_alloc();
+        parallel_for(threads, places, [&](int64_t place, int) {
+            const auto first = int32_t(grid_channels * ends_[place]);
+            for (int64_t row = 0; row < rows; ++row) table_[place * rows + row].first += first;
+        });
+    }
+    // Of ranges within those of another table, in the same nodes.
+    NodeTable(const ColorRanges& ranges, const NodeTable& other, int64_t places, int threads)
+        : rows_(other.rows_),
+          memory_(sizeof(StoredRow) * places * rows_),
+          table_(as<StoredRow>(memory_)) {
+        parallel_for(threads, places, [&](int64_t place, int) {
+            number_nodes(ranges.at(place), table_ + place * rows_);
+            for (int64_t row = 0; row < rows_; ++row) table_[place * rows_ + row].first = other.rows(place)[row].first;
+        });
+    }
+
+    const StoredRow* rows(int64_t place) const { return table_ + place * rows_; }
+    // all nodes of one place
+    Range nodes(int64_t place) const { return {ends_[place], ends_[place + 1]}; }
+    int64_t num_nodes() const { return ends_.back(); }
+
+private:
+    const int64_t rows_;
+    std::vector<int64_t> ends_;
+    const Memory memory_;
+    StoredRow* const table_;
+};
+
+// Vectors hold two nodes. A color touches three in a row; what comes of the fourth is left out.
+constexpr int vector_size = nodes_at_once * grid_channels;
+constexpr int vectors_of_color = (color_taps + nodes_at_once - 1) / nodes_at_once;
+template <class T>
+using NodeVector = typename VectorOf<T, vector_size>::type;
+
+// Where a color lies: see ColorCoordinates.
+template <class T>
+struct ColorPlace {
+    T offset[color_axes];
+    int32_t row, node;
+};
+
+// What nodes are worth to a color: the B-spline of second degree.
+template <class T>
+PERMUTOHEDRAL_INLINE void spline_weights(T offset, T* weights) {
+    weights[0] = T(0.5) * (T(0.5) - offset) * (T(0.5) - offset);
+    weights[1] = T(0.75) - offset * offset;
+    weights[2] = T(0.5) * (T(0.5) + offset) * (T(0.5) + offset);
+}
+
+// Weights of two nodes, each for all channels.
+template <class T>
+PERMUTOHEDRAL_INLINE NodeVector<T> pair_weights(T first, T second) {
+    NodeVector<T> weights;
+    for (int i = 0; i < vector_size; ++i) weights[i] = i < grid_channels ? first : second;
+    return weights;
+}
+
+// to += weight * from, of a multiple of nodes_at_once
+template <class T>
+PERMUTOHEDRAL_INLINE void add_nodes(const T* from, T weight, int64_t nodes, T* to) {
+    for (int64_t i = 0; i < nodes * grid_channels; i += vector_size) {
+        store<T, vector_size>(to + i, load<T, vector_size>(to + i) + weight * load<T, vector_size>(from + i));
+    }
+}
+
+// to = (1 - down) * upper + down * lower, of as many nodes
+template <class T>
+PERMUTOHEDRAL_INLINE void interpolate_nodes(const T* upper, const T* lower, T down, int64_t nodes, T* to) {
+    for (int64_t i = 0; i < nodes * grid_channels; i += vector_size) {
+        const NodeVector<T> above = (1 - down) * load<T, vector_size>(upper + i);
+        store<T, vector_size>(to + i, above + down * load<T, vector_size>(lower + i));
+    }
+}
+
+// The rows that are not empty.
+void find_rows(const StoredRow* rows, int64_t count, std::vector<int32_t>& found) {
+    found.clear();
+    for (int64_t r = 0; r < count; ++r) {
+        if (!rows[r].is_empty()) found.push_back(int32_t(r));
+    }
+}
+
+}  // namespace
+}  // namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET

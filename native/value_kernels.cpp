@@ -1,0 +1,28 @@
+// The kernels that filter values, for one instruction set; see kernels.hpp. Compiled once per set, in a namespace named
+// after it.
+#include "filter/color_grid.hpp"
+#include "filter/convolve.hpp"
+#include "filter/gaussian.hpp"
+#include "filter/largest.hpp"
+#include "filter/mean_field.hpp"
+#include "filter/mix_rows.hpp"
+#include "filter/neighbor_sums.hpp"
+#include "filter/pixels.hpp"
+#include "filter/slice.hpp"
+#include "filter/splat.hpp"
+#include "filter/weight_gradient.hpp"
+#include "filter/window_sums.hpp"
+#include "index/coarsen_simplices.hpp"
+
+namespace permutohedral {
+PERMUTOHEDRAL_DECLARE_TABLES(PERMUTOHEDRAL_INSTRUCTION_SET)
+namespace PERMUTOHEDRAL_INSTRUCTION_SET {
+
+template <class T>
+constexpr ValueKernels<T> table = {PERMUTOHEDRAL_VALUE_KERNELS(PERMUTOHEDRAL_ADDRESS)};
+
+const ValueKernels<float> float32_value_kernels = table<float>;
+const ValueKernels<double> float64_value_kernels = table<double>;
+
+}  // namespace PERMUTOHEDRAL_INSTRUCTION_SET
+}  // namespace permutohedral

@@ -1,0 +1,91 @@
+"""Argument checks like those of pydensecrf: TypeError for wrong types, ValueError for wrong values."""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from permutohedral.errors import InputError
+
+# limit of C's int in pydensecrf
+_MAX_COUNT = 2**31 - 1
+
+
+def as_array(name: str, given: object, dtype: DTypeLike, axes: int) -> NDArray[Any]:
+    """Return `given` as an array without a copy; it must be writable and in C order.
+
+    >>> as_array("features", np.zeros((2, 5), np.float32), np.float32, axes=2).shape
+    (2, 5)
+    """
+    array = given if isinstance(given, np.ndarray) else _from_buffer(name, given)
+    wanted = np.dtype(dtype)
+    if array.dtype != wanted:
+        raise InputError(f"{name} must be {wanted}, got {array.dtype}; convert with .astype(np.{wanted})")
+    if array.ndim != axes:
+        raise InputError(f"{name} must have {axes} axes, got shape {array.shape}")
+    if not array.flags.c_contiguous:
+        raise InputError(f"{name} must be C-contiguous; use np.ascontiguousarray")
+    if not array.flags.writeable:
+        raise InputError(f"{name} is read-only; pass a copy")
+    return array
+
+
+def _from_buffer(name: str, given: object) -> NDArray[Any]:
+    try:
+        return np.asarray(memoryview(given))  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} must be a NumPy array, got {type(given).__name__}") from None
+
+
+def as_count(name: str, given: Any, least: int | None = None) -> int:
+    """Return a whole number; fractions are truncated, as in pydensecrf.
+
+    >>> as_count("niter", 5.0), as_count("niter", np.int64(3))
+    (5, 3)
+    """
+    try:
+        number = int(given) if isinstance(given, numbers.Real) else operator.index(given)  # type: ignore[call-overload]
+    except (OverflowError, ValueError):
+        raise InputError(f"{name} must be a whole number, got {given!r}") from None
+    except TypeError:
+        raise TypeError(f"{name} must be a whole number, got {type(given).__name__}") from None
+    if (least is not None and number < least) or number > _MAX_COUNT:
+        raise InputError(f"{name} must lie between {least} and {_MAX_COUNT}, got {given!r}")
+    return int(number)
+
+
+def as_float(name: str, given: object) -> float:
+    """Return a finite number.
+
+    >>> as_float("compat", np.float32(2))
+    2.0
+    """
+    try:
+        number = float(given)  # type: ignore[arg-type]
+    except OverflowError:
+        number = float("inf")
+    except TypeError:
+        raise TypeError(f"{name} must be a number, got {type(given).__name__}") from None
+    if not np.isfinite(np.float32(number)):
+        raise InputError(f"{name} must be finite, got {given!r}")
+    return number
+
+
+def as_bandwidths(name: str, given: Any, count: int) -> list[np.float32]:
+    """Return `count` standard deviations: a number repeated, or the first of a sequence.
+
+    >>> as_bandwidths("sxy", 3, 2) == as_bandwidths("sxy", (3, 3), 2) == [3.0, 3.0]
+    True
+    """
+    try:
+        several = [given] * count if isinstance(given, numbers.Number) else [given[axis] for axis in range(count)]
+    except (IndexError, KeyError):
+        raise InputError(f"{name} must be a number or {count} numbers, got {given!r}") from None
+    found = [np.float32(as_float(name, number)) for number in several]
+    if not all(found):
+        raise InputError(f"{name} must not be zero, got {given!r}; pass a small number to separate pixels")
+    return found

@@ -1,0 +1,131 @@
+"""The bilateral filter: the Gaussian over position and color."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from permutohedral.filters.choice import choose_for_pixels
+from permutohedral.filters.exact import WINDOW_REACH, sum_pixels, window_of
+from permutohedral.filters.gaussian import GaussianMethod, filter_gaussian
+from permutohedral.filters.weighting import check_weights, filter_weighted, hide_lost
+from permutohedral.lattice.checks import check_method
+from permutohedral.lattice.features import Sigma, bilateral_features, check_guide, check_image
+from permutohedral.ops.tracing import wants_gradient
+
+
+@overload
+def bilateral_filter(
+    image: Tensor,
+    sigma_space: Sigma,
+    sigma_range: Sigma,
+    guide: Tensor | None = None,
+    method: GaussianMethod = "separable",
+    halo: int = 0,
+    *,
+    spatial_axes: int = 2,
+    origin: Sequence[int] | None = None,
+    weights: Tensor | None = None,
+    fill_value: float = 0.0,
+    return_mass: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def bilateral_filter(
+    image: Tensor,
+    sigma_space: Sigma,
+    sigma_range: Sigma,
+    guide: Tensor | None = None,
+    method: GaussianMethod = "separable",
+    halo: int = 0,
+    *,
+    spatial_axes: int = 2,
+    origin: Sequence[int] | None = None,
+    weights: Tensor | None = None,
+    fill_value: float = 0.0,
+    return_mass: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+
+
+def bilateral_filter(
+    image: Tensor,
+    sigma_space: Sigma,
+    sigma_range: Sigma,
+    guide: Tensor | None = None,
+    method: GaussianMethod = "separable",
+    halo: int = 0,
+    *,
+    spatial_axes: int = 2,
+    origin: Sequence[int] | None = None,
+    weights: Tensor | None = None,
+    fill_value: float = 0.0,
+    return_mass: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Smooth an image and keep its edges: the Gaussian filter over position and color.
+
+    Args:
+        image: float `[..., channels, *space]`, by default `[..., channels, height, width]`.
+        sigma_space: standard deviation over positions, in pixels; one number, or one for each axis.
+        sigma_range: standard deviation over colors, in units of the guide's values; one, or one for each channel.
+        guide: `[..., guide channels, *space]`, whose edges are kept; default: the image itself.
+        method: see `gaussian_filter`. With two spatial axes, "exact" sums over a window of 5 standard deviations.
+        halo: see `gaussian_filter`.
+        spatial_axes: how many axes follow the channels: 1 for signals, 2 for images, 3 for volumes.
+        origin: position of the first pixel, for a part of a larger image: it is filtered on the lattice of the whole.
+        weights: how much each pixel counts, `[..., *space]`; see `gaussian_filter`. Without a guide, pixels of weight
+            zero that are not finite get `fill_value`.
+        fill_value: see `gaussian_filter`.
+        return_mass: see `gaussian_filter`.
+
+    Returns:
+        The filtered image, of the shape of `image`; with `return_mass`, also the mass `[..., *space]`.
+
+    >>> import permutohedral as ph
+    >>> ph.bilateral_filter(torch.rand(3, 32, 48), sigma_space=4.0, sigma_range=0.1).shape
+    torch.Size([3, 32, 48])
+    >>> ph.bilateral_filter(torch.rand(1, 20, 32, 48), (1.0, 2.0, 2.0), 0.1, spatial_axes=3).shape
+    torch.Size([1, 20, 32, 48])
+    """
+    check_image(image, spatial_axes)
+    check_method(method, halo, None)
+    if guide is not None:
+        check_guide(guide, image, spatial_axes)
+    leading, space = image.shape[: -spatial_axes - 1], image.shape[-spatial_axes:]
+    lost = None
+    if weights is not None:
+        weights = check_weights(weights, (*leading, *space), image)
+        if guide is None:
+            image, lost = hide_lost(image, weights, spatial_axes)
+    edges = image if guide is None else guide
+    reach, axes, run = WINDOW_REACH, None, None
+    if spatial_axes == 2 and method == "auto":
+        choice = choose_for_pixels(image, edges, sigma_space, sigma_range)
+        method, reach = ("exact" if choice.method == "exact" else "separable"), choice.reach
+        # a halo is for the lattice, and gradients of the grid are slow
+        if choice.guide is not None and not halo and not wants_gradient(weights):
+            method, axes, edges = "exact", choice.axes, choice.guide
+            image = edges if guide is None else image
+    if spatial_axes == 2 and method == "exact":
+        window = window_of(edges, sigma_space, sigma_range, reach)
+        run = None if window is None else partial(sum_pixels, window=window, axes=axes)
+    if run is None:
+        features = bilateral_features(edges, sigma_space, sigma_range, spatial_axes=spatial_axes, origin=origin)
+        features = features.flatten(0, -3) if features.dim() > 3 else features
+        run = partial(filter_gaussian, features=features, target_features=None, method=method, halo=halo, lattice=None)
+    has_items = edges.dim() > spatial_axes + 2
+    values = image.flatten(-spatial_axes).mT
+    values = values.flatten(0, -3) if has_items else values
+    weights = None if weights is None else weights.reshape(values.shape[:-1])
+    filtered, mass = filter_weighted(run, values, weights, "homogeneous", fill_value, return_mass)
+    filtered = filtered.mT.reshape(image.shape)
+    if lost is not None:
+        filtered = torch.where(lost.unsqueeze(-spatial_axes - 1), fill_value, filtered)
+    if mass is None:
+        return filtered
+    mass = mass.reshape(*leading, *space)
+    return filtered, mass if lost is None else torch.where(lost, 0.0, mass)

@@ -1,0 +1,177 @@
+"""The Gaussian filter between points."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from permutohedral.errors import InputError
+from permutohedral.filters.choice import choose_for_points
+from permutohedral.filters.exact import EXACT_NORMALIZATIONS, sum_points
+from permutohedral.filters.normalization import (
+    DENSE,
+    SEPARABLE,
+    Normalization,
+    apply_step,
+    filter_homogeneous,
+    filter_normalized,
+)
+from permutohedral.filters.weighting import filter_weighted
+from permutohedral.lattice.checks import DENSE_SIZE, check_method, check_points, has_no_gradient, lattice_for
+from permutohedral.lattice.lattice import Lattice
+from permutohedral.lattice.memory import MemoryLimit
+from permutohedral.ops.composite import filter_points
+from permutohedral.ops.constants import items_of_points
+from permutohedral.ops.contract import SMALLEST_MASS, Declined, accumulation_dtype
+
+GaussianMethod = Literal["separable", "dense", "exact", "auto"]
+
+
+@overload
+def gaussian_filter(
+    values: Tensor,
+    features: Tensor | None,
+    target_features: Tensor | None = None,
+    normalization: Normalization = "homogeneous",
+    method: GaussianMethod = "separable",
+    halo: int = 0,
+    lattice: Lattice | None = None,
+    *,
+    weights: Tensor | None = None,
+    fill_value: float = 0.0,
+    return_mass: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def gaussian_filter(
+    values: Tensor,
+    features: Tensor | None,
+    target_features: Tensor | None = None,
+    normalization: Normalization = "homogeneous",
+    method: GaussianMethod = "separable",
+    halo: int = 0,
+    lattice: Lattice | None = None,
+    *,
+    weights: Tensor | None = None,
+    fill_value: float = 0.0,
+    return_mass: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+
+
+def gaussian_filter(
+    values: Tensor,
+    features: Tensor | None,
+    target_features: Tensor | None = None,
+    normalization: Normalization = "homogeneous",
+    method: GaussianMethod = "separable",
+    halo: int = 0,
+    lattice: Lattice | None = None,
+    *,
+    weights: Tensor | None = None,
+    fill_value: float = 0.0,
+    return_mass: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Filter with a Gaussian of one feature unit, approximately or exactly.
+
+    Args:
+        values: `[points, channels]`, or with batch axes as in `splat`.
+        features: `[points, d]` or `[batch, points, d]`, divided by the standard deviations; None if a lattice is given.
+        target_features: where results are wanted; default: at `features`.
+        normalization: see `permutohedral_filter`; "homogeneous" keeps constants.
+        method: "separable" blurs along the d + 1 axes of the lattice, one after another. "dense" convolves with all
+            taps of size 2: more accurate where lattice points are missing, and slow beyond d = 4. "exact" sums over
+            the sources near each target, without a lattice, for few points and small windows of images. "auto" is the
+            closest to exact that costs about as much as the lattice; see `explain_gaussian` and `explain_bilateral`.
+            In traced calls (`torch.compile`, `torch.func`) "auto" cannot look at pixels and may choose another method
+            than in plain calls.
+        halo: insert untouched lattice points up to this many steps away: more accurate, steady under rounding, slower.
+        lattice: from `build_lattice` with `separable=True`, or `neighborhood_size=2` for "dense", instead of features.
+        weights: how much each point counts, `[points]` or with the batch axes of `values`: not negative, or a bool
+            mask. Values of weight zero may be anything, NaN included. With "homogeneous" and "none" only.
+        fill_value: the result at targets without any weight nearby.
+        return_mass: also return the weights filtered with "none": how much weight is near each target.
+
+    Returns:
+        `[target points, channels]`, with the batch axes of `values`; with `return_mass`, also the mass
+        `[target points]`, with the same batch axes.
+
+    Raises:
+        InputError: among other reasons, on the CPU, a value that counts is NaN or infinite.
+
+    >>> import permutohedral as ph
+    >>> features = torch.rand(100, 2) * 5
+    >>> bool(torch.allclose(ph.gaussian_filter(torch.ones(100, 1), features), torch.ones(100, 1)))
+    True
+    """
+    check_method(method, halo, lattice)
+    run = partial(
+        filter_gaussian, features=features, target_features=target_features, method=method, halo=halo, lattice=lattice
+    )
+    filtered, mass = filter_weighted(run, values, weights, normalization, fill_value, return_mass)
+    return filtered if mass is None else (filtered, mass)
+
+
+def filter_gaussian(
+    values: Tensor,
+    normalization: Normalization,
+    features: Tensor | None,
+    target_features: Tensor | None,
+    method: GaussianMethod,
+    halo: int,
+    lattice: Lattice | None,
+) -> Tensor:
+    """Run `gaussian_filter` on values of equal weight, with checked options."""
+    if method == "auto":
+        exact = lattice is None and normalization in EXACT_NORMALIZATIONS
+        exact = exact and choose_for_points(values, features, target_features).method == "exact"
+        method = "exact" if exact else "separable"
+    if method == "exact":
+        if features is None:
+            raise InputError("features are missing: the exact method needs features [points, d]")
+        return sum_points(values, normalization, features, target_features)
+    dense = method == "dense"
+    if normalization == "homogeneous" and lattice is None and target_features is None and not (dense or halo):
+        filtered = _filter_fused(values, features)
+        if not isinstance(filtered, Declined):
+            return filtered
+    size = DENSE_SIZE if dense else 0
+    lattice = lattice_for(features, target_features, lattice, size, halo, separable=not dense)
+    gaussian = DENSE if dense else SEPARABLE
+    # sums of many points exceed the range of float16
+    wide = values.to(accumulation_dtype(values.dtype)) if isinstance(values, Tensor) else values
+    if normalization != "homogeneous":
+        return filter_normalized(wide, lattice, normalization, gaussian.blur, gaussian).to(values.dtype)
+    check_points(values, lattice)
+    if not dense and has_no_gradient(values, lattice):
+        return filter_homogeneous(values, lattice, SMALLEST_MASS)
+    # the mass is one more channel
+    ones = wide.new_ones(()).expand(*wide.shape[:-1], 1)
+    filtered = apply_step(torch.cat([wide, ones], dim=-1), lattice, gaussian.blur)
+    return (filtered[..., :-1] / (filtered[..., -1:] + SMALLEST_MASS)).to(values.dtype)
+
+
+def _filter_fused(values: Tensor, features: Tensor | None) -> Tensor | Declined:
+    """Run the normalized separable Gaussian between the points in one call of the backend."""
+    if not isinstance(features, Tensor) or not isinstance(values, Tensor):
+        return Declined("values or features are no tensors")
+
+    def plan() -> tuple[float] | Declined:
+        if features.dim() not in (2, 3) or values.shape[:-1] != features.shape[:-1]:
+            return Declined("values and features are not those of the same points")
+        if features.numel() == 0 or values.shape[-1] == 0:
+            return Declined("there are no points or no channels")
+        if features.dtype not in (torch.float32, torch.float64) or accumulation_dtype(values.dtype) != features.dtype:
+            return Declined("values and features differ in dtype")
+        points, dimension = features.shape[:-1].numel(), features.shape[-1]
+        MemoryLimit(None, features.device).check_simplices(points, dimension, features.element_size())
+        return (SMALLEST_MASS,)
+
+    if features.dim() == 2 or values.dim() != 3:
+        return filter_points.fuse((values, features, None), plan)
+    batch = items_of_points(features.shape[0], features.shape[1], features.device)
+    filtered = filter_points.fuse((values.flatten(0, 1), features.flatten(0, 1), batch), plan)
+    return filtered if isinstance(filtered, Declined) else filtered.view(values.shape)

@@ -1,0 +1,234 @@
+"""Maps along a guide: NumPy arrays and tensors, shapes, unknown values, and features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from permutohedral.errors import InputError
+from permutohedral.filters.weighting import check_weights
+from permutohedral.lattice.features import Sigma, bilateral_features, check_channels_first
+from permutohedral.ops.composite import cell_features
+from permutohedral.ops.contract import FEATURE_SHIFT, CoarseGrid, Declined, accumulation_dtype
+from permutohedral.ops.tensors import check_tensor
+from permutohedral.ops.tracing import is_batched, is_unreadable, plain_numbers, surely_all
+
+# all data of a call are tensors, or all are arrays
+Data = TypeVar("Data", Tensor, NDArray[Any])
+
+
+def to_tensor(data: Tensor | NDArray[Any]) -> Tensor:
+    """Convert an array to a tensor on the CPU, which shares its memory if possible.
+
+    Raises:
+        InputError: the array is masked, or torch does not support its dtype.
+    """
+    if not isinstance(data, np.ndarray):
+        return data
+    if np.ma.is_masked(data):
+        raise InputError("tensors have no masks: pass the array with .filled(numpy.nan), where NaN is unknown")
+    # torch supports neither negative strides nor foreign byte order, and warns about read-only memory
+    plain = data.astype(data.dtype.newbyteorder("="), order="C", copy=not data.flags.writeable)
+    try:
+        return torch.from_numpy(plain)
+    except TypeError as error:
+        raise InputError(f"torch does not support arrays of {data.dtype}; convert the array to float32") from error
+
+
+def optional_tensor(data: Tensor | NDArray[Any] | None) -> Tensor | None:
+    """Convert an optional array to a tensor; see `to_tensor`."""
+    return None if data is None else to_tensor(data)
+
+
+def as_given(result: Tensor, data: Data) -> Data:
+    """Convert the result to an array, without derivatives, if `data` is one.
+
+    >>> as_given(torch.zeros(2), np.zeros(3))
+    array([0., 0.], dtype=float32)
+    """
+    if isinstance(data, np.ndarray):
+        return result.detach().numpy()
+    return result
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How maps `[..., channels, *space]` become rows.
+
+    Attributes:
+        leading: batch axes.
+        channels: of each item.
+        shared: whether all items follow one guide. They are then further channels of its rows, else further rows.
+    """
+
+    leading: tuple[int, ...]
+    channels: int
+    shared: bool
+
+    @property
+    def guides(self) -> int:
+        """Number of guides."""
+        return 1 if self.shared else math.prod(self.leading)
+
+    @property
+    def row_channels(self) -> int:
+        """Number of channels of a row."""
+        return self.channels * (math.prod(self.leading) if self.shared else 1)
+
+    def to_rows(self, maps: Tensor) -> Tensor:
+        """Reshape `[..., channels, *space]` to `[rows, row_channels]`."""
+        items, samples = math.prod(self.leading), math.prod(maps.shape[len(self.leading) + 1 :])
+        if self.shared:
+            return maps.reshape(items * self.channels, samples).T
+        return maps.reshape(items, self.channels, samples).transpose(1, 2).reshape(items * samples, self.channels)
+
+    def from_rows(self, rows: Tensor, space: tuple[int, ...]) -> Tensor:
+        """Undo `to_rows` without a copy: the channels are the fastest axis in memory."""
+        if self.shared:
+            return rows.T.reshape(*self.leading, self.channels, *space)
+        maps = rows.reshape(math.prod(self.leading), math.prod(space), self.channels).transpose(1, 2)
+        return maps.reshape(*self.leading, self.channels, *space)
+
+    def from_fused(self, result: Tensor, space: tuple[int, ...], channels_last: bool) -> Tensor:
+        """Reshape the result of `upsample_rows` or `upsample_map` to `[..., channels, *space]`."""
+        if channels_last:
+            return self.from_rows(result, space)
+        return result.view(*self.leading, self.channels, *space)
+
+
+def is_channels_last(maps: Tensor, axes: int) -> bool:
+    """Return whether the channels are the fastest axis in memory."""
+    return maps.stride(-axes - 1) == 1 and not maps.is_contiguous()
+
+
+def check_space(guide: Tensor, spatial_axes: int) -> tuple[int, ...]:
+    """Return the extents of a guide, which must be floating, `[..., channels, *space]`."""
+    if spatial_axes not in (1, 2, 3):
+        raise InputError(f"spatial_axes must be 1, 2 (images) or 3 (volumes), got {spatial_axes!r}")
+    check_tensor("guide", guide)
+    if guide.dim() <= spatial_axes or not guide.is_floating_point():
+        raise InputError(
+            f"guide must be floating, with channels before {spatial_axes} axes of space, got {guide.dtype} of shape "
+            f"{tuple(guide.shape)}; pass one without channels as guide.unsqueeze({-spatial_axes - 1})"
+        )
+    check_channels_first(guide, spatial_axes)
+    return tuple(guide.shape[-spatial_axes:])
+
+
+def layout_of(name: str, maps: Tensor, items: tuple[int, ...], device: torch.device, spatial_axes: int) -> Layout:
+    """Return the layout of maps along a guide with the batch axes `items`, or raise if they do not match."""
+    check_tensor(name, maps)
+    if maps.dim() <= spatial_axes or not maps.is_floating_point():
+        raise InputError(
+            f"{name} must be floating, with channels before {spatial_axes} axes of space, got {maps.dtype} of shape "
+            f"{tuple(maps.shape)}"
+        )
+    if maps.device != device:
+        raise InputError(f"{name} is on {maps.device} but the guide on {device}; move one")
+    leading = tuple(maps.shape[: -spatial_axes - 1])
+    if items and items != leading:
+        raise InputError(f"a guide with batch axes {items} needs {name} with the same, got {leading}")
+    return Layout(leading, maps.shape[-spatial_axes - 1], not items)
+
+
+def features_of(
+    guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, spatial_axes: int, origin: Sequence[int] | None = None
+) -> Tensor:
+    """Return position and guide of every sample in standard deviations plus `FEATURE_SHIFT`.
+
+    The result is `[points, d]`, or `[items, points, d]` of a batch. `origin` is the position of the first sample, for a
+    part of a larger guide.
+
+    Raises:
+        InputError: `torch.vmap` maps over guides, whose numbers of lattice points differ.
+    """
+    if is_batched(guide):
+        raise InputError("guide: torch.vmap cannot map over guides; pass batch axes, [..., channels, *space], instead")
+
+    def compose(guide: Tensor) -> Tensor:
+        features = bilateral_features(guide, sigma_space, sigma_range, spatial_axes=spatial_axes, origin=origin)
+        return features + FEATURE_SHIFT
+
+    space = tuple(guide.shape[-spatial_axes:])
+    plan = CoarseGrid(space, space, True), plain_sigmas(guide, spatial_axes, sigma_space, sigma_range, origin)
+    features = cell_features((guide,), lambda: plan if isinstance(plan[1], list) else plan[1], compose)
+    return features.flatten(0, -3) if features.dim() > 3 else features
+
+
+def plain_sigmas(
+    guide: Tensor, axes: int, sigma_space: Sigma, sigma_range: Sigma, origin: Sequence[int] | None = None
+) -> list[float] | Declined:
+    """Return a bandwidth for each axis and each channel of a guide, if a backend can compute its features."""
+    if origin is not None:
+        return Declined("the features of a part of a guide are composed")
+    sigmas: list[float] = []
+    for sigma, number in ((sigma_space, axes), (sigma_range, guide.shape[-axes - 1])):
+        several: list[Any] = list(sigma) if isinstance(sigma, (list, tuple)) else [sigma] * number
+        numbers = [each for each in several if isinstance(each, (int, float)) and 0 < each < math.inf]
+        if not len(numbers) == len(several) == number:
+            return Declined("the bandwidths are not plain positive numbers")
+        sigmas += numbers
+    return sigmas
+
+
+def confidence_weights(confidence: Tensor, maps: Tensor, spatial_axes: int) -> Tensor:
+    """Return weights `[..., *space]` for maps `[..., channels, *space]`."""
+    check_tensor("confidence", confidence)
+    leading, space = maps.shape[: -spatial_axes - 1], maps.shape[-spatial_axes:]
+    if confidence.dim() < spatial_axes or confidence.shape[-spatial_axes:] != space:
+        raise InputError(
+            f"confidence must be {list(space)}, one number for each sample, with or without the batch axes of the "
+            f"maps, got {list(confidence.shape)}"
+        )
+    return check_weights(confidence, (*leading, *space), maps)
+
+
+def known_values(maps: Tensor, confidence: Tensor | None, spatial_axes: int) -> tuple[Tensor, Tensor | None]:
+    """Return maps with zero in place of NaN, and the weight of each sample, or None if all weights are one.
+
+    The weights are `[..., 1, *space]`, or `[..., channels, *space]` where channels may differ in unknown samples.
+
+    Raises:
+        InputError: a channel of an item has no sample of positive weight, or the confidence does not match.
+    """
+    if 0 in maps.shape[-spatial_axes:]:
+        raise InputError("nothing is known: there are no samples")
+    channels = -spatial_axes - 1
+    finite, weights = _all_finite(maps), None
+    if confidence is not None:
+        weights = confidence_weights(confidence, maps, spatial_axes).unsqueeze(channels)
+    if finite and (weights is None or surely_all(weights > 0)):
+        return maps, weights
+    unknown = maps.isnan()
+    if finite or surely_all(unknown.any(dim=channels) == unknown.all(dim=channels)):
+        unknown = unknown.any(dim=channels, keepdim=True)
+    ones = (~unknown).to(accumulation_dtype(maps.dtype))
+    weights = ones if weights is None else ones * weights
+    if not is_unreadable() and not surely_all((weights > 0).flatten(-spatial_axes).any(dim=-1)):
+        raise InputError("nothing is known: every sample of a channel of an item is NaN, or of confidence zero")
+    maps = torch.where(unknown | (weights == 0), 0.0, maps)
+    if not is_unreadable() and not _all_finite(maps):
+        raise InputError("values must be finite or NaN, which is unknown; got infinity")
+    return maps, weights
+
+
+def in_wider_dtype(guide: Tensor, maps: Tensor) -> Tensor:
+    """Convert the guide to the wider of both dtypes, in which everything is computed."""
+    floating = all(isinstance(each, Tensor) and each.is_floating_point() for each in (guide, maps))
+    return guide.to(torch.promote_types(guide.dtype, maps.dtype)) if floating else guide
+
+
+def _all_finite(maps: Tensor) -> bool:
+    """Return whether all numbers are finite, or False where they cannot be read."""
+    if is_unreadable():
+        return False
+    with plain_numbers(maps.detach()) as numbers:
+        # the sum is faster, and is finite except for numbers near the largest
+        return math.isfinite(float(numbers.sum())) or bool(numbers.isfinite().all())

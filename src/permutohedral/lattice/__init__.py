@@ -1,0 +1,1 @@
+"""Features, lattices, pyramids, and the checks and memory limits of building them."""

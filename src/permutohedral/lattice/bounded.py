@@ -1,0 +1,113 @@
+"""Lattices with a fixed number of rows, built without waiting for the GPU, so that CUDA graphs can capture them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from permutohedral.errors import InputError
+from permutohedral.lattice.lattice import Lattice
+from permutohedral.ops import operators
+from permutohedral.ops.contract import FusedFunctions
+from permutohedral.ops.dispatch import backend_name, primitives_for
+from permutohedral.ops.neighborhood import axis_offsets, neighborhood_of
+from permutohedral.ops.simplices import Simplices
+from permutohedral.ops.tensors import check_count, check_tensor
+
+
+class _IndexPoints(torch.autograd.Function):
+    """`index_points_bounded`, with the derivative of `index_points`."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, batch: Tensor | None, rows: int) -> tuple[Tensor, ...]:
+        backend = cast(FusedFunctions, primitives_for(features))
+        keys, vertices, barycentric, table, count = backend.index_points_bounded(features, batch, rows)
+        ctx.save_for_backward(features)
+        ctx.mark_non_differentiable(keys, vertices, table, count)
+        ctx.set_materialize_grads(False)
+        return keys, vertices, barycentric, table, count
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None, None]:
+        gradient = gradients[2]
+        return None if gradient is None else operators.embed_gradient(ctx.saved_tensors[0], gradient), None, None
+
+
+_index_points: Callable[[Tensor, Tensor | None, int], tuple[Tensor, ...]] = _IndexPoints.apply
+
+
+def build_bounded_lattice(
+    features: Tensor, max_lattice_points: int, neighborhood_size: int = 1, *, separable: bool = False
+) -> tuple[Lattice, Tensor]:
+    """Build a lattice on a GPU without waiting for it, for steps that are captured as a CUDA graph.
+
+    The lattice has `max_lattice_points` rows; those after the last lattice point are unused. The second result shows
+    whether they were enough, and also reports features that are not finite or exceed some thousand units.
+
+    Args:
+        features: float32 or float64 `[points, d]` or `[batch, points, d]`, at least one point; d at most 7.
+        max_lattice_points: room for the lattice points of all items together.
+        neighborhood_size: s, the reach of the filters in lattice steps.
+        separable: prepare for `gaussian_filter`'s separable method.
+
+    Returns:
+        The lattice, and int64 `[1]` on the GPU, the number of lattice points there are: if it is larger than
+        `max_lattice_points`, results on this lattice mean nothing.
+
+    Raises:
+        InputError: features of a wrong shape or dtype, or not on a GPU.
+
+    >>> import permutohedral as ph
+    >>> if torch.cuda.is_available():
+    ...     features = 5 * torch.rand(1000, 2, device="cuda")
+    ...     lattice, number = ph.build_bounded_lattice(features, 500)
+    ...     assert int(number) <= lattice.num_lattice_points == 500
+    """
+    items, points, dimension = _check_features(features)
+    check_count("max_lattice_points", max_lattice_points, least=1)
+    neighborhood = neighborhood_of(dimension, neighborhood_size)
+    batch = None
+    if items is not None:
+        # not cached: a graph keeps the tensors that are made while it is captured
+        item = torch.arange(items, dtype=torch.int32, device=features.device)
+        batch = item[:, None].expand(items, points).reshape(-1)
+    *simplices, number = _index_points(features.reshape(-1, dimension), batch, max_lattice_points)
+    source = Simplices(*simplices, bounded=True, backend=backend_name(features))
+
+    def find_neighbors(offsets: Tensor) -> Tensor:
+        found = operators.find_neighbors(source.keys, source.table, source.keys, offsets)
+        # the table also holds the lattice points beyond the last row
+        return found.masked_fill_(found >= max_lattice_points, -1)
+
+    lattice = Lattice(
+        dimension=dimension,
+        neighborhood_size=neighborhood_size,
+        source=source,
+        target=source,
+        neighbors=find_neighbors(neighborhood.offsets(features.device)),
+        axis_neighbors=find_neighbors(axis_offsets(dimension, features.device)) if separable else None,
+        batch_size=items,
+        points_per_item=(points, points),
+    )
+    return lattice, number
+
+
+def _check_features(features: Tensor) -> tuple[int | None, int, int]:
+    """Return the number of items or None, of points, and the dimension; raise if a lattice cannot be built."""
+    check_tensor("features", features)
+    if features.dim() not in (2, 3) or not 1 <= features.shape[-1] <= 7 or features.numel() == 0:
+        raise InputError(
+            "features must be [points, dimension] or [batch, points, dimension] with points in 1 to 7 dimensions, got "
+            f"shape {tuple(features.shape)}"
+        )
+    if features.dtype not in (torch.float32, torch.float64):
+        raise InputError(f"features must be float32 or float64, got {features.dtype}; convert with .float()")
+    if not hasattr(primitives_for(features), "index_points_bounded"):
+        raise InputError(
+            f"a bounded lattice is for GPUs, got features on {features.device}; build_lattice does not wait there"
+        )
+    items = features.shape[0] if features.dim() == 3 else None
+    return items, features.shape[-2], features.shape[-1]

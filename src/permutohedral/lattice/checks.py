@@ -1,0 +1,213 @@
+"""Checks of values and filters, and folding of batch axes into rows.
+
+The operators take rows, `[points, channels]` or `[lattice_points, channels]`. Items `[..., points, channels]` that
+share one lattice become further channels, `[points, items * channels]`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from permutohedral.errors import InputError
+from permutohedral.lattice.lattice import Lattice, build_lattice
+from permutohedral.lattice.memory import check_rows, is_negligible
+from permutohedral.ops import operators
+from permutohedral.ops.contract import accumulation_dtype
+from permutohedral.ops.neighborhood import count_taps
+from permutohedral.ops.simplices import Simplices
+from permutohedral.ops.tensors import check_tensor, refuse_torchscript
+from permutohedral.ops.tracing import wants_gradient
+
+METHODS = ("separable", "dense", "exact", "auto")
+# of the neighborhood that holds the whole Gaussian
+DENSE_SIZE = 2
+
+
+def count(leading: tuple[int, ...]) -> int:
+    """Return the number of items that share one lattice."""
+    product = 1
+    for extent in leading:
+        product *= extent
+    return product
+
+
+def check_values(values: Tensor, lattice: Lattice, name: str) -> None:
+    """Raise unless `values` fit the dtype and device of the lattice."""
+    refuse_torchscript()
+    if not isinstance(values, Tensor) or not values.is_floating_point():
+        kind = values.dtype if isinstance(values, Tensor) else type(values).__name__
+        how = "with .float()" if isinstance(values, Tensor) else "with torch.as_tensor"
+        raise InputError(f"{name} must be a floating tensor, got {kind}; convert {how}")
+    check_tensor(name, values)
+    if values.device != lattice.device:
+        raise InputError(f"{name} are on {values.device} but the lattice is on {lattice.device}; move one")
+    if accumulation_dtype(values.dtype) != lattice.dtype:
+        raise InputError(
+            f"{name} are {values.dtype} but the features of the lattice {lattice.dtype}; convert one (values of 16 "
+            "bits go with float32 features)"
+        )
+
+
+def check_method(method: str, halo: int, lattice: Lattice | None) -> None:
+    """Raise unless `method` is one of `gaussian_filter`'s, and halo and lattice fit it."""
+    if method not in METHODS:
+        raise InputError(f"method must be one of {', '.join(map(repr, METHODS))}, got {method!r}")
+    if lattice is not None and halo:
+        raise InputError("a given lattice has its halo already: pass halo to build_lattice instead")
+    if method == "exact" and (lattice is not None or halo):
+        raise InputError("the exact method has no lattice, and so no halo: give it features alone")
+    if lattice is not None and method == "dense" and lattice.neighborhood_size < DENSE_SIZE:
+        raise InputError(
+            "the dense method needs a lattice built with neighborhood_size=2, got one of "
+            f"{lattice.neighborhood_size}, which cuts the Gaussian off"
+        )
+    if lattice is not None and method == "dense" and lattice.dilation != 1:
+        raise InputError(f"the dense method needs a lattice without dilation, got one of {lattice.dilation}")
+
+
+def lattice_for(
+    features: Tensor | None,
+    target_features: Tensor | None,
+    lattice: Lattice | None,
+    neighborhood_size: int,
+    halo: int = 0,
+    separable: bool = False,
+) -> Lattice:
+    """Return the given lattice, or build one from the features; exactly one of both must be given."""
+    if lattice is not None:
+        if features is not None or target_features is not None:
+            raise InputError("give either features or a lattice built from them, not both")
+        return lattice
+    if features is None:
+        raise InputError("give features [points, d], or a lattice built from them")
+    return build_lattice(features, target_features, neighborhood_size, halo=halo, separable=separable)
+
+
+def check_points(values: Tensor, lattice: Lattice) -> None:
+    """Raise unless `values` are values at the source points of the lattice."""
+    check_values(values, lattice, "values")
+    if lattice.batch_size is not None:
+        expected = (lattice.batch_size, lattice.points_per_item[0])
+        if values.dim() != 3 or values.shape[:2] != expected:
+            raise InputError(
+                f"values must be [{expected[0]}, {expected[1]}, channels] for this lattice, got {tuple(values.shape)}"
+            )
+    elif values.dim() < 2 or values.shape[-2] != lattice.source.num_points:
+        points = lattice.source.num_points
+        raise InputError(f"values must be [..., {points}, channels] for this lattice, got {tuple(values.shape)}")
+
+
+def points_to_rows(values: Tensor, lattice: Lattice) -> tuple[Tensor, tuple[int, ...]]:
+    """Return values at source points as rows, and the leading axes that were folded into channels."""
+    check_points(values, lattice)
+    if lattice.batch_size is not None:
+        return values.reshape(lattice.source.num_points, values.shape[2]), ()
+    return _fold(values)
+
+
+def rows_to_points(rows: Tensor, lattice: Lattice, leading: tuple[int, ...]) -> Tensor:
+    """Return rows at target points with their batch axes."""
+    if lattice.batch_size is not None:
+        return rows.reshape(lattice.batch_size, lattice.points_per_item[1], rows.shape[1])
+    return unfold(rows, leading)
+
+
+def lattice_to_rows(lattice_values: Tensor, lattice: Lattice, simplices: Simplices) -> tuple[Tensor, tuple[int, ...]]:
+    """Return lattice values as rows, and the leading axes that were folded into channels."""
+    check_values(lattice_values, lattice, "lattice values")
+    if lattice_values.dim() < 2 or (
+        not torch.compiler.is_compiling() and lattice_values.shape[-2] != simplices.num_lattice_points
+    ):
+        which = "source" if simplices is lattice.source else "target"
+        raise InputError(
+            f"lattice values must be [..., {simplices.num_lattice_points}, channels], one row for each {which} lattice "
+            f"point, got {tuple(lattice_values.shape)}"
+        )
+    return _fold(lattice_values)
+
+
+def _fold(values: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """Fold `[..., rows, channels]` to `[rows, items * channels]`; no items become one of zeros."""
+    leading = tuple(values.shape[:-2])
+    if not leading:
+        return values, ()
+    if count(leading) == 0:
+        return values.new_zeros(values.shape[-2:]), leading
+    return values.reshape(count(leading), *values.shape[-2:]).transpose(0, 1).flatten(1), leading
+
+
+def unfold(rows: Tensor, leading: tuple[int, ...]) -> Tensor:
+    """Undo the folding of `leading` axes into channels."""
+    if not leading:
+        return rows
+    if count(leading) == 0:
+        return rows[None][:0].reshape(*leading, *rows.shape)
+    points, channels = rows.shape[0], rows.shape[1] // count(leading)
+    return rows.reshape(points, count(leading), channels).transpose(0, 1).reshape(*leading, points, channels)
+
+
+def check_weight(weight: Tensor, channels: int, rows: Tensor, lattice: Lattice) -> tuple[Tensor, int]:
+    """Return the filter as `[filter_size, in_channels / groups, out_channels]`, and the number of groups."""
+    check_tensor("weight", weight)
+    filter_size = lattice.neighbors.shape[0]
+    if weight.dim() not in (1, 3):
+        raise InputError(
+            "weight must be [filter_size, in_channels / groups, out_channels] or [filter_size], got "
+            f"{tuple(weight.shape)}"
+        )
+    if weight.shape[0] != filter_size:
+        d, s = lattice.dimension, lattice.neighborhood_size
+        fitting = [size for size in range(9) if count_taps(d, size) == weight.shape[0]]
+        hint = f"; {weight.shape[0]} taps belong to neighborhood_size={fitting[0]}" if fitting else ""
+        raise InputError(
+            f"weight has {weight.shape[0]} taps, but a neighborhood of size {s} in {d} dimensions has "
+            f"{filter_size}{hint}"
+        )
+    if weight.dtype != rows.dtype or weight.device != rows.device:
+        raise InputError(
+            f"weight is {weight.dtype} on {weight.device}, but the values are {rows.dtype} on {rows.device}; "
+            "convert one"
+        )
+    if weight.dim() == 1 and channels == 0:
+        return weight.new_empty(filter_size, 0, 0), 1
+    if weight.dim() == 1:
+        return weight[:, None, None].expand(-1, 1, channels), channels
+    in_channels, out_channels = weight.shape[1:]
+    # not by divmod, which torch.compile does not have for unknown sizes
+    groups, rest = (channels // in_channels, channels % in_channels) if in_channels else (0, 1)
+    if rest or groups < 1 or out_channels % groups:
+        raise InputError(
+            f"weight of shape {tuple(weight.shape)} does not fit values of {channels} channels: its second axis must "
+            "be in_channels / groups, and its third a multiple of groups"
+        )
+    return weight, groups
+
+
+def to_autocast(rows: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Cast as autocast does for torch.nn.functional.conv2d."""
+    if not torch.is_autocast_enabled(rows.device.type) or rows.dtype == torch.float64:
+        return rows, weight
+    dtype = torch.get_autocast_dtype(rows.device.type)
+    return rows.to(dtype), weight.to(dtype)
+
+
+def check_results(lattice: Lattice, out_channels: int, values: Tensor) -> None:
+    """Raise unless the splatted, convolved and sliced values of a learned filter fit the free memory."""
+    rows, target = lattice.source.keys.shape[0], lattice.target
+    target_rows = target.keys.shape[0] + target.vertices.shape[0]
+    if not is_negligible(rows * values.shape[-1] + target_rows * out_channels, values):
+        check_rows(rows, values.shape[-1], values)
+        check_rows(target_rows, out_channels, values)
+
+
+def has_no_gradient(values: Tensor, lattice: Lattice) -> bool:
+    """Return whether no derivative can be wanted."""
+    return not wants_gradient(values, lattice.source.barycentric, lattice.target.barycentric)
+
+
+def splat_density(lattice: Lattice) -> Tensor:
+    """Return the weight splatted onto each lattice point, `[lattice_points, 1]`."""
+    source = lattice.source
+    ones = source.barycentric.new_ones(source.num_points, 1)
+    return operators.splat(ones, source.vertices, source.barycentric, source.num_lattice_points)

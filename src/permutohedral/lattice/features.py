@@ -1,0 +1,375 @@
+"""Features out of images: where a pixel is and what it looks like, measured in standard deviations.
+
+A feature is a point of R^d. One unit of every feature is one standard deviation of the Gaussian, so each
+function here divides by a `sigma`. Pixels come in scan order, the last axis of the image fastest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from operator import index
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from permutohedral.errors import InputError
+from permutohedral.ops.composite import picture_features
+from permutohedral.ops.contract import Declined, accumulation_dtype
+from permutohedral.ops.tensors import check_count, check_tensor
+from permutohedral.ops.tracing import is_traced
+
+Sigma = float | Sequence[float] | np.ndarray | Tensor
+
+
+def position_features(
+    height: int,
+    width: int,
+    sigma: Sigma = 1.0,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Positions of the pixels of an image, (y, x), in the order of the image's own axes.
+
+    Args:
+        height: number of rows.
+        width: number of columns.
+        sigma: pixels per feature unit; one number, or one for y and one for x. A tensor may require gradients.
+        device: where the features live; torch's default if None.
+        dtype: floating dtype of the features; torch's default if None.
+
+    Returns:
+        `[height * width, 2]`, row `y * width + x` holding `(y / sigma, x / sigma)`.
+
+    >>> position_features(2, 3, sigma=2.0).tolist()
+    [[0.0, 0.0], [0.0, 0.5], [0.0, 1.0], [0.5, 0.0], [0.5, 0.5], [0.5, 1.0]]
+    """
+    check_count("height", height)
+    check_count("width", width)
+    return grid_features((height, width), sigma, device=device, dtype=dtype)
+
+
+def grid_features(
+    space: Sequence[int],
+    sigma: Sigma = 1.0,
+    *,
+    origin: Sequence[int] | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Positions of the samples of a signal, picture or volume, in the order of its axes.
+
+    Args:
+        space: extents of the grid, such as (depth, height, width).
+        sigma: samples per feature unit; one number, or one for each axis. A tensor may require gradients.
+        origin: position of the first sample, for a part of a larger grid; default: zeros.
+        device: where the features live; torch's default if None.
+        dtype: floating dtype of the features; torch's default if None.
+
+    Returns:
+        `[samples, axes]`, the last axis fastest.
+
+    >>> grid_features((1, 2, 2), sigma=2.0).tolist()
+    [[0.0, 0.0, 0.0], [0.0, 0.0, 0.5], [0.0, 0.5, 0.0], [0.0, 0.5, 0.5]]
+    """
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    if not dtype.is_floating_point:
+        raise InputError(f"position features need a floating dtype such as torch.float32, got {dtype}")
+    if not len(space):
+        raise InputError("space must have at least one axis, such as (height, width)")
+    return torch.cat(_positions(space, sigma, _first_sample(origin, len(space)), device, dtype), dim=-1).flatten(0, -2)
+
+
+def color_features(image: Tensor, sigma: Sigma = 1.0) -> Tensor:
+    """Colors (or any other channels) of the pixels of one image or a batch of images.
+
+    Args:
+        image: floating `[..., channels, height, width]`.
+        sigma: image values per feature unit; one number, or one for each channel. A tensor may require gradients.
+
+    Returns:
+        `[..., height * width, channels]`; gradients flow back to the image.
+
+    >>> image = torch.arange(12.0).reshape(3, 2, 2)
+    >>> color_features(image, sigma=2.0)[1].tolist()
+    [0.5, 2.5, 4.5]
+    """
+    check_image(image)
+    return in_units_of(image.flatten(-2).transpose(-1, -2), sigma)
+
+
+def opponent_colors(image: Tensor) -> Tensor:
+    """Rotate RGB to gray, red minus blue, and green minus both; distances are kept.
+
+    Brightness changes with light and shade, so colors separate objects more reliably. A guide of opponent colors with
+    `sigma_range=(0.2, 0.05, 0.05)` separates them better, on a smaller lattice, than RGB with 0.1.
+
+    Args:
+        image: float `[..., 3, *space]`, with two axes of space.
+
+    Returns:
+        The same shape: the orthonormal axes (1, 1, 1), (1, 0, -1) and (1, -2, 1).
+
+    >>> opponent_colors(torch.ones(3, 1, 1)).square().flatten().round().tolist()
+    [3.0, 0.0, 0.0]
+    """
+    check_tensor("image", image)
+    if image.dim() < 3 or image.shape[-3] != 3 or not image.is_floating_point():
+        raise InputError(
+            f"image must be floating [..., 3, height, width], got {image.dtype} of shape {tuple(image.shape)}"
+        )
+    red, green, blue = image.unbind(dim=-3)
+    gray = (red + green + blue) / 3**0.5
+    return torch.stack([gray, (red - blue) / 2**0.5, (red - 2 * green + blue) / 6**0.5], dim=-3)
+
+
+def join_features(*features: Tensor) -> Tensor:
+    """Put the features of the same points side by side.
+
+    Args:
+        *features: `[..., points, dimension]` each, with the same number of points, dtype and device. Their
+            batch axes broadcast, so positions `[points, 2]` join the colors `[batch, points, 3]` of a batch.
+
+    Returns:
+        `[..., points, sum of the dimensions]`.
+
+    >>> joined = join_features(position_features(4, 5, sigma=2.0), color_features(torch.rand(8, 3, 4, 5), sigma=0.1))
+    >>> joined.shape
+    torch.Size([8, 20, 5])
+    """
+    if not features:
+        raise InputError("join_features needs at least one tensor [..., points, dimension]")
+    first = features[0]
+    for part in features:
+        check_tensor("features", part)
+        if part.dim() < 2:
+            raise InputError(f"features must be [..., points, dimension], got the shape {tuple(part.shape)}")
+        if part.shape[-2] != first.shape[-2]:
+            raise InputError(f"features of different numbers of points, {first.shape[-2]} and {part.shape[-2]}")
+        if part.dtype != first.dtype or part.device != first.device:
+            raise InputError(
+                f"features must share dtype and device, got {first.dtype} on {first.device} and {part.dtype} on "
+                f"{part.device}; convert one of them with .to()"
+            )
+    try:
+        batch_shape = torch.broadcast_shapes(*(part.shape[:-2] for part in features))
+    except RuntimeError as error:
+        shapes = ", ".join(str(tuple(part.shape)) for part in features)
+        raise InputError(f"the batch axes of the features do not broadcast: {shapes}") from error
+    return torch.cat([part.expand(*batch_shape, *part.shape[-2:]) for part in features], dim=-1)
+
+
+def bilateral_features(
+    guide: Tensor,
+    sigma_space: Sigma,
+    sigma_range: Sigma,
+    *,
+    spatial_axes: int = 2,
+    origin: Sequence[int] | None = None,
+) -> Tensor:
+    """Position and color of every pixel, or voxel, in standard deviations.
+
+    Args:
+        guide: float `[..., channels, *space]`.
+        sigma_space: standard deviation over positions, in pixels; one number, or one for each axis.
+        sigma_range: standard deviation over colors, in units of the guide's values; one, or one for each channel.
+        spatial_axes: how many axes follow the channels: 1 for signals, 2 for pictures, 3 for volumes.
+        origin: position of the first pixel, for a part of a larger picture; default: zeros.
+
+    Returns:
+        float32 or float64 `[..., points, spatial_axes + channels]`: positions in the order of the axes, (y, x) for
+        pictures, then the channels.
+
+    >>> bilateral_features(torch.rand(3, 4, 5), 2.0, 0.1).shape
+    torch.Size([20, 5])
+    >>> bilateral_features(torch.rand(1, 2, 4, 5), 2.0, 0.1, spatial_axes=3).shape
+    torch.Size([40, 4])
+    """
+    check_image(guide, spatial_axes)
+    check_channels_first(guide, spatial_axes)
+    first = _first_sample(origin, spatial_axes)
+    if not isinstance(sigma_space, Tensor) and not isinstance(sigma_range, Tensor):
+        units = numbers_of(sigma_space, spatial_axes), numbers_of(sigma_range, guide.shape[-spatial_axes - 1])
+        fused = picture_features.fuse((guide,), lambda: (*units, first))
+        if not isinstance(fused, Declined):
+            return fused
+    wide = guide.to(accumulation_dtype(guide.dtype))
+    items, space = wide.shape[: -spatial_axes - 1], wide.shape[-spatial_axes:]
+    places = _positions(space, sigma_space, first, wide.device, wide.dtype)
+    colors = in_units_of(wide.movedim(-spatial_axes - 1, -1), sigma_range)
+    features = torch.cat([*(place.expand(*items, *space, 1) for place in places), colors], dim=-1)
+    return features.flatten(-spatial_axes - 1, -2)
+
+
+def _positions(
+    space: Sequence[int],
+    sigma: Sigma,
+    first: Sequence[int],
+    device: torch.device | str | None,
+    dtype: torch.dtype,
+) -> list[Tensor]:
+    """The coordinate along each axis in standard deviations, `[*space, 1]`; views, which take no memory."""
+    axes, lines = len(space), []
+    for axis, (start, extent, unit) in enumerate(zip(first, space, _units(sigma, axes, dtype), strict=True)):
+        line = _divide(torch.arange(start, start + extent, device=device, dtype=dtype), unit)
+        lines.append(line.reshape(-1, *[1] * (axes - axis)).expand(*space, 1))
+    return lines
+
+
+def _first_sample(origin: Sequence[int] | None, axes: int) -> Sequence[int]:
+    """The position of the first sample, a number for each axis."""
+    if origin is None:
+        return (0,) * axes
+    if len(origin) != axes:
+        raise InputError(f"origin must have a number for each of {axes} axes, got {len(origin)}")
+    try:
+        return tuple(map(index, origin))
+    except TypeError as error:
+        raise InputError(f"origin must be whole numbers of samples, got {origin!r}") from error
+
+
+def _units(sigma: Sigma, axes: int, dtype: torch.dtype) -> Sequence[float | Tensor]:
+    """`sigma` of each axis; those of a tensor keep their derivatives."""
+    if not isinstance(sigma, Tensor):
+        return numbers_of(sigma, axes)
+    if sigma.dim() > 1 or sigma.numel() not in (1, axes):
+        raise InputError(f"sigma must be one number or one for each of {axes}, got {tuple(sigma.shape)}")
+    units = _positive_tensor(sigma).to(dtype)
+    # torch.compile sums the gradients of expand() and unbind() wrongly
+    return [units.reshape(())] * axes if units.numel() == 1 else units.unbind()
+
+
+def check_image(image: Tensor, spatial_axes: int = 2) -> None:
+    """Raise unless `image` is floating and `[..., channels, *space]`, with `spatial_axes` axes of space.
+
+    >>> check_image(torch.rand(3, 480, 640))
+    """
+    check_tensor("image", image)
+    check_count("spatial_axes", spatial_axes, least=1)
+    if image.dim() <= spatial_axes:
+        raise InputError(
+            f"image must be [..., channels, {space_in_words(spatial_axes)}], got the shape {tuple(image.shape)}; "
+            f"give a gray image one channel with image.unsqueeze({-spatial_axes - 1})"
+        )
+    if not image.dtype.is_floating_point:
+        raise InputError(
+            f"image must be floating, got {image.dtype}; convert it, for instance with image.float() / 255, "
+            "and state sigma in the same units"
+        )
+
+
+def check_channels_first(guide: Tensor, spatial_axes: int = 2) -> None:
+    """Raise for an image `[height, width, channels]`, whose rows would be taken for channels.
+
+    >>> check_channels_first(torch.rand(3, 480, 640))
+    """
+    many, few = 32, 4
+    channels = -spatial_axes - 1
+    if spatial_axes > 1 and guide.dim() > spatial_axes and guide.shape[channels] > many and guide.shape[-1] <= few:
+        space = space_in_words(spatial_axes)
+        raise InputError(
+            f"an image must be [..., channels, {space}], got {tuple(guide.shape)}, which looks like [{space}, "
+            f"channels]; bring the channels forward with image.movedim(-1, {channels})"
+        )
+
+
+def check_guide(guide: Tensor, image: Tensor, spatial_axes: int = 2) -> None:
+    """Raise unless `guide` belongs to `image`, both `[..., channels, *space]`.
+
+    >>> check_guide(torch.rand(1, 480, 640), torch.rand(2, 3, 480, 640))
+    """
+    check_tensor("guide", guide)
+    if guide.shape[-spatial_axes:] != image.shape[-spatial_axes:]:
+        raise InputError(
+            f"guide and image must have one {space_in_words(spatial_axes, ' and ')}, got {tuple(guide.shape)} "
+            f"and {tuple(image.shape)}"
+        )
+    items = guide.shape[: -spatial_axes - 1]
+    if items and items != image.shape[: -spatial_axes - 1]:
+        raise InputError(
+            "a guide with batch axes must have those of the image, got "
+            f"{tuple(items)} and {tuple(image.shape[: -spatial_axes - 1])}"
+        )
+
+
+def space_in_words(axes: int, last: str = ", ") -> str:
+    """Return the names of the axes of space, with `last` before the last one.
+
+    >>> space_in_words(3, " and ")
+    'depth, height and width'
+    """
+    if axes not in (2, 3):
+        return "length" if axes == 1 else "*space"
+    return ("depth, " if axes == 3 else "") + f"height{last}width"
+
+
+def in_units_of(features: Tensor, sigma: Sigma) -> Tensor:
+    """`features [..., dimension]` divided by `sigma`, which is one number or `[dimension]`.
+
+    >>> in_units_of(torch.tensor([[2.0, 3.0]]), (2.0, 1.0)).tolist()
+    [[1.0, 3.0]]
+    """
+    dimension = features.shape[-1]
+    if isinstance(sigma, Tensor):
+        if sigma.dim() > 1 or sigma.numel() not in (1, dimension):
+            raise InputError(f"sigma must be one number or one for each of {dimension}, got {tuple(sigma.shape)}")
+        return features / _positive_tensor(sigma).to(features.dtype)
+    numbers = numbers_of(sigma, dimension)
+    if len(set(numbers)) == 1:
+        return _divide(features, numbers[0])
+    return features / torch.tensor(numbers, dtype=features.dtype, device=features.device)
+
+
+def _divide(features: Tensor, unit: float | Tensor) -> Tensor:
+    """Rounded to nearest on every device: torch multiplies with the inverse of a plain number on a GPU, and its last
+    place may put a point on the other side of a face.
+    """
+    return features / (unit if isinstance(unit, Tensor) else features.new_full((), unit))
+
+
+def numbers_of(sigma: Sigma, dimension: int) -> list[float]:
+    """`sigma` as a positive number for each of `dimension` axes; a tensor is read.
+
+    >>> numbers_of(2.0, 3)
+    [2.0, 2.0, 2.0]
+    """
+    numbers = read_numbers(sigma)
+    if len(numbers) not in (1, dimension):
+        raise InputError(f"sigma must be one number or one for each of {dimension}, got {len(numbers)}")
+    if not all(math.isfinite(number) and number > 0 for number in numbers):
+        raise InputError(f"sigma must be positive and finite, got {sigma}")
+    return numbers * dimension if len(numbers) == 1 else numbers
+
+
+def _positive_tensor(sigma: Tensor) -> Tensor:
+    """The tensor, once it is known to be positive and finite."""
+    fits = (sigma > 0) & (sigma < torch.inf)
+    if is_traced() or sigma.device.type != "cpu":
+        # it stays unread: a learned sigma must not stop compilation or wait for a GPU; no lattice takes NaN
+        return torch.where(fits, sigma, torch.nan)
+    if not bool(fits.all()):
+        raise InputError(f"sigma must be positive and finite, got {sigma.tolist()}")
+    return sigma
+
+
+def read_numbers(sigma: Sigma) -> list[float]:
+    """The numbers that were given, one or several, of any sign.
+
+    >>> read_numbers((1, 2.5))
+    [1.0, 2.5]
+    """
+    if isinstance(sigma, (int, float)) and not isinstance(sigma, bool):
+        return [float(sigma)]
+    try:
+        given = np.asarray(sigma.tolist() if isinstance(sigma, Tensor) else sigma)
+        # NumPy would read texts, too, take yes for one, and drop what is imaginary
+        if given.size and given.dtype.kind in "USbc":
+            raise ValueError("no number")
+        given = given.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"sigma must be one number or one for each dimension, got {sigma!r}") from error
+    if given.ndim > 1:
+        raise InputError(f"sigma must be one number or one for each dimension, got an array of shape {given.shape}")
+    return [float(number) for number in given.reshape(-1)]

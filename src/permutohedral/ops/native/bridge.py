@@ -1,0 +1,149 @@
+"""Calls of the compiled core: tensors are passed as DLPack capsules, contiguous and outside of autograd.
+
+torch makes a capsule in an eighth of the time that the core takes to ask for one.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import dlpack
+
+from permutohedral.errors import BackendUnavailable, InputError
+from permutohedral.ops.contract import accumulation_dtype
+
+try:
+    from permutohedral import _native as _native
+except ImportError as error:
+    raise BackendUnavailable(
+        f"the compiled core is installed but cannot be loaded: {error}; reinstall permutohedral, or choose "
+        'use_backend("reference")'
+    ) from error
+
+to_dlpack: Any = dlpack.to_dlpack  # type: ignore[attr-defined]
+# environment variable: how much freed memory the core keeps for the next calls, in megabytes
+KEPT_MEMORY_VARIABLE = "PERMUTOHEDRAL_KEPT_MEMORY"
+# named in every call: torch.set_default_device may have set another
+CPU = torch.device("cpu")
+
+
+def limit_kept_memory(setting: str | None = None) -> None:
+    """Keep at most `setting` megabytes of freed memory; default: the environment variable, if it is set.
+
+    >>> limit_kept_memory("512")
+    """
+    setting = os.environ.get(KEPT_MEMORY_VARIABLE) if setting is None else setting
+    if setting is None:
+        return
+    if not setting.isdecimal():
+        raise InputError(f"{KEPT_MEMORY_VARIABLE} must be a number of megabytes, got {setting!r}")
+    _native.limit_kept_memory(int(setting) << 20)
+
+
+limit_kept_memory()
+
+
+class _DlpackModule:
+    """Call functions of the core with tensors, also in tuples and lists, converted to DLPack capsules.
+
+    Args:
+        module: holds the functions.
+        dtype: of floating tensors, which are converted to it; None leaves them.
+    """
+
+    def __init__(self, module: object, dtype: torch.dtype | None) -> None:
+        self._module, self._dtype = module, dtype
+
+    def __getattr__(self, name: str) -> Any:
+        found, dtype = getattr(self._module, name), self._dtype
+
+        def call(*arguments: Any) -> Any:
+            # the core borrows the tensors, which stay alive here until it returns
+            lent = [_make_plain(each, dtype) for each in arguments]
+            return found(*[_to_capsules(each) for each in lent])
+
+        # found without this method from now on
+        setattr(self, name, call)
+        return call
+
+
+def _make_plain(argument: Any, dtype: torch.dtype | None) -> Any:
+    if isinstance(argument, Tensor):
+        return plain(argument, dtype)
+    if isinstance(argument, tuple | list):
+        return [_make_plain(each, dtype) for each in argument]
+    return argument
+
+
+def _to_capsules(argument: Any) -> Any:
+    if isinstance(argument, Tensor):
+        return to_dlpack(argument)
+    return [_to_capsules(each) for each in argument] if isinstance(argument, list) else argument
+
+
+# the functions of keys and neighbors
+key_core: Any = _DlpackModule(_native, None)
+_float32: Any = _DlpackModule(_native.float32, torch.float32)
+_float64: Any = _DlpackModule(_native.float64, torch.float64)
+
+
+def core(dtype: torch.dtype) -> Any:
+    """Return the kernels for values of `dtype`."""
+    return _float64 if dtype == torch.float64 else _float32
+
+
+def plain(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the tensor contiguous, detached, without a lazy sign, and in `dtype` if it is floating."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.is_neg():
+        tensor = tensor.resolve_neg()
+    if tensor.dtype is not dtype and dtype is not None and tensor.is_floating_point():
+        tensor = tensor.to(dtype)
+    if tensor.is_contiguous() or tensor.dim() != 2 or not tensor.mT.is_contiguous() or not tensor.is_floating_point():
+        return tensor.contiguous()
+    # the planes of an image, viewed as points
+    rows = empty(tensor.shape, tensor.dtype)
+    core(tensor.dtype).interleave(tensor.mT, rows, threads(tensor.numel()))
+    return rows
+
+
+def empty(shape: tuple[int, ...] | torch.Size, dtype: torch.dtype) -> Tensor:
+    """Return an uninitialized tensor. The core keeps the memory of large ones when they are freed."""
+    if math.prod(shape) * dtype.itemsize < _native.LEAST_KEPT_BYTES:
+        return torch.empty(shape, dtype=dtype, device=CPU)
+    return dlpack.from_dlpack(_native.allocate(list(shape), dtype.is_floating_point, 8 * dtype.itemsize))
+
+
+def threads(work: int) -> int:
+    """Return the number of threads for `work` elements: waking others costs more than a small sum."""
+    return torch.get_num_threads() if work > 1 << 14 else 1
+
+
+def run_kernel(kernel: str, shape: tuple[int, ...] | torch.Size, work: int, first: Tensor, *others: Any) -> Tensor:
+    """Return the result of a kernel that sums products of its operands; without elements the sum is zero.
+
+    Args:
+        kernel: takes the operands, its result, and the number of threads.
+        shape: of the result.
+        work: number of elements that are added.
+        first, others: operands; the result is accumulated and rounded according to the dtype of the first.
+    """
+    dtype = accumulation_dtype(first.dtype)
+    out = empty(shape, dtype)
+    if _is_empty((first, *others)):
+        out.zero_()
+    elif out.numel() > 0:
+        getattr(core(dtype), kernel)(first, *others, out, threads(work))
+    return out.to(first.dtype)
+
+
+def _is_empty(operands: tuple[Any, ...]) -> bool:
+    return any(
+        each.numel() == 0 if isinstance(each, Tensor) else isinstance(each, tuple) and _is_empty(each)
+        for each in operands
+    )
