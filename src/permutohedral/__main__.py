@@ -1,4 +1,4 @@
-"""`permutohedral` and `python -m permutohedral`: start the command line, or say what it lacks."""
+"""Entry point of `permutohedral` and `python -m permutohedral`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import sys
 from types import FrameType
 
-# as shells count: 128 and the number of the signal
+# by the convention of shells: 128 plus the number of the signal
 INTERRUPTED = 130
 
 
@@ -21,21 +21,21 @@ def main() -> None:
         try:
             _run()
         finally:
-            # now, and not while the interpreter ends, where an error would be a traceback
+            # an error while the interpreter ends would print a traceback
             sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except OSError as error:
         _explain_output(error)
     finally:
-        # all is written; while the interpreter ends, an exception would be a traceback that nobody can catch
+        # everything is written; an exception while the interpreter ends would print a traceback
         if signal.getsignal(signal.SIGINT) is _interrupt:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _run() -> None:
     try:
-        import typer  # noqa: F401  (only asked whether it is there)
+        import typer  # noqa: F401  (check that it is installed)
     except ModuleNotFoundError:
         sys.exit("permutohedral: the command line needs an extra: pip install 'permutohedral[cli,images]'")
     from permutohedral.cli.application import application
@@ -44,19 +44,19 @@ def _run() -> None:
 
 
 def _explain_output(error: OSError) -> None:
-    """Tell why stdout takes nothing more; commands explain errors of files themselves, and raise others to be seen."""
+    """Print why stdout cannot be written; errors of files are handled by the commands."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE):
         raise error
-    # what is still in the buffer would fail once more when the interpreter ends
+    # the rest of the buffer would fail again when the interpreter ends
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    # who stopped reading wants no message
+    # a closed pipe needs no message
     if error.errno != errno.EPIPE:
         print(f"error: cannot write to stdout: {error.strerror}; send it elsewhere", file=sys.stderr)
     sys.exit(1)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """End at once while a module is being imported: there the exception may get lost, or become another one."""
+    """Exit immediately during an import, which could swallow or replace the exception."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             os._exit(INTERRUPTED)

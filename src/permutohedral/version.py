@@ -1,3 +1,3 @@
-"""The one place that states the version; `pyproject.toml` reads it from here."""
+"""Version of the package, which `pyproject.toml` reads."""
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"

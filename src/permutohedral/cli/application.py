@@ -1,45 +1,25 @@
-"""The `permutohedral` command: its groups of commands, in order.
-
-Torch and everything that draws is imported by the command that needs it.
-"""
+"""The `permutohedral` command. Each command imports torch and other heavy libraries when it runs."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
-from permutohedral.cli import backends, benchmark, clouds, figures, guided, pictures, playground, reproduce
+from permutohedral.cli import arrays, backends, clouds, images, playground
+from permutohedral.cli.shared import handle_errors
 from permutohedral.version import __version__
 
-# as a reader of the help meets them: what one came for first, what explains it last
-_ORDER = (
-    *("filter", "denoise", "segment", "upsample", "solve", "colorize", "smooth-points", "segment-points"),
-    *("train-points", "demo", "playground", "figure", "reproduce", "benchmark", "backends"),
-)
+_HELP = """Filters on the permutohedral lattice, for images, arrays and point clouds.
 
+Start with 'permutohedral demo'; every command has --help. Results go to stdout, progress and errors to stderr. If
+stdout is not a terminal, only requested output is printed.
 
-class _Ordered(TyperGroup):
-    """Lists the commands in the order above, wherever they were added."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(
-            super().list_commands(ctx), key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER)
-        )
-
-
-_HELP = """Filters on the permutohedral lattice: edge-aware, learned, at any points.
-
-Start with 'permutohedral demo'; every command explains itself with --help. Results go to stdout, progress and
-errors to stderr, and where stdout is not a terminal only what was asked for is printed.
-
-Exit codes: 0 done; 1 the request cannot be fulfilled, and a message says why; 2 the command line makes no sense;
-130 interrupted with Ctrl-C.
+Exit codes: 0 done; 1 failed, with the reason on stderr; 2 usage error; 130 interrupted with Ctrl-C.
 """
 
 application = typer.Typer(
-    cls=_Ordered,
     help=_HELP,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -60,21 +40,28 @@ def _main(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Collect the options that stand before every command."""
+    """Declare the options before a command."""
 
 
-application.command("filter")(pictures.filter_pictures)
-application.command()(pictures.denoise)
-application.command()(pictures.segment)
-application.command()(guided.upsample)
-application.command()(guided.solve)
-application.command()(guided.colorize)
-application.command("smooth-points")(clouds.smooth_points)
-application.command("segment-points")(clouds.segment_points)
-application.command("train-points")(clouds.train_points)
-application.command()(pictures.demo)
+def demo(
+    output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the figures.")] = Path("out"),
+    steps: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Training steps.")] = 150,
+) -> None:
+    """Filter a photo, train a filter, compare all denoisers.
+
+    Takes less than a minute. The photos come with scikit-image. Needs the extras cli and images.
+
+    Example: permutohedral demo --output out
+    """
+    with handle_errors():
+        from permutohedral.cli.demo import run
+
+        run(output, steps)
+
+
+application.add_typer(images.image, name="image", help="Filter, denoise, segment, upsample and color images.")
+application.add_typer(clouds.cloud, name="cloud", help="Smooth, segment and learn point clouds.")
+application.add_typer(arrays.array, name="array", help="Filter arrays of any size.")
 application.command()(playground.playground)
-figures.add_to(application)
-reproduce.add_to(application)
-application.command()(benchmark.benchmark)
+application.command()(demo)
 application.command()(backends.backends)

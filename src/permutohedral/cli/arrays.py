@@ -1,4 +1,4 @@
-"""What commands share that work on data beyond memory: where their tasks run, and going on after an interruption."""
+"""Commands for arrays of any size, and options for work on Dask workers."""
 
 from __future__ import annotations
 
@@ -10,61 +10,76 @@ from typing import Annotated
 
 import typer
 
-from permutohedral.cli.shared import positive
-from permutohedral.errors import InputError
+from permutohedral.cli.shared import Json, call_job, handle_errors, positive
 
-WorkerCount = Annotated[
-    int, typer.Option("--workers", min=0, metavar="NUMBER", help="Processes to start; 0: this one does it.")
-]
-Memory = Annotated[str | None, typer.Option(metavar="SIZE", help="Limit of a worker's memory, such as 2GiB.")]
-Scheduler = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Of a Dask cluster that does it instead.")]
-Physical = Annotated[
-    bool, typer.Option("--physical", help="--sigma-space is in the units of an OME-Zarr, not samples.")
-]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with what was interrupted.")]
+array = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+Workers = Annotated[int, typer.Option(min=0, metavar="NUMBER", help="Worker processes; 0 computes in this one.")]
+Memory = Annotated[str | None, typer.Option(metavar="SIZE", help="Memory limit per worker, such as 2GiB.")]
+Scheduler = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Address of an existing Dask scheduler.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted command.")]
 
 
-def parse_sigmas(text: str) -> tuple[float, ...]:
-    """Positive numbers between commas.
-
-    >>> parse_sigmas("1,2.5,2.5")
-    (1.0, 2.5, 2.5)
-    """
+def parse_sigmas(text: str) -> str:
+    """Check that an option is a positive number, or several with commas between."""
     try:
-        numbers = tuple(float(part) for part in text.split(","))
+        for part in text.split(","):
+            positive(float(part))
     except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is no number, or numbers between commas") from error
-    return tuple(positive(number) for number in numbers)
-
-
-def check_sigmas(text: str) -> str:
-    """The callback of an option that `parse_sigmas` takes."""
-    parse_sigmas(text)
+        raise typer.BadParameter(f"{text!r} is not a number, or numbers with commas between") from error
     return text
 
 
+@array.command("filter")
 def filter_array(
-    sources: list[Path],
-    output: Path,
-    sigmas: tuple[tuple[float, ...], float],
-    axes: str | None,
-    running: tuple[int, str | None, str | None],
-    options: tuple[bool, bool],
-    as_json: bool,
+    input: Annotated[Path, typer.Argument(metavar="INPUT", help="Zarr array, OME-Zarr or TIFF of any size.")],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Zarr store to write; ends with .zarr.")],
+    sigma_space: Annotated[
+        str, typer.Option(callback=parse_sigmas, metavar="SAMPLES", help="Bandwidth in space; 1,2,2 sets each axis.")
+    ] = "8.0",
+    sigma_color: Annotated[
+        float,
+        typer.Option(callback=positive, metavar="NUMBER", help="Bandwidth in values; for integers, white is 1."),
+    ] = 0.1,
+    axes: Annotated[
+        str | None,
+        typer.Option(metavar="LETTERS", help="ZYX, CYX, TZYX, ...: T times, C channels.", show_default="as stored"),
+    ] = None,
+    physical: Annotated[
+        bool, typer.Option("--physical", help="Take --sigma-space in the units of an OME-Zarr, not in samples.")
+    ] = False,
+    workers: Workers = 0,
+    memory: Memory = None,
+    scheduler: Scheduler = None,
+    resume: Resume = False,
+    as_json: Json = False,
 ) -> None:
-    """Filter one array into a store, and tell about it; `options` are those to go on, and for physical bandwidths."""
-    from permutohedral.arrays import bilateral
-    from permutohedral.arrays.workers import Workers
+    """Smooth arrays of any size and keep edges.
 
-    if len(sources) != 1:
-        raise InputError("arrays are filtered one by one: give one INPUT, and OUTPUT")
-    started = time.perf_counter()
-    tiling = bilateral.filter_array(sources[0], output, *sigmas, axes, Workers(*running), *options)
-    seconds = time.perf_counter() - started
-    shape, tiles = tiling.source.shape, sum(1 for _ in tiling.indices())
-    if as_json:
-        told = {"input": str(sources[0]), "output": str(output), "shape": shape, "axes": tiling.source.axes}
-        typer.echo(json.dumps([{**told, "tiles": tiles, "seconds": round(seconds, 3)}], indent=2))
-    elif sys.stdout.isatty():
-        extents = " x ".join(map(str, shape))
-        typer.echo(f"{sources[0]} -> {output}: {extents} ({tiling.source.axes}), {tiles} tiles in {seconds:.1f} s")
+    Filters tile by tile; the result equals the filter of the whole array. OUTPUT has the axes, dtype, chunks and
+    compression of INPUT, and appears when it is complete. Needs the extras cli and dask.
+
+    Example: permutohedral array filter volume.zarr smooth.zarr --sigma-space 1,2,2 --workers 4 --memory 2GiB
+    """
+    with handle_errors():
+        started = time.perf_counter()
+        result = call_job(
+            "filter_array",
+            input=input,
+            output=output,
+            sigma_space=[float(part) for part in sigma_space.split(",")],
+            sigma_color=sigma_color,
+            axes=axes,
+            physical=physical,
+            workers=workers,
+            memory=memory,
+            scheduler=scheduler,
+            resume=resume,
+        )
+        seconds = time.perf_counter() - started
+        if as_json:
+            report = {"input": str(input), "output": str(output), "shape": result.shape, "axes": result.axes}
+            typer.echo(json.dumps([{**report, "tiles": result.num_tiles, "seconds": round(seconds, 3)}], indent=2))
+        elif sys.stdout.isatty():
+            shape = " x ".join(map(str, result.shape))
+            typer.echo(f"{input} -> {output}: {shape} ({result.axes}), {result.num_tiles} tiles in {seconds:.1f} s")

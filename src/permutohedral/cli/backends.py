@@ -1,4 +1,4 @@
-"""The command `backends`."""
+"""The command `permutohedral backends`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from typing import Any
 
 import typer
 
-from permutohedral.cli.shared import Json, explained
+from permutohedral.cli.shared import Json, handle_errors
 from permutohedral.version import __version__
 
 
 def backends(as_json: Json = False) -> None:
-    """Tell which backends run here, and why.
+    """List the backends that run here, with reasons.
+
+    Needs the extra cli.
 
     Example: permutohedral backends --json
     """
-    with explained():
+    with handle_errors():
         report = _describe_backends()
         if as_json:
             typer.echo(json.dumps(report, indent=2))
@@ -34,7 +36,7 @@ def backends(as_json: Json = False) -> None:
 
 
 def _hanging(start: str, text: str) -> str:
-    """`text` beside `start`, wrapped on a terminal and in one line elsewhere."""
+    """Return `text` after `start`, wrapped on a terminal."""
     if not sys.stdout.isatty():
         return start + text
     columns = shutil.get_terminal_size().columns
@@ -51,7 +53,7 @@ def _describe_backends() -> dict[str, Any]:
     for device in present:
         chosen = choose_backend(device).name
         devices[device] = [
-            {"name": backend.name, "chosen": backend.name == chosen, "reason": backend.refusal(device)}
+            {"name": backend.name, "chosen": backend.name == chosen, "reason": backend.blocker(device)}
             for backend in all_backends()
         ]
     return {

@@ -1,4 +1,4 @@
-"""The commands for point clouds: `smooth-points`, `segment-points` and `train-points`."""
+"""Commands for point clouds."""
 
 from __future__ import annotations
 
@@ -9,35 +9,67 @@ from typing import Annotated
 
 import typer
 
-from permutohedral.cli.arrays import Memory, Resume, Scheduler, WorkerCount
-from permutohedral.cli.shared import Json, explained, positive
+from permutohedral.cli.arrays import Memory, Resume, Scheduler, Workers
+from permutohedral.cli.shared import Json, call_job, handle_errors, positive
+from permutohedral.errors import InputError
 
-Accelerator = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or gpu.")]
+cloud = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+Device = Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or cuda.")]
 
 
-def segment_points(
-    source: Annotated[Path, typer.Argument(metavar="INPUT", help="A .laz, .las, .ply or .npz file, in meters.")],
-    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="A copy with the classes, of the same format.")],
+@cloud.command("smooth")
+def smooth_cloud(
+    input: Annotated[Path, typer.Argument(metavar="INPUT", help=".laz or .las file of any size.")],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Smoothed copy, .laz or .las.")],
+    sigma_space: Annotated[
+        float, typer.Option(callback=positive, metavar="NUMBER", help="Bandwidth, in units of the coordinates.")
+    ] = 1.0,
+    field: Annotated[
+        str, typer.Option(metavar="NAME", help="What to smooth: position, or a field such as intensity.")
+    ] = "position",
+    workers: Workers = 0,
+    memory: Memory = None,
+    scheduler: Scheduler = None,
+    resume: Resume = False,
+) -> None:
+    """Smooth the positions of laser scans, or another field.
+
+    Replaces each value by the Gaussian mean of the points around. Everything else in the file is kept. Overwrites
+    OUTPUT atomically. Needs the extras cli and clouds.
+
+    Example: permutohedral cloud smooth scan.laz smooth.laz --sigma-space 2.0
+
+    Example: permutohedral cloud smooth scan.laz smooth.laz --field intensity --workers 4 --memory 2GiB
+    """
+    options = locals()
+    with handle_errors():
+        count = call_job("smooth_cloud", **options)
+        if sys.stdout.isatty():
+            typer.echo(f"{input} -> {output}: {count:,} points")
+
+
+@cloud.command("segment")
+def segment_cloud(
+    input: Annotated[Path, typer.Argument(metavar="INPUT", help=".laz, .las, .ply or .npz file, in meters.")],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Copy with the classes, of the same format.")],
     model: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A network that train-points wrote.", show_default="the one that is shipped"),
+        typer.Option(metavar="FILE", help="Model that 'cloud train' wrote.", show_default="the model of the package"),
     ] = None,
-    picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the classes from above here.")] = None,
-    accelerator: Accelerator = "auto",
+    image: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the classes from above.")] = None,
+    device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Find ground, vegetation and buildings in laser scans.
 
-    For airborne scans of any size: the last coordinate is up, and positions are in meters. The classes go into
-    the standard field, as 2, 5 and 6; everything else in the file stays. OUTPUT is replaced if it exists, and never
-    half-written.
+    For airborne scans of any size, in meters, the last coordinate up. Writes the classes 2, 5 and 6 of the LAS
+    standard, and keeps everything else in the file. Overwrites OUTPUT atomically. Needs the extras cli and clouds.
 
-    Example: permutohedral segment-points scan.laz classified.laz --picture classes.png
+    Example: permutohedral cloud segment scan.laz classified.laz --image classes.png
     """
-    with explained():
-        from permutohedral.clouds.segment import segment_file
-
-        counts = segment_file(source, output, model, picture, accelerator)
+    with handle_errors():
+        counts = call_job("segment_cloud", input=input, output=output, model=model, image=image, device=device)
         if as_json:
             typer.echo(json.dumps(counts, indent=2))
         elif sys.stdout.isatty():
@@ -45,91 +77,63 @@ def segment_points(
             typer.echo(", ".join(f"{name} {100 * number / total:.1f} %" for name, number in counts.items()))
 
 
-def train_points(  # noqa: PLR0913 (one parameter for each option)
-    sources: Annotated[
+@cloud.command("train")
+def train_cloud(
+    inputs: Annotated[
         list[Path], typer.Argument(metavar="INPUT...", help="Classified .laz, .las, .ply or .npz files, in meters.")
     ],
-    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="The network, a .safetensors file.")],
+    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Model to write, a .safetensors file.")],
     point_class: Annotated[
         list[str] | None,
         typer.Option(
             "--class",
             metavar="NAME=NUMBERS",
-            help="A class and its numbers in the files; may be repeated. The last number is what is written.",
+            help="Class and its numbers in the files; repeatable. 'cloud segment' writes the last number.",
             show_default="ground=2 vegetation=3,4,5 building=6",
         ),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Updates of the weights.")] = 1500,
-    crops: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Crops in a step.")] = 8,
+    crops: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Crops per step.")] = 8,
     start: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Go on from the weights of this network of as many classes.")
+        Path | None, typer.Option(metavar="FILE", help="Start from this model, with as many classes.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, metavar="NUMBER", help="Of weights and crops.")] = 0,
-    accelerator: Accelerator = "auto",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted training.")] = False,
+    device: Device = "auto",
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the checkpoint of this output.")] = False,
 ) -> None:
-    """Train a network for segment-points on files of your own.
+    """Train a model for 'cloud segment' on your own files.
 
-    Points of other classes are seen, and neither learned nor counted. Keep a file aside, and compare what
-    segment-points makes of it. OUTPUT is replaced if it exists, and never half-written; checkpoints lie beside it.
+    Points of other classes are part of the input but do not count. Keep a file for testing. Overwrites OUTPUT
+    atomically; checkpoints are in OUTPUT.checkpoint. Needs the extras cli and clouds.
 
-    Example: permutohedral train-points one.laz two.laz network.safetensors --class road=11 --class other=2,3,4,5,6
+    Example: permutohedral cloud train one.laz two.laz model.safetensors --class road=11 --class other=2,3,4,5,6
     """
-    with explained():
-        from permutohedral.experiments.lidar.own_files import OwnTraining, train_on_files
-        from permutohedral.experiments.training import RunOptions
-
-        training = OwnTraining(parse_classes(point_class), steps, crops, start, seed)
-        folder = output.with_name(output.name + ".training")
-        options = RunOptions(folder, None, accelerator, 1, resume, progress=sys.stderr.isatty())
-        accuracy = train_on_files(sources, output, training, options)
-        typer.echo(f"{100 * accuracy:.1f} % of the classified points it was trained on are right", err=True)
-
-
-def smooth_points(  # noqa: PLR0913 (one parameter for each option)
-    source: Annotated[Path, typer.Argument(metavar="INPUT", help="A .laz or .las file of any size.")],
-    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="A copy of it, .laz or .las.")],
-    sigma: Annotated[
-        float, typer.Option(callback=positive, metavar="NUMBER", help="Bandwidth, in units of the coordinates.")
-    ] = 1.0,
-    field: Annotated[
-        str, typer.Option(metavar="NAME", help="What is smoothed: position, or a field such as intensity.")
-    ] = "position",
-    workers: WorkerCount = 0,
-    memory: Memory = None,
-    scheduler: Scheduler = None,
-    resume: Resume = False,
-) -> None:
-    """Smooth the points of laser scans, or what they measured.
-
-    Each point, or one field of it, becomes the Gaussian mean of those around. The file is read in chunks, and
-    everything else in it stays. OUTPUT is replaced if it exists, and never half-written.
-
-    Example: permutohedral smooth-points scan.laz smooth.laz --sigma 2.0
-
-    Example: permutohedral smooth-points scan.laz smooth.laz --field intensity --workers 4 --memory 2GiB
-    """
-    with explained():
-        from permutohedral.arrays.workers import Workers
-        from permutohedral.clouds.smooth import smooth_file
-
-        count = smooth_file(source, output, sigma, field, Workers(workers, memory, scheduler), resume)
-        if sys.stdout.isatty():
-            typer.echo(f"{source} -> {output}: {count:,} points")
+    with handle_errors():
+        accuracy = call_job(
+            "train_cloud",
+            inputs=inputs,
+            output=output,
+            classes=parse_classes(point_class),
+            num_steps=steps,
+            num_crops=crops,
+            start=start,
+            seed=seed,
+            device=device,
+            resume=resume,
+        )
+        typer.echo(f"{100 * accuracy:.1f} % of the classified training points are right", err=True)
 
 
 def parse_classes(given: list[str] | None) -> dict[str, tuple[int, ...]] | None:
-    """The numbers of each class by its name, from NAME=NUMBERS; None if none is given.
+    """Parse NAME=NUMBERS; return the numbers of each class by name, or None without any.
 
     >>> parse_classes(["road=11", "tree=4,5"])
     {'road': (11,), 'tree': (4, 5)}
     """
-    from permutohedral.errors import InputError
-
     classes: dict[str, tuple[int, ...]] = {}
     for entry in given or ():
         name, _, numbers = entry.partition("=")
         if not name or not all(part.isdecimal() for part in numbers.split(",")) or name in classes:
-            raise InputError(f"--class takes NAME=NUMBERS once for each name, such as tree=4,5, got {entry!r}")
+            raise InputError(f"--class is {entry!r}; pass NAME=NUMBERS, such as tree=4,5, each name once")
         classes[name] = tuple(int(part) for part in numbers.split(","))
     return classes or None

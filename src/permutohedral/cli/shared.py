@@ -1,34 +1,37 @@
-"""What the commands share: errors as messages, and options of the same name and meaning."""
+"""Parts that commands share: error messages, progress bars, reports and options."""
 
 from __future__ import annotations
 
+import json
 import math
+import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from permutohedral.errors import InputError, PermutohedralError
 
+if TYPE_CHECKING:
+    from permutohedral.files.settings import Progress
+
 _EXTRA_OF_MODULE = {
-    **dict.fromkeys(("PIL", "skimage", "matplotlib", "safetensors", "tifffile"), "images"),
-    **dict.fromkeys(("pytorch_lightning", "pooch", "scipy", "yaml"), "experiments"),
+    **dict.fromkeys(("PIL", "skimage", "matplotlib", "safetensors", "tifffile", "imagecodecs"), "images"),
     **dict.fromkeys(("laspy", "lazrs", "plyfile"), "clouds"),
     **dict.fromkeys(("nicegui", "fastapi", "starlette", "uvicorn"), "playground"),
-    **dict.fromkeys(("dask", "distributed", "zarr"), "dask"),
+    **dict.fromkeys(("dask", "distributed", "zarr", "filelock"), "dask"),
     "rich": "cli",
 }
-
-
-# stdin as an input, stdout as an output; pictures.files has the same, and loads torch
+# stdin as an input, stdout as an output
 STREAM = Path("-")
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """Turn errors that the user can fix into one line on stderr and exit code 1."""
+def handle_errors() -> Iterator[None]:
+    """Print errors that the user can fix as one line on stderr, and exit with code 1."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -46,22 +49,75 @@ def _fail(message: str) -> None:
     raise typer.Exit(1)
 
 
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """Yield a progress callback that draws a bar on stderr if it is a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
+        # the bar pulses until there is progress
+        task = bar.add_task("", total=None)
+
+        def report(done: float, total: float, stage: str) -> None:
+            bar.update(task, description=stage, completed=done, total=total if done > 0 else None)
+
+        yield report
+
+
+def call_job(name: str, **options: Any) -> Any:
+    """Call a function of `permutohedral.files` with a progress bar, print its warnings, and return its result."""
+    from permutohedral import files
+
+    with warnings.catch_warnings(), progress_bar() as progress:
+        warnings.showwarning = lambda message, *_: typer.echo(f"note: {message}", err=True)
+        return getattr(files, name)(**options, progress=progress)
+
+
+def run_batch(name: str, options: dict[str, Any], printed: bool = False) -> None:
+    """Call a function of `permutohedral.files` on a batch of files, and report the results.
+
+    Args:
+        name: the function.
+        options: the parameters of the command: the arguments of the function, `as_json` to print JSON, and optionally
+            `backend` to force one.
+        printed: print a line for each file even if stdout is not a terminal.
+
+    Raises:
+        typer.Exit: with code 1 if a file failed.
+    """
+    as_json, backend = options.pop("as_json"), options.pop("backend", None)
+    to_stdout = options["output"] == STREAM
+    with handle_errors():
+        if to_stdout and as_json:
+            raise InputError("an image and JSON cannot both go to stdout; name a file for the image")
+        if to_stdout and sys.stdout.isatty():
+            raise InputError("the image would go to the terminal; redirect stdout, or name a file")
+        import permutohedral as ph
+
+        with ph.use_backend(backend):
+            results = call_job(name, errors="report", **options)
+    if as_json:
+        typer.echo(json.dumps([result.as_json() for result in results], indent=2))
+    elif printed or sys.stdout.isatty():
+        for result in results:
+            typer.echo(result.describe(), err=to_stdout)
+    for result in results:
+        for note in result.notes():
+            typer.echo(f"note: {note}", err=True)
+    failed = [result.error for result in results if result.error is not None]
+    for error in failed:
+        typer.echo(f"error: {error}", err=True)
+    if failed:
+        raise typer.Exit(1)
+
+
 def positive(value: float) -> float:
-    """The callback of an option that must be a positive number."""
+    """Check that an option is a positive number."""
     if not (math.isfinite(value) and value > 0):
         raise typer.BadParameter("must be positive and finite")
     return value
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-SigmaSpace = Annotated[float, typer.Option(callback=positive, metavar="PIXELS", help="Bandwidth in space.")]
-SigmaRange = Annotated[
-    float,
-    typer.Option(
-        "--sigma-range",
-        "--sigma-color",
-        callback=positive,
-        metavar="NUMBER",
-        help="Bandwidth in color; black is 0 and white is 1.",
-    ),
-]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

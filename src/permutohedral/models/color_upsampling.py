@@ -1,4 +1,4 @@
-"""Color brought to the size of a gray picture by a learned filter, with weights that come with the package."""
+"""Learned upsampling of colors to the size of a gray image, with shipped weights."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from permutohedral.nn import BilateralUpsample2d
 
 
 class ColorUpsampler(nn.Module):
-    """Colors of every few pixels, and the gray of all, to a picture in color (Jampani, Kiefel and Gehler 2016).
+    """Color a gray image from the colors of few pixels (Jampani, Kiefel and Gehler, 2016).
 
-    The filter has d = 3: position and gray. Besides red, green and blue it sees the gray of the pixels that have a
-    color, and mixes them. Without training it is the Gaussian.
+    The filter runs over position and gray (d = 3), and mixes the colors and the gray of the colored pixels. Without
+    training it is the Gaussian.
 
     Args:
-        sigma_space: bandwidth in distances between pixels that have a color.
-        sigma_range: bandwidth over gray, white being 1.
+        sigma_space: bandwidth in distances between colored pixels.
+        sigma_range: bandwidth in gray; white is 1.
         neighborhood_size: s of the filter.
 
     Shape:
-        coarse `[..., 3, h, w]`, the pixels at floor(i N / n), as `image[::factor, ::factor]` keeps them; gray
-        `[..., 1, height, width]`, the mean of red, green and blue, with or without one batch axis as coarse has it.
+        coarse `[..., 3, h, w]`, the pixels at floor(i N / n), such as `image[::factor, ::factor]`; gray
+        `[..., 1, height, width]`, the mean of red, green and blue. Both may have one batch axis.
 
     >>> image = torch.rand(3, 16, 24)
     >>> ColorUpsampler()(image[:, ::8, ::8], image.mean(dim=0, keepdim=True)).shape
@@ -43,7 +43,7 @@ class ColorUpsampler(nn.Module):
         )
 
     def settings(self) -> dict[str, Any]:
-        """What it was made with."""
+        """Return the arguments of the constructor."""
         return {
             "sigma_space": self.filter.sigma_space,
             "sigma_range": self.filter.sigma_range,
@@ -51,7 +51,7 @@ class ColorUpsampler(nn.Module):
         }
 
     def forward(self, coarse: Tensor, gray: Tensor) -> Tensor:
-        """The picture `[..., 3, height, width]`."""
+        """Return the color image `[..., 3, height, width]`."""
         height, width = gray.shape[-2:]
         kept = Grids((coarse.shape[-2], coarse.shape[-1]), (height, width), "point").observe(gray)
         mixed: Tensor = self.filter(torch.cat([coarse, kept], dim=-3), gray)
@@ -59,10 +59,10 @@ class ColorUpsampler(nn.Module):
 
 
 def load_color_upsampler(factor: int, path: Path | None = None) -> ColorUpsampler:
-    """The upsampler that was trained for one pixel of `factor` along each axis: 2, 4, 8 or 16.
+    """Load the upsampler that was trained for a factor of 2, 4, 8 or 16.
 
     Raises:
-        InputError: there is none for this factor.
+        InputError: there are no weights for this factor.
 
     >>> load_color_upsampler(8).filter.sampling
     'point'
@@ -72,14 +72,14 @@ def load_color_upsampler(factor: int, path: Path | None = None) -> ColorUpsample
     with safe_open(path or _shipped_file(), "pt") as file:
         options = json.loads(file.metadata()["factors"])
         if str(factor) not in options:
-            raise InputError(f"there are weights for the factors {', '.join(options)}, not for {factor}")
+            raise InputError(f"factor must be one of {', '.join(options)}, got {factor}")
         model = ColorUpsampler(**options[str(factor)])
         model.load_state_dict({name: file.get_tensor(f"{factor}/{name}") for name in model.state_dict()})
     return model.eval()
 
 
 def save_color_upsamplers(models: Mapping[int, ColorUpsampler], path: Path) -> None:
-    """Write models by factor into one file of weights, as `load_color_upsampler` reads them."""
+    """Write models by factor to one file of weights for `load_color_upsampler`."""
     from safetensors.torch import save_file
 
     tensors, options = {}, {}
@@ -91,4 +91,4 @@ def save_color_upsamplers(models: Mapping[int, ColorUpsampler], path: Path) -> N
 
 
 def _shipped_file() -> Path:
-    return Path(__file__).resolve().parents[1] / "weights" / "upsampling.safetensors"
+    return Path(__file__).resolve().parent / "weights" / "upsampling.safetensors"

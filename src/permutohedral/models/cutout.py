@@ -1,4 +1,4 @@
-"""Cutting an object out of a photograph: mixtures of colors, and a dense conditional random field over them."""
+"""Foreground of a photo from a trimap: color mixtures and a dense CRF over their energies."""
 
 from __future__ import annotations
 
@@ -11,29 +11,32 @@ from torch.nn.functional import max_pool2d
 
 import permutohedral as ph
 from permutohedral.errors import InputError
-from permutohedral.models.color_mixture import fit_mixture
 
 BACKGROUND, FOREGROUND = 0, 1
-# distances from unknown pixels are taken in blocks of so many pixels
+# extent in pixels of the blocks in which distances are measured
 _BLOCK = 8
-# what the label costs that a pixel is known not to have
+# energy of a label that a known pixel does not have
 _KNOWN = 50.0
+# white is 1; a level of an 8-bit file is about the square root
+_MIN_VARIANCE = 1e-5
+# sample of colors to fit
+_MAX_COLORS = 2000
 
 
 @dataclass(frozen=True)
 class CutoutSettings:
-    """How the parts of the field are weighted.
+    """Weights of the field.
 
     Attributes:
         colors: weight of the energies of the colors.
-        foreground: what being foreground costs an unknown pixel besides.
+        foreground: additional energy of foreground at unknown pixels.
         sigma_space: of the bilateral kernel, in pixels.
-        sigma_range: of the bilateral kernel, white being 1.
+        sigma_range: of the bilateral kernel; white is 1.
         bilateral: weight of the bilateral kernel.
         sigma_near: of the spatial kernel, in pixels.
         near: weight of the spatial kernel.
-        steps: of the mean field.
-        rounds: how often the colors are estimated; after the first time from the result of the round before.
+        steps: mean-field iterations.
+        rounds: estimates of the colors, after the first one from the previous result.
     """
 
     colors: float = 0.01
@@ -49,12 +52,12 @@ class CutoutSettings:
 
 @dataclass(frozen=True)
 class Trimap:
-    """What is known of a photograph, all bool `[height, width]`.
+    """Known pixels of a photo, all bool `[height, width]`.
 
     Attributes:
-        background: known, and used to learn its colors.
-        foreground: known; may be empty.
-        unknown: what is to be decided. Pixels that are none of these are background.
+        background: known background, whose colors are fitted.
+        foreground: known foreground; may be empty.
+        unknown: pixels to decide. Pixels in none of the three are background.
     """
 
     background: Tensor
@@ -63,13 +66,13 @@ class Trimap:
 
 
 def cut_out(photo: Tensor, trimap: Trimap, settings: CutoutSettings, colors: Tensor | None = None) -> Tensor:
-    """The probability of being foreground, float32 `[height, width]`.
+    """Return the probability of foreground, float32 `[height, width]`.
 
     Args:
         photo: `[3, height, width]` between 0 and 1.
-        trimap: what is known.
-        settings: how to weight it.
-        colors: `color_energies` of the first round, if they are known already.
+        trimap: the known pixels.
+        settings: weights of the field.
+        colors: `color_energies` of the first round, computed if None.
 
     >>> photo = torch.zeros(3, 20, 20)
     >>> photo[:, 5:15, 5:15] = 1
@@ -94,14 +97,12 @@ def cut_out(photo: Tensor, trimap: Trimap, settings: CutoutSettings, colors: Ten
 
 
 def first_foreground(trimap: Trimap) -> Tensor:
-    """The pixels whose colors are those of the foreground at the beginning: the known ones, else all unknown ones."""
+    """Return the first estimate of the foreground: the known pixels, or else all unknown ones."""
     return trimap.foreground if bool(trimap.foreground.any()) else trimap.unknown
 
 
 def near_unknown(unknown: Tensor, distance: float) -> Tensor:
-    """Pixels that are unknown, or not much farther from one than `distance`: bool `[height, width]`.
-
-    Known pixels farther away hardly matter.
+    """Return pixels up to about `distance` from an unknown one, bool `[height, width]`.
 
     >>> near_unknown(torch.eye(40, dtype=torch.bool)[:1], 5.0).sum().item()
     16
@@ -114,7 +115,7 @@ def near_unknown(unknown: Tensor, distance: float) -> Tensor:
 
 
 def kernels_of(photo: Tensor, near: Tensor, settings: CutoutSettings) -> list[ph.crf.Kernel]:
-    """The spatial and the bilateral kernel over the pixels of `near`, bool `[height, width]`."""
+    """Return the spatial and the bilateral kernel over the pixels of `near`, bool `[height, width]`."""
     chosen = near.flatten()
     height, width = near.shape
     positions = ph.position_features(height, width, settings.sigma_near, device=photo.device, dtype=photo.dtype)
@@ -126,15 +127,15 @@ def kernels_of(photo: Tensor, near: Tensor, settings: CutoutSettings) -> list[ph
 
 
 def color_energies(photo: Tensor, trimap: Trimap, foreground: Tensor) -> Tensor:
-    """What the color of each unknown pixel costs as background and as foreground: float32 `[2, height, width]`.
+    """Return energies of background and foreground at unknown pixels by color, float32 `[2, height, width]`.
 
     Args:
         photo: `[3, height, width]`.
-        trimap: the colors of its background are those of the background.
-        foreground: bool `[height, width]`, the pixels whose colors are those of the foreground.
+        trimap: the known pixels.
+        foreground: bool `[height, width]`, current estimate of the foreground.
     """
     if not bool(trimap.background.any()) or not bool(foreground.any()):
-        raise InputError("the trimap marks no background, or leaves nothing to be the foreground")
+        raise InputError("trimap has no background, or no unknown or foreground pixels; mark both")
     colors = photo.permute(1, 2, 0)
     behind = trimap.background | (trimap.unknown & ~foreground if bool((trimap.unknown & foreground).any()) else False)
     mixtures = [fit_mixture(colors[behind]), fit_mixture(colors[foreground])]
@@ -145,14 +146,102 @@ def color_energies(photo: Tensor, trimap: Trimap, foreground: Tensor) -> Tensor:
 
 
 def energies_of(colors: Tensor, trimap: Trimap, weight: float | Tensor, foreground: float | Tensor) -> Tensor:
-    """The energies of a field `[2, height, width]`: those of the colors where a pixel is unknown.
+    """Return the unary energies `[2, height, width]` of known and unknown pixels.
 
     Args:
         colors: from `color_energies`.
-        trimap: what is known.
+        trimap: the known pixels.
         weight: of the colors.
-        foreground: what being foreground costs besides.
+        foreground: additional energy of foreground.
     """
     known = torch.stack([trimap.foreground, ~trimap.foreground & ~trimap.unknown]).to(colors.dtype)
     weighted = torch.stack([weight * colors[BACKGROUND], weight * colors[FOREGROUND] + foreground])
     return torch.where(trimap.unknown, weighted, _KNOWN * known)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Mixture of Gaussians over colors.
+
+    Attributes:
+        log_factors: `[components]`, log density of each component at its mean.
+        means: `[components, channels]`.
+        whitening: `[components, channels, channels]`; differences from the mean times this have unit variance.
+    """
+
+    log_factors: Tensor
+    means: Tensor
+    whitening: Tensor
+
+    def log_density(self, colors: Tensor) -> Tensor:
+        """Return the log density `[colors]` of `[colors, channels]`."""
+        return self.log_components(colors).logsumexp(dim=1)
+
+    def log_components(self, colors: Tensor) -> Tensor:
+        """Return the log density of each component, `[colors, components]`."""
+        # one matrix product for all components
+        components, channels = self.means.shape
+        shifts = (self.means[:, None] @ self.whitening).reshape(1, -1)
+        whitened = colors @ self.whitening.permute(1, 0, 2).reshape(channels, -1) - shifts
+        return self.log_factors - whitened.reshape(-1, components, channels).square().sum(dim=2) / 2
+
+
+def fit_mixture(colors: Tensor, components: int = 5, steps: int = 5) -> Mixture:
+    """Fit a mixture by expectation maximization; the start is deterministic.
+
+    Args:
+        colors: `[colors, channels]`, at least one.
+        components: number of Gaussians with full covariances.
+        steps: iterations.
+
+    >>> colors = torch.linspace(0, 0.1, 50)[:, None] + torch.tensor([0.0, 1.0])[:, None, None]
+    >>> fit_mixture(colors.reshape(-1, 1), components=2).means.flatten()
+    tensor([0.0500, 1.0500])
+    """
+    stride = max(1, math.ceil(len(colors) / _MAX_COLORS))
+    some = colors[::stride].double()
+    shares = torch.nn.functional.one_hot(split_clusters(some, components), components).double()
+    mixture = _maximize(some, shares)
+    for _ in range(steps):
+        mixture = _maximize(some, mixture.log_components(some).softmax(dim=1))
+    parts = (mixture.log_factors, mixture.means, mixture.whitening)
+    return Mixture(*(part.to(colors.dtype) for part in parts))
+
+
+def split_clusters(colors: Tensor, clusters: int) -> Tensor:
+    """Return the cluster of each color, `[colors]`; the longest cluster is split at its mean repeatedly.
+
+    >>> split_clusters(torch.tensor([[0.0], [0.1], [5.0], [5.1]]), 2).tolist()
+    [0, 0, 1, 1]
+    """
+    members = torch.zeros(len(colors), dtype=torch.long)
+    for new in range(1, clusters):
+        lengths, axes, means = [], [], []
+        for cluster in range(new):
+            inside = colors[members == cluster]
+            means.append(inside.mean(dim=0) if len(inside) else torch.zeros_like(colors[0]))
+            centered = inside - means[-1]
+            values, vectors = torch.linalg.eigh(centered.T @ centered)
+            lengths.append(float(values[-1]))
+            # the sign of an eigenvector is arbitrary
+            axes.append(vectors[:, -1] * torch.where(vectors[:, -1].sum() < 0, -1.0, 1.0))
+        longest = max(range(new), key=lengths.__getitem__)
+        beyond = (colors - means[longest]) @ axes[longest] > 0
+        members[(members == longest) & beyond] = new
+    return members
+
+
+def _maximize(colors: Tensor, shares: Tensor) -> Mixture:
+    """Return the mixture for the given shares `[colors, components]`."""
+    masses = shares.sum(dim=0).clamp_min(1e-9)
+    means = shares.T @ colors / masses[:, None]
+    products = (colors[:, :, None] * colors[:, None]).flatten(1)
+    channels = colors.shape[1]
+    second = (shares.T @ products / masses[:, None]).reshape(-1, channels, channels)
+    covariances = second - means[:, :, None] * means[:, None]
+    covariances = covariances + _MIN_VARIANCE * torch.eye(channels, dtype=colors.dtype)
+    factors = torch.linalg.cholesky(covariances)
+    whitening = torch.linalg.inv(factors).mT
+    logs = factors.diagonal(dim1=1, dim2=2).log().sum(dim=1)
+    log_factors = (masses / masses.sum()).log() - logs - channels / 2 * math.log(2 * math.pi)
+    return Mixture(log_factors, means, whitening)

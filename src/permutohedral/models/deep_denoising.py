@@ -1,9 +1,7 @@
-"""A deep denoiser of spatial and permutohedral convolutions, beyond the paper.
+"""Deep denoiser of spatial and permutohedral convolutions, beyond the paper.
 
-Spatial convolutions, on the pixels and on coarser grids, see what is near. Between them, permutohedral ones exchange
-values among pixels that lie near *and* look alike, where "alike" is learned: the features of the lattice are an
-embedding that the network computes from what it has already denoised, and gradients flow into it. Without
-permutohedral blocks it is a plain residual network: the baseline.
+Permutohedral blocks exchange values between pixels that are near in position and in a learned embedding of the hidden
+values. Without them the network is a plain residual network, the baseline.
 """
 
 from __future__ import annotations
@@ -15,18 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from permutohedral.bounded_lattice import build_bounded_lattice
 from permutohedral.errors import InputError
-from permutohedral.features import join_features
 from permutohedral.filters.steps import convolve, slice, splat
-from permutohedral.lattice import Lattice, build_lattice
-from permutohedral.neighborhood import gaussian_weight
+from permutohedral.lattice.bounded import build_bounded_lattice
+from permutohedral.lattice.features import join_features
+from permutohedral.lattice.lattice import Lattice, build_lattice
+from permutohedral.ops.neighborhood import gaussian_weight
 
 Origin = tuple[float, float]
 
 
 class SpatialBlock(nn.Module):
-    """x + convolution(relu(convolution(x))), of 3x3 filters.
+    """Compute x + convolution(relu(convolution(x))) with 3x3 filters.
 
     >>> SpatialBlock(8)(torch.rand(1, 8, 4, 5)).shape
     torch.Size([1, 8, 4, 5])
@@ -37,32 +35,32 @@ class SpatialBlock(nn.Module):
         self.first = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.second = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         nn.init.normal_(self.first.weight, std=(2 / (9 * channels)) ** 0.5)
-        # a block starts near the identity, so that any number of them trains without normalization
+        # near the identity, so that many blocks train without normalization
         nn.init.normal_(self.second.weight, std=0.1 / (9 * channels) ** 0.5)
 
     @property
     def reach(self) -> int:
-        """How many grid points away values still change the result."""
+        """Reach of the result in grid points."""
         return 2
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """`[batch, channels, height, width]` to the same shape."""
+        """Map `[batch, channels, height, width]` to the same shape."""
         block: Tensor = hidden + self.second(F.relu(self.first(hidden)))
         return block
 
 
 class PermutohedralBlock(nn.Module):
-    """x + mix(relu(mean of the values that lie near and look alike)), over position and a learned embedding of x.
+    """Add mixed means over position and a learned embedding of x to x.
 
-    On the lattice, each channel is convolved with a filter of its own and divided by the number of pixels that the
-    Gaussian filter gathers there; a layer then mixes the channels, and knows how many pixels that were.
+    On the lattice, each channel is convolved with its own filter and divided by the Gaussian-filtered number of pixels.
+    A linear layer then mixes the channels and that number.
 
     Args:
         channels: of x.
-        lattice_channels: channels that travel over the lattice.
-        embedding_dimension: learned dimensions of the features, beside the two of position.
-        sigma_space: grid points per unit of the features: how far values travel.
-        extent: bound of the embedding; it bounds the number of lattice points.
+        lattice_channels: channels on the lattice.
+        embedding_dimension: learned dimensions of the features, in addition to the two of position.
+        sigma_space: grid points per unit of the features.
+        extent: bound of the embedding, which limits the number of lattice points.
 
     >>> PermutohedralBlock(8, lattice_channels=4)(torch.rand(1, 8, 6, 5)).shape
     torch.Size([1, 8, 6, 5])
@@ -91,12 +89,12 @@ class PermutohedralBlock(nn.Module):
         self.weight = nn.Parameter(self.gaussian[:, None, None].repeat(1, 1, lattice_channels))
         self.between = nn.Linear(lattice_channels + 1, lattice_channels)
         self.mix = nn.Linear(lattice_channels, channels, bias=False)
-        # hidden values are about as large as gray values, and a unit of features should tell some of them apart
+        # hidden values are about as large as gray values; one unit of features separates some of them
         nn.init.normal_(self.embed.weight, std=12 / channels**0.5)
         nn.init.normal_(self.mix.weight, std=0.1 / lattice_channels**0.5)
 
     def features(self, rows: Tensor, size: tuple[int, int], origin: Origin = (0, 0)) -> Tensor:
-        """Position and bounded embedding of every grid point.
+        """Return position and bounded embedding of every grid point.
 
         Args:
             rows: hidden values, `[batch, height * width, channels]`.
@@ -113,7 +111,7 @@ class PermutohedralBlock(nn.Module):
         return join_features(position / self.sigma_space, self.extent * torch.tanh(embedded / self.extent))
 
     def forward(self, hidden: Tensor, origin: Origin = (0, 0)) -> Tensor:
-        """`[batch, channels, height, width]` to the same shape; the first grid point lies at `origin` (y, x)."""
+        """Map `[batch, channels, height, width]` to the same shape; `origin` is (y, x) of the first grid point."""
         batch, channels, height, width = hidden.shape
         rows = hidden.permute(0, 2, 3, 1).reshape(batch, height * width, channels)
         lattice = self._build(self.features(rows, (height, width), origin))
@@ -123,8 +121,8 @@ class PermutohedralBlock(nn.Module):
 
     @property
     def reach(self) -> int:
-        """How many grid points away values still change the result."""
-        # into the lattice, over it and out of it: at most an edge of the simplex each time
+        """Reach of the result in grid points."""
+        # splat, convolve and slice each reach at most one edge of the simplex
         longest_edge = math.sqrt(3 / 8 * (self.embed.out_features + 3))
         return math.ceil(3 * longest_edge * self.sigma_space)
 
@@ -137,8 +135,8 @@ class PermutohedralBlock(nn.Module):
         return lattice
 
     def _exchange(self, values: Tensor, lattice: Lattice) -> Tensor:
-        """`[batch, points, lattice_channels]` to `[lattice_points, lattice_channels]`."""
-        # sums over many pixels, and counts of them, do not fit 16 bits
+        """Map `[batch, points, lattice_channels]` to `[lattice_points, lattice_channels]`."""
+        # sums and counts of many pixels do not fit 16 bits
         with torch.autocast(values.device.type, enabled=False):
             ones = values.new_ones((), dtype=torch.float32).expand(*values.shape[:-1], 1)
             splatted = splat(torch.cat([values.float(), ones], dim=-1), lattice)
@@ -151,16 +149,14 @@ class PermutohedralBlock(nn.Module):
 
 
 class Level(nn.Module):
-    """Blocks on one grid; between them, what the coarser grids of half the height and width add.
+    """Run blocks on one grid, before and after the coarser grid of half the height and width.
 
     Args:
-        channels: of the hidden images of this grid, then of each coarser one.
-        blocks: number of spatial blocks of each, before and again after what the coarser grids add; of the coarsest,
-            which has nothing to wait for, in all.
-        permutohedral_blocks: of each, how many of the spatial blocks after the coarser grids follow a permutohedral
-            one.
-        lattice: `lattice_channels`, `embedding_dimension` and `sigma_space` of the permutohedral blocks, the last in
-            grid points of this grid.
+        channels: of this grid, then of each coarser one.
+        blocks: spatial blocks of each grid, before and again after the coarser grid; the coarsest has them once.
+        permutohedral_blocks: of each grid, the number of later spatial blocks that follow a permutohedral one.
+        lattice: `lattice_channels`, `embedding_dimension` and `sigma_space` (in grid points of this grid) of the
+            permutohedral blocks.
     """
 
     def __init__(
@@ -187,7 +183,7 @@ class Level(nn.Module):
         self.after = nn.ModuleList(after)
 
     def forward(self, hidden: Tensor, origin: Origin) -> Tensor:
-        """`[batch, channels, height, width]` to the same shape; the first grid point lies at `origin` (y, x)."""
+        """Map `[batch, channels, height, width]` to the same shape; `origin` is (y, x) of the first grid point."""
         for block in self.before:
             hidden = block(hidden)
         if self.coarser is not None:
@@ -199,21 +195,20 @@ class Level(nn.Module):
 
     @property
     def reach(self) -> int:
-        """How many grid points away values still change the result."""
+        """Reach of the result in grid points."""
         coarser = 0 if self.coarser is None else 2 * self.coarser.reach + 1
         blocks = [*self.before, *self.after]
         return coarser + sum(block.reach for block in blocks if isinstance(block, (PermutohedralBlock, SpatialBlock)))
 
 
 class DeepDenoiser(nn.Module):
-    """Predicts the noise with residual blocks on one or several grids, and subtracts it.
+    """Predict the noise with residual blocks on one or several grids, and subtract it.
 
     Args:
-        channels: of the hidden images of each grid, from the pixels' own to the coarsest; each has half the height
-            and width of the one before.
-        blocks: spatial blocks of each grid, see `Level`.
-        permutohedral_blocks: permutohedral blocks of each grid; without them it is the plain spatial network.
-        repeats: how often the whole is applied, with the same weights.
+        channels: of each grid, the finest first; each grid has half the height and width of the previous one.
+        blocks: spatial blocks of each grid; see `Level`.
+        permutohedral_blocks: permutohedral blocks of each grid.
+        repeats: number of applications with the same weights.
         lattice_channels: see `PermutohedralBlock`.
         embedding_dimension: see `PermutohedralBlock`.
         sigma_space: pixels per unit of the features.
@@ -234,7 +229,7 @@ class DeepDenoiser(nn.Module):
     ) -> None:
         super().__init__()
         if not len(channels) == len(blocks) == len(permutohedral_blocks) >= 1:
-            raise InputError("channels, blocks and permutohedral_blocks each need one number for every grid")
+            raise InputError("channels, blocks and permutohedral_blocks must have one number per grid")
         for most, some in zip(blocks, permutohedral_blocks, strict=True):
             if not 0 <= some <= most:
                 raise InputError(f"permutohedral_blocks must lie between 0 and blocks = {most}, got {some}")
@@ -252,34 +247,33 @@ class DeepDenoiser(nn.Module):
 
     @property
     def reach(self) -> int:
-        """How many pixels away the input still changes the result."""
+        """Reach of the result in pixels."""
         return 2 + self.repeats * self.body.reach
 
     def bound_lattices(self, rows_per_point: float | None) -> None:
-        """Train with lattices that have room for `rows_per_point` lattice points per grid point.
+        """Limit lattices in training to `rows_per_point` lattice points per grid point; None removes the limit.
 
-        The host then never waits for their number, so a step can be captured as a CUDA graph. None, the default: with
-        any number of lattice points.
+        With a limit the host does not wait for the number of lattice points, so that CUDA graphs can be captured.
         """
         for block in self._permutohedral_blocks():
             block.rows_per_point = rows_per_point
 
     def lattice_fullness(self) -> float:
-        """Lattice points over the room for them in the fullest of all bounded lattices: above 1, some shared a row."""
+        """Return the largest ratio of lattice points to the limit; above 1, some shared a row."""
         return max([0.0, *(float(block.fullest) for block in self._permutohedral_blocks())])
 
     def _permutohedral_blocks(self) -> list[PermutohedralBlock]:
         return [block for block in self.modules() if isinstance(block, PermutohedralBlock)]
 
     def forward(self, noisy: Tensor, origin: tuple[int, int] = (0, 0)) -> Tensor:
-        """Denoise `noisy [batch, 1, height, width]`, whose first pixel lies at `origin` (y, x).
+        """Denoise `noisy [batch, 1, height, width]`; `origin` is (y, x) of the first pixel.
 
-        As part of a larger image it meets the same grids if `origin` is a multiple of `step`.
+        A tile lies on the grids of the whole image if `origin` is a multiple of `step`.
         """
         if noisy.dim() != 4 or noisy.shape[1] != 1:
             raise InputError(f"noisy must be gray images [batch, 1, height, width], got shape {tuple(noisy.shape)}")
         height, width = noisy.shape[-2:]
-        # whole grid points of the coarsest grid
+        # a multiple of the coarsest grid
         padded = F.pad(noisy, (0, -width % self.step, 0, -height % self.step), mode="replicate")
         # gray values around zero
         hidden = self.head(padded - 0.5)
@@ -287,12 +281,3 @@ class DeepDenoiser(nn.Module):
             hidden = self.body(hidden, origin)
         denoised: Tensor = noisy - self.tail(hidden)[..., :height, :width]
         return denoised
-
-
-def count_weights(model: nn.Module) -> int:
-    """Number of trained numbers.
-
-    >>> count_weights(nn.Linear(2, 3))
-    9
-    """
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

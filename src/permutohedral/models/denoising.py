@@ -1,7 +1,7 @@
-"""The denoisers of the paper's Table (b): one spatial filter, one filter on the lattice, or the sum of both.
+"""Denoisers of the paper's Table (b): a spatial filter, a filter on the lattice, or the sum of both.
 
-All map noisy gray images `[batch, 1, height, width]` to clean ones of the same shape, and are linear in their
-weights: the output is sum_k w_k r_k with `responses` r_k. Training is therefore a least-squares problem.
+All map noisy gray images `[batch, 1, height, width]` to the same shape. They are linear in their weights, sum_k w_k r_k
+with `responses` r_k, so training is a least-squares problem.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError
-from permutohedral.features import color_features, join_features, position_features
-from permutohedral.functional import permutohedral_filter
-from permutohedral.lattice import Lattice
+from permutohedral.filters.learned import permutohedral_filter
+from permutohedral.lattice.features import color_features, join_features, position_features
+from permutohedral.lattice.lattice import Lattice
 from permutohedral.nn import PermutohedralConvolution
 
 
 class LinearDenoiser(Protocol):
-    """What the denoisers of the paper have in common."""
+    """Interface of the denoisers of the paper."""
 
     def __call__(self, noisy: Tensor, origin: tuple[int, int] = (0, 0)) -> Tensor: ...
 
     def responses(self, noisy: Tensor) -> Tensor:
-        """What each weight is multiplied with: `[batch, weights, height, width]`."""
+        """Return the factor of each weight, `[batch, weights, height, width]`."""
         ...
 
     def weights(self) -> Tensor:
-        """All weights, `[weights]`, in the order of `responses`."""
+        """Return all weights `[weights]` in the order of `responses`."""
         ...
 
     def set_weights(self, weights: Tensor) -> None:
-        """Overwrite all weights, `[weights]`."""
+        """Set all weights `[weights]`."""
         ...
 
 
 class SpatialDenoiser(nn.Module):
-    """A spatial convolution with one filter: the paper's "CNN".
+    """Convolve with one spatial filter: the paper's "CNN".
 
     Args:
         size: width of the filter, odd; 5 has 25 weights.
-        padding_mode: what lies outside of the image, see `torch.nn.Conv2d`.
+        padding_mode: see `torch.nn.Conv2d`.
 
     >>> SpatialDenoiser()(torch.rand(1, 1, 8, 9)).shape
     torch.Size([1, 1, 8, 9])
@@ -60,7 +60,7 @@ class SpatialDenoiser(nn.Module):
         return F.pad(noisy, (margin,) * 4, mode=self.padding_mode)
 
     def forward(self, noisy: Tensor, origin: tuple[int, int] = (0, 0)) -> Tensor:
-        """Filter `noisy [batch, 1, height, width]`; a spatial filter does not depend on `origin`."""
+        """Filter `noisy [batch, 1, height, width]`; `origin` has no effect."""
         return F.conv2d(self._pad(_check(noisy)), self.weight)
 
     def responses(self, noisy: Tensor) -> Tensor:
@@ -76,16 +76,16 @@ class SpatialDenoiser(nn.Module):
 
 
 class PermutohedralDenoiser(nn.Module):
-    """A permutohedral convolution over position and noisy gray value: the paper's "PCNN".
+    """Convolve over position and noisy gray value: the paper's "PCNN".
 
-    It starts as the Gaussian bilateral filter ("PCNN Gauss") and can be trained. The output is divided by the
-    Gaussian filter of ones, whatever the weights, as the paper's authors do in their layer.
+    It starts as the Gaussian bilateral filter ("PCNN Gauss"). The output is divided by the Gaussian filter of ones for
+    any weights, as in the layer of the paper's authors.
 
     Args:
-        sigma_space: standard deviation of the Gaussian over positions, in pixels.
-        sigma_range: the same over gray values; white is 1.
-        neighborhood_size: reach of the filter; 2 has 65 weights.
-        learn_scale: train a factor for each of the three features, too.
+        sigma_space: standard deviation over positions, in pixels.
+        sigma_range: standard deviation over gray values; white is 1.
+        neighborhood_size: s of the filter; 2 has 65 weights.
+        learn_scale: also train a factor for each of the three features.
 
     >>> PermutohedralDenoiser()(torch.rand(1, 1, 8, 9)).shape
     torch.Size([1, 1, 8, 9])
@@ -112,11 +112,11 @@ class PermutohedralDenoiser(nn.Module):
         )
 
     def features(self, noisy: Tensor, origin: tuple[int, int] = (0, 0)) -> Tensor:
-        """Position and gray value of every pixel, in standard deviations: `[batch, height * width, 3]`.
+        """Return position and gray value in standard deviations, `[batch, height * width, 3]`.
 
         Args:
             noisy: `[batch, 1, height, width]`.
-            origin: (y, x) of the first pixel; a tile of a larger image then meets the same lattice as the whole.
+            origin: (y, x) of the first pixel, for a tile on the lattice of the whole image.
         """
         height, width = noisy.shape[-2:]
         shift = torch.tensor(origin, dtype=noisy.dtype, device=noisy.device)
@@ -130,7 +130,7 @@ class PermutohedralDenoiser(nn.Module):
         return filtered.transpose(1, 2).reshape(len(noisy), -1, *noisy.shape[-2:])
 
     def lattice(self, noisy: Tensor, origin: tuple[int, int] = (0, 0)) -> Lattice:
-        """The lattice under the pixels of `noisy`."""
+        """Build the lattice for the pixels of `noisy`."""
         return self.convolution.build_lattice(self.features(_check(noisy), origin))
 
     def responses(self, noisy: Tensor) -> Tensor:
@@ -151,7 +151,9 @@ class PermutohedralDenoiser(nn.Module):
 
 
 class CombinedDenoiser(nn.Module):
-    """The sum of a permutohedral and a spatial convolution: the paper's "PCNN + CNN". Starts as "PCNN Gauss".
+    """Sum a permutohedral and a spatial convolution: the paper's "PCNN + CNN".
+
+    It starts as "PCNN Gauss".
 
     Args:
         sigma_space: see `PermutohedralDenoiser`.

@@ -1,4 +1,4 @@
-"""Denoises pictures of any size, gray or color, with any level of noise, in bounded memory."""
+"""Denoising of gray or color images of any size and noise level, in bounded memory."""
 
 from __future__ import annotations
 
@@ -10,40 +10,32 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
+from permutohedral.lattice.features import opponent_colors
 from permutohedral.models.deep_denoising import DeepDenoiser
 from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
 from permutohedral.models.noise_level import estimate_noise
 from permutohedral.models.pretrained import DEFAULT_MODEL, choose_model, load_pretrained
 
-# less noise than rounding to 8 bits makes (0.29) is none
+# rounding to 8 bits causes 0.29 / 255
 NO_NOISE = 0.5 / 255
-# a filter of size 2 reaches 2.45 feature units from lattice point to lattice point, and a simplex 1.23 at either end
+# feature units: 2.45 for a filter of size 2, and 1.23 for a simplex at either end
 _REACH = 5.0
-# a deep network sees so far that small tiles would mostly be margin
+# deep networks have wide margins
 _TILE, _DEEP_TILE = 384, 768
-
-# gray, and two differences of colors: orthonormal, so the noise is the same in all three, and independent
-_OPPONENT = [
-    [1 / math.sqrt(3), 1 / math.sqrt(3), 1 / math.sqrt(3)],
-    [1 / math.sqrt(2), 0.0, -1 / math.sqrt(2)],
-    [1 / math.sqrt(6), -2 / math.sqrt(6), 1 / math.sqrt(6)],
-]
 
 
 @dataclass(frozen=True)
 class ImageDenoiser:
-    """Denoises pictures with a shipped model.
+    """Denoise images with a shipped model.
 
-    A picture is multiplied so that its noise is as strong as what the model was trained for (around the middle gray,
-    for deep networks). Color is denoised as gray and two differences of colors. Tiles overlap by the reach of the
-    model, so they leave no seams: every pixel comes out as if the picture had been denoised whole. The result lies no
-    further from the picture than the noise is strong, in the root mean square: what changes it by more, as a model may
-    that was trained for more noise, is reduced to that.
+    The image is scaled so that its noise has the strength that the model was trained for. Color is denoised in
+    opponent colors, which have independent noise of the same strength. Tiles overlap by the reach of the model, so
+    the result equals that of the whole image. The root mean square change is limited to the strength of the noise.
 
     Attributes:
-        model: "auto" or one of `shipped_models()`, see `choose_model`.
-        tile: height and width of a tile; default: larger for models of larger reach.
-        device: where to compute.
+        model: "auto" or one of `shipped_models()`; see `choose_model`.
+        tile: height and width of a tile; default by model.
+        device: torch device.
 
     >>> ImageDenoiser()(torch.rand(3, 40, 50), sigma=25 / 255).shape
     torch.Size([3, 40, 50])
@@ -59,36 +51,36 @@ class ImageDenoiser:
         choose_model(self.model)
 
     def choose(self, channels: int, sigma: float) -> str:
-        """The name of the model for a picture with this number of channels and this noise; see `choose_model`."""
-        # the contrasts of the gray plane of a color picture are larger by this root, and its noise is not
+        """Return the model for an image with this number of channels and this noise; see `choose_model`."""
+        # the gray plane of a color image has larger contrasts, and the same noise
         return choose_model(self.model, 255 * sigma / math.sqrt(channels))
 
     @torch.no_grad()
     def __call__(
         self, pixels: Tensor, sigma: float | None = None, progress: Callable[[float], None] | None = None
     ) -> Tensor:
-        """Denoise a picture.
+        """Denoise an image.
 
         Args:
-            pixels: float32 `[1 or 3, height, width]`, white being 1.
-            sigma: standard deviation of the noise in the same units; default: estimated.
-            progress: called with the share that is done after every tile.
+            pixels: float32 `[1 or 3, height, width]`; white is 1.
+            sigma: standard deviation of the noise in the same units; default estimated.
+            progress: called with the share that is done after each tile.
 
         Returns:
-            float32, of the shape of `pixels`; not clipped.
+            float32 of the same shape, not clipped.
         """
         if pixels.dim() != 3 or pixels.shape[0] not in (1, 3):
             raise InputError(f"pixels must be [1 or 3, height, width], got shape {tuple(pixels.shape)}")
         sigma = estimate_noise(pixels) if sigma is None else sigma
         if not (math.isfinite(sigma) and sigma >= 0):
-            raise InputError(f"sigma must be a number of at least 0, got {sigma}")
+            raise InputError(f"sigma must be finite and at least 0, got {sigma}")
         if sigma < NO_NOISE:
             return pixels.clone()
         model, trained_for = load_pretrained(self.choose(pixels.shape[0], sigma), 255 * sigma)
         model, factor = model.to(self.device), trained_for / (255 * sigma)
         step = model.step if isinstance(model, DeepDenoiser) else 1
         margin = math.ceil(_margin(model) / step) * step
-        opponent = torch.tensor(_OPPONENT) if pixels.shape[0] == 3 else torch.eye(1)
+        opponent = _opponent_matrix() if pixels.shape[0] == 3 else torch.eye(1)
         shift = _shift(model, opponent, factor)
         denoised, squared_change = torch.empty_like(pixels), 0.0
         height, width = pixels.shape[1:]
@@ -98,7 +90,7 @@ class ImageDenoiser:
             top, left = max(0, rows.start - margin), max(0, columns.start - margin)
             part = pixels[:, top : rows.stop + margin, left : columns.stop + margin]
             planes = (torch.einsum("oc,chw->ohw", opponent, part * factor) + shift)[:, None].to(self.device)
-            # one plane after another: a third of the memory
+            # one plane at a time needs a third of the memory
             filtered = torch.cat([model(plane[None], origin=(top, left)) for plane in planes])[:, 0].cpu()
             restored = torch.einsum("oc,ohw->chw", opponent, filtered - shift) / factor
             inside = restored[:, rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
@@ -110,8 +102,13 @@ class ImageDenoiser:
         return denoised if change <= sigma else denoised.lerp_(pixels, 1 - sigma / change)
 
 
+def _opponent_matrix() -> Tensor:
+    """Return the orthonormal matrix of `opponent_colors`."""
+    return opponent_colors(torch.eye(3, dtype=torch.float64)[..., None])[..., 0].float()
+
+
 def _shift(model: torch.nn.Module, opponent: Tensor, factor: float) -> Tensor:
-    """What to add to each plane, `[planes, 1, 1]`: a deep network knows gray values around the middle."""
+    """Return the offset of each plane, `[planes, 1, 1]`: deep networks expect values around middle gray."""
     if not isinstance(model, DeepDenoiser):
         return torch.zeros(len(opponent), 1, 1)
     return (0.5 - 0.5 * factor * opponent.sum(dim=1))[:, None, None]
@@ -124,7 +121,7 @@ def _tiles(height: int, width: int, size: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _margin(model: torch.nn.Module) -> int:
-    """How many pixels around a tile its result depends on."""
+    """Return the number of pixels around a tile that its result depends on."""
     if isinstance(model, SpatialDenoiser):
         return model.weight.shape[-1] // 2
     if isinstance(model, PermutohedralDenoiser):
@@ -133,4 +130,4 @@ def _margin(model: torch.nn.Module) -> int:
         return max(_margin(model.spatial), _margin(model.permutohedral))
     if isinstance(model, DeepDenoiser):
         return model.reach
-    raise InputError(f"the reach of a {type(model).__name__} is not known")
+    raise InputError(f"model must be a denoiser of this package, got {type(model).__name__}")

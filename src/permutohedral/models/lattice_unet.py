@@ -1,4 +1,4 @@
-"""Networks on the levels of a lattice pyramid: classes of points, and classes of clouds."""
+"""U-Net on the levels of a lattice pyramid."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from permutohedral.errors import InputError
 from permutohedral.filters.steps import slice, splat
-from permutohedral.lattice import Lattice
-from permutohedral.models.point_cloud import summarize
+from permutohedral.lattice.lattice import Lattice
+from permutohedral.lattice.pyramid import LatticePyramid, build_pyramid
 from permutohedral.nn.group_norm import LatticeGroupNorm, LatticeItems, Normalized, count_items
 from permutohedral.nn.levels import Coarsen, CoarsenLinear, LatticeConvolution, Refine, RefineLinear
-from permutohedral.ops.primitives import accumulation_dtype
-from permutohedral.pyramid import LatticePyramid, build_pyramid
+from permutohedral.ops.contract import accumulation_dtype
 
 # how values go from level to level: interpolated, with mixed channels, or by learned convolutions
 Between = Literal["linear", "convolution"]
@@ -30,7 +29,7 @@ def _norm(channels: int) -> LatticeGroupNorm:
 
 
 class ResidualBlock(nn.Module):
-    """Twice a normalized convolution on one level, added to what came in.
+    """Residual block of two normalized convolutions on one level.
 
     >>> import permutohedral as ph
     >>> lattice = ph.build_lattice(torch.rand(100, 3) * 9)
@@ -44,7 +43,7 @@ class ResidualBlock(nn.Module):
         self.norms = nn.ModuleList(_norm(channels) for _ in range(2))
 
     def forward(self, lattice_values: Tensor, lattice: Lattice, items: LatticeItems | None = None) -> Tensor:
-        """`[lattice_points, channels]`, in and out; blocks on one lattice may share the items."""
+        """Map `[lattice_points, channels]` to the same shape; blocks on one lattice may share `items`."""
         items = LatticeItems(lattice) if items is None else items
         first, second = self.convolutions
         before, between = (Normalized(cast(LatticeGroupNorm, norm), items) for norm in self.norms)
@@ -54,7 +53,7 @@ class ResidualBlock(nn.Module):
 
 
 def mean_and_density(values: Tensor, lattice: Lattice) -> Tensor:
-    """At each lattice point the mean of the values around it, and a logarithm of how many points there are.
+    """Return the mean of the values around each lattice point, and the logarithm of their number.
 
     >>> import permutohedral as ph
     >>> mean_and_density(torch.full((9, 1), 5.0), ph.build_lattice(torch.zeros(9, 2)))[0].tolist()
@@ -68,7 +67,7 @@ def mean_and_density(values: Tensor, lattice: Lattice) -> Tensor:
 
 
 class _Encoder(nn.Module):
-    """From points to the lattice values of every level."""
+    """Map points to the lattice values of every level."""
 
     def __init__(self, in_channels: int, dimension: int, channels: Sequence[int], between: Between) -> None:
         super().__init__()
@@ -85,43 +84,12 @@ class _Encoder(nn.Module):
         return found
 
 
-class _OnPyramid(nn.Module):
-    """A network that takes points with a pyramid, or builds it."""
-
-    encoder: _Encoder
-
-    @property
-    def levels(self) -> int:
-        """Of the pyramid it needs."""
-        return len(self.encoder.blocks)
-
-    def forward(
-        self,
-        values: Tensor,
-        features: Tensor | None = None,
-        batch: Tensor | None = None,
-        pyramid: LatticePyramid | None = None,
-    ) -> Tensor:
-        """Classify the points of `features`, or of a `pyramid` of as many levels that was built from them."""
-        if (features is None) == (pyramid is None):
-            raise InputError("give either features or a pyramid built from them")
-        if features is not None:
-            pyramid = build_pyramid(features, self.levels, batch=batch)
-        assert pyramid is not None
-        if len(pyramid.levels) != self.levels:
-            raise InputError(f"this network needs a pyramid of {self.levels} levels, got {len(pyramid.levels)}")
-        return self.classify(values, pyramid)
-
-    def classify(self, values: Tensor, pyramid: LatticePyramid) -> Tensor:
-        raise NotImplementedError
-
-
-class LatticeUNet(_OnPyramid):
-    """Points in, a number for each class at each point out; sees far through coarse levels, sharply through fine ones.
+class LatticeUNet(nn.Module):
+    """U-Net on a lattice pyramid that scores the classes of points.
 
     Args:
         in_channels: of the values at the points.
-        classes: how many.
+        classes: number of classes.
         dimension: d of the features.
         channels: of each level, the finest first.
         between: how values go from level to level: "linear" interpolates them and mixes their channels;
@@ -158,8 +126,30 @@ class LatticeUNet(_OnPyramid):
         self.blocks = nn.ModuleList(ResidualBlock(width, dimension) for width in channels[:-1])
         self.head = nn.Sequential(nn.Linear(channels[0] + in_channels, 32), nn.ReLU(), nn.Linear(32, classes))
 
-    def classify(self, values: Tensor, pyramid: LatticePyramid) -> Tensor:
-        """`[points, in_channels]` to `[points, classes]`."""
+    @property
+    def levels(self) -> int:
+        """Return the number of levels of the pyramid."""
+        return len(self.encoder.blocks)
+
+    def forward(
+        self,
+        values: Tensor,
+        features: Tensor | None = None,
+        batch: Tensor | None = None,
+        pyramid: LatticePyramid | None = None,
+    ) -> Tensor:
+        """Classify the points of `features`, or of a `pyramid` of as many levels that was built from them."""
+        if (features is None) == (pyramid is None):
+            raise InputError("features and pyramid: pass exactly one of them")
+        if features is not None:
+            pyramid = build_pyramid(features, self.levels, batch=batch)
+        assert pyramid is not None
+        if len(pyramid.levels) != self.levels:
+            raise InputError(f"pyramid must have {self.levels} levels, got {len(pyramid.levels)}")
+        return self._classify(values, pyramid)
+
+    def _classify(self, values: Tensor, pyramid: LatticePyramid) -> Tensor:
+        """Map `[points, in_channels]` to `[points, classes]`."""
         items = _items(pyramid)
         skips = self.encoder(values, pyramid, items)
         lattice_values = skips.pop()
@@ -172,42 +162,12 @@ class LatticeUNet(_OnPyramid):
         return result
 
 
-class LatticeClassifier(_OnPyramid):
-    """Clouds in, a number for each class of each cloud out.
-
-    Args:
-        in_channels: of the values at the points.
-        classes: how many.
-        dimension: d of the features.
-        channels: of each level, the finest first.
-
-    >>> network = LatticeClassifier(in_channels=2, classes=5, dimension=3, channels=(8, 16))
-    >>> network(torch.rand(90, 2), torch.rand(90, 3) * 9, torch.arange(90) // 30).shape
-    torch.Size([3, 5])
-    """
-
-    def __init__(
-        self, in_channels: int, classes: int, dimension: int = 3, channels: Sequence[int] = (16, 32, 48, 64)
-    ) -> None:
-        super().__init__()
-        _check_widths(channels)
-        self.encoder = _Encoder(in_channels, dimension, channels, "convolution")
-        self.head = nn.Sequential(nn.Linear(2 * channels[-1], 64), nn.ReLU(), nn.Linear(64, classes))
-
-    def classify(self, values: Tensor, pyramid: LatticePyramid) -> Tensor:
-        """`[points, in_channels]` to `[items, classes]`; without a batch all points are one item."""
-        items = _items(pyramid)
-        coarsest: Tensor = self.encoder(values, pyramid, items)[-1]
-        result: Tensor = self.head(summarize(coarsest, items[-1].item.long(), items[-1].items))
-        return result
-
-
 def _items(pyramid: LatticePyramid) -> list[LatticeItems]:
-    """The items on every level, counted once: a GPU is waited for."""
+    """Return the items on every level; counting them once synchronizes a GPU once."""
     number = count_items(pyramid.levels[0])
     return [LatticeItems(level, number) for level in pyramid.levels]
 
 
 def _check_widths(channels: Sequence[int]) -> None:
     if not channels or any(type(width) is not int or width < 1 for width in channels):
-        raise InputError(f"channels must name the width of each level, such as (16, 32, 64), got {channels!r}")
+        raise InputError(f"channels must have the width of each level, such as (16, 32, 64), got {channels!r}")

@@ -1,8 +1,7 @@
-"""How strong the noise in a picture is, told from its smoothest patches.
+"""Estimate of the noise in an image from its smoothest patches.
 
-Patches of a clean picture lie near a subspace; noise alone fills all directions, so its variance is the smallest
-eigenvalue of their covariance. That holds where the patches have little texture. Which have follows from the estimate
-itself: noise of a given strength rarely makes gradients beyond a bound. So estimate and choice are repeated in turn.
+Patches without texture lie near a subspace, and noise fills all directions: its variance is the smallest eigenvalue of
+their covariance. The gradients that noise can cause bound the texture, so patches and estimate are refined in turn.
 """
 
 from __future__ import annotations
@@ -19,35 +18,34 @@ from permutohedral.errors import InputError
 # extent of a patch in pixels
 _PATCH = 7
 _PIXELS = _PATCH * _PATCH
-# with fewer patches the smallest eigenvalue says little, with more it takes longer and says the same
-_LEAST_PATCHES, _MOST_PATCHES = 2000, 30_000
-# a picture of fewer patches is refused
-_LEAST_OF_A_PICTURE = 2 * _PIXELS
-# patches with a larger share of black or white pixels, which have lost their noise, do not count
+# fewer patches make the smallest eigenvalue unreliable, more do not change it
+_MIN_PATCHES, _MAX_PATCHES = 2000, 30_000
+# an image with fewer patches is rejected
+_MIN_IMAGE_PATCHES = 2 * _PIXELS
+# patches with a larger share of black or white pixels, which lost their noise, are ignored
 _CLIPPED = 0.1
 _ROUNDS = 10
 
 
 def estimate_noise(pixels: Tensor) -> float:
-    """Standard deviation of the noise in a picture.
+    """Return the standard deviation of the noise, assumed white and uniform; white is 1.
 
-    It is taken to be white, and equally strong everywhere. Of color pictures the sum of the channels tells: JPEG keeps
-    its noise, and not that of color differences.
+    The estimate uses the sum of the channels, since JPEG removes noise from color differences.
 
     Args:
-        pixels: float `[channels, height, width]`, white being 1.
+        pixels: float `[channels, height, width]`; white is 1.
 
     >>> round(255 * estimate_noise(0.5 + 20 / 255 * torch.randn(1, 100, 100)))
     20
     """
     height, width = pixels.shape[-2:]
     patches = max(height - _PATCH + 1, 0) * max(width - _PATCH + 1, 0)
-    if patches < _LEAST_OF_A_PICTURE:
-        raise InputError(f"the noise of {height} x {width} pixels cannot be estimated; give it as sigma")
+    if patches < _MIN_IMAGE_PATCHES:
+        raise InputError(f"pixels are {height} x {width}, too few to estimate the noise; pass sigma")
     gray = pixels.float().sum(dim=0) / math.sqrt(pixels.shape[0])
     texture = torch.where(_is_clipped(pixels), torch.inf, _texture(gray)).flatten()
-    # the smoothest patches count in any case
-    enough = min(_LEAST_PATCHES, patches)
+    # the smoothest patches are always used
+    enough = min(_MIN_PATCHES, patches)
     if int(texture.isfinite().sum()) < enough:
         texture = _texture(gray).flatten()
     least = float(texture.kthvalue(enough).values)
@@ -57,18 +55,18 @@ def estimate_noise(pixels: Tensor) -> float:
             break
         bound = max(variance * _texture_of_noise(), least)
         variance, previous = _smallest_variance(gray, texture <= bound), variance
-    # of few samples of noise, the smallest eigenvalue is too small by the square of this (Marchenko and Pastur)
+    # corrects the smallest eigenvalue of few samples (Marchenko and Pastur)
     return math.sqrt(variance) / (1 - math.sqrt(_PIXELS / patches))
 
 
 def _is_clipped(pixels: Tensor) -> Tensor:
-    """Whether too much of each patch is black or white, `[height - 6, width - 6]`."""
+    """Return whether too much of each patch is black or white, `[height - 6, width - 6]`."""
     clipped = ((pixels == 0) | (pixels == 1)).float().mean(dim=0)
     return F.avg_pool2d(clipped[None], _PATCH, 1)[0] > _CLIPPED
 
 
 def _texture(images: Tensor) -> Tensor:
-    """The squared gradients within each patch of `[..., height, width]`, summed: `[..., height - 6, width - 6]`."""
+    """Return the sum of squared gradients in each patch of `[..., height, width]`: `[..., height - 6, width - 6]`."""
     down = ((images[..., 2:, :] - images[..., :-2, :]) / 2).square()
     right = ((images[..., 2:] - images[..., :-2]) / 2).square()
     short = _PATCH - 2
@@ -78,12 +76,12 @@ def _texture(images: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _texture_of_noise() -> float:
-    """The texture that one patch in a million of noise of variance 1 exceeds.
+    """Return the texture that one patch in a million exceeds in noise of variance 1.
 
-    It is a quadratic form of the noise, nearly of the gamma distribution of its mean and variance, whose quantile is
-    that of Wilson and Hilferty: a third power of a normal variable.
+    Texture is a quadratic form of the noise. Its quantile is that of the gamma distribution of the same mean and
+    variance, approximated by Wilson and Hilferty.
     """
-    # the form's values at unit vectors and at their sums make up its matrix
+    # values at unit vectors and their sums determine the matrix of the form
     units = torch.eye(_PIXELS, dtype=torch.float64)
     at_units = _texture(units.reshape(-1, _PATCH, _PATCH)).flatten()
     sums = (units[:, None] + units[None]).reshape(-1, _PATCH, _PATCH)
@@ -94,11 +92,13 @@ def _texture_of_noise() -> float:
 
 
 def _smallest_variance(gray: Tensor, chosen: Tensor) -> float:
-    """The smallest eigenvalue of the covariance of the `chosen [patches]` of `gray [height, width]`."""
+    """Return the smallest eigenvalue of the covariance of the `chosen [patches]` of `gray [height, width]`."""
     width = gray.shape[1]
     places = chosen.nonzero()[:, 0]
-    if len(places) > _MOST_PATCHES:
-        places = places[torch.linspace(0, len(places) - 1, _MOST_PATCHES).long()]
+    if len(places) > _MAX_PATCHES:
+        # float32 cannot represent indices above 2^24
+        dtype = torch.float32 if len(places) < 1 << 24 else torch.float64
+        places = places[torch.linspace(0, len(places) - 1, _MAX_PATCHES, dtype=dtype).long()]
     columns = width - _PATCH + 1
     first = places.div(columns, rounding_mode="floor") * width + places % columns
     offsets = (torch.arange(_PATCH)[:, None] * width + torch.arange(_PATCH)).flatten()

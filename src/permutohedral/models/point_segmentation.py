@@ -1,37 +1,33 @@
-"""Networks that classify the points of clouds. All take a ragged batch, `values [points, channels]`, `positions
-[points, 3]` in meters and `item [points]`, the cloud of each point, and return `[points, classes]`."""
+"""Networks that classify the points of clouds.
+
+All take a ragged batch, `values [points, channels]`, `positions [points, 3]` in meters and `item [points]`, the cloud
+of each point. They return `[points, classes]`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError
-from permutohedral.filters.steps import slice
-from permutohedral.lattice import build_lattice
-from permutohedral.models.lattice_unet import Between, LatticeUNet, ResidualBlock, mean_and_density
-from permutohedral.models.set_abstraction import PointNetSegmenter
-from permutohedral.nn.group_norm import LatticeItems
-from permutohedral.nn.levels import LatticeConvolution
-
-SegmentationModel = Literal["unet", "flat", "pointwise", "pointnet"]
+from permutohedral.models.lattice_unet import Between, LatticeUNet
 
 
 class UNetSegmenter(nn.Module):
-    """`LatticeUNet` on positions in meters.
+    """Apply `LatticeUNet` to positions in meters.
 
     Args:
         in_channels: of the values.
-        classes: how many.
+        classes: number of classes.
         channels: of each level, the finest first.
         step: of the finest lattice, in meters.
-        between: how values go from level to level: see `LatticeUNet`.
+        between: see `LatticeUNet`.
 
+    >>> import torch
     >>> network = UNetSegmenter(2, 3, channels=(8, 16))
     >>> network(torch.rand(50, 2), torch.rand(50, 3) * 9, torch.zeros(50, dtype=torch.int64)).shape
     torch.Size([50, 3])
@@ -50,52 +46,20 @@ class UNetSegmenter(nn.Module):
         self.network = LatticeUNet(in_channels, classes, 3, tuple(channels), between)
 
     def forward(self, values: Tensor, positions: Tensor, item: Tensor) -> Tensor:
-        """`[points, classes]`."""
+        """Return scores `[points, classes]`."""
         scores: Tensor = self.network(values, positions / self.step, item)
         return scores
 
 
-class FlatSegmenter(nn.Module):
-    """The blocks of `LatticeUNet`, all on one lattice.
-
-    Args:
-        in_channels: of the values.
-        classes: how many.
-        channels: of every block.
-        blocks: how many.
-        step: of the lattice, in meters.
-
-    >>> network = FlatSegmenter(2, 3, channels=8, blocks=1)
-    >>> network(torch.rand(50, 2), torch.rand(50, 3) * 9, torch.zeros(50, dtype=torch.int64)).shape
-    torch.Size([50, 3])
-    """
-
-    def __init__(self, in_channels: int, classes: int, channels: int = 56, blocks: int = 4, step: float = 0.7) -> None:
-        super().__init__()
-        self.step = step
-        self.enter = LatticeConvolution(in_channels + 1, channels, 3)
-        self.blocks = nn.ModuleList(ResidualBlock(channels, 3) for _ in range(blocks))
-        self.head = nn.Sequential(nn.Linear(channels + in_channels, 32), nn.ReLU(), nn.Linear(32, classes))
-
-    def forward(self, values: Tensor, positions: Tensor, item: Tensor) -> Tensor:
-        """`[points, classes]`."""
-        lattice = build_lattice(positions / self.step, batch=item)
-        lattice_values = self.enter(mean_and_density(values, lattice), lattice)
-        items = LatticeItems(lattice)
-        for block in self.blocks:
-            lattice_values = block(lattice_values, lattice, items)
-        scores: Tensor = self.head(torch.cat([slice(lattice_values, lattice), values], dim=1))
-        return scores
-
-
 class PointwiseSegmenter(nn.Module):
-    """The same network for every point, which sees nothing of the others but what the values tell.
+    """Apply the same network to the values of every point.
 
     Args:
         in_channels: of the values.
-        classes: how many.
+        classes: number of classes.
         channels: of the hidden layers.
 
+    >>> import torch
     >>> network = PointwiseSegmenter(2, 3, channels=(8, 8))
     >>> network(torch.rand(50, 2), torch.rand(50, 3) * 9, torch.zeros(50, dtype=torch.int64)).shape
     torch.Size([50, 3])
@@ -108,36 +72,31 @@ class PointwiseSegmenter(nn.Module):
         self.head = nn.Linear(channels[-1], classes)
 
     def forward(self, values: Tensor, positions: Tensor, item: Tensor) -> Tensor:
-        """`[points, classes]`."""
+        """Return scores `[points, classes]`."""
         for linear, norm in zip(self.linears, self.norms, strict=True):
             values = F.relu(norm(linear(values)))
         scores: Tensor = self.head(values)
         return scores
 
 
-_MODELS: dict[str, type[nn.Module]] = {
-    "unet": UNetSegmenter,
-    "flat": FlatSegmenter,
-    "pointwise": PointwiseSegmenter,
-    "pointnet": PointNetSegmenter,
-}
+_MODELS: dict[str, type[nn.Module]] = {"unet": UNetSegmenter, "pointwise": PointwiseSegmenter}
 
 
 def build_segmenter(model: str, in_channels: int, classes: int, options: Mapping[str, Any]) -> nn.Module:
-    """A network by name, without training.
+    """Build an untrained network by name.
 
     Args:
-        model: "unet", "flat", "pointwise" or "pointnet".
+        model: "unet" or "pointwise".
         in_channels: of the values.
-        classes: how many.
+        classes: number of classes.
         options: further arguments of its class.
 
     >>> build_segmenter("pointwise", 2, 3, {"channels": [4]}).head.out_features
     3
     """
     if model not in _MODELS:
-        raise InputError(f"there is no network {model!r}; there are {', '.join(_MODELS)}")
+        raise InputError(f"model must be one of {', '.join(_MODELS)}, got {model!r}")
     try:
         return _MODELS[model](in_channels, classes, **options)
     except TypeError as error:
-        raise InputError(f"the options of the model {model} do not fit: {error}") from error
+        raise InputError(f"options do not fit the model {model}: {error}") from error

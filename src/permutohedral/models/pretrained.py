@@ -1,4 +1,4 @@
-"""Denoisers with the weights that come with the package, one for each of several levels of noise."""
+"""Shipped denoisers, trained for several noise levels."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _MODELS: dict[str, type[nn.Module]] = {
 }
 
 DEFAULT_MODEL = "auto"
-# noise below this share of what a deep network was trained for is left to other models: scaled to the noise it knows, a
-# picture has stronger contrasts than it has seen; on val images with noise of 15 it is 0.8 dB better, of 10 1 dB worse
-_LEAST_SHARE = 0.5
+# a deep network is used for at least this share of the noise it was trained for: below, scaled images have stronger
+# contrasts than its training images (on val images 0.8 dB better at noise 15, 1 dB worse at 10)
+_MIN_SHARE = 0.5
 _AUTO = ("deep_small", "pcnn_cnn")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """How to build one of the shipped models.
+    """One trained model.
 
     Attributes:
         name: such as "pcnn_cnn".
         kind: of `build_denoiser`.
         options: of `build_denoiser`.
-        noise: standard deviation it was trained for, of 255.
+        noise: standard deviation of the noise in training; white is 255.
     """
 
     name: str
@@ -47,12 +47,12 @@ class Entry:
 
     @property
     def prefix(self) -> str:
-        """What the names of its tensors begin with."""
+        """Prefix of the names of its tensors."""
         return f"{self.name}/{self.noise:g}/"
 
 
 def build_denoiser(kind: str, options: dict[str, Any]) -> nn.Module:
-    """A denoiser without training.
+    """Build an untrained denoiser.
 
     Args:
         kind: "identity", "spatial", "permutohedral", "combined" or "deep".
@@ -62,15 +62,15 @@ def build_denoiser(kind: str, options: dict[str, Any]) -> nn.Module:
     9
     """
     if kind not in _MODELS:
-        raise InputError(f"there is no denoiser {kind!r}; there are {', '.join(_MODELS)}")
+        raise InputError(f"kind must be one of {', '.join(_MODELS)}, got {kind!r}")
     try:
         return _MODELS[kind](**options)
     except TypeError as error:
-        raise InputError(f"the options of the model {kind} do not fit: {error}") from error
+        raise InputError(f"options do not fit the model {kind}: {error}") from error
 
 
 def shipped_models() -> dict[str, list[float]]:
-    """The levels of noise, of 255, that each shipped model was trained for.
+    """Return the noise levels of each shipped model; white is 255.
 
     >>> 25.0 in shipped_models()["pcnn_cnn"]
     True
@@ -82,35 +82,35 @@ def shipped_models() -> dict[str, list[float]]:
 
 
 def choose_model(name: str = DEFAULT_MODEL, noise: float = 25.0) -> str:
-    """What "auto" stands for: "deep_small", or "pcnn_cnn" where there is too little noise for it; other names stay.
+    """Return the model for this noise: "auto" is "deep_small", or "pcnn_cnn" for little noise.
 
     Raises:
-        InputError: there is no such model, or there is too little noise for it.
+        InputError: the name is unknown, or the noise is too low for the model.
 
     >>> choose_model("auto", noise=25.0), choose_model("auto", noise=5.0)
     ('deep_small', 'pcnn_cnn')
     """
     if not noise > 0:
         raise InputError(f"noise must be positive, got {noise}")
-    least = {entry.name: _LEAST_SHARE * entry.noise for entry in _entries(_shipped_file()) if entry.kind == "deep"}
+    least = {entry.name: _MIN_SHARE * entry.noise for entry in _entries(_shipped_file()) if entry.kind == "deep"}
     if name == "auto":
         return next(each for each in _AUTO if noise >= least.get(each, 0.0))
     if name not in shipped_models():
-        raise InputError(f"there is no model {name!r}; there are auto, {', '.join(shipped_models())}")
+        raise InputError(f"model must be one of auto, {', '.join(shipped_models())}, got {name!r}")
     if noise < least.get(name, 0.0):
         raise InputError(
-            f"{name} is for noise of at least {least[name]:g} of 255, and {math.sqrt(3):.2g} times that in color; take "
-            "auto or pcnn_cnn"
+            f"model {name} needs noise of at least {least[name]:g} of 255, and {math.sqrt(3):.2g} times that in color; "
+            "pass auto or pcnn_cnn"
         )
     return name
 
 
 def load_pretrained(name: str = DEFAULT_MODEL, noise: float = 25.0) -> tuple[nn.Module, float]:
-    """A shipped denoiser, and the noise it was trained for: of the levels there are, the nearest to `noise`.
+    """Load the shipped denoiser of the nearest noise level; return it and that level.
 
     Args:
-        name: "auto" or one of `shipped_models()`, see `choose_model`.
-        noise: standard deviation of the noise to be removed, of 255.
+        name: "auto" or one of `shipped_models()`; see `choose_model`.
+        noise: standard deviation of the noise to remove; white is 255.
 
     >>> model, trained_for = load_pretrained("pcnn_cnn", noise=24.0)
     >>> trained_for
@@ -133,13 +133,13 @@ def _load(entry: Entry, path: Path) -> nn.Module:
 
 
 def read_pretrained(path: Path | None = None) -> list[tuple[Entry, nn.Module]]:
-    """All models in a file of weights, by default those that are shipped."""
+    """Load all models of a file of weights, by default the shipped file."""
     path = _shipped_file() if path is None else path
     return [(entry, _load(entry, path)) for entry in _entries(path)]
 
 
 def save_pretrained(models: list[tuple[Entry, nn.Module]], path: Path) -> None:
-    """Write models into one file of weights."""
+    """Write models to one file of weights."""
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}
@@ -151,7 +151,7 @@ def save_pretrained(models: list[tuple[Entry, nn.Module]], path: Path) -> None:
 
 
 def _shipped_file() -> Path:
-    return Path(__file__).resolve().parents[1] / "weights" / "denoising.safetensors"
+    return Path(__file__).resolve().parent / "weights" / "denoising.safetensors"
 
 
 def _entries(path: Path) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""A page on this machine to try filters with sliders; needs the extra `playground`.
+"""Interactive page to try filters with sliders; needs the extra `playground`.
 
-The page is up before torch is loaded: only `compute/` imports it, when the first picture is asked for.
+The page is served before torch is loaded: only `compute`, `photos` and `Job.run` import it, for the first photo.
 """

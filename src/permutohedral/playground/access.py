@@ -1,4 +1,4 @@
-"""Lets in who knows the token: other users and other pages of this machine do not."""
+"""Token authentication of the page and its sockets."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 def new_token() -> str:
-    """A word that nobody guesses."""
+    """Return a random token."""
     return secrets.token_urlsafe(24)
 
 
 class TokenRequired:
-    """Refuses what has the token neither in its address nor, from pages of this server, in a cookie.
+    """Reject requests without the token, in the address or in a cookie that this server has set.
 
     Args:
-        app: what is protected, sockets included.
-        token: the right one.
-        port: of the server, in the name of the cookie: browsers send cookies to all ports of a machine.
+        app: application to protect, sockets included.
+        token: the token.
+        port: of the server; part of the cookie's name, since browsers send cookies to all ports of a machine.
     """
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
@@ -32,34 +32,34 @@ class TokenRequired:
             await self.app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        asked = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        # servers at other ports of this machine may have set cookies of any form, which a stricter parser stops at
-        kept = cookie_parser(headers.get(b"cookie", b"").decode("latin-1")).get(self._cookie, "")
-        in_address = self._is_right(asked)
-        if not in_address and not (self._is_right(kept) and _is_own_page(headers)):
-            await self._refuse(scope, receive, send)
+        in_query = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        # servers at other ports may have set malformed cookies, at which a stricter parser stops
+        in_cookie = cookie_parser(headers.get(b"cookie", b"").decode("latin-1")).get(self._cookie, "")
+        has_token = self._is_token(in_query)
+        if not has_token and not (self._is_token(in_cookie) and _is_same_origin(headers)):
+            await self._reject(scope, receive, send)
             return
 
         async def send_with_cookie(message: Message) -> None:
-            if in_address and message["type"] == "http.response.start":
+            if has_token and message["type"] == "http.response.start":
                 cookie = f"{self._cookie}={self._token}; HttpOnly; SameSite=Strict; Path=/"
                 message["headers"] = [*message.get("headers", []), (b"set-cookie", cookie.encode())]
             await send(message)
 
         await self.app(scope, receive, send_with_cookie)
 
-    def _is_right(self, given: str) -> bool:
+    def _is_token(self, given: str) -> bool:
         return secrets.compare_digest(given.encode(), self._token.encode())
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _reject(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
             return
-        told = "This page needs the token in its address: open the whole address that the command has printed.\n"
-        await PlainTextResponse(told, 403)(scope, receive, send)
+        text = "This page needs the token in its address: open the whole address that the command has printed.\n"
+        await PlainTextResponse(text, 403)(scope, receive, send)
 
 
-def _is_own_page(headers: dict[bytes, bytes]) -> bool:
-    """Whether no page of another server asks: the browser sends the cookie for those of other ports as well."""
+def _is_same_origin(headers: dict[bytes, bytes]) -> bool:
+    """Return whether the request comes from a page of this server; SameSite does not separate ports."""
     origin = headers.get(b"origin")
     return origin is None or origin.partition(b"://")[2] == headers.get(b"host")

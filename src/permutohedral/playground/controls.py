@@ -1,60 +1,37 @@
-"""Sliders and choices, each with its name above it."""
+"""Choices, upload buttons, files of the user, and their errors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from nicegui import ui
+from nicegui import run, ui
 
-from permutohedral.playground.components import Range
+from permutohedral.errors import PermutohedralError
+from permutohedral.playground.session import Session
 
-Changed = Callable[[], None]
+if TYPE_CHECKING:
+    from permutohedral.playground.photos import Photo
 
-
-class Slider:
-    """A slider over given numbers, so that what is read off it is round.
-
-    Args:
-        name: above it, and for screen readers.
-        values: from left to right.
-        start: one of them.
-        unit: behind the number.
-        changed: called when it moves.
-    """
-
-    def __init__(self, name: str, values: Sequence[float], start: float, unit: str, changed: Changed) -> None:
-        self._values, self._changed = list(values), changed
-        self._at = self._values.index(start)
-        self._range = Range(name, self._values, self._at, unit, self._move)
-
-    @property
-    def value(self) -> float:
-        """The number it stands at."""
-        return self._values[self._at]
-
-    def set(self, value: float) -> None:
-        """Move it to one of its numbers."""
-        self._range.set(self._values.index(value))
-        self._move(self._values.index(value))
-
-    def _move(self, at: int) -> None:
-        if at != self._at:
-            self._at = at
-            self._changed()
+Read = TypeVar("Read")
+# size of an upload, which NiceGUI stores on disk
+MAX_BYTES = 128 << 20
 
 
 class Choice:
-    """One of a few words.
+    """Choice between a few options.
 
     Args:
-        name: above it, and for screen readers.
-        options: what is kept, and what is read.
-        start: one that is kept.
-        changed: called when another is chosen.
+        name: label, also for screen readers.
+        options: values, or values with their texts.
+        start: one of the values.
+        changed: called when another value is chosen.
     """
 
-    def __init__(self, name: str, options: Sequence[str] | dict[Any, str], start: Any, changed: Changed) -> None:
+    def __init__(
+        self, name: str, options: Sequence[str] | dict[Any, str], start: Any, changed: Callable[[], None]
+    ) -> None:
         with ui.element("div").classes("pg-control"):
             with ui.element("div").classes("pg-caption"):
                 ui.label(name)
@@ -64,16 +41,16 @@ class Choice:
 
     @property
     def value(self) -> Any:
-        """What is chosen."""
+        """The chosen value."""
         return self._select.value
 
     def set(self, value: Any) -> None:
-        """Choose."""
+        """Choose a value."""
         self._select.set_value(value)
 
 
 def upload_button(text: str, on_file: Callable[[str, bytes], Any]) -> None:
-    """A button that opens the browser's choice of files; `on_file` gets name and content."""
+    """Add a button that uploads a file; `on_file` is called with its name and content."""
 
     async def take(event: Any) -> None:
         content = await event.file.read()
@@ -82,13 +59,47 @@ def upload_button(text: str, on_file: Callable[[str, bytes], Any]) -> None:
         if result is not None:
             await result
 
-    def refuse() -> None:
-        ui.notify(f"the file is larger than {MOST_BYTES >> 20} MB; scale it first", type="negative")
+    def reject() -> None:
+        ui.notify(f"the file is larger than {MAX_BYTES >> 20} MB; scale it first", type="negative")
 
-    upload = ui.upload(on_upload=take, on_rejected=refuse, max_file_size=MOST_BYTES, auto_upload=True)
+    upload = ui.upload(on_upload=take, on_rejected=reject, max_file_size=MAX_BYTES, auto_upload=True)
     upload.classes("hidden")
     ui.button(text, icon="upload_file", on_click=lambda: upload.run_method("pickFiles")).props("flat dense no-caps")
 
 
-# of one upload; NiceGUI keeps it on the disk meanwhile
-MOST_BYTES = 128 << 20
+def show_error(error: Exception) -> None:
+    """Show a message for a few seconds."""
+    if isinstance(error, PermutohedralError):
+        message = error.message
+    elif isinstance(error, MemoryError):
+        message = "there is not enough memory; choose a smaller photo"
+    else:
+        message = f"unexpected error: {type(error).__name__}: {error}"
+    close = {"icon": "close", "color": "white", "round": True, "aria-label": "close"}
+    ui.notify(message, type="negative", multi_line=True, timeout=8000, actions=[close])
+
+
+async def read_in_thread(read: Callable[..., Read], *given: Any) -> Read | None:
+    """Call `read` in another thread; after an error, show it and return None."""
+    try:
+        return await run.io_bound(read, *given)
+    # decoders raise any exception for a damaged file
+    except Exception as error:
+        show_error(error)
+        return None
+
+
+async def read_upload(session: Session, name: str, content: bytes) -> Photo | None:
+    """Read the photo in an upload; after an error, show it and return None."""
+    return await read_in_thread(lambda: _read_photo(session.keep_upload(name, content), name))
+
+
+async def read_path(path: Path) -> Photo | None:
+    """Read a photo that the user has named; after an error, show it and return None."""
+    return await read_in_thread(_read_photo, path, str(path))
+
+
+def _read_photo(path: Path, name: str) -> Photo:
+    from permutohedral.playground.photos import read_photo
+
+    return read_photo(path, name)

@@ -1,4 +1,4 @@
-"""The page: its head, its tabs, and the photo they share."""
+"""The page: its head, its tabs, and the photo that they share."""
 
 from __future__ import annotations
 
@@ -9,34 +9,22 @@ from typing import TYPE_CHECKING
 from nicegui import ui
 
 from permutohedral.playground.components import STYLE
-from permutohedral.playground.controls import upload_button
+from permutohedral.playground.controls import read_path, read_upload, show_error, upload_button
 from permutohedral.playground.panel import Panel
 from permutohedral.playground.session import Session
-from permutohedral.playground.settings import Stroke
+from permutohedral.playground.strokes import EXAMPLE_STROKES
 from permutohedral.playground.tabs.denoise import DenoisePanel
 from permutohedral.playground.tabs.filter import FilterPanel
 from permutohedral.playground.tabs.lattice import LatticePanel
 from permutohedral.playground.tabs.segment import SegmentPanel
 from permutohedral.playground.tabs.upsample import UpsamplePanel
-from permutohedral.playground.uploads import photo_of_path, photo_of_upload, tell_error
 
 if TYPE_CHECKING:
-    from permutohedral.playground.compute.photos import Photo
-
-# over the photo of a cup that comes with scikit-image: the table, the cup and its saucer, the coffee
-EXAMPLE_STROKES = (
-    Stroke(0, 5.0, ((30.0, 130.0), (25.0, 330.0), (60.0, 380.0))),
-    Stroke(0, 5.0, ((30.0, 30.0), (90.0, 20.0), (90.0, 75.0), (150.0, 40.0))),
-    Stroke(0, 5.0, ((450.0, 40.0), (560.0, 120.0), (560.0, 330.0), (480.0, 370.0))),
-    Stroke(2, 5.0, ((110.0, 160.0), (110.0, 240.0), (190.0, 330.0), (300.0, 365.0), (420.0, 320.0), (455.0, 240.0))),
-    Stroke(2, 5.0, ((190.0, 120.0), (205.0, 60.0), (280.0, 35.0), (370.0, 70.0), (385.0, 150.0), (300.0, 200.0))),
-    Stroke(2, 5.0, ((230.0, 250.0), (330.0, 230.0), (360.0, 290.0), (408.0, 90.0))),
-    Stroke(3, 5.0, ((240.0, 115.0), (225.0, 140.0), (290.0, 165.0), (345.0, 150.0), (300.0, 105.0))),
-)
+    from permutohedral.playground.photos import Photo
 
 
 def example_photo() -> Path:
-    """A photograph that comes with scikit-image."""
+    """Return the path of a photo that comes with scikit-image."""
     found = importlib.util.find_spec("skimage")
     if found is None or not found.submodule_search_locations:
         raise ModuleNotFoundError("the example needs scikit-image", name="skimage")
@@ -44,7 +32,7 @@ def example_photo() -> Path:
 
 
 class Page:
-    """What one browser tab shows.
+    """Content of one browser tab.
 
     Args:
         photo: the first photo; None for the example.
@@ -52,7 +40,7 @@ class Page:
 
     def __init__(self, photo: Path | None) -> None:
         ui.add_css(STYLE)
-        # the cookie is set: who sees the screen need not see the token
+        # the cookie is set, so the token need not stay on the screen
         ui.add_head_html('<script>history.replaceState(null, "", location.pathname)</script>')
         ui.colors(primary="#3f51b5")
         self._slot = ui.context.slot
@@ -76,30 +64,30 @@ class Page:
     async def load(self) -> None:
         """Load the first photo."""
         path = example_photo() if self._first is None else self._first
-        # now the library is loaded, too
+        # this also loads the library
         self._set_busy(True)
-        photo = await photo_of_path(path, str(path))
+        photo = await read_path(path)
         if photo is None:
             self._set_busy(False)
             self._name.set_text("no photo")
             return
         self._show(photo)
         if self._first is None:
-            self._segment.draw_example(EXAMPLE_STROKES)
+            self._segment.set_strokes(list(EXAMPLE_STROKES))
             self._denoise.add_example_noise()
 
     async def _take_upload(self, name: str, content: bytes) -> None:
-        photo = await photo_of_upload(self.session, name, content)
+        photo = await read_upload(self.session, name, content)
         if photo is not None:
             self._show(photo)
 
     def _show(self, photo: Photo) -> None:
         self.session.photo = photo
-        height, width = photo.pixels.shape[1:]
+        height, width = photo.size
         self._name.set_text(f"{Path(photo.name).name} · {width} x {height}")
         self.session.stream.put("photo", photo.layer, "before", 0)
         for panel in self._panels.values():
-            panel.forget()
+            panel.reset()
         self._opened.refresh()
 
     def _open(self, title: str) -> None:
@@ -109,7 +97,7 @@ class Page:
 
     def _fail(self, error: Exception) -> None:
         with self._slot:
-            tell_error(error)
+            show_error(error)
         self._set_busy(False)
 
     def _set_busy(self, busy: bool) -> None:
@@ -118,7 +106,7 @@ class Page:
 
 
 async def build_page(photo: Path | None, sessions: dict[str, Session]) -> None:
-    """Make the page of a new browser tab, and forget it when that is closed."""
+    """Build the page of a new browser tab, and delete its session when the tab is closed."""
     page = Page(photo)
     session = page.session
     sessions[session.key] = session

@@ -1,28 +1,26 @@
-"""What the tabs have in common: controls, a view, what the last run took, and the code that does the same."""
+"""Base class of the tabs: controls, view, status line, downloads, and the code that does the same."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from nicegui import ui
 
-from permutohedral.playground.code import Code
 from permutohedral.playground.components import Progress, Tab
+from permutohedral.playground.jobs import Code
 from permutohedral.playground.runner import Check, Request, Show, Steps
 from permutohedral.playground.session import Session
 
 if TYPE_CHECKING:
-    from permutohedral.playground.compute.layers import Layer
-    from permutohedral.playground.compute.measure import Cost
+    from permutohedral.playground.compute import Cost, Result
+    from permutohedral.playground.photos import Layer, Photo
 
-# a file to download: its name, and what makes its content when it is asked for
-File = tuple[str, Callable[[], bytes]]
-# seconds after a move: a browser that renders the code meanwhile would draw the picture later
-_CODE_AFTER = 0.1
+# seconds after a move: rendering the code earlier would delay the image
+_CODE_DELAY = 0.1
 
 
 class Panel:
@@ -38,10 +36,10 @@ class Panel:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.number = 0
-        # results of requests before this one are not shown
+        # results of earlier requests are not shown
         self._oldest = 0
         self._stale, self._open, self._code_is_old = True, False, False
-        # whether something is computed and how much of it is done, as the page shows it
+        # whether something is computed, and the share that is done, as the page shows it
         self._shown_progress: tuple[bool, float | None] = False, None
         with Tab(self.title) as self._root:
             with ui.element("div").classes("pg-card pg-controls"):
@@ -55,23 +53,29 @@ class Panel:
                 self._add_code()
 
     def add_controls(self) -> None:
-        """Put the controls into the card on the left."""
+        """Add the controls to the card on the left."""
         raise NotImplementedError
 
     def add_view(self) -> None:
-        """Put what shows the result into the card on the right."""
+        """Add the view to the card on the right."""
         raise NotImplementedError
 
     def code(self) -> Code:
-        """What does the same as the controls say."""
+        """Return the code for the current controls."""
         raise NotImplementedError
 
     def compute(self) -> None:
-        """Ask the session for what the controls say."""
+        """Submit a request for the current controls."""
         raise NotImplementedError
 
     def take_photo(self) -> None:
-        """Another photo is there."""
+        """Drop everything that belongs to the previous photo."""
+
+    @property
+    def photo(self) -> Photo:
+        """The photo of the session."""
+        assert self.session.photo is not None
+        return self.session.photo
 
     def open(self) -> None:
         """Show the tab."""
@@ -86,7 +90,7 @@ class Panel:
         self._open = False
 
     def submit(self, request: Request) -> None:
-        """Compute this next; nothing of it is shown if what it is of is dropped meanwhile."""
+        """Compute this next; its results are not shown if `drop` is called meanwhile."""
         number = self.number
 
         def wanted(check: Check) -> Steps:
@@ -96,7 +100,7 @@ class Panel:
         self.session.submit(wanted)
 
     def drop(self) -> None:
-        """Show nothing of what was asked for until now: it is of another photo, or of strokes that are gone."""
+        """Show no results of earlier requests: they belong to another photo, or to removed strokes."""
         self._oldest = self.number + 1
         self.session.submit(lambda check: iter(()))
 
@@ -105,13 +109,21 @@ class Panel:
             show()
 
     def preview_first(self, number: int, kind: Any, layer: Callable[[], Layer]) -> Steps:
-        """Show a layer that is found quickly, if what is of this kind takes long; if very long, let the slider rest."""
+        """Show a preview if this kind of computation is slow; if very slow, wait until the slider rests."""
         if self.session.is_slow(kind):
             yield partial(self.put, "after", layer(), "preview", number)
         yield self.session.rest_before(kind)
 
+    def show(self, result: Result, kind: Any, number: int, side: str = "after") -> None:
+        """Show a full result, and offer its files unless a newer request was submitted."""
+        self.session.remember(kind, result.cost.seconds)
+        self.put(side, result.layer, "full", number)
+        self.report(result.cost, *result.details)
+        if number == self.number:
+            self.offer(result.files)
+
     def progress(self, check: Check) -> Callable[[float], None]:
-        """What shows the share that is done, and ends a request that is no longer wanted."""
+        """Return a callback that shows the share that is done, and ends a request that was dropped."""
 
         def show(share: float) -> None:
             check()
@@ -119,24 +131,24 @@ class Panel:
 
         return show
 
-    def forget(self) -> None:
-        """Another photo was loaded: compute anew when the tab is opened."""
+    def reset(self) -> None:
+        """Prepare for another photo; compute again when the tab is opened."""
         self._stale = True
         self.drop()
         self.take_photo()
 
     def refresh(self) -> None:
-        """Compute what the controls say, and show the code for it; what was downloaded before is no longer that."""
+        """Compute for the current controls, and show the code."""
         self._stale = not self._open or self.session.photo is None
         if self._stale:
             return
         self.number += 1
         self._code_is_old = True
         self.compute()
-        asyncio.get_running_loop().call_later(_CODE_AFTER, self._show_code)
+        asyncio.get_running_loop().call_later(_CODE_DELAY, self._show_code)
 
     def put(self, side: str, layer: Layer | None, kind: str, number: int) -> None:
-        """Show a layer of this tab, see `LayerStream.put`."""
+        """Show a layer of this tab; see `LayerStream.put`."""
         self.session.stream.put(f"{self.title}/{side}", layer, kind, number)
 
     def _show_code(self) -> None:
@@ -144,33 +156,32 @@ class Panel:
             return
         self._code_is_old = False
         code = self.code()
-        self._command.set_content(_in_words(code.command))
+        self._command.set_content(_wrap_words(code.command))
         self._python.set_content(escape(code.python.strip()))
         self._status.classes(add="pg-old")
-        self.offer([])
+        self.offer({})
 
-    def offer(self, files: Sequence[File]) -> None:
-        """Let these be downloaded."""
-        for link, (name, make) in zip(self._links, files, strict=False):
+    def offer(self, files: dict[str, Callable[[], bytes]]) -> None:
+        """Offer downloads: names, and functions that return their content."""
+        for link, (name, make) in zip(self._links, files.items(), strict=False):
             self.session.files[self.title, name] = make
             link.set_text(name)
             link.props(f'href="/files/{self.session.key}/{self.title}/{name}" download="{name}"')
         for number, link in enumerate(self._links):
             link.set_visibility(number < len(files))
 
-    def tell(self, cost: Cost | None, *parts: str) -> None:
-        """Time, memory and whatever else is known of the last run; `parts` hold HTML of our own."""
+    def report(self, cost: Cost | None, *details: str) -> None:
+        """Show time, memory and details (HTML without user input) of the last result."""
         self._show_code()
-        told = []
+        parts = list(details)
         if cost is not None:
-            told.append(f"time <b>{_seconds(cost.seconds)}</b>")
-            if cost.peak_bytes is not None:
-                told.append(f"memory of the process <b>{cost.peak_bytes / 1e6:.0f} MB</b>")
-        self._status.set_content("".join(f"<span>{part}</span>" for part in (*told, *parts)))
+            memory = "" if cost.peak_bytes is None else f"memory of the process <b>{cost.peak_bytes / 1e6:.0f} MB</b>"
+            parts = [f"time <b>{_format_seconds(cost.seconds)}</b>", memory, *details]
+        self._status.set_content("".join(f"<span>{part}</span>" for part in parts if part))
         self._status.classes(remove="pg-old")
 
     def set_busy(self, busy: bool, share: float | None = None) -> None:
-        """Whether something is computed, and how much of it is done if that is known."""
+        """Show whether something is computed, and the share that is done if it is known."""
         if (busy, share) != self._shown_progress:
             self._shown_progress = busy, share
             self._progress.set(busy, share)
@@ -198,11 +209,11 @@ class Panel:
         ui.notify("copied", timeout=800)
 
 
-def _in_words(command: str) -> str:
-    """A line that breaks between words alone, not after the hyphens of options."""
+def _wrap_words(command: str) -> str:
+    """Return HTML that breaks between words, not at the hyphens of options."""
     words = "".join(f"<span>{escape(word)}</span> " for word in command.split(" "))
     return f'<div class="pg-wrap">{words.strip()}</div>'
 
 
-def _seconds(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"

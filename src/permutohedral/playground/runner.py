@@ -1,21 +1,20 @@
-"""Runs the newest request of one page and drops older ones: never two computations of one user at once."""
+"""Runner of one page: computes the newest request in a thread, and drops older ones."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
 
-# a sleeping thread that nobody asks anything ends, and is started anew when needed
+# seconds after which an idle thread ends; the next request starts another
 _IDLE = 5.0
 
 
 class DroppedError(Exception):
-    """A newer request has come while this one was computed."""
+    """A newer request was submitted during this one."""
 
 
-# What a request computes, step by step. It yields functions that show what it has found so far, and seconds without a
-# newer request to wait for: what takes long begins when the slider is let go. It is given a function to call now and
-# then, which ends a request that is no longer wanted.
+# A request yields functions that show its results so far, and seconds to wait without a newer request. It gets a
+# function to call now and then, which raises `DroppedError` after a newer request.
 Check = Callable[[], None]
 Show = Callable[[], None]
 Steps = Iterator[Show | float]
@@ -23,15 +22,15 @@ Request = Callable[[Check], Steps]
 
 
 class Runner:
-    """Computes in a thread of its own.
+    """Compute requests one by one in a thread.
 
-    What a request has found is shown even if a newer one waits, so that something moves while a slider does; the rest
-    of it is dropped.
+    Results are shown even if a newer request waits, so that the image follows a moving slider. The rest of the older
+    request is dropped.
 
     Args:
-        show: gets what a request yields, to call it.
-        fail: gets what a request raised.
-        idle: called when nothing is left to do.
+        show: called with each function that a request yields.
+        fail: called with an exception of a request.
+        idle: called when no work is left.
 
     >>> def request(check):
     ...     answer = 6 * 7
@@ -56,23 +55,23 @@ class Runner:
 
     @property
     def has_work(self) -> bool:
-        """Whether something is computed or waits."""
+        """Whether a request runs or waits."""
         return self.busy or self._newest is not None
 
     def submit(self, request: Request) -> None:
-        """Compute this next, instead of all that waits."""
+        """Compute this next, in place of a waiting request."""
         with self._changed:
             if self._closed:
                 return
             self._newest = request
             if self._thread is None:
-                # a computation that cannot be interrupted must not keep the program from ending
+                # daemon, since a computation that cannot be interrupted must not delay the exit
                 self._thread = threading.Thread(target=self._work, daemon=True)
                 self._thread.start()
             self._changed.notify()
 
     def close(self) -> None:
-        """Take no more requests, and drop the present one."""
+        """Drop the current request, and ignore later ones."""
         with self._changed:
             self._closed, self._newest = True, None
             self._changed.notify()
@@ -112,7 +111,7 @@ class Runner:
                         return
         except DroppedError:
             return
-        # whatever it is, the page tells it and the next request is served
+        # the page shows any error, and the next request runs
         except Exception as error:
             if not self._closed:
                 self._fail(error)

@@ -1,4 +1,4 @@
-"""The server of the page: on this machine alone, unless the user names another address."""
+"""Server of the page, by default for this machine only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from permutohedral.playground.access import TokenRequired, new_token
 from permutohedral.playground.page import build_page
 from permutohedral.playground.session import Session
 
-# a socket that a browser keeps open ends with the server
+# seconds to wait for open sockets at the end
 _SECONDS_TO_END = 1
 _ICON = (
     '<svg viewBox="0 0 32 32" xmlns="http://www.w3.org/2000/svg"><path d="M16 3 27 9.5v13L16 29 5 22.500v-13z" '
@@ -31,10 +31,10 @@ _ICON = (
 
 
 class Playground:
-    """The page and what it needs from the server.
+    """The page, its layers and its downloads.
 
     Args:
-        photo: the first that is shown; None for one that comes with scikit-image.
+        photo: the first photo; None for one that comes with scikit-image.
     """
 
     def __init__(self, photo: Path | None) -> None:
@@ -43,8 +43,7 @@ class Playground:
         self.app.add_api_websocket_route("/layers/{key}", self._layers)
         self.app.add_api_route("/files/{key}/{tab}/{name}", self._file)
         ui.page("/", title="permutohedral playground", favicon=_ICON)(lambda: build_page(photo, self.sessions))
-        # the way to a browser on this machine is faster than a compressor, nothing moves by itself, and the page has
-        # a style of its own
+        # compression is slower than the connection; nothing is bound, and the page has its own style sheet
         ui.run_with(
             self.app, gzip_middleware_factory=None, binding_refresh_interval=None, tailwind=False,
             show_welcome_message=False, reconnect_timeout=10,
@@ -65,18 +64,18 @@ class Playground:
         return Response(content, media_type="application/octet-stream", headers=headers)
 
 
-def serve(photo: Path | None, host: str, port: int, open_browser: bool, tell: Callable[[str], None]) -> None:
+def serve(photo: Path | None, host: str, port: int, open_browser: bool, announce: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C.
 
     Args:
         photo: see `Playground`.
         host: address to listen at.
-        port: 0 for a free one.
+        port: 0 chooses a free one.
         open_browser: whether to open the page in the user's browser.
-        tell: gets the address of the page when it is up.
+        announce: called with the address of the page when it is served.
 
     Raises:
-        InputError: the address is not to be had.
+        InputError: the address cannot be used.
     """
     listener = _listen(host, port)
     port, token = listener.getsockname()[1], new_token()
@@ -84,41 +83,40 @@ def serve(photo: Path | None, host: str, port: int, open_browser: bool, tell: Ca
     address = f"http://{name}:{port}/?token={token}"
     playground = Playground(photo)
 
-    def announce() -> None:
-        tell(address)
+    def start() -> None:
+        announce(address)
         if open_browser:
-            # starting a browser may take long
+            # a browser may start slowly
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
-    server = _Server(announce, TokenRequired(playground.app, token, port))
-    # Ctrl-C is how it ends; the server has closed all by then, and hands the signal on
+    server = _Server(start, TokenRequired(playground.app, token, port))
+    # after Ctrl-C the server has closed all sockets, and raises the signal again
     with suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
     _end(playground)
 
 
 class _Server(uvicorn.Server):
-    """Says when it is up."""
+    """Server with a callback when it has started."""
 
-    def __init__(self, announce: Callable[[], None], app: TokenRequired) -> None:
-        # sockets are not compressed either
+    def __init__(self, on_start: Callable[[], None], app: TokenRequired) -> None:
         config = uvicorn.Config(
             app, log_level="error", timeout_graceful_shutdown=_SECONDS_TO_END, ws_max_size=1 << 24,
             ws_per_message_deflate=False,
         )  # fmt: skip
         super().__init__(config)
-        self._announce = announce
+        self._on_start = on_start
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            self._announce()
+            self._on_start()
 
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-    # a name that is no name of a host
+    # UnicodeError: the name is too long
     except (OSError, UnicodeError) as error:
         raise InputError(f"there is no address {host}: {error}") from error
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -132,7 +130,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _end(playground: Playground) -> None:
-    """End although a computation goes on, which cannot be interrupted."""
+    """Close all sessions; exit even during a computation, which cannot be interrupted."""
     computing = any(session.is_computing for session in playground.sessions.values())
     for session in playground.sessions.values():
         session.close()

@@ -1,4 +1,4 @@
-"""What belongs to one browser tab: its photo, the layers it shows, its files, and its runner."""
+"""State of one browser tab: its photo, its files, its layers and its runner."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from permutohedral.playground.runner import Request, Runner
 from permutohedral.playground.stream import LayerStream
 
 if TYPE_CHECKING:
-    from permutohedral.playground.compute.photos import Photo
+    from permutohedral.playground.photos import Photo
 
-# above this a smaller picture is shown first
-SLOW = 0.15
-# above this the whole picture waits until the slider rests
+# seconds above which a preview comes first
+SLOW = 0.06
+# seconds above which the full result waits until the slider rests
 VERY_SLOW = 0.5
 # seconds without a move after which a slider rests
 REST = 0.25
@@ -29,49 +29,55 @@ class Session:
     """One browser tab.
 
     Args:
-        fail: shows a sentence to the user.
-        busy: told whether something is computed.
+        fail: called with an error to show.
+        busy: called with whether something is computed.
     """
 
     def __init__(self, fail: Callable[[Exception], None], busy: Callable[[bool], None]) -> None:
         self.key = uuid.uuid4().hex
         self.photo: Photo | None = None
         self.stream = LayerStream()
-        # by tab and name: what makes the content of a file when it is asked for
+        # downloads by tab and name: functions that return their content
         self.files: dict[tuple[str, str], Callable[[], bytes]] = {}
         self._loop = asyncio.get_running_loop()
         self._folder = tempfile.TemporaryDirectory(prefix="permutohedral-")
         self._seconds: dict[Any, float] = {}
         self._numbers = itertools.count()
         self._busy = busy
-        self._runner = Runner(self.on_page, partial(self.on_page, fail), partial(self.on_page, self._tell_idle))
+        self._runner = Runner(self.on_page, partial(self.on_page, fail), partial(self.on_page, self._report_idle))
 
     def keep_upload(self, name: str, content: bytes) -> Path:
-        """A file with this content, for as long as the tab is open."""
-        # the number keeps two of one name apart; only the ending of the user's name is taken
+        """Write an upload to a file that lasts as long as the tab is open."""
+        # numbered, with only the ending of the user's name
         path = Path(self._folder.name) / f"{next(self._numbers)}{Path(name).suffix.lower()}"
         path.write_bytes(content)
         return path
 
+    def folder(self, name: str) -> Path:
+        """Return a folder for results that lasts as long as the tab is open."""
+        path = Path(self._folder.name) / name
+        path.mkdir(exist_ok=True)
+        return path
+
     def submit(self, request: Request) -> None:
-        """Compute this next, instead of all that waits; what it finds is shown on the page."""
+        """Compute this next, in place of waiting requests; results are shown on the page."""
         self._busy(True)
         self._runner.submit(request)
 
     def is_slow(self, kind: Any) -> bool:
-        """Whether a computation of this kind took so long that a preview comes first; so is what was never done."""
+        """Return whether a preview comes before a computation of this kind; also true for the first one."""
         return self._seconds.get(kind, SLOW + 1) > SLOW
 
     def rest_before(self, kind: Any) -> float:
-        """How long a computation of this kind waits for the slider to rest."""
+        """Return how long a computation of this kind waits for the slider to rest, in seconds."""
         return REST if self._seconds.get(kind, 0.0) > VERY_SLOW else 0.0
 
     def remember(self, kind: Any, seconds: float) -> None:
-        """How long a computation of this kind took."""
+        """Store the duration of a computation of this kind."""
         self._seconds[kind] = seconds
 
     def close(self) -> None:
-        """Drop everything."""
+        """Stop computing, and delete all files."""
         self._runner.close()
         self._folder.cleanup()
 
@@ -80,13 +86,12 @@ class Session:
         """Whether the thread of this tab is busy."""
         return self._runner.busy
 
-    def _tell_idle(self) -> None:
-        # a request may have come meanwhile
+    def _report_idle(self) -> None:
+        # a new request may wait
         if not self._runner.has_work:
             self._busy(False)
 
     def on_page(self, call: Callable[..., None], *given: Any) -> None:
-        """Call it in the thread of the page."""
-        # the page belongs to the thread of the loop, which may have ended
+        """Call a function in the thread of the page, whose loop may have ended."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call, *given)

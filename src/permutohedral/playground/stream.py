@@ -1,4 +1,4 @@
-"""Sends layers to the browser as they come: of each name the newest alone."""
+"""Stream of image layers over a WebSocket, which drops stale ones."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING
 from fastapi import WebSocket
 
 if TYPE_CHECKING:
-    from permutohedral.playground.compute.layers import Layer
+    from permutohedral.playground.photos import Layer
 
 
 class LayerStream:
-    """The layers of one browser tab, which it gets through a socket.
-
-    All methods belong to the thread of the page.
-    """
+    """Layers of one browser tab. Call all methods in the thread of the page."""
 
     def __init__(self) -> None:
         # messages by the name of their layer
@@ -24,11 +21,11 @@ class LayerStream:
         self._connections: set[_Connection] = set()
 
     def put(self, name: str, layer: Layer | None, kind: str, number: int) -> None:
-        """Send a layer, or that there is none of this name, instead of those of this name that still wait.
+        """Send a layer in place of waiting layers of the same name.
 
         Args:
-            name: for whoever shows it.
-            layer: None if there is none any more.
+            name: of the layer.
+            layer: None to remove the layer of this name.
             kind: "before", "preview" or "full".
             number: of the request.
         """
@@ -38,7 +35,7 @@ class LayerStream:
             connection.put(name, message)
 
     async def serve(self, socket: WebSocket) -> None:
-        """Send all that is to be shown, and then what comes, until the browser leaves."""
+        """Send all layers, and new ones as they come, until the browser disconnects."""
         await socket.accept()
         connection = _Connection(socket)
         for name, message in self._newest.items():
@@ -54,7 +51,7 @@ class LayerStream:
 
 
 class _Connection:
-    """What still waits to be sent through a socket."""
+    """Queue of one socket."""
 
     def __init__(self, socket: WebSocket) -> None:
         self._socket = socket
@@ -62,7 +59,7 @@ class _Connection:
         self._changed = asyncio.Event()
 
     def put(self, name: str, message: bytes) -> None:
-        # behind those of other names, which were put before
+        # last in the queue
         self._waiting.pop(name, None)
         self._waiting[name] = message
         self._changed.set()
@@ -76,11 +73,11 @@ class _Connection:
 
 
 def _encode(name: str, layer: Layer | None, kind: str, number: int) -> bytes:
-    """The length of the head as four bytes, the head as JSON, and the planes."""
-    head: dict[str, object] = {"name": name, "kind": kind, "number": number, "channels": 0}
+    """Encode the length of the header in four bytes, the header as JSON, and the planes."""
+    header: dict[str, object] = {"name": name, "kind": kind, "number": number, "channels": 0}
     planes = b""
     if layer is not None:
         size = {"channels": layer.channels, "height": layer.height, "width": layer.width}
-        head, planes = {**head, **size, "region": layer.region}, layer.planes
-    written = json.dumps(head).encode()
+        header, planes = {**header, **size, "region": layer.region}, layer.planes
+    written = json.dumps(header).encode()
     return b"".join([len(written).to_bytes(4, "little"), written, planes])

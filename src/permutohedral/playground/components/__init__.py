@@ -1,4 +1,4 @@
-"""What of the page runs in the browser: a Vue component beside the Python that talks to it."""
+"""Vue components of the page, and the Python classes that control them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Viewer(Element, component="viewer.js", esm={"playground-layers": "layers"}
     """Before and after under one divider, their difference, zoom, and strokes.
 
     Args:
-        session: key of the session, whose layers it shows.
-        layers: names of the layers "before" and "after", and of "truth", to which a result is compared, if it is known.
+        session: key of the session.
+        layers: names of the layers "before" and "after", and of the "truth" if there is one.
         names: of the two sides.
-        group: viewers of one group zoom together; "" for none.
-        on_stroke: gets a stroke when the mouse is let go.
+        group: viewers of the same group zoom together; "" for none.
+        on_stroke: called with a stroke when the mouse button is released.
     """
 
     def __init__(
@@ -38,44 +38,58 @@ class Viewer(Element, component="viewer.js", esm={"playground-layers": "layers"}
             self.on("stroke", lambda event: on_stroke(event.args))
 
     def set_strokes(self, strokes: Sequence[dict[str, Any]], brush: dict[str, Any]) -> None:
-        """What is drawn over the photo, and what the mouse draws with."""
+        """Set the strokes over the photo, and the brush of the mouse."""
         self._props["strokes"], self._props["brush"] = list(strokes), brush
         self.update()
 
 
-class Range(Element, component="slider.js"):
-    """A slider over given numbers.
+class Slider(Element, component="slider.js"):
+    """Slider over a list of round numbers.
 
     Args:
-        name: above it, and for screen readers.
-        values: from left to right.
-        start: which of them it stands at.
-        unit: behind the number.
-        on_move: gets which of them it was moved to.
+        name: label, also for screen readers.
+        values: numbers from left to right.
+        start: one of the numbers.
+        unit: text after the number.
+        changed: called when the slider moves.
     """
 
     def __init__(
-        self, name: str, values: Sequence[float], start: int, unit: str, on_move: Callable[[int], None]
+        self, name: str, values: Sequence[float], start: float, unit: str, changed: Callable[[], None]
     ) -> None:
         super().__init__()
-        self._props.update({"name": name, "values": list(values), "start": start, "unit": unit})
-        self.on("move", lambda event: on_move(event.args), throttle=0.02)
+        self._numbers, self._changed = list(values), changed
+        self._index = self._numbers.index(start)
+        self._props.update({"name": name, "values": self._numbers, "start": self._index, "unit": unit})
+        self.on("move", lambda event: self._move(event.args), throttle=0.02)
 
-    def set(self, at: int) -> None:
-        """Move it."""
-        self.run_method("set", at)
+    @property
+    def value(self) -> float:
+        """The current number."""
+        return self._numbers[self._index]
+
+    def set(self, value: float) -> None:
+        """Move the slider to one of its numbers."""
+        index = self._numbers.index(value)
+        self.run_method("set", index)
+        self._move(index)
+
+    def _move(self, index: int) -> None:
+        if index != self._index:
+            self._index = index
+            self._changed()
 
 
 class Progress(Element, component="progress.js"):
-    """A bar over what is computed."""
+    """Progress bar."""
 
     def set(self, busy: bool, share: float | None = None) -> None:
-        """Whether something is computed, and how much of it is done if that is known."""
+        """Show whether something is computed, and the share that is done if it is known."""
         self.run_method("set", busy, share)
 
 
 class Tab(Element, component="tab.js"):
-    """The content of a tab, hidden at first.
+    """Content of a tab, hidden at first.
 
     Args:
         title: of the tab.
@@ -86,17 +100,17 @@ class Tab(Element, component="tab.js"):
         self._props["title"] = title
 
     def set_open(self, is_open: bool) -> None:
-        """Show or hide it."""
+        """Show or hide the tab."""
         self._props["open"] = is_open
         self.update()
 
 
 class Plane(Element, component="plane.js"):
-    """The lattice of the plane, with a point that the mouse moves.
+    """Lattice of the plane, with a point that the mouse moves.
 
     Args:
         start: x and y of the point.
-        on_place: gets x and y.
+        on_place: called with x and y of the point.
     """
 
     def __init__(self, start: tuple[float, float], on_place: Callable[[float, float], None]) -> None:
@@ -105,5 +119,5 @@ class Plane(Element, component="plane.js"):
         self.on("place", lambda event: on_place(*event.args), throttle=0.03)
 
     def draw(self, found: dict[str, Any], number: int) -> None:
-        """Draw what `compute.lattices.describe_point` found."""
+        """Draw the result of `compute.describe_point`."""
         self.run_method("draw", found, number)

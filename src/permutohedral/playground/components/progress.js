@@ -1,4 +1,4 @@
-// A bar over what is computed: how much is done, or that something is.
+// Progress bar: the share that is done, or that something is computed.
 
 export default {
   template: `

@@ -1,4 +1,4 @@
-// A slider over given numbers, which tells its number itself: nothing waits for the server.
+// A slider over a list of numbers, which shows its number without waiting for the server.
 
 export default {
   template: `

@@ -1,4 +1,4 @@
-// The content of a tab. While it is hidden it stays as it is: every change of the page renders what is open alone.
+// Content of a tab. Hidden tabs are not rendered again.
 
 export default {
   template: `

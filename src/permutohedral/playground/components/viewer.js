@@ -87,7 +87,7 @@ export default {
       this.after = !!this.layer("after");
       this.truth = !!this.layer("truth");
       this.difference = null;
-      // at once: it is painted with the next frame
+      // immediately: it is painted with the next frame
       this.draw();
       this.shown = { kind, number };
     },

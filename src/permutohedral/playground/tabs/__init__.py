@@ -1,1 +1,1 @@
-"""The tabs of the page: controls, and which computations they ask for."""
+"""Tabs of the page."""

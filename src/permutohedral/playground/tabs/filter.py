@@ -1,44 +1,48 @@
-"""The tab with the bilateral filter."""
+"""Tab with the bilateral filter."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from nicegui import ui
 
-from permutohedral.playground.code import Code, filter_code
-from permutohedral.playground.components import Viewer
-from permutohedral.playground.controls import Choice, Slider, upload_button
+from permutohedral.playground.components import Slider, Viewer
+from permutohedral.playground.controls import Choice, read_in_thread, read_upload, upload_button
+from permutohedral.playground.jobs import Code, Job
 from permutohedral.playground.panel import Panel
 from permutohedral.playground.runner import Check, Steps
 from permutohedral.playground.session import REST
-from permutohedral.playground.settings import METHODS, FilterSettings
-from permutohedral.playground.uploads import photo_of_upload, read_beside
 
 if TYPE_CHECKING:
-    from permutohedral.playground.compute.filtering import Averaged
-    from permutohedral.playground.compute.photos import Photo
+    from permutohedral.playground.photos import Photo
 
+# values of the controls at the start: the defaults of `permutohedral image filter`
+START: dict[str, Any] = {"sigma_space": 8.0, "sigma_color": 0.1, "method": "auto", "halo": 0}
+_METHODS = ("separable", "dense", "exact", "auto")
 _SPACE = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0, 24.0, 32.0, 40.0, 48.0, 64.0)
-_RANGE = (0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 1.0)
-
+_COLOR = (0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 1.0)
 _SIZE = "of the size of the photo"
 
 
+def filter_job(photo: str | Path, output: str | Path, guide: str | Path | None, options: dict[str, Any]) -> Job:
+    """Return the job of this tab."""
+    return Job("filter_image", (photo, output), {"guide": guide, **options})
+
+
 class FilterPanel(Panel):
-    """Smooths, and keeps edges."""
+    """Bilateral filter of the photo."""
 
     title = "filter"
     hint = "Averages pixels that are near in place and in color: smooths, and keeps edges."
 
     def add_controls(self) -> None:
         self._guide: Photo | None = None
-        start = FilterSettings()
-        self._space = Slider("sigma over space", _SPACE, start.sigma_space, " px", self.refresh)
-        self._range = Slider("sigma over color", _RANGE, start.sigma_range, "", self.refresh)
-        self._method = Choice("method", METHODS, start.method, self.refresh)
-        self._halo = Slider("halo", (0, 1, 2), 0, " steps", self.refresh)
+        self._space = Slider("sigma over space", _SPACE, START["sigma_space"], " px", self.refresh)
+        self._color = Slider("sigma over color", _COLOR, START["sigma_color"], "", self.refresh)
+        self._method = Choice("method", _METHODS, START["method"], self.refresh)
+        self._halo = Slider("halo", (0, 1, 2), START["halo"], " steps", self.refresh)
         self._edges = Choice("edges from", {False: "the photo itself", True: "a guide"}, False, self._choose_edges)
         with ui.element("div").classes("hidden") as self._upload:
             upload_button("choose the guide", self._take_guide)
@@ -48,46 +52,42 @@ class FilterPanel(Panel):
         Viewer(self.session.key, {"before": "photo", "after": "filter/after"}, ("photo", "filtered"))
 
     def take_photo(self) -> None:
-        # its guide was for another
         self._guide = None
         self._edges.set(False)
         self._guide_name.set_text(_SIZE)
         self.put("after", None, "before", 0)
 
-    def settings(self) -> FilterSettings:
-        """What the controls say."""
-        guided = bool(self._edges.value) and self._guide is not None
-        return FilterSettings(self._space.value, self._range.value, self._method.value, int(self._halo.value), guided)
+    def _options(self) -> dict[str, Any]:
+        return {
+            "sigma_space": self._space.value,
+            "sigma_color": self._color.value,
+            "method": self._method.value,
+            "halo": int(self._halo.value),
+        }
+
+    def _used_guide(self) -> Photo | None:
+        return self._guide if self._edges.value else None
 
     def code(self) -> Code:
-        photo = self.session.photo
-        assert photo is not None
-        guide = None if self._guide is None else self._guide.name
-        return filter_code(self.settings(), photo.name, guide, photo.num_pixels, photo.is_transparent)
+        guide = self._used_guide()
+        return filter_job(self.photo.name, "smooth.png", None if guide is None else guide.name, self._options()).code()
 
     def compute(self) -> None:
-        photo, guide, settings, number = self.session.photo, self._guide, self.settings(), self.number
-        assert photo is not None
-        kind = (photo.num_pixels, settings.method, settings.halo)
+        photo, guide, options, number = self.photo, self._used_guide(), self._options(), self.number
+        kind = (photo.num_pixels, options["method"], options["halo"])
+        # TIFF is faster to write than PNG
+        output = self.session.folder(self.title) / "smooth.tif"
+        job = filter_job(photo.path, output, None if guide is None else guide.path, options)
 
         def request(check: Check) -> Steps:
-            from permutohedral.playground.compute import filtering
+            from permutohedral.playground import compute
 
-            yield from self.preview_first(number, kind, partial(filtering.preview, photo, guide, settings))
-            found = filtering.filter_photo(photo, guide, settings, check)
-            yield partial(show_full, found)
+            yield from self.preview_first(number, kind, partial(compute.preview_filter, photo, guide, options))
+            result = compute.filter_photo(photo, job, self.progress(check))
+            yield partial(self.show, result, kind, number)
             yield REST
-            error = filtering.estimate(photo, guide, settings, found)
-            told = f"error about <b>{100 * error.relative:.2g} %</b>, at a pixel <b>{255 * error.worst:.2g}</b> of 255"
-            yield partial(self.tell, found.result.cost, told)
-
-        def show_full(found: Averaged) -> None:
-            result = found.result
-            self.session.remember(kind, result.cost.seconds)
-            self.put("after", result.layer, "full", number)
-            self.tell(result.cost, "error …")
-            if number == self.number:
-                self.offer([("smooth.png", lambda: _encode(photo, found))])
+            checked = compute.filter_photo(photo, job, self.progress(check), check=True)
+            yield partial(self.report, result.cost, *checked.details)
 
         self.submit(request)
 
@@ -97,8 +97,8 @@ class FilterPanel(Panel):
             self.refresh()
 
     async def _take_guide(self, name: str, content: bytes) -> None:
-        guide = await photo_of_upload(self.session, name, content)
-        if guide is None or await read_beside(_check_guide, self.session.photo, guide) is None:
+        guide = await read_upload(self.session, name, content)
+        if guide is None or await read_in_thread(_check_guide, self.photo, guide) is None:
             return
         self._guide = guide
         self._guide_name.set_text(name)
@@ -106,12 +106,6 @@ class FilterPanel(Panel):
 
 
 def _check_guide(photo: Photo, guide: Photo) -> Photo:
-    from permutohedral.playground.compute.filtering import check_guide
+    from permutohedral.playground.photos import check_guide
 
     return check_guide(photo, guide)
-
-
-def _encode(photo: Photo, found: Averaged) -> bytes:
-    from permutohedral.playground.compute.layers import encode_png
-
-    return encode_png(photo.picture.with_pixels(found.result.pixels))

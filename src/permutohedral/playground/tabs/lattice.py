@@ -1,75 +1,67 @@
-"""The tab with the lattice itself."""
+"""Tab with a point on the lattice."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nicegui import ui
 
-from permutohedral.playground.code import Code, lattice_code
-from permutohedral.playground.components import Plane
-from permutohedral.playground.controls import Slider
+from permutohedral.playground.components import Plane, Slider
+from permutohedral.playground.jobs import Code, lattice_code
 from permutohedral.playground.panel import Panel
 from permutohedral.playground.runner import Check, Steps
-from permutohedral.playground.settings import LatticeSettings
 
 if TYPE_CHECKING:
-    from permutohedral.playground.compute.measure import Cost
+    from permutohedral.playground.compute import Cost
 
 _LEGEND = """
 <span><i style="background: #d81b60"></i>the point</span>
-<span><i style="background: #ef6c00"></i>its simplex, with the weights of the corners</span>
-<span><i style="border: 2px solid #00897b"></i>the taps of a filter around the nearest corner</span>
-<span><i style="background: #3f51b5"></i>how much the point counts there</span>
+<span><i style="background: #ef6c00"></i>its simplex, with the weights of the vertices</span>
+<span><i style="border: 2px solid #00897b"></i>the taps of a filter around the nearest vertex</span>
+<span><i style="background: #3f51b5"></i>the response of the filter</span>
 <span><i style="border: 1.500px dashed #455a64"></i>one and two standard deviations</span>
 """
 
 
 class LatticePanel(Panel):
-    """A point, its simplex, its weights, the taps, and the filter's response."""
+    """A point, its simplex and weights, the taps of a filter, and the filter's response."""
 
     title = "lattice"
     hint = (
-        "Move the point with the mouse or the arrow keys. Splat gives its value to the corners of the simplex around "
-        "it, blur carries it on to their neighbors, and slice reads it wherever it is wanted: together, nearly a "
-        "Gaussian."
+        "Move the point with the mouse or the arrow keys. Splat distributes its value to the vertices of its simplex, "
+        "blur spreads it to their neighbors, and slice reads the result anywhere: together, nearly a Gaussian."
     )
 
     def add_controls(self) -> None:
-        self._settings = LatticeSettings()
-        self._size = Slider("s, reach of a learned filter", (0, 1, 2, 3), self._settings.size, "", self._resize)
+        self._point = 0.35, 0.2
+        self._size = Slider("s, neighborhood size of a learned filter", (0, 1, 2, 3), 1, "", self.refresh)
 
     def add_view(self) -> None:
-        self._plane = Plane((self._settings.x, self._settings.y), self._place)
+        self._plane = Plane(self._point, self._place)
         ui.html(_LEGEND, sanitize=False).classes("pg-legend")
 
     def code(self) -> Code:
-        return lattice_code(self._settings)
+        return lattice_code(*self._point, int(self._size.value))
 
     def compute(self) -> None:
-        settings, number = self._settings, self.number
+        point, size, number = self._point, int(self._size.value), self.number
 
         def request(check: Check) -> Steps:
-            from permutohedral.playground.compute.lattices import describe_point
-            from permutohedral.playground.compute.measure import measured
+            from permutohedral.playground.compute import describe_point, measured
 
             with measured() as cost:
-                found = describe_point(settings)
+                found = describe_point(*point, size)
             yield partial(show, found, cost)
 
         def show(found: dict[str, Any], cost: Cost) -> None:
             self._plane.draw(found, number)
             weights = " + ".join(f"{weight:.2f}" for weight in found["weights"])
-            self.tell(cost, f"weights <b>{weights}</b>", f"farthest from the Gaussian <b>{found['worst']:.2f}</b> of 1")
+            worst = f"largest difference from the Gaussian <b>{found['worst']:.2f}</b> of 1"
+            self.report(cost, f"weights <b>{weights}</b>", worst)
 
         self.submit(request)
 
     def _place(self, x: float, y: float) -> None:
-        self._settings = replace(self._settings, x=float(x), y=float(y))
-        self.refresh()
-
-    def _resize(self) -> None:
-        self._settings = replace(self._settings, size=int(self._size.value))
+        self._point = float(x), float(y)
         self.refresh()

@@ -1,59 +1,66 @@
-"""The tab that spreads strokes of the mouse to regions."""
+"""Tab that spreads strokes of the mouse to regions."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from nicegui import ui
 
-from permutohedral.pictures.field_settings import FieldSettings
-from permutohedral.playground.code import Code, segment_code
-from permutohedral.playground.components import Viewer
-from permutohedral.playground.controls import Slider
+from permutohedral.files.settings import SegmentationSettings
+from permutohedral.playground.components import Slider, Viewer
+from permutohedral.playground.jobs import Code, Job
 from permutohedral.playground.panel import Panel
 from permutohedral.playground.runner import Check, Steps
-from permutohedral.playground.settings import BRUSHES, STROKES, Stroke
+from permutohedral.playground.strokes import BRUSHES, NEEDS_STROKES, Stroke, write_strokes
 
-if TYPE_CHECKING:
-    from permutohedral.pictures.label_maps import LabelMap
-    from permutohedral.playground.compute.segmenting import Segments
-
+# values of the controls at the start: the defaults of `permutohedral image segment`
+START: dict[str, Any] = asdict(SegmentationSettings())
 _COLORS = ["#{:02x}{:02x}{:02x}".format(*color) for color in BRUSHES]
-_SPACE = (4.0, 8.0, 12.0, 20.0, 30.0, 40.0, 60.0, 80.0, 120.0, 160.0)
-_RANGE = (0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3)
-_WEIGHT = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
+_SLIDERS = {
+    "sigma_space": ("sigma over space", (4.0, 8.0, 12.0, 20.0, 30.0, 40.0, 60.0, 80.0, 120.0, 160.0), " px"),
+    "sigma_color": ("sigma over color", (0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3), ""),
+    "strength": ("weight of similar colors", (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0), ""),
+    "smoothness": ("weight of neighbors", (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0), ""),
+    "certainty": ("certainty of strokes", (0.6, 0.7, 0.8, 0.9, 0.95, 0.99), ""),
+    "num_iterations": ("iterations", (1, 2, 3, 5, 10, 20), ""),
+}
+
+
+def segment_job(photo: str | Path, output: str | Path, labels: str | Path, options: dict[str, Any]) -> Job:
+    """Return the job of this tab."""
+    return Job("segment_image", (photo, output), {"labels": labels, **options})
 
 
 class SegmentPanel(Panel):
-    """Spreads labels along edges."""
+    """Segmentation of the photo from strokes."""
 
     title = "segment"
     hint = (
-        "Draw over regions with the mouse, each with a brush of its own: a dense random field spreads them to pixels "
-        "of like color."
+        "Draw over regions with the mouse, each with its own brush: a dense random field spreads them to pixels of "
+        "similar color."
     )
 
     def add_controls(self) -> None:
         self._strokes: list[Stroke] = []
         self._brush = 0
-        start = STROKES
         with ui.element("div").classes("pg-row"):
             self._brushes = [ui.element("button").classes("pg-brush") for _ in _COLORS]
         for number, (brush, color) in enumerate(zip(self._brushes, _COLORS, strict=True)):
             brush.style(f"background: {color}").props(f'aria-label="brush {number + 1}"')
             brush.on("click", partial(self._choose, number))
         with ui.element("div").classes("pg-row"):
-            ui.button("undo", icon="undo", on_click=self._undo).props("flat dense no-caps")
-            ui.button("clear", icon="delete_outline", on_click=self._clear).props("flat dense no-caps")
+            undo = ui.button("undo", icon="undo", on_click=lambda: self.set_strokes(self._strokes[:-1]))
+            clear = ui.button("clear", icon="delete_outline", on_click=lambda: self.set_strokes([]))
+            for button in (undo, clear):
+                button.props("flat dense no-caps")
         self._radius = Slider("brush", (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0), 6.0, " px", self._show_strokes)
-        self._space = Slider("sigma over space", _SPACE, start.sigma_space, " px", self.refresh)
-        self._range = Slider("sigma over color", _RANGE, start.sigma_range, "", self.refresh)
-        self._weight = Slider("weight of like colors", _WEIGHT, start.strength, "", self.refresh)
-        self._near = Slider("weight of neighbors", _WEIGHT, start.smoothness, "", self.refresh)
-        shares = (0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
-        self._certainty = Slider("certainty of strokes", shares, start.certainty, "", self.refresh)
-        self._steps = Slider("steps", (1, 2, 3, 5, 10, 20), start.steps, "", self.refresh)
+        self._sliders = {
+            option: Slider(name, values, START[option], unit, self.refresh)
+            for option, (name, values, unit) in _SLIDERS.items()
+        }
 
     def add_view(self) -> None:
         layers = {"before": "photo", "after": "segment/after"}
@@ -65,50 +72,36 @@ class SegmentPanel(Panel):
         self._show_strokes()
         self.put("after", None, "before", 0)
 
-    def draw_example(self, strokes: tuple[Stroke, ...]) -> None:
-        """Strokes for the photo that comes with the page."""
-        self._strokes = list(strokes)
+    def set_strokes(self, strokes: list[Stroke]) -> None:
+        """Replace all strokes."""
+        self._strokes = strokes
         self._show_strokes()
         self.refresh()
 
-    def settings(self) -> FieldSettings:
-        """What the controls say."""
-        return FieldSettings(
-            self._certainty.value, self._space.value, self._range.value, self._weight.value, self._near.value,
-            int(self._steps.value),
-        )  # fmt: skip
+    def _options(self) -> dict[str, Any]:
+        return {option: slider.value for option, slider in self._sliders.items()}
 
     def code(self) -> Code:
-        photo = self.session.photo
-        assert photo is not None
-        return segment_code(self.settings(), photo.name, photo.is_transparent)
+        return segment_job(self.photo.name, "out.png", "labels.png", self._options()).code()
 
     def compute(self) -> None:
-        photo, strokes, settings, number = self.session.photo, tuple(self._strokes), self.settings(), self.number
-        assert photo is not None
+        photo, strokes, options, number = self.photo, tuple(self._strokes), self._options(), self.number
         kind = (photo.num_pixels, "segment")
         if len({stroke.label for stroke in strokes}) < 2:
             self.drop()
             self.put("after", None, "before", number)
-            self.tell(None, "draw over two regions or more, each with a brush of its own")
+            self.report(None, NEEDS_STROKES)
             return
+        folder = self.session.folder(self.title)
+        overlay = {"overlay": folder / "overlay.tif"}
+        job = segment_job(photo.path, folder / "out.tif", folder / "labels.png", {**options, **overlay})
 
         def request(check: Check) -> Steps:
-            from permutohedral.playground.compute import segmenting
+            from permutohedral.playground import compute
 
-            yield from self.preview_first(number, kind, partial(segmenting.preview, photo, strokes, settings))
-            yield partial(show_full, segmenting.segment_photo(photo, strokes, settings, self.progress(check)))
-
-        def show_full(found: Segments) -> None:
-            from permutohedral.playground.compute.segmenting import shares
-
-            self.session.remember(kind, found.result.cost.seconds)
-            self.put("after", found.result.layer, "full", number)
-            square = '<i style="color: rgb{}">&#9632;</i> <b>{:.0f} %</b>'
-            parts = (square.format(color, 100 * share) for color, share in shares(found))
-            self.tell(found.result.cost, *parts, f"in doubt <b>{100 * found.doubt:.2g} %</b> of the pixels")
-            if number == self.number:
-                self.offer([("out.png", partial(_encode, found.found)), ("labels.png", partial(_encode, found.given))])
+            yield from self.preview_first(number, kind, partial(compute.preview_segments, photo, strokes, options))
+            write_strokes(strokes, *photo.size, folder / "labels.png")
+            yield partial(self.show, compute.segment_photo(job, self.progress(check)), kind, number)
 
         self.submit(request)
 
@@ -128,22 +121,4 @@ class SegmentPanel(Panel):
 
     def _take_stroke(self, drawn: dict[str, Any]) -> None:
         points = tuple((float(x), float(y)) for x, y in drawn["points"])
-        self._strokes.append(Stroke(int(drawn["label"]), float(drawn["radius"]), points))
-        self._show_strokes()
-        self.refresh()
-
-    def _undo(self) -> None:
-        self._strokes = self._strokes[:-1]
-        self._show_strokes()
-        self.refresh()
-
-    def _clear(self) -> None:
-        self._strokes = []
-        self._show_strokes()
-        self.refresh()
-
-
-def _encode(labels: LabelMap) -> bytes:
-    from permutohedral.playground.compute.layers import encode_png
-
-    return encode_png(labels.paint())
+        self.set_strokes([*self._strokes, Stroke(int(drawn["label"]), float(drawn["radius"]), points)])

@@ -1,53 +1,58 @@
-"""The tab with the modes of upsampling side by side."""
+"""Tab with the modes of upsampling side by side."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nicegui import ui
 
-from permutohedral.playground.code import Code, upsample_code
-from permutohedral.playground.components import Viewer
-from permutohedral.playground.controls import Choice, Slider, upload_button
-from permutohedral.playground.panel import File, Panel
+from permutohedral.playground.components import Slider, Viewer
+from permutohedral.playground.controls import Choice, read_in_thread, upload_button
+from permutohedral.playground.jobs import Code, Job
+from permutohedral.playground.panel import Panel
 from permutohedral.playground.runner import Check, Steps
-from permutohedral.playground.settings import MODES, Mode, UpsampleSettings
-from permutohedral.playground.uploads import read_beside
 
 if TYPE_CHECKING:
-    from permutohedral.playground.compute.layers import Layer
-    from permutohedral.playground.compute.photos import Photo
-    from permutohedral.playground.compute.upsampling import Material, Upsampled
+    from permutohedral.playground.compute import Material, Result
+    from permutohedral.playground.photos import Layer, Photo
 
+# values of the controls at the start: the defaults of `permutohedral image upsample`
+START: dict[str, Any] = {"mode": "solver", "sigma_luma": 0.12, "sigma_chroma": 0.05, "smoothness": 0.3}
+# in the order of their time
+MODES = ("gaussian", "affine", "solver")
 _SIGMA = (0.02, 0.03, 0.05, 0.08, 0.12, 0.16, 0.2, 0.3, 0.5)
 _INTERPOLATED = "bilinear"
 
 
+def upsample_job(coarse: str | Path, guide: str | Path, output: str | Path, options: dict[str, Any]) -> Job:
+    """Return the job of this tab; smoothness is an option of the mode "solver"."""
+    smoothness = options["smoothness"] if options["mode"] == "solver" else None
+    return Job("upsample_map", (coarse, guide, output), {**options, "smoothness": smoothness})
+
+
 class UpsamplePanel(Panel):
-    """Brings small maps to the size of photos."""
+    """Upsampling of a small map along the edges of the photo."""
 
     title = "upsample"
     hint = (
-        "Brings a small map to the size of the photo, along its edges. Without a map of yours, the colors of the photo "
-        "at a fraction of its size are brought back along its brightness, so that the truth is known."
+        "Upsamples a small map to the size of the photo, along its edges. Without a map, the colors of the photo at a "
+        "fraction of its size are upsampled along its brightness, so that the truth is known."
     )
 
     def add_controls(self) -> None:
         self._map: tuple[Path, str] | None = None
-        start = UpsampleSettings()
-        self._factor = Slider("smaller by", (4, 8, 16, 32), start.factor, "", self.refresh)
+        self._factor = Slider("smaller by", (4, 8, 16, 32), 16, "", self.refresh)
         with ui.element("div").classes("pg-row"):
             upload_button("choose a map", self._take_map)
             self._back = ui.button("without it", icon="close", on_click=self._drop_map).props("flat dense no-caps")
         self._back.set_visibility(False)
-        self._gray = Slider("sigma over brightness", _SIGMA, start.sigma_gray, "", self.refresh)
-        self._color = Slider("sigma over color", _SIGMA, start.sigma_color, "", self.refresh)
+        self._luma = Slider("sigma over brightness", _SIGMA, START["sigma_luma"], "", self.refresh)
+        self._chroma = Slider("sigma over color", _SIGMA, START["sigma_chroma"], "", self.refresh)
         smoothness = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-        self._smoothness = Slider("smoothness of the solver", smoothness, start.smoothness, "", self.refresh)
-        self._mode = Choice("mode of code and download", MODES, start.mode, self.refresh)
+        self._smoothness = Slider("smoothness of the solver", smoothness, START["smoothness"], "", self.refresh)
+        self._mode = Choice("mode of code and download", MODES, START["mode"], self.refresh)
 
     def add_view(self) -> None:
         self._captions: dict[str, ui.html] = {}
@@ -61,92 +66,74 @@ class UpsamplePanel(Panel):
     def take_photo(self) -> None:
         self._drop_map(refresh=False)
 
-    def settings(self) -> UpsampleSettings:
-        """What the controls say."""
-        return UpsampleSettings(
-            int(self._factor.value), self._gray.value, self._color.value, self._smoothness.value, self._mode.value
-        )
+    def _options(self) -> dict[str, Any]:
+        return {
+            "mode": self._mode.value,
+            "sigma_luma": self._luma.value,
+            "sigma_chroma": self._chroma.value,
+            "smoothness": self._smoothness.value,
+        }
 
     def code(self) -> Code:
-        photo, settings = self.session.photo, self.settings()
-        assert photo is not None
-        if self._map is None:
-            return upsample_code(settings, "coarse.png", "guide.png", "out.png")
-        name = self._map[1]
-        return upsample_code(settings, name, photo.name, _result_name(name), photo.is_transparent)
+        coarse, guide = ("coarse.png", "guide.png") if self._map is None else (self._map[1], self.photo.name)
+        return upsample_job(coarse, guide, f"out{_result_ending(coarse)}", self._options()).code()
 
     def compute(self) -> None:
-        photo, own, settings, number = self.session.photo, self._map, self.settings(), self.number
-        assert photo is not None
+        photo, given, options, number = self.photo, self._map, self._options(), self.number
+        factor, folder = int(self._factor.value), self.session.folder(self.title)
 
         def request(check: Check) -> Steps:
-            from permutohedral.playground.compute import upsampling
+            from permutohedral.playground import compute
 
-            material = upsampling.colors_of(photo, settings.factor) if own is None else upsampling.own_map(*own, photo)
-            yield partial(show_coarse, upsampling.coarse_layer(material), upsampling.enlarge(material))
-            # in the order of their time
+            material = compute.shrink_colors(photo, factor, folder) if given is None else _read_map(*given, photo)
+            yield partial(show_coarse, compute.coarse_layer(material), compute.enlarge(material))
             for mode in MODES:
                 yield self.session.rest_before((photo.num_pixels, mode))
-                found = upsampling.upsample(material, replace(settings, mode=mode), check)
-                yield partial(show_full, mode, material, found)
+                output = folder / f"{mode}{_result_ending(material.coarse)}"
+                job = upsample_job(material.coarse, material.guide, output, {**options, "mode": mode})
+                yield partial(show_full, mode, material, compute.upsample(material, job, lambda share: check()))
 
-        def show_coarse(layer: Layer, found: Upsampled) -> None:
+        def show_coarse(layer: Layer, found: Result) -> None:
             self.put("map", layer, "before", number)
             self._show(_INTERPOLATED, found, number)
 
-        def show_full(mode: Mode, material: Material, found: Upsampled) -> None:
-            self.session.remember((photo.num_pixels, mode), found.result.cost.seconds)
+        def show_full(mode: str, material: Material, found: Result) -> None:
+            self.session.remember((photo.num_pixels, mode), found.cost.seconds)
             self._show(mode, found, number)
-            if mode == settings.mode and number == self.number:
-                self.tell(found.result.cost, *([] if own is None else ["error unknown: nobody knows the true map"]))
-                self.offer(_files(material, found, None if own is None else own[1]))
+            if mode == options["mode"] and number == self.number:
+                self.report(found.cost, "" if given is None else "error unknown: the true map is not known")
+                inputs = {} if given else {path.name: path.read_bytes for path in (material.coarse, material.guide)}
+                self.offer({**found.files, **inputs})
 
         self.submit(request)
 
-    def _show(self, mode: str, found: Upsampled, number: int) -> None:
-        self.put(mode, found.result.layer, "full", number)
-        quality = "" if found.psnr is None else f"<span>PSNR <b>{found.psnr:.2f} dB</b></span>"
-        seconds = f"<span>{1000 * found.result.cost.seconds:.0f} ms</span>"
-        self._captions[mode].set_content(f"<span><b>{mode}</b></span>{quality}{seconds}")
+    def _show(self, mode: str, found: Result, number: int) -> None:
+        self.put(mode, found.layer, "full", number)
+        parts = (f"<b>{mode}</b>", *found.details, f"{1000 * found.cost.seconds:.0f} ms")
+        self._captions[mode].set_content("".join(f"<span>{part}</span>" for part in parts))
 
     async def _take_map(self, name: str, content: bytes) -> None:
-        path = await read_beside(self.session.keep_upload, name, content)
-        assert self.session.photo is not None
-        if path is not None and await read_beside(_check_map, path, name, self.session.photo) is not None:
+        path = await read_in_thread(self.session.keep_upload, name, content)
+        if path is not None and await read_in_thread(_read_map, path, name, self.photo) is not None:
             self._map = path, name
             self._back.set_visibility(True)
             self.put("truth", None, "before", self.number)
             self.refresh()
 
     def _drop_map(self, refresh: bool = True) -> None:
-        assert self.session.photo is not None
         self._map = None
         self._back.set_visibility(False)
-        self.put("truth", self.session.photo.layer, "before", self.number)
+        self.put("truth", self.photo.layer, "before", self.number)
         if refresh:
             self.refresh()
 
 
-def _check_map(path: Path, name: str, photo: Photo) -> Material:
-    from permutohedral.playground.compute.upsampling import own_map
+def _read_map(path: Path, name: str, photo: Photo) -> Material:
+    from permutohedral.playground.compute import user_map
 
-    return own_map(path, name, photo)
-
-
-def _result_name(own: str | None) -> str:
-    """Of the file that the code writes, and the page offers, for a map of that name; None for the photo's colors."""
-    return "out.npy" if own is not None and Path(own).suffix.lower() in (".npy", ".tif", ".tiff") else "out.png"
+    return user_map(path, name, photo)
 
 
-def _files(material: Material, found: Upsampled, own: str | None) -> list[File]:
-    from permutohedral.pictures.files import Picture
-    from permutohedral.playground.compute.layers import encode_png
-    from permutohedral.playground.compute.upsampling import result_file
-
-    name = _result_name(own)
-    files: list[File] = [(name, lambda: result_file(found.values, material, name))]
-    if own is None:
-        assert material.coarse.picture is not None
-        files.append(("coarse.png", partial(encode_png, material.coarse.picture)))
-        files.append(("guide.png", partial(encode_png, Picture(material.guide))))
-    return files
+def _result_ending(coarse: str | Path) -> str:
+    """Return the ending of the result: numbers of a map need an array, colors an image."""
+    return ".npy" if Path(coarse).suffix.lower() in (".npy", ".tif", ".tiff") else ".png"

@@ -1,8 +1,8 @@
-// Layers as the server sends them: planes of bytes, so that the page shows every value as it was computed.
+// Layers from the server: planes of bytes, shown without decoding.
 
 const layers = new Map(); // by name
 const watchers = new Set();
-const AGAIN = 1000; // milliseconds until a lost socket is opened anew
+const AGAIN = 1000; // milliseconds until a lost socket is opened again
 let socket = null;
 
 export function toCanvas(bytes, { width, height, channels }) {
@@ -20,7 +20,7 @@ export function toCanvas(bytes, { width, height, channels }) {
   return canvas;
 }
 
-// a message is the length of its head, the head as JSON, and the bytes
+// a message is the length of its header, the header as JSON, and the bytes
 function take(message) {
   const length = new DataView(message).getUint32(0, true);
   const head = JSON.parse(new TextDecoder().decode(new Uint8Array(message, 4, length)));
@@ -35,13 +35,13 @@ function open(session) {
   socket = new WebSocket(`${location.origin.replace("http", "ws")}/layers/${session}`);
   socket.binaryType = "arraybuffer";
   socket.onmessage = (event) => take(event.data);
-  // whoever connects is sent all that is to be shown
+  // the server sends all layers after a connection
   socket.onclose = () => setTimeout(() => open(session), AGAIN);
 }
 
 export function layerOf(name) { return layers.get(name); }
 
-// calls `watcher` with the head of each layer that comes; returns what ends that
+// calls `watcher` with the header of each new layer; returns a function that stops this
 export function watch(session, watcher) {
   if (!socket) open(session);
   watchers.add(watcher);

@@ -1,1 +1,0 @@
-"""The data of the experiments: found in a folder or downloaded, and always checked."""

@@ -1,1 +1,0 @@
-"""The paper's Table (b): denoising BSDS500."""

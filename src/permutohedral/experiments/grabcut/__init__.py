@@ -1,1 +1,0 @@
-"""Objects cut out of photographs, from a trimap."""

@@ -1,1 +1,0 @@
-"""Digits that are rotated or scaled at test time only."""

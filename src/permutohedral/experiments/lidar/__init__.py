@@ -1,1 +1,0 @@
-"""Classes of the points of airborne laser scans."""

@@ -1,1 +1,0 @@
-"""The paper's Table (a): MNIST from scattered samples."""

@@ -1,1 +1,0 @@
-"""Images from samples along trajectories, of the image or of its spectrum."""

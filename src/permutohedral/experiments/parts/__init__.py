@@ -1,1 +1,0 @@
-"""The categories of toy parts, from their shapes."""

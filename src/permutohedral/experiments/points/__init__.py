@@ -1,1 +1,0 @@
-"""Solids from point clouds."""

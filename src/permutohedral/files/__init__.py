@@ -1,0 +1,44 @@
+"""Jobs on files: one function per job, imported when it is first used."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from permutohedral.files.arrays import FilteredArray as FilteredArray
+    from permutohedral.files.arrays import filter_array as filter_array
+    from permutohedral.files.clouds import segment_cloud as segment_cloud
+    from permutohedral.files.clouds import smooth_cloud as smooth_cloud
+    from permutohedral.files.clouds import train_cloud as train_cloud
+    from permutohedral.files.images import denoise_image as denoise_image
+    from permutohedral.files.images import filter_image as filter_image
+    from permutohedral.files.maps import colorize_image as colorize_image
+    from permutohedral.files.maps import solve_map as solve_map
+    from permutohedral.files.maps import upsample_map as upsample_map
+    from permutohedral.files.segmentation import segment_image as segment_image
+
+# public functions and their modules
+_MODULES = {
+    "filter_image": "images",
+    "denoise_image": "images",
+    "segment_image": "segmentation",
+    "upsample_map": "maps",
+    "solve_map": "maps",
+    "colorize_image": "maps",
+    "filter_array": "arrays",
+    "FilteredArray": "arrays",
+    "smooth_cloud": "clouds",
+    "segment_cloud": "clouds",
+    "train_cloud": "clouds",
+}
+
+__all__ = list(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,250 @@
+"""Bilateral filter of array files larger than memory, tile by tile.
+
+Each task reads a tile with its margins, filters it, and writes its own region. Tasks are independent, so any worker
+can repeat the task of a lost one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from permutohedral.errors import InputError
+from permutohedral.files.array_stores import (
+    TIMES,
+    ArraySource,
+    average_region,
+    check_levels,
+    create_store,
+    downsampling_factors,
+    is_store,
+    open_source,
+    write_region,
+)
+from permutohedral.files.atomic import cannot_write
+from permutohedral.files.partial import PartialStore
+from permutohedral.files.settings import Progress, check_positive
+from permutohedral.files.tasks import open_pool
+from permutohedral.files.tiling import (
+    CHANNELS,
+    Tile,
+    Tiling,
+    bilateral_margins,
+    filter_bilateral_tile,
+    filter_block,
+    largest_tile_side,
+    working_dtype,
+)
+
+
+@dataclass(frozen=True)
+class FilteredArray:
+    """What `filter_array` did.
+
+    Attributes:
+        shape: extents of the array.
+        axes: a letter per axis.
+        tile: extents of the tiles, without margins.
+        margins: samples that were read on either side of a tile.
+        num_tiles: number of tiles.
+    """
+
+    shape: tuple[int, ...]
+    axes: str
+    tile: tuple[int, ...]
+    margins: tuple[int, ...]
+    num_tiles: int
+
+
+def filter_array(
+    input: str | Path,
+    output: str | Path,
+    *,
+    sigma_space: float | Sequence[float],
+    sigma_color: float,
+    axes: str | None = None,
+    physical: bool = False,
+    workers: int = 0,
+    memory: str | None = None,
+    scheduler: str | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> FilteredArray:
+    """Smooth an array of any size and keep its edges; equals the filter of the whole array.
+
+    The output appears under its name when it is complete. Until then it is `OUTPUT.unfinished`.
+
+    Args:
+        input: zarr array, OME-Zarr or TIFF. The coarser levels of an OME-Zarr are rebuilt from the filtered finest.
+        output: zarr store to write, an OME-Zarr if the input is one. An existing store is replaced.
+        sigma_space: standard deviation in samples; one number, or one per spatial axis.
+        sigma_color: standard deviation in units of the values; for integers, as a share of the largest value.
+        axes: a letter per axis, default: those that the file states. T for times, C for channels, others for space.
+        physical: whether `sigma_space` is in the units of an OME-Zarr, such as micrometers, instead of samples.
+        workers: worker processes to start; 0 computes in this process.
+        memory: limit per worker, such as "2GiB"; default: an equal share.
+        scheduler: address of an existing Dask scheduler to use instead.
+        resume: whether to resume an interrupted call.
+        progress: called with the number of finished tiles, their total, and the stage.
+
+    Raises:
+        InputError: an argument does not fit.
+        DataError: the input cannot be read.
+        StorageError: the output cannot be written.
+    """
+    from dask.delayed import delayed
+
+    input, output = Path(input), Path(output)
+    if output.suffix != ".zarr":
+        raise InputError(f"output is {output}; pass a name that ends with .zarr, since it is a Zarr store")
+    check_positive("sigma_color", sigma_color)
+    source = open_source(input, axes)
+    shapes = [source.shape, *source.coarser]
+    check_levels(shapes)
+    # a symbolic link is kept, and its target replaced
+    target = output.resolve()
+    if target == input.resolve() or target in input.resolve().parents:
+        raise InputError(f"output {target} contains the input; pass another output")
+    if target.exists() and not is_store(target):
+        raise InputError(f"output {target} exists and is not a Zarr store; pass another output")
+    sigmas = _sigmas_in_samples(source, sigma_space, physical)
+    store = PartialStore(target)
+    with store.locked():
+        with open_pool(workers, memory, scheduler) as pool:
+            job = _begin(_plan(source, target, sigmas, sigma_color), store, resume)
+            write_tile = delayed(job.write_tile)
+            for level in range(len(shapes)):
+                left = [index for index in job.tiling(level).indices() if not store.is_done((level, *index))]
+                stage = f"level {level}" if level else f"filtering {input.name}"
+                pool.run([write_tile(level, index) for index in left], stage, progress)
+        store.finish()
+    return FilteredArray(source.shape, source.axes, job.tile, job.margins, len(job.tiling(0)))
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A filter of a source and its tiles; sent to workers.
+
+    Attributes:
+        source: the input.
+        target: final name of the store.
+        sigma_space: for each spatial axis, in samples.
+        sigma_color: in units of the values.
+        tile: extents of a tile for each axis, without margins.
+        margins: for each axis.
+    """
+
+    source: ArraySource
+    target: Path
+    sigma_space: tuple[float, ...]
+    sigma_color: float
+    tile: tuple[int, ...]
+    margins: tuple[int, ...]
+
+    def tiling(self, level: int) -> Tiling:
+        """Return the tiles of the filtered array, level 0, or of a coarser level."""
+        shape = (self.source.shape, *self.source.coarser)[level]
+        return Tiling.regular(shape, self.tile, (0,) * len(shape) if level else self.margins)
+
+    def write_tile(self, level: int, index: tuple[int, ...]) -> None:
+        """Compute and write one tile, unless a lost worker has done it."""
+        store, part = PartialStore(self.target), (level, *index)
+        if not store.is_done(part):
+            tile = self.tiling(level).tile(index)
+            result = self._average(level, tile) if level else self._filter(tile)
+            with store.writing(part):
+                write_region(store.folder / self.source.result_member(level), tile.write, result)
+
+    def _average(self, level: int, tile: Tile) -> np.ndarray:
+        finer, coarser = (self.source.shape, *self.source.coarser)[level - 1 : level + 1]
+        before = PartialStore(self.target).folder / self.source.result_member(level - 1)
+        return average_region(before, tile.write, downsampling_factors(finer, coarser))
+
+    def _filter(self, tile: Tile) -> np.ndarray:
+        from permutohedral.dask.workers import limit_worker_cache
+
+        limit_worker_cache()
+        source, space = self.source, self.source.space
+        order = [*_axis(source, TIMES), *space, *_axis(source, CHANNELS)]
+        block = source.read(tile.read).transpose(order)
+        # a tile has one time; an array without channels gets one
+        block = block.reshape(*(tile.read[axis].stop - tile.read[axis].start for axis in space), -1)
+        run = partial(filter_bilateral_tile, sigma_space=self.sigma_space, sigma_color=self.sigma_color)
+        filtered = filter_block(run, [block], tile.along(space), block.dtype)
+        extents = [tile.write[axis].stop - tile.write[axis].start for axis in order]
+        return filtered.reshape(extents).transpose(np.argsort(order))
+
+
+def _axis(source: ArraySource, letter: str) -> list[int]:
+    return [source.axes.index(letter)] if letter in source.axes else []
+
+
+def _begin(job: _Job, store: PartialStore, resume: bool) -> _Job:
+    """Create the store, or resume what an interrupted call left, in its tiles."""
+    settings = {
+        "input": asdict(job.source),
+        "sigma_space": job.sigma_space,
+        "sigma_color": job.sigma_color,
+        "last change of the input": job.source.last_change(),
+    }
+    tile = store.begin(settings, resume)
+    if tile is not None:
+        return replace(job, tile=tuple(tile))
+    try:
+        create_store(store.folder, job.source, job.tile)
+    except OSError as error:
+        raise cannot_write(store.target, error) from error
+    store.record(settings, job.tile)
+    return job
+
+
+def _sigmas_in_samples(source: ArraySource, sigma_space: float | Sequence[float], physical: bool) -> tuple[float, ...]:
+    """Return a bandwidth in samples for each spatial axis."""
+    from permutohedral.lattice.features import numbers_of
+
+    sigmas = numbers_of(sigma_space, len(source.space))
+    if not physical:
+        return tuple(sigmas)
+    spacing = source.spacing()
+    steps = [spacing[axis] for axis in source.space]
+    if not min(steps) > 0:
+        raise InputError(f"physical needs positive distances between samples, but {source.path} states {steps}")
+    return tuple(sigma / step for sigma, step in zip(sigmas, steps, strict=True))
+
+
+def _plan(source: ArraySource, target: Path, sigmas: tuple[float, ...], sigma_color: float) -> _Job:
+    """Choose tiles as large as a worker can filter, in whole chunks of the source where these are smaller."""
+    from permutohedral.dask.workers import count_fitting_points
+
+    space, dtype = source.space, np.dtype(source.dtype)
+    extents = [source.shape[axis] for axis in space]
+    margins = bilateral_margins(sigmas)
+    channels = source.shape[source.axes.index(CHANNELS)] if CHANNELS in source.axes else 1
+    density = math.inf
+    if dtype.kind in "ui":
+        limits = np.iinfo(dtype)
+        sigma_color = sigma_color * float(limits.max)
+        # noise fills the lattice; tiles with margins are at least three margins wide
+        widths = (min(3 * margin, extent) for margin, extent in zip(margins, extents, strict=True))
+        density = math.prod(1 / sigma + 2 / width for sigma, width in zip(sigmas, widths, strict=True))
+        density *= ((float(limits.max) - float(limits.min)) / sigma_color + 2) ** channels
+    max_points = count_fitting_points(len(space) + channels, channels, working_dtype(dtype), density)
+    side = largest_tile_side(extents, margins, max_points)
+    # smaller tiles would spend most of the time on their margins
+    if side < min(max(margins), max(extents)):
+        raise InputError(
+            f"memory of a worker fits {max_points:,} points, too few for tiles with margins of {max(margins)} samples; "
+            "pass more memory, or a smaller sigma_space"
+        )
+    tile = [1 if name == TIMES else extent for name, extent in zip(source.axes, source.shape, strict=True)]
+    all_margins = [0] * len(tile)
+    for axis, margin in zip(space, margins, strict=True):
+        all_margins[axis] = margin
+        extent, chunk = min(side, source.shape[axis]), source.chunks[axis]
+        tile[axis] = extent - extent % chunk if extent < source.shape[axis] and chunk <= extent else extent
+    return _Job(source, target, sigmas, sigma_color, tuple(tile), tuple(all_margins))

@@ -1,0 +1,226 @@
+"""Batches of files: sources, outputs, companion files, and the result for each file."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from permutohedral.errors import InputError, PermutohedralError
+from permutohedral.files.formats.image import STREAM, check_output, format_of, list_images
+from permutohedral.files.settings import Progress
+
+PathLike = str | os.PathLike[str]
+# a file, a folder, or several of both
+Sources = PathLike | Sequence[PathLike]
+Errors = Literal["raise", "report"]
+# a source and the file for its result
+Pair = tuple[Path, Path]
+
+
+@dataclass(frozen=True)
+class FileResult:
+    """Result for one file; each job adds its measures.
+
+    Attributes:
+        source: input file.
+        output: file with the result.
+        error: reason why there is no result, None if there is one.
+        lost: names of the metadata that the format of the output cannot hold.
+    """
+
+    source: Path
+    output: Path
+    error: str | None = None
+    lost: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """Return one line of text."""
+        return f"{self.source}: failed" if self.error is not None else f"wrote {self.output}{self._details()}"
+
+    def _details(self) -> str:
+        return ""
+
+    def notes(self) -> list[str]:
+        """Return warnings about the result."""
+        return [f"{self.output} lacks metadata of {self.source}: {', '.join(self.lost)}"] if self.lost else []
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the fields as JSON, which has neither paths nor infinity."""
+        return {name: _plain(value) for name, value in asdict(self).items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+Result = TypeVar("Result", bound=FileResult)
+
+
+def process_files(
+    process: Callable[[Path, Path, Callable[[float], None]], Result],
+    result_type: type[Result],
+    files: Sequence[Pair],
+    errors: Errors,
+    progress: Progress | None,
+) -> list[Result]:
+    """Process files one by one.
+
+    Args:
+        process: called with source, output, and a function to report the share that is done.
+        result_type: class of the results.
+        files: pairs of source and output.
+        errors: "raise" ends with the first error, "report" stores errors in the results.
+        progress: called with the number of finished files, their total, and the name of the current file.
+    """
+    if errors not in ("raise", "report"):
+        raise InputError(f"errors must be 'raise' or 'report', got {errors!r}")
+    results = []
+    for number, (source, output) in enumerate(files):
+
+        def report(share: float, number: int = number, name: str = source.name) -> None:
+            if progress is not None:
+                progress(number + share, len(files), name)
+
+        report(0.0)
+        try:
+            results.append(process(source, output, report))
+        except PermutohedralError as error:
+            if errors == "raise":
+                raise
+            results.append(result_type(source, output, error=error.message))
+        report(1.0)
+    return results
+
+
+def optional_path(path: PathLike | None) -> Path | None:
+    """Convert a path, and keep None."""
+    return None if path is None else Path(path)
+
+
+def plan_files(
+    sources: Sources,
+    output: PathLike,
+    recursive: bool = False,
+    *,
+    list_folder: Callable[[Path, bool], list[Path]] = list_images,
+    check: Callable[[Path, Path], None] = lambda output, source: check_output(output),
+) -> list[Pair]:
+    """Pair sources with outputs, and create folders for the outputs.
+
+    Args:
+        sources: files, folders, or "-" alone for stdin.
+        output: a file for one source, "-" for stdout; a folder for several sources.
+        recursive: also process the folders in a folder; outputs have the same relative paths.
+        list_folder: lists the sources in a folder.
+        check: raises if the result of a single source cannot be written.
+
+    Raises:
+        InputError: a source does not exist, or an output cannot be written or would overwrite a source.
+    """
+    paths = [Path(sources)] if isinstance(sources, str | os.PathLike) else [Path(source) for source in sources]
+    output = Path(output)
+    for source in paths:
+        if source != STREAM and not source.exists():
+            raise InputError(f"there is no file or folder {source}")
+    if len(paths) == 1 and not paths[0].is_dir():
+        [source] = paths
+        if output.is_dir():
+            if source == STREAM:
+                raise InputError(f"cannot write {output}: it is a folder; name a file for the image from stdin")
+            output = output / source.name
+            _check_collisions([(source, output)])
+        check(output, source)
+        return [(source, output)]
+    if STREAM in (*paths, output):
+        raise InputError("- is one image on stdin or stdout; name a folder for the results of several")
+    if not output.is_dir() and (output.exists() or format_of(output) is not None):
+        raise InputError(f"output {output} is a file, but there are several inputs; name a folder for their results")
+    pairs = [pair for source in paths for pair in _pairs(source, output, recursive, list_folder)]
+    _check_collisions(pairs)
+    for folder in {result.parent for _, result in pairs}:
+        make_folder(folder)
+    return pairs
+
+
+def _pairs(source: Path, output: Path, recursive: bool, list_folder: Callable[[Path, bool], list[Path]]) -> list[Pair]:
+    if not source.is_dir():
+        return [(source, output / source.name)]
+    if output.resolve() == source.resolve():
+        raise InputError(f"the results would overwrite the files in {source}; name another folder")
+    # a folder with earlier results may lie in the folder of sources
+    paths = [path for path in list_folder(source, recursive) if not path.resolve().is_relative_to(output.resolve())]
+    if not paths:
+        hint = "" if recursive else "; --recursive also searches its folders"
+        raise InputError(f"there are no files to process in {source}{hint}")
+    return [(path, output / path.relative_to(source)) for path in paths]
+
+
+def _check_collisions(pairs: Sequence[Pair]) -> None:
+    """Raise if a result would overwrite a source or another result."""
+    sources = {source.resolve() for source, _ in pairs}
+    taken: dict[Path, Path] = {}
+    for source, result in pairs:
+        if result.resolve() in sources:
+            raise InputError(f"the result would overwrite {result}; name another folder")
+        if result in taken:
+            raise InputError(f"the results of {taken[result]} and {source} would both be {result}; rename one of them")
+        taken[result] = source
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and its parents, or raise `InputError` with the reason."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot create the folder {folder}: {error.strerror}") from error
+
+
+def check_companions(place: Path | None, files: Sequence[Pair]) -> None:
+    """Check before any work that names identify the companion of each source in the folder `place`.
+
+    Raises:
+        InputError: two sources have the same name except for folder and ending.
+    """
+    known: dict[str, Path] = {}
+    for source, _ in files if place is not None and len(files) > 1 else ():
+        other = known.setdefault(source.stem, source)
+        if other != source:
+            raise InputError(f"{other} and {source} have the same name, and so the same file in {place}; rename one")
+
+
+def find_companion(place: Path, source: Path, *, output: Path | None = None, suffix: str | None = None) -> Path:
+    """Return the file that belongs to `source`: `place`, or the file of the same name in the folder `place`.
+
+    Args:
+        place: a file or a folder.
+        source: its name, with any ending, is looked up in the folder.
+        output: a file that must not overwrite the companion.
+        suffix: the ending that the companion must have.
+
+    Raises:
+        InputError: there is no such file, or several, or `output` would overwrite it.
+    """
+    if not place.is_dir():
+        if not place.exists():
+            raise InputError(f"there is no file or folder {place}")
+        path = place
+    elif suffix is None and (place / source.name).is_file():
+        path = place / source.name
+    else:
+        found = [path for path in sorted(place.iterdir()) if path.stem == source.stem and suffix in (None, path.suffix)]
+        if len(found) != 1:
+            raise InputError(
+                f"{place} has {len(found) or 'no'} files named {source.stem}{suffix or '.*'}; {source} needs one"
+            )
+        [path] = found
+    if output is not None and path.resolve() == output.resolve():
+        raise InputError(f"the result of {source} would overwrite {path}; name another file or folder")
+    return path

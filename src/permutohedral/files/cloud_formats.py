@@ -1,0 +1,221 @@
+"""Point-cloud files, `.laz`, `.las`, `.ply` and `.npz`: read points and classes, write copies with other classes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from permutohedral.errors import DataError, InputError
+from permutohedral.files.settings import reading
+
+# names of the class property in .ply files, the standard one first
+_LABEL_NAMES = ("classification", "class", "label", "scalar_Classification")
+# suffixes, and the format behind each
+_FORMATS = {".laz": "las", ".las": "las", ".ply": "ply", ".npz": "npz"}
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """Points of a file.
+
+    Attributes:
+        positions: float64 `[points, 3]`, in the units of the file.
+        labels: uint8 `[points]`, class numbers of the LAS standard; None if the file has none, or other numbers.
+    """
+
+    positions: Tensor
+    labels: Tensor | None
+
+
+def read_cloud(path: str | Path) -> Cloud:
+    """Read a point cloud in the format of its suffix.
+
+    A `.npz` file holds `positions [points, 3]`, and optionally `classification [points]`, `scale` and `offset`,
+    numbers or `[3]`. Positions are multiplied by the scale, then the offset is added.
+
+    Raises:
+        InputError: the suffix is unknown.
+        DataError: the file cannot be read, or its points do not have three finite coordinates.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     np.savez(f"{folder}/cloud.npz", positions=np.array([[100, 200, 300]]), scale=0.01)
+    ...     read_cloud(f"{folder}/cloud.npz").positions.tolist()
+    [[1.0, 2.0, 3.0]]
+    """
+    path = Path(path)
+    read = {"las": _read_las, "ply": _read_ply, "npz": _read_npz}[check_format(path)]
+    with reading(f"the point cloud {path}"):
+        positions, labels = read(path)
+    if positions.ndim != 2 or positions.shape[1] != 3 or not np.isfinite(positions).all():
+        raise DataError(f"{path} holds no points with three finite coordinates")
+    if labels is not None and labels.shape != positions.shape[:1]:
+        raise DataError(f"{path} holds {len(positions)} points and classes of shape {labels.shape}")
+    return Cloud(torch.from_numpy(positions), None if labels is None else _class_numbers(labels))
+
+
+def check_format(path: Path) -> str:
+    """Return the format of a file by its suffix.
+
+    Raises:
+        InputError: the suffix is unknown.
+    """
+    suffix = path.suffix.lower()
+    if suffix not in _FORMATS:
+        raise InputError(f"{path} has an unknown format; pass a file that ends with {', '.join(_FORMATS)}")
+    return _FORMATS[suffix]
+
+
+def check_point_count(path: str | Path, found: int, promised: int) -> None:
+    """Raise if a file has fewer points than its header states; laspy returns the points that are left.
+
+    Raises:
+        DataError: the file is truncated.
+    """
+    if found < promised:
+        raise DataError(f"{path} is truncated: {promised - found} of {promised} points are missing; copy it again")
+
+
+def _class_numbers(labels: NDArray[Any]) -> Tensor | None:
+    """Return classes as uint8, or None if a number is not one of the LAS standard."""
+    if labels.dtype.kind not in "buif":
+        return None
+    # NaN is none of them
+    with np.errstate(invalid="ignore"):
+        numbers = labels.astype(np.uint8)
+    return torch.from_numpy(numbers) if (numbers == labels).all() else None
+
+
+def _read_las(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    import laspy
+
+    content = laspy.read(path)
+    with laspy.open(path) as reader:
+        check_point_count(path, len(content.points), reader.header.point_count)
+    labels = np.asarray(content.classification)
+    # 0 is "created, never classified"
+    return np.array(content.xyz, dtype=np.float64), labels if labels.any() else None
+
+
+def _read_ply(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    from plyfile import PlyData
+
+    vertices = PlyData.read(str(path))["vertex"].data
+    positions = np.stack([vertices[axis].astype(np.float64) for axis in "xyz"], axis=1)
+    found = [name for name in _LABEL_NAMES if name in (vertices.dtype.names or ())]
+    return positions, vertices[found[0]] if found else None
+
+
+def _read_npz(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    with np.load(path, allow_pickle=False) as content:
+        if "positions" not in content:
+            raise ValueError(f"it has no array 'positions', but {', '.join(content.files) or 'none'}")
+        positions = content["positions"].astype(np.float64)
+        if "scale" in content:
+            positions = positions * content["scale"]
+        if "offset" in content:
+            positions = positions + content["offset"]
+        labels = content.get("classification")
+    return positions, labels
+
+
+def check_same_format(source: Path, target: Path) -> None:
+    """Raise unless `target` can hold a copy of `source` with other classes.
+
+    Raises:
+        InputError: the suffixes name different or unknown formats.
+    """
+    if check_format(source) != check_format(target):
+        raise InputError(
+            f"output {target} must have the format of {source}, so that everything but the classes is kept; .las and "
+            ".laz count as one format"
+        )
+
+
+def copy_with_labels(source: Path, target: Path, labels: Tensor) -> None:
+    """Write a copy of a point cloud with other classes.
+
+    Args:
+        source: file that `read_cloud` reads.
+        target: file to write, not atomically; the suffix selects compression.
+        labels: uint8 `[points]`, class numbers of the LAS standard.
+
+    Raises:
+        InputError: a number does not fit the file.
+    """
+    check_same_format(source, target)
+    numbers = labels.cpu().numpy().astype(np.uint8)
+    {"las": _copy_las, "ply": _copy_ply, "npz": _copy_npz}[check_format(target)](source, target, numbers)
+
+
+def _copy_las(source: Path, target: Path, numbers: NDArray[np.uint8]) -> None:
+    import laspy
+
+    content = laspy.read(source)
+    # point formats before 6 have five bits for the class
+    largest = 31 if content.header.point_format.id < 6 else 255
+    if numbers.max(initial=0) > largest:
+        raise InputError(f"{source} stores classes up to {largest}, got {numbers.max()}")
+    content.classification = numbers
+    with las_file(target) as file:
+        content.write(file, do_compress=target.suffix.lower() == ".laz")
+
+
+@contextmanager
+def las_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for laspy to write, and raise the error of the disk that its compressor hides."""
+    raw = _RecordingFile(path, "wb")
+    try:
+        with io.BufferedWriter(raw) as file:
+            yield file
+    except Exception:
+        if raw.failure is not None:
+            raise raw.failure from None
+        raise
+
+
+class _RecordingFile(io.FileIO):
+    """File that keeps the error of a failed write."""
+
+    failure: OSError | None = None
+
+    def write(self, content: Any, /) -> int:
+        try:
+            return super().write(content)
+        except OSError as error:
+            self.failure = error
+            raise
+
+
+def _copy_ply(source: Path, target: Path, numbers: NDArray[np.uint8]) -> None:
+    from plyfile import PlyData, PlyElement
+
+    content = PlyData.read(str(source))
+    vertices = content["vertex"].data
+    names = list(vertices.dtype.names or ())
+    name = next((name for name in _LABEL_NAMES if name in names), _LABEL_NAMES[0])
+    kinds = [entry for entry in vertices.dtype.descr if entry[0] != name]
+    labelled = np.empty(len(vertices), dtype=[*kinds, (name, "u1")])
+    for each in (each for each in names if each != name):
+        labelled[each] = vertices[each]
+    labelled[name] = numbers
+    described = PlyElement.describe(labelled, "vertex", comments=content["vertex"].comments)
+    content.elements = [described if each.name == "vertex" else each for each in content.elements]
+    content.write(str(target))
+
+
+def _copy_npz(source: Path, target: Path, numbers: NDArray[np.uint8]) -> None:
+    with np.load(source, allow_pickle=False) as content:
+        arrays = {name: content[name] for name in content.files}
+    # given a name that ends with .NPZ, NumPy would append .npz
+    with open(target, "wb") as file:
+        np.savez_compressed(file, **{**arrays, "classification": numbers})

@@ -1,0 +1,100 @@
+"""Point-cloud networks as files: weights, architecture and classes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from permutohedral.errors import DataError, InputError
+from permutohedral.files.atomic import write_bytes
+from permutohedral.files.cloud_scenes import VALUE_CHANNELS, Above
+from permutohedral.files.settings import reading
+from permutohedral.models.point_segmentation import build_segmenter
+
+
+@dataclass(frozen=True)
+class PointClass:
+    """Class of points.
+
+    Attributes:
+        name: such as "vegetation".
+        numbers: class numbers of the LAS standard that belong to it; the last one is written.
+    """
+
+    name: str
+    numbers: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.numbers or not all(0 <= number <= 255 for number in self.numbers):
+            raise InputError(f"class {self.name} has numbers {list(self.numbers)}; pass numbers from 0 to 255")
+
+
+STANDARD_CLASSES = (PointClass("ground", (2,)), PointClass("vegetation", (3, 4, 5)), PointClass("building", (6,)))
+
+
+@dataclass(frozen=True)
+class Description:
+    """Architecture and classes of the weights in a file.
+
+    Attributes:
+        model: as for `permutohedral.models.point_segmentation.build_segmenter`.
+        options: arguments of the model.
+        classes: in the order of the network's scores.
+        above: reference of the heights that the network reads; see `make_scene`.
+    """
+
+    model: str
+    options: dict[str, Any]
+    classes: tuple[PointClass, ...]
+    above: Above = "ground"
+
+    def build(self) -> nn.Module:
+        """Build the network with random weights."""
+        return build_segmenter(self.model, VALUE_CHANNELS, len(self.classes), self.options)
+
+
+def save_segmenter(network: nn.Module, description: Description, path: Path) -> None:
+    """Write a network as safetensors, atomically.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    from safetensors.torch import save
+
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
+    # safetensors itself would make the file readable for its owner only
+    write_bytes(path, save(tensors, metadata={"points": json.dumps(asdict(description))}))
+
+
+def load_segmenter(path: Path | None = None) -> tuple[nn.Module, Description]:
+    """Load a network that `save_segmenter` wrote, by default the one of the package.
+
+    Raises:
+        DataError: the file cannot be read, or is not a point-cloud model.
+
+    >>> load_segmenter()[1].classes[0].name
+    'ground'
+    """
+    from safetensors import safe_open
+
+    path = _shipped_model() if path is None else path
+    with reading(f"the model {path}"):
+        with safe_open(path, "pt") as file:
+            content = json.loads((file.metadata() or {}).get("points", "null"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+        if content is None:
+            raise DataError(f"{path} is not a point-cloud model; create one with `permutohedral cloud train`")
+        classes = tuple(PointClass(each["name"], tuple(each["numbers"])) for each in content["classes"])
+        description = Description(content["model"], content["options"], classes, content["above"])
+        network = description.build()
+        network.load_state_dict(tensors)
+    return network.eval(), description
+
+
+def _shipped_model() -> Path:
+    """Return the weights of the package: ground, vegetation and building in airborne laser scans."""
+    return Path(__file__).resolve().parents[1] / "models" / "weights" / "lidar.safetensors"

@@ -1,0 +1,1 @@
+"""Readers and writers of image, map and label files."""

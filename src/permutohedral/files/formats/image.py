@@ -1,0 +1,342 @@
+"""Image files as tensors, and back without a loss that the format does not impose."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+
+from permutohedral.errors import InputError, StorageError
+from permutohedral.files.atomic import write_bytes
+from permutohedral.files.formats.metadata import Metadata, find_lost, read_metadata, save_options
+from permutohedral.files.formats.sixteen_bit import (
+    WIDE_FORMATS,
+    dropped_bits,
+    encode_wide,
+    has_signed_bytes,
+    open_image,
+    read_wide,
+)
+
+# stdin as a source, stdout as an output
+STREAM = Path("-")
+# larger images are rejected before they are decoded: 134 million pixels of RGB take 1.6 GB in float32
+MAX_PIXELS = 1 << 27
+MAX_PIXELS_VARIABLE = "PERMUTOHEDRAL_MAX_PIXELS"
+# Pillow's modes, and the mode that holds the same pixels without loss, or nearly
+_CONVERSIONS = {"1": "L", "P": "RGB", "PA": "RGBA", "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB", "LAB": "RGB"}
+_SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N", "I")
+_UNSIGNED = "8 or 16 bits per channel without a sign, or to a map of floats"
+# formats of videos, data and drawings, which Pillow registers and cannot read by itself
+_NO_IMAGES = ("BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF")
+# phones store a second image, such as the depth, after the photo
+_FIRST_FRAME = ("MPO",)
+# where Pillow's defaults lose more than necessary
+_SAVE_OPTIONS: dict[str, dict[str, Any]] = {
+    "JPEG": {"quality": 95, "subsampling": 0},
+    "MPO": {"quality": 95, "subsampling": 0},
+    "WEBP": {"lossless": True},
+}
+# other formats clip 16 bits to 8
+_WIDE_GRAY = ("PNG", "TIFF", "JPEG2000", "PPM")
+_MODES_WITH_ALPHA = ("LA", "PA", "RGBA", "La", "RGBa")
+# photos of phones, which Pillow reads with an extension
+_HEIF_SUFFIXES = (".heic", ".heif", ".hif")
+if find_spec("pillow_heif") is not None:
+    import_module("pillow_heif").register_heif_opener()
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """An image as tensors.
+
+    Attributes:
+        pixels: float32 `[channels, height, width]` in 0 to 1, with one channel (gray) or three (RGB).
+        alpha: float32 `[1, height, width]`, None if the image is opaque.
+        levels: integer of the file that 1.0 stands for, 255 or 65535.
+        metadata: EXIF, color profile and more.
+        format: Pillow's name of the format.
+    """
+
+    pixels: Tensor
+    alpha: Tensor | None = None
+    levels: int = 255
+    metadata: Metadata = field(default_factory=Metadata)
+    format: str | None = None
+
+    def with_pixels(self, pixels: Tensor) -> ImageData:
+        """Return the same image with other pixels of the same size."""
+        return replace(self, pixels=pixels)
+
+
+def read_image(path: Path, max_pixels: int | None = None) -> ImageData:
+    """Read an image in any format of Pillow, turned upright; "-" is stdin.
+
+    Args:
+        path: the file.
+        max_pixels: largest size, default `MAX_PIXELS` or the environment variable `PERMUTOHEDRAL_MAX_PIXELS`.
+
+    Raises:
+        InputError: the file is missing, damaged, too large, not an image, or has several frames.
+    """
+    source = io.BytesIO(sys.stdin.buffer.read()) if path == STREAM else path
+    try:
+        with _open(source, path, max_pixels) as image:
+            frames = getattr(image, "n_frames", 1)
+            if frames > 1 and image.format not in _FIRST_FRAME:
+                raise InputError(
+                    f"{path} has {frames} frames; extract one, or filter a TIFF stack with `permutohedral array filter`"
+                )
+            if has_signed_bytes(image):
+                raise InputError(f"{path} holds signed integers; convert it to {_UNSIGNED}")
+            transparent = _transparent_color(image)
+            wide = read_wide(image, source)
+            if wide is not None:
+                found = _from_integers(wide, 65535, transparent)
+            else:
+                found = _convert(ImageOps.exif_transpose(image), path, transparent)
+            height, width = found.pixels.shape[1:]
+            metadata = read_metadata(image, (width, height))
+            dropped = "CMYK colors, converted to RGB" if image.mode == "CMYK" else dropped_bits(image, source)
+            if dropped is not None:
+                metadata = replace(metadata, unreadable=(*metadata.unreadable, dropped))
+            return replace(found, metadata=metadata, format=image.format)
+    except UnidentifiedImageError as error:
+        hint = "; install pillow-heif" if path.suffix.lower() in _HEIF_SUFFIXES else ""
+        raise InputError(f"{path} is not an image in a format that Pillow reads{hint}") from error
+    except (InputError, ModuleNotFoundError):
+        raise
+    # decoders of some formats raise any exception for a damaged file
+    except Exception as error:
+        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error or type(error)}") from error
+
+
+@contextmanager
+def _open(source: Path | io.BytesIO, path: Path, max_pixels: int | None) -> Iterator[Image.Image]:
+    """Open an image without decoding it, and raise if it is too large."""
+    with _unlimited():
+        image = open_image(source)
+    with image:
+        size = f"{image.width:,} x {image.height:,} pixels"
+        if max_pixels is not None and image.width * image.height > max_pixels:
+            raise InputError(f"{path} has {size}, more than {max_pixels:,}; crop or scale it")
+        limit = _max_pixels()
+        if image.width * image.height > limit:
+            raise InputError(
+                f"{path} claims {size}, more than {limit:,}, and a small file can claim any size. "
+                f"Crop or scale it, or set {MAX_PIXELS_VARIABLE} if you trust it"
+            )
+        yield image
+
+
+@contextmanager
+def _unlimited() -> Iterator[None]:
+    """Disable Pillow's limit, which only warns up to twice its value."""
+    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
+
+
+def _max_pixels() -> int:
+    given = os.environ.get(MAX_PIXELS_VARIABLE, str(MAX_PIXELS))
+    if not given.isdigit():
+        raise InputError(f"{MAX_PIXELS_VARIABLE} must be a whole number of pixels, got {given!r}")
+    return int(given)
+
+
+def _transparent_color(image: Image.Image) -> NDArray[Any] | None:
+    """Return the color that PNG's tRNS marks as transparent, in the integers of the pixels."""
+    color = image.info.get("transparency")
+    if image.mode not in ("1", "L", "RGB", "I;16") or isinstance(color, bytes) or color is None:
+        return None
+    raw_mode = str(next((tile[3] for tile in getattr(image, "tile", [])), ""))
+    # Pillow scales gray of 2 or 4 bits to 8, but not this color
+    scale = {"L;2": 85, "L;4": 17}.get(raw_mode, 1)
+    return np.atleast_1d(np.asarray(color)) * scale
+
+
+def _convert(image: Image.Image, path: Path, transparent: NDArray[Any] | None) -> ImageData:
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    if image.mode in _CONVERSIONS:
+        # Pillow would turn it into alpha
+        image.info.pop("transparency", None)
+        image = image.convert(_CONVERSIONS[image.mode])
+    if image.mode in _SIXTEEN_BITS:
+        integers = np.asarray(image).astype(np.int64)
+        if integers.min(initial=0) < 0:
+            raise InputError(f"{path} holds negative integers; convert it to {_UNSIGNED}")
+        if integers.max(initial=0) > 65535:
+            raise InputError(f"{path} holds integers of more than 16 bits; convert it to 8 or 16 bits per channel")
+        return _from_integers(integers[..., None], 65535, transparent)
+    if image.mode not in ("L", "LA", "RGB", "RGBA"):
+        raise InputError(f"{path} stores pixels as {image.mode!r}; convert it to gray or RGB, 8 or 16 bits per channel")
+    return _from_integers(np.asarray(image).reshape(image.height, image.width, -1), 255, transparent)
+
+
+def _from_integers(integers: NDArray[Any], levels: int, transparent: NDArray[Any] | None) -> ImageData:
+    """Convert `[height, width, channels]`; 2 or 4 channels include alpha."""
+    # in place, since a large image is a large part of the memory
+    pixels = torch.from_numpy(integers.astype(np.float32)).div_(levels).permute(2, 0, 1)
+    if integers.shape[2] in (2, 4):
+        return ImageData(pixels[:-1], alpha=pixels[-1:], levels=levels)
+    if transparent is None:
+        return ImageData(pixels, levels=levels)
+    visible = torch.from_numpy((integers != transparent).any(axis=2))
+    return ImageData(pixels, alpha=visible[None].float(), levels=levels)
+
+
+def list_images(folder: Path, recursive: bool = False) -> list[Path]:
+    """Return the image files of a folder by name, judged by their endings; hidden files are skipped."""
+    endings = Image.registered_extensions()
+    known = {ending for ending, kind in endings.items() if kind in Image.OPEN and kind not in _NO_IMAGES}
+    known.update(_HEIF_SUFFIXES)
+    paths = folder.rglob("*") if recursive else folder.iterdir()
+    shown = (path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+    return sorted(path for path in shown if path.suffix.lower() in known and path.is_file())
+
+
+def format_of(path: Path) -> str | None:
+    """Return Pillow's name of the format that the ending of `path` names, or None."""
+    return Image.registered_extensions().get(path.suffix.lower())
+
+
+def check_output(path: Path, image: ImageData | None = None) -> None:
+    """Check before any work that `path` can be written, and that its format can hold `image`.
+
+    Raises:
+        InputError: the folder does not exist, or the ending names no format or one that cannot hold the image.
+    """
+    if path != STREAM:
+        if not path.parent.is_dir():
+            raise InputError(f"cannot write {path}: there is no folder {path.parent}")
+        if path.is_dir():
+            raise InputError(f"cannot write {path}: it is a folder")
+        if format_of(path) not in Image.SAVE:
+            raise InputError(f"cannot write {path}: {path.suffix or 'no ending'} names no known format; try .png")
+    if image is not None:
+        channels = image.pixels.shape[0] + (image.alpha is not None)
+        _check_format(_output_format(image, path), path, channels, image.levels > 255)
+
+
+def _output_format(image: ImageData, path: Path) -> str:
+    """Return the format of the ending; on stdout that of the input, or PNG if Pillow cannot write it."""
+    kind = image.format if path == STREAM else format_of(path)
+    return kind if kind is not None and kind in Image.SAVE else "PNG"
+
+
+def _check_format(kind: str, path: Path, channels: int, wide: bool) -> None:
+    if not wide:
+        return
+    if channels == 1 and kind not in _WIDE_GRAY:
+        raise InputError(f"cannot write {path}: 16-bit gray needs .png, .tif, .jp2 or .pgm")
+    if channels in (2, 4) and kind not in ("PNG", "TIFF"):
+        raise InputError(f"cannot write {path}: 16-bit transparency needs .png or .tif")
+    if channels > 1 and kind not in WIDE_FORMATS:
+        raise InputError(f"cannot write {path}: 16-bit colors need .png, .tif or .ppm")
+
+
+def write_image(image: ImageData, path: Path) -> list[str]:
+    """Write an image atomically in the format of the ending; "-" is stdout.
+
+    Returns:
+        the names of the metadata that the format cannot hold.
+
+    Raises:
+        InputError: the format cannot hold the image.
+        StorageError: the file cannot be written.
+    """
+    check_output(path)
+    # in memory first: Pillow's encoders ignore a short write to a full disk
+    content, lost = encode_image(image, path)
+    if path != STREAM:
+        write_bytes(path, content)
+        return lost
+    try:
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+    except OSError as error:
+        raise StorageError(f"cannot write to stdout: {error.strerror or error}") from error
+    return lost
+
+
+def encode_image(image: ImageData, path: Path) -> tuple[bytes, list[str]]:
+    """Return the content that `write_image` writes, and the names of the metadata that are lost.
+
+    Raises:
+        InputError: the format cannot hold the image.
+    """
+    integers, kind, metadata = _to_integers(image), _output_format(image, path), image.metadata
+    _check_format(kind, path, integers.shape[2], integers.dtype == np.uint16)
+    # a format may limit the length of metadata; the image is worth more
+    attempts = [metadata, Metadata(metadata.color_profile, dpi=metadata.dpi), Metadata()]
+    for number, attempt in enumerate(attempts):
+        try:
+            content = _save(integers, kind, attempt)
+            break
+        except ModuleNotFoundError:
+            raise
+        # encoders raise any exception for an image they cannot hold
+        except Exception as error:
+            if number == len(attempts) - 1:
+                reason = str(error) or type(error).__name__
+                raise InputError(f"cannot write {path}: {reason}; a format such as .png may hold it") from error
+    try:
+        with _unlimited():
+            written = open_image(io.BytesIO(content))
+    # Pillow writes some formats that it does not read
+    except UnidentifiedImageError:
+        return content, find_lost(metadata, None)
+    _check_written(written, integers, path)
+    return content, find_lost(metadata, written)
+
+
+def _save(integers: NDArray[Any], kind: str, metadata: Metadata) -> bytes:
+    options = save_options(metadata, kind)
+    if integers.dtype == np.uint16 and integers.shape[2] > 1:
+        return encode_wide(integers, kind, options)
+    image, file = Image.fromarray(integers.squeeze(2) if integers.shape[2] == 1 else integers), io.BytesIO()
+    image.save(file, format=kind, **_SAVE_OPTIONS.get(kind, {}), **options)
+    return file.getvalue()
+
+
+def _check_written(written: Image.Image, integers: NDArray[Any], path: Path) -> None:
+    """Raise if the encoder silently changed the size or dropped a channel."""
+    height, width, channels = integers.shape
+    lost = None
+    if written.size != (width, height):
+        lost = f"{width} x {height} pixels"
+    elif channels in (2, 4) and written.mode not in _MODES_WITH_ALPHA:
+        alpha, most = integers[..., -1], np.iinfo(integers.dtype).max
+        if "transparency" not in written.info:
+            lost = None if int(alpha.min()) == most else "transparency"
+        # a transparent color is either visible or not
+        elif ((alpha > 0) & (alpha < most)).any():
+            lost = "half-transparent pixels"
+    elif channels >= 3 and written.mode in ("1", "L", "LA", "I", "F"):
+        lost = "colors"
+    if lost is not None:
+        raise InputError(f"cannot write {path}: the format {written.format} does not hold its {lost}; try .png")
+
+
+def _to_integers(image: ImageData) -> NDArray[Any]:
+    """Return the integers of the file, `[height, width, channels]`."""
+    layers = [image.pixels] if image.alpha is None else [image.pixels, image.alpha]
+    # one copy, changed in place, since a large image is a large part of the memory
+    scaled = torch.cat([layer.detach().cpu() for layer in layers]).clamp_(0, 1).mul_(image.levels)
+    return scaled.round_().permute(1, 2, 0).numpy().astype(np.uint8 if image.levels == 255 else np.uint16)

@@ -1,0 +1,124 @@
+"""Label maps (images in which each color is a label), and files of probabilities."""
+
+from __future__ import annotations
+
+import colorsys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from permutohedral.errors import InputError
+from permutohedral.files.formats.image import STREAM, ImageData, format_of, read_image
+from permutohedral.files.formats.maps import load_array
+
+# a map with more colors was blurred, or is a photo
+MAX_LABELS = 256
+UNKNOWN = -1
+# formats that keep every color exactly
+_EXACT_FORMATS = ("BMP", "PNG", "PPM", "TGA", "TIFF", "WEBP")
+
+
+@dataclass(frozen=True)
+class LabelMap:
+    """Labels of pixels.
+
+    Attributes:
+        labels: int64 `[height, width]`, indices of colors, or `UNKNOWN`.
+        colors: float32 `[labels, 3]` in 0 to 1.
+        levels: integer of the file that 1.0 stands for, 255 or 65535.
+    """
+
+    labels: Tensor
+    colors: Tensor
+    levels: int = 255
+
+    def paint(self) -> ImageData:
+        """Return the map as an image; unknown pixels are black."""
+        painted = torch.cat([self.colors, torch.zeros(1, 3)])[self.labels]
+        return ImageData(painted.permute(2, 0, 1).contiguous(), levels=self.levels, format="PNG")
+
+
+def read_label_map(path: Path, black_is_a_label: bool) -> LabelMap:
+    """Read an image whose colors are labels; transparent pixels are unknown.
+
+    Args:
+        path: the image file.
+        black_is_a_label: whether black is a label; otherwise black pixels are unknown.
+
+    Raises:
+        InputError: the image has fewer than two colors, or too many for a label map.
+    """
+    image = read_image(path)
+    levels = (image.pixels * image.levels).round().long()
+    red, green, blue = levels if len(levels) == 3 else levels.expand(3, -1, -1)
+    numbers = (red << 32) + (green << 16) + blue
+    known = torch.ones_like(numbers, dtype=torch.bool) if image.alpha is None else image.alpha[0] > 0
+    if not black_is_a_label:
+        known &= numbers != 0
+    found, label = numbers[known].unique(return_inverse=True)
+    if len(found) > MAX_LABELS:
+        raise InputError(
+            f"{path} has {len(found)} colors, so it is not a label map; use one color per label, without blurred "
+            "edges, in a lossless format such as .png"
+        )
+    if len(found) < 2:
+        hint = "" if black_is_a_label or bool(known.all()) else "; --black-is-a-label also counts black"
+        raise InputError(f"{path} has {len(found)} labels, and at least two are needed{hint}")
+    # in the order of their first pixels, so that ties between labels do not depend on colors
+    first = torch.full_like(found, len(label)).scatter_reduce(0, label, torch.arange(len(label)), "amin")
+    order = first.argsort()
+    found = found[order]
+    labels = torch.full(numbers.shape, UNKNOWN)
+    labels[known] = order.argsort()[label]
+    colors = torch.stack([found >> 32, (found >> 16) & 0xFFFF, found & 0xFFFF], dim=1)
+    return LabelMap(labels, colors / image.levels, image.levels)
+
+
+def palette(labels: int) -> Tensor:
+    """Return distinct colors `[labels, 3]`; the first is black.
+
+    >>> palette(3).shape
+    torch.Size([3, 3])
+    """
+    # multiples of the golden angle never coincide; every other color is darker
+    hues = [(number * 0.618034) % 1 for number in range(labels - 1)]
+    bright = [colorsys.hsv_to_rgb(hue, 0.85, 0.95 if number % 2 == 0 else 0.65) for number, hue in enumerate(hues)]
+    return (torch.tensor([(0.0, 0.0, 0.0), *bright]) * 255).round() / 255
+
+
+def blend_labels(photo: Tensor, labels: LabelMap) -> Tensor:
+    """Blend labels over a photo `[1 or 3, height, width]` and draw their borders."""
+    gray = photo.mean(dim=0, keepdim=True).expand(3, -1, -1)
+    mixed = (0.5 * gray + 0.5 * labels.paint().pixels).clone()
+    border = torch.zeros_like(labels.labels, dtype=torch.bool)
+    border[1:] |= labels.labels[1:] != labels.labels[:-1]
+    border[:, 1:] |= labels.labels[:, 1:] != labels.labels[:, :-1]
+    mixed[:, border] = 1.0
+    return mixed
+
+
+def read_probabilities(path: Path, height: int, width: int) -> Tensor:
+    """Read probabilities of labels, float32 `[labels, height, width]`, from a .npy file.
+
+    Raises:
+        InputError: the file cannot be read, or has another shape.
+    """
+    array = load_array(path)
+    if array.dtype.kind != "f" or array.ndim != 3:
+        raise InputError(f"{path} must hold one array of probabilities, of floats [labels, height, width]")
+    if array.shape[1:] != (height, width) or array.shape[0] < 2:
+        hint = "; transpose it: np.moveaxis(p, -1, 0)" if array.shape[:2] == (height, width) else ""
+        raise InputError(f"{path} must have the shape [labels, {height}, {width}], got {list(array.shape)}{hint}")
+    probabilities = torch.from_numpy(array.astype(np.float32))
+    if bool(probabilities.isnan().any()) or float(probabilities.min()) < 0 or float(probabilities.max()) > 1 + 1e-3:
+        raise InputError(f"{path} holds numbers outside of 0 to 1; apply a softmax to the scores of a network")
+    return probabilities
+
+
+def check_exact(path: Path) -> None:
+    """Raise `InputError` for a format that changes colors."""
+    if path != STREAM and format_of(path) not in _EXACT_FORMATS:
+        raise InputError(f"cannot write {path}: labels need a format that keeps colors exactly; try .png")

@@ -1,0 +1,148 @@
+"""Maps of any numbers (depth, flow, heights): .npy, TIFF of floats, and images of 8 or 16 bits."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from permutohedral.errors import InputError
+from permutohedral.files.atomic import write_bytes
+from permutohedral.files.formats.image import ImageData, check_output, list_images, read_image, write_image
+
+_TIFF = (".tif", ".tiff")
+# an array of three axes whose first is longer has its channels last
+_MAX_CHANNELS = 4096
+
+
+@dataclass(frozen=True)
+class Map:
+    """Numbers of pixels in the range of the file.
+
+    Attributes:
+        values: float32 `[channels, height, width]`.
+        image: the image they come from, None if the file holds floats.
+    """
+
+    values: Tensor
+    image: ImageData | None = None
+
+
+def read_map(path: Path, unknown: float | None = None) -> Map:
+    """Read a map; transparent pixels, and those equal to `unknown`, become NaN.
+
+    Raises:
+        InputError: the file is missing, or is not a map.
+    """
+    if path.suffix == ".npy":
+        found = Map(_from_array(load_array(path), path))
+    elif path.suffix.lower() in _TIFF and (floats := _read_floats(path)) is not None:
+        found = Map(_from_array(floats, path))
+    else:
+        image = read_image(path)
+        values = (image.pixels * image.levels).round()
+        if image.alpha is not None:
+            values = torch.where(image.alpha > 0, values, torch.nan)
+        found = Map(values, image)
+    if unknown is None:
+        return found
+    return Map(torch.where(found.values == unknown, torch.nan, found.values), found.image)
+
+
+def load_array(path: Path) -> NDArray[Any]:
+    """Load the array of a .npy file, or raise `InputError`."""
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"{path} holds several arrays; save one array as .npy")
+    return array
+
+
+def _read_floats(path: Path) -> NDArray[Any] | None:
+    """Return the pixels of a TIFF file of floats, None if they are integers."""
+    import tifffile
+
+    try:
+        with tifffile.TiffFile(path) as file:
+            page: Any = file.pages[0]
+            if page.dtype is None or page.dtype.kind != "f":
+                return None
+            numbers: NDArray[Any] = page.asarray()
+            # smaller copies and masks belong to the first page
+            pages = sum(not (other.is_reduced or other.is_mask) for other in cast(Any, file.pages))
+    except FileNotFoundError as error:
+        raise InputError(f"there is no file {path}") from error
+    # decoders raise any exception for a damaged file; `read_image` then raises the reason
+    except Exception:
+        return None
+    if pages > 1:
+        raise InputError(
+            f"{path} holds {pages} images; store channels in one, with planarconfig='separate', or as .npy"
+        )
+    return numbers if numbers.ndim == 2 or page.planarconfig == 2 else np.moveaxis(numbers, -1, 0)
+
+
+def _from_array(array: NDArray[Any], path: Path) -> Tensor:
+    channels = len(array) if array.ndim == 3 else 1
+    if array.dtype.kind not in "fiu" or array.ndim not in (2, 3) or array.size == 0 or channels > _MAX_CHANNELS:
+        raise InputError(
+            f"{path} must hold numbers [height, width] or [channels, height, width], got {array.dtype} of shape "
+            f"{list(array.shape)}"
+        )
+    values = torch.from_numpy(array.astype(np.float32))
+    return values[None] if array.ndim == 2 else values
+
+
+def list_maps(folder: Path, recursive: bool = False) -> list[Path]:
+    """Return the maps of a folder by name: image files and .npy files."""
+    arrays = folder.rglob("*.npy") if recursive else folder.glob("*.npy")
+    return sorted([*list_images(folder, recursive), *arrays])
+
+
+def check_map_output(path: Path, source: Path) -> None:
+    """Check before any work that the map of `source` can be written to `path`.
+
+    Raises:
+        InputError: the folder does not exist, the format cannot hold the numbers, or both are the same file.
+    """
+    if path.resolve() == source.resolve():
+        raise InputError(f"the result would overwrite {source}; name another file")
+    if path.suffix == ".npy":
+        if not path.parent.is_dir():
+            raise InputError(f"cannot write {path}: there is no folder {path.parent}")
+        return
+    check_output(path)
+    if source.suffix == ".npy" and path.suffix.lower() not in _TIFF:
+        raise InputError(f"cannot write {path}: the numbers of {source} need a file of floats, .npy or .tif")
+
+
+def write_map(values: Tensor, like: Map, path: Path) -> list[str]:
+    """Write a map with the range and the bits of the file that `like` was read from.
+
+    Returns:
+        the names of the metadata that the format cannot hold.
+    """
+    array = values.detach().cpu().numpy()
+    array = array[0] if len(array) == 1 else array
+    content = io.BytesIO()
+    if path.suffix == ".npy":
+        np.save(content, array)
+    elif like.image is not None:
+        return write_image(replace(like.image, pixels=values / like.image.levels, alpha=None), path)
+    elif path.suffix.lower() not in _TIFF:
+        raise InputError(f"cannot write {path}: floats need .npy or .tif")
+    else:
+        import tifffile
+
+        planes: dict[str, Any] = {"planarconfig": "separate", "photometric": "minisblack"} if array.ndim == 3 else {}
+        tifffile.imwrite(content, array, **planes)
+    write_bytes(path, content.getvalue())
+    return []

@@ -1,0 +1,336 @@
+"""Maps that follow the edges of photos: upsampled, solved, and colors spread from strokes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+import permutohedral as ph
+from permutohedral.errors import InputError, PermutohedralError
+from permutohedral.files.batch import (
+    Errors,
+    FileResult,
+    Pair,
+    PathLike,
+    Sources,
+    find_companion,
+    optional_path,
+    plan_files,
+    process_files,
+)
+from permutohedral.files.formats.image import ImageData, check_output, read_image, write_image
+from permutohedral.files.formats.maps import Map, check_map_output, list_maps, read_map, write_map
+from permutohedral.files.formats.metadata import Metadata
+from permutohedral.files.images import check_same_size, size_of
+from permutohedral.files.settings import Progress
+from permutohedral.files.transparency import hide_colors
+
+# without alpha, a pixel whose channels differ by more belongs to a stroke; JPEG changes gray a little
+_COLORED = 0.06
+_SOLVER_SIGMA_SPACE = 8.0
+# colors spread far from few strokes
+_COLORIZE_ITERATIONS = 100
+
+
+@dataclass(frozen=True)
+class GuidedResult(FileResult):
+    """Result of `upsample_map`, `solve_map` and `colorize_image`.
+
+    Attributes:
+        height: in pixels.
+        width: in pixels.
+        channels: of the result.
+        known: share of the samples that were known.
+        seconds: duration without reading and writing.
+    """
+
+    height: int | None = None
+    width: int | None = None
+    channels: int | None = None
+    known: float | None = None
+    seconds: float | None = None
+
+    def _details(self) -> str:
+        return f": {self.width} x {self.height} pixels, in {self.seconds:.2f} s"
+
+
+def upsample_map(
+    sources: Sources,
+    guide: PathLike,
+    output: PathLike,
+    *,
+    mode: Literal["gaussian", "affine", "solver"] = "solver",
+    sigma_space: float | None = None,
+    sigma_luma: float = 0.12,
+    sigma_chroma: float = 0.05,
+    sigma_time: float | None = None,
+    num_iterations: int | None = None,
+    smoothness: float = 0.3,
+    sample_weight: PathLike | None = None,
+    unknown: float | None = None,
+    recursive: bool = False,
+    errors: Errors = "raise",
+    progress: Progress | None = None,
+) -> list[GuidedResult]:
+    """Upsample small maps to the size of photos, along the edges of the photos.
+
+    Maps are images of 8 or 16 bits, TIFF files of floats, or .npy files `[height, width]` or
+    `[channels, height, width]`. The result keeps their range and bits. NaN and transparent pixels are filled.
+
+    Args:
+        sources: maps, or folders of maps.
+        guide: photo, or a folder of photos with the names of the maps.
+        output: file for the result, or a folder for several.
+        mode: see `ph.upsample`.
+        sigma_space: bandwidth in pixels of the guide; default by mode.
+        sigma_luma: bandwidth in brightness; white is 1.
+        sigma_chroma: bandwidth in color, if the guide has colors.
+        sigma_time: bandwidth in frames. The sources are then the frames of a video in the order of their names, and
+            `mode` must be "gaussian".
+        num_iterations: corrections or iterations of the mode; default by mode.
+        smoothness: see `ph.bilateral_solver`.
+        sample_weight: image (white is certain) or .npy file, or a folder of them; 0 is unknown.
+        unknown: number that marks unknown samples.
+        recursive, errors, progress: see `filter_image`.
+
+    Raises:
+        InputError: a file cannot be read or does not fit.
+        StorageError: an output cannot be written.
+    """
+    photos, weights = Path(guide), optional_path(sample_weight)
+    files = plan_files(sources, output, recursive, list_folder=list_maps, check=check_map_output)
+    if sigma_time is not None:
+        if mode != "gaussian" or weights is not None:
+            raise InputError("sigma_time needs the mode 'gaussian', and no sample weights; unknown pixels may be NaN")
+        iterations = 2 if num_iterations is None else num_iterations
+        sigmas = sigma_time, sigma_space, sigma_luma, sigma_chroma
+        return _upsample_video(sorted(files), photos, sigmas, iterations, unknown, errors, progress)
+
+    def compute(source: Path, given: Map, guide: Tensor, sigma_guide: list[float], weight: Tensor | None) -> Tensor:
+        # swapped arguments would return a small copy of the photo
+        if any(extent > room for extent, room in zip(given.values.shape[1:], guide.shape[1:], strict=True)):
+            raise InputError(
+                f"{source} has {size_of(given.values)} pixels, more than its guide with {size_of(guide)}; pass the map "
+                "first, then the photo"
+            )
+        return ph.upsample(
+            given.values, guide, sigma_space, sigma_guide, mode,
+            confidence=weight, steps=num_iterations, smoothness=smoothness,
+        )  # fmt: skip
+
+    return _process_maps(compute, files, photos, sigma_luma, sigma_chroma, weights, unknown, errors, progress)
+
+
+def solve_map(
+    sources: Sources,
+    guide: PathLike,
+    output: PathLike,
+    *,
+    sample_weight: PathLike | None = None,
+    smoothness: float = 0.3,
+    sigma_space: float | None = None,
+    sigma_luma: float = 0.12,
+    sigma_chroma: float = 0.05,
+    unknown: float | None = None,
+    recursive: bool = False,
+    errors: Errors = "raise",
+    progress: Progress | None = None,
+) -> list[GuidedResult]:
+    """Smooth maps along the edges of photos of the same size, and fill their holes.
+
+    Args:
+        sources, guide, output, sample_weight: see `upsample_map`.
+        smoothness: see `ph.bilateral_solver`.
+        sigma_space: bandwidth in pixels, default 8.
+        sigma_luma, sigma_chroma, unknown: see `upsample_map`.
+        recursive, errors, progress: see `filter_image`.
+
+    Raises:
+        InputError: a file cannot be read or does not fit.
+        StorageError: an output cannot be written.
+    """
+    photos, weights = Path(guide), optional_path(sample_weight)
+    files = plan_files(sources, output, recursive, list_folder=list_maps, check=check_map_output)
+
+    def compute(source: Path, given: Map, guide: Tensor, sigma_guide: list[float], weight: Tensor | None) -> Tensor:
+        check_same_size(source, given.values, photos, guide, "upsample a smaller map")
+        space = sigma_space or _SOLVER_SIGMA_SPACE
+        return ph.bilateral_solver(given.values, guide, weight, smoothness, space, sigma_guide)
+
+    return _process_maps(compute, files, photos, sigma_luma, sigma_chroma, weights, unknown, errors, progress)
+
+
+def _process_maps(
+    compute: Callable[[Path, Map, Tensor, list[float], Tensor | None], Tensor],
+    files: Sequence[Pair],
+    photos: Path,
+    sigma_luma: float,
+    sigma_chroma: float,
+    weights: Path | None,
+    unknown: float | None,
+    errors: Errors,
+    progress: Progress | None,
+) -> list[GuidedResult]:
+    def process(source: Path, output: Path, report: Callable[[float], None]) -> GuidedResult:
+        given = read_map(source, unknown)
+        guide, sigma_guide = guide_features(_read_photo(photos, source, output), sigma_luma, sigma_chroma)
+        weight = None
+        if weights is not None:
+            weight = _read_weight(find_companion(weights, source, output=output), source, given)
+        started = time.perf_counter()
+        found = compute(source, given, guide, sigma_guide, weight)
+        return _write_result(source, output, given, found, time.perf_counter() - started)
+
+    return process_files(process, GuidedResult, files, errors, progress)
+
+
+def guide_features(pixels: Tensor, sigma_luma: float, sigma_chroma: float) -> tuple[Tensor, list[float]]:
+    """Return a guide in opponent colors, or in gray, and the bandwidth of each channel."""
+    if len(pixels) != 3:
+        return pixels[:1], [sigma_luma]
+    # in opponent colors white is at the square root of 3
+    return ph.opponent_colors(pixels), [3**0.5 * sigma_luma, sigma_chroma, sigma_chroma]
+
+
+def _read_photo(place: Path, source: Path, output: Path) -> Tensor:
+    photo = read_image(find_companion(place, source, output=output))
+    return hide_colors(photo.pixels, photo.alpha)
+
+
+def _read_weight(path: Path, source: Path, given: Map) -> Tensor:
+    found = read_map(path)
+    check_same_size(path, found.values, source, given.values)
+    levels = 1 if found.image is None else found.image.levels
+    return torch.nan_to_num(found.values.mean(dim=0) / levels)
+
+
+def _write_result(source: Path, output: Path, given: Map, found: Tensor, seconds: float) -> GuidedResult:
+    lost = tuple(write_map(found, given, output))
+    known = round(float(given.values.isfinite().all(dim=0).float().mean()), 5)
+    channels, height, width = found.shape
+    return GuidedResult(source, output, None, lost, height, width, channels, known, round(seconds, 4))
+
+
+def _upsample_video(
+    files: Sequence[Pair],
+    photos: Path,
+    sigmas: tuple[float, float | None, float, float],
+    iterations: int,
+    unknown: float | None,
+    errors: Errors,
+    progress: Progress | None,
+) -> list[GuidedResult]:
+    """Upsample frames along edges and through time, with few frames in memory.
+
+    A frame that cannot be read ends the video: with `errors` "report" all later results have its error.
+    """
+    sigma_time, sigma_space, sigma_luma, sigma_chroma = sigmas
+    # maps whose results are still to come
+    waiting: list[Map] = []
+    failures: list[PermutohedralError] = []
+    sigma_guide = guide_features(_read_photo(photos, *files[0]), sigma_luma, sigma_chroma)[1]
+
+    def frames() -> Iterator[tuple[Tensor, Tensor]]:
+        for source, output in files:
+            try:
+                given, photo = read_map(source, unknown), _read_photo(photos, source, output)
+            except PermutohedralError as error:
+                failures.append(error)
+                return
+            waiting.append(given)
+            yield given.values, guide_features(photo, sigma_luma, sigma_chroma)[0]
+
+    def until_failure(found: Iterator[Tensor]) -> Iterator[Tensor]:
+        try:
+            yield from found
+        except PermutohedralError as error:
+            failures.append(error)
+
+    found = ph.upsample_frames(frames(), sigma_time, sigma_space, sigma_guide, steps=iterations)
+    results: list[GuidedResult] = []
+    started = time.perf_counter()
+    for (source, output), values in zip(files, until_failure(found), strict=False):
+        results.append(_write_result(source, output, waiting.pop(0), values, time.perf_counter() - started))
+        if progress is not None:
+            progress(len(results), len(files), source.name)
+        started = time.perf_counter()
+    if failures and errors == "raise":
+        raise failures[0]
+    return [*results, *(GuidedResult(*pair, error=failures[0].message) for pair in files[len(results) :])]
+
+
+def colorize_image(
+    sources: Sources,
+    strokes: PathLike,
+    output: PathLike,
+    *,
+    sigma_space: float = _SOLVER_SIGMA_SPACE,
+    sigma_luma: float = 0.06,
+    smoothness: float = 0.1,
+    recursive: bool = False,
+    errors: Errors = "raise",
+    progress: Progress | None = None,
+) -> list[GuidedResult]:
+    """Color gray images from a few strokes.
+
+    Args:
+        sources: gray images; see `filter_image`.
+        strokes: image of the same size, or a folder of images with the names of the sources. It is colored on strokes,
+            and transparent or gray elsewhere.
+        output: see `filter_image`.
+        sigma_space: bandwidth in pixels.
+        sigma_luma: bandwidth in brightness; white is 1.
+        smoothness: see `ph.bilateral_solver`.
+        recursive, errors, progress: see `filter_image`.
+
+    Raises:
+        InputError: a file cannot be read or does not fit.
+        StorageError: an output cannot be written.
+    """
+    place = Path(strokes)
+
+    def process(source: Path, output: Path, report: Callable[[float], None]) -> GuidedResult:
+        image = read_image(source)
+        path = find_companion(place, source, output=output)
+        colors = read_image(path)
+        gray = image.pixels.mean(dim=0, keepdim=True)
+        check_output(output, image.with_pixels(gray.expand(3, -1, -1)))
+        check_same_size(path, colors.pixels, source, gray)
+        drawn = _find_strokes(colors)
+        if len(colors.pixels) != 3 or not bool(drawn.any()):
+            raise InputError(f"{path} has no strokes: draw in color, on gray or on a transparent image")
+        chroma = colors.pixels - colors.pixels.mean(dim=0, keepdim=True)
+        started = time.perf_counter()
+        found = ph.bilateral_solver(
+            chroma, gray, drawn, smoothness, sigma_space, sigma_luma, iterations=_COLORIZE_ITERATIONS
+        )
+        seconds = time.perf_counter() - started
+        colored = replace(image, pixels=gray + found, metadata=_without_gray_profile(image))
+        lost = tuple(write_image(colored, output))
+        height, width = gray.shape[1:]
+        known = round(float(drawn.float().mean()), 5)
+        return GuidedResult(source, output, None, lost, height, width, 3, known, round(seconds, 4))
+
+    return process_files(process, GuidedResult, plan_files(sources, output, recursive), errors, progress)
+
+
+def _without_gray_profile(image: ImageData) -> Metadata:
+    """Return the metadata without a color profile of gray, which does not apply to colors."""
+    metadata = image.metadata
+    if len(image.pixels) == 3 or metadata.color_profile is None:
+        return metadata
+    return replace(metadata, color_profile=None, unreadable=(*metadata.unreadable, "color profile"))
+
+
+def _find_strokes(colors: ImageData) -> Tensor:
+    """Return where strokes are, bool `[height, width]`."""
+    # many programs write an alpha channel without transparent pixels
+    if colors.alpha is not None and not bool((colors.alpha > 0).all()):
+        return colors.alpha[0] > 0
+    return colors.pixels.amax(dim=0) - colors.pixels.amin(dim=0) > _COLORED

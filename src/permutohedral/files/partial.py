@@ -1,0 +1,158 @@
+"""Outputs under construction: a folder next to the final name, with a record of the finished parts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from permutohedral.errors import InputError
+from permutohedral.files.atomic import cannot_write, write_bytes
+
+_NOTES = ".permutohedral"
+
+
+@dataclass(frozen=True)
+class PartialStore:
+    """Folder that becomes `target` once all of its parts are written.
+
+    Attributes:
+        target: the final name.
+
+    >>> PartialStore(Path("out.zarr")).folder
+    PosixPath('out.zarr.unfinished')
+    """
+
+    target: Path
+
+    @property
+    def folder(self) -> Path:
+        """Where parts are written."""
+        return self.target.with_name(self.target.name + ".unfinished")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of the target; the system releases it when a process is killed.
+
+        Raises:
+            InputError: another process holds it.
+            StorageError: the parent folder cannot be written.
+        """
+        from filelock import FileLock, Timeout
+
+        path = self.target.with_name(self.target.name + ".lock")
+        lock = FileLock(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise InputError(
+                f"output {self.target} is being written by another process; wait for it, or pass another output"
+            ) from error
+        except OSError as error:
+            raise cannot_write(self.target, error) from error
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            lock.release()
+
+    def begin(self, settings: Mapping[str, Any], resume: bool) -> Any:
+        """Create the folder, or resume what an interrupted call left.
+
+        Args:
+            settings: everything that determines the result, as JSON; resuming with others raises.
+            resume: whether to resume instead of starting again, which deletes the folder with a warning.
+
+        Returns:
+            the division that `record` stored if the call resumes, else None.
+
+        Raises:
+            InputError: the folder was started with other settings, or was not created by this package.
+            StorageError: the folder cannot be written.
+        """
+        notes = self.folder / _NOTES
+        if resume and (notes / "settings.json").is_file():
+            begun, division = json.loads((notes / "settings.json").read_text())
+            check_settings(self.folder, begun, settings)
+            return division
+        if self.folder.exists() and not notes.is_dir():
+            raise InputError(f"output needs {self.folder}, which was not created by permutohedral; move or delete it")
+        try:
+            if (notes / "settings.json").is_file():
+                message = f"{self.folder}, left by an interrupted call, is deleted; resume would continue it"
+                warnings.warn(message, stacklevel=3)
+            if self.folder.exists():
+                shutil.rmtree(self.folder)
+            (notes / "parts").mkdir(parents=True)
+        except OSError as error:
+            raise cannot_write(self.target, error) from error
+        return None
+
+    def record(self, settings: Mapping[str, Any], division: Any) -> None:
+        """Store settings and division, so that later calls can resume."""
+        write_bytes(self.folder / _NOTES / "settings.json", json.dumps([settings, division]).encode())
+
+    def is_done(self, part: tuple[int, ...]) -> bool:
+        """Return whether a part was written."""
+        return self._mark(part).exists()
+
+    @contextmanager
+    def writing(self, part: tuple[int, ...]) -> Iterator[None]:
+        """Mark a part as done once the block that writes it ends.
+
+        Raises:
+            StorageError: the part cannot be written.
+        """
+        try:
+            yield
+            self._mark(part).touch()
+        except OSError as error:
+            raise cannot_write(self.target, error) from error
+
+    def finish(self) -> None:
+        """Rename the folder to the target and delete what the target was before.
+
+        An interruption before the renaming can be resumed.
+
+        Raises:
+            StorageError: it cannot be renamed.
+        """
+        replaced = self.target.with_name(f"{self.target.name}.replaced.{os.getpid()}")
+        try:
+            if self.target.exists():
+                os.rename(self.target, replaced)
+            os.rename(self.folder, self.target)
+            shutil.rmtree(self.target / _NOTES)
+            if replaced.exists():
+                shutil.rmtree(replaced)
+        except OSError as error:
+            raise cannot_write(self.target, error) from error
+
+    def remove(self) -> None:
+        """Delete the folder."""
+        shutil.rmtree(self.folder)
+
+    def _mark(self, part: tuple[int, ...]) -> Path:
+        return self.folder / _NOTES / "parts" / ".".join(map(str, part))
+
+
+def check_settings(path: Path, begun: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Raise unless the settings to resume with are those that `path` was started with.
+
+    Raises:
+        InputError: they differ.
+    """
+    # compared as text, since NaN in attributes differs from itself
+    changed = [key for key in settings if json.dumps(begun.get(key)) != json.dumps(settings[key])]
+    if changed:
+        raise InputError(
+            f"resume needs the settings that {path} was started with, but these differ: {', '.join(changed)}; pass the "
+            "same, or start again without resume"
+        )

@@ -1,0 +1,243 @@
+"""Segmentation of image files: labels that follow the edges of photos."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import permutohedral as ph
+from permutohedral.errors import InputError
+from permutohedral.files.batch import (
+    Errors,
+    FileResult,
+    PathLike,
+    Sources,
+    check_companions,
+    find_companion,
+    make_folder,
+    optional_path,
+    plan_files,
+    process_files,
+)
+from permutohedral.files.formats.image import ImageData, check_output, read_image, write_image
+from permutohedral.files.formats.labels import (
+    UNKNOWN,
+    LabelMap,
+    blend_labels,
+    check_exact,
+    palette,
+    read_label_map,
+    read_probabilities,
+)
+from permutohedral.files.images import check_same_size
+from permutohedral.files.settings import Progress, SegmentationSettings
+from permutohedral.files.transparency import hide_colors
+from permutohedral.models.cutout import CutoutSettings, Trimap, cut_out
+
+_DEFAULTS = SegmentationSettings()
+_SIGMA_NEAR = 3.0
+_SCALE_LABELS = "scale the labels, without interpolation"
+# iterations between two reports; each call of the field costs about one iteration more
+_ITERATIONS_PER_REPORT = 5
+
+
+@dataclass(frozen=True)
+class SegmentedImage(FileResult):
+    """Result of `segment_image`.
+
+    Attributes:
+        height: in pixels.
+        width: in pixels.
+        labels: number of labels.
+        changed: share of the pixels whose label was known, or most probable, and changed.
+        decided: share of the pixels whose label was unknown.
+        seconds: duration without reading and writing.
+    """
+
+    height: int | None = None
+    width: int | None = None
+    labels: int | None = None
+    changed: float | None = None
+    decided: float | None = None
+    seconds: float | None = None
+
+    def _details(self) -> str:
+        return (
+            f": {self.labels} labels, {100 * (self.changed or 0):.1f} % of the pixels changed, "
+            f"{100 * (self.decided or 0):.1f} % decided, in {self.seconds:.2f} s"
+        )
+
+
+def segment_image(
+    sources: Sources,
+    output: PathLike,
+    *,
+    labels: PathLike | None = None,
+    probabilities: PathLike | None = None,
+    trimap: PathLike | None = None,
+    black_is_a_label: bool = False,
+    overlay: PathLike | None = None,
+    certainty: float = _DEFAULTS.certainty,
+    sigma_space: float = _DEFAULTS.sigma_space,
+    sigma_color: float = _DEFAULTS.sigma_color,
+    strength: float = _DEFAULTS.strength,
+    smoothness: float = _DEFAULTS.smoothness,
+    num_iterations: int = _DEFAULTS.num_iterations,
+    recursive: bool = False,
+    errors: Errors = "raise",
+    progress: Progress | None = None,
+) -> list[SegmentedImage]:
+    """Make rough labels follow the edges of photos with a dense CRF.
+
+    Pass exactly one of `labels`, `probabilities` and `trimap`: a file, or a folder of files with the names of the
+    photos. Results in a folder are PNG files.
+
+    Args:
+        sources: photos; see `filter_image`.
+        output: label map, or a folder for several photos.
+        labels: image with one color per label; black and transparent pixels are unknown.
+        probabilities: .npy file of floats `[labels, height, width]`.
+        trimap: image with white foreground, black background and gray between; it needs none of the numbers below.
+        black_is_a_label: whether black is a label.
+        overlay: image of the labels over the photo, or a folder for several photos.
+        certainty: probability of a given label.
+        sigma_space: bandwidth of the bilateral kernel in pixels.
+        sigma_color: bandwidth of the bilateral kernel in color; white is 1.
+        strength: weight of the bilateral kernel.
+        smoothness: weight of the spatial kernel.
+        num_iterations: mean-field iterations.
+        recursive, errors, progress: see `filter_image`.
+
+    Raises:
+        InputError: a file cannot be read or does not fit, or the format of the output changes colors.
+        StorageError: an output cannot be written.
+    """
+    given = [optional_path(place) for place in (labels, probabilities, trimap)]
+    if sum(place is not None for place in given) != 1:
+        raise InputError("labels, probabilities, trimap: pass exactly one of them")
+    drawn = optional_path(overlay)
+    settings = SegmentationSettings(certainty, sigma_space, sigma_color, strength, smoothness, num_iterations)
+    # in a folder results are PNG, since labels need exact colors
+    files = [
+        (source, result if result == Path(output) else result.with_suffix(".png"))
+        for source, result in plan_files(sources, output, recursive)
+    ]
+    for place in (*given, drawn):
+        check_companions(place, files)
+    if len(files) == 1:
+        check_exact(files[0][1])
+    if drawn is not None and len(files) > 1:
+        make_folder(drawn)
+    elif drawn is not None and not drawn.is_dir():
+        check_output(drawn)
+
+    def process(source: Path, output: Path, report: Callable[[float], None]) -> SegmentedImage:
+        photo = read_image(source)
+        pixels = hide_colors(photo.pixels, photo.alpha)
+        label_place, probability_place, trimap_place = given
+        if trimap_place is not None:
+            before, solve = _prepare_trimap(find_companion(trimap_place, source), source, pixels)
+        else:
+            if probability_place is not None:
+                before, energies = _read_probabilities(probability_place, source, pixels)
+            else:
+                assert label_place is not None
+                path = find_companion(label_place, source)
+                before = read_label_map(path, black_is_a_label)
+                check_same_size(path, before.labels, source, pixels, _SCALE_LABELS)
+                energies = ph.crf.energies_from_labels(before.labels, len(before.colors), certainty, unknown=UNKNOWN)
+
+            def solve() -> Tensor:
+                return follow_edges(energies, pixels, settings, report)
+
+        started = time.perf_counter()
+        after = replace(before, labels=solve().argmax(dim=0))
+        seconds = time.perf_counter() - started
+        write_image(after.paint(), output)
+        if drawn is not None:
+            path = drawn / f"{source.stem}.png" if drawn.is_dir() else drawn
+            write_image(ImageData(blend_labels(pixels, after)), path)
+        known = before.labels != UNKNOWN
+        changed = float((known & (after.labels != before.labels)).float().mean())
+        shares = round(changed, 5), round(1 - float(known.float().mean()), 5)
+        height, width = known.shape
+        num_labels = len(before.colors)
+        return SegmentedImage(source, output, None, (), height, width, num_labels, *shares, round(seconds, 4))
+
+    return process_files(process, SegmentedImage, files, errors, progress)
+
+
+def _read_probabilities(place: Path, source: Path, pixels: Tensor) -> tuple[LabelMap, Tensor]:
+    """Return the most probable labels, and the unary energies `[labels, height, width]`."""
+    height, width = pixels.shape[1:]
+    given = read_probabilities(find_companion(place, source, suffix=".npy"), height, width)
+    return LabelMap(given.argmax(dim=0), palette(len(given))), ph.crf.energies_from_probabilities(given)
+
+
+def _prepare_trimap(path: Path, source: Path, pixels: Tensor) -> tuple[LabelMap, Callable[[], Tensor]]:
+    """Return the trimap as labels, and a function that returns the marginals."""
+    gray = read_image(path).pixels.mean(dim=0)
+    # JPEG and scaling change black and white a little
+    background, foreground = gray < 0.05, gray > 0.95
+    labels = torch.full(gray.shape, UNKNOWN)
+    labels[background], labels[foreground] = 0, 1
+    check_same_size(path, labels, source, pixels, _SCALE_LABELS)
+    if not bool(background.any()) or bool((background | foreground).all()):
+        raise InputError(f"{path} must have black background and gray, undecided pixels; white is foreground")
+    photo = pixels if len(pixels) == 3 else pixels.expand(3, -1, -1)
+    # without known foreground its colors are estimated in several rounds
+    settings = CutoutSettings(rounds=1 if bool(foreground.any()) else 5)
+
+    def solve() -> Tensor:
+        marginal = cut_out(photo, Trimap(background, foreground, ~background & ~foreground), settings)
+        return torch.stack([1 - marginal, marginal])
+
+    return LabelMap(labels, torch.tensor([[0.0] * 3, [1.0] * 3])), solve
+
+
+def follow_edges(
+    energies: Tensor,
+    pixels: Tensor,
+    settings: SegmentationSettings,
+    report: Callable[[float], None] | None = None,
+) -> Tensor:
+    """Return the marginals of a dense CRF over a photo.
+
+    Args:
+        energies: `[labels, height, width]`.
+        pixels: photo `[channels, height, width]`.
+        settings: kernels and iterations.
+        report: called with the share that is done.
+
+    >>> follow_edges(torch.rand(3, 20, 30), torch.rand(3, 20, 30), SegmentationSettings()).shape
+    torch.Size([3, 20, 30])
+    """
+    kernels = [
+        ph.crf.spatial_kernel(pixels.shape[1:], _SIGMA_NEAR, settings.smoothness),
+        ph.crf.bilateral_kernel(pixels, settings.sigma_space, settings.sigma_color, settings.strength),
+    ]
+    firsts = range(0, max(1, settings.num_iterations), _ITERATIONS_PER_REPORT)
+    done, total = 0, len(kernels) + len(firsts)
+
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        if report is not None:
+            report(done / total)
+
+    lattices = []
+    for kernel in kernels:
+        lattices.append(kernel.build_lattice())
+        advance()
+    marginals = None
+    for first in firsts:
+        iterations = min(_ITERATIONS_PER_REPORT, settings.num_iterations - first)
+        marginals = ph.crf.mean_field(energies, kernels, iterations, lattices=lattices, start=marginals)
+        advance()
+    assert marginals is not None
+    return marginals

@@ -1,0 +1,54 @@
+"""Defaults, types and checks that jobs on files share, importable without torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from permutohedral.errors import DataError, InputError, PermutohedralError
+
+# progress callback: called with the amount done, the total, and the name of the stage
+Progress = Callable[[float, float, str], None]
+# extent of a tile with its margins, in pixels; an image of no more pixels is filtered in one call
+TILE = 2048
+
+
+@dataclass(frozen=True)
+class SegmentationSettings:
+    """Dense CRF over labels or probabilities.
+
+    Attributes:
+        certainty: probability of a given label.
+        sigma_space: bandwidth of the bilateral kernel in pixels.
+        sigma_color: bandwidth of the bilateral kernel in color; white is 1.
+        strength: weight of the bilateral kernel.
+        smoothness: weight of the spatial kernel, whose bandwidth is 3 pixels.
+        num_iterations: mean-field iterations.
+    """
+
+    certainty: float = 0.7
+    sigma_space: float = 12.0
+    sigma_color: float = 0.03
+    strength: float = 4.0
+    smoothness: float = 1.0
+    num_iterations: int = 10
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raise `InputError` unless a number is positive and finite."""
+    if not (math.isfinite(value) and value > 0):
+        raise InputError(f"{name} is {value}; pass a positive, finite number")
+
+
+@contextmanager
+def reading(what: str, error_type: type[PermutohedralError] = DataError) -> Iterator[None]:
+    """Raise `error_type` for any error of a library in the block; readers raise errors of many types."""
+    try:
+        yield
+    except (PermutohedralError, ModuleNotFoundError):
+        raise
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise error_type(f"cannot read {what}: {reason}") from error

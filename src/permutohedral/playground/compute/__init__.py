@@ -1,1 +1,0 @@
-"""What the tabs of the page compute, without the page."""

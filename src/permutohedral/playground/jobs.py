@@ -1,0 +1,101 @@
+"""Calls of `permutohedral.files`: run by the page, and shown as Python and as a command."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# commands of `permutohedral image` that call these functions
+_COMMANDS = {
+    "filter_image": "filter",
+    "denoise_image": "denoise",
+    "segment_image": "segment",
+    "upsample_map": "upsample",
+}
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text to copy.
+
+    Attributes:
+        python: a whole program.
+        command: one line for a shell, empty if no command does the same.
+    """
+
+    python: str
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call of a function of `permutohedral.files`.
+
+    Attributes:
+        function: its name.
+        files: positional arguments, the output last.
+        options: keyword arguments; those that are None are left out.
+
+    >>> job = Job("filter_image", ("-x.png", "smooth.png"), {"sigma_space": 4.0, "guide": None, "method": "auto"})
+    >>> print(job.code().command)
+    permutohedral image filter ./-x.png smooth.png --sigma-space 4.0 --method auto
+    """
+
+    function: str
+    files: tuple[str | Path, ...]
+    options: dict[str, Any]
+
+    def run(self, progress: Callable[[float], None], **more: Any) -> Any:
+        """Write the output, and return the result of the function; `progress` is called with the share done."""
+        import permutohedral as ph
+
+        def report(done: float, total: float, name: str) -> None:
+            progress(done / total)
+
+        [result] = getattr(ph.files, self.function)(*self.files, **self._given(), **more, progress=report)
+        return result
+
+    def code(self) -> Code:
+        """Return the program and the command that make the same call."""
+        arguments = [_quote(file) for file in self.files]
+        arguments += [f"{name}={_quote(value)}" for name, value in self._given().items()]
+        lines = "".join(f"    {argument},\n" for argument in arguments)
+        python = f"import permutohedral as ph\n\nph.files.{self.function}(\n{lines})\n"
+        options = self._given()
+        files = [str(file) for file in self.files]
+        # the command takes labels by position
+        files[1:1] = [options.pop("labels")] if "labels" in options else []
+        # a name that begins with a dash looks like an option
+        words = [f"./{file}" if file.startswith("-") else file for file in files]
+        for name, value in options.items():
+            words += ["--" + name.replace("_", "-"), str(value)]
+        return Code(python, shlex.join(["permutohedral", "image", _COMMANDS[self.function], *words]))
+
+    def _given(self) -> dict[str, Any]:
+        return {name: value for name, value in self.options.items() if value is not None}
+
+
+def _quote(value: Any) -> str:
+    """Write a value in Python, with double quotes where a string allows them."""
+    if not isinstance(value, str | Path):
+        return repr(value)
+    text = str(value)
+    return f'"{text}"' if text.isprintable() and '"' not in text and "\\" not in text else repr(text)
+
+
+def lattice_code(x: float, y: float, size: int) -> Code:
+    """Return the program that prints the weights and the taps around a point."""
+    python = f"""import torch
+
+import permutohedral as ph
+
+# y before x, in standard deviations
+point = torch.tensor([[{y}, {x}]], dtype=torch.float64)
+lattice = ph.build_lattice(point, neighborhood_size={size})
+print("weights of the vertices:", lattice.source.barycentric[0].tolist())
+print("taps of a learned filter:", lattice.neighborhood.filter_size)
+"""
+    return Code(python)

@@ -1,0 +1,157 @@
+"""Photos of the user, and layers: images as planes of bytes, which the page draws without decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool2d
+
+from permutohedral.errors import InputError
+from permutohedral.files.formats.image import ImageData, encode_image, read_image
+
+# a browser holds before and after at 4 bytes per pixel
+MAX_PIXELS = 24_000_000
+# size of a preview
+PREVIEW_PIXELS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Layer:
+    """An image that covers a part of the photo.
+
+    Attributes:
+        planes: uint8, one gray plane, or red, green and blue.
+        channels: 1 or 3.
+        height: of a plane.
+        width: of a plane.
+        region: left, top, width and height in pixels of the photo.
+    """
+
+    planes: bytes
+    channels: int
+    height: int
+    width: int
+    region: tuple[float, float, float, float]
+
+
+def make_layer(
+    pixels: Tensor, alpha: Tensor | None = None, factor: float = 1, corner: tuple[int, int] = (0, 0)
+) -> Layer:
+    """Make a layer of an image on white.
+
+    Args:
+        pixels: `[1 or 3, height, width]`; white is 1.
+        alpha: `[1, height, width]`, None if the image is opaque.
+        factor: extent of a pixel, in pixels of the photo.
+        corner: x and y of the first pixel, in pixels of the photo.
+
+    >>> make_layer(torch.full((3, 2, 5), 0.5)).planes[:4]
+    b'\\x80\\x80\\x80\\x80'
+    >>> make_layer(torch.zeros(1, 1, 2), torch.tensor([[[0.0, 1.0]]])).planes
+    b'\\xff\\x00'
+    """
+    shown = blend_with_white(pixels.detach(), alpha)
+    channels, height, width = shown.shape
+    # rounded as in files
+    planes = shown.clamp(0, 1).mul_(255).round_().byte().contiguous().numpy().tobytes()
+    return Layer(planes, channels, height, width, (*corner, width * factor, height * factor))
+
+
+def blend_with_white(pixels: Tensor, alpha: Tensor | None) -> Tensor:
+    """Return `pixels [channels, height, width]` on a white page; None for `alpha` means opaque."""
+    return pixels if alpha is None else 1 + alpha * (pixels - 1)
+
+
+@dataclass(frozen=True)
+class Photo:
+    """A photo, and a small copy for previews.
+
+    Attributes:
+        path: the file.
+        name: the user's name of the file.
+        image: the photo.
+        small: `[channels, height, width]`, means over squares of `factor` pixels, weighted by alpha.
+        small_alpha: `[1, height, width]`, None if the photo is opaque.
+        factor: 1 if the photo is small.
+        layer: the photo for the page.
+    """
+
+    path: Path
+    name: str
+    image: ImageData
+    small: Tensor
+    small_alpha: Tensor | None
+    factor: int
+    layer: Layer
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width."""
+        height, width = self.image.pixels.shape[1:]
+        return height, width
+
+    @property
+    def num_pixels(self) -> int:
+        """Height times width."""
+        return self.size[0] * self.size[1]
+
+
+def read_photo(path: Path, name: str) -> Photo:
+    """Read a photo; messages call it `name`.
+
+    Raises:
+        InputError: the file is not an image, too large, or damaged.
+    """
+    with user_name(path, name):
+        image = read_image(path, MAX_PIXELS)
+    pixels, alpha = image.pixels.contiguous(), image.alpha
+    factor = 1
+    while pixels.shape[1] * pixels.shape[2] > PREVIEW_PIXELS * factor * factor:
+        factor += 1
+    if alpha is None or bool((alpha == 1).all()):
+        return Photo(path, name, image, shrink(pixels, factor), None, factor, make_layer(pixels))
+    small_alpha = shrink(alpha, factor)
+    small = shrink(pixels * alpha, factor) / small_alpha.clamp_min(torch.finfo(pixels.dtype).tiny)
+    return Photo(path, name, image, small, small_alpha, factor, make_layer(pixels, alpha))
+
+
+@contextmanager
+def user_name(path: Path, name: str) -> Iterator[None]:
+    """Replace the path of an upload in messages by the user's name of it."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(error.message.replace(str(path), name)) from error
+
+
+def shrink(pixels: Tensor, factor: int) -> Tensor:
+    """Return means over squares of `factor` pixels, which are smaller at the border.
+
+    >>> shrink(torch.rand(3, 5, 7), 2).shape
+    torch.Size([3, 3, 4])
+    """
+    return avg_pool2d(pixels[None], factor, ceil_mode=True, count_include_pad=False)[0] if factor > 1 else pixels
+
+
+def encode_png(image: ImageData) -> bytes:
+    """Return the PNG file of an image, the same as the functions of `permutohedral.files` write."""
+    return encode_image(image, Path("image.png"))[0]
+
+
+def check_guide(photo: Photo, guide: Photo) -> Photo:
+    """Return the guide.
+
+    Raises:
+        InputError: its size is not that of the photo.
+    """
+    if guide.size != photo.size:
+        raise InputError(
+            f"the guide {guide.name} has {guide.size[1]} x {guide.size[0]} pixels and the photo "
+            f"{photo.size[1]} x {photo.size[0]}; scale one of them to the size of the other"
+        )
+    return guide
