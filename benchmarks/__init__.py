@@ -1,0 +1,1 @@
+"""Benchmarks: workloads, peers, and one runner. Start with `python -m benchmarks --help`."""

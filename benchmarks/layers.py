@@ -1,0 +1,437 @@
+"""Workloads of learned filters: layers, convolutions on lattice points, training steps, U-Nets."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import permutohedral as ph
+from benchmarks import verify
+from benchmarks.filters import facts_of, problems_of
+from benchmarks.inputs import Inputs
+from benchmarks.registry import OURS, Absent, Contender, Prepared, Workload, recorded
+from benchmarks.verify import relative_error
+from permutohedral.models.lattice_unet import LatticeUNet
+
+PLAIN_TORCH = "plain torch"
+CHANNELS, HEIGHT, WIDTH = 32, 321, 481
+
+# dtype of the values, and whether products of float32 may be rounded to TF32
+PRECISIONS = {
+    "fp32": (torch.float32, False),
+    "TF32": (torch.float32, True),
+    "bf16": (torch.bfloat16, False),
+    "autocast": (torch.float32, False),
+}
+
+
+@contextmanager
+def precision(name: str) -> Iterator[torch.dtype]:
+    """Set torch's switches for a precision of `PRECISIONS`, and yield its dtype."""
+    dtype, rounded = PRECISIONS[name]
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = rounded
+    try:
+        with torch.autocast("cuda", torch.bfloat16) if name == "autocast" else nullcontext():
+            yield dtype
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def _prepare_learned(inputs: Inputs, backward: bool) -> Prepared:
+    """Filter 32 to 32 channels with 15 taps on the lattice of W4, forward or backward."""
+    problem = problems_of("W4", inputs)[0]
+    lattice = ph.build_lattice(problem.features, neighborhood_size=1)
+    weight = torch.randn(15, 32, 32, generator=torch.Generator().manual_seed(0)) / (15 * 32) ** 0.5
+    leaves = (problem.values.detach().requires_grad_(backward), weight.requires_grad_(backward))
+    gradient = torch.ones_like(problem.values)
+    kept: dict[str, Tensor] = {}
+
+    def forward() -> Tensor:
+        return ph.permutohedral_filter(leaves[0], None, leaves[1], lattice=lattice)
+
+    def error(output: Tensor) -> float:
+        exact = ph.build_lattice(problem.features.double(), neighborhood_size=1)
+        truth = ph.permutohedral_filter(leaves[0].double(), None, leaves[1].double(), lattice=exact)
+        return relative_error(output, truth)
+
+    def contender(name: str, backend: str | None, note: str = "") -> Contender:
+        def run(number: int) -> Any:
+            with ph.use_backend(backend):
+                if backward:
+                    return torch.autograd.grad(kept["output"], leaves, gradient)
+                return forward()
+
+        def before(number: int) -> None:
+            with ph.use_backend(backend):
+                kept["output"] = forward()
+
+        return Contender(name, run, before if backward else None, error=None if backward else error, note=note)
+
+    plain = contender(PLAIN_TORCH, "reference", "the reference backend of this package: gather and matrix product")
+    check = partial(verify.check_convolution, problem.small().features, 32, 1)
+    facts = facts_of(problem, filter_size=15)
+    return Prepared(contender(OURS, None), [plain], check, problem.origin, facts, "the same operation in float64")
+
+
+def _prepare_image_layer(
+    inputs: Inputs, training: bool, batch: int = 1, precision_name: str = "fp32", reused: bool = True
+) -> Prepared:
+    """Run a layer of 32 to 32 channels with 19 taps over images of 481 x 321 pixels, next to Conv2d 5 x 5."""
+    dtype = PRECISIONS[precision_name][0]
+    options: dict[str, Any] = {"device": inputs.device, "dtype": dtype}
+    torch.manual_seed(0)
+    images = torch.randn(batch, CHANNELS, HEIGHT, WIDTH).to(**options)
+    layer = ph.nn.PermutohedralConvolution(CHANNELS, CHANNELS, 2, 2, normalization="none", **options)
+    convolutions = [nn.Conv2d(CHANNELS, CHANNELS, 5, padding=2, **options) for _ in range(2)]
+    # a layout, which torch's annotations of Module.to do not know
+    convolutions[1].to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    features = ph.position_features(HEIGHT, WIDTH, device=inputs.device).expand(batch, -1, -1).contiguous()
+    lattice = ph.build_lattice(features, neighborhood_size=2)
+    exact = verify.in_precision(lattice, torch.float64)
+
+    def permutohedral(module: nn.Module, values: Tensor) -> Any:
+        if values.dtype is torch.float64:
+            return module(values, lattice=exact)
+        return module(values, lattice=lattice) if reused else module(values, features)
+
+    make = partial(_layer_contender, training=training, precision_name=precision_name)
+    values = images.flatten(2).transpose(1, 2).contiguous()
+    by_channels = images.contiguous(memory_format=torch.channels_last)
+    others: list[Contender | Absent] = [
+        make("Conv2d 5x5", convolutions[0], images, lambda module, given: module(given)),
+        make("Conv2d 5x5 channels-last", convolutions[1], by_channels, lambda module, given: module(given)),
+    ]
+    facts: dict[str, float] = {"points": batch * HEIGHT * WIDTH, "dimension": 2, "channels": CHANNELS}
+    facts |= {"filter_size": 19, "lattice_points": lattice.num_lattice_points}
+
+    def check() -> dict[str, float]:
+        with precision(precision_name if precision_name != "autocast" else "fp32"):
+            # off the faces of the simplices
+            small = ph.position_features(24, 32, device=inputs.device) * 1.01 + 0.123
+            return verify.check_convolution(small, CHANNELS, 2, dtype)
+
+    ours = make(OURS, layer, values, permutohedral)
+    return Prepared(ours, others, check, "seeded random channels", facts, "the same operation in float64")
+
+
+def _layer_contender(
+    name: str,
+    module: nn.Module,
+    given: Tensor,
+    call: Callable[[nn.Module, Tensor], Any],
+    training: bool,
+    precision_name: str,
+) -> Contender:
+    # other values in every call
+    several = [(given.roll(shift, 0 if given.shape[0] > 1 else 1)).detach() for shift in range(3)]
+    several = [each.requires_grad_(training) for each in several]
+    gradient = torch.ones_like(call(module, given))
+
+    def run(number: int) -> Any:
+        chosen = several[number % len(several)]
+        # the switches of precision are those of GPUs
+        with precision(precision_name) if chosen.is_cuda else nullcontext():
+            if not training:
+                with torch.no_grad():
+                    return call(module, chosen)
+            output = call(module, chosen)
+            return torch.autograd.grad(output, [chosen, *module.parameters()], gradient.to(output.dtype))
+
+    def error(output: Tensor) -> float:
+        with torch.no_grad():
+            truth = call(copy.deepcopy(module).double(), several[0].double())
+        return relative_error(output, truth)
+
+    version = None if name == OURS else str(torch.__version__)
+    return Contender(name, run, error=None if training else error, version=version)
+
+
+def _mnist_points(inputs: Inputs) -> tuple[list[Tensor], Tensor]:
+    """Return 784 random positions for each of 64 images, three times, and a grid of 576 targets."""
+    generator = torch.Generator().manual_seed(0)
+    sources = [(28 * torch.rand(64, 784, 2, generator=generator)).to(inputs.device) for _ in range(3)]
+    targets = (ph.position_features(24, 24, device=inputs.device) + 2).expand(64, -1, -1).contiguous()
+    return sources, targets
+
+
+_MNIST_FACTS: dict[str, float] = {"points": 64 * 784, "target_points": 64 * 576, "dimension": 2, "filter_size": 19}
+
+
+def _prepare_mnist_build(inputs: Inputs) -> Prepared:
+    """Build the lattices of a batch of MNIST images, d = 2, s = 2."""
+    sources, targets = _mnist_points(inputs)
+
+    def run(number: int) -> Any:
+        return ph.build_lattice(sources[number % 3], targets, neighborhood_size=2)
+
+    check = partial(verify.check_build, sources[0][0], 2, False)
+    return Prepared(Contender(OURS, run), (), check, "seeded positions", dict(_MNIST_FACTS), num_inputs=3)
+
+
+def _prepare_mnist_step(inputs: Inputs, own_thread: bool = True) -> Prepared:
+    """Run forward and backward through a layer of 1 to 20 channels on a batch of MNIST, lattice included.
+
+    torch runs the backward pass of a GPU in a thread of its own; without `own_thread`, in the calling thread.
+    """
+    sources, targets = _mnist_points(inputs)
+    values = torch.rand(64, 784, 1, generator=torch.Generator().manual_seed(1)).to(inputs.device)
+    layer = ph.nn.PermutohedralConvolution(1, 20, 2, 2, device=inputs.device)
+    gradient = torch.ones_like(layer(values, sources[0], targets))
+
+    def run(number: int) -> Any:
+        with torch.autograd.set_multithreading_enabled(own_thread):
+            output = layer(values, sources[number % 3], targets)
+            return torch.autograd.grad(output, list(layer.parameters()), gradient)
+
+    def error(gradients: Any) -> float:
+        exact = copy.deepcopy(layer).double()
+        output = exact(values.double(), sources[0].double(), targets.double())
+        truth = torch.autograd.grad(output, list(exact.parameters()), gradient.double())
+        return max(map(relative_error, gradients, truth))
+
+    check = partial(verify.check_convolution, sources[0][0], 1, 2)
+    truth = "the same gradients in float64"
+    return Prepared(
+        Contender(OURS, run, error=error), (), check, "seeded positions", dict(_MNIST_FACTS), truth, num_inputs=3
+    )
+
+
+_RUNS_IN_A_GRAPH = 10
+
+
+def _graphed(run: Callable[[], Any]) -> Callable[[int], Any]:
+    """Record several runs as one CUDA graph, so that the time of the host does not count."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(_RUNS_IN_A_GRAPH):
+            output = run()
+
+    def replay(number: int) -> Any:
+        graph.replay()
+        return output
+
+    return replay
+
+
+def _prepare_convolution(inputs: Inputs, channels: int, precision_name: str, training: bool) -> Prepared:
+    """Convolve on the lattice of a sphere, 15 taps, in nanoseconds per lattice point and tap."""
+    problem = problems_of("G3-d3", inputs)[0]
+    lattice = ph.build_lattice(problem.features, neighborhood_size=1)
+    rows, filter_size = lattice.num_lattice_points, lattice.neighborhood.filter_size
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((rows, channels), (filter_size, channels, channels), (rows, channels))
+    with precision(precision_name) as dtype:
+        values, weight, gradient = (torch.randn(s, generator=generator).to(inputs.device, dtype) for s in shapes)
+    weight /= (filter_size * channels) ** 0.5
+    leaves = (values.requires_grad_(training), weight.requires_grad_(training))
+
+    def run() -> Any:
+        with precision(precision_name):
+            output = ph.convolve(*leaves, lattice)
+            return torch.autograd.grad(output, leaves, gradient) if training else output
+
+    def error(output: Any) -> float:
+        on = verify.in_precision(lattice, torch.float64)
+        exact = [leaf.detach().double().requires_grad_(training) for leaf in leaves]
+        with ph.use_backend("reference"):
+            truth: Any = ph.convolve(exact[0], exact[1], on)
+            if not training:
+                return relative_error(output, truth)
+            truth = torch.autograd.grad(truth, exact, gradient.double())
+        return max(map(relative_error, output, truth))
+
+    def check() -> dict[str, float]:
+        with precision(precision_name):
+            return verify.check_convolution(problem.small().features, channels, 1, dtype)
+
+    ours = Contender(OURS, _graphed(run), error=error, note="through autograd, replayed from a CUDA graph")
+    return Prepared(
+        ours,
+        (),
+        check,
+        problem.origin,
+        facts_of(problem, channels=channels, filter_size=filter_size),
+        "the same operation in float64",
+        per_second=1e9 / (rows * filter_size * _RUNS_IN_A_GRAPH),
+    )
+
+
+def _train(module: nn.Module, optimizer: torch.optim.Optimizer, run: Callable[[], Tensor]) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    run().square().mean().backward()
+    optimizer.step()
+
+
+def _prepare_steps(inputs: Inputs, kind: str, autocast: bool = False) -> Prepared:
+    """Train on clouds that change: one layer, three layers on one lattice, or a U-Net of four levels."""
+    draw = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    device = inputs.device
+    module: nn.Module
+    if kind == "layer":
+        module = ph.nn.PermutohedralConvolution(16, 32, dimension=3, device=device)
+    elif kind == "three-layers":
+        module = nn.ModuleList(ph.nn.PermutohedralConvolution(32, 32, 3, device=device) for _ in range(3))
+    else:
+        module = LatticeUNet(4, 3).to(device)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+
+    def cloud() -> Callable[[], Tensor]:
+        if kind == "layer":
+            points = int(torch.randint(20_000, 60_001, (1,), generator=draw))
+            features, values = 20 * torch.rand(points, 3), torch.randn(points, 16)
+            features, values = features.to(device), values.to(device)
+            return lambda: module(values, features)
+        low, high, channels = (2_000, 2_601, 32) if kind == "three-layers" else (19_000, 21_001, 4)
+        counts = torch.randint(low, high, (8,), generator=draw)
+        items = torch.repeat_interleave(torch.arange(8), counts).int().to(device)
+        values = torch.randn(len(items), channels).to(device)
+        if kind == "three-layers":
+            features = (8 * torch.rand(len(items), 3)).to(device)
+
+            def run_layers() -> Tensor:
+                lattice = ph.build_lattice(features, batch=items)
+                result = values
+                for layer in module.children():
+                    result = torch.relu(layer(result, lattice=lattice))
+                return result
+
+            return run_layers
+        # hills with trees, as laser scans show them
+        ground = 57 * torch.rand(len(items), 2)
+        height = 3 * (ground / 9).sin().sum(dim=1) + 0.1 * torch.randn(len(items))
+        tree = 12 * torch.rand(len(items)) * (torch.rand(len(items)) < 0.3)
+        features = torch.column_stack([ground, height + tree]).to(device)
+        return lambda: module(values, features, items)
+
+    clouds = [cloud() for _ in range(40 if device.type == "cuda" else 3)]
+
+    def run(number: int) -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+            _train(module, optimizer, clouds[number % len(clouds)])
+
+    return Prepared(Contender(OURS, run), origin="seeded clouds", num_inputs=len(clouds))
+
+
+# nanoseconds per lattice point and tap; forward, then forward and backward
+_CONVOLUTION_PEERS: dict[tuple[int, str], tuple[dict[str, float], dict[str, float]]] = {
+    (32, "bf16"): ({"spconv": 0.020, "TorchSparse": 0.031}, {"spconv": 0.121, "TorchSparse": 0.163}),
+    (32, "TF32"): (
+        {"spconv": 0.041, "TorchSparse": 0.072, "LatticeNet": 0.91},
+        {"spconv": 0.180, "TorchSparse": 0.305},
+    ),
+    (32, "fp32"): (
+        {"spconv": 0.102, "TorchSparse": 0.112, "LatticeNet": 0.92},
+        {"spconv": 0.385, "TorchSparse": 0.390},
+    ),
+    (64, "bf16"): ({"spconv": 0.032, "TorchSparse": 0.050}, {"spconv": 0.157, "TorchSparse": 0.204}),
+    (64, "TF32"): (
+        {"spconv": 0.095, "TorchSparse": 0.110, "LatticeNet": 1.99},
+        {"spconv": 0.299, "TorchSparse": 0.385},
+    ),
+    (64, "fp32"): (
+        {"spconv": 0.225, "TorchSparse": 0.212, "LatticeNet": 2.12},
+        {"spconv": 0.987, "TorchSparse": 0.727},
+    ),
+}
+
+WORKLOADS = (
+    Workload(
+        "W7-forward",
+        "learned 32 to 32 channels, 15 taps, on the lattice of W4, forward",
+        "cpu",
+        partial(_prepare_learned, backward=False),
+        recorded=recorded(bilateralNN=(2600, 2498), HPLFlowNet=(8214, 5153)),
+    ),
+    Workload(
+        "W7-backward",
+        "the same, backward: gradients of values and filter",
+        "cpu",
+        partial(_prepare_learned, backward=True),
+        recorded=recorded(bilateralNN=(4019, 3930)),
+    ),
+    Workload(
+        "layer-forward",
+        "layer 32 to 32 channels, 19 taps, 481 x 321 image, lattice reused, forward",
+        "cpu",
+        partial(_prepare_image_layer, training=False),
+    ),
+    Workload(
+        "layer-training",
+        "the same, forward and backward",
+        "cpu",
+        partial(_prepare_image_layer, training=True),
+    ),
+    Workload("mnist-build", "the lattices of a batch of 64 MNIST images, d = 2, s = 2", "any", _prepare_mnist_build),
+    Workload(
+        "mnist-step",
+        "forward and backward through a layer on 64 MNIST images, lattice included",
+        "any",
+        _prepare_mnist_step,
+    ),
+    Workload(
+        "mnist-step-one-thread",
+        "the same, the backward pass in the calling thread (torch.autograd.set_multithreading_enabled(False))",
+        "cuda",
+        partial(_prepare_mnist_step, own_thread=False),
+    ),
+    *(
+        Workload(
+            f"C-{kind}-{name}",
+            f"layer 32 to 32 channels, 19 taps, 8 images of 481 x 321, {name}, {text}",
+            "cuda",
+            partial(
+                _prepare_image_layer,
+                training=kind == "training",
+                batch=8,
+                precision_name=name,
+                reused=kind != "built",
+            ),
+        )
+        for name in PRECISIONS
+        for kind, text in (
+            ("forward", "lattice reused, forward"),
+            ("training", "lattice reused, forward and backward"),
+            ("built", "lattice built in each call, forward"),
+        )
+    ),
+    *(
+        Workload(
+            f"{row}-{channels}-{name}",
+            f"convolution of 250,000 lattice points, {channels} channels, 15 taps, {name}, {passes}",
+            "cuda",
+            partial(_prepare_convolution, channels=channels, precision_name=name, training=row == "G2b"),
+            unit="ns",
+            recorded=recorded(**figures[row == "G2b"]),
+        )
+        for row, passes in (("G2", "forward"), ("G2b", "forward and backward"))
+        for (channels, name), figures in _CONVOLUTION_PEERS.items()
+    ),
+    *(
+        Workload(
+            f"step-{kind}{'-autocast' if autocast else ''}",
+            f"training step, {text}{', autocast bfloat16' if autocast else ''}",
+            "any",
+            partial(_prepare_steps, kind=kind, autocast=autocast),
+        )
+        for kind, text in (
+            ("layer", "one layer, 16 to 32 channels, clouds of 20,000 to 60,000 points"),
+            ("three-layers", "three layers on one lattice, 8 clouds of about 2,300 points"),
+            ("unet", "U-Net of four levels, 8 clouds of about 20,000 points"),
+        )
+        for autocast in (False, True)
+    ),
+)

@@ -1,0 +1,97 @@
+"""Run an experiment from a checkout: `python -m experiments mnist --smoke`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from experiments.registry import REGISTRY, load_experiment
+from permutohedral.errors import InputError, PermutohedralError
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the options that all experiments share."""
+    parser = argparse.ArgumentParser(prog="python -m experiments", description="Reproduce the tables of the paper.")
+    parser.add_argument("experiment", nargs="?", choices=sorted(REGISTRY), metavar="NAME", help="see --list")
+    parser.add_argument("--list", action="store_true", help="list the experiments, or the rows of NAME")
+    parser.add_argument("--row", action="append", default=[], metavar="ROW", help="run only this row; repeatable")
+    parser.add_argument(
+        "--config", action="append", default=[], type=Path, metavar="FILE", help="run the row in this YAML file"
+    )
+    parser.add_argument("--smoke", action="store_true", help="shorten every row, to under a minute in all")
+    parser.add_argument("--seeds", type=int, help="trainings of each row (default: that of NAME, 1 with --smoke)")
+    parser.add_argument("--jobs", type=int, default=1, help="rows that run in parallel (default: 1)")
+    parser.add_argument("--resume", action="store_true", help="keep finished rows, continue from checkpoints")
+    parser.add_argument("--report-only", action="store_true", help="write the report of existing results")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="folder of all results (default: out/NAME)")
+    data = os.environ.get("PERMUTOHEDRAL_DATA")
+    parser.add_argument(
+        "--data", type=Path, default=data, metavar="FOLDER", help="folder of the data sets (default: download)"
+    )
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: auto")
+    parser.add_argument(
+        "--first", metavar="ACTION", help="cross_validate (denoising: choose the scale) or time_steps (lidar)"
+    )
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    words = sys.argv[1:] if arguments is None else arguments
+    parser = make_parser()
+    given = parser.parse_args(words)
+    if given.experiment is None:
+        if not given.list:
+            parser.error("pass the NAME of an experiment; --list shows them")
+        print("\n".join(f"{name:12}{summary}" for name, (_, summary) in REGISTRY.items()))
+        return 0
+    if given.jobs < 1 or (given.seeds is not None and given.seeds < 1):
+        parser.error("--jobs and --seeds must be at least 1")
+    try:
+        _run(given, words)
+    except PermutohedralError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run(given: argparse.Namespace, words: list[str]) -> None:
+    from experiments.experiment import run_rows, with_seeds
+    from experiments.report import write_page
+    from experiments.training import RunOptions
+
+    experiment = load_experiment(given.experiment)
+    if given.list:
+        content = experiment.read_rows()
+        for group, remark in (("rows", ""), ("more_rows", " (only by --row)")):
+            for name, row in content.get(group, {}).items():
+                print(f"{name:30}{row['title']}{remark}")
+        return
+    output = given.output or Path("out") / (experiment.name + "-smoke" * given.smoke)
+    options = RunOptions(output, given.data, given.device, given.resume, progress=sys.stderr.isatty())
+    if not given.report_only:
+        configs = experiment.choose_rows(given.row, given.config, given.smoke)
+        if given.first is not None:
+            if given.first not in experiment.actions:
+                known = ", ".join(experiment.actions) or "none"
+                raise InputError(f"--first: {experiment.name} has no action {given.first!r}; it has {known}")
+            configs = experiment.actions[given.first](configs, options, _log)
+        configs = with_seeds(configs, given.seeds or (1 if given.smoke else experiment.seeds))
+        for _ in run_rows(experiment, configs, options, _log, given.jobs):
+            pass
+    kept = [word for word in words if word not in ("--resume", "--report-only")]
+    for page in experiment.report(experiment.read_results(output), options):
+        path = write_page(page, output, shlex.join(["python", "-m", "experiments", *kept]))
+        print("\n\n".join(map(str, page.tables)))
+        print(f"wrote {path}", file=sys.stderr)
+
+
+def _log(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

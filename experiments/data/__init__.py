@@ -1,0 +1,1 @@
+"""The data of the experiments: found in a folder or downloaded, and always checked."""

@@ -1,0 +1,1 @@
+"""The paper's Table (b): denoising BSDS500."""

@@ -1,0 +1,104 @@
+"""Make the weights of the package: `python -m experiments.denoising.ship OUTPUT`.
+
+For each level of noise the scale is chosen on validation images. The weights are the least-squares solution on
+training images, which takes minutes. `--deep` adds the deep network of an output folder of the experiment.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from experiments.data.bsds500 import GrayImage, load_images
+from experiments.denoising.quadratic import QuadraticErrors, measure_quadratic_errors
+from experiments.denoising.run import EXPERIMENTS, build_model, center
+from experiments.quality import mean_psnr
+from experiments.results import read_weights, weights_path
+from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
+from permutohedral.models.pretrained import Entry, read_pretrained, save_pretrained
+
+NOISES = (5.0, 10.0, 15.0, 25.0, 35.0, 50.0, 75.0)
+# sigma_space in pixels, and sigma_range in standard deviations of the noise
+SCALES = ((1.0, 2.5), (1.5, 2.25), (2.0, 2.0), (2.0, 1.5), (2.5, 1.5))
+
+# the row that the package has under its name
+DEEP_ROW = "deep_small"
+
+_CPU = torch.device("cpu")
+
+
+def _measure(scale: tuple[float, float], images: list[GrayImage], noise: float) -> QuadraticErrors:
+    return measure_quadratic_errors(CombinedDenoiser(*scale), images, noise / 255, 0, _CPU)
+
+
+def _part(errors: QuadraticErrors, part: slice) -> QuadraticErrors:
+    """Return the errors if only some of the weights are not zero."""
+    return QuadraticErrors(errors.matrix[:, part, part], errors.vector[:, part], errors.constant)
+
+
+def fit_noise(noise: float, train: list[GrayImage], val: list[GrayImage]) -> list[tuple[Entry, torch.nn.Module]]:
+    """Return the denoisers for one level of noise, each with its best scale on `val`."""
+    scales = [(space, round(times * noise / 255, 4)) for space, times in SCALES]
+    on_lattice, all_weights = slice(0, 65), slice(0, 90)
+    gaussian = PermutohedralDenoiser().weights().detach().double()
+    scores: dict[str, dict[tuple[float, float], float]] = {"pcnn_gauss": {}, "pcnn": {}, "pcnn_cnn": {}}
+    few = train[:: max(1, len(train) // 16)]
+    for scale in scales:
+        training, validation = _measure(scale, few, noise), _measure(scale, val, noise)
+        scores["pcnn_gauss"][scale] = mean_psnr(_part(validation, on_lattice).evaluate(gaussian))
+        for name, part in (("pcnn", on_lattice), ("pcnn_cnn", all_weights)):
+            solution = _part(training, part).least_squares()
+            scores[name][scale] = mean_psnr(_part(validation, part).evaluate(solution))
+    best = {name: max(by_scale, key=by_scale.__getitem__) for name, by_scale in scores.items()}
+    print(f"noise {noise:g}:", {name: (best[name], round(max(scores[name].values()), 3)) for name in best}, flush=True)
+
+    def options(name: str) -> dict[str, float]:
+        return {"sigma_space": best[name][0], "sigma_range": best[name][1]}
+
+    shipped: list[tuple[Entry, torch.nn.Module]] = []
+    gauss = PermutohedralDenoiser(*best["pcnn_gauss"])
+    shipped.append((Entry("pcnn_gauss", "permutohedral", options("pcnn_gauss"), noise), gauss))
+    pcnn = PermutohedralDenoiser(*best["pcnn"])
+    pcnn.set_weights(_part(_measure(best["pcnn"], train, noise), on_lattice).least_squares().float())
+    shipped.append((Entry("pcnn", "permutohedral", options("pcnn"), noise), pcnn))
+    both, errors = CombinedDenoiser(*best["pcnn_cnn"]), _measure(best["pcnn_cnn"], train, noise)
+    both.set_weights(errors.least_squares().float())
+    shipped.append((Entry("pcnn_cnn", "combined", options("pcnn_cnn"), noise), both))
+    spatial = SpatialDenoiser()
+    spatial.set_weights(_part(errors, slice(65, 90)).least_squares().float())
+    shipped.append((Entry("cnn", "spatial", {}, noise), spatial))
+    return shipped
+
+
+def add_deep(folder: Path, path: Path) -> None:
+    """Add the deep network of the experiment's output folder to a file of weights."""
+    kept = [(entry, model) for entry, model in read_pretrained(path) if entry.name != DEEP_ROW]
+    [config] = EXPERIMENTS["denoising"].choose_rows([DEEP_ROW])
+    model = build_model(config)
+    model.load_state_dict(read_weights(weights_path(config, folder)))
+    save_pretrained([*kept, (Entry(DEEP_ROW, config.model, config.options, config.noise), model.eval())], path)
+
+
+def main() -> None:
+    """Write the file."""
+    parser = argparse.ArgumentParser(description="Train the denoisers that come with the package.")
+    parser.add_argument("output", type=Path, help="the file of weights to write")
+    parser.add_argument("--data", type=Path, help="folder of the datasets")
+    parser.add_argument("--train-images", type=int, default=64, help="how many of the 200")
+    parser.add_argument("--val-images", type=int, default=8, help="how many to choose the scale with")
+    parser.add_argument("--center", type=int, default=192, help="pixels of the central square of each")
+    parser.add_argument("--deep", type=Path, help="only add the deep network of this output folder")
+    arguments = parser.parse_args()
+    if arguments.deep is not None:
+        add_deep(arguments.deep, arguments.output)
+        return
+    train = [center(i, arguments.center) for i in load_images("train", arguments.data, arguments.train_images)]
+    val = [center(i, arguments.center) for i in load_images("val", arguments.data, arguments.val_images)]
+    models = [model for noise in NOISES for model in fit_noise(noise, train, val)]
+    save_pretrained(models, arguments.output)
+
+
+if __name__ == "__main__":
+    main()

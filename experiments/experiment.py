@@ -1,0 +1,208 @@
+"""Definition of an experiment, and the runner of its rows."""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from experiments.report import Page
+from experiments.results import Result, describe_environment, parse_config, read_result, write_json
+from experiments.training import RunOptions, seed_everything
+from permutohedral.errors import InputError, PermutohedralError
+
+# a frozen dataclass with name, title, seed and training
+Config = TypeVar("Config", bound=Any)
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Experiment(Generic[Config]):
+    """An experiment: its rows, how one is run, and how results are reported.
+
+    `NAME.yaml` next to the module of `config` lists the rows: `rows` run by default, `more_rows` only by name, and
+    `smoke` has the upper limits of `--smoke`.
+
+    Attributes:
+        name: as in the registry.
+        config: dataclass of a row.
+        run: trains and evaluates one row; returns metrics, and seconds by stage.
+        report: makes pages from results of any rows.
+        seeds: trainings of each row by default.
+        actions: for `--first`: change the chosen rows before they run.
+    """
+
+    name: str
+    config: type[Config]
+    run: Callable[[Config, RunOptions], tuple[dict[str, Any], dict[str, float]]]
+    report: Callable[[Sequence[Result], RunOptions], list[Page]]
+    seeds: int = 1
+    actions: Mapping[str, Callable[[list[Config], RunOptions, Log], list[Config]]] = field(default_factory=dict)
+
+    def read_rows(self) -> dict[str, Any]:
+        """Return the content of `NAME.yaml`."""
+        return _read_yaml(Path(inspect.getfile(self.config)).with_name(f"{self.name}.yaml"))
+
+    def choose_rows(self, names: Sequence[str] = (), files: Sequence[Path] = (), smoke: bool = False) -> list[Config]:
+        """Return the configurations of rows and of files with one row each. Default: all rows that run by default.
+
+        Raises:
+            InputError: there is no such row or file, or it does not fit.
+        """
+        content = self.read_rows()
+        known = content["rows"] | content.get("more_rows", {})
+        if not names and not files:
+            names = list(content["rows"])
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise InputError(f"row: there is no {unknown[0]!r}; choose from {', '.join(known)}")
+        chosen = [{"name": name} | known[name] for name in names]
+        configs = [parse_config(self.config, row) for row in [*chosen, *map(_read_yaml, files)]]
+        return [shorten(config, content["smoke"]) for config in configs] if smoke else configs
+
+    def result_path(self, config: Config, folder: Path) -> Path:
+        """Return the path of the result of a row with its seed."""
+        return folder / "runs" / f"{config.name}-{config.seed}.json"
+
+    def read_results(self, folder: Path) -> list[Result]:
+        """Read all results in `folder`, in the order of the table.
+
+        Raises:
+            InputError: there are none, or one cannot be read.
+        """
+        results = [read_result(path) for path in sorted((folder / "runs").glob("*.json"))]
+        if not results:
+            raise InputError(f"output: there are no results in {folder / 'runs'}; run the experiment first")
+        content = self.read_rows()
+        order = dict.fromkeys([*content["rows"], *content.get("more_rows", {}), *(result.name for result in results)])
+        return sorted(results, key=lambda result: (list(order).index(result.name), result.seed))
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"config: cannot read {path}: {error}; pass a YAML file") from error
+    if not isinstance(content, dict):
+        raise InputError(f"config: {path} holds {content!r}; pass a mapping of names to values")
+    return content
+
+
+def shorten(config: Config, limits: Mapping[str, Any]) -> Config:
+    """Lower every number to the one of the same name in `limits`, and replace None by it."""
+    changes: dict[str, Any] = {}
+    for name, limit in limits.items():
+        own = getattr(config, name)
+        if isinstance(limit, Mapping):
+            # a row that is not trained has no training to shorten
+            changes[name] = None if own is None else shorten(own, limit)
+        else:
+            changes[name] = limit if own is None else min(own, limit)
+    return replace(config, **changes)
+
+
+def with_seeds(configs: Sequence[Config], number: int) -> list[Config]:
+    """Repeat all rows with `number` seeds, so that an interrupted run has something of every row."""
+    return [replace(config, seed=config.seed + offset) for offset in range(number) for config in configs]
+
+
+def run_rows(
+    experiment: Experiment[Config], configs: Sequence[Config], options: RunOptions, log: Log, jobs: int = 1
+) -> Iterator[Result]:
+    """Run rows, write each result, and yield it.
+
+    Args:
+        experiment: of the rows.
+        configs: rows with their seeds.
+        options: where to run. With `resume`, finished rows are kept.
+        log: called with a line for every row.
+        jobs: processes that run rows in parallel on one device.
+
+    Raises:
+        PermutohedralError: a row failed; with several jobs after all others have ended.
+    """
+    waiting = []
+    for config in configs:
+        kept = _read_if_done(experiment, config, options) if options.resume else None
+        if kept is None:
+            waiting.append(config)
+        else:
+            log(f"{config.title}, seed {config.seed}: kept")
+            yield kept
+    finished = (
+        _run_in_parallel(experiment, waiting, options, jobs) if jobs > 1 else _run_in_turn(experiment, waiting, options)
+    )
+    failed = []
+    for number, (config, result) in enumerate(finished, start=1):
+        place = f"{number} of {len(waiting)}: {config.title}, seed {config.seed}"
+        if isinstance(result, str):
+            failed.append(f"{config.name} with seed {config.seed}: {result}")
+            log(f"{place}: failed")
+        else:
+            log(f"{place}: done in {sum(result.seconds.values()):.0f} s")
+            yield result
+    if failed:
+        raise PermutohedralError("; ".join(failed))
+
+
+def _read_if_done(experiment: Experiment[Config], config: Config, options: RunOptions) -> Result | None:
+    """Return the result of an earlier run with the same configuration."""
+    path = experiment.result_path(config, options.output)
+    if not path.is_file():
+        return None
+    result = read_result(path)
+    try:
+        # settings added after the result was written had their default then
+        return result if parse_config(experiment.config, result.config) == config else None
+    except InputError:
+        return None
+
+
+def run_row(experiment: Experiment[Config], config: Config, options: RunOptions) -> Result:
+    """Run one row and write its result."""
+    seed_everything(config.seed)
+    metrics, seconds = experiment.run(config, options)
+    environment = describe_environment(options.device)
+    result = Result(experiment.name, config.name, asdict(config), metrics, config.seed, seconds, environment)
+    write_json(experiment.result_path(config, options.output), result)
+    return result
+
+
+def _run_in_turn(
+    experiment: Experiment[Config], waiting: Sequence[Config], options: RunOptions
+) -> Iterator[tuple[Config, Result | str]]:
+    for config in waiting:
+        yield config, run_row(experiment, config, options)
+
+
+def _run_by_name(name: str, config: Any, options: RunOptions) -> Result:
+    from experiments.registry import load_experiment
+
+    return run_row(load_experiment(name), config, options)
+
+
+def _run_in_parallel(
+    experiment: Experiment[Config], waiting: Sequence[Config], options: RunOptions, jobs: int
+) -> Iterator[tuple[Config, Result | str]]:
+    """Yield the text of the error for a row that fails, and continue with the others."""
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    # a forked process could not use CUDA
+    context, quiet = multiprocessing.get_context("spawn"), replace(options, progress=False)
+    with ProcessPoolExecutor(jobs, context, torch.set_num_threads, (threads,)) as pool:
+        running = {pool.submit(_run_by_name, experiment.name, config, quiet): config for config in waiting}
+        try:
+            for future in as_completed(running):
+                error = future.exception()
+                yield running[future], future.result() if error is None else f"{type(error).__name__}: {error}"
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,1 @@
+"""Objects cut out of photographs, from a trimap."""

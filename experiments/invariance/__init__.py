@@ -1,0 +1,1 @@
+"""Digits that are rotated or scaled at test time only."""

@@ -1,0 +1,1 @@
+"""Classes of the points of airborne laser scans."""

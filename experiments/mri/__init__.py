@@ -1,0 +1,1 @@
+"""Images from samples along trajectories, of the image or of its spectrum."""

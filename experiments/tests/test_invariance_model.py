@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import pytest
+import torch
+from support import DEVICE, assert_close
+from torch import Tensor, nn
+from torch.nn import functional
+
+from experiments.invariance.model import (
+    CopiesStem,
+    InvarianceModel,
+    InvariantLeNet,
+    LevelStem,
+    Stack,
+    StackStem,
+    build_invariance_model,
+    pooled_levels,
+    whole_circle,
+)
+from experiments.mnist.model import SIZE
+from permutohedral.errors import InputError
+
+# twelve steps of 30 degrees
+THIRTY = 28.0
+
+
+def digits(number: int = 2) -> Tensor:
+    """Random images with an empty border, `[number, 28, 28]`."""
+    return functional.pad(torch.rand(number, 20, 20), (4, 4, 4, 4)).to(DEVICE)
+
+
+def as_values(images: Tensor) -> Tensor:
+    return images.reshape(len(images), SIZE * SIZE, 1)
+
+
+def stem_of(stack: Stack, **options: Any) -> StackStem:
+    return StackStem(3, stack, **options).to(DEVICE)
+
+
+def levels_of(stem: LevelStem, images: Tensor) -> Tensor:
+    """`[images, levels, channels, 24, 24]`."""
+    output: Tensor = stem(as_values(images))
+    return output.detach().reshape(len(images), stem.num_levels, *output.shape[1:])
+
+
+@pytest.mark.parametrize("neighborhood_size", [1, 2])
+def test_rotating_the_image_moves_the_result_along_the_stack(neighborhood_size: int) -> None:
+    """A quarter turn needs no interpolation; it is three levels of 30 degrees."""
+    stem = stem_of(Stack("rotation", THIRTY, levels=3), neighborhood_size=neighborhood_size)
+    assert stem.stack.spacing == pytest.approx(30.0)
+    images = digits()
+    upright, turned = levels_of(stem, images), levels_of(stem, torch.rot90(images, dims=(1, 2)))
+    assert_close(turned[:, :4], upright[:, 3:].cpu())
+    assert float((turned - upright).norm()) > 0.1 * float(upright.norm())
+
+
+def test_copies_are_rotated_and_convolved_one_by_one() -> None:
+    stem = CopiesStem(3, Stack("rotation", THIRTY, levels=3)).to(DEVICE)
+    images = digits()
+    upright, turned = levels_of(stem, images), levels_of(stem, torch.rot90(images, dims=(1, 2)))
+    assert_close(turned[:, :4], upright[:, 3:].cpu(), torch.float32)
+    assert_close(upright[:, 3], stem.convolution(images[:, None]).detach().cpu())
+    assert float((turned - upright).norm()) > 0.1 * float(upright.norm())
+
+
+def test_copies_are_scaled() -> None:
+    stem = CopiesStem(1, Stack("scale", bandwidth=0.2, levels=1)).to(DEVICE)
+    nn.init.dirac_(stem.convolution.weight)
+    square = functional.pad(torch.ones(1, 10, 10), (9, 9, 9, 9)).to(DEVICE)
+    nn.init.zeros_(cast(Tensor, stem.convolution.bias))
+    areas = levels_of(stem, square).sum(dim=(0, 2, 3, 4)).sqrt()
+    factor = math.exp(stem.stack.spacing)
+    assert areas.tolist() == pytest.approx([10 / factor, 10, 10 * factor], rel=0.05)
+
+
+def test_angles_wrap_around() -> None:
+    stem = stem_of(Stack("rotation", THIRTY, levels=8))
+    output = levels_of(stem, digits())
+    assert_close(output[:, :5], output[:, 12:].cpu())
+
+
+def test_all_rotations_pooled_do_not_change_under_rotation() -> None:
+    stem = stem_of(whole_circle(Stack("rotation", THIRTY, levels=2)))
+    assert stem.num_levels == 13
+    images = digits()
+    before, after = (
+        pooled_levels(stem, as_values(seen)).detach() for seen in (images, torch.rot90(images, dims=(1, 2)))
+    )
+    assert_close(after, before.cpu())
+
+
+def test_an_empty_image_pools_to_nothing() -> None:
+    models: tuple[InvarianceModel, ...] = ("lenet", "pcnn", "stack", "copies")
+    for model in models:
+        options = {"bandwidth": 0.1, "levels": 1} if model in ("stack", "copies") else {}
+        stem: Any = build_invariance_model(model, "scale", options).to(DEVICE).stem
+        nn.init.ones_(stem.convolution.bias)
+        pooled = pooled_levels(stem, torch.zeros(1, 784, 1, device=DEVICE))
+        assert pooled.shape == (1, 20, 24, 24)
+        assert not bool(pooled.any())
+
+
+def test_scaled_samples_lie_where_they_belong_and_leave_no_gaps() -> None:
+    stack = Stack("scale", bandwidth=0.1, levels=5, sigma_space=1.5)
+    positions, features = stack.source(beyond=1)
+    middle = (SIZE - 1) / 2
+    factors = (features[:, 2:] * stack.sigma).exp()
+    assert float(factors.max()) > 1.8
+    assert float(factors.min()) < 0.55
+    places = 1.5 * features[:, :2]
+    assert_close(places - middle, factors * (positions - middle))
+    rows = places.reshape(13, SIZE, SIZE, 2)[:, :, 0, 0]
+    assert float((rows[:, 1:] - rows[:, :-1]).max()) < 1 + 1e-4
+    assert positions.min() >= 0
+    assert positions.max() <= SIZE - 1
+
+
+def test_an_enlarged_image_is_read_between_its_pixels() -> None:
+    stem = stem_of(Stack("scale", bandwidth=0.1, levels=1))
+    ramp = torch.arange(SIZE, dtype=torch.float32, device=DEVICE).expand(SIZE, SIZE)
+    sampled = stem.sample(as_values(ramp[None]))[0, :, 0]
+    assert_close(sampled, stem.positions[:, 1].cpu())
+
+
+def test_the_pooled_score_sums_over_levels() -> None:
+    model = build_invariance_model("stack", "rotation", {"bandwidth": 20.0, "levels": 1, "channels": [3, 4]})
+    model = model.to(DEVICE).eval()
+    assert isinstance(model, InvariantLeNet)
+    values = as_values(digits(3))
+    scores = model.level_scores(values)
+    assert scores.shape == (3, 3, 10)
+    assert_close(model(values), scores.exp().sum(dim=1).log().detach().cpu())
+    # the middle level is LeNet on the image as it is
+    alone = model.stem(values).reshape(3, 3, 3, 24, 24)[:, 1]
+    pooled = model._pool(model.convolution(model._pool(alone)))
+    expected = model.classes(functional.relu(model.hidden(pooled.flatten(1))))
+    assert_close(scores[:, 1], expected.detach().cpu())
+
+
+def test_one_lattice_serves_every_batch() -> None:
+    stem = stem_of(Stack("rotation", 20.0, levels=1))
+    lattices = []
+    for number in (1, 2, 1):
+        stem(as_values(digits(number))).sum().backward()
+        lattices.append(stem.lattice())
+    assert lattices[0] is lattices[1] is lattices[2]
+    gradient = stem.convolution.weight.grad
+    assert gradient is not None
+    assert bool(gradient.abs().amax(dim=(1, 2)).gt(0).all())
+    stem.set_stack(Stack("rotation", 20.0, levels=2))
+    assert stem(as_values(digits(1))).shape == (5, 3, 24, 24)
+    assert stem.lattice() is not lattices[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bandwidth": 0.0, "levels": 1}, "bandwidth must be positive"),
+        ({"bandwidth": 1.0, "levels": -1}, "levels must be at least 0"),
+        ({"bandwidth": 1.0, "levels": 1, "sigma_space": -1.0}, "sigma_space must be positive"),
+        ({"levels": 1}, "options do not fit the model stack"),
+        ({"bandwidth": 1.0, "levels": 1, "size": 3}, "options do not fit the model stack"),
+    ],
+)
+def test_rejects_wrong_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build_invariance_model("stack", "rotation", options)
+
+
+@pytest.mark.parametrize("name", ["stack", "copies"])
+def test_rejects_scattered_points(name: InvarianceModel) -> None:
+    model = build_invariance_model(name, "rotation", {"bandwidth": 20.0, "levels": 1})
+    with pytest.raises(InputError, match="positions must be None"):
+        model(torch.rand(1, 784, 1), torch.rand(1, 784, 2))
+    with pytest.raises(InputError, match="positions must be None"):
+        model.stem(torch.rand(1, 784, 1), torch.rand(1, 784, 2))

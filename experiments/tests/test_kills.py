@@ -1,0 +1,68 @@
+"""A killed command, typed again with `--resume`, leaves the results of an uninterrupted one."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import data_folder
+
+from experiments.training import read_checkpoint
+
+pytestmark = [pytest.mark.slow, pytest.mark.process]
+
+ROWS = {"denoising": ("bsds500", "cnn"), "mnist": ("mnist", "mixed")}
+
+
+def start(name: str, output: Path) -> subprocess.Popen[bytes]:
+    dataset, row = ROWS[name]
+    options = ["--row", row, "--smoke", "--resume", "--device", "cpu", "--output", str(output)]
+    command = [sys.executable, "-m", "experiments", name, *options, "--data", str(data_folder(dataset))]
+    root = Path(__file__).resolve().parents[2]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def finish(name: str, output: Path) -> None:
+    process = start(name, output)
+    _, error = process.communicate(timeout=300)
+    assert process.returncode == 0, error.decode()
+
+
+def left_behind(output: Path) -> dict[str, Any]:
+    """Return the metrics, the weights to the bit, and the names of other files."""
+    found: dict[str, Any] = {}
+    for path in sorted(path for path in output.rglob("*") if path.is_file()):
+        name = path.relative_to(output).as_posix()
+        found[name] = path.read_bytes() if path.suffix == ".safetensors" else None
+        if path.suffix == ".json":
+            found[name] = json.loads(path.read_text())["metrics"]
+    return found
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_killed_command_resumes(name: str, tmp_path: Path) -> None:
+    finish(name, tmp_path / "straight")
+    moments, killed, kills = random.Random(name), tmp_path / "killed", 0
+    for _ in range(6):
+        process = start(name, killed)
+        while process.poll() is None and not list(killed.rglob("*.ckpt")):
+            time.sleep(0.01)
+        time.sleep(moments.uniform(0, 0.2))
+        process.kill()
+        process.communicate()
+        kills += process.returncode == -9
+        for checkpoint in killed.rglob("*.ckpt"):
+            read_checkpoint(checkpoint)
+        if kills == 2:
+            break
+    assert kills
+    finish(name, killed)
+    assert left_behind(killed) == left_behind(tmp_path / "straight")

@@ -1,0 +1,1 @@
+"""Coarse maps brought to the size of a picture, by this library and by others."""

@@ -1,0 +1,97 @@
+"""Methods: modes of this library, interpolation, and OpenCV's filters of an interpolated map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import permutohedral as ph
+from permutohedral.errors import InputError
+from permutohedral.guided.grids import Grids
+from permutohedral.guided.upsampling import UpsamplingMode
+from permutohedral.models.color_upsampling import ColorUpsampler
+
+# coarse map [channels, h, w], guide [1 or 3, height, width], factor and settings to [channels, height, width]
+Upsample = Callable[[Tensor, Tensor, float, Mapping[str, Any]], Tensor]
+
+
+def bicubic(coarse: Tensor, guide: Tensor, factor: float, settings: Mapping[str, Any]) -> Tensor:
+    """Interpolate without the guide."""
+    return functional.interpolate(coarse[None], guide.shape[1:], mode="bicubic", align_corners=False)[0]
+
+
+def by_mode(mode: UpsamplingMode) -> Upsample:
+    """Return `ph.upsample`, with `sigma_space` in distances between coarse samples."""
+
+    def run(coarse: Tensor, guide: Tensor, factor: float, settings: Mapping[str, Any]) -> Tensor:
+        options = dict(settings)
+        sigma_space = factor * options.pop("sigma_space")
+        sigma_range = options.pop("sigma_gray")
+        if len(guide) == 3:
+            guide, sigma_range = ph.opponent_colors(guide), [sigma_range, *[options.pop("sigma_color")] * 2]
+        found: Tensor = ph.upsample(coarse, guide, sigma_space, sigma_range, mode, **options)
+        return found
+
+    return run
+
+
+def by_opencv(name: str) -> Upsample:
+    """Return a filter of `cv2.ximgproc` over the interpolated map, with the same units."""
+
+    def run(coarse: Tensor, guide: Tensor, factor: float, settings: Mapping[str, Any]) -> Tensor:
+        try:
+            import cv2
+            from cv2 import ximgproc
+        except ImportError as error:
+            raise InputError(f"method: {name} needs OpenCV; run pip install opencv-contrib-python-headless") from error
+        # compared with one thread of ours
+        cv2.setNumThreads(1)
+        given: Any = bicubic(coarse, guide, factor, {}).movedim(0, -1).contiguous().numpy()
+        edges: Any = guide.movedim(0, -1).contiguous().numpy()
+        space, color = settings["sigma_space"] * factor, settings["sigma_range"]
+        if name == "guidedFilter":
+            found = ximgproc.guidedFilter(edges, given, max(1, round(space)), color**2)
+        elif name == "jointBilateralFilter":
+            found = ximgproc.jointBilateralFilter(edges, given, -1, color, space)
+        else:
+            # its colors are from 0 to 255, and it takes up to four channels
+            edges = (edges * 255).round().astype("uint8")
+            parts = [given[..., first : first + 4].copy() for first in range(0, given.shape[-1], 4)]
+            parts = [ximgproc.dtFilter(edges, part, space, 255 * color) for part in parts]
+            found = np.concatenate([part.reshape(*part.shape[:2], -1) for part in parts], axis=-1)
+        filtered = torch.from_numpy(found)
+        return filtered.reshape(*filtered.shape[:2], -1).movedim(-1, 0)
+
+    return run
+
+
+def linear_between_kept(coarse: Tensor, guide: Tensor, factor: float, settings: Mapping[str, Any]) -> Tensor:
+    """Interpolate kept pixels without the guide, or their difference to the guide, which is added again."""
+    grids = Grids(tuple(coarse.shape[1:]), tuple(guide.shape[1:]), "point")
+    if settings.get("differences"):
+        return grids.interpolate(coarse - grids.observe(guide)) + guide
+    return grids.interpolate(coarse)
+
+
+def by_filter(coarse: Tensor, guide: Tensor, factor: float, settings: Mapping[str, Any]) -> Tensor:
+    """Apply the untrained filter of all taps: the Gaussian."""
+    found: Tensor = ColorUpsampler(**settings)(coarse, guide)
+    return found
+
+
+METHODS: dict[str, Upsample] = {
+    "bicubic": bicubic,
+    "linear": linear_between_kept,
+    "filter": by_filter,
+    "gaussian": by_mode("gaussian"),
+    "affine": by_mode("affine"),
+    "solver": by_mode("solver"),
+    "guidedFilter": by_opencv("guidedFilter"),
+    "jointBilateralFilter": by_opencv("jointBilateralFilter"),
+    "dtFilter": by_opencv("dtFilter"),
+}
