@@ -10,13 +10,13 @@ PURE := $(if $(CXX_FOUND),,PERMUTOHEDRAL_PURE=1)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-CHECKED := src tests tools docs/tutorials
+CHECKED := src experiments benchmarks tests tools docs/tutorials
 CPP := $(wildcard native/*.?pp native/*/*.?pp tests/native/*.?pp)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-gpu lint audit fuzz sanitize reliability format format-check typecheck \
-  interpreted pytest accuracy bench tables figures docs wheel test-wheel clean
+.PHONY: help setup demo test test-fast test-gpu lint audit fuzz sanitize format format-check typecheck \
+  interpreted pytest accuracy bench reproduce tables figures docs wheel test-wheel clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,13 +36,13 @@ NATIVE := $(wildcard CMakeLists.txt native/* native/*/*)
 
 # the native core is compiled while the libraries are installed; then the package itself takes seconds
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit("Python 3.10 or newer is needed, this is " \
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed, this is " \
 	  + sys.version.split()[0] + "; choose another with: make PYTHON=python3.12 $(MAKECMDGOALS)")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "python cannot create virtual environments; on Debian or Ubuntu: apt install python3-venv"; exit 1; }
 	@echo "Installing $(TORCH), the package and its tools into $(VENV); the first time takes a few minutes."
 	@test -n "$(CXX_FOUND)" || echo "No C++ compiler found: installing without the native core, which is much slower."
-	@$(PIP_INSTALL) uv
+	@$(PIP_INSTALL) uv 'pip>=25.1'
 	@$(UV_INSTALL) scikit-build-core nanobind
 	@$(UV_INSTALL) nanobind $$($(PURE) $(BIN)/python -c 'import scikit_build_core.build as backend; \
 	  print(*backend.get_requires_for_build_editable())')
@@ -53,7 +53,7 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 # with the package as pure Python; torch by pip, which may be told of an index that serves it without GPU libraries
 $(VENV)/.libraries: pyproject.toml constraints.txt
 	@$(PIP_INSTALL) --constraint constraints.txt $(TORCH)
-	@export PERMUTOHEDRAL_PURE=1; $(UV_INSTALL) --constraint constraints.txt $(TORCH) --editable '.[dev]'
+	@export PERMUTOHEDRAL_PURE=1; $(UV_INSTALL) --constraint constraints.txt $(TORCH) --editable '.[all]' --group dev
 	@touch $@
 
 $(VENV)/.core: pyproject.toml $(NATIVE)
@@ -71,11 +71,15 @@ test: $(STAMP) interpreted  ## everything that must pass
 	@$(MAKE) --no-print-directory lint format-check typecheck >build/checks.txt 2>&1 & checks=$$!; $(PYTEST); tests=$$?; \
 	  wait $$checks; checks=$$?; cat build/checks.txt; exit $$((tests || checks))
 
-lint: $(STAMP) audit  ## ruff's rules, and the audit
+test-fast: $(STAMP)  ## the tests that take under three seconds and start no processes: about a minute
+	$(PYTEST) -m "not slow and not process and not disk and not browser and not gpu" --ignore=tests/interpreted tests
+
+lint: $(STAMP)  ## ruff's rules
 	$(BIN)/ruff check $(CHECKED)
 
-audit: $(STAMP)  ## known flaws of the libraries this depends on
-	$(BIN)/python tools/reliability/audit.py
+audit: $(STAMP)  ## known vulnerabilities of the libraries in .venv (asks a database on the web)
+	-@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input $(PIP_OPTIONS) pip-audit
+	$(BIN)/pip-audit --local --skip-editable
 
 format: $(STAMP)  ## rewrite files in the common format
 	$(BIN)/ruff format $(CHECKED)
@@ -105,12 +109,11 @@ pytest: interpreted  ## the tests alone
 accuracy: $(STAMP)  ## measure the approximation, write docs/accuracy.md
 	$(BIN)/python tools/accuracy.py
 
-# the other libraries are optional: what cannot be installed is reported as absent
-bench: $(STAMP)  ## time every operator beside its peers, into results/; BENCH_OPTIONS='--data FOLDER'
+# the other libraries are optional: the report names the absent ones
+bench: $(STAMP)  ## time every operator next to its peers, into results/; BENCH_OPTIONS='--data FOLDER'
 	-@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input $(PIP_OPTIONS) \
-	  --constraint constraints.txt $(TORCH) opencv-python-headless scipy pydensecrf2
-	$(BIN)/permutohedral benchmark --json results/benchmark-cpu.json --csv results/benchmark-cpu.csv \
-	  --chart results/benchmark-cpu.svg --chart results/benchmark-cpu.png $(BENCH_OPTIONS)
+	  --constraint constraints.txt $(TORCH) --group bench
+	$(BIN)/python -m benchmarks --json results/benchmark-cpu.json --chart results/benchmark-cpu.png $(BENCH_OPTIONS)
 
 # without those of the native core, which runs on the CPU
 GPU_TESTS := --ignore-glob='tests/ops/test_native*' --ignore=tests/ops/test_threads.py tests/gpu \
@@ -125,15 +128,14 @@ test-gpu: $(STAMP)  ## the operators and layers on the GPU, and every kernel aga
 	$(GPU_PYTEST) $(GPU_TESTS)
 	PERMUTOHEDRAL_TEST_DETERMINISTIC=1 $(GPU_PYTEST) $(GPU_TESTS)
 
+reproduce: $(STAMP)  ## run an experiment: EXPERIMENT=mnist OPTIONS='--smoke'
+	$(BIN)/python -m experiments $(or $(EXPERIMENT),--list) $(OPTIONS)
+
 tables: $(STAMP)  ## fill the tables of README.md and docs/ from results/
 	$(BIN)/python tools/tables.py
 
 figures: $(STAMP)  ## draw the figures under docs/images from the lattice
-	$(BIN)/permutohedral figure steps docs/images/steps.svg
-	$(BIN)/permutohedral figure neighborhood docs/images/neighborhood.svg
-	$(BIN)/permutohedral figure filter docs/images/filter.svg
-	$(BIN)/permutohedral figure simplices docs/images/simplices.png
-	$(BIN)/permutohedral figure levels docs/images/levels.svg
+	$(BIN)/python tools/figures docs/images
 	$(BIN)/python tools/segmentation_figure.py
 	$(BIN)/python tools/upsampling_figure.py
 
@@ -145,21 +147,13 @@ FUZZ_SECONDS ?= 600
 
 fuzz: $(STAMP)  ## search long for calls on which backends differ or fail; FUZZ_SECONDS of it guided by coverage
 	-@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input $(PIP_OPTIONS) atheris
-	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=search $(BIN)/python tools/fuzz/run_long.py
-	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 HYPOTHESIS_PROFILE=interpreted $(BIN)/python tools/fuzz/run_long.py
-	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz/run_bytes.py $(FUZZ_SECONDS)
+	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest --quiet tests/fuzz
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 HYPOTHESIS_PROFILE=interpreted $(BIN)/python -m pytest --quiet tests/fuzz
+	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz_bytes.py $(FUZZ_SECONDS)
 
 sanitize: $(STAMP)  ## the native core's tests under address, undefined-behavior and thread sanitizers
-	$(BIN)/python tools/reliability/sanitize.py address
-	$(BIN)/python tools/reliability/sanitize.py thread
-
-reliability: $(STAMP)  ## measure leaks, peaks, kills and two processes, into results/reliability; 12 GB
-	$(BIN)/python tools/reliability/measure_memory.py
-	$(BIN)/python tools/reliability/measure_large.py
-	$(BIN)/python tools/reliability/measure_kills.py
-	$(BIN)/python tools/reliability/measure_kills.py commands
-	$(BIN)/python tools/reliability/measure_scaling.py
-	$(BIN)/python tools/reliability/report.py
+	$(BIN)/python tools/sanitize.py address
+	$(BIN)/python tools/sanitize.py thread
 
 wheel: $(STAMP)  ## build dist/*.whl
 	$(BIN)/python -m pip wheel --disable-pip-version-check $(PIP_OPTIONS) --no-deps --wheel-dir dist .

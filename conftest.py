@@ -1,4 +1,4 @@
-"""Examples in docstrings draw the same random numbers in every run; tests seed themselves."""
+"""Seed the examples in docstrings; tests/conftest.py seeds the tests."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import torch
 
 @pytest.fixture(autouse=True)
 def seeds() -> None:
-    """Seed torch before every example; its own function for all devices is slow."""
+    """Seed torch before every example; `torch.manual_seed` is slow."""
     torch.default_generator.manual_seed(0)

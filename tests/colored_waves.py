@@ -1,4 +1,4 @@
-"""Pictures of waves, and sums over their pixels by definition."""
+"""Images of waves, and exact bilateral sums over their pixels."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""What every test runs under: a backend, a dtype, fixed seeds, poisoned memory, and a bounded search for examples."""
+"""Fixtures of all tests: backends, dtypes, seeds and poisoned memory; marks of whole files; hypothesis profiles."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +15,51 @@ from support import DETERMINISTIC, DEVICE, usable_backends
 
 from permutohedral.ops import dispatch
 
+# marks of folders and files, by the beginning of their path; single tests are marked in their files
+MARKS = {
+    "slow": (
+        *("cli/test_clouds.py", "figures", "files/test_clouds.py", "filters/test_color_grid.py", "fuzz", "models"),
+        *("guided/test_transforms.py", "nn/test_compiled_gradients.py", "ops/test_operators.py"),
+        *(
+            "ops/test_triton_compile.py",
+            "reliability",
+            "test_compile.py",
+            "test_laws.py",
+            "test_transforms.py",
+            "tools",
+        ),
+    ),
+    "process": (
+        *("cli/test_application.py", "cli/test_start.py", "dask_arrays/test_cluster.py", "dropins/test_densecrf.py"),
+        *(
+            "files/test_tiles.py",
+            "native",
+            "ops/test_native_instead",
+            "ops/test_native_memory.py",
+            "ops/test_threads.py",
+        ),
+        *("reliability/test_interruption.py", "reliability/test_memory.py"),
+    ),
+    "disk": ("reliability/test_cloud_files.py", "reliability/test_faults.py", "reliability/test_picture_files.py"),
+    "browser": ("playground/test_browser.py",),
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent not in item.path.parents:
+            continue
+        path = item.path.relative_to(Path(__file__).parent).as_posix()
+        for mark, beginnings in MARKS.items():
+            if path.startswith(beginnings):
+                item.add_marker(mark)
+        # torch.compile takes seconds
+        if "compil" in item.name:
+            item.add_marker("slow")
+
 
 def register_profiles() -> None:
-    """How long hypothesis searches for examples."""
+    """Set how long hypothesis searches for examples."""
     import hypothesis
 
     suite = hypothesis.settings(
@@ -24,10 +67,10 @@ def register_profiles() -> None:
         deadline=None,
         derandomize=True,
         database=None,
-        # the fixtures set the backend and the poison, which hold for all examples of a test alike
+        # the backend and the poison are the same for all examples of a test
         suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
     )
-    # "search" is that of `make fuzz`, "interpreted" the same with Triton's interpreter
+    # `make fuzz` uses "search", and "interpreted" under Triton's interpreter
     for name, examples in (("suite", 16), ("long", 1000), ("search", 200), ("interpreted", 15)):
         hypothesis.settings.register_profile(name, parent=suite, max_examples=examples)
     hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
@@ -40,39 +83,39 @@ if importlib.util.find_spec("hypothesis") is not None:
 
 @pytest.fixture(params=usable_backends())
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Force each backend that runs on the device, one after another."""
+    """Force each backend that runs on the device."""
     with dispatch.use_backend(request.param):
         yield request.param
 
 
 @pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "float32"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    """The dtypes of features."""
+    """Return each dtype of features."""
     chosen: torch.dtype = request.param
     return chosen
 
 
 @pytest.fixture(autouse=True)
 def seeds() -> None:
-    """The same random numbers in every run, whatever the order of the tests."""
-    # manual_seed of torch itself notes the whole call stack for a GPU that may be used later: milliseconds
+    """Seed torch and NumPy before every test."""
+    # torch.manual_seed records the call stack for a GPU that may be used later, which takes milliseconds
     (torch.default_generator if DEVICE.type == "cpu" else torch).manual_seed(0)
     np.random.seed(0)
 
 
 @pytest.fixture
 def random() -> np.random.Generator:
-    """A generator of its own for each test."""
+    """Return a seeded generator."""
     return np.random.default_rng(0)
 
 
 @pytest.fixture(autouse=True)
 def determinism() -> Iterator[None]:
-    """Torch's default mode, or its deterministic one for the whole session; a test may change it for itself.
+    """Set torch's deterministic mode if the session asks for it, and reset it after each test.
 
-    `warn_only`, because on CUDA some operations of torch have no deterministic twin.
+    `warn_only`, because some CUDA operations of torch have no deterministic version.
     """
-    # a call that changes nothing still loads the compiler, which takes seconds
+    # called only if needed: it loads the compiler, which takes seconds
     if DETERMINISTIC:
         torch.use_deterministic_algorithms(True, warn_only=True)
     yield
@@ -82,6 +125,6 @@ def determinism() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def poison() -> Iterator[None]:
-    """Reading what was never written shows."""
+    """Fill uninitialized memory with NaN."""
     with poisoned_memory():
         yield

@@ -21,7 +21,7 @@ def filter_matrix(features: Array, vertices: IntArray | None = None) -> Array:
     """B G B^T / (1 + 2^-d): splat, the blur along all axes, slice.
 
     Pixels lie on the faces of simplices, whose other vertices they touch with weight zero; the blur passes through
-    these where they count as occupied, so `vertices` may tell which do.
+    these where they count as occupied, so `vertices` may list them.
     """
     simplices = oracle.locate(features)
     if vertices is not None:

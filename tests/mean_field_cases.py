@@ -1,4 +1,4 @@
-"""Fields for the backends that solve them in one call, and the definition of what they return."""
+"""Inputs for fused mean-field solvers, and their unfused definition."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from permutohedral.neighborhood import axis_offsets
 from permutohedral.ops import reference
-from permutohedral.ops.fused_primitives import PairwiseTables
+from permutohedral.ops.contract import PairwiseTables
+from permutohedral.ops.neighborhood import axis_offsets
 
 
 def kernel_over(
@@ -78,7 +78,10 @@ def marginals_and_gradients(
     logits, kept = backend.mean_field_logits(*given)
     marginals = torch.softmax(logits.double(), dim=1).cpu()
     to_logits = marginals * (wanted - (marginals * wanted).sum(dim=1, keepdim=True))
-    to_energies, to_start, to_kernels = backend.differentiate_mean_field(to_logits.to(device), *given, kept)
+    given_inputs, plan, needed = given[:2], given[2:], (True,) * (2 + len(kernels))
+    to_energies, to_start, *to_kernels = backend.mean_field_logits_backward(
+        to_logits.to(device), given_inputs, kept, needed, *plan
+    )
     inputs = [energies.double(), *([] if start is None else [start.double()])]
     parameters = [
         torch.tensor(kernel.factor, dtype=torch.float64) if kernel.costs is None else kernel.costs.double()

@@ -3,7 +3,7 @@
 Imports nothing of the package, and finds everything another way than the package does: simplices by
 integrating a floor function, taps by subtracting vertices from each other, the Gaussian by blurring an
 impulse. Vertices are whole integer vectors of d+1 coordinates; every linear map is a dense matrix. It is for
-tens of points, and refuses more.
+tens of points, and rejects more.
 
 Symbols: d is the dimension of the features, s the size of the neighborhood, 1 the vector of d+1 ones, u_j the
 j-th unit vector of R^{d+1}, e_j = (d+1) u_j - 1.

@@ -1,7 +1,7 @@
-"""Uninitialized memory that shows: NaN, or the largest integer, wherever a test would read what was never written.
+"""Fill uninitialized memory with NaN or the largest integer, so that tests notice when it is read.
 
-torch fills such memory itself in its deterministic mode only, which also replaces the kernels under test by others;
-so its functions are wrapped here. Of the native core, what it hands out as tensors is poisoned, too.
+torch fills such memory only in its deterministic mode, which also selects other kernels. So its allocators are wrapped
+here, as is that of the native core.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from permutohedral.ops import dispatch
 # `with torch.device(...)` knows the functions that it applies to from its first use on: it must not keep wrapped ones
 _device._device_constructors()
 
-# every way to get memory that nobody has written to
+# every function that allocates uninitialized memory
 _ALLOCATORS = [
     (torch, "empty"),
     (torch, "empty_like"),
@@ -33,7 +33,7 @@ _ALLOCATORS = [
 
 
 def fill_with_poison(tensor: Tensor) -> None:
-    """NaN for real and complex numbers, True for bool, the largest number for integers."""
+    """Fill with NaN, True for bool, or the largest integer."""
     dtype = tensor.dtype
     if dtype.is_floating_point or dtype.is_complex:
         value: float | bool = float("nan")
@@ -60,13 +60,13 @@ def _poisoning(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """Inside, new memory is poisoned."""
+    """Poison newly allocated memory inside the block."""
     with pytest.MonkeyPatch.context() as patch:
         for place, name in _ALLOCATORS:
             patch.setattr(place, name, _poisoning(getattr(place, name)))
         if "native" in dispatch.available_backends():
-            from permutohedral.ops.native import lending
+            from permutohedral.ops.native import bridge
 
-            # large tensors of its own, beside torch's
-            patch.setattr(lending, "empty", _poisoning(lending.empty))
+            # large tensors that torch does not allocate
+            patch.setattr(bridge, "empty", _poisoning(bridge.empty))
         yield

@@ -1,4 +1,4 @@
-"""What every test imports: the device, the tolerances, and how results are compared.
+"""Device, tolerances and comparisons that tests share.
 
 `PERMUTOHEDRAL_TEST_DEVICE` names the device (default: cpu); the same suite runs on a GPU machine with `cuda`.
 `PERMUTOHEDRAL_TEST_DETERMINISTIC=1` runs it in torch's deterministic mode.
@@ -33,16 +33,16 @@ TOLERANCE = {
 
 
 def usable_backends() -> list[str]:
-    """Names of the backends that run on the device."""
-    return [backend.name for backend in dispatch._BACKENDS if backend.refusal(DEVICE.type) is None]
+    """Return the names of the backends that run on the device."""
+    return [backend.name for backend in dispatch._BACKENDS if backend.blocker(DEVICE.type) is None]
 
 
-# for what the compiler sees, which is the same on every backend
+# for tests of compilation, which is the same on every backend
 on_default_backend = pytest.mark.parametrize("backend", usable_backends()[:1], indirect=True)
 
 
 def relative_error(actual: Tensor, expected: ArrayLike | Tensor) -> float:
-    """max |actual - expected| / max |expected|, in float64; infinite where the shapes differ or NaN appears."""
+    """Return max |actual - expected| / max |expected|; infinite for different shapes or NaN."""
     left = actual.detach().cpu().double()
     right = torch.as_tensor(expected).detach().cpu().double()
     if left.shape != right.shape:
@@ -56,7 +56,7 @@ def relative_error(actual: Tensor, expected: ArrayLike | Tensor) -> float:
 
 
 def assert_close(actual: Tensor, expected: ArrayLike | Tensor, dtype: torch.dtype | None = None) -> None:
-    """Compare with the tolerance of the actual result's dtype, or of `dtype` where the inputs were coarser."""
+    """Compare with the tolerance of the result's dtype, or of `dtype` if the inputs were coarser."""
     tolerance = TOLERANCE[dtype or actual.dtype]
     error = relative_error(actual, expected)
     shapes = f"shapes {tuple(actual.shape)} and {tuple(torch.as_tensor(expected).shape)}"
@@ -64,32 +64,37 @@ def assert_close(actual: Tensor, expected: ArrayLike | Tensor, dtype: torch.dtyp
 
 
 def to_tensor(array: ArrayLike, dtype: torch.dtype = torch.float64) -> Tensor:
-    """A NumPy array as a tensor on the device."""
+    """Convert an array to a tensor on the device."""
     return torch.as_tensor(np.asarray(array)).to(device=DEVICE, dtype=dtype)
 
 
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64, scale: float = 1.0) -> Tensor:
+    """Draw normal numbers that depend on the seed and the shape only."""
+    return to_tensor(scale * np.random.default_rng([seed, *shape]).normal(size=shape), dtype)
+
+
 def to_numpy(tensor: Tensor) -> NDArray[np.float64]:
-    """A tensor as float64 NumPy, for the oracle."""
+    """Convert a tensor to float64 NumPy, for the oracle."""
     return tensor.detach().cpu().double().numpy()
 
 
 def vertices_of(keys: Tensor) -> NDArray[np.int64]:
-    """All d+1 coordinates of the vertices that keys `[lattice_points, 1 + d]` name, whatever their items."""
+    """Return all d+1 coordinates of the vertices with keys `[lattice_points, 1 + d]`."""
     first = keys.cpu().numpy()[:, 1:].astype(np.int64)
     return np.concatenate([first, -first.sum(axis=1, keepdims=True)], axis=1)
 
 
 def ascending(vertices: NDArray[np.int64]) -> NDArray[np.intp]:
-    """The order that sorts vertices as the oracle does."""
+    """Return the order that sorts vertices as the oracle does."""
     return np.lexsort(vertices.T[::-1])
 
 
-# what is called, the error, and what its message must say
+# call, error, and a pattern of its message
 ErrorCase = tuple[Callable[[], object], type[Exception], str]
 
 
 def assert_raises(call: Callable[[], object], error: type[Exception], message: str) -> None:
-    """The call raises that error, one of the package's own, with a message that matches."""
+    """Check that the call raises this error of the package, with a matching message."""
     with pytest.raises(error, match=message) as raised:
         call()
     assert isinstance(raised.value, PermutohedralError)

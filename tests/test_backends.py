@@ -1,44 +1,43 @@
-"""Choosing a backend, forcing one, and that all of them give the same."""
+"""Choosing and forcing a backend, and agreement between backends."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support import DEVICE, assert_close, to_tensor, usable_backends
+from support import DEVICE, assert_close, draw, to_tensor, usable_backends
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import permutohedral as ph
-from permutohedral.functional import GaussianMethod
-from permutohedral.ops import dispatch, primitives
-
-
-def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return to_tensor(np.random.default_rng([seed, *shape]).normal(size=shape), dtype)
+from permutohedral.filters.gaussian import GaussianMethod
+from permutohedral.ops import contract, dispatch
 
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A preferred backend that is there and does not load, and one that is not there."""
+    """Register backends that do not load, are unavailable, or do not support the device."""
     loads = dispatch.Backend("broken", "permutohedral.ops.no_such_module", lambda: None, lambda device: None)
-    absent = replace(loads, name="absent", why_unavailable=lambda: "it was left at home")
+    absent = replace(loads, name="absent", why_unavailable=lambda: "it is not installed")
     elsewhere = replace(loads, name="elsewhere", why_not_on=lambda device: f"it does not run on {device!r}")
     monkeypatch.setattr(dispatch, "_BACKENDS", [absent, elsewhere, loads, *dispatch._BACKENDS])
     yield
     ph.use_backend(None)
 
 
-def test_the_reference_is_always_there() -> None:
+def test_reference_is_always_available() -> None:
     assert ph.available_backends()[-1] == "reference"
     assert len(set(ph.available_backends())) == len(ph.available_backends())
 
 
-def test_a_backend_is_forced_inside_a_block_and_restored_after_it(backend: str) -> None:
+def test_use_backend_block_forces_and_restores(backend: str) -> None:
     tensor = torch.zeros(1, device=DEVICE)
     assert ph.explain_backend(tensor).startswith(f"{backend}: forced")
     with ph.use_backend("reference"):
@@ -49,7 +48,7 @@ def test_a_backend_is_forced_inside_a_block_and_restored_after_it(backend: str) 
     assert ph.explain_backend(tensor).startswith(f"{backend}: forced")
 
 
-def test_a_backend_is_restored_after_an_error(backend: str) -> None:
+def test_restores_backend_after_error(backend: str) -> None:
     def fail() -> None:
         with ph.use_backend("reference"):
             ph.build_lattice(torch.zeros(3, device=DEVICE))
@@ -59,74 +58,62 @@ def test_a_backend_is_restored_after_an_error(backend: str) -> None:
     assert ph.explain_backend(torch.zeros(1, device=DEVICE)).startswith(f"{backend}: forced")
 
 
-def test_a_backend_that_does_not_exist() -> None:
+def test_rejects_unknown_backend() -> None:
     with pytest.raises(ph.InputError, match=r"no backend 'cuda'; choose one of .*'reference'"):
         ph.use_backend("cuda")
 
 
 @pytest.mark.usefixtures("broken")
-def test_a_backend_that_is_not_there_says_why() -> None:
-    with pytest.raises(ph.BackendUnavailable, match="'absent' cannot be used: it was left at home"):
+def test_unavailable_backend_raises_with_reason() -> None:
+    with pytest.raises(ph.BackendUnavailable, match="'absent' cannot be used: it is not installed"):
         ph.use_backend("absent")
     assert "absent" not in ph.available_backends()
-    assert "absent: it was left at home" in ph.explain_backend()
+    assert "absent: it is not installed" in ph.explain_backend()
 
 
 @pytest.mark.usefixtures("broken")
-def test_a_backend_that_cannot_run_on_the_device_says_why() -> None:
+def test_unsupported_device_raises_with_reason() -> None:
     with ph.use_backend("elsewhere"), pytest.raises(ph.BackendUnavailable, match=r"'elsewhere'.*does not run on"):
         ph.build_lattice(draw(5, 2))
     assert f"elsewhere: it does not run on {DEVICE.type!r}" in ph.explain_backend(torch.zeros(1, device=DEVICE))
 
 
 @pytest.mark.usefixtures("broken")
-def test_a_broken_backend_raises_and_never_falls_back() -> None:
+def test_broken_backend_raises_without_fallback() -> None:
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         ph.build_lattice(draw(5, 2))
 
 
 @pytest.mark.usefixtures("broken")
-def test_a_broken_backend_is_not_listed_and_explained() -> None:
+def test_broken_backend_is_not_listed() -> None:
     assert "broken" not in ph.available_backends()
     assert "no_such_module" in ph.explain_backend().splitlines()[0]
 
 
-def test_every_backend_has_every_primitive(backend: str) -> None:
+def test_backend_implements_every_primitive(backend: str) -> None:
     module = dispatch.choose_backend(DEVICE.type).load()
-    wanted = [name for name in vars(primitives.Primitives) if not name.startswith("_")]
+    wanted = [name for name in vars(contract.Primitives) if not name.startswith("_")]
     assert len(wanted) >= 12
     for name in wanted:
         assert callable(getattr(module, name))
 
 
-def test_the_backend_chosen_is_the_one_that_runs(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module: Any = dispatch.choose_backend(DEVICE.type).load()
-    calls: list[Tensor] = []
-    genuine = module.index_points
-
-    def counted(features: Tensor, batch: Tensor | None) -> Any:
-        calls.append(features)
-        return genuine(features, batch)
-
-    monkeypatch.setattr(module, "index_points", counted)
-    ph.build_lattice(draw(5, 2))
-    assert len(calls) == 1
-
-
-def test_another_thread_uses_the_forced_backend(backend: str) -> None:
-    """Autograd runs backward passes in threads of its own."""
-    seen: list[str] = []
-    thread = threading.Thread(target=lambda: seen.append(ph.explain_backend(torch.zeros(1, device=DEVICE))))
-    thread.start()
-    thread.join()
-    assert seen[0].startswith(f"{backend}: forced")
+def test_block_does_not_affect_other_threads() -> None:
+    by_default = chosen_backend()
+    with ph.use_backend("reference"):
+        assert in_another_thread(chosen_backend) == by_default
 
 
 def chosen_backend() -> str:
     return ph.explain_backend(torch.zeros(1, device=DEVICE)).split(":")[0]
 
 
-def test_interleaved_blocks_of_two_threads() -> None:
+def in_another_thread(function: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result(timeout=60)
+
+
+def test_blocks_of_two_threads_may_overlap() -> None:
     """The first opens before the second and closes before it: each sees its own, and nothing is left."""
     by_default, seen = chosen_backend(), {}
     opened, closed = threading.Event(), threading.Event()
@@ -150,38 +137,54 @@ def test_interleaved_blocks_of_two_threads() -> None:
     assert "chosen for device" in ph.explain_backend(torch.zeros(1, device=DEVICE))
 
 
-def test_a_call_without_a_block_holds_for_the_process() -> None:
-    seen: list[str] = []
+def test_call_without_block_sets_process_default() -> None:
     ph.use_backend("reference")
     try:
-        thread = threading.Thread(target=lambda: seen.append(chosen_backend()))
-        thread.start()
-        thread.join()
+        assert in_another_thread(chosen_backend) == "reference"
         with ph.use_backend(None):
             assert "chosen for device" in ph.explain_backend(torch.zeros(1, device=DEVICE))
-        assert [*seen, chosen_backend()] == ["reference", "reference"]
+        assert chosen_backend() == "reference"
     finally:
         ph.use_backend(None)
     assert "chosen for device" in ph.explain_backend(torch.zeros(1, device=DEVICE))
 
 
-def test_calls_without_a_block_take_no_memory() -> None:
-    for _ in range(1000):
-        ph.use_backend(None)
-    assert len(dispatch._requests) < 100
+def test_backward_does_not_affect_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backward pass is held inside its block while another thread asks for its backend."""
+    from permutohedral.ops import reference
+
+    by_default, genuine, seen = chosen_backend(), reference.slice, []
+    with ph.use_backend("reference"):
+        result = ph.splat(draw(5, 2).requires_grad_(), ph.build_lattice(draw(5, 2, seed=1))).sum()
+
+    def ask(*given: Any) -> Tensor:
+        seen.append(in_another_thread(chosen_backend))
+        return genuine(*given)
+
+    monkeypatch.setattr(reference, "slice", ask)
+    result.backward()
+    assert seen == [by_default]
 
 
+class Recorded(TorchDispatchMode):
+    """Sends every operator through the dispatcher of torch, as tensor subclasses and tracers do."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("registered", [False, True], ids=["eager", "registered"])
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["after_the_block", "in_another_thread"])
-def test_the_backward_pass_uses_the_backend_of_the_forward_pass(
-    elsewhere: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_backward_uses_backend_of_forward(elsewhere: bool, registered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from permutohedral.ops import reference
 
     calls: list[str] = []
     genuine = reference.slice
     values, features = draw(5, 2).requires_grad_(), draw(5, 2, seed=1)
     with ph.use_backend("reference"):
-        result = ph.splat(values, ph.build_lattice(features)).sum()
+        lattice = ph.build_lattice(features)
+        with Recorded() if registered else nullcontext():  # type: ignore[no-untyped-call]
+            result = ph.splat(values, lattice).sum()
 
     def counted(*given: Any) -> Tensor:
         calls.append("slice")
@@ -223,7 +226,7 @@ def other_backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.mark.usefixtures("other_backend")
 @pytest.mark.parametrize("dimension", [1, 2, 3, 5])
-def test_all_backends_agree_on_scattered_points(dimension: int, dtype: torch.dtype) -> None:
+def test_backends_agree_on_scattered_points(dimension: int, dtype: torch.dtype) -> None:
     """On more points than the oracle can take. Gradients in float64: of features they jump from face to face."""
     taps = ph.Neighborhood(dimension, 1).filter_size
     shapes = [(700, 4), (700, dimension), (300, dimension), (taps, 2, 6)]
@@ -237,7 +240,7 @@ def test_all_backends_agree_on_scattered_points(dimension: int, dtype: torch.dty
 
 @pytest.mark.usefixtures("other_backend")
 @pytest.mark.parametrize(("method", "levels"), [("separable", None), ("dense", 8)])
-def test_all_backends_agree_on_images(method: GaussianMethod, levels: int | None, dtype: torch.dtype) -> None:
+def test_backends_agree_on_images(method: GaussianMethod, levels: int | None, dtype: torch.dtype) -> None:
     """The first row of pixels lies on faces: a tie, which all must break alike for the separable method to agree.
 
     With few colors more pixels come to lie on faces up to rounding; the dense method is indifferent to that.
@@ -249,7 +252,7 @@ def test_all_backends_agree_on_images(method: GaussianMethod, levels: int | None
         assert_close(actual, ph.bilateral_filter(image, 4.0, 0.25, method=method))
 
 
-def test_a_lattice_built_by_one_backend_serves_another(backend: str) -> None:
+def test_lattice_works_on_another_backend(backend: str) -> None:
     """What a backend keeps in its table must not mislead the next."""
     features, targets, values, weight = draw(40, 3), draw(15, 3, seed=1), draw(40, 2), draw(15, 2, 3)
 
@@ -264,7 +267,7 @@ def test_a_lattice_built_by_one_backend_serves_another(backend: str) -> None:
     assert_close(use(theirs), expected)
 
 
-def test_results_are_the_same_from_run_to_run(backend: str) -> None:
+def test_results_are_deterministic(backend: str) -> None:
     if DEVICE.type != "cpu":
         pytest.skip("on a GPU the order of sums may change from run to run; torch's deterministic mode is for that")
     features, values, weight = draw(500, 3, dtype=torch.float32), draw(500, 4, dtype=torch.float32), draw(15, 4, 4)

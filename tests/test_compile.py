@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import permutohedral as ph
-from permutohedral import neighborhood
 from permutohedral.filters.normalization import NORMALIZATIONS
+from permutohedral.ops import neighborhood
 
 # what inductor generates for the CPU is C++
 HAS_COMPILER = DEVICE.type != "cpu" or any(shutil.which(name) for name in ("g++", "clang++", "c++"))
@@ -48,14 +48,14 @@ def compare(function: Callable[..., Tensor], *inputs: Tensor, compiler: str = "a
 
 # coverage divides by the density, too
 @pytest.mark.parametrize("normalization", ["none", "homogeneous", "symmetric", "coverage"])
-def test_the_filter(normalization: Any) -> None:
+def test_learned_filter(normalization: Any) -> None:
     def function(values: Tensor, features: Tensor, weight: Tensor) -> Tensor:
         return ph.permutohedral_filter(values, features, weight, normalization=normalization)
 
     compare(function, draw(20, 2), draw(20, 2, seed=1), draw(7, 2, 3))
 
 
-def test_the_filter_between_different_points() -> None:
+def test_learned_filter_with_targets() -> None:
     def function(values: Tensor, features: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
         return ph.permutohedral_filter(values, features, weight, targets)
 
@@ -63,7 +63,7 @@ def test_the_filter_between_different_points() -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own_lattices", "shared_lattice"])
-def test_batches(shared: bool) -> None:
+def test_dense_batches(shared: bool) -> None:
     def function(values: Tensor, features: Tensor, weight: Tensor) -> Tensor:
         return ph.permutohedral_filter(values, features, weight)
 
@@ -82,18 +82,18 @@ def test_ragged_batches() -> None:
 
 
 @pytest.mark.parametrize(("method", "halo"), [("separable", 0), ("separable", 1), ("dense", 0)])
-def test_the_gaussian_filter(method: Any, halo: int) -> None:
+def test_gaussian_filter(method: Any, halo: int) -> None:
     def function(values: Tensor, features: Tensor) -> Tensor:
         return ph.gaussian_filter(values, features, method=method, halo=halo)
 
     compare(function, draw(20, 2), draw(20, 2, seed=1))
 
 
-def test_the_bilateral_filter() -> None:
+def test_bilateral_filter() -> None:
     compare(lambda image: ph.bilateral_filter(image, 2.0, 0.5), draw(2, 3, 4, 5))
 
 
-def test_a_lattice_built_outside() -> None:
+def test_lattice_built_outside() -> None:
     lattice = ph.build_lattice(draw(20, 2, seed=1))
 
     def function(values: Tensor, weight: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ def test_a_lattice_built_outside() -> None:
     compare(function, draw(20, 2), draw(7, 2, 3))
 
 
-def test_the_layer() -> None:
+def test_convolution_layer() -> None:
     """That of a fixed scale is the one of the other tests."""
     layer = ph.nn.PermutohedralConvolution(2, 3, dimension=2, learn_scale=True, device=DEVICE)
     compare(layer, draw(20, 2), draw(20, 2, seed=1))
@@ -117,13 +117,13 @@ def test_image_layers() -> None:
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="torch.compile needs a C++ compiler on the CPU; none was found")
-def test_with_the_default_compiler() -> None:
+def test_default_compiler() -> None:
     """Generated code for what lies between the operators, which it does not look into: one backend stands for all."""
     layer = ph.nn.PermutohedralConvolution(2, 3, dimension=2, device=DEVICE)
     compare(layer, draw(20, 2), draw(20, 2, seed=1), compiler="inductor")
 
 
-def test_other_points_and_sizes_run_through_the_same_graph() -> None:
+def test_new_sizes_reuse_the_graph() -> None:
     """The number of lattice points is data: it may change without compiling again."""
     graphs = []
 
@@ -148,9 +148,7 @@ def test_other_dimensions_and_channels() -> None:
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["same_points", "other_targets"])
-def test_without_fullgraph_the_graph_breaks_around_the_lattice_alone(
-    apart: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_graph_breaks_only_around_the_lattice(apart: bool, caplog: pytest.LogCaptureFixture) -> None:
     """No frame of a backend is compiled, and sizes that change do not end in a warning."""
     layer = ph.nn.PermutohedralConvolution(2, 3, dimension=2, device=DEVICE)
 
@@ -168,8 +166,8 @@ def test_without_fullgraph_the_graph_breaks_around_the_lattice_alone(
     assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
 
-def test_fake_tensors_have_the_shapes_of_real_ones() -> None:
-    """Nothing is computed; what only the data tells is a symbol."""
+def test_fake_tensors_have_real_shapes() -> None:
+    """Nothing is computed. Data-dependent sizes are symbols."""
     with FakeTensorMode(shape_env=ShapeEnv()):
         features, values, weight = torch.empty(20, 2), torch.empty(20, 3), torch.empty(7, 3, 5)
         keys, vertices, barycentric, _ = torch.ops.permutohedral.index_points(features, None)
@@ -193,7 +191,7 @@ def test_export() -> None:
 
 
 @pytest.mark.parametrize("export", [True, False], ids=["export", "fake_tensors"])
-def test_a_plain_call_after_what_torch_records(export: bool) -> None:
+def test_eager_call_after_export(export: bool) -> None:
     """Offsets of taps are kept from call to call, and those of a recording hold no numbers."""
     layer = ph.nn.PermutohedralConvolution(2, 3, dimension=2, device=DEVICE)
     inputs = draw(20, 2), draw(20, 2, seed=1)
@@ -209,7 +207,7 @@ def test_a_plain_call_after_what_torch_records(export: bool) -> None:
     assert_close(layer(*inputs), expected)
 
 
-def test_export_of_what_is_known_of_the_data_alone() -> None:
+def test_export_with_data_dependent_shapes() -> None:
     """How many items there are, and the Gaussian's share."""
 
     class Network(torch.nn.Module):
@@ -231,7 +229,7 @@ def test_export_of_what_is_known_of_the_data_alone() -> None:
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 @pytest.mark.usefixtures("backend")
-def test_autocast_convolves_in_sixteen_bits_and_keeps_the_lattice_in_float32(half: torch.dtype) -> None:
+def test_autocast_convolves_in_16_bits(half: torch.dtype) -> None:
     layer = ph.nn.PermutohedralConvolution(4, 3, dimension=2, device=DEVICE)
     values, features = draw(200, 4), 3 * draw(200, 2, seed=1)
     expected = layer(values, features)
@@ -249,7 +247,7 @@ def test_autocast_convolves_in_sixteen_bits_and_keeps_the_lattice_in_float32(hal
 
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
-def test_autocast_leaves_float64_as_it_is(normalization: Any) -> None:
+def test_autocast_keeps_float64(normalization: Any) -> None:
     layer = ph.nn.PermutohedralConvolution(2, 3, 2, normalization=normalization, device=DEVICE, dtype=torch.float64)
     inputs = draw(20, 2).double(), draw(20, 2, seed=1).double()
     with torch.autocast(DEVICE.type, dtype=torch.float16):
@@ -257,7 +255,7 @@ def test_autocast_leaves_float64_as_it_is(normalization: Any) -> None:
     assert_close(actual, layer(*inputs))
 
 
-def test_autocast_and_compile_together() -> None:
+def test_autocast_with_compile() -> None:
     layer = ph.nn.PermutohedralConvolution(4, 3, dimension=2, device=DEVICE)
     values, features = draw(40, 4), draw(40, 2, seed=1)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")

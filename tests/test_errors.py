@@ -1,4 +1,4 @@
-"""Bad input gets an error of the right kind, whose message says what is wrong and what to do instead."""
+"""Bad input raises the right error, with a message that says what to pass instead."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support import DEVICE, ErrorCase, assert_raises
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.benchmarks.verify import OperatorDisagrees
+from benchmarks.verify import OperatorDisagrees
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -162,26 +162,26 @@ MEMORY: dict[str, ErrorCase] = {
 
 
 @pytest.mark.parametrize("case", [*FEATURES.values()], ids=[*FEATURES])
-def test_features(case: ErrorCase) -> None:
+def test_rejects_bad_features(case: ErrorCase) -> None:
     assert_raises(*case)
 
 
 @pytest.mark.parametrize("case", [*BATCHES.values()], ids=[*BATCHES])
-def test_batch_vectors(case: ErrorCase) -> None:
+def test_rejects_bad_batch_vectors(case: ErrorCase) -> None:
     assert_raises(*case)
 
 
 @pytest.mark.parametrize("case", [*NEIGHBORHOODS.values()], ids=[*NEIGHBORHOODS])
-def test_neighborhoods(case: ErrorCase) -> None:
+def test_rejects_bad_neighborhoods(case: ErrorCase) -> None:
     assert_raises(*case)
 
 
 @pytest.mark.parametrize("case", [*MEMORY.values()], ids=[*MEMORY])
-def test_memory_limits(case: ErrorCase) -> None:
+def test_memory_limit_raises(case: ErrorCase) -> None:
     assert_raises(*case)
 
 
-def test_a_limit_that_is_kept_changes_nothing() -> None:
+def test_sufficient_memory_limit_changes_nothing() -> None:
     assert ph.build_lattice(zeros(5, 2), memory_limit=10_000).num_lattice_points == 3
 
 
@@ -335,17 +335,17 @@ FILTERS: dict[str, ErrorCase] = {
 
 
 @pytest.mark.parametrize("case", [*VALUES.values()], ids=[*VALUES])
-def test_values(case: ErrorCase) -> None:
+def test_rejects_bad_values(case: ErrorCase) -> None:
     assert_raises(*case)
 
 
 @pytest.mark.parametrize("case", [*WEIGHTS.values()], ids=[*WEIGHTS])
-def test_weights(case: ErrorCase) -> None:
+def test_rejects_bad_weights(case: ErrorCase) -> None:
     assert_raises(*case)
 
 
 @pytest.mark.parametrize("case", [*FILTERS.values()], ids=[*FILTERS])
-def test_filters(case: ErrorCase) -> None:
+def test_rejects_bad_filter_options(case: ErrorCase) -> None:
     assert_raises(*case)
 
 
@@ -353,7 +353,7 @@ def kinds(base: type[ph.PermutohedralError] = ph.PermutohedralError) -> list[typ
     return [base, *(kind for child in base.__subclasses__() for kind in kinds(child))]
 
 
-def test_every_error_names_a_section_that_there_is() -> None:
+def test_errors_link_to_existing_sections() -> None:
     # the one kind that importing the package does not define
     assert issubclass(OperatorDisagrees, ph.PermutohedralError)
     page = (Path(__file__).parents[1] / "docs" / "errors.md").read_text()
@@ -368,7 +368,7 @@ def test_every_error_names_a_section_that_there_is() -> None:
         assert isinstance(kind.__new__(kind), kind)
 
 
-def test_errors_are_also_what_a_caller_expects() -> None:
+def test_errors_derive_from_builtin_errors() -> None:
     assert issubclass(ph.InputError, ValueError)
     assert issubclass(ph.FeatureRangeError, ph.InputError)
     assert issubclass(ph.NeighborhoodError, ph.InputError)

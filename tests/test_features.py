@@ -1,3 +1,5 @@
+"""Features of positions and colors."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -5,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-import permutohedral.features as features_module
+import permutohedral.lattice.features as features_module
 from permutohedral.errors import InputError
-from permutohedral.features import bilateral_features, color_features, join_features, position_features
-from permutohedral.functional import bilateral_filter
+from permutohedral.filters.bilateral import bilateral_filter
+from permutohedral.lattice.features import bilateral_features, color_features, join_features, position_features
 
 
-def test_positions_follow_the_scan_order_of_the_image() -> None:
+def test_positions_are_in_scan_order() -> None:
     height, width = 3, 4
     features = position_features(height, width, dtype=torch.float64)
     image = torch.arange(height * width).reshape(height, width)
@@ -24,7 +26,7 @@ def test_position_sigma_may_differ_between_y_and_x() -> None:
     torch.testing.assert_close(features[-1], torch.tensor([2 / 2.0, 3 / 4.0]))
 
 
-def test_positions_have_the_dtype_asked_for() -> None:
+def test_positions_have_requested_dtype() -> None:
     assert position_features(2, 2).dtype == torch.get_default_dtype()
     assert position_features(2, 2, dtype=torch.float64).dtype == torch.float64
 
@@ -96,18 +98,18 @@ BAD_CALLS: list[tuple[str, tuple[Any, ...], str]] = [
 
 
 @pytest.mark.parametrize(("function", "arguments", "message"), BAD_CALLS)
-def test_bad_input_is_named(function: str, arguments: tuple[Any, ...], message: str) -> None:
+def test_rejects_bad_input(function: str, arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
         getattr(features_module, function)(*arguments)
 
 
-def test_integer_dtype_is_refused() -> None:
+def test_rejects_integer_dtype() -> None:
     with pytest.raises(InputError, match="floating"):
         position_features(2, 2, dtype=torch.int64)
 
 
 @pytest.mark.parametrize("sigma", ["2", ("1", "2"), True, 1j, [1.0 + 0j, 2.0], [True, True]])
-def test_what_is_no_number_is_no_sigma(sigma: Any) -> None:
+def test_rejects_sigma_that_is_no_number(sigma: Any) -> None:
     message = "sigma must be one number or one for each dimension"
     with pytest.raises(InputError, match=message):
         bilateral_features(torch.rand(3, 4, 5), sigma, 0.1)

@@ -92,7 +92,7 @@ def test_dense_gaussian(dimension: int, normalization: Any, apart: bool, dtype: 
 @apart_or_not
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 @pytest.mark.parametrize(("dimension", "size"), [(1, 3), (2, 1), (3, 2), (5, 1), (2, 0)])
-def test_normalizations_of_a_learned_filter(
+def test_normalizations_of_learned_filter(
     dimension: int, size: int, normalization: Any, apart: bool, dtype: torch.dtype
 ) -> None:
     values, features, targets = scatter(dtype, dimension, apart)
@@ -109,7 +109,7 @@ def assert_reached(simplices: tuple[oracle.Simplices, oracle.Simplices], gaussia
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 @pytest.mark.parametrize("batched", ["own_lattices", "shared_lattice", "ragged"])
-def test_normalizations_of_batches_equal_those_of_their_items(normalization: Any, batched: str) -> None:
+def test_normalizations_of_batches_match_items(normalization: Any, batched: str) -> None:
     random = np.random.default_rng(2)
     features, values = to_tensor(random.normal(size=(3, 15, 2))), to_tensor(random.normal(size=(3, 15, 2)))
     targets = features[:, :6] + 0.1
@@ -136,7 +136,7 @@ def test_normalizations_of_batches_equal_those_of_their_items(normalization: Any
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 @pytest.mark.parametrize("values_dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_targets_out_of_reach_get_zero(values_dtype: torch.dtype, normalization: Any) -> None:
+def test_unreached_targets_are_zero(values_dtype: torch.dtype, normalization: Any) -> None:
     features_dtype = torch.float64 if values_dtype == torch.float64 else torch.float32
     features, targets = to_tensor(np.zeros((5, 2)), features_dtype), to_tensor(np.full((3, 2), 50.0), features_dtype)
     values, weight = to_tensor(np.ones((5, 2)), values_dtype), to_tensor(np.ones((7, 2, 2)), values_dtype)
@@ -148,7 +148,7 @@ def test_targets_out_of_reach_get_zero(values_dtype: torch.dtype, normalization:
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 @pytest.mark.parametrize("values_dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_weights_below_sixteen_bits_do_no_harm(values_dtype: torch.dtype, normalization: Any) -> None:
+def test_tiny_weights_in_16_bits(values_dtype: torch.dtype, normalization: Any) -> None:
     """Points a hair away from a vertex: the other corners get weights that underflow in float16."""
     random = np.random.default_rng(3)
     features = to_tensor(1e-7 * random.normal(size=(6, 3)), torch.float32)
@@ -158,7 +158,7 @@ def test_weights_below_sixteen_bits_do_no_harm(values_dtype: torch.dtype, normal
     assert ph.gaussian_filter(values, features, normalization=normalization).isfinite().all()
 
 
-def test_the_lattice_can_be_given_instead_of_features(dtype: torch.dtype) -> None:
+def test_lattice_instead_of_features(dtype: torch.dtype) -> None:
     values, features, targets = scatter(dtype, 2, apart=True)
     separable = ph.build_lattice(features, targets, separable=True)
     actual = ph.gaussian_filter(values, None, method="separable", lattice=separable)
@@ -200,7 +200,7 @@ def test_bilateral_filter(leading: tuple[int, ...], guided: bool, dtype: torch.d
         assert_close(actual[item], expected.T.reshape(2, 4, 5))
 
 
-def test_one_guide_for_a_batch_of_images(dtype: torch.dtype) -> None:
+def test_guide_broadcasts_over_batch(dtype: torch.dtype) -> None:
     random = np.random.default_rng(4)
     images, guide = to_tensor(random.random((3, 2, 4, 5)), dtype), to_tensor(random.random((1, 4, 5)), dtype)
     actual = ph.bilateral_filter(images, 1.7, 0.3, guide)
@@ -209,7 +209,7 @@ def test_one_guide_for_a_batch_of_images(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"method": "dense"}, {"halo": 1}], ids=str)
-def test_the_bilateral_filter_is_the_gaussian_over_position_and_color(options: dict[str, Any]) -> None:
+def test_bilateral_equals_gaussian_of_bilateral_features(options: dict[str, Any]) -> None:
     image = to_tensor(np.random.default_rng(4).random((1, 4, 5)))
     features = ph.bilateral_features(image, 1.7, 0.3)
     assert_close(features, pixel_features(to_numpy(image), 1.7, 0.3))
@@ -219,7 +219,7 @@ def test_the_bilateral_filter_is_the_gaussian_over_position_and_color(options: d
         assert relative_error(actual, ph.bilateral_filter(image, 1.7, 0.3)) > TOLERANCE[torch.float64]
 
 
-def test_an_edge_is_kept_and_noise_is_not() -> None:
+def test_keeps_edges_and_removes_noise() -> None:
     """Two flat halves with a step of ten sigma: each keeps its own mean, across which nothing leaks."""
     random = np.random.default_rng(6)
     noise = 0.02 * random.normal(size=(1, 16, 16))

@@ -11,7 +11,7 @@ from support import DEVICE, ascending, assert_close, to_numpy, to_tensor, vertic
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.neighborhood import count_taps
+from permutohedral.ops.neighborhood import count_taps
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -40,7 +40,7 @@ def expected_filter(values: Tensor, features: Tensor, weight: Tensor, target_fea
 
 @pytest.mark.parametrize("apart", [False, True], ids=["same_points", "different_points"])
 @pytest.mark.parametrize(("dimension", "size"), SIZES)
-def test_each_step(dimension: int, size: int, apart: bool, dtype: torch.dtype) -> None:
+def test_steps_match_oracle(dimension: int, size: int, apart: bool, dtype: torch.dtype) -> None:
     features, values = draw(dtype, 16, dimension), draw(dtype, 16, 2)
     target_features = draw(dtype, 9, dimension, seed=1) if apart else None
     weight = filter_of(dtype, dimension, size, 2, 3)
@@ -86,7 +86,7 @@ def test_groups(in_channels: int, out_channels: int, groups: int, dtype: torch.d
     assert_close(actual, expected_filter(values, features, weight, features, 1))
 
 
-def test_one_filter_for_every_channel(dtype: torch.dtype) -> None:
+def test_filter_shared_by_channels(dtype: torch.dtype) -> None:
     features, values, taps = draw(dtype, 16, 2), draw(dtype, 16, 3), draw(dtype, 7)
     actual = ph.permutohedral_filter(values, features, taps)
     weight = taps[:, None, None] * torch.eye(3, device=DEVICE, dtype=dtype)
@@ -95,7 +95,7 @@ def test_one_filter_for_every_channel(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("apart", [False, True], ids=["same_points", "different_points"])
 @pytest.mark.parametrize("dimension", [1, 2, 5])
-def test_a_lattice_for_each_item(dimension: int, apart: bool, dtype: torch.dtype) -> None:
+def test_lattice_per_item(dimension: int, apart: bool, dtype: torch.dtype) -> None:
     features, values = draw(dtype, 3, 12, dimension), draw(dtype, 3, 12, 2)
     targets = draw(dtype, 3, 7, dimension, seed=1) if apart else None
     weight = filter_of(dtype, dimension, 1, 2, 3)
@@ -107,7 +107,7 @@ def test_a_lattice_for_each_item(dimension: int, apart: bool, dtype: torch.dtype
 
 @pytest.mark.parametrize("apart", [False, True], ids=["same_points", "different_points"])
 @pytest.mark.parametrize("leading", [(3,), (2, 3), (1,)])
-def test_one_lattice_for_many_items(leading: tuple[int, ...], apart: bool, dtype: torch.dtype) -> None:
+def test_shared_lattice(leading: tuple[int, ...], apart: bool, dtype: torch.dtype) -> None:
     features, values = draw(dtype, 12, 2), draw(dtype, *leading, 12, 4)
     targets = draw(dtype, 7, 2, seed=1) if apart else None
     weight = filter_of(dtype, 2, 1, 2, 6)
@@ -148,7 +148,7 @@ def test_ragged_batches(item_dtype: torch.dtype, apart: bool, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-def test_values_of_sixteen_bits(half: torch.dtype) -> None:
+def test_16_bit_values(half: torch.dtype) -> None:
     """Rounded after each of the three steps: three units in the last place at most, against the largest value."""
     features, values, weight = draw(torch.float32, 40, 2), draw(half, 40, 3), filter_of(half, 2, 1, 3, 2)
     actual = ph.permutohedral_filter(values, features, weight)
@@ -163,7 +163,7 @@ def test_values_of_sixteen_bits(half: torch.dtype) -> None:
     assert (sliced == actual).all()
 
 
-def test_values_need_not_be_contiguous(dtype: torch.dtype) -> None:
+def test_noncontiguous_inputs(dtype: torch.dtype) -> None:
     features, values = draw(dtype, 2, 16).T, draw(dtype, 4, 3, 16).transpose(1, 2)
     weight = filter_of(dtype, 2, 1, 5, 3).transpose(1, 2)
     actual = ph.permutohedral_filter(values, features, weight)
@@ -171,7 +171,7 @@ def test_values_need_not_be_contiguous(dtype: torch.dtype) -> None:
     assert_close(actual, expected)
 
 
-def test_inputs_are_left_alone(dtype: torch.dtype) -> None:
+def test_inputs_are_not_modified(dtype: torch.dtype) -> None:
     features, values, targets = draw(dtype, 16, 2), draw(dtype, 16, 3), draw(dtype, 5, 2, seed=1)
     weight = filter_of(dtype, 2, 1, 3, 3)
     before = [each.clone() for each in (features, values, targets, weight)]

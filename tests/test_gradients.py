@@ -35,7 +35,7 @@ def check_twice(function: Callable[..., Tensor], *inputs: Tensor) -> None:
 
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
-def test_all_inputs_of_the_filter(normalization: Any) -> None:
+def test_inputs_of_learned_filter(normalization: Any) -> None:
     def function(values: Tensor, features: Tensor, weight: Tensor) -> Tensor:
         return ph.permutohedral_filter(values, features, weight, normalization=normalization)
 
@@ -144,7 +144,7 @@ def test_layer_with_bias_and_scale() -> None:
     check_twice(function, leaf(4, 2), leaf(4, 2, seed=1), *parameters)
 
 
-def test_a_reused_lattice_collects_gradients_of_every_use() -> None:
+def test_reused_lattice_sums_gradients() -> None:
     """Two filters on one lattice: the features get the sum of both gradients."""
     features, values, weight = leaf(6, 2, seed=1), leaf(6, 2), leaf(7, 2, 2)
     lattice = ph.build_lattice(features)
@@ -160,7 +160,7 @@ def test_a_reused_lattice_collects_gradients_of_every_use() -> None:
     assert_close(both, expected)
 
 
-def test_the_gradient_of_the_values_is_the_transposed_matrix() -> None:
+def test_value_gradient_is_the_transpose() -> None:
     """Independent of finite differences: B_t W B_s^T as a matrix, from the oracle, column by column."""
     features, targets, weight = leaf(6, 3, seed=1), leaf(4, 3, seed=2), leaf(15, 1, 1)
     arrays = to_numpy(features), to_numpy(weight), to_numpy(targets)
@@ -171,14 +171,14 @@ def test_the_gradient_of_the_values_is_the_transposed_matrix() -> None:
     assert_close(gradient, np.stack(columns) @ to_numpy(upstream))
 
 
-def test_what_needs_no_gradient_gets_none() -> None:
+def test_no_gradient_for_frozen_inputs() -> None:
     values, features, weight = leaf(5, 2).detach(), leaf(5, 2, seed=1).detach(), leaf(7, 2, 2)
     ph.permutohedral_filter(values, features, weight).sum().backward()
     assert weight.grad is not None
     assert (values.grad, features.grad) == (None, None)
 
 
-def test_gradients_of_an_empty_set_are_zero() -> None:
+def test_empty_inputs_have_zero_gradients() -> None:
     values, features, weight = leaf(0, 2), leaf(0, 3), leaf(15, 2, 2)
     ph.permutohedral_filter(values, features, weight).sum().backward()
     assert weight.grad is not None
@@ -187,7 +187,7 @@ def test_gradients_of_an_empty_set_are_zero() -> None:
     assert values.grad.shape == (0, 2)
 
 
-def test_points_on_faces_get_the_gradient_of_one_side() -> None:
+def test_points_on_faces_get_one_sided_gradient() -> None:
     """Finite, and equal to the slope on some side of the face: here the vertex at the origin, in one dimension."""
     features = to_tensor([[0.0]]).requires_grad_()
     lattice_function = to_tensor([[0.0], [1.0], [3.0]])

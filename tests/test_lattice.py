@@ -1,4 +1,4 @@
-"""Building lattices: what they hold, halos, statistics, memory, copies."""
+"""Lattices: fields, halos, statistics, memory, copies."""
 
 from __future__ import annotations
 
@@ -11,17 +11,12 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from support import DEVICE, ascending, assert_close, to_numpy, to_tensor, vertices_of
-from torch import Tensor
+from support import DEVICE, ascending, assert_close, draw, to_numpy, to_tensor, vertices_of
 
 import permutohedral as ph
 from permutohedral.filters.normalization import NORMALIZATIONS
 
 pytestmark = pytest.mark.usefixtures("backend")
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return to_tensor(np.random.default_rng([seed, *shape]).normal(size=shape))
 
 
 def test_fields_of_one_point_set(dtype: torch.dtype) -> None:
@@ -37,7 +32,7 @@ def test_fields_of_one_point_set(dtype: torch.dtype) -> None:
     assert lattice.neighborhood == ph.Neighborhood(3, 2)
 
 
-def test_different_points_have_lattice_points_of_their_own() -> None:
+def test_sources_and_targets_have_separate_lattice_points() -> None:
     features, targets = draw(20, 3), draw(8, 3, seed=1)
     lattice = ph.build_lattice(features, targets)
     for simplices, points in ((lattice.source, features), (lattice.target, targets)):
@@ -47,7 +42,7 @@ def test_different_points_have_lattice_points_of_their_own() -> None:
     assert lattice.num_lattice_points == lattice.source.num_lattice_points
 
 
-def test_a_lattice_prepared_for_the_separable_gaussian_joins_both_point_sets() -> None:
+def test_separable_lattice_joins_sources_and_targets() -> None:
     features, targets = draw(20, 3), draw(8, 3, seed=1)
     lattice = ph.build_lattice(features, targets, separable=True)
     both = oracle.locate(to_numpy(torch.cat([features, targets])))
@@ -83,7 +78,7 @@ def test_halo(dimension: int, halo: int, apart: bool) -> None:
         assert_close(torch.from_numpy(reproduced), to_numpy(points) @ oracle.elevation(dimension).T)
 
 
-def test_halos_stay_in_their_items() -> None:
+def test_halos_stay_within_items() -> None:
     features = draw(2, 6, 2)
     lattice = ph.build_lattice(features, halo=1)
     for item in range(2):
@@ -92,7 +87,7 @@ def test_halos_stay_in_their_items() -> None:
         np.testing.assert_array_equal(found[ascending(found)], expected)
 
 
-def test_two_convolutions_need_a_halo_to_keep_every_path() -> None:
+def test_halo_keeps_every_path_of_two_convolutions() -> None:
     """Two convolutions of size 1 on a lattice with a halo are one of size 2 with the composed filter."""
     features, values = draw(6, 1), draw(6, 1)
     taps = to_tensor([0.5, 0.2, 0.9])
@@ -105,7 +100,7 @@ def test_two_convolutions_need_a_halo_to_keep_every_path() -> None:
 
 
 @pytest.mark.parametrize("dimension", [1, 2, 3])
-def test_a_dilated_filter_reads_every_other_vertex(dimension: int) -> None:
+def test_dilated_filter_reads_every_other_vertex(dimension: int) -> None:
     """The taps of size 1 at twice the distance are some of those of size 2: the others have no weight."""
     features = 2 * draw(20, dimension)
     lattice = ph.build_lattice(features, neighborhood_size=1, dilation=2)
@@ -138,7 +133,7 @@ def test_statistics() -> None:
     assert statistics.num_bytes == sum(each.nbytes for each in (*tables, lattice.neighbors))
 
 
-def test_statistics_at_the_extremes() -> None:
+def test_statistics_of_extreme_lattices() -> None:
     """One point, all of whose corners are neighbors of each other and nothing else; and none."""
     lonely = ph.build_lattice(draw(1, 2)).statistics()
     assert (lonely.num_points, lonely.num_lattice_points) == (1, 3)
@@ -152,7 +147,7 @@ def test_statistics_at_the_extremes() -> None:
 
 @pytest.mark.parametrize("separable", [False, True])
 @pytest.mark.parametrize("size", [0, 1, 2])
-def test_the_forecast_bounds_what_is_allocated(size: int, separable: bool, dtype: torch.dtype) -> None:
+def test_forecast_bounds_allocated_memory(size: int, separable: bool, dtype: torch.dtype) -> None:
     lattice = ph.build_lattice(draw(50, 3).to(dtype), neighborhood_size=size, separable=separable)
     forecast = ph.forecast_memory(50, 3, size, 4, lattice.num_lattice_points, dtype=dtype, separable=separable)
     assert forecast.simplices == lattice.source.vertices.nbytes + lattice.source.barycentric.nbytes
@@ -166,7 +161,7 @@ def test_the_forecast_bounds_what_is_allocated(size: int, separable: bool, dtype
     assert forecast.values >= 2 * ph.splat(draw(50, 2).to(dtype), lattice).nbytes + 50 * 2 * dtype.itemsize
     lasting = forecast.simplices + forecast.lattice_points + forecast.neighbors
     assert forecast.total >= lasting + forecast.values >= lattice.statistics().num_bytes - table
-    # without knowing the number of lattice points: every corner of every point could be one of its own
+    # without knowing the number of lattice points: every corner of every point could be a separate one
     assert (
         ph.forecast_memory(50, 3, size, 4, dtype=dtype).neighbors == 50 * 4 * ph.Neighborhood(3, size).filter_size * 4
     )
@@ -201,7 +196,7 @@ def test_copies(way: str, apart: bool) -> None:
     assert restored.statistics() == lattice.statistics()
 
 
-def test_a_lattice_is_frozen_and_prints_what_it_is() -> None:
+def test_lattice_is_frozen_and_has_repr() -> None:
     lattice = ph.build_lattice(draw(20, 2), draw(7, 2, seed=1))
     with pytest.raises(dataclasses.FrozenInstanceError):
         lattice.dimension = 3  # type: ignore[misc]
@@ -213,8 +208,8 @@ def test_a_lattice_is_frozen_and_prints_what_it_is() -> None:
     assert len(text) < 200
 
 
-def test_lattices_can_be_compared_and_hashed() -> None:
-    """By identity: comparing the tables of two lattices element by element is nobody's intention."""
+def test_lattices_compare_by_identity() -> None:
+    """Comparing tables element by element would be slow and useless."""
     features = draw(20, 2)
     one, other = ph.build_lattice(features), ph.build_lattice(features)
     assert one == one
@@ -239,13 +234,13 @@ def test_empty_point_sets(leading: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 0, 2), (0, 5, 2), (2, 0, 5, 2)])
-def test_an_empty_batch_over_one_lattice(shape: tuple[int, ...]) -> None:
+def test_empty_batch(shape: tuple[int, ...]) -> None:
     features, values, weight = draw(shape[-2], 2), draw(*shape), draw(7, 2, 3)
     assert ph.permutohedral_filter(values, features, weight).shape == (*shape[:-1], 3)
     assert ph.gaussian_filter(values, features).shape == shape
 
 
-def test_an_image_without_pixels() -> None:
+def test_image_without_pixels() -> None:
     assert ph.bilateral_filter(draw(2, 0, 5), 2.0, 0.1).shape == (2, 0, 5)
     assert ph.bilateral_filter(draw(3, 2, 4, 0), 2.0, 0.1).shape == (3, 2, 4, 0)
 
@@ -258,7 +253,7 @@ def test_duplicated_points_add_up() -> None:
     assert ph.build_lattice(features.repeat(3, 1)).num_lattice_points == ph.build_lattice(features).num_lattice_points
 
 
-def test_many_points_far_apart() -> None:
+def test_distant_points() -> None:
     """Keys over the whole range: an exact lookup finds every vertex again, and only it."""
     random = np.random.default_rng(0)
     features = to_tensor(random.uniform(-1e8, 1e8, size=(500, 2)))

@@ -1,4 +1,4 @@
-"""Laws that hold for any points, values and filters; hypothesis looks for those that break them."""
+"""Properties that hold for any points, values and filters, checked by hypothesis."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support import DEVICE, TOLERANCE, assert_close, to_numpy, to_tensor, vertic
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.ops.primitives import transpose_weight
+from permutohedral.ops.contract import transpose_weight
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -61,7 +61,7 @@ def test_barycentric_weights(features: Array) -> None:
 
 
 @given(features=point_sets())
-def test_vertices_are_points_of_the_lattice(features: Array) -> None:
+def test_vertices_are_lattice_points(features: Array) -> None:
     """Coordinates sum to zero and are congruent modulo d+1, and no vertex is listed twice or untouched."""
     lattice = ph.build_lattice(to_tensor(features), neighborhood_size=0)
     corners = features.shape[1] + 1
@@ -83,7 +83,7 @@ def test_splat_and_slice_are_adjoint(features: Array, seed: int) -> None:
 
 
 @given(features=point_sets(), seed=seeds)
-def test_splat_keeps_the_sum_of_the_values(features: Array, seed: int) -> None:
+def test_splat_preserves_the_sum(features: Array, seed: int) -> None:
     lattice = ph.build_lattice(to_tensor(features), neighborhood_size=0)
     values = normal(seed, len(features), 3).abs()
     assert_close(ph.splat(values, lattice).sum(dim=0), values.sum(dim=0))
@@ -98,7 +98,7 @@ def test_slice_interpolates_linearly(features: Array) -> None:
 
 
 @given(features=point_sets(), targets=st.integers(1, 10), size=sizes, seed=seeds)
-def test_the_input_gradient_of_convolve_is_convolve(features: Array, targets: int, size: int, seed: int) -> None:
+def test_input_gradient_of_convolve_is_convolve(features: Array, targets: int, size: int, seed: int) -> None:
     """Back from targets to sources, over the opposite taps with transposed filters."""
     points = to_tensor(features)
     target_points = points[torch.arange(targets, device=DEVICE) % len(points)] + 0.3 * normal(
@@ -117,7 +117,7 @@ def test_the_input_gradient_of_convolve_is_convolve(features: Array, targets: in
 
 
 @given(features=point_sets(), size=sizes, seed=seeds)
-def test_shuffling_the_points_shuffles_the_results(features: Array, size: int, seed: int) -> None:
+def test_equivariant_to_point_order(features: Array, size: int, seed: int) -> None:
     order = np.random.default_rng(seed).permutation(len(features))
     points, values = to_tensor(features), normal(seed, len(features), 2)
     weight = weight_for(ph.build_lattice(points, neighborhood_size=size), seed, 2, 2)
@@ -127,7 +127,7 @@ def test_shuffling_the_points_shuffles_the_results(features: Array, size: int, s
 
 
 @given(features=point_sets(), size=sizes, seed=seeds)
-def test_moving_by_a_vertex_changes_nothing(features: Array, size: int, seed: int) -> None:
+def test_invariant_to_lattice_translation(features: Array, size: int, seed: int) -> None:
     """Adding a vector of the lattice to all features moves the lattice onto itself."""
     dimension = features.shape[1]
     digits = np.random.default_rng(seed).integers(-5, 6, size=dimension + 1)
@@ -140,7 +140,7 @@ def test_moving_by_a_vertex_changes_nothing(features: Array, size: int, seed: in
 
 
 @given(features=point_sets(), items=st.integers(1, 4), size=st.integers(0, 1), seed=seeds)
-def test_a_batch_equals_its_items(features: Array, items: int, size: int, seed: int) -> None:
+def test_batch_equals_its_items(features: Array, items: int, size: int, seed: int) -> None:
     """Ragged, with the points of all items in one heap; and again as a dense batch of copies of the same points."""
     random = np.random.default_rng(seed)
     batch = to_tensor(random.integers(0, items, size=len(features)), torch.int64)
@@ -183,7 +183,7 @@ def test_items_never_mix(features: Array, seed: int) -> None:
 
 
 @given(features=point_sets(), size=sizes, seed=seeds)
-def test_the_centre_tap_alone_is_slice_of_splat(features: Array, size: int, seed: int) -> None:
+def test_center_tap_is_slice_of_splat(features: Array, size: int, seed: int) -> None:
     lattice = ph.build_lattice(to_tensor(features), neighborhood_size=size)
     values, mixing = normal(seed, len(features), 2), normal(seed + 1, 2, 3)
     weight = torch.zeros(lattice.neighborhood.filter_size, 2, 3, device=DEVICE, dtype=torch.float64)
@@ -202,7 +202,7 @@ def test_tap_counts(dimension: int, size: int) -> None:
 
 
 @given(features=point_sets(), constant=st.floats(-100, 100), halo=st.integers(0, 1))
-def test_homogeneous_normalization_keeps_constants(features: Array, constant: float, halo: int) -> None:
+def test_homogeneous_normalization_preserves_constants(features: Array, constant: float, halo: int) -> None:
     assume(abs(constant) > 1e-3)
     points = to_tensor(features)
     values = torch.full((len(features), 2), constant, device=DEVICE, dtype=torch.float64)
@@ -238,7 +238,7 @@ def test_symmetric_normalization_is_symmetric(features: Array, seed: int) -> Non
 
 
 @given(features=point_sets(), size=sizes, seed=seeds)
-def test_the_filter_is_linear_in_values_and_weight(features: Array, size: int, seed: int) -> None:
+def test_filter_is_linear_in_values_and_weight(features: Array, size: int, seed: int) -> None:
     lattice = ph.build_lattice(to_tensor(features), neighborhood_size=size)
     one, other = normal(seed, len(features), 2), normal(seed + 1, len(features), 2)
     weight, further = weight_for(lattice, seed, 2, 2), weight_for(lattice, seed + 1, 2, 2)
@@ -257,7 +257,7 @@ def test_the_filter_is_linear_in_values_and_weight(features: Array, size: int, s
 
 
 @given(features=point_sets(), halo=st.integers(0, 2), size=st.integers(0, 1), seed=seeds)
-def test_a_halo_does_not_change_one_convolution(features: Array, halo: int, size: int, seed: int) -> None:
+def test_halo_does_not_change_one_convolution(features: Array, halo: int, size: int, seed: int) -> None:
     assume(features.shape[1] <= 3)
     points, values = to_tensor(features), normal(seed, len(features), 2)
     plain, ringed = ph.build_lattice(points, None, size), ph.build_lattice(points, None, size, halo=halo)

@@ -1,4 +1,4 @@
-"""The taps and their Gaussian weights."""
+"""Filter taps and their Gaussian weights."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from support import assert_close
 
 from permutohedral.errors import NeighborhoodError
-from permutohedral.geometry import tap_positions
-from permutohedral.neighborhood import MAX_TAPS, Neighborhood, axis_offsets, blur_gain, count_taps, gaussian_weight
+from permutohedral.lattice.geometry import tap_positions
+from permutohedral.ops.neighborhood import MAX_TAPS, Neighborhood, axis_offsets, blur_gain, count_taps, gaussian_weight
 
 SIZES = [(d, s) for d in range(1, 7) for s in range(4)]
 
 
 @pytest.mark.parametrize(("dimension", "size"), SIZES)
-def test_taps_are_those_of_the_definition_in_lexicographic_order(dimension: int, size: int) -> None:
+def test_taps_are_in_lexicographic_order(dimension: int, size: int) -> None:
     neighborhood = Neighborhood(dimension, size)
     expected = oracle.taps(dimension, size)
     assert [tuple(k) for k in neighborhood.taps.tolist()] == expected
@@ -35,7 +35,7 @@ def test_high_dimensions(dimension: int) -> None:
 
 
 @pytest.mark.parametrize("dimension", [1, 8, 32, 100])
-def test_the_centre_alone_fits_any_dimension(dimension: int) -> None:
+def test_center_tap_fits_any_dimension(dimension: int) -> None:
     neighborhood = Neighborhood(dimension, 0)
     assert neighborhood.filter_size == 1
     assert neighborhood.offsets().eq(0).all()
@@ -53,7 +53,7 @@ def test_offsets_are_sums_of_steps(dimension: int, size: int) -> None:
     assert len(torch.unique(offsets, dim=0)) == len(offsets)
 
 
-def test_a_dilated_filter_has_longer_steps() -> None:
+def test_dilation_scales_offsets() -> None:
     plain, dilated = Neighborhood(3, 2), Neighborhood(3, 2, dilation=3)
     assert dilated.filter_size == plain.filter_size
     assert torch.equal(dilated.offsets(), 3 * plain.offsets())
@@ -66,7 +66,7 @@ def test_a_dilated_filter_has_longer_steps() -> None:
 
 
 @pytest.mark.parametrize(("dimension", "size"), SIZES)
-def test_the_opposite_tap_has_the_negative_offset(dimension: int, size: int) -> None:
+def test_opposite_tap_has_negative_offset(dimension: int, size: int) -> None:
     neighborhood = Neighborhood(dimension, size)
     opposite = neighborhood.opposite()
     assert (neighborhood.offsets()[opposite] == -neighborhood.offsets()).all()
@@ -74,7 +74,7 @@ def test_the_opposite_tap_has_the_negative_offset(dimension: int, size: int) -> 
 
 
 @pytest.mark.parametrize(("dimension", "size"), SIZES)
-def test_distances_are_those_in_feature_space(dimension: int, size: int) -> None:
+def test_distances_are_in_feature_space(dimension: int, size: int) -> None:
     """E f = offset, so |f| = |pinv(E) offset|."""
     k = np.array(oracle.taps(dimension, size))
     offsets = (dimension + 1) * k - k.sum(axis=1, keepdims=True)
@@ -83,11 +83,11 @@ def test_distances_are_those_in_feature_space(dimension: int, size: int) -> None
 
 
 @pytest.mark.parametrize(("dimension", "size"), SIZES)
-def test_the_gaussian_closed_form_equals_the_construction(dimension: int, size: int) -> None:
+def test_gaussian_weight_matches_construction(dimension: int, size: int) -> None:
     assert_close(gaussian_weight(dimension, size, dtype=torch.float64), oracle.gaussian_weight(dimension, size))
 
 
-def test_the_gaussian_weight_has_the_dtype_asked_for() -> None:
+def test_gaussian_weight_has_requested_dtype() -> None:
     assert gaussian_weight(2, 1).dtype == torch.float32
     assert gaussian_weight(2, 1, dtype=torch.float64).dtype == torch.float64
 
@@ -102,13 +102,13 @@ def test_axis_offsets_and_gain(dimension: int) -> None:
     assert blur_gain(dimension) == pytest.approx(oracle.blur_matrix(vertices)[centre, centre], rel=1e-14)
 
 
-def test_shared_tables_cannot_be_spoiled_through_taps() -> None:
+def test_taps_do_not_alias_cached_tables() -> None:
     neighborhood = Neighborhood(2, 1)
     neighborhood.taps.fill_(9)
     assert Neighborhood(2, 1).taps[0].tolist() == [0, 0, 0]
 
 
-def test_a_neighborhood_is_frozen_and_compares_by_value() -> None:
+def test_neighborhood_is_frozen_and_compares_by_value() -> None:
     neighborhood = Neighborhood(2, 1)
     assert neighborhood == Neighborhood(dimension=2, size=1)
     assert hash(neighborhood) == hash(Neighborhood(2, 1))
@@ -117,6 +117,6 @@ def test_a_neighborhood_is_frozen_and_compares_by_value() -> None:
         neighborhood.size = 3  # type: ignore[misc]
 
 
-def test_the_largest_neighborhood_is_one_below_the_limit() -> None:
+def test_size_limit() -> None:
     assert count_taps(19, 1) == MAX_TAPS - 1
     assert Neighborhood(19, 1).filter_size == MAX_TAPS - 1

@@ -1,83 +1,267 @@
-"""The package as a whole: sizes, public names, and what is stated in two places."""
+"""The package as a whole: public names, import layers, dependencies, types, and facts stated in two files."""
 
 from __future__ import annotations
 
 import ast
-import importlib.metadata
 import importlib.util
 import inspect
 import json
 import re
+import runpy
 import shutil
 import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import permutohedral as ph
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = Path(ph.__file__).parent
 
-MOST_LINES_OF_A_FILE = 400
-MOST_LINES_OF_A_FUNCTION = 60
-
-
-def checked_files() -> list[Path]:
-    return [path for folder in ("src", "tests", "tools") for path in sorted((ROOT / folder).rglob("*.py"))]
-
-
-def test_files_and_functions_stay_short() -> None:
-    too_long = []
-    for path in checked_files():
-        text = path.read_text()
-        if text.count("\n") > MOST_LINES_OF_A_FILE:
-            too_long.append(f"{path.relative_to(ROOT)}: {text.count(chr(10))} lines")
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                length = code_lines(node)
-                if length > MOST_LINES_OF_A_FUNCTION:
-                    too_long.append(f"{path.relative_to(ROOT)}: {node.name}: {length} lines")
-    assert too_long == []
+# a module imports from its own layer and from layers below it
+LAYERS = [
+    ["__main__", "cli", "playground"],
+    ["files", "dask"],
+    ["models"],
+    ["nn", "compat"],
+    ["crf", "guided", "encodings"],
+    ["filters"],
+    ["lattice"],
+    ["ops"],
+    ["errors", "version", "_native"],
+]
+LAYER = {name: depth for depth, names in enumerate(LAYERS) for name in names}
+# needs torch and NumPy only
+LIBRARY = {name for names in LAYERS[3:] for name in names}
 
 
-def code_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of a function's body without its docstring."""
-    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
-    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+def imports_of(path: Path) -> set[str]:
+    """Return the full names of everything that a file imports, anywhere in the file."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively: write the whole name"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("import_module", "importorskip"):
+            names |= {str(part.value) for part in node.args[:1] if isinstance(part, ast.Constant)}
+    return names
 
 
-def public_objects() -> dict[str, Any]:
-    names = {name: getattr(ph, name) for name in ph.__all__}
-    names.update({f"nn.{name}": getattr(ph.nn, name) for name in ph.nn.__all__})
-    names.update({f"crf.{name}": getattr(ph.crf, name) for name in ph.crf.__all__})
-    return {name: value for name, value in names.items() if inspect.isfunction(value) or inspect.isclass(value)}
+def other_packages(*patterns: str) -> dict[str, set[str]]:
+    """Map the packages outside of the standard library to the files that import them."""
+    found: dict[str, set[str]] = {}
+    for path in (path for pattern in patterns for path in sorted(ROOT.glob(pattern))):
+        for name in imports_of(path):
+            found.setdefault(name.split(".")[0], set()).add(path.relative_to(ROOT).as_posix())
+    return {name: files for name, files in found.items() if name not in sys.stdlib_module_names | {"permutohedral"}}
 
 
-@pytest.mark.parametrize("name", sorted(public_objects()))
-def test_public_names_are_explained_by_an_example(name: str) -> None:
-    value = public_objects()[name]
-    documentation = inspect.getdoc(value) or ""
+def modules() -> Iterator[tuple[list[str], Path]]:
+    """Yield the parts of each module's name below the package, and its file."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = list(path.relative_to(PACKAGE).with_suffix("").parts)
+        yield (parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def test_imports_follow_the_layers() -> None:
+    wrong = []
+    for module, path in modules():
+        for imported in imports_of(path) if module else ():
+            package, *target = imported.split(".")[:2]
+            if package == "permutohedral" and target and LAYER.get(target[0], 99) < LAYER[module[0]]:
+                wrong.append(f"permutohedral.{'.'.join(module)} imports {imported}")
+    assert wrong == []
+
+
+def test_library_imports_torch_and_numpy_only() -> None:
+    wrong = []
+    for module, path in modules():
+        if module and module[0] not in LIBRARY:
+            continue
+        allowed = {"torch", "numpy", "permutohedral"} | ({"triton"} if module[:2] == ["ops", "triton"] else set())
+        packages = {imported.split(".")[0] for imported in imports_of(path)}
+        wrong += [f"{path} imports {package}" for package in packages - allowed - sys.stdlib_module_names]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("folder", ["experiments", "benchmarks"])
+def test_research_uses_the_public_api(folder: str) -> None:
+    """Everything below `permutohedral.ops` is private."""
+    private = [
+        f"{path} imports {imported}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for imported in imports_of(path)
+        if imported.startswith(("permutohedral.ops", "permutohedral._native")) and "tests" not in path.parts
+    ]
+    assert private == []
+
+
+def loaded_by(*statements: str) -> set[str]:
+    """Return the names of the modules that the statements load in a fresh interpreter."""
+    program = "; ".join([*statements, "import sys, json; print(json.dumps(sorted(sys.modules)))"])
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(json.loads(output.stdout))
+
+
+@pytest.mark.process
+def test_public_names_load_no_backend() -> None:
+    before = loaded_by("import torch, numpy")
+    after = loaded_by("import permutohedral", "[getattr(permutohedral, name) for name in permutohedral.__all__]")
+    ours = {name for name in after if name.split(".")[0] == "permutohedral"}
+    others = {name.split(".")[0] for name in after - before - ours}
+    assert others <= sys.stdlib_module_names | {"torch", "numpy"}
+    assert {name.split(".")[1] for name in ours if "." in name} <= LIBRARY
+    assert not {"permutohedral._native", "permutohedral.ops.native", "permutohedral.ops.triton"} & ours
+    # these take longer to load than everything else together
+    assert not {"torch._dynamo", "torch._inductor", "triton"} & (after - before)
+
+
+@pytest.mark.process
+def test_command_line_help_needs_no_torch() -> None:
+    """Help, version and completion would take seconds."""
+    loaded = loaded_by("import permutohedral.__main__, permutohedral.cli.application")
+    assert not {"torch", "numpy", "PIL", "rich", "matplotlib"} & loaded
+    assert loaded_by("from permutohedral import bilateral_filter") >= {"torch"}
+
+
+@pytest.mark.process
+def test_jobs_on_files_are_imported_lazily() -> None:
+    loaded = loaded_by("import permutohedral as ph; assert set(ph.files.__all__) <= set(dir(ph.files))")
+    assert not {"torch", "PIL", "permutohedral.files.images"} & loaded
+    assert {"PIL", "permutohedral.files.images"} <= loaded_by("import permutohedral as ph; ph.files.filter_image")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import permutohedral as ph; assert set(ph.__all__) <= set(dir(ph)); "
+        "assert not hasattr(ph, 'absent'); assert not hasattr(ph, '__absent__'); "
+        "ph.splat = 1; ph.slice; assert ph.splat == 1; ph.nn.GaussianFilter; ph.filters.steps.splat",
+        "from permutohedral import *; bilateral_filter; nn",
+    ],
+)
+def test_public_names_are_imported_lazily(statement: str) -> None:
+    loaded_by(statement)
+
+
+def test_type_checkers_see_the_public_names() -> None:
+    """The imports for type checkers and the lazy table are written separately, and must list the same names."""
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    seen = {alias.asname for node in imports for alias in node.names if str(node.module).startswith("permutohedral")}
+    assert seen == {*ph.__all__, "files"}
+    assert (PACKAGE / "py.typed").is_file()
+
+
+PUBLIC = {
+    f"{prefix}{name}": getattr(module, name)
+    for prefix, module in (("", ph), ("nn.", ph.nn), ("crf.", ph.crf))
+    for name in module.__all__
+}
+
+
+@pytest.mark.parametrize("name", sorted(name for name, value in PUBLIC.items() if callable(value)))
+def test_docstrings_have_examples(name: str) -> None:
+    value = PUBLIC[name]
+    documentation = inspect.getdoc(value)
     assert documentation
-    is_error = inspect.isclass(value) and issubclass(value, Exception)
-    assert is_error or ">>>" in documentation
+    assert ">>>" in documentation or (inspect.isclass(value) and issubclass(value, Exception))
 
 
-def test_version_is_stated_once() -> None:
+# modules whose name differs from their package's
+MODULES = {
+    "simpleitk": "SimpleITK",
+    "pillow": "PIL",
+    "scikit-image": "skimage",
+    "opencv-python-headless": "cv2",
+    "pydensecrf2": "pydensecrf",
+    "pyyaml": "yaml",
+}
+# packages that are run and not imported, each with a file and a word in it
+COMMANDS = {
+    "mkdocs-material": ("mkdocs.yml", "material"),
+    "mkdocstrings": ("mkdocs.yml", "mkdocstrings"),
+    "pytest-xdist": ("Makefile", "--numprocesses"),
+    "ruff": ("Makefile", "ruff check"),
+    "clang-format": ("Makefile", "clang-format"),
+    "mypy": ("Makefile", "mypy"),
+    "pyright": ("tests/test_package.py", '"-m", "pyright"'),
+}
+
+
+def declared() -> dict[str, set[str]]:
+    """Return the packages of every extra and dependency group, with those that it includes."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    lists = extras | project["dependency-groups"]
+
+    def packages(name: str) -> set[str]:
+        found: set[str] = set()
+        for entry in lists[name]:
+            inner = [entry["include-group"]] if isinstance(entry, dict) else []
+            if isinstance(entry, str) and (own := re.fullmatch(r"permutohedral\[(.*)\]", entry)):
+                inner = own[1].split(",")
+            found |= set().union(*map(packages, inner)) if inner else {re.split(r"[\[<>=!; ]", entry)[0].lower()}
+        return found
+
+    return {name: packages(name) for name in lists} | {"": {"torch", "numpy"}}
+
+
+def modules_of(packages: set[str]) -> set[str]:
+    return {MODULES.get(package, package.replace("-", "_")) for package in packages}
+
+
+def test_imported_packages_are_declared() -> None:
+    known = modules_of(declared()["all"] | declared()[""])
+    unknown = {module: sorted(files) for module, files in other_packages("src/**/*.py").items() if module not in known}
+    assert not unknown, unknown
+
+
+def test_declared_packages_are_used() -> None:
+    used = other_packages(*(f"{folder}/**/*.py" for folder in ("src", "tests", "tools", "experiments", "benchmarks")))
+    packages = set().union(*declared().values())
+    assert modules_of(packages - COMMANDS.keys()) - used.keys() == set()
+    assert [package for package, (file, word) in COMMANDS.items() if word not in (ROOT / file).read_text()] == []
+
+
+@pytest.mark.parametrize(
+    ("extra", "patterns"),
+    {
+        "dask": ["files/array*.py", "files/partial.py", "files/tasks.py", "dask/*.py"],
+        "clouds": ["files/cloud*.py", "files/partial.py", "files/tasks.py", "dask/*.py"],
+        "images": ["files/image*.py", "files/maps.py", "files/segmentation.py", "files/formats/*.py"],
+    }.items(),
+)
+def test_extra_is_enough_for_its_commands(extra: str, patterns: list[str]) -> None:
+    allowed = modules_of(declared()["cli"] | declared()[extra] | declared()[""])
+    assert other_packages(*(f"src/permutohedral/{pattern}" for pattern in patterns)).keys() - allowed == set()
+
+
+def test_version_is_the_same_everywhere() -> None:
     citation = (ROOT / "CITATION.cff").read_text()
     assert re.findall(r"^version: (.*)$", citation, flags=re.MULTILINE) == [ph.__version__]
-    assert ph.__version__ not in (ROOT / "pyproject.toml").read_text()
-    newest = re.search(r"^## \[(.*?)\]", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
     assert newest is not None
-    assert newest[1] in (ph.__version__, "Unreleased")
-    try:
-        installed = importlib.metadata.version("permutohedral")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("the package runs from its sources and is not installed")
-    assert installed == ph.__version__
+    assert newest[1] == ph.__version__
 
 
-def test_a_missing_compiler_is_named_with_the_way_around_it(tmp_path: Path) -> None:
+def test_accuracy_page_shows_the_measured_figures() -> None:
+    import accuracy
+
+    measured = (ROOT / "results" / name for name in ("accuracy.json", "accuracy-pictures.json"))
+    page = accuracy.render(*(json.loads(path.read_text()) for path in measured))
+    assert page == (ROOT / "docs" / "accuracy.md").read_text()
+
+
+@pytest.mark.process
+def test_build_without_a_compiler_explains_the_pure_install(tmp_path: Path) -> None:
     cmake = shutil.which("cmake")
     if cmake is None:
         pytest.skip("CMake is not installed")
@@ -89,13 +273,22 @@ def test_a_missing_compiler_is_named_with_the_way_around_it(tmp_path: Path) -> N
     assert "PERMUTOHEDRAL_PURE=1" in run.stderr
 
 
-def test_types_are_shipped() -> None:
-    assert (Path(ph.__file__).parent / "py.typed").is_file()
+@pytest.mark.slow
+@pytest.mark.process
+def test_pyright_accepts_a_strict_user_project(tmp_path: Path) -> None:
+    if importlib.util.find_spec("pyright") is None:
+        pytest.skip("pyright is not installed: pip install 'pyright[nodejs]'")
+    shutil.copytree(ROOT / "tests" / "user_project", tmp_path, dirs_exist_ok=True)
+    settings = tmp_path / "pyrightconfig.json"
+    # the sources stand in for an installed package
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"extraPaths": [str(PACKAGE.parent)]}))
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    report = json.loads(result.stdout)
+    assert report["summary"]["filesAnalyzed"] == 1
+    assert [entry["message"] for entry in report["generalDiagnostics"]] == []
 
 
-def test_accuracy_page_shows_the_measured_figures() -> None:
-    import accuracy
-
-    measured = (ROOT / "results" / name for name in ("accuracy.json", "accuracy-pictures.json"))
-    page = accuracy.render(*(json.loads(path.read_text()) for path in measured))
-    assert page == (ROOT / "docs" / "accuracy.md").read_text()
+def test_user_project_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "tests" / "user_project" / "network.py"), run_name="__main__")
+    assert "63 taps are missing" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The levels of a pyramid against the oracle, which embeds the points at every scale, and the laws between them."""
+"""Pyramid levels, compared with the oracle at every scale, and properties between levels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from support import DEVICE, ErrorCase, assert_close, assert_raises, to_numpy, to_tensor, vertices_of
+from support import DEVICE, ErrorCase, assert_close, assert_raises, draw, to_numpy, to_tensor, vertices_of
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -20,10 +20,6 @@ import permutohedral as ph
 pytestmark = pytest.mark.usefixtures("backend")
 
 LEVELS = 3
-
-
-def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
-    return to_tensor(scale * np.random.default_rng([seed, *shape]).normal(size=shape))
 
 
 def rows_of(vertices: np.ndarray, lattice: ph.Lattice) -> list[int]:
@@ -40,7 +36,7 @@ def touching(dimension: int) -> Tensor:
 
 
 @pytest.mark.parametrize("dimension", range(1, 7))
-def test_every_level_is_the_lattice_of_its_scale(dimension: int) -> None:
+def test_levels_are_lattices_of_their_scale(dimension: int) -> None:
     features, values = draw(12, dimension, scale=3.0), draw(12, 2, seed=1)
     pyramid = ph.build_pyramid(features, LEVELS)
     assert len(pyramid.levels) == LEVELS
@@ -64,7 +60,7 @@ def test_points_between_simplices(dimension: int) -> None:
         assert_close(ph.slice(ph.splat(values, lattice), lattice), sliced)
 
 
-def test_a_level_convolves_as_its_lattice() -> None:
+def test_level_convolves_like_its_lattice() -> None:
     features, weight = draw(15, 3, scale=3.0), draw(15, 2, 3, seed=3)
     lattice = ph.build_pyramid(features, LEVELS).levels[1]
     expected = oracle.locate(to_numpy(features) / 2)
@@ -92,7 +88,7 @@ def test_convolutions_between_levels(dimension: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("features", [draw(30, 2), draw(30, 5), touching(3)], ids=["d2", "d5", "on_vertices"])
-def test_the_functions_of_the_levels_are_nested(features: Tensor) -> None:
+def test_function_spaces_are_nested(features: Tensor) -> None:
     points, dimension = features.shape
     pyramid = ph.build_pyramid(features, LEVELS)
     halves = torch.full((ph.Neighborhood(dimension, 1).filter_size,), 0.5, dtype=features.dtype, device=DEVICE)
@@ -110,7 +106,7 @@ def test_the_functions_of_the_levels_are_nested(features: Tensor) -> None:
         assert bool((ph.refine(torch.ones_like(coarse_values), pyramid, level) == 1).all())
 
 
-def test_up_is_the_transpose_of_down() -> None:
+def test_convolve_up_is_transpose_of_down() -> None:
     pyramid = ph.build_pyramid(draw(40, 3, scale=2.0), 2)
     fine, coarse = (draw(level.num_lattice_points, 2) for level in pyramid.levels)
     weight = draw(15, 2, 2, seed=3)
@@ -120,7 +116,7 @@ def test_up_is_the_transpose_of_down() -> None:
     assert_close((ph.coarsen(fine, pyramid, 0) * coarse).sum(), (ph.refine(coarse, pyramid, 0) * fine).sum())
 
 
-def test_what_is_kept_is_added() -> None:
+def test_coarsen_and_keep_adds_values() -> None:
     pyramid = ph.build_pyramid(draw(25, 2, scale=3.0), 2)
     fine, coarse = (level.num_lattice_points for level in pyramid.levels)
     for leading, channels in (((), 16), ((), 3), ((2,), 37)):
@@ -135,7 +131,7 @@ def test_what_is_kept_is_added() -> None:
         ph.refine(rows.float(), pyramid, 0, added=kept.half())
 
 
-def test_gradients_of_what_is_coarsened_and_kept() -> None:
+def test_gradients_of_coarsen_and_keep() -> None:
     pyramid = ph.build_pyramid(draw(25, 2, scale=3.0), 2)
     fine, coarse = (level.num_lattice_points for level in pyramid.levels)
     for leading in ((), (2,)):
@@ -151,7 +147,7 @@ def test_gradients_of_what_is_coarsened_and_kept() -> None:
         assert_close(torch.autograd.grad(kept, values, other)[0], other)
 
 
-def test_what_is_coarsened_and_kept_need_not_be_differentiated() -> None:
+def test_coarsen_and_keep_without_gradients() -> None:
     pyramid = ph.build_pyramid(draw(25, 2, scale=3.0), 2)
     values = draw(pyramid.levels[0].num_lattice_points, 3)
     below, kept = ph.coarsen_and_keep(values, pyramid, 0)
@@ -166,7 +162,7 @@ def test_what_is_coarsened_and_kept_need_not_be_differentiated() -> None:
 
 
 @pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)])
-def test_vmap_of_what_is_added(axes: tuple[int | None, int | None]) -> None:
+def test_vmap_of_coarsen_and_keep(axes: tuple[int | None, int | None]) -> None:
     pyramid = ph.build_pyramid(draw(25, 2, scale=3.0), 2)
     fine, coarse = (level.num_lattice_points for level in pyramid.levels)
     values, kept = draw(4, coarse, 3), draw(4, fine, 3, seed=1)
@@ -175,7 +171,7 @@ def test_vmap_of_what_is_added(axes: tuple[int | None, int | None]) -> None:
     assert_close(actual, ph.refine(values if axes[0] == 0 else given[0].expand_as(values), pyramid, 0) + given[1])
 
 
-def test_pooling_takes_the_largest_around() -> None:
+def test_pool_takes_the_maximum() -> None:
     features = draw(25, 2, scale=3.0)
     pyramid = ph.build_pyramid(features, 2)
     values = draw(pyramid.levels[0].num_lattice_points, 3)
@@ -213,7 +209,7 @@ def test_batches_and_leading_axes() -> None:
         assert_close(many[item], ph.splat(values[item], shared.levels[1]))
 
 
-def test_no_points() -> None:
+def test_empty_point_set() -> None:
     pyramid = ph.build_pyramid(draw(0, 3), LEVELS)
     assert [level.num_lattice_points for level in pyramid.levels] == [0, 0, 0]
     assert ph.coarsen(draw(0, 2), pyramid, 0).shape == (0, 2)
@@ -222,7 +218,7 @@ def test_no_points() -> None:
     assert ph.pool(draw(0, 2), pyramid, 1).shape == (0, 2)
 
 
-def test_one_level_is_the_lattice_alone() -> None:
+def test_one_level_is_the_lattice() -> None:
     pyramid = ph.build_pyramid(draw(10, 2), 1)
     assert pyramid.tables == ()
     assert_close(ph.splat(draw(10, 1), pyramid.levels[0]), ph.splat(draw(10, 1), ph.build_lattice(draw(10, 2))))
@@ -251,7 +247,7 @@ def test_derivatives(name: str) -> None:
     assert gradgradcheck(function, inputs, fast_mode=True)
 
 
-def test_derivatives_of_features_on_a_coarse_level() -> None:
+def test_derivatives_of_features_on_coarse_level() -> None:
     def function(features: Tensor, values: Tensor) -> Tensor:
         lattice = ph.build_pyramid(features, LEVELS).levels[2]
         return ph.slice(ph.splat(values, lattice).square(), lattice)
@@ -280,7 +276,7 @@ def test_copies(way: str) -> None:
     assert restored.num_bytes() == pyramid.num_bytes() > sum(level.statistics().num_bytes for level in pyramid.levels)
 
 
-def test_compiled_on_a_pyramid() -> None:
+def test_compiled_pyramid() -> None:
     pyramid = ph.build_pyramid(draw(20, 2), 2)
     weight = draw(7, 2, 2)
 
@@ -308,11 +304,11 @@ ERRORS: dict[str, ErrorCase] = {
 
 
 @pytest.mark.parametrize("case", ERRORS)
-def test_errors(case: str) -> None:
+def test_rejects_bad_arguments(case: str) -> None:
     assert_raises(*ERRORS[case])
 
 
-def test_the_largest_values_around_a_lattice_point() -> None:
+def test_splat_with_maximum() -> None:
     features, values = draw(20, 2, scale=2.0), draw(20, 3)
     lattice = ph.build_lattice(features, halo=1)
     largest = ph.splat(values, lattice, reduce="max")

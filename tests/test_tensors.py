@@ -1,4 +1,4 @@
-"""What is given instead of a dense tensor on the right device: refused with advice, or taken for what it is."""
+"""Inputs other than dense tensors on the right device: rejected with advice, or converted."""
 
 from __future__ import annotations
 
@@ -47,8 +47,6 @@ NOT_TENSORS: dict[str, ErrorCase] = {
     ),
     "colors": (lambda: ph.color_features(array(3, 8, 8)), InputError, "image.*ndarray.*torch.as_tensor"),
     "features_to_join": (lambda: ph.join_features(zeros(3, 1), array(3, 1)), InputError, "features.*ndarray"),
-    "angles": (lambda: ph.circle_features([0.0, 90.0]), InputError, "angles.*list.*torch.as_tensor"),  # type: ignore[arg-type]
-    "levels": (lambda: ph.rotation_features(2, 2, [0.0]), InputError, "angles.*list.*torch.as_tensor"),  # type: ignore[arg-type]
     "values": (lambda: ph.gaussian_filter(array(5, 1), zeros(5, 2)), InputError, "values.*ndarray.*torch.as_tensor"),
     "features": (lambda: ph.gaussian_filter(zeros(5, 1), array(5, 2)), InputError, "features.*ndarray.*as_tensor"),
     "weight": (
@@ -126,7 +124,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", [*CASES.values()], ids=[*CASES])
-def test_refused_with_advice(case: ErrorCase) -> None:
+def test_rejects_with_advice(case: ErrorCase) -> None:
     assert_raises(*case)
 
 
@@ -149,7 +147,7 @@ def another_default() -> Iterator[None]:
 
 @pytest.mark.usefixtures("another_default")
 @pytest.mark.parametrize("dimension", [2, 3, 5])
-def test_the_default_device_does_not_matter(dimension: int) -> None:
+def test_ignores_default_device(dimension: int) -> None:
     """Sizes that no other test uses: what is cached is made here."""
     random = torch.Generator(device="cpu").manual_seed(0)
     values, features = (
@@ -196,7 +194,7 @@ def test_values_without_channels(points: int, gradient: bool) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"separable": True, "halo": 1}])
 @pytest.mark.parametrize("apart", [False, True])
-def test_a_saved_lattice_loads_safely(options: dict[str, Any], apart: bool) -> None:
+def test_saved_lattice_loads_with_weights_only(options: dict[str, Any], apart: bool) -> None:
     features, values = torch.rand(50, 2, device=DEVICE), torch.rand(50, 3, device=DEVICE)
     lattice = ph.build_lattice(features, features[:7] if apart else None, **options)
     file = io.BytesIO()
@@ -211,7 +209,7 @@ def test_a_saved_lattice_loads_safely(options: dict[str, Any], apart: bool) -> N
         assert_close(actual, expected)
 
 
-def test_a_lattice_loaded_onto_another_device_leaves_its_lookup_table_behind() -> None:
+def test_lattice_drops_lookup_table_on_another_device() -> None:
     """The table means something only to the backend that made it; an empty one is made again when it is needed."""
     lattice = ph.build_lattice(torch.rand(50, 2, device=DEVICE), torch.rand(7, 2, device=DEVICE))
     file = io.BytesIO()
@@ -237,7 +235,7 @@ TRACED: dict[str, Callable[..., Tensor]] = {
 
 @pytest.mark.parametrize("function", TRACED.values(), ids=TRACED)
 @pytest.mark.filterwarnings("ignore")
-def test_torchscript_records_no_lattice(function: Callable[..., Tensor]) -> None:
+def test_rejects_torchscript_tracing(function: Callable[..., Tensor]) -> None:
     example = torch.rand(9, 3, device=DEVICE), torch.rand(9, 2, device=DEVICE)
     with pytest.raises(InputError, match=r"torch.jit.trace.*constant; use torch.compile or torch.export"):
         torch.jit.trace(function, example)
@@ -245,7 +243,7 @@ def test_torchscript_records_no_lattice(function: Callable[..., Tensor]) -> None
 
 @pytest.mark.parametrize("inside", [False, True], ids=["alone", "in_a_model"])
 @pytest.mark.filterwarnings("ignore")
-def test_torchscript_compiles_no_layer(inside: bool) -> None:
+def test_rejects_torchscript_of_layers(inside: bool) -> None:
     layers = [
         ph.nn.GaussianFilter(2),
         ph.nn.PermutohedralConvolution(1, 1, 2),
@@ -258,7 +256,7 @@ def test_torchscript_compiles_no_layer(inside: bool) -> None:
 
 
 @pytest.mark.parametrize("points", [1, 40])
-def test_signs_that_torch_has_yet_to_apply(points: int) -> None:
+def test_lazy_negation(points: int) -> None:
     """The imaginary part of a conjugate is a view of the memory of the number itself."""
     values = torch.rand(points, 1, dtype=torch.complex64, device=DEVICE).conj().imag
     assert values.is_neg()

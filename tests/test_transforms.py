@@ -1,14 +1,13 @@
-"""Derivatives pushed forward, and the transformations of `torch.func`: the same numbers as reverse mode and loops."""
+"""Forward-mode derivatives and `torch.func`, compared with reverse mode and loops."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
-from support import DEVICE, assert_close, on_default_backend, to_tensor
+from support import DEVICE, assert_close, draw, on_default_backend, to_tensor
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
@@ -21,10 +20,6 @@ pytestmark = [pytest.mark.usefixtures("backend"), on_default_backend]
 
 # so small a step stays inside a simplex
 STEP = 1e-6
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return to_tensor(np.random.default_rng([seed, *shape]).normal(size=shape))
 
 
 def inputs_of(points: int = 6) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,7 +112,7 @@ def test_normalizations(normalization: Any) -> None:
 
 
 @pytest.mark.parametrize("function", FILTERS)
-def test_a_tangent_of_one_argument(function: Callable[..., Tensor]) -> None:
+def test_tangent_of_one_argument(function: Callable[..., Tensor]) -> None:
     """The others are constants without a tangent."""
     inputs = inputs_of()
     along = draw(*inputs[0].shape, seed=7)
@@ -229,7 +224,7 @@ def test_nested_vmap(function: Callable[..., Tensor]) -> None:
         assert_close(doubly[item, 0], expected[item])
 
 
-def test_vmap_over_the_items_of_points() -> None:
+def test_vmap_over_items() -> None:
     values, features, _ = batches_of()
     items = to_tensor([[0, 1, 1, 0, 1, 0], [0, 0, 0, 0, 0, 0], [2, 1, 0, 2, 1, 0]], torch.int64)
 
@@ -240,7 +235,7 @@ def test_vmap_over_the_items_of_points() -> None:
     assert_close(vmap(function)(values, features, items), torch.stack(expected))
 
 
-def test_a_layer_has_gradients_of_each_sample() -> None:
+def test_per_sample_gradients_of_layer() -> None:
     layer = ph.nn.PermutohedralConvolution(2, 2, dimension=2, learn_scale=True, dtype=torch.float64, device=DEVICE)
     parameters = {name: parameter.detach() for name, parameter in layer.named_parameters()}
 
@@ -258,7 +253,7 @@ def test_a_layer_has_gradients_of_each_sample() -> None:
             assert_close(gradients[name][item], leaf.grad)
 
 
-def test_what_is_cached_inside_a_transformation_serves_outside() -> None:
+def test_lattice_caches_no_transformed_tensors() -> None:
     """A size that nothing else uses: its tables are made while torch transforms the call."""
     values, features = draw(6, 1), draw(6, 6, seed=1)
     weight = draw(ph.Neighborhood(6, 2).filter_size, 1, 1).requires_grad_()
@@ -294,7 +289,7 @@ def test_compiled_transformations(derivative: Callable[..., Tensor]) -> None:
     assert_close(torch.compile(derivative, backend="aot_eager")(*inputs), derivative(*inputs))
 
 
-def test_a_compiled_tangent_on_a_lattice() -> None:
+def test_compiled_tangent_on_lattice() -> None:
     """Nothing breaks the graph before the first operator."""
     values, features, weight = inputs_of()
     lattice = ph.build_lattice(features)

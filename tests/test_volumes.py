@@ -1,4 +1,4 @@
-"""Signals and volumes: features, the bilateral filter and its layers on one and three axes of space."""
+"""Signals and volumes: features, the bilateral filter and its layers in one and three dimensions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def draw(*shape: int, seed: int = 4, dtype: torch.dtype = torch.float64) -> Tens
 
 
 @pytest.mark.parametrize(("space", "sigmas"), SPACES, ids=["signal", "volume"])
-def test_features_and_filter_against_the_oracle(
+def test_features_and_filter_match_oracle(
     space: tuple[int, ...], sigmas: tuple[float, ...], dtype: torch.dtype
 ) -> None:
     axes, origin, step = len(space), tuple(range(5, 5 + len(space))), oracle.dense_gaussian_step
@@ -55,7 +55,7 @@ def test_features_and_filter_against_the_oracle(
 
 
 @pytest.mark.parametrize("shape", [(1, 100), (1, 9, 10, 11)], ids=str)
-def test_the_method_is_chosen_and_explained(shape: tuple[int, ...]) -> None:
+def test_auto_method_is_explained(shape: tuple[int, ...]) -> None:
     """As for points: exact for few of them, else the lattice."""
     axes, image = len(shape) - 1, draw(*shape)
     auto = ph.bilateral_filter(image, 2.0, 0.3, method="auto", spatial_axes=axes)
@@ -65,7 +65,7 @@ def test_the_method_is_chosen_and_explained(shape: tuple[int, ...]) -> None:
     assert relative_error(auto, image) > TOLERANCE[torch.float64]
 
 
-def test_a_part_with_its_origin_is_part_of_the_whole() -> None:
+def test_origin_selects_part_of_volume() -> None:
     volume, sigmas = draw(1, 30, 12, 11, dtype=torch.float32), (1.5, 2.0, 1.0)
     whole = ph.bilateral_filter(volume, sigmas, 0.3, spatial_axes=3)
     margin = math.ceil(1.5 * ph.reach(0)) + 1
@@ -77,7 +77,7 @@ def test_a_part_with_its_origin_is_part_of_the_whole() -> None:
     assert relative_error(elsewhere[:, margin:], whole[:, 7 + margin :]) > TOLERANCE[torch.float32]
 
 
-def test_voxels_of_no_weight_are_left_out() -> None:
+def test_ignores_voxels_of_zero_weight() -> None:
     volume = draw(2, 1, 3, 4, 5)
     known = torch.ones(2, 3, 4, 5, dtype=torch.bool, device=DEVICE)
     known[0, 1, 2, 3] = False
@@ -121,7 +121,7 @@ def test_layers() -> None:
     assert signal(draw(2, 1, 9)).shape == (2, 2, 9)
 
 
-def test_what_is_wrong_is_refused() -> None:
+def test_rejects_bad_arguments() -> None:
     volume = draw(1, 3, 4, 5)
     with pytest.raises(InputError, match=r"channels, depth, height, width\], got the shape \(3, 4, 5\)"):
         ph.bilateral_filter(volume[0], 2.0, 0.1, spatial_axes=3)

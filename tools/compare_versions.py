@@ -96,18 +96,17 @@ def pictures() -> Found:
     """Features and filters of images."""
     import permutohedral as ph
 
-    image, angles = draw(2, 3, 20, 24).sigmoid(), torch.arange(0.0, 360.0, 45.0)
+    image = draw(2, 3, 20, 24).sigmoid()
     position, color = ph.position_features(20, 24, 3.0), ph.color_features(image[0], 0.2)
-    yield "features", [position, color, ph.join_features(position, color), ph.circle_features(angles)]
+    yield "features", [position, color, ph.join_features(position, color)]
     yield "bilateral_features", [ph.bilateral_features(image, 4.0, 0.2)]
     for d in range(1, 7):
         yield f"gaussian_weight d={d}", [ph.gaussian_weight(d, 1), ph.Neighborhood(d, 1).offsets()]
     yield "bilateral_filter", [ph.bilateral_filter(image, 4.0, 0.2), ph.bilateral_filter(image.double(), 4.0, 0.2)]
     yield "bilateral_filter dense", [ph.bilateral_filter(image[:, :1], 4.0, 0.2, method="dense")]
     yield "bilateral_filter guide, halo", [ph.bilateral_filter(image[:, :1], 4.0, 0.2, guide=image, halo=1)]
-    steps = [ph.lattice_step(d) for d in range(1, 7)] + [ph.whole_steps_sigma(10.0)]
     forecasts = [float(ph.forecast_memory(10_000, d, 1, 8).total) for d in range(1, 7)]
-    yield "numbers", [torch.tensor([*steps, *forecasts], dtype=torch.float64)]
+    yield "forecasts", [torch.tensor(forecasts, dtype=torch.float64)]
 
 
 def layers() -> Found:

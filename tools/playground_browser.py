@@ -1,7 +1,6 @@
 """The playground in a real browser: a server in its own process, and Chromium driven by Playwright.
 
-For the tests, the pictures of the documentation and the measurement of latency. The browser is the system's (Debian's
-package chromium); Playwright's own is not downloaded.
+Tests and the images of the documentation use it. It needs the system's Chromium (Debian's package chromium).
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,35 +21,32 @@ PATIENCE = 30.0
 
 
 def find_chromium() -> str | None:
-    """Where the system has a Chromium; None if it has none."""
+    """Return the path of the system's Chromium, or None."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @dataclass
 class Server:
-    """A playground that was started.
+    """A running playground.
 
     Attributes:
-        process: that serves it.
-        address: with the token.
-        started: `time.monotonic()` before the command.
+        process: of the server.
+        address: of the page, with the token.
     """
 
     process: subprocess.Popen[str]
     address: str
-    started: float
 
     def interrupt(self) -> tuple[int, str]:
-        """Press Ctrl-C: the exit code, and all that went to stderr."""
+        """Press Ctrl-C, and return the exit code and the text on stderr."""
         self.process.send_signal(signal.SIGINT)
-        _, told = self.process.communicate(timeout=PATIENCE)
-        return self.process.returncode, told
+        _, errors = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, errors
 
 
 @contextmanager
 def serve(folder: Path, *arguments: str) -> Iterator[Server]:
-    """`permutohedral playground` in a folder, without opening a browser; ended with the block."""
-    started = time.monotonic()
+    """Run `permutohedral playground` in a folder during the block, without opening a browser."""
     process = subprocess.Popen(
         [sys.executable, "-m", "permutohedral", "playground", "--no-browser", *arguments],
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ),
@@ -61,7 +56,7 @@ def serve(folder: Path, *arguments: str) -> Iterator[Server]:
         address = process.stdout.readline().strip()
         if not address.startswith("http"):
             raise RuntimeError(f"the playground did not start: {process.communicate(timeout=PATIENCE)[1]}")
-        yield Server(process, address, started)
+        yield Server(process, address)
     finally:
         if process.poll() is None:
             process.kill()
@@ -70,12 +65,12 @@ def serve(folder: Path, *arguments: str) -> Iterator[Server]:
 
 @contextmanager
 def browse() -> Iterator[Browser]:
-    """A Chromium without a window."""
+    """Start Chromium without a window."""
     path = find_chromium()
     if path is None:
         raise RuntimeError("no Chromium is installed; on Debian or Ubuntu: apt install chromium")
     with sync_playwright() as playwright:
-        # the sandbox of Chromium refuses to run as root; the pages are ours
+        # the sandbox of Chromium does not run as root
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         yield browser
         browser.close()
@@ -83,7 +78,7 @@ def browse() -> Iterator[Browser]:
 
 @contextmanager
 def open_page(browser: Browser, address: str, width: int = 1300, height: int = 900) -> Iterator[Page]:
-    """A new window of a browser that knows nothing yet."""
+    """Open a page in a new window without cookies."""
     context = browser.new_context(viewport={"width": width, "height": height}, accept_downloads=True)
     context.set_default_timeout(1000 * PATIENCE)
     page = context.new_page()
@@ -95,17 +90,17 @@ def open_page(browser: Browser, address: str, width: int = 1300, height: int = 9
 def choose_tab(page: Page, name: str) -> None:
     """Open a tab of the page."""
     page.get_by_role("tab", name=name, exact=True).click()
-    # else what is looked for next might be found in the one before
+    # otherwise later lookups might find elements of the previous tab
     page.locator(f'.pg-panel[data-tab="{name}"]:not(.hidden)').wait_for()
 
 
 def viewer(page: Page, number: int = 0) -> Locator:
-    """One of the viewers of the open tab."""
+    """Return a viewer of the open tab."""
     return page.locator(".pg-viewer:visible").nth(number)
 
 
 def wait_for_result(page: Page) -> None:
-    """Until the open tab shows what was computed, in full."""
+    """Wait until the open tab shows full results."""
     page.locator(".pg-panel:not(.hidden)").wait_for()
     if page.locator(".pg-plane:visible").count():
         page.wait_for_selector('.pg-plane:visible:not([data-number="0"])')
@@ -117,17 +112,17 @@ def wait_for_result(page: Page) -> None:
 
 
 def wait_until_idle(page: Page) -> None:
-    """Until the open tab has nothing more to compute."""
+    """Wait until the open tab has nothing left to compute."""
     page.locator('.pg-panel:not(.hidden) .pg-busy[data-busy="false"]').wait_for(state="attached")
 
 
 def slider(page: Page, name: str) -> Locator:
-    """What takes the keys of the slider of this name in the open tab."""
+    """Return the slider of this name in the open tab."""
     return page.locator(f'.pg-panel:not(.hidden) input[aria-label="{name}"]')
 
 
 def draw(page: Page, points: Sequence[tuple[float, float]], photo_width: int) -> None:
-    """A stroke of the mouse through points of the photo, which is shown whole."""
+    """Draw a stroke through points of the photo, which is shown whole."""
     canvas = viewer(page).locator("canvas")
     canvas.scroll_into_view_if_needed()
     box = canvas.bounding_box()
@@ -142,12 +137,12 @@ def draw(page: Page, points: Sequence[tuple[float, float]], photo_width: int) ->
 
 
 def shown_code(page: Page, title: str) -> str:
-    """What the open tab shows: title "Python" or "command line"."""
+    """Return the code of the open tab; `title` is "Python" or "command line"."""
     return page.locator(f'.pg-panel:not(.hidden) [data-code="{title}"]').inner_text()
 
 
 def download(page: Page, name: str) -> bytes:
-    """The content of a file that the open tab offers."""
+    """Return the content of a file that the open tab offers."""
     with page.expect_download() as waiting:
         page.locator(f'.pg-panel:not(.hidden) a[download="{name}"]').click()
     return Path(waiting.value.path()).read_bytes()

@@ -1,6 +1,6 @@
-"""Draws docs/images/playground-*.jpg: each tab of `permutohedral playground`, wide and on a phone.
+"""Make docs/images/playground-*.jpg: each tab of `permutohedral playground`, wide and on a phone.
 
-`python tools/playground_pictures.py`; needs Chromium (Debian's package chromium). The photograph is of scikit-image.
+`python tools/playground_pictures.py`; needs Chromium (Debian's package chromium). The photo is of scikit-image.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ import playground_browser as pb
 from PIL import Image
 from playwright.sync_api import Page
 
-from permutohedral.playground.page import EXAMPLE_STROKES, example_photo
-from permutohedral.reporting.atomic import write_bytes
+from permutohedral.files.atomic import write_bytes
+from permutohedral.playground.page import example_photo
+from permutohedral.playground.strokes import EXAMPLE_STROKES
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 TABS = ("filter", "denoise", "segment", "upsample", "lattice")
 WIDTHS = (1300, 400)
-# what a page of the documentation may load for one picture
+# size of one image in the documentation
 MOST_BYTES = 300_000
 
 
 def prepare(page: Page, tab: str, photo_width: int) -> None:
-    """Do with the tab what a user would to see something."""
+    """Use a tab until it shows a result."""
     pb.choose_tab(page, tab)
     if tab == "denoise":
         for _ in range(5):
@@ -37,13 +38,13 @@ def prepare(page: Page, tab: str, photo_width: int) -> None:
             page.get_by_label(f"brush {stroke.label + 1}").click()
             pb.draw(page, stroke.points, photo_width)
     pb.wait_for_result(page)
-    # error and captions follow
+    # the error and the captions follow
     page.wait_for_timeout(500)
     page.evaluate("() => window.scrollTo(0, 0)")
 
 
 def save(content: bytes, path: Path) -> None:
-    """As JPEG of the best quality that is small enough."""
+    """Save a JPEG of the best quality that is small enough."""
     image = Image.open(io.BytesIO(content)).convert("RGB")
     for quality in range(90, 40, -5):
         file = io.BytesIO()
@@ -55,7 +56,7 @@ def save(content: bytes, path: Path) -> None:
 
 
 def main() -> None:
-    """Draw all of them."""
+    """Make all images."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copy(example_photo(), folder / "coffee.png")

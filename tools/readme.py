@@ -40,7 +40,7 @@ def write_pictures(folder: Path) -> None:
     for name in ("photos", "network", "maps"):
         (folder / name).mkdir()
     pixels = np.random.default_rng(0).integers(0, 256, (24, 32, 3), dtype=np.uint8)
-    for name in ("photo.png", "depth.png", "noisy.png", "strokes.png", "photos/photo.png"):
+    for name in ("photo.png", "photo.jpg", "depth.png", "noisy.png", "strokes.png", "photos/photo.png"):
         Image.fromarray(pixels).save(folder / name)
     labels = np.repeat(np.repeat(np.array([[60, 200], [0, 200]], np.uint8), 12, axis=0), 16, axis=1)
     for name in ("labels.png", "gray.png", "certain.png"):

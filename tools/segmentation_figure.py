@@ -1,4 +1,4 @@
-"""Draws docs/images/segmentation.jpg: too little, enough and too much of each number of `permutohedral segment`.
+"""Draws docs/images/segmentation.jpg: too little, enough and too much of each number of `permutohedral image segment`.
 
 Run as `make figures`. The photograph is of scikit-image; its labels are polygons with few corners.
 """
@@ -16,10 +16,10 @@ from skimage import data
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.pictures.field_settings import FieldSettings
-from permutohedral.pictures.label_maps import LabelMap, overlay
-from permutohedral.pictures.segment import follow_edges
-from permutohedral.reporting.figure import new_figure, save_figure
+from permutohedral.files.figure import new_figure, save_figure
+from permutohedral.files.formats.labels import LabelMap, blend_labels
+from permutohedral.files.segmentation import follow_edges
+from permutohedral.files.settings import SegmentationSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "docs" / "images" / "segmentation.jpg"
@@ -35,7 +35,7 @@ PANELS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--sigma-space 40 --strength 15", {**WIDE, "strength": 15.0}),
     ("--sigma-space 40 --strength 1: too little", {**WIDE, "strength": 1.0}),
     ("--sigma-space 200 --strength 100: too much", {"sigma_space": 200.0, "strength": 100.0}),
-    ("the same, --sigma-range 0.3: too much", {**WIDE, "strength": 15.0, "sigma_range": 0.3}),
+    ("the same, --sigma-color 0.3: too much", {**WIDE, "strength": 15.0, "sigma_color": 0.3}),
 )
 
 
@@ -51,7 +51,7 @@ def main() -> None:
     """Draw the figure."""
     pixels = torch.from_numpy(data.coffee()).permute(2, 0, 1).float() / 255
     labels = rough_labels(*pixels.shape[1:])
-    settings = FieldSettings()
+    settings = SegmentationSettings()
     energies = ph.crf.energies_from_labels(labels, 3, settings.certainty)
     drawn = [("rough labels", labels)]
     for title, changes in PANELS:
@@ -60,7 +60,7 @@ def main() -> None:
     figure = new_figure(12, 6.0)
     for number, (title, found) in enumerate(drawn):
         axes = figure.add_subplot(2, 3, number + 1)
-        axes.imshow(overlay(pixels, LabelMap(found, COLORS)).permute(1, 2, 0).numpy())
+        axes.imshow(blend_labels(pixels, LabelMap(found, COLORS)).permute(1, 2, 0).numpy())
         axes.set_title(title, fontsize=10)
         axes.set_axis_off()
     save_figure(figure, OUTPUT, dpi=90)

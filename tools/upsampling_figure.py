@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 import permutohedral as ph
-from permutohedral.reporting.figure import new_figure, save_figure
-from permutohedral.reporting.quality import psnr
+from experiments.quality import psnr
+from permutohedral.files.figure import new_figure, save_figure
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "docs" / "images" / "upsampling.jpg"

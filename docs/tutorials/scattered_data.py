@@ -84,4 +84,4 @@ print("result", list(output.shape))
 
 # %% [markdown]
 # Point sets of one size are simply a batch axis: `features [batch, points, d]`, `values [batch, points, channels]`. A
-# network on samples of digits is in [digits](../mnist.md), one on point clouds in [point clouds](../point_clouds.md).
+# network on samples of digits is in [digits](../mnist.md), one on laser scans in [laser scans](../laser_scans.md).

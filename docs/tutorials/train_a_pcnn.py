@@ -6,10 +6,10 @@
 
 # %%
 import torch
+from figures import draw_filter
 from torch import Tensor, nn
 
 import permutohedral as ph
-from permutohedral.figures import draw_filter
 
 torch.manual_seed(0)
 

@@ -15,7 +15,7 @@ import torch
 import zarr
 
 import permutohedral as ph
-from permutohedral.arrays.bilateral import filter_array
+from permutohedral import files
 
 random = np.random.default_rng(0)
 z, y, x = np.meshgrid(np.arange(24) * 2.0, np.arange(80.0), np.arange(80.0), indexing="ij")
@@ -55,22 +55,22 @@ assert decibels(smooth) > decibels(noisy / 255) + 8
 # %% [markdown]
 # ## From store to store
 #
-# `permutohedral filter noisy.zarr smooth.zarr --sigma-space 1.5,3,3 --sigma-range 0.2` does the same for a store of
-# any size. This is the function behind it; with workers, `Workers(workers=4, memory="2GiB")`, it uses several
-# processes. The result has the axes, chunks and scale of the input, and lies under its name when it is whole.
+# `permutohedral array filter noisy.zarr smooth.zarr --sigma-space 1.5,3,3 --sigma-color 0.2` does the same for a store
+# of any size. It calls this function; `workers=4, memory="2GiB"` starts four processes. The output has the axes, chunks
+# and scale of the input, and appears when it is complete.
 
 # %%
-tiling = filter_array(folder / "noisy.zarr", folder / "smooth.zarr", sigmas, 0.2)
+done = files.filter_array(folder / "noisy.zarr", folder / "smooth.zarr", sigma_space=sigmas, sigma_color=0.2)
 result = zarr.open_group(str(folder / "smooth.zarr"), mode="r")
-print("tile", tiling.tile, "with margins", tiling.margins)
+print("tile", done.tile, "with margins", done.margins)
 print(dict(result.attrs)["ome"]["multiscales"][0]["axes"])
 assert np.abs(result["0"][:] - 255 * smooth).max() <= 0.51
 
 # %% [markdown]
 # ## As a Dask array
 #
-# Where the filter is a step between others, `permutohedral.dask` filters Dask arrays lazily. The tiles are the chunks
-# of the array, and equal the filter of the whole: the reach of the filter is finite, and each tile has a margin of it.
+# As one step of several, `permutohedral.dask` filters Dask arrays lazily. The tiles are the chunks of the array, read
+# with margins of the filter's support, so the result equals the filter of the whole.
 
 # %%
 import dask.array as da
@@ -78,7 +78,7 @@ import dask.array as da
 import permutohedral.dask as phd
 
 chunked = da.from_zarr(str(folder / "noisy.zarr"), component="0").rechunk((24, 40, 40))
-lazy = phd.bilateral_filter(chunked, sigmas, 0.2 * 255, axes="ZYX")
+lazy = phd.bilateral_filter(chunked, sigma_space=sigmas, sigma_color=0.2 * 255, axes="ZYX")
 np.testing.assert_array_equal(lazy.compute(), result["0"][:])
 
 # %%

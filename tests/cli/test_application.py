@@ -1,4 +1,4 @@
-"""The command line as a whole: help, completion, missing extras, and what runs here."""
+"""The command line as a whole: help, completion, missing extras, backends and demo."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 import permutohedral as ph
 from permutohedral.cli.application import application
+from permutohedral.models.pretrained import shipped_models
 
 
 def test_version() -> None:
@@ -30,47 +32,34 @@ def all_commands() -> list[list[str]]:
     return found
 
 
-def test_help_tells_what_there_is_in_eighty_columns() -> None:
+def test_help_lists_commands_in_eighty_columns() -> None:
     result = CliRunner().invoke(application, ["--help"], env={"COLUMNS": "80"})
     assert result.exit_code == 0
-    for command in (
-        "filter",
-        "denoise",
-        "segment",
-        "upsample",
-        "solve",
-        "colorize",
-        "smooth-points",
-        "segment-points",
-        "train-points",
-        "demo",
-        "figure",
-        "reproduce",
-        "benchmark",
-        "backends",
-    ):
+    for command in ("image", "cloud", "array", "playground", "demo", "backends"):
         (line,) = re.findall(rf"^  {command} .*$", result.stdout, flags=re.MULTILINE)
         # a summary that is too long would be cut off
         assert not line.endswith("...")
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert "Exit codes: 0 done" in result.stdout
-    for group in ("figure", "reproduce"):
+    for group in ("image", "cloud", "array"):
         result = CliRunner().invoke(application, [group, "--help"], env={"COLUMNS": "80"})
         assert "..." not in result.stdout.partition("Commands:")[2]
 
 
 @pytest.mark.parametrize("command", all_commands(), ids=" ".join)
-def test_every_command_explains_itself_with_an_example(command: list[str]) -> None:
+def test_every_command_has_an_example_and_names_its_extras(command: list[str]) -> None:
     result = CliRunner().invoke(application, [*command, "--help"], env={"COLUMNS": "80"})
     assert result.exit_code == 0
-    assert f"Example: permutohedral {' '.join(command)}" in " ".join(result.stdout.split())
+    text = " ".join(result.stdout.split())
+    assert f"Example: permutohedral {' '.join(command)}" in text
+    assert re.search(r"Needs? .*extra", text)
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
 def test_the_shell_completes_commands() -> None:
-    environment = {"_PERMUTOHEDRAL_COMPLETE": "complete_bash", "COMP_WORDS": "permutohedral fi", "COMP_CWORD": "1"}
+    environment = {"_PERMUTOHEDRAL_COMPLETE": "complete_bash", "COMP_WORDS": "permutohedral ima", "COMP_CWORD": "1"}
     result = CliRunner().invoke(application, [], prog_name="permutohedral", env=environment)
-    assert result.stdout.split() == ["filter", "figure"]
+    assert result.stdout.split() == ["image"]
 
 
 def test_backends_agree_with_the_package() -> None:
@@ -85,7 +74,7 @@ def test_backends_agree_with_the_package() -> None:
 
 
 def run_without(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own where `module` cannot be imported."""
+    """Run the command in another process where `module` cannot be imported."""
     code = f"import sys; sys.modules[{module!r}] = None; from permutohedral.__main__ import main; main()"
     paths = os.pathsep.join(path for path in sys.path if path)
     environment = {**os.environ, "PYTHONPATH": paths}
@@ -98,7 +87,7 @@ def run_without(module: str, *arguments: str) -> subprocess.CompletedProcess[str
     ("module", "extra", "arguments"),
     [
         ("typer", "cli", ["--version"]),
-        ("PIL", "images", ["filter", "in.png", "out.png"]),
+        ("PIL", "images", ["image", "filter", "in.png", "out.png"]),
         ("matplotlib", "images", ["demo"]),
     ],
 )
@@ -107,3 +96,19 @@ def test_a_missing_extra_is_named(module: str, extra: str, arguments: list[str])
     assert result.returncode == 1
     assert f"permutohedral[{extra}" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_demo_draws_its_figure(tmp_path: Path) -> None:
+    result = CliRunner().invoke(application, ["demo", "--output", str(tmp_path / "new" / "folder"), "--steps", "1"])
+    assert result.exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == ["demo.png", "denoised.png"]
+    assert "Trained a lattice filter" in result.stdout
+    assert all(name in result.stdout for name in shipped_models())
+
+
+def test_demo_rejects_a_file_as_folder(tmp_path: Path) -> None:
+    occupied = tmp_path / "file"
+    occupied.touch()
+    result = CliRunner().invoke(application, ["demo", "--output", str(occupied)])
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert "cannot create the folder" in result.stderr

@@ -1,4 +1,4 @@
-"""`permutohedral segment-points` and `train-points`."""
+"""`permutohedral cloud smooth`, `segment` and `train`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch
 from town import make_town
 from typer.testing import CliRunner
 
+import permutohedral as ph
 from permutohedral.cli.application import application
-from permutohedral.clouds.weights import STANDARD_CLASSES, Description, save_segmenter
-from permutohedral.data.cloud_files import read_cloud
+from permutohedral.files.cloud_formats import read_cloud
+from permutohedral.files.cloud_models import STANDARD_CLASSES, Description, save_segmenter
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
     description = Description("pointwise", {"channels": [4]}, STANDARD_CLASSES)
     torch.manual_seed(0)
     network = description.build()
-    # building, whatever it sees
+    # always building
     torch.nn.init.zeros_(network.head.weight)  # type: ignore[union-attr,arg-type]
     with torch.no_grad():
         network.head.bias.copy_(torch.tensor([0.0, 0.0, 1.0]))  # type: ignore[union-attr,operator]
@@ -36,20 +37,20 @@ def invoke(*arguments: object) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_points_are_classified_and_drawn(folder: Path) -> None:
-    model, picture = folder / "network.safetensors", folder / "above.png"
-    command = ["segment-points", folder / "town.npz", folder / "out.npz", "--model", model, "--picture", picture]
-    code, out, errors = invoke(*command, "--json", "--accelerator", "cpu")
+def test_segments_and_draws(folder: Path) -> None:
+    model, image = folder / "network.safetensors", folder / "above.png"
+    command = ["cloud", "segment", folder / "town.npz", folder / "out.npz", "--model", model, "--image", image]
+    code, out, errors = invoke(*command, "--json", "--device", "cpu")
     assert code == 0, errors
     assert json.loads(out) == {"ground": 0, "vegetation": 0, "building": 800}
     written = read_cloud(folder / "out.npz")
     assert written.labels is not None
     assert written.labels.tolist() == [6] * 800
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert image.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_shipped_network_finds_the_ground(folder: Path) -> None:
-    code, _, errors = invoke("segment-points", folder / "town.npz", folder / "out.npz", "--accelerator", "cpu")
+def test_shipped_network_finds_the_ground(folder: Path) -> None:
+    code, _, errors = invoke("cloud", "segment", folder / "town.npz", folder / "out.npz", "--device", "cpu")
     assert code == 0, errors
     before, after = read_cloud(folder / "town.npz").labels, read_cloud(folder / "out.npz").labels
     assert before is not None
@@ -58,33 +59,55 @@ def test_the_shipped_network_finds_the_ground(folder: Path) -> None:
     assert float((after[before != 2] == 2).float().mean()) < 0.1
 
 
-def test_mistakes_are_told_and_leave_nothing(folder: Path) -> None:
+def test_reports_mistakes_and_leaves_no_files(folder: Path) -> None:
     for arguments, message in (
-        (("town.npz", "out.laz"), "must be of the format of"),
+        (("town.npz", "out.laz"), "must have the format of"),
         (("nothing.npz", "out.npz"), "cannot read the point cloud"),
-        (("town.npz", "out.npz", "--model", "nothing.safetensors"), "cannot read the network"),
-        (("town.npz", "out.npz", "--picture", "above.txt"), "its ending must be one of"),
-        (("town.npz", "out.npz", "--accelerator", "tpu"), "must be auto, cpu or gpu"),
+        (("town.npz", "out.npz", "--model", "nothing.safetensors"), "cannot read the model"),
+        (("town.npz", "out.npz", "--image", "above.txt"), "its ending must be one of"),
+        (("town.npz", "out.npz", "--device", "tpu"), "pass auto, cpu or cuda"),
     ):
         paths = [folder / each if "." in each else each for each in arguments]
-        code, _, errors = invoke("segment-points", *paths)
+        code, _, errors = invoke("cloud", "segment", *paths)
         assert code == 1
         assert message in errors
     assert not list(folder.glob("out*"))
 
 
-def test_training_writes_a_network(folder: Path) -> None:
-    command = ["train-points", folder / "town.npz", folder / "own.safetensors", "--steps", 1, "--crops", 1]
-    code, _, errors = invoke(*command, "--class", "low=2", "--class", "high=5,6", "--accelerator", "cpu")
+def test_trains_and_segments(folder: Path) -> None:
+    command = ["cloud", "train", folder / "town.npz", folder / "own.safetensors", "--steps", 1, "--crops", 1]
+    code, _, errors = invoke(*command, "--class", "low=2", "--class", "high=5,6", "--device", "cpu")
     assert code == 0, errors
-    assert "of the classified points it was trained on are right" in errors
-    code, out, _ = invoke("segment-points", folder / "town.npz", folder / "out.npz", "--model", command[2], "--json")
+    assert "% of the classified training points are right" in errors
+    code, out, _ = invoke("cloud", "segment", folder / "town.npz", folder / "out.npz", "--model", command[3], "--json")
     assert code == 0
     assert sum(json.loads(out).values()) == 800
     code, _, errors = invoke(*command, "--class", "low")
     assert code == 1
-    assert "takes NAME=NUMBERS" in errors
+    assert "pass NAME=NUMBERS" in errors
     for seed in (-1, 2**32):
         code, _, errors = invoke(*command, "--seed", seed)
         assert code == 2
         assert "Invalid value for '--seed'" in errors
+
+
+def test_smooths_a_field(tmp_path: Path) -> None:
+    laspy = pytest.importorskip("laspy", reason="laspy is not installed")
+    pytest.importorskip("dask.array", reason="Dask is not installed")
+    positions, _ = make_town(400)
+    scan = laspy.create(point_format=6, file_version="1.4")
+    scan.header.scales, scan.header.offsets = [0.001] * 3, np.floor(positions.numpy().min(axis=0))
+    scan.x, scan.y, scan.z = positions.numpy().T
+    scan.intensity = np.random.default_rng(0).integers(0, 60_000, 400).astype(np.uint16)
+    scan.write(tmp_path / "in.las")
+    command = ["cloud", "smooth", tmp_path / "in.las", tmp_path / "out.las", "--field"]
+    code, _, errors = invoke(*command, "intensity", "--sigma-space", "3")
+    assert code == 0, errors
+    before, after = laspy.read(tmp_path / "in.las"), laspy.read(tmp_path / "out.las")
+    np.testing.assert_array_equal(after.xyz, before.xyz)
+    features = torch.from_numpy((np.array(before.xyz) - np.array(before.xyz).min(axis=0)) / 3)
+    wanted = ph.gaussian_filter(torch.from_numpy(np.asarray(before.intensity, np.float64))[:, None], features)[:, 0]
+    np.testing.assert_allclose(after.intensity, wanted, rtol=0, atol=0.6)
+    code, _, errors = invoke(*command, "height")
+    assert code == 1
+    assert "field is 'height'" in errors

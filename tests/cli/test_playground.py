@@ -1,4 +1,4 @@
-"""`permutohedral playground` with what is no picture: told at once, before anything is served."""
+"""The command `playground` checks its photo before it serves a page."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typer.testing import CliRunner
 from permutohedral.cli.application import application
 
 
-@pytest.mark.parametrize(("name", "told"), [("none.jpg", "there is no file"), ("text.jpg", "no picture that can be")])
-def test_what_is_no_picture_is_refused(name: str, told: str, tmp_path: Path) -> None:
-    (tmp_path / "text.jpg").write_text("not a picture")
+@pytest.mark.parametrize(
+    ("name", "message"), [("none.jpg", "there is no file"), ("text.jpg", "not an image that can be")]
+)
+def test_rejects_files_that_are_not_images(name: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "text.jpg").write_text("text")
     result = CliRunner().invoke(application, ["playground", str(tmp_path / name)])
     assert (result.exit_code, result.stdout) == (1, "")
-    assert told in result.stderr
+    assert message in result.stderr
     assert name in result.stderr

@@ -1,4 +1,4 @@
-"""The first seconds of the command: answers without torch, and Ctrl-C at any moment."""
+"""Start of the command: help without torch, and Ctrl-C at any moment."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(*arguments: str, code: str = COMMAND, **variables: str) -> tuple[int, st
 def test_ctrl_c_while_modules_are_loaded(module: str, tmp_path: Path) -> None:
     source, output = tmp_path / "a.png", tmp_path / "b.png"
     Image.new("RGB", (8, 9)).save(source)
-    assert run(module, "filter", str(source), str(output), code=INTERRUPTED_IMPORT) == (130, "", "")
+    assert run(module, "image", "filter", str(source), str(output), code=INTERRUPTED_IMPORT) == (130, "", "")
     assert not output.exists()
 
 
@@ -70,7 +70,7 @@ def test_ctrl_c_in_a_module_that_catches_everything(tmp_path: Path) -> None:
     assert run(str(tmp_path), code=code) == (130, "", "")
 
 
-def test_ctrl_c_while_a_picture_is_filtered(tmp_path: Path) -> None:
+def test_ctrl_c_while_an_image_is_filtered(tmp_path: Path) -> None:
     source, output = tmp_path / "a.png", tmp_path / "b.png"
     Image.new("RGB", (8, 9)).save(source)
     code = (
@@ -78,7 +78,7 @@ def test_ctrl_c_while_a_picture_is_filtered(tmp_path: Path) -> None:
         "import permutohedral as ph; ph.bilateral_filter = lambda *_, **__: os.kill(os.getpid(), signal.SIGINT); "
         "from permutohedral.__main__ import main; main()"
     )
-    returncode, stdout, stderr = run("filter", str(source), str(output), code=code)
+    returncode, stdout, stderr = run("image", "filter", str(source), str(output), code=code)
     assert (returncode, stdout) == (130, "")
     assert "Traceback" not in stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png"]
@@ -94,23 +94,21 @@ def test_ctrl_c_stays_ignored_in_a_background_job() -> None:
     assert stdout.startswith("permutohedral ")
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--version"], ["--help"], ["filter", "--help"], ["reproduce", "mnist", "--help"]], ids=" ".join
-)
-def test_answers_come_without_what_is_slow_to_load(arguments: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["image", "filter", "--help"]], ids=" ".join)
+def test_help_does_not_load_slow_modules(arguments: list[str]) -> None:
     returncode, _, loaded = run(*arguments, code=LISTED_MODULES)
     assert returncode == 0
     assert not SLOW_TO_LOAD & set(loaded.split())
 
 
-def test_completion_comes_without_what_is_slow_to_load() -> None:
-    words = {"_PERMUTOHEDRAL_COMPLETE": "complete_bash", "COMP_WORDS": "permutohedral fi", "COMP_CWORD": "1"}
+def test_completion_does_not_load_slow_modules() -> None:
+    words = {"_PERMUTOHEDRAL_COMPLETE": "complete_bash", "COMP_WORDS": "permutohedral ima", "COMP_CWORD": "1"}
     _, answer, loaded = run(code=LISTED_MODULES, **words)
-    assert answer.split() == ["filter", "figure"]
+    assert answer.split() == ["image"]
     assert not SLOW_TO_LOAD & set(loaded.split())
 
 
-def test_the_signal_of_a_finished_command_does_no_harm() -> None:
+def test_ctrl_c_after_the_command_is_harmless() -> None:
     code = (
         "import atexit, os, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
         "atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT)); "
@@ -123,8 +121,10 @@ def test_the_signal_of_a_finished_command_does_no_harm() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["filter", "--help"], ["backends", "--json"]])
-def test_a_full_disk_behind_stdout_is_told_in_a_line(arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["--help"], ["image", "filter", "--help"], ["backends", "--json"]]
+)
+def test_full_disk_behind_stdout_is_one_line(arguments: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "permutohedral", *arguments],
@@ -139,7 +139,7 @@ def test_a_full_disk_behind_stdout_is_told_in_a_line(arguments: list[str]) -> No
     )
 
 
-def test_who_stops_reading_gets_no_message() -> None:
+def test_closed_pipe_prints_nothing() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "w") as gone:

@@ -34,7 +34,7 @@ def free_energies(energies: Tensor, kernels: list[ph.crf.Kernel], steps: int, **
 
 
 @pytest.mark.parametrize("normalization", ["symmetric", "none"])
-def test_the_free_energy_never_rises(normalization: str) -> None:
+def test_free_energy_never_rises(normalization: str) -> None:
     """tools/crf_convergence.py does the same with a thousand compatibilities."""
     random = np.random.default_rng(1)
     for labels in (2, 3, 5):
@@ -90,7 +90,7 @@ def test_the_largest_eigenvalue_is_that_on_zero_sums() -> None:
     assert largest_eigenvalue(-2.0, 1) == 0.0
 
 
-def test_damping_of_ones_own() -> None:
+def test_custom_damping() -> None:
     """The fixed points are the same, the way there is shorter."""
     energies, kernels = photo_field(3, 2.0, "symmetric")
     first, slow = (ph.crf.mean_field(energies, kernels, 1, damping=t) for t in (0.0, 3.0))
@@ -98,3 +98,29 @@ def test_damping_of_ones_own() -> None:
     assert float((slow - begin).abs().max()) < 0.5 * float((first - begin).abs().max())
     ends = [ph.crf.mean_field(energies, kernels, 500, damping=t, tolerance=1e-12) for t in (0.0, 3.0)]
     assert float((ends[0] - ends[1]).abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize("number", [-2.0, 2.0])
+def test_a_tensor_of_one_number_is_that_number(number: float) -> None:
+    energies, kernels = photo_field(3, number, "symmetric")
+    cost = torch.tensor(number, dtype=torch.float64, device=DEVICE)
+    _, others = photo_field(3, cost, "symmetric")
+    expected = ph.crf.mean_field(energies, kernels, 4)
+    assert_close(ph.crf.mean_field(energies, others, 4), expected)
+    traced = torch.func.jvp(partial(ph.crf.mean_field, kernels=others, steps=4), (energies,), (energies,))[0]
+    assert_close(traced, expected)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (3, 3)], ids=["number", "diagonal", "matrix"])
+def test_gradients_include_those_of_the_damping(shape: tuple[int, ...]) -> None:
+    """Kernels repel, so that steps are damped by an amount that depends on costs and features."""
+    random = np.random.default_rng(2)
+    costs = to_tensor(random.normal(size=shape) if shape else -2.0)
+    features, energies = to_tensor(random.random((8, 2)) * 3), to_tensor(random.normal(size=(8, 3)))
+    inputs = [each.requires_grad_() for each in (costs, features, energies)]
+
+    def run(costs: Tensor, features: Tensor, energies: Tensor) -> Tensor:
+        return ph.crf.mean_field(energies, [ph.crf.Kernel(features, costs)], 3)
+
+    # a GPU adds in another order each time
+    assert torch.autograd.gradcheck(run, inputs, atol=1e-7, nondet_tol=1e-10)

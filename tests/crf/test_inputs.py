@@ -1,4 +1,4 @@
-"""Energies out of labels and probabilities, and what is refused."""
+"""Energies from labels and probabilities, and rejected inputs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ CASES: dict[str, tuple[Any, type[Exception], str]] = {
     "no space": (partial(ph.crf.spatial_kernel, (), 1.0), InputError, "at least one axis"),
     "extent": (partial(ph.crf.spatial_kernel, (2, -3), 1.0), InputError, "extent"),
     "bytes": (partial(ph.crf.bilateral_kernel, torch.zeros(3, 2, 3).byte(), 1.0, 1.0), InputError, "floating"),
-    "guide": (partial(ph.crf.bilateral_kernel, torch.rand(2, 3), 1.0, 1.0), InputError, "dimension tells"),
+    "guide": (partial(ph.crf.bilateral_kernel, torch.rand(2, 3), 1.0, 1.0), InputError, "as dimension"),
     "certainty": (partial(ph.crf.energies_from_labels, CLOUD.long(), 2, 1.0), InputError, "between 0 and 1"),
     "float labels": (partial(ph.crf.energies_from_labels, CLOUD, 2, 0.9), InputError, "integers"),
     "label": (partial(ph.crf.energies_from_labels, CLOUD.long() + 5, 2, 0.9), InputError, "between 0 and 1"),
@@ -82,7 +82,7 @@ CASES: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_does_not_fit_is_refused(name: str) -> None:
+def test_rejects_mismatched_inputs(name: str) -> None:
     assert_raises(*CASES[name])
 
 

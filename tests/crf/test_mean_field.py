@@ -61,7 +61,7 @@ def test_any_number_of_labels(labels: int, dtype: torch.dtype, random: np.random
     assert_close(actual, field_oracle.mean_field(to_numpy(energies), expected, 3))
 
 
-def test_two_labels_with_costs_of_their_own(dtype: torch.dtype, random: np.random.Generator) -> None:
+def test_two_labels_with_different_costs(dtype: torch.dtype, random: np.random.Generator) -> None:
     """Two labels that do not mirror each other."""
     energies = to_tensor(random.normal(size=(37, 2)), dtype)
     cloud = to_tensor(random.normal(size=(37, 3)), dtype)
@@ -116,7 +116,7 @@ def test_a_volume(random: np.random.Generator) -> None:
     assert_close(again[0], actual.double())
 
 
-def test_a_ragged_batch_is_its_items(dtype: torch.dtype, random: np.random.Generator) -> None:
+def test_ragged_batch_equals_its_items(dtype: torch.dtype, random: np.random.Generator) -> None:
     energies, cloud = to_tensor(random.normal(size=(30, 4)), dtype), to_tensor(random.normal(size=(30, 2)), dtype)
     batch = torch.tensor([0] * 12 + [1] * 18, device=DEVICE)
     together = ph.crf.mean_field(energies, [ph.crf.Kernel(cloud, 2.0, batch=batch)], 3)
@@ -124,7 +124,7 @@ def test_a_ragged_batch_is_its_items(dtype: torch.dtype, random: np.random.Gener
         assert_close(together[part], ph.crf.mean_field(energies[part], [ph.crf.Kernel(cloud[part], 2.0)], 3))
 
 
-def test_lattices_and_start_are_given(dtype: torch.dtype, random: np.random.Generator) -> None:
+def test_takes_lattices_and_start(dtype: torch.dtype, random: np.random.Generator) -> None:
     energies, cloud = to_tensor(random.normal(size=(2, 30, 4)), dtype), to_tensor(random.normal(size=(30, 2)), dtype)
     kernels = [ph.crf.Kernel(cloud, 2.0), ph.crf.Kernel(torch.stack([cloud, cloud * 2]), 1.0)]
     lattices = [kernel.build_lattice() for kernel in kernels]
@@ -177,7 +177,7 @@ def test_no_kernels_and_no_points() -> None:
         assert ph.crf.free_energy(energies.new_empty(0, 4, 2, 3), energies.new_empty(0, 4, 2, 3), some).shape == (0,)
 
 
-def test_an_item_is_done_by_itself() -> None:
+def test_items_converge_separately() -> None:
     """With a tolerance, an item's result does not depend on how long its batch goes on."""
     cloud = torch.randn(25, 2, device=DEVICE)
     energies = torch.stack([torch.randn(25, 3, device=DEVICE) * scale for scale in (9.0, 0.1)])
@@ -204,3 +204,14 @@ def test_free_energy(dtype: torch.dtype, random: np.random.Generator) -> None:
     ragged = ph.crf.Kernel(cloud, 2.0, batch=batch)
     flat = ph.crf.free_energy(to_tensor(marginals[0], dtype), to_tensor(energies[0], dtype), [ragged])
     assert flat.shape == (1,)
+
+
+@pytest.mark.parametrize("damping", [0.0, 0.5])
+def test_a_start_is_normalized(damping: float) -> None:
+    """With damping and without, which take different paths."""
+    energies, features = torch.randn(30, 3, device=DEVICE), torch.rand(30, 2, device=DEVICE) * 5
+    start = torch.rand(30, 3, device=DEVICE)
+    kernels = [ph.crf.Kernel(features, 2.0)]
+    plain = torch.softmax(start.log(), dim=1)
+    expected = ph.crf.mean_field(energies, kernels, 2, damping, start=plain)
+    assert_close(ph.crf.mean_field(energies, kernels, 2, damping, start=start), expected)

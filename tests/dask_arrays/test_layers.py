@@ -1,4 +1,4 @@
-"""Layers tile by tile give what they give on the whole."""
+"""Layers tile by tile equal layers on the whole."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LAYERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_tiles_of_a_layer_are_the_whole(name: str) -> None:
+def test_tiles_of_a_layer_equal_the_whole(name: str) -> None:
     torch.manual_seed(1)
     layer, picture = LAYERS[name]().eval(), draw(2, 75, 83)
     for parameter in layer.parameters():
@@ -56,16 +56,15 @@ def test_tiles_of_a_layer_are_the_whole(name: str) -> None:
     np.testing.assert_allclose(found.compute(), expected, rtol=0, atol=2e-6)
 
 
-def test_a_wide_layer_is_tried_on_few_samples() -> None:
-    """Its margins span a volume that takes gigabytes, before anything is computed."""
+def test_probes_wide_layers_with_few_samples() -> None:
+    """Samples as wide as its margins would take gigabytes."""
     layer, tried = ph.nn.BilateralFilter(40.0, 0.3), list[int]()
     layer.register_forward_pre_hook(lambda _, given: tried.append(given[0].numel()))
     phd.map_layer(layer, da.zeros((2, 300, 400), chunks=(2, 300, 200), dtype="float32"), axes="CYX")
     assert 0 < max(tried) < 100
 
 
-def test_volumes_with_labels() -> None:
-    """A new axis of channels has no labels of the old one."""
+def test_xarray_drops_labels_of_changed_axes() -> None:
     xarray = pytest.importorskip("xarray", reason="xarray is not installed")
     torch.manual_seed(1)
     layer, volume = ph.nn.BilateralConvolution3d(1, 2, sigma_space=1.0).eval(), draw(1, 14, 15, 16)
@@ -82,8 +81,8 @@ def test_volumes_with_labels() -> None:
 
 
 @pytest.mark.parametrize("name", ["convolution", "network"])
-def test_images_of_double_precision(name: str) -> None:
-    """Which random numbers of Dask are, and weights are not."""
+def test_float64_images(name: str) -> None:
+    """Random Dask arrays are float64, weights are float32."""
     torch.manual_seed(1)
     layer, picture = LAYERS[name]().eval(), draw(2, 40, 50)
     found = phd.map_layer(layer, da.from_array(picture.astype(np.float64), chunks=(2, 20, 25)), axes="CYX")
@@ -93,9 +92,9 @@ def test_images_of_double_precision(name: str) -> None:
     np.testing.assert_allclose(found.compute(), expected, rtol=0, atol=2e-6)
 
 
-def test_what_is_wrong_is_refused() -> None:
+def test_rejects_bad_layers() -> None:
     picture = da.from_array(draw(1, 40, 40), chunks=(1, 20, 20))
-    with pytest.raises(InputError, match="give margins"):
+    with pytest.raises(InputError, match="pass margins"):
         phd.map_layer(nn.Softmax(dim=1), picture, axes="CYX")
     with pytest.raises(InputError, match=r"call layer\.eval"):
         phd.map_layer(nn.Sequential(nn.Dropout()), picture, axes="CYX")
@@ -103,20 +102,20 @@ def test_what_is_wrong_is_refused() -> None:
         phd.map_layer(nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular"), picture, axes="CYX")
     with pytest.raises(InputError, match="changes extents"):
         phd.map_layer(nn.MaxPool2d(2), picture, axes="CYX", margins=(2, 2))
-    with pytest.raises(InputError, match="needs an axis for them"):
+    with pytest.raises(InputError, match="needs an axis C"):
         phd.map_layer(ph.nn.BilateralConvolution2d(1, 2), picture[0], axes="YX")
     assert phd.map_layer(nn.Softmax(dim=1), picture, axes="CYX", margins=(0, 0)).max().compute() == 1
 
 
 @pytest.mark.parametrize("module", [nn.Dropout2d(), nn.BatchNorm2d(1), nn.Dropout3d(), nn.BatchNorm3d(1)], ids=repr)
-def test_nothing_that_is_trained(module: nn.Module) -> None:
+def test_rejects_training_mode(module: nn.Module) -> None:
     space = "YX" if "2d" in repr(module) else "ZYX"
     image = da.from_array(draw(1, *[14] * len(space)), chunks=7)
     with pytest.raises(InputError, match=r"call layer\.eval"):
         phd.map_layer(nn.Sequential(module.train()), image, axes="C" + space)
 
 
-def test_no_means_over_a_tile() -> None:
+def test_rejects_statistics_over_a_tile() -> None:
     layer = nn.BatchNorm2d(1, track_running_stats=False).eval()
-    with pytest.raises(InputError, match="give margins"):
+    with pytest.raises(InputError, match="pass margins"):
         phd.map_layer(layer, da.from_array(draw(1, 14, 14), chunks=7), axes="CYX")

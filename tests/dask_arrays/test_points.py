@@ -1,4 +1,4 @@
-"""Points in chunks give the result of all at once."""
+"""Chunked points equal all points in one call."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def chunked(array: np.ndarray, chunk: int) -> Any:
 
 
 @pytest.mark.parametrize("chunk", [900, 450, 130, 30])
-def test_any_chunks_give_what_the_call_in_memory_gives(chunk: int) -> None:
+def test_any_chunks_equal_the_call_in_memory(chunk: int) -> None:
     found = phd.gaussian_filter(chunked(VALUES, 200), chunked(FEATURES, chunk)).compute()
     expected = ph.gaussian_filter(torch.from_numpy(VALUES), torch.from_numpy(FEATURES)).numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_other_targets_and_those_far_away() -> None:
+def test_other_targets_near_and_far() -> None:
     targets = np.concatenate([FEATURES[:50] + 0.1, np.full((3, 3), 100, np.float32)])
     found = phd.gaussian_filter(chunked(VALUES, 300), chunked(FEATURES, 300), chunked(targets, 20)).compute()
     tensors = [torch.from_numpy(array) for array in (VALUES, FEATURES, targets)]
@@ -51,8 +51,8 @@ def test_other_targets_and_those_far_away() -> None:
     assert (found[50:] == 0).all()
 
 
-def test_the_steps_one_by_one() -> None:
-    """Their composition is the filter without normalization, of several signals on one lattice."""
+def test_steps_compose_to_the_filter() -> None:
+    """Several signals share one lattice; the filter has no normalization."""
     lattice = phd.build_lattice(chunked(FEATURES, 200))
     for values in (VALUES, 2 * VALUES):
         sums = lattice.blur(lattice.splat(chunked(values, 100)))
@@ -62,26 +62,25 @@ def test_the_steps_one_by_one() -> None:
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-6)
 
 
-def test_what_is_wrong_names_chunk_and_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_chunk_and_row(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = FEATURES.copy()
     wrong[207, 1] = np.nan
     with pytest.raises(InputError, match="features are not finite in row 7 of chunk 2"):
         phd.gaussian_filter(chunked(VALUES, 100), chunked(wrong, 100)).compute()
-    with pytest.raises(InputError, match="900 values and 899 features"):
+    with pytest.raises(InputError, match="values have 900 points, but features have 899"):
         phd.gaussian_filter(chunked(VALUES, 100), chunked(FEATURES[:899], 100))
     with pytest.raises(InputError, match="Dask array"):
         phd.gaussian_filter(chunked(VALUES, 100), cast(Any, FEATURES))
-    # results would not have the dtype that Dask tells
-    with pytest.raises(InputError, match="values are float64 but the features float32"):
+    with pytest.raises(InputError, match="values are float64, but features are float32"):
         phd.gaussian_filter(chunked(VALUES.astype(np.float64), 100), chunked(FEATURES, 100))
     for targets in (FEATURES.astype(np.float64), FEATURES[:, :2]):
         with pytest.raises(InputError, match="must share dtype and dimension"):
             phd.build_lattice(chunked(FEATURES, 100), chunked(targets, 100))
     lattice = phd.build_lattice(chunked(FEATURES[:10], 10))
-    with pytest.raises(InputError, match="10 features"):
+    with pytest.raises(InputError, match="features have 10"):
         lattice.splat(chunked(VALUES, 100))
-    monkeypatch.setattr(workers, "_limit_here", lambda: 10_000)
-    with pytest.raises(MemoryLimitError, match="take larger bandwidths"):
+    monkeypatch.setattr(workers, "_worker_limit", lambda: 10_000)
+    with pytest.raises(MemoryLimitError, match="use larger bandwidths"):
         phd.gaussian_filter(chunked(VALUES, 100), chunked(FEATURES, 100))
     monkeypatch.setattr(workers, "worker_memory", lambda: 1000)
     with pytest.raises(MemoryLimitError, match="rechunk to at most"):

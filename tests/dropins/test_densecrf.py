@@ -15,9 +15,9 @@ import pytest
 from pydensecrf_cases import CASES, COMPATS, HEIGHT, LABELS, WIDTH, Case
 
 import permutohedral as ph
+from permutohedral.compat.pydensecrf import densecrf as dcrf
+from permutohedral.compat.pydensecrf import eigen
 from permutohedral.errors import InputError
-from permutohedral.pydensecrf import densecrf as dcrf
-from permutohedral.pydensecrf import eigen
 
 RECORDED = np.load(Path(__file__).parent / "recorded.npz")
 PIXELS = WIDTH * HEIGHT
@@ -29,7 +29,7 @@ def tolerance(case: Case) -> float:
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[case.name for case in CASES])
-def test_answers_of_pydensecrf2(number: int) -> None:
+def test_agrees_with_recorded_results(number: int) -> None:
     case = CASES[number]
     found = pydensecrf_cases.solve(dcrf, case)
     np.testing.assert_allclose(found["marginals"], RECORDED["marginals"][number], rtol=0, atol=tolerance(case))
@@ -73,7 +73,7 @@ def test_matrices_are_symmetrized() -> None:
     np.testing.assert_allclose(answers[0], answers[1], atol=1e-6)
 
 
-def test_steps_in_place_are_inference() -> None:
+def test_single_steps_agree_with_inference() -> None:
     field = simple_field()
     marginals, first, second = field.startInference()
     np.testing.assert_array_equal(marginals, field.inference(0))
@@ -94,7 +94,7 @@ def test_without_unary() -> None:
     np.testing.assert_allclose(marginals, 0.25)
 
 
-def test_matrix_is_an_array() -> None:
+def test_marginals_are_an_array() -> None:
     marginals = simple_field().inference(2)
     assert isinstance(marginals, eigen.MatrixXf)
     assert marginals.dtype == np.float32
@@ -106,7 +106,7 @@ def test_matrix_is_an_array() -> None:
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(marginals)), plain)
 
 
-def test_the_field_keeps_copies() -> None:
+def test_copies_its_arguments() -> None:
     unary, picture, features = pydensecrf_cases.inputs()
     compat = COMPATS["vector"].copy()
     field = dcrf.DenseCRF2D(WIDTH, HEIGHT, LABELS)
@@ -141,7 +141,7 @@ def test_infinite_energies_forbid_labels() -> None:
     assert field.inference(3)[0, 0] < 1e-30
 
 
-def test_arguments_as_theirs() -> None:
+def test_accepts_arguments_like_pydensecrf() -> None:
     assert dcrf.DenseCRF(nvar=4.7, nlabels=2).inference(1.9).shape == (2, 4)  # type: ignore[arg-type]
     assert dcrf.DenseCRF(4, 2, "more", anything=1).inference(-3).shape == (2, 4)
     with pytest.raises(TypeError):
@@ -242,7 +242,7 @@ def bad_calls() -> BadCalls:
 
 
 @pytest.mark.parametrize("name", bad_calls())
-def test_bad_calls_raise_and_change_nothing(name: str) -> None:
+def test_rejected_calls_change_nothing(name: str) -> None:
     error, call = bad_calls()[name]
     field = simple_field()
     before = np.array(field.inference(2))
@@ -251,7 +251,7 @@ def test_bad_calls_raise_and_change_nothing(name: str) -> None:
     np.testing.assert_array_equal(field.inference(2), before)
 
 
-def test_sums_that_overflow_raise() -> None:
+def test_rejects_sums_that_overflow() -> None:
     field = simple_field()
     for _ in range(2):
         field.addPairwiseGaussian(100, 3e38, normalization=dcrf.NO_NORMALIZATION)
@@ -259,12 +259,12 @@ def test_sums_that_overflow_raise() -> None:
         field.inference(3)
 
 
-def test_a_program_that_one_cannot_edit() -> None:
+def test_replaces_imports_of_pydensecrf() -> None:
     program = (
-        "import permutohedral.pydensecrf; permutohedral.pydensecrf.replace()\n"
+        "import permutohedral.compat.pydensecrf; permutohedral.compat.pydensecrf.replace()\n"
         "import pydensecrf.densecrf as dcrf\nfrom pydensecrf.utils import unary_from_labels\nimport pydensecrf.eigen\n"
         "import pydensecrf\nassert pydensecrf.densecrf is dcrf\n"
         "print(dcrf.DenseCRF(3, 2).inference(1).shape, unary_from_labels.__module__)"
     )
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert output.split("\n")[0] == "(2, 3) permutohedral.pydensecrf.utils"
+    assert output.split("\n")[0] == "(2, 3) permutohedral.compat.pydensecrf.utils"

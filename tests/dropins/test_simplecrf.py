@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import permutohedral as ph
+from permutohedral.compat.simplecrf import denseCRF, denseCRF3D
 from permutohedral.errors import InputError
-from permutohedral.simplecrf import denseCRF, denseCRF3D
 
 PARAMETERS = (4.0, 6.0, 25.0, 2.0, 1.5, 4.0)
 PARAMETERS_3D: dict[str, Any] = {
@@ -43,7 +43,7 @@ def kernel(values: list[Any], compatibility: float) -> ph.crf.Kernel:
     return ph.crf.Kernel(torch.from_numpy(np.stack(values, axis=-1)).float(), compatibility)
 
 
-def test_picture() -> None:
+def test_labels_of_an_image() -> None:
     given = probabilities(11, 13)
     picture = np.random.default_rng(2).integers(0, 255, (11, 13, 3), np.uint8)
     y, x = np.indices((11, 13)).reshape(2, -1)
@@ -55,7 +55,7 @@ def test_picture() -> None:
     assert np.mean(labels == given.argmax(axis=2)) < 0.9
 
 
-def test_volume() -> None:
+def test_labels_of_a_volume() -> None:
     given = probabilities(5, 7, 9)
     volume = np.random.default_rng(2).integers(0, 255, (5, 7, 9, 2), np.uint8)
     z, y, x = np.indices((5, 7, 9)).reshape(3, -1)
@@ -80,7 +80,7 @@ def test_volume() -> None:
         (np.zeros((4, 5, 3), np.uint8), np.ones((4, 5, 129)), PARAMETERS),
     ],
 )
-def test_bad_pictures(picture: Any, given: Any, parameters: Any) -> None:
+def test_rejects_wrong_images(picture: Any, given: Any, parameters: Any) -> None:
     with pytest.raises(InputError):
         denseCRF.densecrf(picture, given, parameters)
 
@@ -95,7 +95,7 @@ def test_bad_pictures(picture: Any, given: Any, parameters: Any) -> None:
         {"PosW": float("inf")},
     ],
 )
-def test_bad_parameters_of_volumes(change: dict[str, Any]) -> None:
+def test_rejects_wrong_parameters_of_volumes(change: dict[str, Any]) -> None:
     volume, given = np.zeros((2, 3, 4, 2), np.uint8), np.full((2, 3, 4, 2), 0.5)
     with pytest.raises(InputError):
         denseCRF3D.densecrf3d(volume, given, {**PARAMETERS_3D, **change})

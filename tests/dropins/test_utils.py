@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from permutohedral.compat.pydensecrf import eigen, utils
 from permutohedral.errors import InputError
-from permutohedral.pydensecrf import eigen, utils
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int64])
@@ -29,7 +29,7 @@ def test_unary_from_labels(dtype: Any) -> None:
     np.testing.assert_array_equal(sure[:, 1:5], unary[:, 1:5])
 
 
-def test_old_names_say_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_old_names_log_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     labels, probabilities = np.array([0, 1, 2]), np.array([[0.3, 1.0], [0.7, 0.0]])
     with caplog.at_level(logging.WARNING):
         np.testing.assert_array_equal(utils.compute_unary(labels, 2), utils.unary_from_labels(labels, 2, 0.5))
@@ -70,7 +70,7 @@ def test_values_after_positions(chdim: int) -> None:
     np.testing.assert_allclose(features[len(shape) :], values.reshape(len(values), -1) / 10, rtol=1e-6)
 
 
-def test_channels_without_a_deviation_stay() -> None:
+def test_channels_without_a_deviation_are_not_scaled() -> None:
     """As pydensecrf does."""
     features = utils.create_pairwise_bilateral((2, 2), (10,), np.ones((3, 4, 2)), chdim=2)
     np.testing.assert_allclose(features[2:, 0], [0.1, 1])
@@ -94,7 +94,7 @@ def test_channels_without_a_deviation_stay() -> None:
         ("create_pairwise_bilateral", ((3, np.nan), 1, np.ones((4, 4)))),
     ],
 )
-def test_bad_input(name: str, arguments: tuple[Any, ...]) -> None:
+def test_rejects_wrong_arguments(name: str, arguments: tuple[Any, ...]) -> None:
     with pytest.raises(InputError):
         getattr(utils, name)(*arguments)
 

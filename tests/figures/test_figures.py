@@ -1,49 +1,39 @@
-"""The pictures of the lattice: what they are drawn from, and that they come out."""
+"""Figures of the lattice: their geometry and files."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
+from figures import draw_filter, draw_steps, make_scene
+from figures.__main__ import main
+from figures.canvas import grid_points
+from figures.filters import neighborhood_with_taps
+from figures.inputs import read_filters, shipped_filters
 from PIL import Image
 from safetensors.torch import save_file
-from typer.testing import CliRunner
 
 import permutohedral as ph
-from permutohedral.cli.application import application
 from permutohedral.errors import InputError
-from permutohedral.figures import draw_filter, draw_steps, make_scene
-from permutohedral.figures.canvas import grid_points
-from permutohedral.figures.filters import neighborhood_with_taps
-from permutohedral.figures.inputs import read_filters, shipped_filters
-from permutohedral.geometry import lattice_positions, step_positions, tap_positions
-from permutohedral.reporting.figure import save_figure
+from permutohedral.files.figure import save_figure
+from permutohedral.lattice.geometry import lattice_positions, step_positions, tap_positions
 
 # rounding in float64
 TOLERANCE = 1e-12
 
 
-def draw(*arguments: object) -> Any:
-    return CliRunner().invoke(application, ["figure", *map(str, arguments)])
-
-
-def test_a_seed_beyond_the_generator_is_refused(tmp_path: Path) -> None:
-    assert draw("splat", tmp_path / "steps.svg", "--seed", 10**20).exit_code == 2
-
-
 @pytest.mark.parametrize("dimension", [1, 2, 3, 5])
-def test_points_are_the_barycentric_means_of_their_corners(dimension: int) -> None:
+def test_points_are_barycentric_means_of_corners(dimension: int) -> None:
     features = torch.randn(40, dimension, dtype=torch.float64) * 5
     simplices = ph.build_lattice(features).source
     corners = lattice_positions(simplices)[simplices.vertices.long()]
     torch.testing.assert_close((simplices.barycentric[..., None] * corners).sum(dim=1), features, rtol=0, atol=1e-10)
 
 
-def test_a_tap_lies_where_its_neighbor_does() -> None:
+def test_taps_match_neighbors() -> None:
     lattice = ph.build_lattice(torch.rand(200, 2, dtype=torch.float64) * 4, neighborhood_size=2)
     positions, taps = lattice_positions(lattice.source), tap_positions(lattice.neighborhood)
     for tap, row in zip(taps, lattice.neighbors, strict=True):
@@ -53,7 +43,7 @@ def test_a_tap_lies_where_its_neighbor_does() -> None:
 
 
 @pytest.mark.parametrize(("dimension", "size"), [(2, 3), (3, 2), (5, 1)])
-def test_taps_lie_where_the_neighborhood_measures_them(dimension: int, size: int) -> None:
+def test_taps_match_neighborhood_distances(dimension: int, size: int) -> None:
     neighborhood = ph.Neighborhood(dimension, size)
     distances = tap_positions(neighborhood).norm(dim=1)
     torch.testing.assert_close(distances, neighborhood.distances(), rtol=0, atol=TOLERANCE)
@@ -65,7 +55,7 @@ def test_steps_close_into_a_simplex() -> None:
     torch.testing.assert_close(steps.norm(dim=1), torch.full((4,), np.sqrt(9 / 8)), check_dtype=False)
 
 
-def test_the_backdrop_holds_every_lattice_point() -> None:
+def test_backdrop_contains_every_lattice_point() -> None:
     scene = make_scene()
     occupied = lattice_positions(scene.lattice.source).numpy()
     drawn = grid_points(occupied.min(axis=0), occupied.max(axis=0))
@@ -74,7 +64,7 @@ def test_the_backdrop_holds_every_lattice_point() -> None:
     assert len(drawn) == len(np.unique(drawn.round(6), axis=0))
 
 
-def test_the_scene_is_what_the_operators_make_of_it() -> None:
+def test_scene_matches_operators() -> None:
     scene = make_scene(num_points=9)
     weight = ph.gaussian_weight(2, 2, torch.float64)
     expected = ph.permutohedral_filter(scene.values, scene.features, weight / weight.sum(), neighborhood_size=2)
@@ -88,44 +78,34 @@ def test_steps_label_the_barycentric_weights() -> None:
     assert sum(weights) == pytest.approx(1, abs=0.02)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        *(["splat"], ["convolve"], ["slice"], ["steps"], ["neighborhood"], ["filter"], ["simplices"], ["levels"]),
-        ["neighborhood", "--dimension", 3, "--size", 1],
-        ["splat", "--points", 1],
-    ],
-    ids=lambda arguments: " ".join(map(str, arguments)),
-)
-def test_figures_are_drawn_as_svg_and_png(arguments: list[object], tmp_path: Path) -> None:
-    vector, raster = tmp_path / "figure.svg", tmp_path / "figure.png"
-    result = draw(arguments[0], vector, raster, *arguments[1:])
-    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
-    assert sorted(tmp_path.iterdir()) == [raster, vector]
-    assert ElementTree.parse(vector).getroot().tag.endswith("svg")
-    with Image.open(raster) as image:
+def test_draws_figures_of_documentation(tmp_path: Path) -> None:
+    main(tmp_path)
+    for path in tmp_path.glob("*.svg"):
+        assert ElementTree.parse(path).getroot().tag.endswith("svg")
+    with Image.open(tmp_path / "simplices.png") as image:
         assert np.asarray(image.convert("L")).std() > 5
+    assert len(list(tmp_path.iterdir())) == 5
 
 
-def test_a_figure_drawn_twice_is_the_same_file(tmp_path: Path) -> None:
+def test_drawing_is_reproducible(tmp_path: Path) -> None:
     for name in ("a.svg", "b.svg"):
         save_figure(draw_steps(make_scene(), ["slice"]), tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
-def test_filters_come_from_files(tmp_path: Path) -> None:
+def test_reads_filters_from_files(tmp_path: Path) -> None:
     path = tmp_path / "network.safetensors"
     weight = torch.randn(7, 2, 3)
     save_file({"layer.weight": weight, "layer.bias": torch.zeros(3)}, path)
     filters = read_filters(path, None)
     assert list(filters) == ["0 to 0", "1 to 0", "0 to 1", "1 to 1", "0 to 2", "1 to 2"]
     assert torch.equal(filters["1 to 2"], weight[:, 1, 2].double())
-    assert draw("filter", tmp_path / "filter.png", "--weights", path, "--tensor", "layer.weight").exit_code == 0
+    draw_filter(read_filters(path, "layer.weight"))
     np.save(tmp_path / "one.npy", np.zeros(65))
     assert list(read_filters(tmp_path / "one.npy", None)) == ["filter"]
 
 
-def test_the_shipped_filter_is_of_three_dimensions() -> None:
+def test_shipped_filter_has_three_dimensions() -> None:
     filters = shipped_filters()
     assert [len(weight) for weight in filters.values()] == [65, 65]
     assert not torch.allclose(filters["Gaussian"], filters["trained"])
@@ -134,22 +114,7 @@ def test_the_shipped_filter_is_of_three_dimensions() -> None:
     assert len(draw_filter(filters).axes) == 2 * (layers + 1)
 
 
-def test_mistakes_are_one_line(tmp_path: Path) -> None:
-    cases = {
-        ("splat", tmp_path / "figure.xyz"): "must be one of .svg, .png, .pdf",
-        ("splat", tmp_path / "none" / "figure.svg"): "no folder",
-        ("filter", tmp_path / "figure.svg", "--weights", tmp_path / "none.npy"): "cannot read weights",
-        ("simplices", tmp_path / "figure.svg", "--row", 5000): "rows 0 to 255",
-    }
-    for arguments, message in cases.items():
-        result = draw(*arguments)
-        assert result.exit_code == 1
-        assert message in result.stderr
-        assert result.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_filters_that_cannot_be_drawn_are_refused(tmp_path: Path) -> None:
+def test_rejects_filters_that_cannot_be_drawn(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="8 taps belongs to no neighborhood"):
         neighborhood_with_taps(8)
     with pytest.raises(InputError, match="25 filters do not fit"):

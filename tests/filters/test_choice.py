@@ -61,13 +61,22 @@ def test_noise_makes_lattices_slow() -> None:
     assert chosen(ph.explain_bilateral(picture(noise=0.1), 6.0, 0.1)) == "exact"
 
 
-def test_windows_reach_as_far_as_time_permits() -> None:
-    """Less far than `method="exact"`, and farther than would be wrong by what the lattice is."""
-    image = picture(noise=0.1)
-    found = [choice.choose_for_pixels(image, image, sigma, 0.1) for sigma in (2.0, 4.0, 6.0)]
-    assert [each.method for each in found] == ["exact"] * 3
-    assert found[0].reach >= found[1].reach >= found[2].reach >= 2.0
-    assert found[0].reach > found[2].reach
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize("sigmas", [(2.0, 0.1), (4.0, 0.2), (8.0, 0.1), (16.0, 0.1), (16.0, 0.3), (30.0, 0.5)])
+def test_gpus_choose_between_window_and_lattice(sigmas: tuple[float, float], noise: float) -> None:
+    """By costs of a device that is not the CPU, whichever holds the tensors."""
+    image = picture(height=160, width=200, noise=noise)
+    costs = choice.costs_of(torch.device("cuda"))
+    found = choice.choose_for_pixels(image, image, *sigmas, costs)
+    assert found.method == ("exact" if sigmas[0] == 2.0 else "separable")
+    # a GPU is not asked how many lattice points there are
+    assert choice.choose_for_pixels(torch.zeros_like(image), torch.zeros_like(image), *sigmas, costs) == found
+
+
+def test_costs_follow_the_device_of_the_tensors() -> None:
+    assert choice.costs_of(torch.device("cpu")) is choice.CPU_COSTS
+    for name in ("cuda", "mps", "xpu", "meta"):
+        assert choice.costs_of(torch.device(name)) is choice.GPU_COSTS
 
 
 def test_lattice_points_are_counted() -> None:
@@ -119,12 +128,12 @@ def test_a_transformed_call_that_takes_something_else_says_so() -> None:
         smooth(image)
 
 
-def test_weights_that_are_differentiated_take_no_sums_over_colors() -> None:
-    """Those know their derivatives, but compute them with all nodes, of which most are empty."""
-    image, weights = picture(), torch.rand(80, 100, device=DEVICE)
-    assert chosen(ph.explain_bilateral(image, 8.0, 0.2)) in ("landmarks", "grid")
-    actual = ph.bilateral_filter(image, 8.0, 0.2, weights=weights.requires_grad_(), method="auto")
-    assert_same(actual, ph.bilateral_filter(image, 8.0, 0.2, weights=weights))
+def test_differentiated_weights_use_the_lattice_instead_of_the_grid() -> None:
+    """The grid computes derivatives with all nodes, most of which are empty."""
+    image, weights = picture(noise=0.1), torch.rand(80, 100, device=DEVICE)
+    assert DEVICE.type != "cpu" or chosen(ph.explain_bilateral(image, 20.0, 0.1)) == "grid"
+    actual = ph.bilateral_filter(image, 20.0, 0.1, weights=weights.requires_grad_(), method="auto")
+    assert_same(actual, ph.bilateral_filter(image, 20.0, 0.1, weights=weights))
 
 
 def test_what_only_a_lattice_has_takes_it() -> None:

@@ -12,12 +12,21 @@ from support import DEVICE, relative_error, to_tensor
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral import memory
-from permutohedral.filters.color_grid import COARSE, FINE, ColorAxes, GridStep, estimate_size, find_axes, sum_color_grid
+from permutohedral.filters.color_grid import (
+    COARSE,
+    FINE,
+    ColorAxes,
+    GridStep,
+    estimate_nodes,
+    find_axes,
+    is_within_limits,
+    sum_color_grid,
+)
+from permutohedral.lattice import memory
 
 
-def axes_of(guide: Tensor) -> ColorAxes:
-    found = find_axes(guide, [1.0] * guide.shape[1])
+def axes_of(guide: Tensor, step: GridStep | None = None) -> ColorAxes:
+    found = find_axes(guide, [1.0] * guide.shape[1], step)
     assert found is not None
     return found
 
@@ -77,7 +86,7 @@ def test_the_last_color_may_be_rounded_up(channels: int) -> None:
     guide[0, :, 0, 0], guide[0, :, -1, -1] = -3, 0.49999976
     assert guide[0, 0, -1, -1] < 0.5
     assert guide[0, 0, -1, -1] + 5 == 5.5
-    axes = ColorAxes(np.eye(channels), np.zeros(channels), 1.0)
+    axes = ColorAxes(np.eye(channels), np.zeros(channels))
     with ph.use_backend("reference"):
         expected = sum_color_grid(guide, guide, SIGMA, axes)
     # what lies behind the tables of the grid is not the same in every call
@@ -97,7 +106,7 @@ def test_more_nodes_than_can_be_numbered() -> None:
     guide = torch.cat(ends, dim=1).float().view(1, 3, side, side)
     if ph.explain_backend(guide).startswith("native"):
         with pytest.raises(MemoryError):
-            sum_color_grid(guide, guide, (300.0, 300.0), ColorAxes(np.eye(3), np.zeros(3), 1.0))
+            sum_color_grid(guide, guide, (300.0, 300.0), ColorAxes(np.eye(3), np.zeros(3)))
 
 
 @pytest.mark.usefixtures("backend")
@@ -173,36 +182,30 @@ def test_turned_colors_give_the_same() -> None:
     assert relative_error(actual, expected) < 1e-6
 
 
-def test_the_size_of_a_grid() -> None:
+def test_narrow_bandwidths_need_more_nodes() -> None:
+    guide = picture(40, 50)
+    nodes = [estimate_nodes(guide, [sigma] * 3, SIGMA, axes_of(guide / sigma, COARSE)) for sigma in (1.0, 0.25)]
+    assert nodes[0] < nodes[1] < np.inf
+    # a billion nodes along each axis
+    assert estimate_nodes(guide, [1e-9] * 3, SIGMA, axes_of(guide / 1e-9)) == np.inf
+
+
+def test_limits_hold_for_colors_outside_of_the_counted_squares() -> None:
     guide = picture(40, 50)
     axes = axes_of(guide)
-    size, finer = (estimate_size(guide, [sigma] * 3, SIGMA, axes_of(guide / sigma)) for sigma in (1.0, 0.25))
-    assert size is not None
-    assert finer is not None
-    assert size.nodes < finer.nodes
-    assert size.rows < finer.rows
-    # of a billion nodes along each axis none is counted
-    assert estimate_size(guide, [1e-9] * 3, SIGMA, axes_of(guide / 1e-9)) is None
+    assert is_within_limits(guide, [1.0] * 3, SIGMA, axes)
     for odd in (1e6, torch.nan):
         guide[0, 0, 0, 0] = odd
-        assert estimate_size(guide, [1.0] * 3, SIGMA, axes) is None
+        assert not is_within_limits(guide, [1.0] * 3, SIGMA, axes)
     assert find_axes(torch.full((1, 3, 4, 5), torch.nan), [1.0] * 3) is None
 
 
-def test_the_most_nodes_of_a_grid() -> None:
-    """Those of a box around all colors, of which the squares that are looked at show few."""
+@pytest.mark.parametrize(("spans", "expected"), [((400, 700, 300), True), ((400, 700, 15000), False)])
+def test_limits_bound_the_box_around_all_colors(spans: tuple[float, ...], expected: bool) -> None:
     guide = torch.full((1, 3, 100, 100), 0.5, device=DEVICE)
-    axes = ColorAxes(np.eye(3), np.zeros(3), 1.0)
     guide[0, :, 0, 0], guide[0, :, 0, 1] = 0.0, 1.0
-
-    def steps(*spans: float) -> tuple[GridStep, ...] | None:
-        size = estimate_size(guide, [1 / span for span in spans], (200.0, 200.0), axes)
-        return None if size is None else size.steps
-
-    assert steps(400, 700, 300) == (FINE, COARSE)
-    # 2^29 nodes at four places
-    assert steps(400, 700, 420) == (COARSE,)
-    assert steps(400, 700, 15000) is None
+    axes = ColorAxes(np.eye(3), np.zeros(3))
+    assert is_within_limits(guide, [1 / span for span in spans], (200.0, 200.0), axes) == expected
 
 
 def test_derivatives() -> None:
@@ -225,7 +228,7 @@ def test_derivatives() -> None:
 
 
 class TestAuto:
-    """Of pictures with so many colors that there would be too many landmarks."""
+    """Images with noise and a large bandwidth."""
 
     sigmas = 12.0, 0.1
     noise = to_tensor(np.random.default_rng(0).normal(0, 0.1, (3, 90, 110)), torch.float32)
@@ -268,10 +271,9 @@ def test_a_finer_grid_is_closer() -> None:
     noise = to_tensor(np.random.default_rng(0).normal(0, 0.5, (1, 3, 60, 70)), torch.float32)
     guide = picture(60, 70) / 2 + noise
     expected = quotient(by_definition(with_mass(guide), guide, (8.0, 8.0)))
-    axes = axes_of(guide)
     coarse, fine = (
-        float((quotient(sum_color_grid(guide, guide, (8.0, 8.0), each)) - expected).abs().max())
-        for each in (axes, axes.with_step(FINE))
+        float((quotient(sum_color_grid(guide, guide, (8.0, 8.0), axes_of(guide, step))) - expected).abs().max())
+        for step in (COARSE, FINE)
     )
     assert fine < 0.75 * coarse
 
@@ -282,7 +284,7 @@ def test_pixels_unlike_all_others() -> None:
     odd = to_tensor(np.random.default_rng(0).random((120, 120))) < 0.01
     image[:, odd] = to_tensor(np.random.default_rng(1).random((3, int(odd.sum()))), torch.float32)
     guide = image[None] / 0.1
-    actual = quotient(sum_color_grid(image[None], guide, (16.0, 16.0), axes_of(guide)))[0]
+    actual = quotient(sum_color_grid(image[None], guide, (16.0, 16.0), axes_of(guide, COARSE)))[0]
     expected = ph.bilateral_filter(image, 16.0, 0.1, method="exact")
     errors = [float((each - expected).abs().max()) for each in (actual, ph.bilateral_filter(image, 16.0, 0.1))]
     assert errors[0] < 0.05

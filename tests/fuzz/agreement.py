@@ -1,4 +1,4 @@
-"""Runs a call on every backend and compares: the same result, or an error of the package's own."""
+"""Run a call on every backend and compare the results or errors."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ def forced_threads(backend: str, threads: int) -> Iterator[None]:
         yield
         return
     from permutohedral import _native
-    from permutohedral.ops.native import lending
+    from permutohedral.ops.native import bridge
 
-    before, chosen = lending.threads, _native.instruction_set()
+    before, chosen = bridge.threads, _native.instruction_set()
     available = _native.instruction_sets()
-    lending.threads = lambda work: threads
+    bridge.threads = lambda work: threads
     _native.use_instruction_set(available[threads % len(available)])
     try:
         yield
     finally:
-        lending.threads = before
+        bridge.threads = before
         _native.use_instruction_set(chosen)
 
 
 def assert_agreement(call: Call, case: Case, tolerance: float) -> None:
-    """Every backend gives what the reference gives, up to `tolerance` of the largest number, or both refuse."""
+    """Compare every backend with the reference, relative to the largest value; both may raise."""
     expected = outcome_of(call, "reference")
     for backend in OTHERS:
         actual = outcome_of(call, backend, case.threads)
@@ -70,7 +70,7 @@ def assert_agreement(call: Call, case: Case, tolerance: float) -> None:
 
 def near_the_limit(case: Case) -> bool:
     """Whether features lie so close to the largest allowed that rounding decides on which side."""
-    from permutohedral.ops.primitives import key_limit
+    from permutohedral.ops.contract import key_limit
 
     limit = key_limit(case.dtypes[0])
     return 0.2 * limit < case.magnitude < 5 * limit

@@ -1,4 +1,4 @@
-"""What the fuzz tests draw: points of every awkward kind, in every layout, dtype and memory order."""
+"""Random inputs of the fuzz tests: difficult points in every layout, dtype and memory order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support import DEVICE
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.neighborhood import count_taps
+from permutohedral.ops.neighborhood import count_taps
 
 Array = NDArray[np.float64]
 Layout = Literal["flat", "ragged", "dense", "shared"]
@@ -62,7 +62,7 @@ class Case:
         target: where results are wanted, None for the source.
         channels: in, out, and groups.
         halo: of the lattice.
-        threads: that the native core is told to use.
+        threads: of the native core.
         strides: how features and values lie in memory.
         seed: of values, filters, and the items of ragged batches.
     """

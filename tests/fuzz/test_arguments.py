@@ -1,4 +1,4 @@
-"""Arguments of any shape, dtype and kind: a result, or one of the package's errors; nothing else gets out."""
+"""Arguments of any shape, dtype and kind give a result or raise one of the package's errors."""
 
 from __future__ import annotations
 

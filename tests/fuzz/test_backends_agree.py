@@ -68,7 +68,7 @@ def test_gradients(case: Case) -> None:
 @pytest.mark.parametrize("backend", usable_backends())
 @often
 @given(case=cases())
-def test_a_gaussian_stays_between_its_values(backend: str, case: Case) -> None:
+def test_gaussian_stays_within_range_of_values(backend: str, case: Case) -> None:
     """An average with positive weights: never beyond the largest value, never NaN, whatever the finite features."""
 
     def call() -> list[Tensor]:
@@ -93,7 +93,7 @@ def test_a_gaussian_stays_between_its_values(backend: str, case: Case) -> None:
     case=cases("generic", FLOAT64, layouts=("flat",), targets=False),
     distance=st.sampled_from([2.0**8, 2.0**16 / 13, 2.0**17, 2.0**20]),
 )
-def test_far_points_never_meet(backend: str, case: Case, distance: float) -> None:
+def test_distant_points_do_not_mix(backend: str, case: Case, distance: float) -> None:
     """Two clouds far apart are filtered as each by itself: a key that wrapped around would let them touch."""
     [near] = case.features()
     away = near + distance

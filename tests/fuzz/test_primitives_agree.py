@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from support import DEVICE, TOLERANCE, relative_error
 from torch import Tensor
 
-from permutohedral.neighborhood import Neighborhood
 from permutohedral.ops import dispatch, reference
+from permutohedral.ops.neighborhood import Neighborhood
 
 pytestmark = pytest.mark.skipif(not OTHERS, reason="the reference is the only backend here")
 
@@ -26,16 +26,17 @@ LARGEST_KEY = 2**30
 
 
 @st.composite
-def key_rows(draw: st.DrawFn, columns: int) -> Tensor:
-    """Rows of integers: vertices of the lattice or not, with repetitions, near zero or at the ends of the range."""
+def key_rows(draw: st.DrawFn, columns: int, vertices: bool = True) -> Tensor:
+    """Keys of vertices, or any integers, with repetitions, near zero or at the ends of the range."""
     rows = draw(st.sampled_from([0, 1, 2, 9, 60]))
     wide = st.integers(-LARGEST_KEY, LARGEST_KEY)
     numbers = st.integers(-3, 3) | wide | st.sampled_from([-LARGEST_KEY, LARGEST_KEY, 2**24, -(2**24), 2**16])
     keys: NDArray[np.int64] = draw(arrays(np.int64, (rows, columns), elements=numbers))
     keys[:, 0] = np.abs(keys[:, 0])
-    if draw(st.booleans()):
+    if vertices or draw(st.booleans()):
         # congruent modulo d+1, as coordinates of a vertex are
-        keys[:, 1:] = keys[:, 1:] // columns * columns + keys[:, :1] % columns
+        inside = keys[:, 1:].clip(columns - LARGEST_KEY, LARGEST_KEY - columns)
+        keys[:, 1:] = inside // columns * columns + keys[:, :1] % columns
     if rows and draw(st.booleans()):
         keys = keys[np.random.default_rng(rows).integers(0, rows, size=rows)]
     return torch.from_numpy(keys.clip(-LARGEST_KEY, LARGEST_KEY)).to(device=DEVICE, dtype=torch.int32)
@@ -69,7 +70,7 @@ def test_find_neighbors(data: st.DataObject, columns: int, size: int, threads: i
     if data.draw(st.booleans()):
         target = keys
     else:
-        target = torch.cat([data.draw(key_rows(columns)), keys])
+        target = torch.cat([data.draw(key_rows(columns, vertices=False)), keys])
         target[:, 1:] += offsets[data.draw(st.integers(0, len(offsets) - 1))]
     if data.draw(st.booleans()):
         table = table[:0]

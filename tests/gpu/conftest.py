@@ -1,4 +1,4 @@
-"""Tests of what only a GPU can show; `make test-gpu` runs them by default and in torch's deterministic mode."""
+"""GPU tests. `make test-gpu` runs them by default and in torch's deterministic mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How results of a GPU are compared with float64 on the CPU."""
+"""Comparison of GPU results with float64 on the CPU."""
 
 from __future__ import annotations
 

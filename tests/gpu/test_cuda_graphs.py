@@ -41,7 +41,7 @@ def step(layer: torch.nn.Module, values: Tensor, lattice: ph.Lattice) -> list[Te
 
 
 @pytest.mark.parametrize("channels", [(3, 5), (16, 32)])
-def test_a_training_step_on_a_lattice(channels: tuple[int, int]) -> None:
+def test_training_step_on_fixed_lattice(channels: tuple[int, int]) -> None:
     layer = ph.nn.PermutohedralConvolution(*channels, dimension=3, device="cuda")
     features, values = 4 * torch.randn(20_000, 3, device="cuda"), torch.randn(20_000, channels[0], device="cuda")
     lattice = layer.build_lattice(features)
@@ -56,7 +56,7 @@ def test_a_training_step_on_a_lattice(channels: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("channels", [(3, 5), (16, 32)])
-def test_a_training_step_on_changing_features(channels: tuple[int, int]) -> None:
+def test_training_step_on_changing_features(channels: tuple[int, int]) -> None:
     layer = ph.nn.PermutohedralConvolution(*channels, dimension=3, device="cuda")
     features = 4 * torch.randn(2, 10_000, 3, device="cuda")
     values = torch.randn(2, 10_000, channels[0], device="cuda")
@@ -76,7 +76,7 @@ def test_a_training_step_on_changing_features(channels: tuple[int, int]) -> None
             assert_near(found, expected, TOLERANCE)
 
 
-def test_a_gaussian_of_changing_features() -> None:
+def test_gaussian_of_changing_features() -> None:
     features, values = 4 * torch.randn(20_000, 3, device="cuda"), torch.rand(20_000, 3, device="cuda")
 
     def run() -> list[Tensor]:

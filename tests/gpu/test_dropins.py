@@ -1,4 +1,4 @@
-"""The drop-in for pydensecrf with `device="cuda"`: what it answers on the CPU, as arrays."""
+"""The pydensecrf drop-in with `device="cuda"`, compared with the CPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from pydensecrf_cases import CASES, Case, solve
 from support import INTERPRETED
 
-from permutohedral.pydensecrf import densecrf
+from permutohedral.compat.pydensecrf import densecrf
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="tests/interpreted/test_mean_field.py has the drop-in")
 
@@ -19,7 +19,7 @@ def on_gpu(width: int, height: int, labels: int) -> densecrf.DenseCRF2D:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_it_answers_as_on_the_cpu(case: Case) -> None:
+def test_matches_cpu(case: Case) -> None:
     expected, found = (
         solve(module, case) for module in (densecrf, SimpleNamespace(**vars(densecrf) | {"DenseCRF2D": on_gpu}))
     )
@@ -28,7 +28,7 @@ def test_it_answers_as_on_the_cpu(case: Case) -> None:
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-5)
 
 
-def test_a_field_of_points() -> None:
+def test_field_of_points() -> None:
     random = np.random.default_rng(0)
     unary, features = random.uniform(0, 3, (4, 300)).astype(np.float32), random.normal(size=(3, 300)) * 2
     answers = []

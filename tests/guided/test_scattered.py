@@ -12,7 +12,7 @@ import permutohedral as ph
 NUMBERS = np.random.default_rng(0)
 
 
-def test_near_samples_it_is_the_gaussian_mean() -> None:
+def test_is_the_gaussian_mean_near_samples() -> None:
     values, features = to_tensor(NUMBERS.random((40, 2))), to_tensor(NUMBERS.random((40, 3)) * 2)
     targets = to_tensor(NUMBERS.random((15, 3)) * 2)
     weights = to_tensor(NUMBERS.random(40))
@@ -57,7 +57,7 @@ def test_gradients() -> None:
     assert torch.autograd.gradcheck(lambda *given: ph.interpolate(*given)[0], inputs, atol=1e-7, fast_mode=True)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_rejects_mismatched_inputs() -> None:
     features = torch.zeros(3, 2)
     with pytest.raises(ph.InputError, match="nothing is known"):
         ph.interpolate(torch.full((3, 1), torch.nan), features)
@@ -65,3 +65,23 @@ def test_what_does_not_fit_is_refused() -> None:
         ph.interpolate(torch.zeros(4, 1), features)
     with pytest.raises(ph.InputError, match="weights must be"):
         ph.interpolate(torch.zeros(3, 1), features, weights=torch.ones(2))
+
+
+def test_unknown_values_are_unknown_per_channel() -> None:
+    features, targets = torch.rand(20, 2) * 4, torch.rand(9, 2) * 4
+    values = torch.rand(20, 2)
+    values[3:, 0] = torch.nan
+    found, mass = ph.interpolate(values, features, targets)
+    apart = [ph.interpolate(values[:, channel, None], features, targets) for channel in range(2)]
+    torch.testing.assert_close(found, torch.cat([each[0] for each in apart], dim=1))
+    torch.testing.assert_close(mass, torch.minimum(apart[0][1], apart[1][1]))
+
+
+def test_tiny_weights_do_not_underflow() -> None:
+    features, values, weights = torch.rand(20, 2) * 4, torch.rand(20, 2), torch.rand(20)
+    # little of the samples reaches the targets
+    targets = features + 1.5
+    expected = ph.interpolate(values, features, targets, weights=weights)
+    found = ph.interpolate(values, features, targets, weights=1e-37 * weights)
+    torch.testing.assert_close(found[0], expected[0])
+    torch.testing.assert_close(found[1] * 1e37, expected[1])

@@ -12,7 +12,7 @@ from support import DEVICE, assert_close, to_numpy, to_tensor
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.guided.smoothness import smoothness_on
+from permutohedral.ops.contract import FEATURE_SHIFT
 
 HEIGHT, WIDTH, SIGMA_SPACE, SIGMA_RANGE = 6, 8, 2.3, 0.37
 EXACT: dict[str, Any] = {"iterations": 400, "tolerance": 1e-13}
@@ -26,7 +26,7 @@ def features_of(guide: Tensor) -> oracle.Array:
     channels, height, width = guide.shape
     y, x = np.meshgrid(np.arange(height), np.arange(width), indexing="ij")
     colors = to_numpy(guide).reshape(channels, -1).T / SIGMA_RANGE
-    return np.concatenate([np.stack([y, x], axis=2).reshape(-1, 2) / SIGMA_SPACE, colors], axis=1)
+    return FEATURE_SHIFT + np.concatenate([np.stack([y, x], axis=2).reshape(-1, 2) / SIGMA_SPACE, colors], axis=1)
 
 
 def roughness(simplices: oracle.Simplices) -> oracle.Array:
@@ -34,8 +34,8 @@ def roughness(simplices: oracle.Simplices) -> oracle.Array:
     vertices, corners = simplices.vertices, simplices.vertices.shape[1]
     steps = [sign * (corners * np.eye(corners, dtype=np.int64)[j] - 1) for j in range(corners) for sign in (1, -1)]
     difference = vertices[None] - vertices[:, None]
-    beside = sum((difference == step).all(axis=2).astype(float) for step in steps)
-    counts = 2 * corners * np.eye(len(vertices)) + beside
+    adjacent = sum((difference == step).all(axis=2).astype(float) for step in steps)
+    counts = 2 * corners * np.eye(len(vertices)) + adjacent
     wanted, scale = simplices.weights.sum(axis=0), np.ones(len(vertices))
     for _ in range(5):
         scale = np.sqrt(scale * wanted / (counts @ scale))
@@ -50,18 +50,6 @@ def solve(guide: Tensor, seen: oracle.Array, data: oracle.Array, right: oracle.A
     assert seen.shape[1] == len(simplices.vertices)
     solution = np.linalg.solve(smoothness * roughness(simplices) + data, right)
     return to_tensor((simplices.weights @ solution).T.reshape(-1, *guide.shape[1:]))
-
-
-@pytest.mark.parametrize("channels", [1, 2, 3, 5, 17])
-def test_sums_of_what_lies_beside_lattice_points(channels: int) -> None:
-    lattice = ph.build_lattice(to_tensor(features_of(picture(1))), neighborhood_size=0, separable=True)
-    beside = smoothness_on(lattice).beside
-    rows = to_tensor(np.random.default_rng(1).random((lattice.num_lattice_points, channels)))
-    values, axes = to_numpy(rows), beside.axes.cpu().numpy()
-    expected = len(axes) * values
-    for neighbors in axes:
-        expected[neighbors >= 0] += values[neighbors[neighbors >= 0]]
-    assert_close(beside.add(rows), to_tensor(expected))
 
 
 def test_pixels_are_the_solution_of_the_dense_equations() -> None:
@@ -90,7 +78,7 @@ def test_cells_are_the_solution_of_the_dense_equations(size: tuple[int, int]) ->
     assert_close(ph.bilateral_solver(target, guide, None, 0.7, SIGMA_SPACE, SIGMA_RANGE, **options), expected)
 
 
-def test_points_count_as_the_pixels_they_lie_in() -> None:
+def test_points_equal_the_pixels_that_contain_them() -> None:
     guide, values = picture(3), picture(2, 1, 1, 3)[:, 0]
     places = to_tensor([[0.2, 0.4], [3.8, 2.1], [5.0, 7.4]])
     target = torch.full((2, HEIGHT, WIDTH), torch.nan, dtype=torch.float64, device=DEVICE)
@@ -118,27 +106,27 @@ def test_gradients() -> None:
     assert torch.autograd.gradcheck(run_cells, [coarse.requires_grad_(), guide, smoothness], atol=1e-7, fast_mode=True)
 
 
-def test_a_gradient_that_is_differentiated_again_is_refused() -> None:
+def test_rejects_second_derivatives() -> None:
     target = picture(1).requires_grad_()
     with pytest.raises(ph.InputError, match="differentiated again"):
         torch.autograd.grad(ph.bilateral_solver(target, picture(3)).sum(), target, create_graph=True)
 
 
-def test_constants_stay() -> None:
+def test_preserves_constants() -> None:
     guide = picture(3).float()
     target = torch.full((1, HEIGHT, WIDTH), 60000.5, device=DEVICE)
     target[0, 1:5, 2:] = torch.nan
     assert_close(ph.bilateral_solver(target, guide), torch.full_like(target, 60000.5))
 
 
-def test_a_start_at_the_solution_needs_no_iterations() -> None:
+def test_start_at_the_solution_converges_faster() -> None:
     solver, target = ph.BilateralSolver(picture(3), 2.0, 0.5), picture(2, 1, 3, 4)
     solved = solver(target, observe="cells", **EXACT)
     again = solver(target, observe="cells", iterations=3, start=solved)
     assert (again - solved).abs().max() < (solver(target, observe="cells", iterations=3) - solved).abs().max()
 
 
-def test_batches_are_items_side_by_side() -> None:
+def test_batch_equals_its_items() -> None:
     guides, targets = torch.stack([picture(2), picture(2, 5)]), torch.stack([picture(1, 1), picture(1, 2)])
     targets[1, 0, 2] = torch.nan
     together = ph.bilateral_solver(targets, guides, **EXACT)
@@ -148,7 +136,15 @@ def test_batches_are_items_side_by_side() -> None:
     assert_close(shared[1], ph.bilateral_solver(targets[1], guides[0], **EXACT))
 
 
-def test_items_in_other_units_do_not_matter() -> None:
+def test_batch_with_confidence_equals_its_items() -> None:
+    guides, targets = torch.stack([picture(3, 5), picture(3, 6)]), torch.stack([picture(2, 7), picture(2, 8)])
+    confidence = torch.stack([picture(1, 9)[0], picture(1, 10)[0]])
+    found = ph.bilateral_solver(targets, guides, confidence)
+    items = zip(targets, guides, confidence, strict=True)
+    assert_close(found, torch.stack([ph.bilateral_solver(*each) for each in items]))
+
+
+def test_items_in_other_units_do_not_interact() -> None:
     """Nor what units these are: float32 has few digits, and no squares of its smallest and largest numbers."""
     guides, targets = (
         torch.stack([picture(2), picture(2, 5)]).float(),
@@ -165,7 +161,7 @@ def test_items_in_other_units_do_not_matter() -> None:
         assert_close(found[1] / unit, ph.bilateral_solver(targets[1], guides[1], tolerance=1e-6, iterations=200))
 
 
-def test_more_iterations_than_needed_do_no_harm() -> None:
+def test_extra_iterations_do_no_harm() -> None:
     """Without a tolerance they go on when only rounding errors are left."""
     generator = torch.Generator().manual_seed(31)
     values, guide = torch.rand(4, 4, generator=generator), torch.rand(2, 19, generator=generator)
@@ -195,8 +191,8 @@ def test_volumes() -> None:
         ({"observe": "blobs"}, "observe must be"),
         ({"observe": torch.zeros(3, 3)}, "positions"),
         ({"observe": torch.zeros(3, 2)}, "one for each position"),
-        ({"target": torch.zeros(1, 2), "observe": torch.tensor([[0.0, 1.0], [3.0, 7.6]])}, "lie in the picture"),
-        ({"target": torch.zeros(1, 1), "observe": torch.full((1, 2), torch.nan)}, "lie in the picture"),
+        ({"target": torch.zeros(1, 2), "observe": torch.tensor([[0.0, 1.0], [3.0, 7.6]])}, "lie in the image"),
+        ({"target": torch.zeros(1, 1), "observe": torch.full((1, 2), torch.nan)}, "lie in the image"),
         ({"target": torch.zeros(1, 0), "observe": torch.zeros(0, 2)}, "nothing is known"),
         ({"start": torch.zeros(1, 3, 4)}, "start must be"),
         ({"start": torch.full((1, 6, 8), torch.nan)}, "start must be finite"),
@@ -204,7 +200,93 @@ def test_volumes() -> None:
         ({"guide": torch.zeros(2, 3, 6, 8)}, "batch axes"),
     ],
 )
-def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
+def test_rejects_mismatched_inputs(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"target": torch.zeros(1, 6, 8), "guide": torch.zeros(3, 6, 8)}
     with pytest.raises(ph.InputError, match=message):
         ph.bilateral_solver(**{**arguments, **change})
+
+
+def test_gradient_is_finite_where_no_data_reach() -> None:
+    """Pixels without data have the mean of the data, so adding one to all data adds one to all pixels."""
+    guide = torch.zeros(1, 16, 16, device=DEVICE)
+    guide[:, :, 8:] = 1.0
+    confidence = (guide[0] == 0).float()
+    for dtype in (torch.float32, torch.float64):
+        for iterations in (5, 200):
+            target = picture(1, 1, 16, 16).to(dtype).requires_grad_()
+            options: dict[str, Any] = {"iterations": iterations, "tolerance": 0.0}
+            found = ph.bilateral_solver(target, guide.to(dtype), confidence, **options)
+            (gradient,) = torch.autograd.grad(found.sum(), target)
+            assert abs(float(gradient.sum()) - 256) < 0.01
+            assert float(gradient.abs().max()) < 256
+
+
+def test_gradient_where_no_data_reach_is_that_of_finite_differences() -> None:
+    guide = picture(1, 0, 3, 4)
+    guide[:, :, 2:] += 100.0
+    confidence = torch.ones(3, 4, dtype=torch.float64, device=DEVICE)
+    confidence[:, 2:] = 0
+    target = picture(1, 1, 3, 4).requires_grad_()
+
+    def run(target: Tensor) -> Tensor:
+        found: Tensor = ph.bilateral_solver(target, guide, confidence, 0.6, 1.7, SIGMA_RANGE, **EXACT)
+        return found
+
+    assert torch.autograd.gradcheck(run, [target], atol=1e-7)
+
+
+def test_items_of_a_batch_do_not_interact() -> None:
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.rand(3, 48, 64, generator=generator)
+    photo = noise[:, ::12, ::16].repeat_interleave(12, dim=1).repeat_interleave(16, dim=2)
+    guides, coarse = torch.stack([photo, noise]).to(DEVICE), torch.rand(2, 1, 6, 8, generator=generator).to(DEVICE)
+    together = ph.upsample(coarse, guides, mode="solver")
+    for item in range(2):
+        assert_close(together[item], ph.upsample(coarse[item], guides[item], mode="solver"))
+
+
+def test_more_iterations_do_not_diverge() -> None:
+    """The lattice has parts that only rounding errors join, along which the equations are singular."""
+    generator = torch.Generator().manual_seed(779245)
+    guide = torch.rand(1, 12, 19, generator=generator, dtype=torch.float64)
+    coarse = torch.rand(1, 9, 3, generator=generator, dtype=torch.float64) * 1500 + 154
+    coarse[torch.rand(coarse.shape, generator=generator) < 0.3] = torch.nan
+    few, many = (
+        ph.upsample(coarse.to(DEVICE), guide.to(DEVICE), 1.0, 0.02, "solver", steps=steps, smoothness=10.0)
+        for steps in (16, 2000)
+    )
+    assert float(many.abs().max()) < 2 * float(few.abs().max())
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -1.0])
+def test_rejects_invalid_smoothness_tensors(number: float) -> None:
+    with pytest.raises(ph.InputError, match="smoothness must be"):
+        ph.bilateral_solver(torch.zeros(1, 6, 8), torch.zeros(3, 6, 8), smoothness=torch.tensor(number))
+    with pytest.raises(ph.InputError, match="smoothness must be one"):
+        ph.bilateral_solver(torch.zeros(1, 6, 8), torch.zeros(3, 6, 8), smoothness=torch.ones(2))
+
+
+def test_float64_targets_keep_their_digits_along_a_float32_guide() -> None:
+    guide, target = picture(3).float(), 4e6 + picture(1, 1)
+    expected = ph.bilateral_solver(target, guide.double(), tolerance=1e-10, iterations=100)
+    assert_close(
+        ph.bilateral_solver(target, guide, tolerance=1e-10, iterations=100) - 4e6, expected - 4e6, torch.float32
+    )
+    reused = ph.BilateralSolver(guide)(target, tolerance=1e-10, iterations=100)
+    assert_close(reused - 4e6, expected - 4e6, torch.float32)
+
+
+@pytest.mark.parametrize("observe", ["pixels", "cells"])
+def test_unknown_samples_are_unknown_per_channel(observe: Any) -> None:
+    guide, target = picture(1), picture(2, 1, *((HEIGHT, WIDTH) if observe == "pixels" else (3, 4)))
+    target[0, 1:] = torch.nan
+    options: dict[str, Any] = {"observe": observe, **EXACT}
+    found = ph.bilateral_solver(target, guide, None, 0.7, SIGMA_SPACE, SIGMA_RANGE, **options)
+    for channel in range(2):
+        alone = ph.bilateral_solver(target[channel, None], guide, None, 0.7, SIGMA_SPACE, SIGMA_RANGE, **options)
+        assert_close(found[channel, None], alone)
+
+
+def test_rejects_a_confidence_of_one_row() -> None:
+    with pytest.raises(ph.InputError, match="confidence must be"):
+        ph.bilateral_solver(torch.zeros(1, 6, 8), torch.zeros(3, 6, 8), torch.ones(8))

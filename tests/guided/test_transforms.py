@@ -1,4 +1,4 @@
-"""`torch.func` and dual tensors on what follows a guide: as finite differences and single calls are, or refused."""
+"""`torch.func` and dual tensors along a guide: equal to finite differences and single calls, or rejected."""
 
 from __future__ import annotations
 
@@ -41,31 +41,27 @@ def test_maps_of_torch_vmap(upsample: Callable[[Tensor], Tensor]) -> None:
     torch.testing.assert_close(torch.vmap(upsample)(coarse), expected)
 
 
-def test_unknown_samples_of_torch_vmap() -> None:
-    guide, coarse = draw(3, 10, 12), draw(7, 2, 5, 6)
+def test_unknown_samples_of_torch_vmap(upsample: Callable[[Tensor], Tensor]) -> None:
+    coarse = draw(7, 2, 5, 6)
     coarse[0, 0, 1, 1] = torch.nan
-    expected = ph.upsample(coarse, guide, 1.3, 0.37, mode="affine")
-    mapped = torch.vmap(lambda each: ph.upsample(each, guide, 1.3, 0.37, mode="affine"))(coarse)
-    torch.testing.assert_close(mapped, expected)
-    with pytest.raises(ph.InputError, match="give these batch axes"):
-        torch.vmap(lambda each: ph.upsample(each, guide, 1.3, 0.37))(coarse)
+    torch.testing.assert_close(torch.vmap(upsample)(coarse), torch.stack([upsample(each) for each in coarse]))
 
 
-def test_unknown_samples_are_not_spread_where_they_cannot_be_read(upsample: Callable[[Tensor], Tensor]) -> None:
+def test_unknown_samples_do_not_spread_while_traced(upsample: Callable[[Tensor], Tensor]) -> None:
     coarse = draw(2, 5, 6)
     coarse[0, 1, 1] = torch.nan
     value, _ = torch.func.linearize(upsample, coarse)
     torch.testing.assert_close(value, upsample(coarse))
 
 
-def test_guides_of_torch_vmap_are_refused() -> None:
+def test_rejects_vmap_over_guides() -> None:
     guides, coarse = draw(2, 3, 10, 12), draw(2, 5, 6)
     for mode in ("gaussian", "affine", "solver"):
-        with pytest.raises(ph.InputError, match="give the guide and what follows it batch axes"):
+        with pytest.raises(ph.InputError, match="cannot map over guides"):
             torch.vmap(lambda guide, mode=mode: ph.upsample(coarse, guide, mode=mode))(guides)
 
 
-def test_a_solver_refuses_what_it_has_no_derivative_for() -> None:
+def test_solver_rejects_function_transforms() -> None:
     guide, target = draw(3, 5, 6), draw(2, 5, 6)
 
     def solve(values: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import permutohedral as ph
 from permutohedral.guided.grids import Grids
+from permutohedral.ops.contract import FEATURE_SHIFT
 
 MODES: tuple[Any, ...] = ("gaussian", "affine", "solver")
 
@@ -28,7 +29,8 @@ def expected_gaussian(coarse: Tensor, guide: Tensor, sigma_space: float, sigma_r
 
     def features(image: Tensor, y: Any, x: Any) -> oracle.Array:
         places = np.stack(np.meshgrid(y, x, indexing="ij"), axis=2).reshape(-1, 2) / sigma_space
-        return np.concatenate([places, to_numpy(image).reshape(len(image), -1).T / sigma_range], axis=1)
+        colors = to_numpy(image).reshape(len(image), -1).T / sigma_range
+        return FEATURE_SHIFT + np.concatenate([places, colors], axis=1)
 
     small = functional.adaptive_avg_pool2d(guide, (rows, columns))
     centers = [(np.arange(n) + 0.5) * (full / n) - 0.5 for n, full in ((rows, height), (columns, width))]
@@ -61,7 +63,7 @@ def test_affine_follows_a_guide_that_explains_everything() -> None:
 
 @pytest.mark.parametrize("sampling", ["area", "point"])
 @pytest.mark.parametrize("mode", MODES)
-def test_constants_stay(mode: Any, sampling: Any) -> None:
+def test_preserves_constants(mode: Any, sampling: Any) -> None:
     guide, coarse = maps(3, 11, 13).float(), torch.full((2, 1, 4, 5), 60000.5, device=DEVICE)
     coarse[0, 0, 1:, 2:] = torch.nan
     found = ph.upsample(coarse, guide, mode=mode, sampling=sampling)
@@ -96,14 +98,14 @@ def test_places_of_kept_pixels_are_whole_numbers(few: int, many: int) -> None:
         assert places.tolist() == [number * many // few for number in range(few)]
 
 
-def test_what_no_sample_reaches_is_interpolated() -> None:
+def test_interpolates_targets_far_from_all_samples() -> None:
     guide, coarse = torch.zeros(1, 8, 12, dtype=torch.float64, device=DEVICE), maps(3, 4, 3)
     guide[0, 3, 4:6] = 1000.0
     between = functional.interpolate(coarse[None], (8, 12), mode="bilinear", align_corners=False)[0]
     assert_close(ph.upsample(coarse, guide, steps=0)[:, 3, 4:6], between[:, 3, 4:6])
 
 
-def test_unknown_samples_do_not_count() -> None:
+def test_ignores_unknown_samples() -> None:
     guide, coarse = maps(1, 8, 12), maps(2, 4, 6, seed=1)
     confidence = torch.ones(4, 6, dtype=torch.float64, device=DEVICE)
     confidence[1:3, 2:4] = 0
@@ -127,7 +129,7 @@ def test_only_ratios_of_confidences_matter(mode: Any) -> None:
     assert_close(ph.upsample(coarse, guide, mode=mode, confidence=1e-30 * confidence), expected)
 
 
-def test_memory_is_that_of_the_map() -> None:
+def test_keeps_the_memory_format() -> None:
     coarse, guide = maps(5, 4, 3), maps(2, 8, 9, seed=1)
     first = ph.upsample(coarse, guide)
     last = ph.upsample(coarse.movedim(0, -1).contiguous().movedim(-1, 0), guide)
@@ -139,7 +141,7 @@ def test_memory_is_that_of_the_map() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_batches_are_items_side_by_side(mode: Any) -> None:
+def test_batch_equals_its_items(mode: Any) -> None:
     guides, coarse = maps(2, 1, 8, 9), maps(2, 2, 4, 3, seed=1)
     coarse[1, :, 1, 1] = torch.nan
     together = ph.upsample(coarse, guides, mode=mode, steps=120)
@@ -154,7 +156,7 @@ def test_batches_are_items_side_by_side(mode: Any) -> None:
 
 
 @pytest.mark.parametrize(("sampling", "size"), [("area", (4, 5)), ("point", (4, 5)), ("area", (1, 9))])
-def test_many_channels_are_many_maps(sampling: Any, size: tuple[int, int]) -> None:
+def test_many_channels_equal_single_maps(sampling: Any, size: tuple[int, int]) -> None:
     """Which are mixed out of coarse samples, channels first or last, instead of filtered on the lattice."""
     coarse, guide = maps(2, 200, *size), maps(2, 3, 13, 22, seed=1)
     coarse[0, :, 0, 1] = torch.nan
@@ -199,7 +201,7 @@ def test_gradients(mode: Any) -> None:
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="arrays lie in the memory of the host")
-def test_arrays_give_arrays() -> None:
+def test_returns_arrays_for_arrays() -> None:
     random = np.random.default_rng(0)
     coarse, guide = random.random((2, 4, 5)), random.random((3, 9, 11))[:, ::-1]
     coarse.flags.writeable = False
@@ -210,7 +212,7 @@ def test_arrays_give_arrays() -> None:
     assert isinstance(ph.Upsampler(guide, (4, 5))(coarse), np.ndarray)
     solved = ph.bilateral_solver(coarse, guide, observe="cells", start=found)
     assert isinstance(solved, np.ndarray)
-    # what is learned beside arrays has no derivative through them
+    # parameters passed with arrays get no derivative
     learned = torch.tensor(2.0, requires_grad=True)
     assert isinstance(ph.bilateral_solver(coarse, guide, observe="cells", smoothness=learned), np.ndarray)
     assert isinstance(ph.BilateralSolver(guide)(coarse[:, 0], observe=np.zeros((5, 2))), np.ndarray)
@@ -219,7 +221,7 @@ def test_arrays_give_arrays() -> None:
     assert isinstance(mass, np.ndarray)
 
 
-def test_sixteen_bits_stay() -> None:
+def test_keeps_16_bit_dtypes() -> None:
     assert ph.upsample(maps(2, 3, 3).half(), maps(1, 6, 6).float()).dtype == torch.float16
 
 
@@ -234,27 +236,27 @@ def test_sixteen_bits_stay() -> None:
         ({"guide": torch.zeros(64, 96, 3)}, "channels forward"),
         ({"guide": torch.zeros(2, 1, 6, 8)}, "batch axes"),
         ({"confidence": torch.zeros(3, 4)}, "nothing is known"),
-        ({"confidence": torch.ones(6, 8)}, "weights must be"),
+        ({"confidence": torch.ones(6, 8)}, "confidence must be"),
         ({"steps": -1}, "steps"),
         ({"ridge": 0.0, "mode": "affine"}, "ridge"),
         ({"coarse": np.ma.masked_less(np.arange(12.0).reshape(1, 3, 4), 5)}, "masks"),
-        ({"guide": np.zeros((1, 6, 8), np.longdouble)}, "no numbers of type"),
+        ({"guide": np.zeros((1, 6, 8), np.longdouble)}, "does not support arrays"),
         ({"spatial_axes": 0}, "spatial_axes"),
     ],
 )
-def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
+def test_rejects_mismatched_inputs(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"coarse": torch.zeros(1, 3, 4), "guide": torch.zeros(1, 6, 8)}
     with pytest.raises(ph.InputError, match=message):
         ph.upsample(**{**arguments, **change})
 
 
-def test_an_upsampler_is_for_one_size() -> None:
+def test_upsampler_rejects_other_sizes() -> None:
     with pytest.raises(ph.InputError, match="for maps of"):
         ph.Upsampler(torch.zeros(1, 6, 8), (3, 4))(torch.zeros(1, 2, 2))
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_of_nothing_comes_nothing(mode: Any) -> None:
+def test_empty_batches(mode: Any) -> None:
     """No items, with guides of their own or a common one; no channels."""
     guide, known = maps(3, 16, 12), maps(0, 4, 3)
     for channels in (2, 12):
@@ -263,3 +265,36 @@ def test_of_nothing_comes_nothing(mode: Any) -> None:
         assert ph.upsample(coarse, guide, mode=mode).shape == (0, channels, 16, 12)
         assert ph.upsample(coarse, guide, mode=mode, confidence=known).shape == (0, channels, 16, 12)
     assert ph.upsample(maps(0, 4, 3), guide, mode=mode).shape == (0, 16, 12)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("own", [False, True], ids=["shared guide", "guide per item"])
+def test_unknown_samples_are_unknown_per_channel(mode: Any, own: bool) -> None:
+    guide, coarse = maps(2, 1, 8, 12) if own else maps(1, 8, 12), maps(2, 3, 4, 6, seed=1)
+    coarse[0, 0, 1:] = torch.nan
+    found = ph.upsample(coarse, guide, mode=mode)
+    for channel in range(3):
+        alone = ph.upsample(coarse[:, channel, None], guide, mode=mode)
+        assert_close(found[:, channel, None], alone)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_float64_maps_keep_their_digits_along_a_float32_guide(mode: Any) -> None:
+    guide, coarse = maps(1, 8, 12).float(), 4e6 + maps(1, 4, 6, seed=1)
+    expected = ph.upsample(coarse, guide.double(), mode=mode) - 4e6
+    assert_close(ph.upsample(coarse, guide, mode=mode) - 4e6, expected, torch.float32)
+    assert_close(ph.Upsampler(guide, (4, 6), mode=mode)(coarse) - 4e6, expected, torch.float32)
+
+
+def test_rejects_a_confidence_of_one_row() -> None:
+    with pytest.raises(ph.InputError, match="confidence must be"):
+        ph.upsample(maps(1, 3, 4), maps(1, 6, 8), confidence=maps(4))
+
+
+def test_float32_and_float64_agree_at_whole_ratios() -> None:
+    """Samples at whole ratios would lie on facets of the lattice, where rounding decides between simplices."""
+    for size, sigma in (((8, 8), 4.0), ((16, 8), 2.0), ((8, 4), 8.0)):
+        coarse, guide = maps(1, *size).float(), maps(1, 64, 64, seed=1).float()
+        guide = (guide * 4).round() / 4
+        narrow = ph.upsample(coarse, guide, sigma, 0.25)
+        assert_close(narrow, ph.upsample(coarse.double(), guide.double(), sigma, 0.25).float(), torch.float32)

@@ -21,7 +21,7 @@ def video(frames: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(("steps", "sigma_time", "at_once"), [(0, 0.7, 3), (1, 0.5, 2), (1, 0.5, 50)])
-def test_frames_are_those_of_the_whole(steps: int, sigma_time: float, at_once: int) -> None:
+def test_frames_equal_those_of_the_whole_video(steps: int, sigma_time: float, at_once: int) -> None:
     coarse, guide = video(23)
     whole = ph.upsample(coarse, guide, (sigma_time, 2.0, 2.0), 0.3, steps=steps, spatial_axes=3)
     read = []
@@ -48,7 +48,7 @@ def test_few_frames() -> None:
     assert found.shape == (2, 9, 13)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_rejects_mismatched_frames() -> None:
     coarse, guide = video(2)
     with pytest.raises(ph.InputError, match="frame 1 has a map"):
         list(ph.upsample_frames([(coarse[:, 0], guide[:, 0]), (coarse[:, 1, 1:], guide[:, 1])]))
@@ -57,3 +57,13 @@ def test_what_does_not_fit_is_refused() -> None:
             ph.upsample_frames([], **options)
     with pytest.raises(ph.InputError, match="no parts"):
         ph.Upsampler(guide[:, 0], (3, 4), mode="solver", origin=(0, 0))
+
+
+def test_sigma_is_not_rounded() -> None:
+    """A bandwidth that float32 does not hold gives the same as for the whole video."""
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.rand(1, 3, 2, 3, generator=generator, dtype=torch.float64)
+    guide = torch.rand(1, 3, 6, 9, generator=generator, dtype=torch.float64)
+    frames = ph.upsample_frames(zip(coarse.unbind(1), guide.unbind(1), strict=True), 1.1, 1.3, 0.7)
+    whole = ph.upsample(coarse, guide, [1.1, 1.3, 1.3], 0.7, spatial_axes=3)
+    torch.testing.assert_close(torch.stack(list(frames), dim=1), whole, atol=1e-12, rtol=0)

@@ -3,17 +3,17 @@
 What is changed are thresholds, so that small inputs take the paths of large ones.
 """
 
-from permutohedral.ops.triton import runtime, tuning
-from permutohedral.ops.triton.build import insertion, lattice, wide_keys
+from permutohedral.ops.triton import kernel, tuning
+from permutohedral.ops.triton.build import insertion, lattice
 from permutohedral.ops.triton.build import neighbors as search
-from permutohedral.ops.triton.build.fixed_rows import index_points_bounded
-from permutohedral.ops.triton.build.packed_table import PackedTable
+from permutohedral.ops.triton.build.hash_table import PackedTable
 from permutohedral.ops.triton.filter import (
     blur,
     convolve,
     gaussian,
     incidence,
     item_norm,
+    mean_field,
     normalize,
     splat,
     weight_gradient,
@@ -25,15 +25,14 @@ __all__ = [
     "convolve",
     "gaussian",
     "incidence",
-    "index_points_bounded",
     "insertion",
     "item_norm",
+    "kernel",
     "lattice",
+    "mean_field",
     "normalize",
-    "runtime",
     "search",
     "splat",
     "tuning",
     "weight_gradient",
-    "wide_keys",
 ]

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
-from interpreted.internals import PackedTable, index_points_bounded, insertion, lattice, search, wide_keys
+from interpreted.internals import PackedTable, insertion, lattice, search
 from support import assert_close
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.errors import FeatureRangeError, InputError
+from permutohedral.errors import FeatureRangeError, InputError, MemoryLimitError
 from permutohedral.models.deep_denoising import PermutohedralBlock
-from permutohedral.neighborhood import Neighborhood, axis_offsets
 from permutohedral.ops import reference
 from permutohedral.ops import triton as kernels
+from permutohedral.ops.contract import Declined
 from permutohedral.ops.dispatch import use_backend
+from permutohedral.ops.neighborhood import Neighborhood, axis_offsets
 
 
 def assert_same_lattice(found: tuple[Tensor, ...], features: Tensor, batch: Tensor | None = None) -> None:
@@ -55,25 +57,19 @@ def test_index_points_of_several_items() -> None:
     assert_same_lattice(kernels.index_points(features, batch), features, batch)
 
 
-@pytest.mark.parametrize("exact", [True, False])
-def test_index_points_renumbers(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lattice, "_WORTH_ORDERING", 1)
-    torch.use_deterministic_algorithms(exact)
-    features = 9 * torch.randn(24, 2)
-    found = kernels.index_points(features, None)
+def test_index_points_numbers_by_key_in_deterministic_mode() -> None:
+    torch.use_deterministic_algorithms(True)
+    features, shuffled = 9 * torch.randn(24, 2), torch.randperm(24)
+    found, again = (kernels.index_points(each, None) for each in (features, features[shuffled]))
     assert_same_lattice(found, features)
-    shuffled = torch.randperm(24)
-    again = kernels.index_points(features[shuffled], None)
     assert_same_lattice(again, features[shuffled])
-    if exact:
-        # the order is that of the keys, whatever that of the points
-        assert torch.equal(again[0], found[0])
+    assert torch.equal(again[0], found[0])
 
 
 def test_index_points_grows_a_full_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lattice, "_DENSE_CAPACITY", 1)
     features = 50 * torch.randn(40, 2)
-    assert lattice.first_attempt(features, None).capacity < len(reference.index_points(features, None)[0])
+    assert lattice.first_capacity(*features.shape) < len(reference.index_points(features, None)[0])
     assert_same_lattice(kernels.index_points(features, None), features)
 
 
@@ -81,7 +77,7 @@ def test_index_points_leaves_an_empty_table(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(lattice, "_SMALL_CAPACITY", 1)
     features = 0.1 * torch.randn(200, 2)
     found = kernels.index_points(features, None)
-    assert PackedTable(found[3]).capacity < lattice.first_attempt(features, None).capacity
+    assert PackedTable(found[3]).capacity < lattice.first_capacity(*features.shape)
     assert_same_lattice(found, features)
 
 
@@ -93,6 +89,16 @@ def test_index_points_has_more_rows_than_most(monkeypatch: pytest.MonkeyPatch) -
     found = kernels.index_points(features, None)
     assert len(found[0]) > 2 * lattice.expected_rows(24, 3)
     assert_same_lattice(found, features)
+
+
+def test_rejects_points_whose_lattice_exceeds_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """450 million points in 5 dimensions on a GPU with 20 GB free."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 << 30, 24 << 30))
+    for name in ("memory_reserved", "memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: 0)
+    features = mock.Mock(shape=(450_000_000, 5), is_cuda=True, **{"element_size.return_value": 4})
+    with pytest.raises(MemoryLimitError, match="450,000,000 points in 5 dimensions"):
+        lattice._check_memory(features, lattice.first_capacity(450_000_000, 5))
 
 
 def test_index_points_packs_by_range() -> None:
@@ -110,17 +116,17 @@ def test_index_points_wider_than_one_word() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1e30])
-def test_index_points_refuses(value: float) -> None:
+def test_index_points_rejects_features_without_a_key(value: float) -> None:
     features = torch.randn(40, 2)
     features[37, 1] = value
     with pytest.raises(FeatureRangeError):
         kernels.index_points(features, None)
     with pytest.raises(FeatureRangeError):
-        wide_keys.index_points(features, None)
+        lattice.index_unpacked(features, None)
 
 
 @pytest.mark.parametrize("dimension", [2, 8, 20])
-def test_index_points_refuses_negative_items(dimension: int) -> None:
+def test_index_points_rejects_negative_items(dimension: int) -> None:
     """Of evenly packed keys, of those packed by range, and of wide ones."""
     features, batch = torch.randn(40, dimension), torch.zeros(40, dtype=torch.int32)
     batch[11] = -3
@@ -134,9 +140,8 @@ def test_index_keys() -> None:
     assert torch.equal(unique_keys[inverse.long()], keys)
     assert len(unique_keys) == len(torch.unique(keys, dim=0))
     offsets = Neighborhood(2, 1).offsets()
-    expected = reference.find_neighbors(unique_keys, table[:0], keys, offsets)
+    expected = reference.find_neighbors(unique_keys, table, keys, offsets)
     assert torch.equal(kernels.find_neighbors(unique_keys, table, keys, offsets), expected)
-    assert torch.equal(kernels.find_neighbors(unique_keys, table[:0], keys, offsets), expected)
 
 
 def test_neighbors_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +180,7 @@ def test_index_with_neighbors(rows: int, pairs: int, monkeypatch: pytest.MonkeyP
     features, batch = 3 * torch.randn(30, 3), torch.randint(0, 3, (30,), dtype=torch.int32)
     offsets = axis_offsets(3)
     found = kernels.index_with_neighbors(features, batch, offsets)
-    assert found is not None
+    assert not isinstance(found, Declined)
     keys, *others, neighbors = found
     assert (len(keys) > lattice.expected_rows(30, 3)) == (rows == 7)
     assert_same_lattice((keys, *others), features, batch)
@@ -189,53 +194,31 @@ def test_index_with_neighbors_leaves_an_empty_table(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(lattice, "_FEW_DIMENSIONS", 0)
     features, offsets = torch.rand(200, 2), axis_offsets(2)
     found = kernels.index_with_neighbors(features, None, offsets)
-    assert found is not None
+    assert not isinstance(found, Declined)
     keys, *others, table, neighbors = found
-    assert PackedTable(table).capacity < lattice.first_attempt(features, None).capacity
+    assert PackedTable(table).capacity < lattice.first_capacity(*features.shape)
     assert_same_lattice((keys, *others, table), features)
     assert torch.equal(neighbors, reference.find_neighbors(keys, table[:0], keys, offsets))
 
 
-def test_index_with_neighbors_refuses_and_declines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_with_neighbors_rejects_and_declines(monkeypatch: pytest.MonkeyPatch) -> None:
     features, offsets = torch.randn(40, 2), axis_offsets(2)
-    assert kernels.index_with_neighbors(features[:0], None, offsets) is None
-    assert kernels.index_with_neighbors(torch.randn(40, 8), None, axis_offsets(8)) is None
+    assert isinstance(kernels.index_with_neighbors(features[:0], None, offsets), Declined)
+    assert isinstance(kernels.index_with_neighbors(torch.randn(40, 8), None, axis_offsets(8)), Declined)
     # keys that do not fit are packed in another way
-    assert kernels.index_with_neighbors(1000 * torch.randn(40, 7), None, axis_offsets(7)) is None
+    assert isinstance(kernels.index_with_neighbors(1000 * torch.randn(40, 7), None, axis_offsets(7)), Declined)
     features[7] = float("nan")
     with pytest.raises(FeatureRangeError):
         kernels.index_with_neighbors(features, None, offsets)
 
 
-def test_index_both() -> None:
-    features, targets = 3 * torch.randn(30, 2), 5 * torch.randn(20, 2)
-    batch = torch.randint(0, 3, (30,), dtype=torch.int32)
-    for _ in range(2):
-        source, target = kernels.index_both(features, batch, targets, batch[:20])
-        assert_same_lattice(source, features, batch)
-        assert_same_lattice(target, targets, batch[:20])
-    source, target = kernels.index_both(features, None, targets[:0], None)
-    assert_same_lattice(source, features)
-    assert len(target[0]) == 0
-
-
-def test_index_both_refuses_either() -> None:
-    features, targets = torch.randn(40, 2), torch.randn(30, 2)
-    targets[3] = float("inf")
-    with pytest.raises(FeatureRangeError):
-        kernels.index_both(features, None, targets, None)
-    with pytest.raises(FeatureRangeError):
-        kernels.index_both(targets, None, features, None)
-    assert_same_lattice(kernels.index_points(features, None), features)
-
-
 def test_a_bounded_lattice_is_the_same_as_long_as_there_is_room() -> None:
     features, batch = 2 * torch.randn(40, 2), torch.randint(0, 3, (40,), dtype=torch.int32)
     num = len(reference.index_points(features, batch)[0])
-    keys, vertices, barycentric, table, count = index_points_bounded(features, batch, num + 9)
+    keys, vertices, barycentric, table, count = kernels.index_points_bounded(features, batch, num + 9)
     assert int(count) == num
     assert_same_lattice((keys[:num], vertices, barycentric, table), features, batch)
-    vertices, count = (index_points_bounded(features, batch, num - 9)[part] for part in (1, 4))
+    vertices, count = (kernels.index_points_bounded(features, batch, num - 9)[part] for part in (1, 4))
     assert int(count) == num
     assert int(vertices.max()) == num - 10
 
@@ -260,7 +243,7 @@ def test_filters_on_a_bounded_lattice(shape: tuple[int, ...]) -> None:
         assert_close(blurred, ph.gaussian_filter(values, None, lattice=lattice))
 
 
-def test_a_bounded_lattice_tells_that_it_failed() -> None:
+def test_bounded_lattice_reports_failure() -> None:
     features = torch.randn(20, 2)
     with use_backend("triton"):
         assert int(ph.build_bounded_lattice(9 * features, 5)[1]) > 5

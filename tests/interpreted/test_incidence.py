@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from interpreted.internals import incidence, normalize, runtime, weight_gradient
+from interpreted.internals import incidence, kernel, normalize, weight_gradient
 from support import assert_close
 from torch import Tensor
 
@@ -51,7 +51,7 @@ def test_splat_listed_on_two_lattices() -> None:
         sides = [corners(90, number, 0) for number in rows]
         listed = [incidence.list_corners(*each, number) for each, number in zip(sides, rows, strict=True)]
         found = [values.new_empty(number, 5) for number in rows]
-        runtime.start_all(incidence.gather_into_both(found, values, listed))
+        kernel.launch_all(incidence.gather_into_both(found, values, listed))
         for actual, (vertices, barycentric), number in zip(found, sides, rows, strict=True):
             assert_close(actual, reference.splat(values.double(), vertices, barycentric.double(), number).float())
 

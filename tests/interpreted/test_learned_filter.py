@@ -10,9 +10,9 @@ from support import assert_close
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral import memory
 from permutohedral.errors import FeatureRangeError, InputError, MemoryLimitError
 from permutohedral.filters.normalization import Normalization
+from permutohedral.lattice import memory
 from permutohedral.ops import triton as kernels
 from permutohedral.ops.dispatch import use_backend
 
@@ -218,7 +218,7 @@ def test_tensors_that_are_not_aligned() -> None:
             assert_close(found, layer(values, features))
 
 
-def test_what_is_wrong_is_refused() -> None:
+def test_layer_rejects_invalid_arguments() -> None:
     layer, features, values = ph.nn.PermutohedralConvolution(1, 2, 2, 0), torch.randn(20, 2), torch.randn(20, 1)
     with use_backend("triton"):
         layer(values, features)
@@ -238,7 +238,7 @@ def test_what_is_wrong_is_refused() -> None:
         assert_close(layer(values, features), layer(values, lattice=layer.build_lattice(features)))
 
 
-def test_refused_before_it_allocates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raises_before_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
     lattice = ph.build_lattice(torch.randn(9, 2), neighborhood_size=1)
     monkeypatch.setattr(memory, "_NEGLIGIBLE_BYTES", 0)
     monkeypatch.setattr(memory, "available_memory", lambda device: 1000)

@@ -11,9 +11,10 @@ from mean_field_cases import defined, field, marginals_and_gradients
 from support import assert_close
 
 import permutohedral as ph
+from permutohedral.compat.pydensecrf import densecrf
 from permutohedral.ops import triton as kernels
+from permutohedral.ops.contract import Declined
 from permutohedral.ops.dispatch import use_backend
-from permutohedral.pydensecrf import densecrf
 
 
 @pytest.mark.parametrize(
@@ -24,7 +25,7 @@ def test_mean_field(labels: int, dtype: torch.dtype, with_costs: bool) -> None:
     start = torch.softmax(torch.randn(2, labels, 19, dtype=dtype), dim=1)
     for some, begin, steps in ((tables[:1], None, 0), (tables[:2], None, 2), (tables[2:], start, 1)):
         found = kernels.mean_field(energies, begin, some, steps)
-        assert found is not None
+        assert not isinstance(found, Declined)
         assert_close(found, defined(energies, begin, some, steps))
 
 
@@ -44,7 +45,7 @@ def test_energies_of_16_bits_and_without_end() -> None:
     energies[0, :, 0] = torch.inf
     energies[1, 2, 1] = torch.inf
     found = kernels.mean_field(energies, None, tables[:2], 0)
-    assert found is not None
+    assert not isinstance(found, Declined)
     assert found.dtype == torch.float32
     assert bool(found.isfinite().all())
     assert_close(found[:, :, 1:], torch.softmax(-energies.double(), dim=1)[:, :, 1:])
@@ -52,7 +53,7 @@ def test_energies_of_16_bits_and_without_end() -> None:
     assert_close(found[0, :, 0], torch.full((3,), 1 / 3))
     energies[0, 1, 2] = torch.nan
     found = kernels.mean_field(energies, None, tables[:2], 0)
-    assert found is not None
+    assert not isinstance(found, Declined)
     assert torch.equal(found.isnan().any(dim=1), energies.isnan().any(dim=1))
 
 
@@ -78,16 +79,21 @@ def test_mean_field_from_points(labels: int, deterministic: bool) -> None:
     assert_close(found, expected)
 
 
-def test_what_it_leaves_to_the_composition() -> None:
-    energies, tables = field(3, 20, torch.float32, False)
-    assert kernels.mean_field(energies, None, tables, 2) is None
-    assert kernels.mean_field(torch.randn(2, 65, 20), None, tables[:1], 2) is None
-    cloud, points = torch.randn(20, 2), torch.randn(20, 3)
-    both = [ph.crf.Kernel(cloud * scale, 2.0) for scale in (1.0, 2.0, 3.0)]
-    with use_backend("triton"):
-        found = [ph.crf.mean_field(points, both[:number], 2) for number in (2, 3)]
-    assert_close(found[0], ph.crf.mean_field(points, both[:2], 2))
-    assert_close(found[1], ph.crf.mean_field(points, both, 2))
+@pytest.mark.parametrize("labels", [5, 65])
+def test_any_number_of_kernels_and_many_labels(labels: int) -> None:
+    """Three kernels are sliced by two launches; 65 labels are wider than the tiles of splat and blur."""
+    energies, tables = field(labels, 13, torch.float32, False)
+    for steps in (1, 2):
+        found = kernels.mean_field(energies, None, tables, steps)
+        assert not isinstance(found, Declined)
+        assert_close(found, defined(energies, None, tables, steps))
+    for one, other in marginals_and_gradients(kernels, energies, None, tables, 2):
+        assert_close(one, other, torch.float32)
+
+
+def test_declines_more_labels_than_a_tile_holds() -> None:
+    _, tables = field(3, 20, torch.float32, False)
+    assert isinstance(kernels.mean_field(torch.randn(2, 257, 20), None, tables[:1], 2), Declined)
 
 
 def test_the_drop_in_for_pydensecrf() -> None:

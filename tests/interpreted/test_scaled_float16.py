@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -11,18 +10,18 @@ from interpreted.internals import convolve
 from torch import Tensor
 
 from permutohedral.nn import PermutohedralConvolution
-from permutohedral.ops import operators, reference
+from permutohedral.ops import reference
 from permutohedral.ops import triton as kernels
+from permutohedral.ops.contract import transpose_weight
 from permutohedral.ops.dispatch import use_backend
-from permutohedral.ops.fused_primitives import ConvolutionTables
-from permutohedral.ops.primitives import transpose_weight
+from permutohedral.ops.triton.filter.weight_gradient import scaled_fp16_gradients
 
 
 @pytest.fixture(autouse=True)
 def halves(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """TF32 is allowed, and few channels and targets are many."""
     monkeypatch.setattr(convolve, "_MANY_CHANNELS", 16)
-    monkeypatch.setattr(convolve, "_WORTH_HALVING", 1)
+    monkeypatch.setattr(convolve, "_WORTH_SCALING", 1)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     yield
@@ -79,11 +78,7 @@ def test_both_gradients() -> None:
     lattice_values, weight, gradient, neighbors = draw()
     weight /= torch.exp2(torch.linspace(30, -20, 16))
     reverse = reference.transpose_neighbors(neighbors, OPPOSITE, 30)
-    tables = ConvolutionTables(neighbors, reverse, OPPOSITE)
-    found = kernels.convolve_gradients(lattice_values, weight, gradient, tables, (True, True))
-    assert found[0] is not None
-    assert found[2] is not None
-    assert_as_precise_as_tf32(found[2], gradient.double().sum(dim=0), gradient.double().abs().sum(dim=0))
+    found = scaled_fp16_gradients(lattice_values, weight, gradient, neighbors, reverse, OPPOSITE)
     left, factor, right = lattice_values.double(), weight.double(), gradient.double()
     adjoint = transpose_weight(factor, OPPOSITE, 1)
     expected = reference.convolve(right, adjoint, reverse, 1)
@@ -91,27 +86,6 @@ def test_both_gradients() -> None:
     expected = reference.convolve_weight_gradient(left, right, neighbors, 1)
     most = reference.convolve_weight_gradient(left.abs(), right.abs(), neighbors, 1)
     assert_as_precise_as_tf32(found[1], expected, most)
-
-
-def test_autograd_asks_for_both_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    compute = kernels.convolve_gradients
-
-    def note(*arguments: Any) -> tuple[Tensor | None, ...]:
-        asked.append(arguments[-1])
-        return compute(*arguments)
-
-    monkeypatch.setattr(kernels, "convolve_gradients", note)
-    lattice_values, weight, gradient, neighbors = draw()
-    leaves = lattice_values.requires_grad_(), weight.requires_grad_()
-    with use_backend("triton"):
-        output = operators.convolve(*leaves, neighbors, None, OPPOSITE, 1)
-        first = torch.autograd.grad(output, leaves, gradient, retain_graph=True)
-        again = torch.autograd.grad(output, leaves, gradient, create_graph=True)
-    assert asked == [(True, False)]
-    for one, other in zip(first, again, strict=True):
-        assert other.requires_grad
-        assert float((one - other.detach()).norm() / one.norm()) < 2**-9
 
 
 def test_a_layer_of_small_values() -> None:
@@ -133,7 +107,7 @@ def filter_and_differentiate(
         return output.detach(), *torch.autograd.grad(output, (values, layer.weight), gradient)
 
 
-def test_what_is_not_finite_stays_where_it_is() -> None:
+def test_nonfinite_values_do_not_spread() -> None:
     """Elsewhere the results are as if it were not there."""
     lattice_values, weight, _, neighbors = draw()
     neighbors[neighbors == 7] = -1

@@ -11,7 +11,7 @@ from permutohedral.errors import InputError
 from permutohedral.models.color_upsampling import ColorUpsampler, load_color_upsampler, save_color_upsamplers
 
 
-def test_shipped_weights_find_color_along_gray() -> None:
+def test_shipped_weights_color_along_gray() -> None:
     """Areas of muted colors in light and shade, as photographs have them."""
     y, x = torch.meshgrid(torch.arange(96), torch.arange(96), indexing="ij")
     areas = ((x - 43) ** 2 + (y - 50) ** 2 < 900).long() + (x + 2 * y > 170).long() * 2
@@ -27,7 +27,7 @@ def test_shipped_weights_find_color_along_gray() -> None:
             assert (found - image).square().mean() < 0.7 * (untrained - image).square().mean()
 
 
-def test_files_hold_all(tmp_path: Path) -> None:
+def test_saves_and_loads_weights(tmp_path: Path) -> None:
     model = ColorUpsampler(1.25, 0.5)
     with torch.no_grad():
         model.filter.convolution.weight.uniform_()
@@ -35,5 +35,5 @@ def test_files_hold_all(tmp_path: Path) -> None:
     found = load_color_upsampler(3, tmp_path / "weights")
     assert (found.filter.sigma_space, found.filter.sigma_range) == (1.25, 0.5)
     assert torch.equal(found.filter.convolution.weight, model.filter.convolution.weight)
-    with pytest.raises(InputError, match="for the factors 3, not for 2"):
+    with pytest.raises(InputError, match="factor must be one of 3, got 2"):
         load_color_upsampler(2, tmp_path / "weights")

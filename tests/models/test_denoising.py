@@ -9,8 +9,9 @@ from support import DEVICE, assert_close
 from torch import Tensor, nn
 
 import permutohedral as ph
+from experiments.training import count_weights
 from permutohedral.errors import InputError
-from permutohedral.models.deep_denoising import DeepDenoiser, Level, PermutohedralBlock, count_weights
+from permutohedral.models.deep_denoising import DeepDenoiser, Level, PermutohedralBlock
 from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
 
 LINEAR = [SpatialDenoiser, PermutohedralDenoiser, CombinedDenoiser]
@@ -24,7 +25,7 @@ def noisy_images(batch: int = 2, height: int = 13, width: int = 17) -> Tensor:
 @pytest.mark.parametrize(
     ("model", "weights"), [(SpatialDenoiser, 25), (PermutohedralDenoiser, 65), (CombinedDenoiser, 90)]
 )
-def test_numbers_of_weights_are_the_papers(model: type[nn.Module], weights: int) -> None:
+def test_numbers_of_weights_match_the_paper(model: type[nn.Module], weights: int) -> None:
     assert count_weights(model()) == weights
 
 
@@ -49,7 +50,7 @@ def test_items_of_a_batch_do_not_mix(model: type[nn.Module]) -> None:
 
 
 @pytest.mark.parametrize("model", [*LINEAR, DeepDenoiser])
-def test_color_images_are_refused(model: type[nn.Module]) -> None:
+def test_rejects_color_images(model: type[nn.Module]) -> None:
     with pytest.raises(InputError, match="gray images"):
         model()(torch.rand(1, 3, 8, 8))
 
@@ -91,7 +92,7 @@ def test_the_scale_receives_gradients() -> None:
     assert bool((gradient != 0).all())
 
 
-def test_permutohedral_blocks_follow_what_the_coarser_grids_add() -> None:
+def test_permutohedral_blocks_follow_the_coarser_grids() -> None:
     body: Level | None = DeepDenoiser(channels=[8, 12, 16], blocks=[1, 2, 2], permutohedral_blocks=[0, 1, 2]).body
     kinds = []
     while body is not None:
@@ -104,12 +105,12 @@ def test_permutohedral_blocks_follow_what_the_coarser_grids_add() -> None:
     ("options", "message"),
     [
         ({"permutohedral_blocks": [2, 0]}, "between 0 and blocks = 1, got 2"),
-        ({"channels": [8]}, "one number for every grid"),
+        ({"channels": [8]}, "one number per grid"),
         ({"repeats": 0}, "repeats"),
         ({"embedding_dimension": 0}, "embedding_dimension"),
     ],
 )
-def test_options_of_the_deep_denoiser_that_do_not_fit_are_told(options: dict[str, Any], message: str) -> None:
+def test_rejects_wrong_options_of_the_deep_denoiser(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         DeepDenoiser(**(SMALL | options))
 

@@ -24,13 +24,13 @@ inline std::vector<std::vector<int64_t>> random_keys(int64_t d, int64_t count, i
     return keys;
 }
 
-inline permutohedral::DigitRange range_of(const std::vector<std::vector<int64_t>>& keys, bool lattice_form,
+inline permutohedral::DigitRange range_of(const std::vector<std::vector<int64_t>>& keys,
                                           const permutohedral::DigitReduction& reduction) {
     const int64_t num_columns = int64_t(keys[0].size());
     permutohedral::DigitRange range{};
     for (size_t n = 0; n < keys.size(); ++n) {
         int64_t digits[permutohedral::max_columns];
-        permutohedral::find_digits(num_columns, lattice_form, reduction, keys[n].data(), digits);
+        permutohedral::find_digits(num_columns, reduction, keys[n].data(), digits);
         for (int64_t column = 0; column < num_columns; ++column) {
             range.low[column] = n == 0 ? digits[column] : std::min(range.low[column], digits[column]);
             range.high[column] = n == 0 ? digits[column] : std::max(range.high[column], digits[column]);

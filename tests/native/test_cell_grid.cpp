@@ -20,8 +20,8 @@ uint64_t cell_of(const CellGrid& grid, const std::vector<int64_t>& key) {
 void test_packed_keys(int64_t d, int64_t spread) {
     const std::vector<std::vector<int64_t>> keys = random_keys(d, 40, spread);
     const DigitReduction reduction = some_reduction(d);
-    const DigitRange range = range_of(keys, true, reduction);
-    const KeyPacking packing = plan_packing(d + 1, true, range, reduction);
+    const DigitRange range = range_of(keys, reduction);
+    const KeyPacking packing = plan_packing(d + 1, range, reduction);
     CellGrid grid;
     if (packing.num_words > 1 || !plan_grid(d + 1, range, reduction, max_cells, grid)) return;
     grid.groups = Memory(sizeof(CellGroup) * grid.num_groups());

@@ -12,11 +12,9 @@ void test_digits_of_vertices() {
     // d = 2: item, c_0, (c_0 - c_1) / 3
     const int64_t vertex[] = {4, 7, 1}, no_vertex[] = {4, 7, 2};
     int64_t digits[3];
-    CHECK(find_digits(3, true, DigitReduction{}, vertex, digits));
+    CHECK(find_digits(3, DigitReduction{}, vertex, digits));
     CHECK(digits[0] == 4 && digits[1] == 7 && digits[2] == 2);
-    CHECK(!find_digits(3, true, DigitReduction{}, no_vertex, digits));
-    CHECK(find_digits(3, false, DigitReduction{}, no_vertex, digits));
-    CHECK(digits[2] == 2);
+    CHECK(!find_digits(3, DigitReduction{}, no_vertex, digits));
 }
 
 void test_ranks_number_all_columns() {
@@ -57,7 +55,7 @@ void test_reach_bounds_the_steps() {
                 if ((subset >> axis & 1) == 0) continue;
                 for (int64_t i = 0; i < d; ++i) key[i + 1] += i == axis ? -d : 1;
             }
-            CHECK(find_digits(d + 1, true, reduction, key, digits));
+            CHECK(find_digits(d + 1, reduction, key, digits));
             const bool is_step = (subset & (subset - 1)) == 0;
             for (int64_t column = 1; column <= d; ++column) {
                 CHECK(std::abs(digits[column]) <= reach.simplex[column]);

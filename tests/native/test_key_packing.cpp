@@ -64,7 +64,11 @@ void test_written_packing(const KeyPacking& packing, const std::vector<std::vect
     CHECK(read_packing(words.data(), size, read));
     for (const std::vector<int64_t>& key : keys) CHECK(pack(packing, key) == pack(read, key));
     CHECK(!read_packing(words.data(), size - 1, read));
-    words[0] = max_columns + 1;
+    words[1] = max_columns + 1;
+    CHECK(!read_packing(words.data(), size, read));
+    words[1] = packing.num_columns;
+    // the tag
+    ++words[0];
     CHECK(!read_packing(words.data(), size, read));
 }
 
@@ -74,14 +78,13 @@ void test_key_packing() {
     for (const int64_t d : {1, 2, 3, 5, 6, 8, 9, 40}) {
         for (const int64_t spread : {3, 1000}) {
             const std::vector<std::vector<int64_t>> keys = random_keys(d, 50, spread);
-            for (const bool lattice_form : {true, false}) {
-                const DigitReduction reduction = lattice_form ? some_reduction(d) : DigitReduction{};
-                const DigitRange range = range_of(keys, lattice_form, reduction);
-                const KeyPacking packing = plan_packing(d + 1, lattice_form, range, reduction);
+            for (const DigitReduction& reduction : {some_reduction(d), DigitReduction{}}) {
+                const DigitRange range = range_of(keys, reduction);
+                const KeyPacking packing = plan_packing(d + 1, range, reduction);
                 CHECK(d > 3 || packing.num_words == 1);
                 CHECK(d < 40 || packing.num_words > 1);
                 test_round_trip(packing, keys);
-                if (lattice_form) test_offsets(packing, keys);
+                test_offsets(packing, keys);
                 test_written_packing(packing, keys);
             }
         }

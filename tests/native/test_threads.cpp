@@ -3,6 +3,10 @@
 #include <thread>
 #include <vector>
 
+#if defined(__linux__)
+#include <sys/resource.h>
+#endif
+
 #include "check.hpp"
 #include "runtime/threads.hpp"
 
@@ -21,6 +25,21 @@ void test_every_task_runs_once() {
             for (const std::atomic<int>& number : runs) CHECK(number == 1);
         }
     }
+}
+
+// A thread needs memory for its stack: without any, each call uses the threads that exist already.
+void test_runs_without_new_threads() {
+#if defined(__linux__)
+    rlimit before{};
+    CHECK(getrlimit(RLIMIT_AS, &before) == 0);
+    rlimit none = before;
+    none.rlim_cur = 0;
+    std::atomic<int> runs{0};
+    CHECK(setrlimit(RLIMIT_AS, &none) == 0);
+    parallel_for(150, 1000, [&](int64_t, int) { ++runs; });
+    CHECK(setrlimit(RLIMIT_AS, &before) == 0);
+    CHECK(runs == 1000);
+#endif
 }
 
 void test_ranges_cover() {
@@ -102,6 +121,7 @@ void test_the_caller_may_stop() {
 }  // namespace
 
 void test_threads() {
+    test_runs_without_new_threads();
     test_every_task_runs_once();
     test_ranges_cover();
     test_the_first_exception_ends_the_call();

@@ -1,4 +1,4 @@
-"""Layers over images."""
+"""Layers on images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def image(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Ten
 
 
 @pytest.mark.parametrize("guided", [False, True], ids=["own_guide", "other_guide"])
-def test_bilateral_filter_is_the_function(guided: bool) -> None:
+def test_layer_matches_bilateral_filter(guided: bool) -> None:
     layer = BilateralFilter(2.5, 0.3, method="dense", halo=1).to(DEVICE)
     picture, guide = image(2, 3, 4, 5), image(2, 1, 4, 5, seed=1) if guided else None
     assert_close(layer(picture, guide), ph.bilateral_filter(picture, 2.5, 0.3, guide, "dense", 1))
@@ -31,7 +31,7 @@ def test_bilateral_filter_is_the_function(guided: bool) -> None:
     assert [each for each in layer.parameters() if each.requires_grad] == []
 
 
-def test_bandwidths_are_numbers_of_any_kind() -> None:
+def test_accepts_any_kind_of_number() -> None:
     layer = BilateralFilter(np.float32(2.5), torch.tensor(0.25))  # type: ignore[arg-type]
     assert repr(layer) == "BilateralFilter(sigma_space=2.5, sigma_range=0.25)"
     with pytest.raises(ph.InputError, match="sigma must be one number"):
@@ -49,7 +49,7 @@ def test_bilateral_filter_learns_its_bandwidths() -> None:
 
 @pytest.mark.parametrize("guided", [False, True], ids=["own_guide", "other_guide"])
 @pytest.mark.parametrize("leading", [(), (2,)])
-def test_bilateral_convolution_is_the_layer_over_pixels(leading: tuple[int, ...], guided: bool) -> None:
+def test_bilateral_convolution_matches_convolution_of_pixels(leading: tuple[int, ...], guided: bool) -> None:
     """Pixels in scan order, (y, x) in pixels over sigma_space, guide over sigma_range; height and width differ."""
     layer = BilateralConvolution2d(2, 3, 1 if guided else None, sigma_space=1.7, sigma_range=0.4).double().to(DEVICE)
     picture = image(*leading, 2, 4, 5, dtype=torch.float64)
@@ -67,7 +67,7 @@ def test_bilateral_convolution_is_the_layer_over_pixels(leading: tuple[int, ...]
             assert_close(actual[item][:, pixel // 5, pixel % 5], expected[pixel])
 
 
-def test_it_stands_where_a_convolution_stood() -> None:
+def test_replaces_conv2d() -> None:
     """Same shapes in and out as Conv2d with padding that keeps the size, with or without a batch; it trains."""
     network = torch.nn.Sequential(
         BilateralConvolution2d(1, 4), torch.nn.ReLU(), torch.nn.Conv2d(4, 1, 3, padding=1)
@@ -87,7 +87,7 @@ def test_it_stands_where_a_convolution_stood() -> None:
     assert losses[-1] < losses[0] / 2
 
 
-def test_items_of_a_batch_are_convolved_apart() -> None:
+def test_batch_items_do_not_mix() -> None:
     layer = BilateralConvolution2d(1, 2).to(DEVICE)
     pictures = image(3, 1, 4, 5)
     together = layer(pictures)
@@ -102,7 +102,7 @@ def test_images_without_pixels(shape: tuple[int, ...]) -> None:
     assert BilateralFilter(1.0, 1.0).to(DEVICE)(image(*shape)).shape == shape
 
 
-def test_the_guide_gets_gradients_too() -> None:
+def test_guide_has_gradients() -> None:
     layer = BilateralConvolution2d(1, 2, guide_channels=1, sigma_range=0.5).to(DEVICE)
     picture, guide = image(1, 4, 5).requires_grad_(), image(1, 4, 5, seed=1).requires_grad_()
     layer(picture, guide).square().sum().backward()
@@ -124,7 +124,7 @@ def test_options_reach_the_convolution() -> None:
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-def test_images_of_sixteen_bits(half: torch.dtype) -> None:
+def test_16_bit_images(half: torch.dtype) -> None:
     layer = BilateralConvolution2d(1, 2).to(DEVICE, half)
     output = layer(image(1, 4, 5).to(half))
     assert output.dtype == half

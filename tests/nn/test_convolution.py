@@ -27,7 +27,7 @@ def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tens
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("in_channels", "out_channels", "groups"), [(2, 3, 1), (4, 6, 2)])
-def test_forward(in_channels: int, out_channels: int, groups: int, bias: bool, dtype: torch.dtype) -> None:
+def test_matches_oracle(in_channels: int, out_channels: int, groups: int, bias: bool, dtype: torch.dtype) -> None:
     """out = B W B^T v + bias."""
     layer = PermutohedralConvolution(
         in_channels, out_channels, 3, 1, groups, bias, normalization="none", device=DEVICE, dtype=dtype
@@ -42,7 +42,7 @@ def test_forward(in_channels: int, out_channels: int, groups: int, bias: bool, d
 
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
-def test_every_way_of_calling_gives_the_same(normalization: Normalization) -> None:
+def test_calling_conventions_agree(normalization: Normalization) -> None:
     """Features, a lattice built before, keywords, other targets, and batches of all three kinds."""
     layer = PermutohedralConvolution(2, 3, 2, normalization=normalization, device=DEVICE)
     values, features, targets = draw(3, 10, 2), draw(3, 10, 2, seed=1), draw(3, 4, 2, seed=2) / 2
@@ -61,7 +61,7 @@ def test_every_way_of_calling_gives_the_same(normalization: Normalization) -> No
         assert_close(layer(values, lattice=lattice)[item], alone)
 
 
-def test_one_lattice_serves_several_layers() -> None:
+def test_layers_share_a_lattice() -> None:
     """The point of building it apart: nothing about the lattice belongs to the layer."""
     first = PermutohedralConvolution(2, 4, 2, device=DEVICE)
     second = PermutohedralConvolution(4, 3, 2, device=DEVICE)
@@ -71,7 +71,7 @@ def test_one_lattice_serves_several_layers() -> None:
     assert_close(reused, second(first(values, features).relu(), features))
 
 
-def test_the_learned_scale_multiplies_the_features() -> None:
+def test_scale_multiplies_features() -> None:
     layer = PermutohedralConvolution(2, 3, 2, learn_scale=True, device=DEVICE)
     plain = PermutohedralConvolution(2, 3, 2, device=DEVICE)
     plain.load_state_dict({name: each for name, each in layer.state_dict().items() if name != "log_scale"})
@@ -88,7 +88,7 @@ def test_the_learned_scale_multiplies_the_features() -> None:
     assert plain.scale is None
 
 
-def test_the_learned_scale_learns() -> None:
+def test_scale_is_trained() -> None:
     """A Gaussian layer finds the bandwidths of another one from what it does to smooth values."""
     features = to_tensor(np.random.default_rng(0).uniform(-4, 4, size=(400, 2)), torch.float32)
     values = torch.sin(features)
@@ -113,7 +113,7 @@ def test_the_learned_scale_learns() -> None:
 
 
 @pytest.mark.parametrize(("dimension", "size"), [(1, 1), (2, 2), (4, 1)])
-def test_kaiming_init_preserves_variance_over_the_taps(dimension: int, size: int) -> None:
+def test_kaiming_init_preserves_variance(dimension: int, size: int) -> None:
     """Of 64 x 64 filters: mean 0 and variance 1 / (taps x in_channels), within five standard errors."""
     layer = PermutohedralConvolution(64, 64, dimension, size, device=DEVICE)
     weight, fan_in = to_numpy(layer.weight), layer.neighborhood.filter_size * 64
@@ -127,7 +127,7 @@ def test_kaiming_init_preserves_variance_over_the_taps(dimension: int, size: int
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_gaussian_init_is_the_gaussian_filter(groups: int) -> None:
+def test_gaussian_init_matches_gaussian_filter(groups: int) -> None:
     layer = PermutohedralConvolution(
         4, 4, 2, 2, groups, init="gaussian", normalization="homogeneous", device=DEVICE, dtype=torch.float64
     )
@@ -135,7 +135,7 @@ def test_gaussian_init_is_the_gaussian_filter(groups: int) -> None:
     assert_close(layer(values, features), ph.gaussian_filter(values, features, method="dense"))
 
 
-def test_gaussian_init_of_other_widths_filters_the_mean() -> None:
+def test_gaussian_init_with_other_widths_filters_the_mean() -> None:
     layer = PermutohedralConvolution(
         4, 6, 2, 2, groups=2, init="gaussian", normalization="homogeneous", device=DEVICE, dtype=torch.float64
     )
@@ -144,7 +144,7 @@ def test_gaussian_init_of_other_widths_filters_the_mean() -> None:
     assert_close(layer(values, features), ph.gaussian_filter(means, features, method="dense"))
 
 
-def test_reset_parameters_draws_anew() -> None:
+def test_reset_parameters_redraws() -> None:
     layer = PermutohedralConvolution(2, 3, 2, learn_scale=True, device=DEVICE)
     before = layer.weight.clone()
     with torch.no_grad():
@@ -206,7 +206,7 @@ def test_conversion_to_double_and_back() -> None:
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
-def test_a_layer_of_sixteen_bits_takes_features_of_float32(half: torch.dtype) -> None:
+def test_16_bit_layer_takes_float32_features(half: torch.dtype) -> None:
     layer = PermutohedralConvolution(2, 3, 2, learn_scale=True, device=DEVICE).to(half)
     output = layer(draw(20, 2).to(half), draw(20, 2, seed=1))
     assert output.dtype == half
@@ -215,7 +215,7 @@ def test_a_layer_of_sixteen_bits_takes_features_of_float32(half: torch.dtype) ->
     assert all(each.grad is not None and each.grad.dtype == half for each in layer.parameters())
 
 
-def test_meta_layers_are_materialized_later() -> None:
+def test_meta_layers_can_be_materialized() -> None:
     with torch.device("meta"):
         layer = PermutohedralConvolution(2, 3, 2, learn_scale=True)
     assert layer.weight.device.type == "meta"

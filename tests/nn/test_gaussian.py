@@ -11,8 +11,8 @@ from support import DEVICE, assert_close, to_tensor
 from torch import Tensor
 
 import permutohedral as ph
+from permutohedral.filters.gaussian import GaussianMethod
 from permutohedral.filters.normalization import NORMALIZATIONS, Normalization
-from permutohedral.functional import GaussianMethod
 from permutohedral.nn import GaussianFilter
 
 pytestmark = pytest.mark.usefixtures("backend")
@@ -24,7 +24,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 @pytest.mark.parametrize(("method", "halo"), [("separable", 0), ("separable", 1), ("dense", 0)])
-def test_forward_is_the_function(normalization: Normalization, method: GaussianMethod, halo: int) -> None:
+def test_matches_gaussian_filter(normalization: Normalization, method: GaussianMethod, halo: int) -> None:
     layer = GaussianFilter(2, normalization, method, halo)
     values, features, targets = draw(2, 20, 3), draw(2, 20, 2, seed=1), draw(2, 6, 2, seed=2)
     actual = layer(values, features, targets)
@@ -35,7 +35,7 @@ def test_forward_is_the_function(normalization: Normalization, method: GaussianM
     assert list(layer.parameters()) == []
 
 
-def test_the_learned_scale_multiplies_the_features() -> None:
+def test_scale_multiplies_features() -> None:
     layer = GaussianFilter(2, learn_scale=True).to(DEVICE)
     values, features, targets = draw(20, 3), draw(20, 2, seed=1), draw(6, 2, seed=2)
     assert_close(layer(values, features, targets), ph.gaussian_filter(values, features, targets))

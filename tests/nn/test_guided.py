@@ -1,4 +1,4 @@
-"""Layers that follow a guide: where they start, and that they learn."""
+"""Guided upsampling and solver layers: initial behavior and training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def maps(*shape: int, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("mix", [False, True])
-def test_upsampling_starts_as_the_dense_gaussian(mix: bool) -> None:
+def test_upsampling_starts_as_dense_gaussian(mix: bool) -> None:
     coarse, guide = maps(2, 2, 3, 4), maps(2, 1, 9, 12, seed=1)
     layer = ph.nn.BilateralUpsample2d(2, 1, 2, mix, 1.0, 2.0).to(DEVICE)
     lattice_free = ph.Upsampler(guide[0], (3, 4), 3.0, 2.0)
@@ -45,7 +45,7 @@ def test_upsampling_learns() -> None:
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_the_solver_is_the_function_and_has_gradients() -> None:
+def test_solver_matches_function_with_gradients() -> None:
     target, guide = maps(1, 6, 8), maps(2, 6, 8, seed=1)
     layer = ph.nn.BilateralSolver(2.0, 0.4, 0.5, learn_sigma=True).to(DEVICE)
     found = layer(target, guide)
@@ -56,7 +56,7 @@ def test_the_solver_is_the_function_and_has_gradients() -> None:
         assert bool((parameter.grad != 0).all())
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_rejects_mismatched_arguments() -> None:
     layer = ph.nn.BilateralUpsample2d(3, 1)
     with pytest.raises(ph.InputError, match="3 channels"):
         layer(torch.zeros(1, 2, 2, 2), torch.zeros(1, 1, 4, 4))

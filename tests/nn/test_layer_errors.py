@@ -1,4 +1,4 @@
-"""What a layer cannot do, it refuses with a message that says what to do instead."""
+"""Layers reject bad arguments with a message that says what to pass instead."""
 
 from __future__ import annotations
 
@@ -121,5 +121,5 @@ LAYERS: dict[str, ErrorCase] = {
 
 
 @pytest.mark.parametrize("case", [*LAYERS.values()], ids=[*LAYERS])
-def test_layers(case: ErrorCase) -> None:
+def test_rejects_bad_arguments(case: ErrorCase) -> None:
     assert_raises(*case)

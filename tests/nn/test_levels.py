@@ -1,23 +1,18 @@
-"""Layers on lattice points: against torch's own where there are such, item by item, and derivatives."""
+"""Layers on lattice points, compared with torch's layers per item, and their derivatives."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from support import DEVICE, assert_close, to_tensor
+from support import DEVICE, assert_close, draw
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 
 import permutohedral as ph
 from permutohedral.nn.group_norm import LatticeItems
-
-
-def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
-    return to_tensor(scale * np.random.default_rng([seed, *shape]).normal(size=shape))
 
 
 def pyramid_of(points: int = 9) -> ph.LatticePyramid:
@@ -65,7 +60,7 @@ def test_derivatives_of_values_and_parameters(name: str) -> None:
 
 @pytest.mark.parametrize("points", [9, 0])
 @pytest.mark.parametrize("name", layers())
-def test_compiled_and_of_no_points(name: str, points: int) -> None:
+def test_compiled_and_empty(name: str, points: int) -> None:
     layer, level = layers()[name]
     pyramid = pyramid_of(points)
     arguments = arguments_of(name, pyramid)
@@ -79,7 +74,7 @@ def test_compiled_and_of_no_points(name: str, points: int) -> None:
     assert_close(again(values, *arguments), expected)
 
 
-def test_items_that_were_first_used_in_inference_mode() -> None:
+def test_training_after_inference_mode() -> None:
     lattice = pyramid_of().levels[0]
     norm, items = layers()["norm"][0], LatticeItems(lattice)
     values = draw(lattice.num_lattice_points, 2).requires_grad_()
@@ -90,7 +85,7 @@ def test_items_that_were_first_used_in_inference_mode() -> None:
     found.sum().backward()
 
 
-def test_a_learned_slice_of_batches_starts_as_the_fixed_one() -> None:
+def test_deform_slice_starts_as_slice() -> None:
     lattice = ph.build_lattice(draw(2, 9, 2), draw(2, 5, 2, seed=1))
     values = draw(lattice.target.num_lattice_points, 2)
     assert_close(layers()["slice"][0](values, lattice), ph.slice(values, lattice))
@@ -112,7 +107,7 @@ def test_autocast(name: str) -> None:
     assert bool(gradient.isfinite().all())
 
 
-def test_linear_layers_between_levels_keep_what_is_constant() -> None:
+def test_linear_layers_preserve_constants() -> None:
     """Where no lattice point is missing, with channels that are not mixed."""
     grid = torch.cartesian_prod(*[torch.arange(9.0)] * 2).to(DEVICE)
     pyramid = ph.build_pyramid(grid, 2)
@@ -149,7 +144,7 @@ def test_weights_preserve_the_variance(kind: type) -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 2, 6])
-def test_group_norm_is_that_of_torch_for_each_item(groups: int) -> None:
+def test_group_norm_matches_torch_per_item(groups: int) -> None:
     batch = torch.tensor([0, 2, 2, 1], device=DEVICE).repeat(8)
     lattice = ph.build_lattice(draw(32, 2, scale=3.0), batch=batch)
     layer = ph.nn.LatticeGroupNorm(groups, 6, dtype=torch.float64, device=DEVICE)
@@ -165,7 +160,7 @@ def test_group_norm_is_that_of_torch_for_each_item(groups: int) -> None:
         assert_close(actual[rows], theirs(values[rows].T[None])[0].T)
 
 
-def test_group_norm_of_sixteen_bits_and_of_nothing() -> None:
+def test_group_norm_of_16_bits_and_empty_items() -> None:
     layer = ph.nn.LatticeGroupNorm(1, 2, device=DEVICE)
     lattice = ph.build_lattice(torch.zeros(0, 2, device=DEVICE))
     assert layer(torch.zeros(0, 2, device=DEVICE), lattice).shape == (0, 2)
@@ -175,7 +170,7 @@ def test_group_norm_of_sixteen_bits_and_of_nothing() -> None:
     assert_close(layer(values.bfloat16(), lattice), layer(values.bfloat16().float(), lattice))
 
 
-def test_point_splat_is_the_largest_over_points() -> None:
+def test_point_splat_takes_the_maximum() -> None:
     features, values = draw(14, 2, scale=2.0), draw(14, 3, seed=1)
     lattice = ph.build_lattice(features)
     layer = ph.nn.PointSplat(3, 4, dimension=2, dtype=torch.float64, device=DEVICE)
@@ -189,7 +184,7 @@ def test_point_splat_is_the_largest_over_points() -> None:
         assert_close(actual[row], described.amax(dim=0))
 
 
-def test_point_splat_refuses_batches_and_other_points() -> None:
+def test_point_splat_rejects_batches_and_targets() -> None:
     features = draw(2, 7, 2)
     layer = ph.nn.PointSplat(3, 4, dimension=2, dtype=torch.float64, device=DEVICE)
     with pytest.raises(ph.InputError, match="flat points"):
@@ -198,7 +193,7 @@ def test_point_splat_refuses_batches_and_other_points() -> None:
         layer(draw(6, 3), features[0], ph.build_lattice(features[0]))
 
 
-def test_deformed_slices_reach_beyond_the_simplex() -> None:
+def test_deform_slice_reaches_beyond_the_simplex() -> None:
     lattice = ph.build_lattice(draw(14, 2, scale=2.0))
     layer = ph.nn.DeformSlice(3, dimension=2, dtype=torch.float64, device=DEVICE)
     values = draw(lattice.num_lattice_points, 3)
@@ -208,7 +203,7 @@ def test_deformed_slices_reach_beyond_the_simplex() -> None:
 
 
 @pytest.mark.parametrize("wrong", [0, 2.0, -1])
-def test_wrong_channels(wrong: object) -> None:
+def test_rejects_wrong_channels(wrong: object) -> None:
     with pytest.raises(ph.InputError, match="in_channels must be a whole number"):
         ph.nn.Coarsen(wrong, 3, dimension=2)  # type: ignore[arg-type]
     with pytest.raises(ph.InputError, match="num_groups must divide"):

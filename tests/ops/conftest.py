@@ -10,11 +10,11 @@ import pytest
 from permutohedral.ops import dispatch
 
 _NATIVE = next(backend for backend in dispatch._BACKENDS if backend.name == "native")
-_REFUSAL = _NATIVE.refusal("cpu")
+_BLOCKER = _NATIVE.blocker("cpu")
 
 
 def instruction_sets() -> list[str]:
-    if _REFUSAL is not None:
+    if _BLOCKER is not None:
         return []
     from permutohedral import _native
 
@@ -24,8 +24,8 @@ def instruction_sets() -> list[str]:
 @pytest.fixture(params=instruction_sets() or ["none"])
 def native(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     """The backend, on each instruction set that this processor has."""
-    if _REFUSAL is not None:
-        pytest.skip(f"the native backend does not run here: {_REFUSAL}")
+    if _BLOCKER is not None:
+        pytest.skip(f"the native backend does not run here: {_BLOCKER}")
     from permutohedral import _native
     from permutohedral.ops import native as backend
 

@@ -6,7 +6,6 @@ core takes other paths.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from types import ModuleType
 
@@ -14,11 +13,10 @@ import pytest
 import torch
 from support import assert_close
 from torch import Tensor
-from torch.nn import functional
 
 from permutohedral.errors import BackendUnavailable
-from permutohedral.neighborhood import Neighborhood, axis_offsets, blur_gain
-from permutohedral.ops import reference
+from permutohedral.ops import dispatch, reference
+from permutohedral.ops.neighborhood import Neighborhood, axis_offsets, blur_gain
 
 
 @pytest.mark.parametrize("channels", [*range(1, 10), 15, 16, 17, 22, 32, 33, 67])
@@ -37,18 +35,6 @@ def test_splat_slice_and_gradient(native: ModuleType, dtype: torch.dtype, channe
         native.barycentric_gradient(values, lattice_values, vertices),
         reference.barycentric_gradient(values, lattice_values, vertices),
     )
-
-
-@pytest.mark.parametrize(("coarse", "fine"), [((3,), (300,)), ((7, 5), (30, 31)), ((2, 3, 1), (5, 6, 7))])
-def test_sum_cells(native: ModuleType, dtype: torch.dtype, coarse: tuple[int, ...], fine: tuple[int, ...]) -> None:
-    points = 2 * math.prod(fine)
-    vertices, barycentric = torch.randint(900, (points, 4), dtype=torch.int32), torch.rand(points, 4, dtype=dtype)
-    lattice_values = torch.randn(900, 2, dtype=dtype)
-    maps = reference.slice(lattice_values, vertices, barycentric).view(2, *fine, 2).movedim(-1, 1)
-    expected = functional.interpolate(maps, list(coarse), mode="area").movedim(1, -1).reshape(-1, 2)
-    cells, rows, weights = native.sum_cells(vertices, barycentric, coarse, fine)
-    found = torch.zeros_like(expected).index_add(0, cells, reference.slice(lattice_values, rows, weights))
-    assert_close(found, expected)
 
 
 @pytest.mark.parametrize("planes", [False, True])
@@ -142,7 +128,7 @@ def test_a_core_that_does_not_load_raises(monkeypatch: pytest.MonkeyPatch) -> No
 
     import permutohedral
 
-    for module in ("permutohedral.ops.native", "permutohedral.ops.native.lending"):
+    for module in ("permutohedral.ops.native", "permutohedral.ops.native.bridge"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "permutohedral._native", None)
     monkeypatch.delattr(permutohedral, "_native", raising=False)
@@ -242,74 +228,17 @@ def test_many_points_on_few_lattice_points(native: ModuleType, dtype: torch.dtyp
     assert_close(filtered, blurred[:, :-1] / blurred[:, -1:])
 
 
-@pytest.mark.parametrize("channels", [1, 16, 32, 37, 64])
-def test_from_level_to_level(native: ModuleType, dtype: torch.dtype, channels: int) -> None:
-    """Each thread has some of the channels, or of the rows."""
-    keys, _, _, table = native.index_points(torch.randn(4000, 3, dtype=dtype) * 9, None)
-    coarse_keys, parents, _ = native.coarsen_keys(keys, table)
-    halves = torch.full(parents.shape, 0.5, dtype=dtype)
-    fine, coarse = (torch.randn(len(each), channels, dtype=dtype) for each in (keys, coarse_keys))
-    coarsened, refined, added = on_threads(
-        lambda: (
-            native.coarsen_values(fine, parents, len(coarse)),
-            native.refine_values(coarse, parents, None),
-            native.refine_values(coarse, parents, fine),
-        )
-    )
-    assert_close(coarsened, reference.splat(fine, parents, halves, len(coarse)))
-    assert_close(refined, reference.slice(coarse, parents, halves))
-    assert_close(added, refined + fine)
-
-
-def filter_by_steps(native: ModuleType, values: Tensor, features: Tensor, batch: Tensor | None) -> Tensor:
-    keys, vertices, barycentric, table = native.index_points(features, batch)
-    axes = native.find_neighbors(keys, table, keys, axis_offsets(features.shape[1]))
-    corners = vertices, barycentric
-    filtered: Tensor = native.filter_gaussian(values, *corners, axes, *corners, 1e-20)
-    return filtered
-
-
-@pytest.mark.parametrize("channels", [1, 3, 16, 37])
-def test_filter_points_is_what_the_steps_make(native: ModuleType, dtype: torch.dtype, channels: int) -> None:
-    for points, dimension in ((1, 1), (700, 1), (3000, 4), (900, 19)):
-        features = torch.randn(points, dimension, dtype=dtype) * 3
-        values = torch.randn(points, channels, dtype=dtype)
-        for batch in (None, torch.randint(0, 3, (points,), dtype=torch.int32)):
-            filtered = native.filter_points(values, features, batch, 1e-20)
-            assert torch.equal(filtered, filter_by_steps(native, values, features, batch))
-
-
-@pytest.mark.parametrize(("dimension", "spread"), [(2, 400.0), (3, 60.0), (4, 30.0)])
-def test_filter_points_in_an_order_of_its_own(
-    native: ModuleType, dtype: torch.dtype, dimension: int, spread: float
-) -> None:
-    """So many scattered points that they are sorted, with the same bits on any number of threads."""
-    features, values = torch.rand(70_000, dimension, dtype=dtype) * spread, torch.randn(70_000, 17, dtype=dtype)
-    (filtered,) = on_threads(lambda: (native.filter_points(values, features, None, 1e-20),))
-    expected = filter_by_steps(native, values, features, None)
-    # added in another order
-    assert not torch.equal(filtered, expected)
-    assert_close(filtered, expected)
-
-
-def test_filter_points_leaves_to_the_steps_what_they_refuse(native: ModuleType) -> None:
-    values, features = torch.randn(50, 2), torch.randn(50, 3)
-    assert native.filter_points(values[:, :0], features, None, 1e-20) is None
-    features[7, 1] = float("nan")
-    assert native.filter_points(values, features, None, 1e-20) is None
-    # 300 million bytes of simplices, of which nothing is allocated
-    many = torch.zeros(1, 3).expand(10_000_000, 3)
-    assert native.filter_points(torch.zeros(1, 1).expand(10_000_000, 1), many, None, 1e-20) is None
-
-
-def test_filter_points_of_sixteen_bits(native: ModuleType) -> None:
-    values, features = torch.randn(500, 3).bfloat16(), torch.randn(500, 3)
-    filtered = native.filter_points(values, features, None, 1e-20)
-    assert filtered.dtype == torch.bfloat16
-    assert torch.equal(filtered, filter_by_steps(native, values, features, None))
+def test_backend_reports_a_processor_without_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of instruction sets is replaced: no processor here lacks them."""
+    monkeypatch.setattr("permutohedral._native.instruction_sets", list)
+    reason = dispatch._native_available.__wrapped__()
+    assert reason is not None
+    assert "AVX2" in reason
 
 
 @pytest.mark.parametrize("rows", [0, 1, 511, 1024, 3001, 600_001])
-def test_sums_of_rows_lose_no_digits(native: ModuleType, rows: int) -> None:
-    numbers = 1 + torch.rand(rows, 3, generator=torch.Generator().manual_seed(0))
-    assert_close(native.sum_rows(numbers), numbers.double().sum(0).float())
+def test_bias_gradient_keeps_all_digits(native: ModuleType, rows: int) -> None:
+    gradient = 1 + torch.rand(rows, 3, generator=torch.Generator().manual_seed(0))
+    only_bias = (False, False, True)
+    _, _, to_bias = native.filter_learned_backward(gradient, (), (None, None), only_bias, None)
+    assert_close(to_bias, gradient.double().sum(0).float())

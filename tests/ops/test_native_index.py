@@ -12,9 +12,9 @@ import torch
 from support import assert_close
 from torch import Tensor
 
-from permutohedral.errors import FeatureRangeError
-from permutohedral.neighborhood import Neighborhood, axis_offsets
+from permutohedral.errors import FeatureRangeError, InputError
 from permutohedral.ops import reference
+from permutohedral.ops.neighborhood import Neighborhood, axis_offsets
 
 
 def corners_of(keys: Tensor, vertices: Tensor) -> Tensor:
@@ -212,8 +212,10 @@ def test_offsets_need_not_come_in_pairs_nor_once(native: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("columns", [2, 4, 40])
-def test_index_keys_of_any_integers(native: ModuleType, columns: int) -> None:
+def test_index_keys_of_any_magnitude(native: ModuleType, columns: int) -> None:
     keys = torch.randint(-(2**30), 2**30, (3000, columns), dtype=torch.int32)
+    # the coordinates of a vertex are congruent modulo d + 1
+    keys[:, 1:] += torch.randint(0, columns, (3000, 1), dtype=torch.int32) - keys[:, 1:] % columns
     keys = keys[torch.randint(0, 3000, (9000,))]
     unique_keys, inverse, table = native.index_keys(keys)
     assert torch.equal(unique_keys[inverse.long()], keys)
@@ -222,7 +224,12 @@ def test_index_keys_of_any_integers(native: ModuleType, columns: int) -> None:
     assert torch.equal(found[0], inverse)
 
 
-def test_a_foreign_table_is_refused(native: ModuleType) -> None:
+def test_index_keys_rejects_keys_that_are_no_vertices(native: ModuleType) -> None:
+    with pytest.raises(InputError, match="keys must be vertices"):
+        native.index_keys(torch.tensor([[0, 1, 2]], dtype=torch.int32))
+
+
+def test_rejects_a_table_of_another_backend(native: ModuleType) -> None:
     keys, _, _, table = native.index_points(torch.randn(50, 2), None)
     with pytest.raises(ValueError, match="table"):
         native.find_neighbors(keys, torch.full_like(table, 10**6), keys, axis_offsets(2))

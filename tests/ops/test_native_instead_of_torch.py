@@ -16,10 +16,10 @@ from permutohedral.filters import learned
 from permutohedral.filters.normalization import Normalization
 from permutohedral.ops import dispatch
 
-_REFUSAL = next(backend for backend in dispatch._BACKENDS if backend.name == "native").refusal("cpu")
-pytestmark = pytest.mark.skipif(_REFUSAL is not None, reason=f"the native backend does not run here: {_REFUSAL}")
+_BLOCKER = next(backend for backend in dispatch._BACKENDS if backend.name == "native").blocker("cpu")
+pytestmark = pytest.mark.skipif(_BLOCKER is not None, reason=f"the native backend does not run here: {_BLOCKER}")
 
-if _REFUSAL is None:
+if _BLOCKER is None:
     from permutohedral.ops import native
 
 # in a new process: how many threads there are more after each call
@@ -106,7 +106,7 @@ def test_the_learned_filter_at_once_and_in_steps(normalization: Any, apart: bool
     lattice = ph.build_lattice(features, features[:900] + 0.1 if apart else None)
     values, weight, bias = (torch.rand(shape, dtype=dtype) for shape in ((3000, 6), (7, 3, 4), (4,)))
     results = []
-    for run in (learned.filter_with_bias, lambda v, at, w, b, n: learned.filter_in_steps(v, w, b, at, n)):
+    for run in (learned.filter_with_bias, lambda v, at, w, b, n: learned.compose(v, w, b, at, n)):
         leaves = [tensor.clone().requires_grad_() for tensor in (values, weight, bias)]
         output = run(leaves[0], lattice, leaves[1], leaves[2], normalization)
         results.append((output, *torch.autograd.grad(output.sum(), leaves)))
@@ -124,7 +124,7 @@ def test_sixteen_bits_are_rounded_in_every_step(narrow: torch.dtype, normalizati
     lattice = ph.build_lattice(20 * torch.rand(3000, 2))
     values, weight, bias = (torch.rand(shape).to(narrow) for shape in ((3000, 6), (7, 3, 4), (4,)))
     actual = learned.filter_with_bias(values, lattice, weight, bias, normalization)
-    assert torch.equal(actual, learned.filter_in_steps(values, weight, bias, lattice, normalization))
+    assert torch.equal(actual, learned.compose(values, weight, bias, lattice, normalization))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")

@@ -39,7 +39,10 @@ def test_any_number_of_threads_gives_the_same_bits(native: ModuleType, labels: i
         for threads in (1, 2, 9):
             torch.set_num_threads(threads)
             _, kept = native.mean_field_logits(energies, None, kernels, 2)
-            to_energies, _, to_kernels = native.differentiate_mean_field(gradient, energies, None, kernels, 2, kept)
+            needed = (True,) * (2 + len(kernels))
+            to_energies, _, *to_kernels = native.mean_field_logits_backward(
+                gradient, (energies, None), kept, needed, kernels, 2
+            )
             found.append([native.mean_field(energies, None, kernels, 2), to_energies, *to_kernels])
     finally:
         torch.set_num_threads(before)
@@ -66,8 +69,22 @@ def test_exponentials_of_any_size(native: ModuleType) -> None:
     assert bool(nothing.isfinite().all())
 
 
+def test_saved_state_can_be_offloaded(native: ModuleType) -> None:
+    """All of it is in tensors, which saved-tensor hooks may replace by copies."""
+    energies, kernels = field(5, 151, torch.float32, True)
+    _, saved = native.mean_field_logits(energies, None, kernels, 2)
+    gradient, needed = torch.randn(energies.shape), (True,) * (2 + len(kernels))
+    found = []
+    for state in (saved, tuple(each.clone() for each in saved)):
+        to_energies, _, *to_kernels = native.mean_field_logits_backward(
+            gradient, (energies, None), state, needed, kernels, 2
+        )
+        found.append([to_energies, *to_kernels])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize("odd", [[torch.nan], [torch.inf, -torch.inf]])
-def test_energies_without_a_sum_are_refused(native: ModuleType, odd: list[float], dtype: torch.dtype) -> None:
+def test_rejects_energies_without_a_sum(native: ModuleType, odd: list[float], dtype: torch.dtype) -> None:
     energies, kernels = field(3, 151, dtype, False)
     energies.flatten()[-len(odd) :] = torch.tensor(odd, dtype=dtype)
     with pytest.raises(InputError, match="NaN"):

@@ -1,4 +1,4 @@
-"""The memory that the compiled core keeps: given out again in any size, by any thread, within its limit."""
+"""The memory that the compiled core keeps: reused for similar sizes, by any thread, within its limit."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.dlpack import from_dlpack
 
 from permutohedral.errors import InputError
 from permutohedral.ops import dispatch
-from permutohedral.ops.native_limits import limit_kept_memory
 
-_REFUSAL = next(backend for backend in dispatch._BACKENDS if backend.name == "native").refusal("cpu")
-pytestmark = pytest.mark.skipif(_REFUSAL is not None, reason=f"the native backend does not run here: {_REFUSAL}")
+_BLOCKER = next(backend for backend in dispatch._BACKENDS if backend.name == "native").blocker("cpu")
+pytestmark = pytest.mark.skipif(_BLOCKER is not None, reason=f"the native backend does not run here: {_BLOCKER}")
 
-if _REFUSAL is None:
+if _BLOCKER is None:
     from permutohedral import _native
-    from permutohedral.ops.native import lending
+    from permutohedral.ops import native
+    from permutohedral.ops.native import bridge
 
 MEGABYTE = 1 << 20
 
@@ -41,10 +40,10 @@ def nothing_kept() -> Iterator[None]:
 
 
 def allocate(megabytes: int) -> torch.Tensor:
-    return lending.empty((megabytes, MEGABYTE // 4), torch.float32)
+    return bridge.empty((megabytes, MEGABYTE // 4), torch.float32)
 
 
-def test_what_is_freed_is_given_out_again() -> None:
+def test_reuses_freed_memory() -> None:
     tensor = allocate(8)
     assert tensor.data_ptr() % 64 == 0
     tensor.fill_(3.0)
@@ -62,48 +61,51 @@ def test_tensors_do_not_overlap() -> None:
         assert (tensor == tensor.shape[0]).all()
 
 
-def test_neighbors_are_joined() -> None:
-    tensors = [allocate(10) for _ in range(5)]
-    first = min(tensor.data_ptr() for tensor in tensors)
-    del tensors
-    gc.collect()
-    # larger than any of them
-    assert allocate(45).data_ptr() == first
+def test_reuses_blocks_for_similar_sizes_only() -> None:
+    tensor = allocate(40)
+    address = tensor.data_ptr()
+    del tensor
+    other = allocate(3)
+    assert not address <= other.data_ptr() < address + 40 * MEGABYTE
+    assert allocate(35).data_ptr() == address
 
 
-def test_a_large_result_finds_its_pages_again() -> None:
-    # not filled, unlike what tests allocate otherwise
-    def untouched(megabytes: int) -> torch.Tensor:
-        return from_dlpack(_native.allocate([megabytes, MEGABYTE // 4], True, 32))
-
-    large, others = untouched(400), [untouched(30) for _ in range(4)]
-    address, large[0, 0] = large.data_ptr(), 3.0
-    # with the others that is more than is kept
-    del large, others
-    assert _native.kept_memory() <= 512 * MEGABYTE
-    # cut out of another range
-    small = untouched(70)
-    large = untouched(400)
-    assert large.data_ptr() == address
-    assert not address <= small.data_ptr() < address + 400 * MEGABYTE
-    # a new page would be cleared
-    assert large[0, 0] == 3.0
+def test_oldest_blocks_are_released_first() -> None:
+    oldest, *others = [allocate(150) for _ in range(4)]
+    addresses = {each.data_ptr() for each in others}
+    del oldest
+    others.clear()
+    assert 450 * MEGABYTE <= _native.kept_memory() <= 512 * MEGABYTE
+    again = [allocate(150) for _ in range(3)]
+    assert {each.data_ptr() for each in again} == addresses
 
 
-def test_limit() -> None:
+def test_large_results_of_mix_rows_follow_the_limit() -> None:
+    """A result that would not be kept is left to torch: nothing is kept when it is freed."""
+    bridge.limit_kept_memory("4")
+    rows, vertices = torch.ones(1, 64), torch.zeros(1 << 15, 1, dtype=torch.int32)
+    mixed = native.mix_rows(rows, vertices, torch.ones(1 << 15, 1), False)
+    assert (mixed == 1).all()
+    before = _native.kept_memory()
+    del mixed
+    assert _native.kept_memory() == before
+
+
+def test_keeps_no_more_than_the_limit() -> None:
     tensors = [allocate(50) for _ in range(3)]
     _native.limit_kept_memory(60 * MEGABYTE)
     del tensors
     assert _native.kept_memory() <= 60 * MEGABYTE
-    limit_kept_memory("0")
+    bridge.limit_kept_memory("0")
     assert _native.kept_memory() == 0
     allocate(50).fill_(1.0)
     assert _native.kept_memory() == 0
     with pytest.raises(InputError, match="must be a number of megabytes, got 'many'"):
-        limit_kept_memory("many")
+        bridge.limit_kept_memory("many")
 
 
-def test_capsule_that_nobody_takes_over() -> None:
+def test_frees_a_capsule_that_is_never_consumed() -> None:
+    allocate(4)
     kept = _native.kept_memory()
     capsule = _native.allocate([MEGABYTE], True, 32)
     assert _native.kept_memory() < kept
@@ -111,7 +113,7 @@ def test_capsule_that_nobody_takes_over() -> None:
     assert _native.kept_memory() == kept
 
 
-def test_any_thread() -> None:
+def test_allocates_on_any_thread() -> None:
     def work(number: int) -> None:
         for size in range(1, 30):
             tensor = allocate(1 + size % 5).fill_(float(number))
@@ -133,7 +135,7 @@ def _fill_in_child(total: Any) -> None:
     total.value = float(array.sum())
 
 
-def test_forked_child() -> None:
+def test_allocates_in_a_forked_child() -> None:
     parent = allocate(9).fill_(1.0)
     context = multiprocessing.get_context("fork")
     total = context.Value("d", 0.0)

@@ -11,9 +11,9 @@ import torch
 from support import DEVICE, on_default_backend, to_tensor
 from torch import Tensor
 
-from permutohedral.neighborhood import Neighborhood, axis_offsets
-from permutohedral.ops import exact_sums, largest, level_operators, operators
+from permutohedral.ops import operators
 from permutohedral.ops.dispatch import primitives_for
+from permutohedral.ops.neighborhood import Neighborhood, axis_offsets
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -38,12 +38,11 @@ class Sample:
         self.offsets, self.opposite = neighborhood.offsets(DEVICE), neighborhood.opposite(DEVICE)
         self.neighbors = operators.find_neighbors(keys, table, self.target_keys, self.offsets)
         self.reverse = operators.transpose_neighbors(self.neighbors, self.opposite, len(keys))
-        self.coarse = level_operators.coarsen_keys(keys, table)[:2]
+        self.coarse = operators.coarsen_keys(keys, table)[:2]
         self.axis_neighbors = operators.find_neighbors(keys, table, keys, axis_offsets(DIMENSION, DEVICE))
         self.barycentric = barycentric.clone().requires_grad_()
         self.values, self.lattice_values = leaf(POINTS, 4), leaf(len(keys), 4)
-        self.coarse_values, self.kept_values = leaf(len(self.coarse[0]), 3), leaf(len(keys), 3)
-        self.winners = largest.splat_largest(self.values.detach(), vertices, len(keys))[1]
+        self.winners = operators.splat_largest(self.values.detach(), vertices, len(keys))[1]
         self.barycentric_gradient = leaf(POINTS, DIMENSION + 1)
         self.weight, self.output_gradient = leaf(len(self.offsets), 2, 6), leaf(len(self.target_keys), 6)
         self.picture, self.guide = leaf(1, 2, 3, 4), leaf(1, 1, 3, 4)
@@ -57,9 +56,6 @@ class Sample:
             "coarsen_keys": (self.keys, self.table),
             "connect_levels": (self.keys, self.table, *self.coarse, self.offsets, self.opposite),
             "coarsen_simplices": (self.vertices, self.barycentric, *self.coarse),
-            "coarsen_values": (self.lattice_values, self.coarse[1], len(self.coarse[0])),
-            "refine_values": (self.coarse_values, self.coarse[1], self.kept_values),
-            "refine_values_alone": (self.coarse_values, self.coarse[1], None),
             "find_neighbors": (self.keys, self.table, self.target_keys, self.offsets),
             "transpose_neighbors": (self.neighbors, self.opposite, len(self.keys)),
             "splat": (self.values, self.vertices, self.barycentric, len(self.keys)),
@@ -88,16 +84,7 @@ VARIANTS = {
     "index_points_in_batches": "index_points",
     "convolve_without_reverse_table": "convolve",
     "blur_reversed": "blur",
-    "refine_values_alone": "refine_values",
 }
-BETWEEN_LEVELS = [
-    "coarsen_keys",
-    "connect_levels",
-    "coarsen_simplices",
-    "coarsen_values",
-    "refine_values",
-    "refine_values_alone",
-]
 INTEGER = ["index_keys", "coarsen_keys", "connect_levels", "find_neighbors", "transpose_neighbors"]
 WITHOUT_DERIVATIVE = ["filter_gaussian"]
 FLOATING = [
@@ -114,9 +101,6 @@ FLOATING = [
     "blur",
     "blur_reversed",
     "coarsen_simplices",
-    "coarsen_values",
-    "refine_values",
-    "refine_values_alone",
     "sum_neighbors",
     "sum_window",
     "embed_gradient",
@@ -131,9 +115,7 @@ def operator(name: str) -> Any:
 
 def called(name: str) -> Any:
     """As the package calls it, which may take a shorter way where nothing is traced."""
-    module = exact_sums if name.startswith("sum_") else level_operators if name in BETWEEN_LEVELS else operators
-    module = largest if "largest" in name else module
-    return getattr(module, VARIANTS.get(name, name))
+    return getattr(operators, VARIANTS.get(name, name))
 
 
 WAYS = [operator, called]
@@ -174,7 +156,7 @@ def test_opcheck(name: str) -> None:
     torch.library.opcheck(operator(name), fixed)
 
 
-@pytest.mark.parametrize("name", ["blur", "coarsen_values", "largest_gradient"])
+@pytest.mark.parametrize("name", ["blur", "largest_gradient"])
 def test_values_are_not_kept_for_a_derivative_that_does_not_need_them(name: str) -> None:
     arguments, kept = Sample().arguments(name), list[Tensor]()
 
@@ -190,7 +172,7 @@ def test_values_are_not_kept_for_a_derivative_that_does_not_need_them(name: str)
 
 @pytest.mark.parametrize("name", ["index_points", "slice", "convolve"])
 def test_a_backend_may_choose_the_strides_of_its_results(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled code is told contiguous strides, so the registered operator must return them."""
+    """Compiled code expects contiguous strides, so the registered operator must return them."""
     arguments = Sample().arguments(name)
     module: Any = primitives_for(arguments[0])
     genuine = getattr(module, name)

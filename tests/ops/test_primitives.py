@@ -10,9 +10,9 @@ from support import DEVICE, ascending, assert_close, to_tensor, vertices_of
 from torch import Tensor
 
 from permutohedral.errors import FeatureRangeError
-from permutohedral.neighborhood import Neighborhood, axis_offsets
+from permutohedral.ops.contract import Primitives, key_limit
 from permutohedral.ops.dispatch import primitives_for
-from permutohedral.ops.primitives import Primitives, key_limit
+from permutohedral.ops.neighborhood import Neighborhood, axis_offsets
 
 DIMENSIONS = [1, 2, 3, 4, 5, 6, 9, 17, 32]
 
@@ -140,6 +140,8 @@ def test_features_just_inside_the_range(primitives: Primitives, dtype: torch.dty
 def test_index_keys(primitives: Primitives, magnitude: int, columns: int, random: np.random.Generator) -> None:
     rows = random.integers(-magnitude, magnitude + 1, size=(50, columns))
     rows[:, 0] = np.abs(rows[:, 0])
+    # the coordinates of a vertex are congruent modulo d + 1
+    rows[:, 1:] += random.integers(0, columns, size=(50, 1)) - rows[:, 1:] % columns
     keys = to_tensor(rows[random.integers(0, 50, size=200)], torch.int32)
     unique_keys, inverse, _ = primitives.index_keys(keys)
     assert (unique_keys.dtype, inverse.dtype) == (torch.int32, torch.int32)

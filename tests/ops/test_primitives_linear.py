@@ -15,8 +15,8 @@ import torch
 from support import DEVICE, assert_close, to_tensor
 from torch import Tensor
 
+from permutohedral.ops.contract import Primitives
 from permutohedral.ops.dispatch import primitives_for
-from permutohedral.ops.primitives import Primitives
 
 POINTS, LATTICE_POINTS, CORNERS = 37, 19, 4
 FILTER_SIZE, TARGETS = 7, 23

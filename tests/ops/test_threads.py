@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from permutohedral.neighborhood import Neighborhood, axis_offsets
 from permutohedral.ops import dispatch
+from permutohedral.ops.neighborhood import Neighborhood, axis_offsets
 
-_REFUSAL = next(backend for backend in dispatch._BACKENDS if backend.name == "native").refusal("cpu")
-pytestmark = pytest.mark.skipif(_REFUSAL is not None, reason=f"the native backend does not run here: {_REFUSAL}")
+_BLOCKER = next(backend for backend in dispatch._BACKENDS if backend.name == "native").blocker("cpu")
+pytestmark = pytest.mark.skipif(_BLOCKER is not None, reason=f"the native backend does not run here: {_BLOCKER}")
 
 THREADS = [2, 3, 7]
 

@@ -53,28 +53,28 @@ class FakeStream:
         self.query = lambda: finished
 
 
-def test_a_report_is_read_when_all_of_it_is_there(report: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waits_for_all_words_of_a_report(report: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream(finished=False))
-    with report.HostReports(torch.device("cpu")) as reports:
-        reports.words[1][:4] = torch.tensor([7, 0, 0, 0])
-        writer = threading.Timer(0.05, lambda: reports.words[1][4].fill_(9))
+    with report.HostReport(torch.device("cpu")) as written:
+        written.words[:3] = torch.tensor([7, 0, 0])
+        writer = threading.Timer(0.05, lambda: written.words[3].fill_(9))
         writer.start()
-        assert reports.read(1) == (7, 0, 0, 0, 9)
+        assert written.read() == (7, 0, 0, 9)
         writer.join()
 
 
-def test_a_gpu_that_ends_without_a_report_is_an_error(report: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_raises_if_the_gpu_ends_without_a_report(report: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream(finished=True))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    with report.HostReports(torch.device("cpu")) as reports, pytest.raises(RuntimeError, match="without reporting"):
-        reports.read(0)
+    with report.HostReport(torch.device("cpu")) as written, pytest.raises(RuntimeError, match="without reporting"):
+        written.read()
 
 
-def test_what_was_reported_before_is_forgotten(report: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgets_the_previous_report(report: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream(finished=True))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    with report.HostReports(torch.device("cpu")) as reports:
-        reports.words[0].zero_()
-        reports.read(0)
-    with report.HostReports(torch.device("cpu")) as reports, pytest.raises(RuntimeError, match="without reporting"):
-        reports.read(0)
+    with report.HostReport(torch.device("cpu")) as written:
+        written.words.zero_()
+        written.read()
+    with report.HostReport(torch.device("cpu")) as written, pytest.raises(RuntimeError, match="without reporting"):
+        written.read()

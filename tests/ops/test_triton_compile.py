@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 import permutohedral.ops.triton as package
+from permutohedral.ops.triton.kernel import Kernel
 
 TESTS = Path(__file__).parents[1]
 H100 = GPUTarget("cuda", 90, 32)
@@ -46,8 +48,8 @@ def kernels() -> dict[str, Any]:
     found = {}
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         for value in vars(importlib.import_module(module.name)).values():
-            if isinstance(value, triton.JITFunction) and value.fn.__name__.endswith("_kernel"):
-                found[f"{value.fn.__module__}.{value.fn.__name__}"] = value
+            if isinstance(value, Kernel):
+                found[f"{value.function.fn.__module__}.{value.function.fn.__name__}"] = value.function
     return found
 
 
@@ -136,3 +138,21 @@ def test_a_slot_is_swapped_once(kernel: str, launches: dict[str, list[Launch]]) 
     constants = launch["constants"]
     tiles = constants["ROWS"] if kernel == "insert_points_kernel" else constants["BLOCK"] // 32
     assert build(KERNELS[name], launch, H100, num_warps=1).asm["ptx"].count(".cas.b64") == tiles
+
+
+# arguments of kernels that count points or lattice points, or are the distance between two corners in memory
+LARGE = re.compile(r"%(\w*stride|corner_quads|num_(?:points|rows|targets|vertices|source|fine|coarse))\b")
+
+
+@pytest.mark.parametrize("name", KERNELS, ids=lambda name: name.rpartition(".")[2])
+def test_multiplies_large_sizes_in_64_bits(name: str, launches: dict[str, list[Launch]]) -> None:
+    """The product of a corner and a number of points exceeds 2^31 on large GPUs: 430 million points in 5 dimensions."""
+    large: set[str] = set()
+    for line in build(KERNELS[name], launches[name][0], H100).asm["ttir"].splitlines():
+        operation = re.search(r"(%[\w#]+) = (tt.splat|tt.expand_dims|tt.broadcast|arith.muli) (.*) : (.*)", line)
+        if operation is None:
+            continue
+        result, kind, operands, types = operation.groups()
+        if LARGE.search(operands) or large & set(re.findall(r"%[\w#]+", operands)):
+            assert kind != "arith.muli" or "i32" not in types, line
+            large.add(result)

@@ -1,4 +1,4 @@
-"""Who has no token gets nothing, neither pages nor sockets."""
+"""Requests for pages and sockets need the token."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from starlette.types import Message, Receive, Scope, Send
 
 from permutohedral.playground.access import TokenRequired, new_token
 
-# not a new one: the names of the tests are made of it, and every worker must find the same
+# fixed, since names of tests contain it and all workers must collect the same
 TOKEN = "the-token-of-these-tests-is-long"
 COOKIE = f"permutohedral-8000={TOKEN}"
 
 
 async def secret(scope: Scope, receive: Receive, send: Send) -> None:
-    """What is protected: it answers whoever reaches it."""
+    """Answer every request."""
     if scope["type"] == "websocket":
         await send({"type": "websocket.accept"})
         return
@@ -25,7 +25,7 @@ async def secret(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def ask(kind: str, query: str = "", cookie: str | None = None, origin: str | None = None) -> list[Message]:
-    """All that is answered to a request for a page ("http") or a socket ("websocket")."""
+    """Return the answers to a request for a page ("http") or a socket ("websocket")."""
     answers: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -44,7 +44,7 @@ def ask(kind: str, query: str = "", cookie: str | None = None, origin: str | Non
 
 @pytest.mark.parametrize("query", ["", "token=", "token=wrong", f"token={TOKEN}x", "token=%C3%BC", f"other={TOKEN}"])
 @pytest.mark.parametrize("cookie", [None, "permutohedral-8000=wrong", f"permutohedral-8001={TOKEN}"])
-def test_without_the_token_nothing_is_answered(query: str, cookie: str | None) -> None:
+def test_rejects_requests_without_the_token(query: str, cookie: str | None) -> None:
     start, body = ask("http", query, cookie)
     assert start["status"] == 403
     assert b"token in its address" in body["body"]
@@ -52,7 +52,7 @@ def test_without_the_token_nothing_is_answered(query: str, cookie: str | None) -
     assert [answer["type"] for answer in ask("websocket", query, cookie)] == ["websocket.close"]
 
 
-def test_the_cookie_of_the_first_page_opens_the_others() -> None:
+def test_accepts_the_cookie_of_the_first_page() -> None:
     start, body = ask("http", f"token={TOKEN}")
     assert body["body"] == b"secret"
     cookie = dict(start["headers"])[b"set-cookie"].decode()
@@ -70,14 +70,14 @@ def test_tokens_differ_and_are_long() -> None:
 
 
 @pytest.mark.parametrize("other", ['settings={"dark": 1}', "a[0]=1", "nameless", "theme=\u00fc"])
-def test_cookies_of_other_servers_of_this_machine_do_not_hide_ours(other: str) -> None:
-    """Browsers send them along, as they do not tell ports apart."""
+def test_ignores_cookies_of_other_servers(other: str) -> None:
+    """Browsers send the cookies of all ports of a machine."""
     assert ask("http", cookie=f"{other}; {COOKIE}")[1]["body"] == b"secret"
 
 
 @pytest.mark.parametrize("origin", ["http://127.0.0.1:9000", "http://localhost:8000", "https://example.org", "null"])
-def test_pages_of_other_servers_cannot_use_the_cookie(origin: str) -> None:
-    """SameSite does not tell ports apart, and sockets may be opened to other origins."""
+def test_rejects_the_cookie_from_pages_of_other_servers(origin: str) -> None:
+    """SameSite does not separate ports, and sockets may be opened to other origins."""
     assert [answer["type"] for answer in ask("websocket", "", COOKIE, origin)] == ["websocket.close"]
     assert ask("http", "", COOKIE, origin)[0]["status"] == 403
     own = ask("websocket", "", COOKIE, "http://127.0.0.1:8000")

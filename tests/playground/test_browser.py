@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 
 from permutohedral.cli.application import application
 
-pytestmark = pytest.mark.skipif(pb.find_chromium() is None, reason="no Chromium is installed: apt install chromium")
+pytestmark = pytest.mark.skipif(pb.find_chromium() is None, reason="needs Chromium: apt install chromium")
 
 WIDTH, HEIGHT = 120, 80
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a photo of two colors."""
+    """A folder with a photo of two colors."""
     folder = tmp_path_factory.mktemp("playground")
     numbers = np.random.default_rng(0).normal(80, 15, (HEIGHT, WIDTH, 3))
     numbers[:, WIDTH // 2 :, 0] += 110
@@ -58,7 +58,7 @@ def page(server: pb.Server, browser: Browser) -> Iterator[Page]:
 
 
 def check_code(page: Page, folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, *needed: str) -> None:
-    """The code that is shown gives the file that is downloaded."""
+    """Check that the shown code writes the file that is downloaded."""
     for other in needed:
         (folder / other).write_bytes(pb.download(page, other))
     downloaded = pb.download(page, name)
@@ -91,7 +91,7 @@ def test_divider_zoom_and_difference(page: Page) -> None:
     assert box is not None
 
     def look() -> bytes:
-        # two frames: what was asked for is drawn in the next
+        # two frames, since requests are drawn in the next one
         page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
         return canvas.screenshot()
 
@@ -139,7 +139,7 @@ def test_upsample(page: Page, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     check_code(page, folder, "out.png", monkeypatch, "coarse.png", "guide.png")
 
 
-def test_the_difference_of_an_upsampled_map_to_the_truth(page: Page, folder: Path) -> None:
+def test_difference_of_an_upsampled_map_to_the_truth(page: Page, folder: Path) -> None:
     shown = pb.viewer(page, 3)
     shown.get_by_role("button", name="difference").click()
     shown.get_by_text("difference to the truth").wait_for()
@@ -183,15 +183,15 @@ def test_lattice(page: Page) -> None:
     assert sum(weights) == pytest.approx(1, abs=0.02)
 
 
-def test_a_bad_upload_gets_a_sentence_and_other_tabs_are_not_disturbed(
+def test_shows_the_error_of_an_upload_in_its_own_tab(
     page: Page, browser: Browser, server: pb.Server, folder: Path
 ) -> None:
     shown = page.locator(".pg-file").inner_text()
     with pb.open_page(browser, server.address, width=400) as other:
         pb.wait_for_result(other)
         upload = other.locator("input[type=file]").first
-        upload.set_input_files({"name": "song.mp3", "mimeType": "audio/mpeg", "buffer": b"ID3 no picture at all"})
-        other.get_by_text("song.mp3 is not a picture").wait_for()
+        upload.set_input_files({"name": "song.mp3", "mimeType": "audio/mpeg", "buffer": b"ID3 not an image"})
+        other.get_by_text("song.mp3 is not an image").wait_for()
         assert "Traceback" not in other.content()
         Image.new("RGB", (50, 30), (200, 90, 10)).save(folder / "small.png")
         upload.set_input_files(folder / "small.png")
@@ -202,7 +202,7 @@ def test_a_bad_upload_gets_a_sentence_and_other_tabs_are_not_disturbed(
     assert page.locator(".pg-file").inner_text() == shown
 
 
-def test_ctrl_c_ends_it_while_the_page_is_open(page: Page, server: pb.Server) -> None:
+def test_ctrl_c_stops_the_server_while_the_page_is_open(page: Page, server: pb.Server) -> None:
     pb.choose_tab(page, "filter")
     pb.slider(page, "sigma over space").press("ArrowRight")
     assert server.interrupt() == (0, "")

@@ -1,4 +1,4 @@
-"""What a tab shows of its requests."""
+"""Results that a tab shows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from permutohedral.playground.runner import Request
 
 
 class LateSession:
-    """Computes when it is told to, though newer requests have come."""
+    """Runs all requests when `finish` is called."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
@@ -30,7 +30,7 @@ class LateSession:
 
 
 class Bare(Panel):
-    """Without a page."""
+    """A panel without a page."""
 
     def __init__(self, session: Any) -> None:
         self.session, self.number, self._oldest = session, 0, 0
@@ -41,8 +41,8 @@ class Bare(Panel):
         self.submit(lambda check: iter([partial(shown.append, number)]))
 
 
-def test_results_are_shown_late_but_not_of_what_was_dropped() -> None:
-    """While a slider moves older results are shown, but none over another photo."""
+def test_shows_late_results_unless_they_were_dropped() -> None:
+    """A moving slider shows older results, but not over another photo."""
     session, shown = LateSession(), list[int]()
     panel = Bare(session)
     panel.ask(shown)

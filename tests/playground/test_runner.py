@@ -1,4 +1,4 @@
-"""The runner drops old requests and never computes two things at once."""
+"""The runner drops old requests and computes one at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATIENCE = 10.0
 
 
 class Recorder:
-    """A runner, what it showed, and gates that hold computations until they are opened."""
+    """A runner, its results, and gates that hold computations until they are opened."""
 
     def __init__(self) -> None:
         self.shown: list[Any] = []
@@ -28,7 +28,7 @@ class Recorder:
     def request(
         self, *names: str, gate: threading.Event | None = None, started: threading.Event | None = None
     ) -> Request:
-        """Shows the names; before the first it waits for the gate."""
+        """Return a request that shows the names after the gate is open."""
 
         def steps(check: Check) -> Steps:
             for name in names:
@@ -48,7 +48,7 @@ def recorder() -> Recorder:
     return Recorder()
 
 
-def test_old_requests_are_dropped_and_never_two_run_at_once(recorder: Recorder) -> None:
+def test_drops_old_requests_and_runs_one_at_a_time(recorder: Recorder) -> None:
     gate, started = threading.Event(), threading.Event()
     recorder.runner.submit(recorder.request("preview 1", "full 1", gate=gate, started=started))
     assert started.wait(PATIENCE)
@@ -56,12 +56,12 @@ def test_old_requests_are_dropped_and_never_two_run_at_once(recorder: Recorder) 
         recorder.runner.submit(recorder.request(f"preview {number}", f"full {number}"))
     gate.set()
     assert recorder.idle.wait(PATIENCE)
-    # what was computed already is shown, what it had still to do is not, and only the newest of those that waited is
+    # the running request shows one result and ends; of the waiting ones only the newest runs
     assert recorder.shown == ["preview 1", "preview 8", "full 8"]
     assert recorder.most_running == 1
 
 
-def test_a_computation_that_looks_ends_when_a_newer_request_comes(recorder: Recorder) -> None:
+def test_check_ends_a_request_after_a_newer_one(recorder: Recorder) -> None:
     started = threading.Event()
 
     def endless(check: Check) -> Steps:
@@ -78,7 +78,7 @@ def test_a_computation_that_looks_ends_when_a_newer_request_comes(recorder: Reco
     assert recorder.failed == []
 
 
-def test_what_takes_long_waits_until_the_slider_rests(recorder: Recorder) -> None:
+def test_rest_ends_early_after_a_newer_request(recorder: Recorder) -> None:
     previewed = threading.Event()
 
     def slow(check: Check) -> Steps:
@@ -89,12 +89,12 @@ def test_what_takes_long_waits_until_the_slider_rests(recorder: Recorder) -> Non
     recorder.runner.submit(slow)
     assert previewed.wait(PATIENCE)
     recorder.runner.submit(recorder.request("newer"))
-    # sooner than the rest is over
+    # before the rest is over
     assert recorder.idle.wait(PATIENCE / 2)
     assert recorder.shown == ["newer"]
 
 
-def test_an_error_is_told_and_the_next_request_is_served(recorder: Recorder) -> None:
+def test_reports_an_error_and_runs_the_next_request(recorder: Recorder) -> None:
     def fail(check: Check) -> Steps:
         if check is not None:
             raise ValueError("no")
@@ -109,7 +109,7 @@ def test_an_error_is_told_and_the_next_request_is_served(recorder: Recorder) -> 
     assert recorder.shown == ["next"]
 
 
-def test_nothing_is_shown_after_the_end(recorder: Recorder) -> None:
+def test_shows_no_results_after_close(recorder: Recorder) -> None:
     gate, started = threading.Event(), threading.Event()
     recorder.runner.submit(recorder.request("late", gate=gate, started=started))
     assert started.wait(PATIENCE)

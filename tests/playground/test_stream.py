@@ -1,4 +1,4 @@
-"""Layers reach the browser in order, of each name the newest alone, and again when it comes back."""
+"""Layers reach the browser in order, only the newest of each name, and again after it reconnects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from fastapi import WebSocket
 
-from permutohedral.playground.compute.layers import Layer
+from permutohedral.playground.photos import Layer
 from permutohedral.playground.stream import LayerStream
 
 LAYER = Layer(bytes(range(12)), 3, 2, 2, (0, 0, 4, 4))
@@ -44,7 +44,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_a_layer_comes_with_all_that_the_page_needs_to_draw_it() -> None:
+def test_sends_a_layer_with_its_header() -> None:
     async def run() -> None:
         stream, browser = LayerStream(), Browser()
         serving = asyncio.create_task(stream.serve(cast("WebSocket", browser)))
@@ -61,7 +61,7 @@ def test_a_layer_comes_with_all_that_the_page_needs_to_draw_it() -> None:
     asyncio.run(run())
 
 
-def test_what_is_old_before_it_was_sent_is_not_sent_and_whoever_comes_back_gets_all() -> None:
+def test_drops_stale_layers_and_sends_all_after_a_reconnection() -> None:
     async def run() -> None:
         stream, browser = LayerStream(), Browser()
         stream.put("photo", LAYER, "before", 0)

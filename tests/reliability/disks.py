@@ -1,4 +1,4 @@
-"""Disks that are small or cannot be written: real ones where this user may mount, else limits of the process."""
+"""Small and read-only disks: real ones if this user may mount, and limits of the process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 @contextmanager
 def disk(folder: Path, size: str) -> Iterator[Path]:
-    """A disk of its own at `folder`, of `size` such as "300k"; skips the test where this user cannot mount."""
+    """Mount a disk of `size` such as "300k" at `folder`; skip the test if this user cannot mount."""
     folder.mkdir(parents=True, exist_ok=True)
     mounted = _run("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
     if mounted.returncode != 0:
@@ -27,9 +27,9 @@ def disk(folder: Path, size: str) -> Iterator[Path]:
 
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
-    """As on a full disk: writes beyond `size` bytes are short, then fail."""
+    """Let writes beyond `size` bytes be short, then fail, as on a full disk."""
     before, writing = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
-    # Python would keep half of the bytecode of what is imported meanwhile
+    # bytecode of modules that are imported in the block would be cut
     sys.dont_write_bytecode = True
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -40,7 +40,7 @@ def largest_file(size: int) -> Iterator[None]:
 
 
 def remount(folder: Path, options: str) -> None:
-    """Change a disk: "size=10m", "ro" or "rw"."""
+    """Change the options of a disk, such as "size=10m", "ro" or "rw"."""
     _run("mount", "-o", f"remount,{options}", str(folder)).check_returncode()
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C during a long call of the native core raises KeyboardInterrupt at once, and the core works on."""
+"""Ctrl-C during a long call of the native core raises KeyboardInterrupt, and later calls work."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ import torch
 
 from permutohedral.ops import dispatch
 
-_REFUSAL = next(backend for backend in dispatch._BACKENDS if backend.name == "native").refusal("cpu")
-pytestmark = pytest.mark.skipif(_REFUSAL is not None, reason=f"the native backend does not run here: {_REFUSAL}")
+<<<<<<< HEAD
+_REASON = next(backend for backend in dispatch._BACKENDS if backend.name == "native").blocker("cpu")
+pytestmark = pytest.mark.skipif(_REASON is not None, reason=f"the native backend does not run here: {_REASON}")
+=======
+_BLOCKER = next(backend for backend in dispatch._BACKENDS if backend.name == "native").blocker("cpu")
+pytestmark = pytest.mark.skipif(_BLOCKER is not None, reason=f"the native backend does not run here: {_BLOCKER}")
+>>>>>>> files
 
-# a call of some tenths of a second: the core asks for signals twenty times a second
+# the call takes some tenths of a second, and the core polls for signals twenty times a second
 ROWS, CHANNELS, TAPS = 100_000, 32, 63
 # a signal may arrive between two calls, or at the very end of one
 TRIES = 40
@@ -24,7 +29,7 @@ TRIES = 40
 
 @pytest.fixture(autouse=True)
 def interruptible() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt, also where the shell ignores it, as for a job in the background."""
+    """Make Ctrl-C raise KeyboardInterrupt, also in background jobs, where the shell ignores it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -47,7 +52,7 @@ def interrupt_after(seconds: float) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_call_ends_early(threads: int) -> None:
-    """Part of the result was never written, and the next call writes all of it."""
+    """The interrupted call leaves part of its result unwritten, and the next call writes all of it."""
     from permutohedral import _native
 
     lattice_values, weight = torch.ones(ROWS, CHANNELS), torch.ones(TAPS, CHANNELS, CHANNELS)
@@ -64,10 +69,10 @@ def test_a_call_ends_early(threads: int) -> None:
     for number in range(TRIES):
         out.fill_(float("nan"))
         try:
-            # not at once: Python's own start of a thread may swallow it
+            # later: the start of a thread may swallow the signal
             interrupt_after(0.02 + duration * (number % 8) / 8)
             call()
-            # ended by the signal, however late it comes; one that comes right before a sleep does not wake it
+            # wait for a late signal in short sleeps, since a signal right before a sleep does not end it
             for _ in range(600):
                 time.sleep(0.1)
         except KeyboardInterrupt:

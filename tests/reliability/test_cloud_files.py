@@ -1,4 +1,4 @@
-"""Point clouds on a full disk: whole or not at all, and told as what it is, whichever library writes."""
+"""Point clouds on a full disk, and truncated ones: atomic output, and errors that name the reason."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import torch
 from plyfile import PlyData, PlyElement
 from reliability.disks import largest_file
 
-from permutohedral.clouds.smooth import smooth_file
-from permutohedral.data.cloud_files import read_cloud
-from permutohedral.data.cloud_labels import copy_with_labels
 from permutohedral.errors import DataError, StorageError
-from permutohedral.reporting.atomic import replacing
+from permutohedral.files import smooth_cloud
+from permutohedral.files.atomic import replacing
+from permutohedral.files.cloud_formats import copy_with_labels, read_cloud
 
 COUNT = 5000
 
@@ -36,41 +35,41 @@ def write_cloud(path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["las", "laz", "ply", "npz"])
-def test_classes_that_do_not_fit(ending: str, tmp_path: Path) -> None:
+def test_classes_on_a_full_disk(ending: str, tmp_path: Path) -> None:
     source, target = tmp_path / f"in.{ending}", tmp_path / f"out.{ending}"
     write_cloud(source)
     target.write_text("before")
     labels = torch.full((COUNT,), 2, dtype=torch.uint8)
     with (
         largest_file(3000),
-        pytest.raises(StorageError, match="File too large; what was there before is unchanged"),
+        pytest.raises(StorageError, match="File too large; the existing file is unchanged"),
         replacing(target) as partial,
     ):
-        copy_with_labels(source, target, partial, labels)
+        copy_with_labels(source, partial, labels)
     assert target.read_text() == "before"
     assert sorted(tmp_path.iterdir()) == [source, target]
 
 
 @pytest.mark.parametrize("ending", ["las", "laz"])
-# with the second there is room for the result of the chunk, and none for the file
+# the second has room for the result of the chunk, but not for the output
 @pytest.mark.parametrize("room", [3000, 12 * COUNT + 200])
-def test_a_smooth_scan_that_does_not_fit(ending: str, room: int, tmp_path: Path) -> None:
+def test_smoothing_on_a_full_disk(ending: str, room: int, tmp_path: Path) -> None:
     source, target = tmp_path / f"in.{ending}", tmp_path / f"out.{ending}"
     write_cloud(source)
     target.write_text("before")
     if source.stat().st_size <= room:
         room = source.stat().st_size // 2
-    with largest_file(room), pytest.raises(StorageError, match="File too large; what was there before is unchanged"):
-        smooth_file(source, target, 1.0)
+    with largest_file(room), pytest.raises(StorageError, match="File too large; the existing file is unchanged"):
+        smooth_cloud(source, target, sigma_space=1.0)
     assert target.read_text() == "before"
-    smooth_file(source, target, 1.0, resume=True)
+    smooth_cloud(source, target, sigma_space=1.0, resume=True)
     assert laspy.read(target).header.point_count == COUNT
     assert sorted(tmp_path.iterdir()) == [source, target]
 
 
-# the second is cut off between two points, where what is left looks whole
+# the second is truncated between two points, where the rest looks complete
 @pytest.mark.parametrize(("ending", "points"), [("las", 1000.5), ("las", 1000), ("laz", 1000.5)])
-def test_a_scan_that_was_cut_off(ending: str, points: float, tmp_path: Path) -> None:
+def test_truncated_scans(ending: str, points: float, tmp_path: Path) -> None:
     source, target = tmp_path / f"in.{ending}", tmp_path / f"out.{ending}"
     write_cloud(source)
     with laspy.open(source) as reader:
@@ -78,8 +77,8 @@ def test_a_scan_that_was_cut_off(ending: str, points: float, tmp_path: Path) -> 
     whole = source.read_bytes()
     left = int(points * header.point_format.size) if ending == "las" else len(whole) // 3
     source.write_bytes(whole[: header.offset_to_point_data + left])
-    with pytest.raises(DataError, match=r"cut off|cannot read"):
+    with pytest.raises(DataError, match=r"truncated|cannot read"):
         read_cloud(source)
-    with pytest.raises(DataError, match=r"cut off|cannot read"):
-        smooth_file(source, target, 1.0)
+    with pytest.raises(DataError, match=r"truncated|cannot read"):
+        smooth_cloud(source, target, sigma_space=1.0)
     assert not target.exists()

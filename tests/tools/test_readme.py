@@ -115,20 +115,15 @@ def test_the_architecture_names_files_that_exist() -> None:
     named = set(re.findall(r"`([\w*./]+(?:/|\.py|\.[ch]pp))`", ARCHITECTURE.read_text()))
     # below its folder a file may be named without it
     patterns = [(ROOT, "{}"), (PACKAGE, "**/{}"), (ROOT / "tools", "**/{}")]
-    assert len(named) > 50
+    assert len(named) > 15
     assert {name for name in named if not any(any(top.glob(how.format(name))) for top, how in patterns)} == set()
 
 
-def test_the_architecture_names_every_folder() -> None:
-    folders = [path for parent in (PACKAGE, ROOT / "native", ROOT / "tests") for path in parent.iterdir()]
-    # tests/nn is the mirror of nn
-    own = [path for path in folders if path.parent.name != "tests" or not ((PACKAGE / path.name).is_dir())]
-    names = {path.name for path in own if path.is_dir()} - {"__pycache__", "tools"}
-    named = set(re.findall(r"`(?:[\w/]+/)?(\w+)/(?:\w+\.py)?`", ARCHITECTURE.read_text()))
-    assert names - named == set()
+def test_the_architecture_is_short() -> None:
+    assert len(ARCHITECTURE.read_text().split()) <= 1500
 
 
-@pytest.mark.parametrize("page", tables.files(), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", tables.pages(), ids=lambda page: page.name)
 def test_tables_show_the_measured_figures(page: Path) -> None:
     text = page.read_text()
     assert text.count("<!-- table:") == text.count("<!-- end of table -->")

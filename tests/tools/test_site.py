@@ -50,7 +50,8 @@ def test_the_migrating_page_runs() -> None:
     [page for page in sorted(DOCS.glob("*.md")) if readme.blocks("python", page)],
     ids=lambda page: page.stem,
 )
-def test_the_snippets_of_pages_run(page: Path) -> None:
+def test_the_snippets_of_pages_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     assert readme.run_snippets(page)
 
 

@@ -1,4 +1,4 @@
-"""What a user's own project looks like; checked by mypy and pyright in their strict modes."""
+"""Example of a user's project, checked by mypy and pyright in strict mode."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Denoiser(nn.Module):
 
 
 def describe(lattice: ph.Lattice) -> str:
-    """Read what a lattice tells."""
+    """Describe a lattice in one line."""
     statistics: ph.LatticeStatistics = lattice.statistics()
     points: int = statistics.num_lattice_points
     share: float = statistics.missing_tap_share
@@ -37,16 +37,16 @@ def describe(lattice: ph.Lattice) -> str:
 
 
 def filter_points(values: Tensor, positions: Tensor, sigma: float) -> Tensor:
-    """Filter step by step, and once more as a whole; tell what went wrong."""
+    """Filter step by step and in one call; exit if memory is short."""
     try:
         lattice = ph.build_lattice(positions / sigma, neighborhood_size=2, memory_limit=1 << 30)
     except ph.MemoryLimitError as error:
         raise SystemExit(error.message) from error
     weight = ph.gaussian_weight(positions.shape[-1], 2, torch.float32)
     by_steps: Tensor = ph.slice(ph.convolve(ph.splat(values, lattice), weight, lattice), lattice)
-    at_once: Tensor = ph.permutohedral_filter(values, None, weight, normalization="none", lattice=lattice)
+    fused: Tensor = ph.permutohedral_filter(values, None, weight, normalization="none", lattice=lattice)
     smooth: Tensor = ph.gaussian_filter(values, positions / sigma, method="separable", halo=1)
-    return by_steps + at_once + smooth
+    return by_steps + fused + smooth
 
 
 def main(path: Path) -> None:

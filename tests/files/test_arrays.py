@@ -1,0 +1,345 @@
+"""`files.filter_array`: formats, tiles, atomic output, resuming."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import permutohedral as ph
+from permutohedral.errors import DataError, InputError, StorageError
+from permutohedral.files import filter_array
+
+pytest.importorskip("dask.array", reason="Dask is not installed")
+pytest.importorskip("zarr", reason="zarr is not installed")
+
+import zarr
+
+from permutohedral.dask import workers
+from permutohedral.files.array_stores import create_store, open_source, write_region
+
+Array = np.ndarray[Any, Any]
+
+
+class Interruption(Exception):
+    """Raised by progress callbacks."""
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limit the memory of workers, so that small arrays have several tiles."""
+    monkeypatch.setattr(workers, "worker_memory", lambda: 40 << 20)
+
+
+def draw(*shape: int, dtype: Any = np.float32) -> Array:
+    numbers = np.random.default_rng(0).random(shape)
+    return (255 * numbers).astype(dtype) if dtype == np.uint8 else numbers.astype(dtype)
+
+
+def store(path: Path, array: Array, **options: Any) -> Path:
+    zarr.create_array(str(path), shape=array.shape, dtype=array.dtype, **options)[...] = array
+    return path
+
+
+def read(path: Path) -> Array:
+    found: Array = np.asarray(zarr.open_array(str(path), mode="r")[...])
+    return found
+
+
+def run(source: Path, target: Path, sigma_space: Any = 1.0, sigma_color: float = 0.3, **options: Any) -> Any:
+    return filter_array(source, target, sigma_space=sigma_space, sigma_color=sigma_color, **options)
+
+
+def expected(volume: Array, sigma_space: Any, sigma_color: float) -> Array:
+    """Filter `[channels, *space]` in one call; round integers."""
+    is_integer = volume.dtype == np.uint8
+    scale = 255.0 if is_integer else 1.0
+    image = torch.from_numpy(volume.astype(np.float32))
+    result = ph.bilateral_filter(image, sigma_space, scale * sigma_color, spatial_axes=volume.ndim - 1).numpy()
+    return np.rint(result).astype(np.uint8) if is_integer else result
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def interrupt(source: Path, target: Path, after: int = 1, **options: Any) -> None:
+    """Interrupt a call after a number of tiles."""
+
+    def stop(done: float, total: float, stage: str) -> None:
+        if done == after:
+            raise Interruption
+
+    with pytest.raises(Interruption):
+        run(source, target, progress=stop, **options)
+
+
+def test_tiles_of_an_integer_volume_equal_the_whole(tmp_path: Path) -> None:
+    volume = draw(30, 20, 40, dtype=np.uint8)
+    source = store(tmp_path / "in.zarr", volume, chunks=(8, 8, 8), dimension_names=("z", "y", "x"))
+    reports: list[tuple[float, float, str]] = []
+    done = run(source, tmp_path / "out.zarr", (1.0, 0.7, 0.8), progress=lambda *report: reports.append(report))
+    assert done.num_tiles > 4
+    assert done.tile[2] % 8 == 0
+    assert reports == [(n + 1, done.num_tiles, "filtering in.zarr") for n in range(done.num_tiles)]
+    np.testing.assert_array_equal(read(tmp_path / "out.zarr"), expected(volume[None], (1.0, 0.7, 0.8), 0.3)[0])
+    written: Any = zarr.open_array(str(tmp_path / "out.zarr"))
+    assert written.dtype == np.uint8
+    assert written.chunks == (8, 8, 8)
+    assert written.metadata.dimension_names == ("z", "y", "x")
+    assert names_in(tmp_path) == ["in.zarr", "out.zarr"]
+    assert not (tmp_path / "out.zarr" / ".permutohedral").exists()
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_ome_zarr_keeps_metadata_and_averages_levels(tmp_path: Path, zarr_format: Any) -> None:
+    movie = draw(2, 2, 6, 30, 17)
+    scale = [{"type": "scale", "scale": [1, 1, 2.0, 0.5, 0.5]}]
+    scales: dict[str, Any] = {
+        "axes": [{"name": name, "type": "space"} for name in "tczyx"],
+        "datasets": [{"path": "s0", "coordinateTransformations": scale}, {"path": "s1"}, {"path": "s2"}],
+    }
+    attributes: Any = {"multiscales": [scales], "omero": {"channels": []}}
+    attributes = {"ome": {"version": "0.5", **attributes}} if zarr_format == 3 else attributes
+    zarr.create_group(str(tmp_path / "in.zarr"), zarr_format=zarr_format, attributes=attributes)
+    store(tmp_path / "in.zarr" / "s0", movie, chunks=(1, 1, 6, 8, 8), zarr_format=zarr_format)
+    for name, shape in (("s1", (2, 2, 6, 15, 9)), ("s2", (2, 2, 3, 7, 4))):
+        store(tmp_path / "in.zarr" / name, draw(*shape), zarr_format=zarr_format)
+    run(tmp_path / "in.zarr", tmp_path / "out.zarr")
+    group: Any = zarr.open_group(str(tmp_path / "out.zarr"), mode="r")
+    described: Any = dict(group.attrs).get("ome", dict(group.attrs))
+    levels = described["multiscales"][0]["datasets"]
+    assert levels == [{"path": "0", "coordinateTransformations": scale}, {"path": "1"}, {"path": "2"}]
+    assert described["multiscales"][0]["axes"] == scales["axes"]
+    assert described["omero"] == {"channels": []}
+    finest = np.stack([expected(volume, 1.0, 0.3) for volume in movie])
+    np.testing.assert_array_equal(group["0"][...], finest)
+    # the last column has no partner
+    wide = np.concatenate([finest, finest[..., -1:]], axis=-1)
+    second = wide.reshape(2, 2, 6, 15, 2, 9, 2).mean(axis=(4, 6))
+    np.testing.assert_allclose(group["1"][...], second, rtol=1e-6)
+    third = second[..., :14, :8].reshape(2, 2, 3, 2, 7, 2, 4, 2).mean(axis=(3, 5, 7))
+    np.testing.assert_allclose(group["2"][...], third, rtol=1e-6)
+    # voxels are twice as deep and half as wide as the unit
+    run(tmp_path / "in.zarr", tmp_path / "physical.zarr", physical=True)
+    finest = np.stack([expected(volume, (0.5, 2.0, 2.0), 0.3) for volume in movie])
+    np.testing.assert_array_equal(read(tmp_path / "physical.zarr" / "0"), finest)
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_attributes_and_axis_names_survive_resuming(tmp_path: Path, zarr_format: Any) -> None:
+    attributes = {"units": "mm", "_FillValue": float("nan")}
+    attributes |= {"_ARRAY_DIMENSIONS": ["lat", "y"]} if zarr_format == 2 else {}
+    names: dict[str, Any] = {"dimension_names": ("lat", "y")} if zarr_format == 3 else {}
+    options = {"chunks": (8, 8), "zarr_format": zarr_format, "attributes": attributes, **names}
+    source, target = store(tmp_path / "in.zarr", draw(20, 20), **options), tmp_path / "out.zarr"
+    interrupt(source, target)
+    run(source, target, resume=True)
+    found: Any = zarr.open_array(str(target), mode="r")
+    assert str(dict(found.attrs)) == str(attributes)
+    assert getattr(found.metadata, "dimension_names", None) == names.get("dimension_names")
+
+
+def test_rejects_levels_that_are_not_means(tmp_path: Path) -> None:
+    scales = {"axes": [{"name": name} for name in "yx"], "datasets": [{"path": "0"}, {"path": "1"}]}
+    zarr.create_group(str(tmp_path / "in.zarr"), attributes={"ome": {"multiscales": [scales]}})
+    store(tmp_path / "in.zarr" / "0", draw(40, 40), chunks=(8, 8))
+    store(tmp_path / "in.zarr" / "1", draw(30, 40), chunks=(8, 8))
+    with pytest.raises(InputError, match="30 samples are not means of a whole number of 40"):
+        run(tmp_path / "in.zarr", tmp_path / "out.zarr")
+    assert names_in(tmp_path) == ["in.zarr"]
+    run(tmp_path / "in.zarr" / "0", tmp_path / "out.zarr")
+
+
+def test_tiff(tmp_path: Path) -> None:
+    tifffile: Any = pytest.importorskip("tifffile", reason="tifffile is not installed")
+    image = draw(60, 170, 3, dtype=np.uint8)
+    tifffile.imwrite(tmp_path / "in.tif", image, photometric="rgb", tile=(32, 32))
+    run(tmp_path / "in.tif", tmp_path / "out.zarr", 2.0)
+    whole = np.moveaxis(expected(np.moveaxis(image, -1, 0), 2.0, 0.3), 0, -1)
+    np.testing.assert_array_equal(read(tmp_path / "out.zarr"), whole)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the system does not list open files")
+def test_tiff_is_closed_after_each_read(tmp_path: Path) -> None:
+    tifffile: Any = pytest.importorskip("tifffile", reason="tifffile is not installed")
+    tifffile.imwrite(tmp_path / "in.tif", draw(30, 40))
+    source = open_source(tmp_path / "in.tif")
+    gc.disable()
+    try:
+        for _ in range(3):
+            source.read((slice(0, 9), slice(0, 9)))
+        names = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    finally:
+        gc.enable()
+    assert str(tmp_path / "in.tif") not in names
+
+
+def test_resumes_after_an_interruption(tmp_path: Path) -> None:
+    volume = draw(30, 20, 40)
+    source, target = store(tmp_path / "in.zarr", volume, chunks=(8, 8, 8)), tmp_path / "out.zarr"
+    store(target, draw(2, 2))
+    interrupt(source, target, after=3, axes="ZYX")
+    np.testing.assert_array_equal(read(target), draw(2, 2))
+    with pytest.raises(InputError, match=r"these differ: sigma_space;"):
+        run(source, target, 1.1, axes="ZYX", resume=True)
+    reports: list[float] = []
+    done = run(source, target, axes="ZYX", resume=True, progress=lambda count, *_: reports.append(count))
+    assert len(reports) == done.num_tiles - 3
+    np.testing.assert_array_equal(read(target), expected(volume[None], 1.0, 0.3)[0])
+    assert names_in(tmp_path) == ["in.zarr", "out.zarr"]
+
+
+def test_starting_again_warns_about_unfinished_work(tmp_path: Path) -> None:
+    source, target = store(tmp_path / "in.zarr", draw(30, 20, 40), chunks=(8, 8, 8)), tmp_path / "out.zarr"
+    interrupt(source, target, after=1, axes="ZYX")
+    with pytest.warns(UserWarning, match=r"out.zarr.unfinished, left by an interrupted call, is deleted; resume"):
+        run(source, target, axes="ZYX")
+
+
+def test_rejects_resuming_with_a_changed_input(tmp_path: Path) -> None:
+    """A changed chunk does not change the modification time of the store's folder."""
+    source, target = store(tmp_path / "in.zarr", draw(40, 40), chunks=(8, 8)), tmp_path / "out.zarr"
+    # a dangling link is ignored
+    (source / "c" / "note").symlink_to("nowhere")
+    interrupt(source, target)
+    before = source.stat().st_mtime_ns
+    zarr.open_array(str(source), mode="r+")[8:16, 8:16] = 0.5
+    assert source.stat().st_mtime_ns == before
+    with pytest.raises(InputError, match="last change of the input"):
+        run(source, target, resume=True)
+
+
+def test_rejects_two_calls_with_one_output(tmp_path: Path) -> None:
+    source, target = store(tmp_path / "in.zarr", draw(40, 40), chunks=(8, 8)), tmp_path / "out.zarr"
+
+    def call_again(*_: object) -> None:
+        with pytest.raises(InputError, match="being written by another process"):
+            run(source, target)
+
+    run(source, target, progress=call_again)
+    assert names_in(tmp_path) == ["in.zarr", "out.zarr"]
+
+
+@pytest.mark.parametrize(
+    ("names", "axes"),
+    [(("row", "col"), "YX"), (("track", "range"), "YX"), (("time", "lat", "x"), "TLX"), (("band", "y", "x"), "CYX")],
+)
+def test_axes_from_dimension_names(tmp_path: Path, names: tuple[str, ...], axes: str) -> None:
+    """Columns are not channels, and tracks are not times."""
+    source = store(tmp_path / "in.zarr", draw(*[9] * len(names)), chunks=(9,) * len(names), dimension_names=names)
+    assert run(source, tmp_path / "out.zarr").axes == axes
+
+
+@pytest.mark.parametrize(("part", "function"), [(zarr.Array, "__setitem__"), (zarr, "create_array")])
+def test_reports_a_full_disk(part: Any, function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = store(tmp_path / "in.zarr", draw(20, 20))
+
+    def full(*given: Any, **options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(part, function, full)
+    with pytest.raises(StorageError, match="No space left on device"):
+        run(source, tmp_path / "out.zarr")
+    assert not (tmp_path / "out.zarr").exists()
+
+
+def test_rejects_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out.zarr"
+    colors = store(tmp_path / "colors.zarr", draw(20, 20, 3))
+    waves = store(tmp_path / "waves.zarr", draw(9, 9).astype(complex))
+    empty = store(tmp_path / "empty.zarr", draw(0, 9), chunks=(3, 3))
+    zarr.create_group(str(tmp_path / "group.zarr"))
+    levels = [{"path": "0", "coordinateTransformations": [{"type": "scale", "scale": [0.0, 0.5]}]}]
+    flat: Any = {"multiscales": [{"axes": ["y", "x"], "datasets": levels}]}
+    zarr.create_group(str(tmp_path / "flat.zarr"), attributes=flat)
+    store(tmp_path / "flat.zarr" / "0", draw(9, 9))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "thesis.txt").write_text("")
+    (tmp_path / "link.zarr").symlink_to(tmp_path / "folder")
+    (tmp_path / "other.zarr.unfinished").mkdir()
+    cases: list[tuple[Path, Path, str, dict[str, Any]]] = [
+        (colors, out, "axes are not stated", {}),
+        (colors, out, "at most one C", {"axes": "CYC"}),
+        (colors, tmp_path / "out.tif", r"ends with \.zarr", {"axes": "YXC"}),
+        (colors, colors, "contains the input", {"axes": "YXC"}),
+        (colors, tmp_path / "link.zarr", "is not a Zarr store", {"axes": "YXC"}),
+        (colors, tmp_path / "other.zarr", "not created by permutohedral", {"axes": "YXC"}),
+        (colors, out, "sigma_color is 0", {"axes": "YXC", "sigma_color": 0}),
+        (colors, out, "pass either scheduler", {"axes": "YXC", "workers": 2, "scheduler": "tcp://localhost:1"}),
+        (colors, out, "such as 2GiB", {"axes": "YXC", "workers": 2, "memory": "much"}),
+        (tmp_path / "nothing.zarr", out, "does not exist", {}),
+        (waves, out, "integers or floats", {}),
+        (empty, out, "not empty", {}),
+        (tmp_path / "group.zarr", out, "no OME-Zarr", {}),
+        (tmp_path / "flat.zarr", out, "positive distances between samples", {"physical": True}),
+        (waves, out, "integers or floats", {"physical": True}),
+        (tmp_path / "colors.zarr", out, "does not state", {"axes": "YXC", "physical": True}),
+    ]
+    for source, target, message, options in cases:
+        with pytest.raises(InputError, match=message):
+            run(source, target, **options)
+    monkeypatch.setattr(workers, "worker_memory", lambda: 100_000)
+    with pytest.raises(InputError, match="smaller sigma_space"):
+        run(colors, out, 4.0, axes="YXC")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+def test_tiles_of_noise_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: Any) -> None:
+    """Noise has several lattice points per sample, smooth images a fraction of one."""
+    memory = 64 << 20
+    monkeypatch.setattr(workers, "worker_memory", lambda: memory)
+    source = store(tmp_path / "in.zarr", draw(24, 40, 40, dtype=dtype), dimension_names=("z", "y", "x"))
+    done = run(source, tmp_path / "out.zarr", 1.0, 0.2)
+    extents = [min(side + 2 * margin, 40) for side, margin in zip(done.tile, done.margins, strict=True)]
+    noise = torch.from_numpy(draw(1, *extents))
+    lattice = ph.build_lattice(ph.bilateral_features(noise, 1.0, 0.2, spatial_axes=3).reshape(-1, 4))
+    assert lattice.num_lattice_points > 2 * noise.numel()
+    needed = ph.forecast_memory(noise.numel(), 4, 0, 2, lattice.num_lattice_points, separable=True, ordered=True)
+    assert needed.total <= memory / 8
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".tif"])
+def test_reports_a_damaged_chunk(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"in{suffix}"
+    if suffix == ".zarr":
+        (store(path, draw(8, 8), chunks=(8, 8)) / "c" / "0" / "0").write_bytes(b"nothing compressed")
+    else:
+        pytest.importorskip("tifffile", reason="tifffile is not installed").imwrite(path, draw(8, 8))
+        path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DataError, match=f"cannot read the array .*in{suffix}"):
+        run(path, tmp_path / "out.zarr")
+    (tmp_path / "broken.tif").write_bytes(b"II*\0 not a TIFF")
+    with pytest.raises(DataError, match="cannot read the array"):
+        run(tmp_path / "broken.tif", tmp_path / "out.zarr")
+    assert not (tmp_path / "out.zarr").exists()
+
+
+def test_relative_paths_and_workers_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    volume = draw(30, 20, 40)
+    store(Path("in.zarr"), volume, chunks=(8, 8, 8))
+    # tiles after the first are filtered elsewhere
+    run(Path("in.zarr"), Path("out.zarr"), axes="ZYX", progress=lambda *_: os.chdir("/"))
+    np.testing.assert_array_equal(read(tmp_path / "out.zarr"), expected(volume[None], 1.0, 0.3)[0])
+
+
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_chunks_of_zeros_are_not_stored(tmp_path: Path, is_empty: bool) -> None:
+    """The last chunk is not full."""
+    like: Any = {"shape": (21, 16), "chunks": (8, 8), "dtype": "uint8", "dimension_names": ("y", "x")}
+    zarr.create_array(str(tmp_path / "in.zarr"), **like)
+    create_store(tmp_path / "out.zarr", open_source(tmp_path / "in.zarr"), (16, 16))
+    part = np.zeros((5, 16), np.uint8)
+    part[4, 7] = 1
+    part[0, 15] = 0 if is_empty else 1
+    write_region(tmp_path / "out.zarr", (slice(16, 21), slice(0, 16)), part)
+    stored = sorted(str(path.relative_to(tmp_path / "out.zarr" / "c")) for path in tmp_path.glob("out.zarr/c/*/*"))
+    assert stored == (["2/0"] if is_empty else ["2/0", "2/1"])
+    np.testing.assert_array_equal(read(tmp_path / "out.zarr"), np.concatenate([np.zeros((16, 16), np.uint8), part]))

@@ -1,0 +1,145 @@
+"""Point-cloud files: points and classes, copies with other classes, damaged files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from town import make_town
+
+from permutohedral.errors import DataError, InputError
+from permutohedral.files.cloud_formats import check_same_format, copy_with_labels, read_cloud
+
+POSITIONS, LABELS = (each.numpy() for each in make_town(50))
+
+
+def write_las(path: Path, point_format: int = 1) -> None:
+    laspy = pytest.importorskip("laspy")
+    content = laspy.create(point_format=point_format, file_version="1.4" if point_format > 5 else "1.2")
+    content.header.scales, content.header.offsets = [0.01] * 3, np.floor(POSITIONS.min(axis=0))
+    content.x, content.y, content.z = POSITIONS.T
+    content.classification = LABELS
+    content.intensity = np.arange(50)
+    content.write(str(path))
+
+
+def write_ply(path: Path) -> None:
+    plyfile = pytest.importorskip("plyfile")
+    kinds = [("x", "f8"), ("red", "u1"), ("y", "f8"), ("z", "f8"), ("label", "u1")]
+    vertices = np.empty(50, dtype=kinds)
+    for axis, name in enumerate("xyz"):
+        vertices[name] = POSITIONS[:, axis]
+    vertices["red"], vertices["label"] = np.arange(50), LABELS
+    points = plyfile.PlyElement.describe(vertices, "vertex", comments=["from the air"])
+    plyfile.PlyData([points], comments=["a town"], obj_info=["a scanner"]).write(str(path))
+
+
+def write_npz(path: Path) -> None:
+    np.savez(path, positions=POSITIONS, classification=LABELS, red=np.arange(50))
+
+
+WRITERS = {".las": write_las, ".laz": write_las, ".ply": write_ply, ".npz": write_npz}
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_reads_points_and_classes(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"town{suffix.upper()}"
+    WRITERS[suffix](tmp_path / f"town{suffix}")
+    (tmp_path / f"town{suffix}").rename(path)
+    cloud = read_cloud(path)
+    tolerance = 0.0051 if suffix in (".las", ".laz") else 0.0
+    assert float((cloud.positions - torch.from_numpy(POSITIONS)).abs().max()) <= tolerance
+    assert cloud.labels is not None
+    assert cloud.labels.tolist() == LABELS.tolist()
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_copies_keep_everything_but_the_classes(suffix: str, tmp_path: Path) -> None:
+    source, target = tmp_path / f"town{suffix}", tmp_path / f"new{suffix}"
+    WRITERS[suffix](source)
+    copy_with_labels(source, target, torch.full((50,), 9, dtype=torch.uint8))
+    before, after = read_cloud(source), read_cloud(target)
+    assert torch.equal(before.positions, after.positions)
+    assert after.labels is not None
+    assert after.labels.tolist() == [9] * 50
+    if suffix == ".ply":
+        from plyfile import PlyData
+
+        content = PlyData.read(str(target))
+        assert content["vertex"]["red"].tolist() == list(range(50))
+        found = [content.comments, content.obj_info, content["vertex"].comments]
+        assert found == [["a town"], ["a scanner"], ["from the air"]]
+    elif suffix == ".npz":
+        assert np.load(target)["red"].tolist() == list(range(50))
+    else:
+        import laspy
+
+        assert np.asarray(laspy.read(target).intensity).tolist() == list(range(50))
+
+
+def test_las_becomes_laz_but_not_ply(tmp_path: Path) -> None:
+    write_las(tmp_path / "town.las")
+    target = tmp_path / "town.laz"
+    copy_with_labels(tmp_path / "town.las", target, torch.from_numpy(LABELS))
+    assert read_cloud(target).positions.shape == (50, 3)
+    assert target.stat().st_size < (tmp_path / "town.las").stat().st_size
+    with pytest.raises(InputError, match="must have the format of"):
+        check_same_format(tmp_path / "town.las", tmp_path / "town.ply")
+
+
+def test_rejects_class_numbers_that_do_not_fit(tmp_path: Path) -> None:
+    for point_format, fits in ((1, False), (6, True)):
+        write_las(tmp_path / "town.las", point_format)
+        labels, target = torch.full((50,), 40, dtype=torch.uint8), tmp_path / "new.las"
+        if fits:
+            copy_with_labels(tmp_path / "town.las", target, labels)
+            continue
+        with pytest.raises(InputError, match="stores classes up to 31, got 40"):
+            copy_with_labels(tmp_path / "town.las", target, labels)
+
+
+def test_unclassified_scans_have_no_classes(tmp_path: Path) -> None:
+    source, target = tmp_path / "town.las", tmp_path / "new.las"
+    write_las(source)
+    copy_with_labels(source, target, torch.zeros(50, dtype=torch.uint8))
+    assert read_cloud(target).labels is None
+
+
+def test_writes_suffixes_in_capitals(tmp_path: Path) -> None:
+    write_npz(tmp_path / "town.npz")
+    target = tmp_path / "NEW.NPZ"
+    copy_with_labels(tmp_path / "town.npz", target, torch.from_numpy(LABELS))
+    assert read_cloud(target).positions.shape == (50, 3)
+
+
+@pytest.mark.parametrize(
+    ("number", "known"), [(258, False), (-1, False), (2.5, False), (np.nan, False), ("tree", False), (6.0, True)]
+)
+def test_ignores_numbers_outside_of_the_standard(number: float | str, known: bool, tmp_path: Path) -> None:
+    """As uint8, 258 would be 2, which is ground."""
+    np.savez(tmp_path / "town.npz", positions=np.zeros((2, 3)), classification=[2, number])
+    labels = read_cloud(tmp_path / "town.npz").labels
+    assert (labels is not None) == known
+    assert labels is None or labels.tolist() == [2, number]
+
+
+def test_rejects_other_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"ends with \.laz, \.las, \.ply, \.npz"):
+        read_cloud(tmp_path / "town.txt")
+    for suffix in WRITERS:
+        with pytest.raises(DataError, match="cannot read the point cloud"):
+            read_cloud(tmp_path / f"nothing{suffix}")
+        (tmp_path / f"text{suffix}").write_text("text")
+        with pytest.raises(DataError, match="cannot read the point cloud"):
+            read_cloud(tmp_path / f"text{suffix}")
+    np.savez(tmp_path / "flat.npz", positions=np.zeros((4, 2)))
+    with pytest.raises(DataError, match="no points with three finite coordinates"):
+        read_cloud(tmp_path / "flat.npz")
+    np.savez(tmp_path / "nan.npz", positions=np.full((4, 3), np.nan))
+    with pytest.raises(DataError, match="no points with three finite coordinates"):
+        read_cloud(tmp_path / "nan.npz")
+    np.savez(tmp_path / "short.npz", positions=np.zeros((4, 3)), classification=np.zeros(3))
+    with pytest.raises(DataError, match="4 points and classes of shape"):
+        read_cloud(tmp_path / "short.npz")

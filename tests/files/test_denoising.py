@@ -1,0 +1,168 @@
+"""`denoise_image` through its command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from image_files import invoke, read_integers, write_integers
+from PIL import Image
+
+from permutohedral.errors import InputError
+from permutohedral.files import denoise_image
+
+
+def clean_pixels(color: bool, levels: int = 255) -> np.ndarray:
+    y, x = np.mgrid[:60, :80]
+    gray = np.where((x > 30) ^ (y > 25), 0.3, 0.7)
+    pixels = np.stack([gray, gray[::-1], gray[:, ::-1]], axis=-1) if color else gray
+    return pixels * levels
+
+
+def write(path: Path, pixels: np.ndarray, levels: int = 255) -> None:
+    Image.fromarray(pixels.round().clip(0, levels).astype(np.uint8 if levels == 255 else np.uint16)).save(path)
+
+
+def write_noisy(path: Path, color: bool = False, levels: int = 255) -> None:
+    pixels = clean_pixels(color, levels)
+    write(path, pixels + 20 / 255 * levels * np.random.default_rng(0).standard_normal(pixels.shape), levels)
+
+
+def error(path: Path, levels: int = 255) -> float:
+    """Root mean squared error against the clean image, white being 255."""
+    pixels = np.asarray(Image.open(path)).astype(float)
+    return float(np.sqrt(((pixels - clean_pixels(pixels.ndim == 3, levels)) ** 2).mean()) / levels * 255)
+
+
+@pytest.mark.parametrize("ending", ["png", "tif", "jpg"])
+@pytest.mark.parametrize("color", [False, True], ids=["gray", "color"])
+@pytest.mark.parametrize("sigma", [[], ["--sigma", "20"]], ids=["estimated", "given"])
+def test_removes_noise(ending: str, color: bool, sigma: list[str], tmp_path: Path) -> None:
+    source, output = tmp_path / f"noisy.{ending}", tmp_path / f"clean.{ending}"
+    write_noisy(source, color)
+    result = invoke("denoise", str(source), str(output), *sigma)
+    assert result.exit_code == 0, result.output
+    with Image.open(output) as image:
+        assert image.size == (80, 60)
+        assert image.mode == ("RGB" if color else "L")
+    # JPEG smears colors over edges, before and after
+    assert error(output) < (0.8 if ending == "jpg" and color else 0.6) * error(source)
+
+
+def test_strength_scales_the_removed_noise(tmp_path: Path) -> None:
+    write_noisy(tmp_path / "noisy.png")
+    changes = []
+    for strength in ("0", "0.5", "1", "1.5"):
+        arguments = ["denoise", str(tmp_path / "noisy.png"), str(tmp_path / "out.png"), "--sigma", "20", "--json"]
+        result = invoke(*arguments, "--strength", strength, "--model", "pcnn_cnn")
+        assert result.exit_code == 0
+        [outcome] = json.loads(result.stdout)
+        assert outcome["sigma"] == 20
+        before, after = (np.asarray(Image.open(tmp_path / name)).astype(float) for name in ("noisy.png", "out.png"))
+        changes.append(np.square(after - before).mean())
+    assert changes[0] == 0
+    assert changes == sorted(changes)
+    assert changes[1] < 0.5 * changes[2]
+
+
+def test_denoising_keeps_sixteen_bits_of_gray(tmp_path: Path) -> None:
+    source, output = tmp_path / "noisy.png", tmp_path / "clean.png"
+    write_noisy(source, levels=65535)
+    assert invoke("denoise", str(source), str(output)).exit_code == 0
+    pixels = np.asarray(Image.open(output))
+    assert pixels.dtype == np.uint16
+    assert len(np.unique(pixels)) > 256
+    assert error(output, 65535) < 0.6 * error(source, 65535)
+
+
+def test_denoising_keeps_sixteen_bits_of_color(tmp_path: Path) -> None:
+    source, output = tmp_path / "noisy.tif", tmp_path / "clean.png"
+    pixels = clean_pixels(True, 65535)
+    noise = 20 / 255 * 65535 * np.random.default_rng(0).standard_normal(pixels.shape)
+    write_integers(source, (pixels + noise).round().clip(0, 65535).astype(np.uint16))
+    assert invoke("denoise", str(source), str(output)).exit_code == 0
+    denoised = read_integers(output).astype(float)
+    assert np.sqrt(((denoised - pixels) ** 2).mean()) < 0.6 * 20 / 255 * 65535
+
+
+@pytest.mark.parametrize("model", ["auto", "deep_small", "pcnn_cnn", "pcnn", "pcnn_gauss", "cnn"])
+def test_every_model_improves_psnr_and_ssim(model: str, tmp_path: Path) -> None:
+    write_noisy(tmp_path / "noisy.png")
+    write(tmp_path / "clean.png", clean_pixels(False))
+    arguments = ["denoise", str(tmp_path / "noisy.png"), str(tmp_path / "out.png"), "--model", model, "--json"]
+    result = invoke(*arguments, "--reference", str(tmp_path / "clean.png"))
+    assert result.exit_code == 0, result.output
+    [outcome] = json.loads(result.stdout)
+    assert outcome["psnr"][1] > outcome["psnr"][0] + 2
+    assert outcome["ssim"][1] > outcome["ssim"][0]
+    assert 17 < outcome["sigma"] < 23
+    assert outcome["model"] == ("deep_small" if model == "auto" else model)
+    clean, denoised = (np.asarray(Image.open(tmp_path / f"{name}.png")).astype(float) for name in ("clean", "out"))
+    # without the variance of the rounding to whole numbers
+    squared = ((denoised - clean) ** 2).mean() - 1 / 12
+    assert abs(outcome["psnr"][1] - 10 * np.log10(255**2 / squared)) < 0.1
+
+
+def test_reports_damaged_files_of_a_folder(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    write_noisy(source / "a.png")
+    write_noisy(source / "c.png", color=True)
+    (source / "b.png").write_bytes((source / "a.png").read_bytes()[:300])
+    (source / "notes.txt").write_text("no image")
+    figures = tmp_path / "figures"
+    result = invoke("denoise", str(source), str(tmp_path / "out"), "--compare", str(figures))
+    assert result.exit_code == 1
+    assert "b.png" in result.stderr
+    assert result.stderr.count("error:") == 1
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.png", "c.png"]
+    assert sorted(path.name for path in figures.iterdir()) == ["a.png", "c.png"]
+
+
+def test_draws_a_comparison(tmp_path: Path) -> None:
+    write_noisy(tmp_path / "noisy.png")
+    arguments = [str(tmp_path / name) for name in ("noisy.png", "out.png")]
+    result = invoke("denoise", *arguments, "--compare", str(tmp_path / "both.png"))
+    assert result.exit_code == 0
+    with Image.open(tmp_path / "both.png") as figure:
+        assert figure.width > 1000
+    result = invoke("denoise", *arguments, "--compare", str(tmp_path / "both.xyz"))
+    assert result.exit_code == 1
+    assert "cannot write the figure" in result.stderr
+
+
+def test_rejects_a_reference_of_another_size(tmp_path: Path) -> None:
+    write_noisy(tmp_path / "noisy.png")
+    write_noisy(tmp_path / "color.png", color=True)
+    arguments = ["denoise", str(tmp_path / "noisy.png"), str(tmp_path / "out.png")]
+    result = invoke(*arguments, "--reference", str(tmp_path / "color.png"))
+    assert result.exit_code == 1
+    assert "same size and channels" in result.stderr
+    assert not (tmp_path / "out.png").exists()
+
+
+def test_infinite_psnr_is_null_in_json(tmp_path: Path) -> None:
+    write(tmp_path / "clean.png", clean_pixels(False))
+    arguments = ["denoise", str(tmp_path / "clean.png"), str(tmp_path / "out.png"), "--model", "cnn", "--sigma", "10"]
+    result = invoke(*arguments, "--json", "--reference", str(tmp_path / "clean.png"))
+    assert result.exit_code == 0
+    assert "Infinity" not in result.stdout
+    [outcome] = json.loads(result.stdout)
+    assert outcome["psnr"][0] is None
+    assert outcome["psnr"][1] > 20
+
+
+def test_rejects_bad_requests_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no file or folder"):
+        denoise_image(tmp_path / "absent.png", tmp_path / "out.png")
+    with pytest.raises(InputError, match="no files to process"):
+        denoise_image(tmp_path, tmp_path / "out")
+    write_noisy(tmp_path / "noisy.png")
+    with pytest.raises(InputError, match="name another folder"):
+        denoise_image(tmp_path, tmp_path)
+    with pytest.raises(InputError, match="names no known format"):
+        denoise_image(tmp_path / "noisy.png", tmp_path / "out.xyz")
+    with pytest.raises(InputError, match=r"model must be one of .*got 'best'"):
+        denoise_image(tmp_path / "noisy.png", tmp_path / "out.png", model="best")

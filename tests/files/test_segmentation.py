@@ -1,0 +1,192 @@
+"""`segment_image` through its command: label maps, probabilities, trimaps, folders, errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from image_files import invoke
+from PIL import Image
+
+import permutohedral as ph
+from permutohedral.files.formats.labels import palette, read_label_map
+
+RED, GREEN, BLACK = (200, 0, 10), (0, 180, 20), (0, 0, 0)
+
+
+def segment(*arguments: object) -> Any:
+    return invoke("segment", *arguments)
+
+
+def save(path: Path, pixels: Any) -> Path:
+    Image.fromarray(np.asarray(pixels, np.uint8)).save(path)
+    return path
+
+
+def read(path: Path) -> Any:
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def disk() -> Any:
+    """Where the object of the photograph is."""
+    y, x = np.indices((40, 50))
+    return (y - 20) ** 2 + (x - 25) ** 2 < 12**2
+
+
+def photograph(random: np.random.Generator) -> Any:
+    """A bright disk with noise."""
+    return np.clip(np.where(disk(), 200, 60)[..., None] + random.normal(0, 6, (40, 50, 3)), 0, 255)
+
+
+def coarse_labels() -> Any:
+    """A square instead of the disk."""
+    labels = np.full((40, 50, 3), RED)
+    labels[10:30, 15:35] = GREEN
+    return labels
+
+
+def in_color(mask: Any, color: tuple[int, int, int], other: tuple[int, int, int]) -> Any:
+    return np.where(mask[..., None], color, other).astype(np.uint8)
+
+
+def test_labels_follow_the_edges(tmp_path: Path, random: np.random.Generator) -> None:
+    photo, labels = save(tmp_path / "photo.png", photograph(random)), save(tmp_path / "labels.png", coarse_labels())
+    result = segment(photo, labels, tmp_path / "out.png", "--json", "--overlay", tmp_path / "over.png")
+    assert result.exit_code == 0, result.stderr
+    (outcome,) = json.loads(result.stdout)
+    found = read(tmp_path / "out.png")
+    assert np.mean((found != in_color(disk(), GREEN, RED)).any(axis=2)) < 0.005
+    before = np.mean((coarse_labels() != in_color(disk(), GREEN, RED)).any(axis=2))
+    assert abs(outcome["changed"] - before) < 0.005
+    assert (outcome["labels"], outcome["decided"], outcome["error"]) == (2, 0, None)
+    assert read(tmp_path / "over.png").shape == (40, 50, 3)
+
+
+def test_result_is_the_mean_field(tmp_path: Path, random: np.random.Generator) -> None:
+    photo, labels = save(tmp_path / "photo.png", photograph(random)), save(tmp_path / "labels.png", coarse_labels())
+    options = ("--certainty", 0.6, "--sigma-space", 9, "--sigma-color", 0.2, "--strength", 3, "--smoothness", 2)
+    assert segment(photo, labels, tmp_path / "out.png", *options, "--num-iterations", 4).exit_code == 0
+    pixels = torch.from_numpy(read(photo) / np.float32(255)).permute(2, 0, 1)
+    # numbers in the order of the first pixels: red is the first
+    numbers = torch.from_numpy((coarse_labels() == GREEN).all(axis=2)).long()
+    energies = ph.crf.energies_from_labels(numbers, 2, 0.6)
+    kernels = [ph.crf.spatial_kernel((40, 50), 3.0, 2.0), ph.crf.bilateral_kernel(pixels, 9.0, 0.2, 3.0)]
+    expected = ph.crf.mean_field(energies, kernels, 4).argmax(dim=0).numpy() == 1
+    np.testing.assert_array_equal(read(tmp_path / "out.png"), in_color(expected, GREEN, RED))
+
+
+def test_labels_unknown_pixels(tmp_path: Path, random: np.random.Generator) -> None:
+    scribbles = np.zeros((40, 50, 4), np.uint8)
+    scribbles[18:22, 23:27] = (*GREEN, 255)
+    scribbles[:4] = scribbles[-4:] = (*RED, 255)
+    scribbles[10:12, :, 3] = 255
+    photo, labels = save(tmp_path / "photo.png", photograph(random)), save(tmp_path / "labels.png", scribbles)
+    result = segment(photo, labels, tmp_path / "out.png", "--json", "--strength", 10)
+    assert json.loads(result.stdout)[0]["decided"] > 0.7
+    assert np.mean((read(tmp_path / "out.png") != in_color(disk(), GREEN, RED)).any(axis=2)) < 0.01
+
+
+def test_ties_do_not_depend_on_colors(tmp_path: Path) -> None:
+    """No stroke reaches the right of the photo, so all labels are equally probable there."""
+    photo = save(tmp_path / "photo.png", np.repeat([20, 120, 220], 60)[None, :, None] * np.ones((20, 1, 3)))
+    results = []
+    for first, second in ((RED, GREEN), (GREEN, RED)):
+        strokes = np.zeros((20, 180, 3), np.uint8)
+        strokes[5:8, 5:50], strokes[5:8, 65:110] = first, second
+        labels = save(tmp_path / "labels.png", strokes)
+        assert segment(photo, labels, tmp_path / "out.png", "--num-iterations", 2).exit_code == 0
+        results.append((read(tmp_path / "out.png") == first).all(axis=2))
+    np.testing.assert_array_equal(*results)
+
+
+def test_black_may_be_a_label(tmp_path: Path, random: np.random.Generator) -> None:
+    labels = save(tmp_path / "labels.png", in_color(disk(), GREEN, BLACK))
+    photo = save(tmp_path / "photo.png", photograph(random))
+    assert "--black-is-a-label" in segment(photo, labels, tmp_path / "out.png").stderr
+    assert segment(photo, labels, tmp_path / "out.png", "--black-is-a-label").exit_code == 0
+    np.testing.assert_array_equal(read(tmp_path / "out.png"), in_color(disk(), GREEN, BLACK))
+
+
+def test_keeps_labels_of_sixteen_bits(tmp_path: Path, random: np.random.Generator) -> None:
+    photo, labels = save(tmp_path / "photo.png", photograph(random)), tmp_path / "labels.png"
+    Image.fromarray(np.where(disk(), 300, 2).astype(np.uint16)).save(labels)
+    assert segment(photo, labels, tmp_path / "out.png").exit_code == 0
+    found = read_label_map(tmp_path / "out.png", black_is_a_label=False)
+    assert torch.equal((found.colors[:, 0] * 65535).round(), torch.tensor([2.0, 300.0]))
+    assert np.array_equal(found.labels, disk())
+
+
+@pytest.mark.parametrize("known_foreground", [True, False])
+def test_trimap(tmp_path: Path, random: np.random.Generator, known_foreground: bool) -> None:
+    trimap = np.full((40, 50), 128, np.uint8)
+    trimap[:4] = trimap[-4:] = 0
+    if known_foreground:
+        trimap[18:22, 23:27] = 255
+    photo, marks = save(tmp_path / "photo.png", photograph(random)), save(tmp_path / "marks.png", trimap)
+    assert segment(photo, marks, tmp_path / "out.png", "--trimap").exit_code == 0
+    expected = in_color(disk(), (255, 255, 255), BLACK)
+    assert np.mean((read(tmp_path / "out.png") != expected).any(axis=2)) < 0.01
+
+
+def test_folders_of_photographs_and_probabilities(tmp_path: Path, random: np.random.Generator) -> None:
+    for folder in ("photos", "network"):
+        (tmp_path / folder).mkdir()
+    for name in ("a", "b"):
+        Image.fromarray(photograph(random).astype(np.uint8)).save(tmp_path / "photos" / f"{name}.jpg", quality=95)
+        noisy = np.clip(0.25 + 0.5 * disk() + random.normal(0, 0.2, (40, 50)), 0, 1)
+        np.save(tmp_path / "network" / f"{name}.npy", np.stack([1 - noisy, noisy, np.zeros_like(noisy)]))
+    result = segment(
+        tmp_path / "photos", tmp_path / "out", "--probabilities", tmp_path / "network", "--json",
+        "--overlay", tmp_path / "over",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    colors = [tuple(int(level) for level in color) for color in (palette(3) * 255).round()]
+    for name in ("a", "b"):
+        expected = in_color(disk(), colors[1], colors[0])  # type: ignore[arg-type]
+        assert np.mean((read(tmp_path / "out" / f"{name}.png") != expected).any(axis=2)) < 0.01
+        assert (tmp_path / "over" / f"{name}.png").is_file()
+    (tmp_path / "network" / "b.npy").unlink()
+    result = segment(tmp_path / "photos", tmp_path / "out", "--probabilities", tmp_path / "network")
+    assert result.exit_code == 1
+    assert "b.jpg" in result.stderr
+
+
+def bad_requests(folder: Path, random: np.random.Generator) -> dict[str, tuple[list[Any], str]]:
+    photo, labels = save(folder / "photo.png", photograph(random)), save(folder / "labels.png", coarse_labels())
+    small = save(folder / "small.png", coarse_labels()[:20])
+    np.save(folder / "last.npy", np.full((40, 50, 2), 0.5))
+    np.save(folder / "scores.npy", np.full((2, 40, 50), 7.0))
+    np.save(folder / "objects.npy", np.array([None, {}]), allow_pickle=True)
+    (folder / "empty.npy").write_bytes(b"")
+    out = folder / "out.png"
+    return {
+        "no labels": ([photo, out], "PHOTO LABELS OUTPUT"),
+        "labels and probabilities": ([photo, labels, out, "--probabilities", folder / "last.npy"], "PHOTO OUTPUT"),
+        "another size": ([photo, small, out], "without interpolation"),
+        "a photograph as labels": ([photo, photo, out], "not a label map"),
+        "a lossy format": ([photo, labels, folder / "out.jpg"], "keeps colors exactly"),
+        "labels last": ([photo, out, "--probabilities", folder / "last.npy"], "transpose"),
+        "scores": ([photo, out, "--probabilities", folder / "scores.npy"], "softmax"),
+        "objects": ([photo, out, "--probabilities", folder / "objects.npy"], "cannot read"),
+        "an empty file": ([photo, out, "--probabilities", folder / "empty.npy"], "cannot read"),
+        "no file": ([photo, folder / "absent.png", out], "absent.png"),
+        "a trimap that is decided": ([photo, save(folder / "t.png", 255 * disk()), out, "--trimap"], "gray"),
+    }
+
+
+@pytest.mark.parametrize("name", [
+    *("no labels", "labels and probabilities", "another size", "a photograph as labels", "a lossy format"),
+    *("labels last", "scores", "objects", "an empty file", "no file", "a trimap that is decided"),
+])  # fmt: skip
+def test_bad_requests_write_nothing(name: str, tmp_path: Path, random: np.random.Generator) -> None:
+    arguments, words = bad_requests(tmp_path, random)[name]
+    result = segment(*arguments)
+    assert result.exit_code == 1
+    assert words in result.stderr
+    assert not (tmp_path / "out.png").exists()
+    assert not (tmp_path / "out.jpg").exists()

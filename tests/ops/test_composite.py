@@ -1,0 +1,145 @@
+"""The gate of the fused functions: which path a call takes, why, and that both paths agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support import DEVICE, assert_close
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+import permutohedral as ph
+from permutohedral.filters.normalization import NORMALIZATIONS, Normalization
+
+FUSED = "one call of the backend"
+
+
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def path_of(name: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> str:
+    """The line of `explain_call` about one of the filters."""
+    lines = ph.explain_call(function, *arguments, **options).splitlines()
+    (line,) = (line for line in lines if line.startswith(f"{name}: "))
+    return line.removeprefix(f"{name}: ")
+
+
+def is_fused_by(backend: str) -> bool:
+    return backend != "reference"
+
+
+@pytest.fixture
+def layer() -> nn.Module:
+    torch.manual_seed(0)
+    return ph.nn.PermutohedralConvolution(3, 4, dimension=2).to(DEVICE)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_takes_the_fused_path(dtype: torch.dtype, layer: nn.Module, backend: str) -> None:
+    values, features = draw(50, 3), draw(50, 2, seed=1)
+    with torch.autocast(DEVICE.type, dtype):
+        path = path_of("filter_learned", layer, values, features)
+    assert (path == FUSED) == is_fused_by(backend)
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_equals_cast_tensors(normalization: Normalization, dtype: torch.dtype, batched: bool) -> None:
+    shape = (2, 25) if batched else (50,)
+    features, bias = draw(*shape, 2, seed=1), draw(4, seed=3)
+    layer = ph.nn.PermutohedralConvolution(3, 4, 2, normalization=normalization).to(DEVICE)
+    assert layer.bias is not None
+    cast_layer = ph.nn.PermutohedralConvolution(3, 4, 2, normalization=normalization).to(DEVICE)
+    with torch.no_grad():
+        layer.bias.copy_(bias)
+    cast_layer.load_state_dict(layer.state_dict())
+    cast_layer.to(dtype)
+    leaves = draw(*shape, 3).requires_grad_(), draw(*shape, 3).to(dtype).requires_grad_()
+    with torch.autocast(DEVICE.type, dtype):
+        found = layer(leaves[0], features)
+    expected = cast_layer(leaves[1], features)
+    assert found.dtype == dtype
+    assert torch.equal(found, expected)
+    upstream = draw(*found.shape, seed=4).to(dtype)
+    mine = torch.autograd.grad(found, [leaves[0], *layer.parameters()], upstream)
+    theirs = torch.autograd.grad(expected, [leaves[1], *cast_layer.parameters()], upstream)
+    for one, other in zip(mine, theirs, strict=True):
+        assert one.dtype == torch.float32
+        assert_close(one, other.float(), dtype)
+
+
+def test_autocast_keeps_float64(layer: nn.Module) -> None:
+    values, features = draw(50, 3, dtype=torch.float64), draw(50, 2, seed=1, dtype=torch.float64)
+    layer.double()
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        found = layer(values, features)
+    assert torch.equal(found, layer(values, features))
+
+
+def test_gradients_take_the_fused_path(layer: nn.Module, backend: str) -> None:
+    values, features = draw(50, 3).requires_grad_(), draw(50, 2, seed=1)
+    assert (path_of("filter_learned", layer, values, features) == FUSED) == is_fused_by(backend)
+
+
+@pytest.mark.usefixtures("backend")
+def test_gradients_of_features_are_composed(layer: nn.Module) -> None:
+    path = path_of("filter_learned", layer, draw(50, 3), draw(50, 2, seed=1).requires_grad_())
+    assert path == "composed of operators, because gradients with respect to the features are wanted"
+
+
+@pytest.mark.usefixtures("backend")
+def test_transformed_calls_are_composed(layer: nn.Module) -> None:
+    lattice = ph.build_lattice(draw(50, 2, seed=1))
+    run = torch.vmap(lambda values: layer(values, lattice=lattice))
+    path = path_of("filter_learned", run, draw(2, 50, 3))
+    assert path == "composed of operators, because torch traces or transforms the call"
+
+
+def test_the_reason_names_the_argument(layer: nn.Module, backend: str) -> None:
+    if not is_fused_by(backend):
+        pytest.skip("the reference backend has no fused function that could decline")
+    other = ph.nn.PermutohedralConvolution(3, 4, 2, normalization="symmetric").to(DEVICE)
+    assert "'symmetric'" in path_of("filter_learned", other, draw(50, 3), draw(50, 2, seed=1))
+
+
+def test_a_backend_without_the_function_is_named(layer: nn.Module) -> None:
+    with ph.use_backend("reference"):
+        path = path_of("filter_learned", layer, draw(50, 3), draw(50, 2, seed=1))
+    assert path == "composed of operators, because the backend 'reference' has no fused function for it"
+
+
+def test_mean_fields_report_their_path(backend: str) -> None:
+    energies, kernels = draw(30, 3), [ph.crf.Kernel(draw(30, 2, seed=1))]
+    for name, given in (("mean_field", energies), ("mean_field_logits", energies.clone().requires_grad_())):
+        assert (path_of(name, ph.crf.mean_field, given, kernels) == FUSED) == is_fused_by(backend)
+
+
+@pytest.mark.usefixtures("backend")
+def test_gradients_of_gradients(layer: nn.Module) -> None:
+    """The derivative of the fused filter is composed of operators where it is differentiated again."""
+    layer.double()
+    lattice = ph.build_lattice(draw(12, 2, seed=1, dtype=torch.float64))
+    values = draw(12, 3, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda each: layer(each, lattice=lattice).square(), (values,))
+
+
+def test_hooks_see_the_saved_tensors(layer: nn.Module) -> None:
+    """Offloading and gradient checkpointing replace all that a fused filter saves."""
+    values, features, sizes = draw(50, 3).requires_grad_(), draw(50, 2, seed=1), []
+
+    def pack(tensor: Tensor) -> Tensor:
+        sizes.append(tuple(tensor.shape))
+        return tensor.clone()
+
+    lattice = ph.build_lattice(features)
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = layer(values, lattice=lattice)
+    (found,) = torch.autograd.grad(output.sum(), values)
+    assert (lattice.num_lattice_points, 3) in sizes
+    assert_close(found, torch.autograd.grad(layer(values, lattice=lattice).sum(), values)[0])
