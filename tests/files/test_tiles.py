@@ -21,19 +21,17 @@ from permutohedral.lattice.geometry import reach
 
 # filters a file in tiles of a size, and prints the megabytes this took beyond those of the loaded modules
 PEAK = """
-import functools, re, sys
+import re, sys
 from pathlib import Path
 import torch
 import permutohedral as ph
-from permutohedral.files import images
 
 def peak():
     return int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) / 1000
 
 ph.bilateral_filter(torch.rand(3, 9, 9), 1.0, 1.0)
 before = peak()
-images.filter_in_tiles = functools.partial(images.filter_in_tiles, tile=int(sys.argv[3]))
-images.filter_image(sys.argv[1], sys.argv[2], sigma_space=4.0, sigma_color=0.1, method="separable")
+ph.files.filter_image(*sys.argv[1:3], sigma_space=4.0, sigma_color=0.1, method="separable", tile=int(sys.argv[3]))
 print(peak() - before)
 """
 PHOTOGRAPH = torch.from_numpy(data.astronaut()).permute(2, 0, 1).float() / 255

@@ -13,13 +13,8 @@ import torch
 
 from permutohedral.ops import dispatch
 
-<<<<<<< HEAD
-_REASON = next(backend for backend in dispatch._BACKENDS if backend.name == "native").blocker("cpu")
-pytestmark = pytest.mark.skipif(_REASON is not None, reason=f"the native backend does not run here: {_REASON}")
-=======
 _BLOCKER = next(backend for backend in dispatch._BACKENDS if backend.name == "native").blocker("cpu")
 pytestmark = pytest.mark.skipif(_BLOCKER is not None, reason=f"the native backend does not run here: {_BLOCKER}")
->>>>>>> files
 
 # the call takes some tenths of a second, and the core polls for signals twenty times a second
 ROWS, CHANNELS, TAPS = 100_000, 32, 63

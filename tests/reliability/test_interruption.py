@@ -10,21 +10,12 @@ import pytest
 
 from permutohedral.ops import dispatch
 
-<<<<<<< HEAD
-_REASON = next(backend for backend in dispatch._BACKENDS if backend.name == "native").blocker("cpu")
-# exit code of pytest if the signal met a line of Python instead of a call of the core
-_INTERRUPTED = 2
-
-
-@pytest.mark.skipif(_REASON is not None, reason=f"the native backend does not run here: {_REASON}")
-=======
 _BLOCKER = next(backend for backend in dispatch._BACKENDS if backend.name == "native").blocker("cpu")
 # pytest's exit code for a run that Ctrl-C ended: the signal met a line of Python, not a call of the core
 _INTERRUPTED = 2
 
 
 @pytest.mark.skipif(_BLOCKER is not None, reason=f"the native backend does not run here: {_BLOCKER}")
->>>>>>> files
 def test_ctrl_c_ends_a_long_call_and_nothing_else() -> None:
     file = Path(__file__).with_name("interrupted_calls.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(file)]

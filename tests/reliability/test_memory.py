@@ -16,13 +16,8 @@ import permutohedral as ph
 from permutohedral.lattice.memory import _kept_memory, available_memory, check_rows
 from permutohedral.ops import dispatch
 
-<<<<<<< HEAD
-_REASON = next(backend for backend in dispatch._BACKENDS if backend.name == "native").blocker("cpu")
-needs_native = pytest.mark.skipif(_REASON is not None, reason=f"the native backend does not run here: {_REASON}")
-=======
 _BLOCKER = next(backend for backend in dispatch._BACKENDS if backend.name == "native").blocker("cpu")
 needs_native = pytest.mark.skipif(_BLOCKER is not None, reason=f"the native backend does not run here: {_BLOCKER}")
->>>>>>> files
 
 # the forecast is an upper bound, and at most this factor above the peak
 LARGEST_EXCESS = 2.0

@@ -24,10 +24,12 @@ PAGES = [
 ]
 
 
-def test_snippets_run_one_after_another() -> None:
+def test_snippets_run_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    readme.write_pictures(tmp_path)
     assert len(readme.blocks("python")) >= 2
     namespace = readme.run_snippets()
-    assert namespace["smooth"].shape == namespace["image"].shape
+    assert namespace["smooth"].shape == namespace["photo"].shape
     assert namespace["result"].shape == (200, 4)
     assert all(parameter.grad is not None for parameter in namespace["layer"].parameters())
 
