@@ -10,7 +10,7 @@ PURE := $(if $(CXX_FOUND),,PERMUTOHEDRAL_PURE=1)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-CHECKED := src experiments benchmarks tests tools docs/tutorials
+CHECKED := src experiments benchmarks tests tools docs
 CPP := $(wildcard native/*.?pp native/*/*.?pp tests/native/*.?pp)
 
 .DEFAULT_GOAL := help
@@ -106,8 +106,8 @@ interpreted: $(STAMP)
 pytest: interpreted  ## the tests alone
 	$(PYTEST)
 
-accuracy: $(STAMP)  ## measure the approximation, write docs/accuracy.md
-	$(BIN)/python tools/accuracy.py
+accuracy: $(STAMP)  ## measure the approximation, write docs/research/accuracy.md
+	PYTHONPATH=. $(BIN)/python tools/accuracy.py
 
 # the other libraries are optional: the report names the absent ones
 bench: $(STAMP)  ## time every operator next to its peers, into results/; BENCH_OPTIONS='--data FOLDER'
@@ -139,9 +139,9 @@ figures: $(STAMP)  ## draw the figures under docs/images from the lattice
 	$(BIN)/python tools/segmentation_figure.py
 	$(BIN)/python tools/upsampling_figure.py
 
-# strict: a link that leads nowhere, or a name without documentation, ends it
+# strict: a warning, such as a broken link, fails
 docs: $(STAMP)  ## run the tutorials and build the documentation into site/
-	MPLBACKEND=agg NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	MPLBACKEND=agg $(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env -b html -d build/doctrees docs site
 
 FUZZ_SECONDS ?= 600
 
@@ -169,5 +169,5 @@ test-wheel:  ## build the wheel, and run the README where it alone is installed
 	env -u PYTHONPATH $(WHEEL_VENV)/bin/python tools/readme.py
 
 clean:  ## remove .venv and everything generated
-	rm -rf $(VENV) build dist out site .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	rm -rf $(VENV) build dist out site docs/auto_tutorials .pytest_cache .hypothesis .ruff_cache .mypy_cache
 	find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 import permutohedral as ph
 from benchmarks.verify import OperatorDisagrees
+from permutohedral.errors import DOCUMENTATION, PAGE
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -356,16 +358,21 @@ def kinds(base: type[ph.PermutohedralError] = ph.PermutohedralError) -> list[typ
 def test_errors_link_to_existing_sections() -> None:
     # the one kind that importing the package does not define
     assert issubclass(OperatorDisagrees, ph.PermutohedralError)
-    page = (Path(__file__).parents[1] / "docs" / "errors.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "guide" / "errors.md").read_text()
     sections = [heading.lower().replace(" ", "-") for heading in re.findall(r"^#+ (.+)$", page, flags=re.MULTILINE)]
     for kind in kinds():
         assert kind.section in sections
         assert f"`{kind.__name__}`" in page
-        assert str(kind("so it is")) == f"so it is (see docs/errors.md#{kind.section})"
-        assert str(ph.InputError(f"first: {kind('so it is')}")).count("see docs") == 1
+        assert str(kind("so it is")) == f"so it is (see {PAGE}#{kind.section})"
+        assert str(ph.InputError(f"first: {kind('so it is')}")).count("(see ") == 1
         assert str(pickle.loads(pickle.dumps(kind("so it is")))) == str(kind("so it is"))
         # as Dask makes an error that a worker raised
         assert isinstance(kind.__new__(kind), kind)
+
+
+def test_links_lead_to_the_documentation_of_the_project() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert project["urls"]["Documentation"] == DOCUMENTATION
 
 
 def test_errors_derive_from_builtin_errors() -> None:

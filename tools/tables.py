@@ -27,8 +27,8 @@ BENCHMARKS = {
     "cpu-arrays": ("benchmark-arrays.json", ("arrays",)),
     "cpu-volumes": ("benchmark-cpu.json", ("volume",)),
     "gpu": ("benchmark-h200.json", ("G1", "G1L", "H1", "G3", "photographs", "first-call")),
-    "gpu-layers": ("benchmark-h200.json", ("C", "mnist", "step")),
-    "gpu-convolution": ("benchmark-h200.json", ("G2", "G2b")),
+    "gpu-layers": ("benchmark-h200.json", ("C-forward", "C-training", "mnist-build", "mnist-step", "step")),
+    "gpu-convolution": ("benchmark-h200.json", ("G2-32", "G2b-32")),
     "gpu-crf": ("benchmark-h200.json", ("crf",)),
     "gpu-upsampling": ("benchmark-h200.json", ("upsample",)),
 }

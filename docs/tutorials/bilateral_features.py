@@ -1,11 +1,12 @@
-# %% [markdown]
-# # Bilateral features
-#
-# What "near" means is up to the features. This tutorial sharpens a coarse depth map with a photograph (joint bilateral
-# upsampling): the values come from few pixels, the results are wanted at many, and the features of both come from the
-# photograph.
+"""
+Bilateral features
+==================
 
-# %%
+What "near" means is up to the features. This tutorial sharpens a coarse depth map with a photograph (joint bilateral
+upsampling): the values come from few pixels, the results are wanted at many, and the features of both come from the
+photograph.
+"""
+
 import matplotlib.pyplot as plt
 import torch
 from skimage import data
@@ -16,23 +17,22 @@ import permutohedral as ph
 photo = torch.from_numpy(data.astronaut()).permute(2, 0, 1).float()[:, 20:276, 100:356] / 255
 height, width = photo.shape[1:]
 
-# %% [markdown]
+# %%
 # scikit-image has no depth map for this photograph, so here is one made up: nearer where the picture is brighter, in
 # steps whose edges are edges of the picture.
 
-# %%
 depth = (photo.mean(dim=0, keepdim=True) * 4).round() / 4
 factor = 8
 coarse = interpolate(depth[None], scale_factor=1 / factor, mode="area")[0]
 print("known:", list(coarse.shape), "wanted:", list(depth.shape))
 
-# %% [markdown]
-# ## Source and target features
+# %%
+# Source and target features
+# --------------------------
 #
 # A coarse pixel lies in the middle of the eight by eight pixels that it stands for, and has their mean color. Positions
 # and colors are divided by their bandwidths; both sets use the same units.
 
-# %%
 sigma_space, sigma_range = 6.0, 0.08
 coarse_photo = interpolate(photo[None], scale_factor=1 / factor, mode="area")[0]
 middle = ph.position_features(height // factor, width // factor) * factor + (factor - 1) / 2
@@ -40,13 +40,13 @@ source = ph.join_features(middle / sigma_space, ph.color_features(coarse_photo, 
 target = ph.bilateral_features(photo, sigma_space, sigma_range)
 print("source features", list(source.shape), "target features", list(target.shape))
 
-# %% [markdown]
-# ## Filter from one to the other
+# %%
+# Filter from one to the other
+# ----------------------------
 #
 # Where no source is near in color a target would stay empty, so a second, wider Gaussian fills in what the first leaves
 # open. Filtering ones beside the values tells how much mass reached a target.
 
-# %%
 values = ph.color_features(coarse)
 with_mass = torch.cat([values, torch.ones_like(values)], dim=1)
 narrow = ph.gaussian_filter(with_mass, source, target, normalization="none")
@@ -71,15 +71,15 @@ for axis, (title, image) in zip(axes, pictures.items(), strict=True):
     axis.set_title(title)
     axis.set_axis_off()
 
-# %% [markdown]
-# ## Other features
+# %%
+# Other features
+# --------------
 #
 # Any function of a point that should be alike where results are alike can be a feature: time in a video, normals of a
-# surface, channels of a network. `join_features` puts them side by side. Every dimension costs: a point touches `d + 1`
-# lattice points, and a filter of size `s` has `(s + 1)^(d + 1) - s^(d + 1)` taps, so learned filters stay within about
+# surface, channels of a network. ``join_features`` puts them side by side. Every dimension costs: a point touches ``d + 1``
+# lattice points, and a filter of size ``s`` has ``(s + 1)^(d + 1) - s^(d + 1)`` taps, so learned filters stay within about
 # six dimensions while the separable Gaussian goes further.
 
-# %%
 time = torch.full((height * width, 1), 3.0)
 video = ph.join_features(target, time / 2.0)
 print("position, color and time:", list(video.shape))

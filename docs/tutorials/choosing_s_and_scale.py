@@ -1,10 +1,11 @@
-# %% [markdown]
-# # Choosing s and scale
-#
-# Two choices decide what a filter on the lattice sees: the *scale*, how many features go into one lattice step, and
-# `s`, how many steps the filter reaches. `statistics()` tells whether they fit the points.
+"""
+Choosing s and scale
+====================
 
-# %%
+Two choices decide what a filter on the lattice sees: the *scale*, how many features go into one lattice step, and
+``s``, how many steps the filter reaches. ``statistics()`` tells whether they fit the points.
+"""
+
 import matplotlib.pyplot as plt
 import torch
 from skimage import data
@@ -14,13 +15,13 @@ import permutohedral as ph
 torch.manual_seed(0)
 photo = torch.from_numpy(data.astronaut()[::2, ::2].copy()).permute(2, 0, 1).float() / 255
 
-# %% [markdown]
-# ## Scale
+# %%
+# Scale
+# -----
 #
 # Lattice points are about one unit apart. If the features are divided by a small bandwidth, every point is alone on its
 # simplex and the filter finds no neighbors; by a large one, all points fall into a few simplices.
 
-# %%
 print("sigma_space  sigma_range  lattice points  points per lattice point  taps that read zero")
 rows = []
 for factor in (0.25, 0.5, 1.0, 2.0, 4.0):
@@ -33,27 +34,26 @@ for factor in (0.25, 0.5, 1.0, 2.0, 4.0):
         f"{found.points_per_lattice_point:24.2f}  {found.missing_tap_share:20.1%}"
     )
 
-# %% [markdown]
+# %%
 # A rule that works for pictures: at least two or three points for each lattice point. Taps that read zero are no
 # mistake, since color space is mostly empty; but where nearly all of them do, a learned filter has little to learn
-# from, and the separable Gaussian loses what would pass through the holes (`halo=1` keeps it, at the price of memory).
-
-# %% [markdown]
-# ## The size s
-#
-# A filter of size `s` has `(s + 1)^(d + 1) - s^(d + 1)` taps.
+# from, and the separable Gaussian loses what would pass through the holes (``halo=1`` keeps it, at the price of memory).
 
 # %%
+# The size s
+# ----------
+#
+# A filter of size ``s`` has ``(s + 1)^(d + 1) - s^(d + 1)`` taps.
+
 print("     " + "".join(f"{f'd = {d}':>9}" for d in range(1, 7)))
 for size in (1, 2, 3):
     print(f"s = {size}" + "".join(f"{ph.Neighborhood(d, size).filter_size:9,}" for d in range(1, 7)))
 
-# %% [markdown]
-# `s = 1` reaches one standard deviation in every direction; `s = 2` holds the whole Gaussian on the lattice. Reach can
-# come from `s` or from the scale: half the scale with twice the `s` sees the same part of the signal, more finely. Here
+# %%
+# ``s = 1`` reaches one standard deviation in every direction; ``s = 2`` holds the whole Gaussian on the lattice. Reach can
+# come from ``s`` or from the scale: half the scale with twice the ``s`` sees the same part of the signal, more finely. Here
 # some of each are tried on one task: filters over (y, x, gray) fitted by least squares to remove noise.
 
-# %%
 gray = photo.mean(dim=0)[20:148, 40:168]
 noisy = gray + 0.1 * torch.randn_like(gray)
 
@@ -89,6 +89,5 @@ axes[1].set(xlabel="scale", title="share of taps that read zero", ylim=(0, 1))
 for axis in axes:
     axis.set_xscale("log", base=2)
 
-# %% [markdown]
-# In short: set the scale first, so that there are a few points for each lattice point; take `s = 1` for `d >= 4` and `s
-# = 2` below; and let [learned bandwidths](learned_bandwidths.py) do the rest.
+# %%
+# In short: set the scale first, so that there are a few points for each lattice point; take ``s = 1`` for ``d >= 4`` and ``s = 2`` below; and let :doc:`learned bandwidths <learned_bandwidths>` do the rest.

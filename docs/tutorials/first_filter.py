@@ -1,10 +1,11 @@
-# %% [markdown]
-# # First filter
-#
-# A photograph is smoothed, and its edges stay. Every pixel becomes a point with five coordinates, two of position and
-# three of color, and a Gaussian averages over points that are near each other in all five.
+"""
+First filter
+============
 
-# %%
+A photograph is smoothed, and its edges stay. Every pixel becomes a point with five coordinates, two of position and
+three of color, and a Gaussian averages over points that are near each other in all five.
+"""
+
 import matplotlib.pyplot as plt
 import torch
 from skimage import data
@@ -27,23 +28,23 @@ def show(*pictures: tuple[str, torch.Tensor]) -> None:
 
 show(("photograph", photo), ("filtered: 16 pixels, 0.15 in color", smooth))
 
-# %% [markdown]
-# ## The two bandwidths
-#
-# `sigma_space` is the standard deviation of the Gaussian in pixels, `sigma_range` that in color, in the units of the
-# image (here white is 1). A wide `sigma_range` lets the average cross edges; a narrow one keeps even faint ones.
-
 # %%
+# The two bandwidths
+# ------------------
+#
+# ``sigma_space`` is the standard deviation of the Gaussian in pixels, ``sigma_range`` that in color, in the units of the
+# image (here white is 1). A wide ``sigma_range`` lets the average cross edges; a narrow one keeps even faint ones.
+
 detail = photo[:, 20:200, 130:310]
 show(*((f"sigma_range = {s}", ph.bilateral_filter(detail, 8.0, s)) for s in (0.05, 0.15, 0.6)))
 
-# %% [markdown]
-# ## The same, by hand
+# %%
+# The same, by hand
+# -----------------
 #
-# `bilateral_filter` is three lines: features from the picture, values from the picture, and the Gaussian of one feature
+# ``bilateral_filter`` is three lines: features from the picture, values from the picture, and the Gaussian of one feature
 # unit. Dividing by a bandwidth is what makes it one unit.
 
-# %%
 height, width = photo.shape[1:]
 features = ph.join_features(ph.position_features(height, width, sigma=16.0), ph.color_features(photo, sigma=0.15))
 values = ph.color_features(photo)
@@ -51,14 +52,14 @@ by_hand = ph.gaussian_filter(values, features).T.reshape(photo.shape)
 print("features", list(features.shape), "values", list(values.shape))
 assert torch.equal(by_hand, smooth)
 
-# %% [markdown]
-# ## Other filters in its place
+# %%
+# Other filters in its place
+# --------------------------
 #
-# The Gaussian is one filter on the lattice. `permutohedral_filter` takes any other, with one weight (or one matrix from
-# input to output channels) for each tap; the layers in `ph.nn` learn them. Here the taps hold a Gaussian once more, cut
+# The Gaussian is one filter on the lattice. ``permutohedral_filter`` takes any other, with one weight (or one matrix from
+# input to output channels) for each tap; the layers in ``ph.nn`` learn them. Here the taps hold a Gaussian once more, cut
 # off after one step, and the picture less its result is what the smoothing took away: texture and noise.
 
-# %%
 lattice = ph.build_lattice(features, neighborhood_size=1)
 print(
     f"{lattice.neighborhood.filter_size} taps, {lattice.num_lattice_points} lattice points for {len(features)} pixels"
@@ -68,6 +69,6 @@ mean = ph.permutohedral_filter(values, None, weight, normalization="homogeneous"
 taken = (values - mean).T.reshape(photo.shape)
 show(("what the filter took away, four times", 0.5 + 4 * taken))
 
-# %% [markdown]
-# Next: [features of your own](bilateral_features.py), [points that are no image](scattered_data.py), or
-# [training](train_a_pcnn.py).
+# %%
+# Next: :doc:`features of your own <bilateral_features>`, :doc:`points that are no image <scattered_data>`, or
+# :doc:`training <train_a_pcnn>`.

@@ -1,10 +1,11 @@
-# %% [markdown]
-# # Learned bandwidths
-#
-# Gradients flow to the features too, so bandwidths need not be searched by hand: here those of a bilateral filter are
-# trained to remove noise, and then the scale of a learned filter together with its weights.
+"""
+Learned bandwidths
+==================
 
-# %%
+Gradients flow to the features too, so bandwidths need not be searched by hand: here those of a bilateral filter are
+trained to remove noise, and then the scale of a learned filter together with its weights.
+"""
+
 import matplotlib.pyplot as plt
 import torch
 from skimage import data
@@ -22,12 +23,12 @@ def decibels(image: torch.Tensor) -> float:
 
 print(f"noisy: {decibels(noisy):.2f} dB")
 
-# %% [markdown]
-# ## Two numbers
-#
-# `BilateralFilter(learn_sigma=True)` holds the logarithms of its standard deviations, which keeps them positive.
-
 # %%
+# Two numbers
+# -----------
+#
+# ``BilateralFilter(learn_sigma=True)`` holds the logarithms of its standard deviations, which keeps them positive.
+
 layer = ph.nn.BilateralFilter(sigma_space=8.0, sigma_range=0.1, learn_sigma=True)
 optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)
 history = []
@@ -49,13 +50,13 @@ for axis, numbers, title in zip(axes, zip(*history, strict=True), ("sigma_space"
     axis.set_title(title)
     axis.set_xlabel("step")
 
-# %% [markdown]
-# ## Weights and scale
-#
-# A layer with `learn_scale=True` has one factor for each feature dimension, beside its weights. It starts as the
-# Gaussian (`init="gaussian"`), from the bandwidths found above.
-
 # %%
+# Weights and scale
+# -----------------
+#
+# A layer with ``learn_scale=True`` has one factor for each feature dimension, beside its weights. It starts as the
+# Gaussian (``init="gaussian"``), from the bandwidths found above.
+
 convolution = ph.nn.PermutohedralConvolution(
     3, 3, dimension=5, init="gaussian", normalization="homogeneous", learn_scale=True
 )
@@ -71,9 +72,9 @@ for _ in range(25):
 print(f"bilateral filter {history[-1][2]:.2f} dB, learned filter {decibels(output):.2f} dB, on the picture it saw")
 print("scale of y, x, red, green, blue:", [round(number, 2) for number in convolution.scale.tolist()])
 
-# %% [markdown]
+# %%
 # Two limits. The gradient with respect to a feature is exact, but it jumps where a point passes from one simplex into
 # the next, like that of ReLU at zero; small steps or several pictures even that out. And a learned scale changes the
-# lattice at every step, so it cannot be built before: `learn_scale` takes features, not a lattice.
+# lattice at every step, so it cannot be built before: ``learn_scale`` takes features, not a lattice.
 #
 # Embeddings are learned in the same way: make the features with a network, and its weights get gradients.

@@ -1,10 +1,11 @@
-# %% [markdown]
-# # Your own laser scans
-#
-# Train a network that classifies the points of a cloud, and apply it. The files are small towns that are made here.
-# With your own files, begin with the commands at the end.
+"""
+Your own laser scans
+====================
 
-# %%
+Train a network that classifies the points of a cloud, and apply it. The files are small towns that are made here.
+With your own files, begin with the commands at the end.
+"""
+
 import tempfile
 from pathlib import Path
 
@@ -19,14 +20,14 @@ GROUND, TREE, HOUSE = 2, 5, 6
 folder = Path(tempfile.mkdtemp())
 
 
-# %% [markdown]
-# ## A file with classes
+# %%
+# A file with classes
+# -------------------
 #
 # Houses have flat roofs, trees are full of points, and the ground slopes. Positions are in meters, anywhere on the map;
-# classes have the numbers of the LAS standard. `.laz`, `.las` and `.ply` files hold the same.
+# classes have the numbers of the LAS standard. ``.laz``, ``.las`` and ``.ply`` files hold the same.
 
 
-# %%
 def make_town(seed: int, side: float = 60.0, points: int = 8000) -> Path:
     random = np.random.default_rng(seed)
     flat = random.uniform(0, side, size=(points, 2))
@@ -47,25 +48,25 @@ def make_town(seed: int, side: float = 60.0, points: int = 8000) -> Path:
 
 north, south = make_town(seed=1), make_town(seed=2)
 
-# %% [markdown]
-# ## Train
+# %%
+# Train
+# -----
 #
 # Crops of the towns are rotated, mirrored, scaled and thinned. Real scans need the default of 1,500 steps with 8 crops,
 # minutes on a GPU. This town needs 20 steps.
 
-# %%
 classes = {"ground": (GROUND,), "tree": (TREE,), "house": (HOUSE,)}
 model = folder / "model.safetensors"
 crops = Cropping(20.0, 30.0, points=2000)
 accuracy = files.train_cloud([north], model, classes=classes, num_steps=20, num_crops=2, cropping=crops, device="cpu")
 print(f"{100 * accuracy:.1f} % of the training points are right")
 
-# %% [markdown]
-# ## Apply it to another file
+# %%
+# Apply it to another file
+# ------------------------
 #
 # The output is a copy of the file with other classes. Measure accuracy on files that were not used for training.
 
-# %%
 output = folder / "classified.npz"
 counts = files.segment_cloud(south, output, model=model, image=folder / "classes.png", device="cpu")
 truth, found = read_cloud(south).labels, read_cloud(output).labels
@@ -82,12 +83,13 @@ for axis, title, labels in zip(axes, ("true", "found"), (truth, found), strict=T
     axis.scatter(positions[:, 0], positions[:, 1], c=labels, s=1, cmap="viridis")
     axis.set(title=title, aspect="equal", xticks=[], yticks=[])
 
-# %% [markdown]
-# ## The same from the command line
+# %%
+# The same from the command line
+# ------------------------------
 #
-# ```bash
-# permutohedral cloud train north.laz west.laz model.safetensors --class ground=2 --class tree=5 --class house=6
-# permutohedral cloud segment south.laz classified.laz --model model.safetensors --image classes.png
-# ```
+# .. code-block:: bash
 #
-# [Laser scans](../laser_scans.md) has all options, what the network sees, and how good it is on real scans.
+#     permutohedral cloud train north.laz west.laz model.safetensors --class ground=2 --class tree=5 --class house=6
+#     permutohedral cloud segment south.laz classified.laz --model model.safetensors --image classes.png
+#
+# :doc:`Laser scans </guide/laser_scans>` has all options, what the network sees, and how good it is on real scans.

@@ -1,10 +1,11 @@
-# %% [markdown]
-# # Scattered data
-#
-# The points need not lie on a grid, nor be where results are wanted. Here a picture is known at a twentieth of its
-# pixels, drawn at random, and filled in.
+"""
+Scattered data
+==============
 
-# %%
+The points need not lie on a grid, nor be where results are wanted. Here a picture is known at a twentieth of its
+pixels, drawn at random, and filled in.
+"""
+
 import matplotlib.pyplot as plt
 import torch
 from skimage import data
@@ -19,14 +20,14 @@ known = torch.randperm(height * width)[: height * width // 20]
 values = picture.flatten()[known, None]
 print(f"{len(known)} of {height * width} pixels are known")
 
-# %% [markdown]
-# ## One bandwidth
+# %%
+# One bandwidth
+# -------------
 #
-# With `target_features` the results are at all pixels. The mean over a Gaussian fills the gaps if it is as wide as they
+# With ``target_features`` the results are at all pixels. The mean over a Gaussian fills the gaps if it is as wide as they
 # are, and blurs if it is wider. Where no known point is near, the result is zero.
 
 
-# %%
 def fill(sigma: float) -> torch.Tensor:
     return ph.gaussian_filter(values, positions[known] / sigma, positions / sigma).reshape(height, width)
 
@@ -39,14 +40,14 @@ single = {sigma: decibels(fill(sigma)) for sigma in (1.0, 2.0, 3.0, 4.0, 8.0)}
 for sigma, quality in single.items():
     print(f"sigma = {sigma:g} pixels: {quality:.2f} dB")
 
-# %% [markdown]
-# ## Coarse to fine
+# %%
+# Coarse to fine
+# --------------
 #
 # A wide Gaussian knows something everywhere, a narrow one knows more where there are points. So the narrow one filters
 # what the wide one missed at the known points, and a channel of ones beside it tells how much mass reached each pixel:
 # the correction counts where it is large.
 
-# %%
 result = fill(8.0)
 for sigma in (4.0, 2.0):
     missed = values - result.flatten()[known, None]
@@ -66,13 +67,13 @@ for axis, (title, image) in zip(axes, pictures.items(), strict=True):
     axis.set_title(title)
     axis.set_axis_off()
 
-# %% [markdown]
-# ## Several point sets at once
-#
-# Point sets of different sizes form a *ragged* batch: their points one after another, and `batch` names the item of
-# each. Items never mix, even where their points coincide. `lattice` then stands in for the features.
-
 # %%
+# Several point sets at once
+# --------------------------
+#
+# Point sets of different sizes form a *ragged* batch: their points one after another, and ``batch`` names the item of
+# each. Items never mix, even where their points coincide. ``lattice`` then stands in for the features.
+
 sizes = [500, 2000, 120]
 points = torch.cat([torch.randn(size, 3) for size in sizes])
 item = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
@@ -82,6 +83,6 @@ output = layer(torch.randn(len(points), 4), lattice=lattice)
 print(lattice)
 print("result", list(output.shape))
 
-# %% [markdown]
-# Point sets of one size are simply a batch axis: `features [batch, points, d]`, `values [batch, points, channels]`. A
-# network on samples of digits is in [digits](../mnist.md), one on laser scans in [laser scans](../laser_scans.md).
+# %%
+# Point sets of one size are simply a batch axis: ``features [batch, points, d]``, ``values [batch, points, channels]``. A
+# network on samples of digits is in :doc:`digits </research/mnist>`, one on laser scans in :doc:`laser scans </guide/laser_scans>`.

@@ -1,10 +1,11 @@
-# %% [markdown]
-# # Speed and memory
-#
-# What costs time and memory, and what to do about it. Measured figures, beside other libraries, are in
-# [benchmarks](../benchmarks.md); those below are of the machine that built this page, and small on purpose.
+"""
+Speed and memory
+================
 
-# %%
+What costs time and memory, and what to do about it. Measured figures, beside other libraries, are in
+:doc:`benchmarks </research/benchmarks>`; those below are of the machine that built this page, and small on purpose.
+"""
+
 import time
 from collections.abc import Callable
 
@@ -27,44 +28,43 @@ def milliseconds(call: Callable[[], object], repeats: int = 5) -> float:
     return 1000 * sorted(times)[repeats // 2]
 
 
-# %% [markdown]
-# ## Which backend runs
+# %%
+# Which backend runs
+# ------------------
 #
-# The compiled core on the CPU and the Triton kernels on a GPU are chosen by themselves. If only `reference` is there,
+# The compiled core on the CPU and the Triton kernels on a GPU are chosen by themselves. If only ``reference`` is there,
 # it says why; it is the readable definition and much slower.
 
-# %%
 print(ph.explain_backend())
 
-# %% [markdown]
-# ## Build once
+# %%
+# Build once
+# ----------
 #
 # Finding the lattice takes most of the time of a small filter. Features that stay (a picture filtered in several ways,
 # a fixed grid in every step of a training) need one lattice only.
 
-# %%
 lattice = ph.build_lattice(features, neighborhood_size=0, separable=True)
 anew = milliseconds(lambda: ph.gaussian_filter(values, features))
 reused = milliseconds(lambda: ph.gaussian_filter(values, None, lattice=lattice))
 print(f"lattice and filter {anew:.0f} ms, filter alone {reused:.0f} ms")
 
-# %% [markdown]
-# Many images with one set of features share a lattice: `values [batch, points, channels]` with `features [points, d]`.
+# %%
+# Many images with one set of features share a lattice: ``values [batch, points, channels]`` with ``features [points, d]``.
 # Channels are cheap, so filter them together.
 
-# %%
 for channels in (1, 8, 32):
     many = torch.rand(len(features), channels)
     duration = milliseconds(lambda many=many: ph.gaussian_filter(many, None, lattice=lattice), repeats=3)
     print(f"{channels:2} channels: {duration:.0f} ms")
 
-# %% [markdown]
-# ## Forecast memory
-#
-# `forecast_memory` counts bytes without allocating any. The number of lattice points is bounded by `points * (d + 1)`,
-# which scattered points may reach; pictures stay far below, and `statistics()` of a smaller one tells how far.
-
 # %%
+# Forecast memory
+# ---------------
+#
+# ``forecast_memory`` counts bytes without allocating any. The number of lattice points is bounded by ``points * (d + 1)``,
+# which scattered points may reach; pictures stay far below, and ``statistics()`` of a smaller one tells how far.
+
 bound = ph.forecast_memory(20_000_000, dimension=5, separable=True, neighborhood_size=0, channels=8)
 share = lattice.num_lattice_points / len(features)
 likely = ph.forecast_memory(
@@ -73,23 +73,22 @@ likely = ph.forecast_memory(
 print(f"20 megapixels: at most {bound.total / 2**30:.1f} GiB, likely {likely.total / 2**30:.1f} GiB")
 assert likely.total < bound.total
 
-# %% [markdown]
-# A request beyond what the device has free, or beyond `memory_limit`, is refused before it allocates:
-
 # %%
+# A request beyond what the device has free, or beyond ``memory_limit``, is refused before it allocates:
+
 try:
     ph.build_lattice(features, neighborhood_size=2, memory_limit=50_000_000)
 except ph.MemoryLimitError as error:
     print(error)
 
-# %% [markdown]
-# ## Separable or dense, with or without a halo
-#
-# The separable Gaussian makes `d + 1` passes; the dense one convolves with all taps of size 2, which are 665 in five
-# dimensions. A halo of one step inserts the untouched neighbors. The trade is in [accuracy](../accuracy.md); for gray
-# pictures (`d = 3`) all are quick:
-
 # %%
+# Separable or dense, with or without a halo
+# ------------------------------------------
+#
+# The separable Gaussian makes ``d + 1`` passes; the dense one convolves with all taps of size 2, which are 665 in five
+# dimensions. A halo of one step inserts the untouched neighbors. The trade is in :doc:`accuracy </research/accuracy>`; for gray
+# pictures (``d = 3``) all are quick:
+
 gray = photo.mean(dim=0, keepdim=True)
 gray_features, gray_values = ph.bilateral_features(gray, 4.0, 0.1), ph.color_features(gray)
 options: dict[str, dict[str, object]] = {"separable": {}, "halo of 1": {"halo": 1}, "dense": {"method": "dense"}}
@@ -99,14 +98,15 @@ for name, chosen in options.items():
     difference = float((results[name] - results["dense"]).norm() / results["dense"].norm())
     print(f"{name:10} {duration:5.0f} ms, differs from dense by {difference:.4f}")
 
-# %% [markdown]
-# ## Further
+# %%
+# Further
+# -------
 #
-# - **Threads.** The compiled core uses as many as `torch.get_num_threads()`, and gives the same bits for any number.
-# - **Gradients.** Under `torch.no_grad()` the normalized Gaussian runs as one fused call.
+# - **Threads.** The compiled core uses as many as ``torch.get_num_threads()``, and gives the same bits for any number.
+# - **Gradients.** Under ``torch.no_grad()`` the normalized Gaussian runs as one fused call.
 # - **Low precision.** Values of 16 bits halve the traffic on a GPU; sums are in float32. Features stay in float32.
-# - **Data loaders.** A lattice can be pickled: build it in a worker, and move it with `lattice.to("cuda")`.
+# - **Data loaders.** A lattice can be pickled: build it in a worker, and move it with ``lattice.to("cuda")``.
 # - **torch.compile** takes the operators as they are.
 # - **Freed memory is kept.** On the CPU new pages cost more time than most kernels need to fill them, so the compiled
 #   core keeps up to 512 MB of what was freed for its next calls, as torch does on a GPU. Where memory is scarce, set
-#   the environment variable `PERMUTOHEDRAL_KEPT_MEMORY` to fewer megabytes, or to 0.
+#   the environment variable ``PERMUTOHEDRAL_KEPT_MEMORY`` to fewer megabytes, or to 0.

@@ -1,10 +1,11 @@
-# %% [markdown]
-# # Train a PCNN
-#
-# A small network recognizes shapes from samples at random positions, which no grid convolution takes as they are. Its
-# first layer is a permutohedral convolution from the samples to a coarse grid; after it, everything is a plain network.
+"""
+Train a PCNN
+============
 
-# %%
+A small network recognizes shapes from samples at random positions, which no grid convolution takes as they are. Its
+first layer is a permutohedral convolution from the samples to a coarse grid; after it, everything is a plain network.
+"""
+
 import torch
 from figures import draw_filter
 from torch import Tensor, nn
@@ -13,13 +14,13 @@ import permutohedral as ph
 
 torch.manual_seed(0)
 
-# %% [markdown]
-# ## Data
+# %%
+# Data
+# ----
 #
 # A ring, a cross or a square of random size and place, measured with noise at positions drawn anew for every example.
 
 
-# %%
 def draw(kind: Tensor, position: Tensor) -> Tensor:
     """Values `[batch, points, 1]` of the shapes at positions `[batch, points, 2]` between 0 and 16."""
     count = len(kind)
@@ -38,16 +39,16 @@ def batch(count: int, points: int) -> tuple[Tensor, Tensor, Tensor]:
     return draw(kind, position), position, kind
 
 
-# %% [markdown]
-# ## Network
+# %%
+# Network
+# -------
 #
-# `PermutohedralConvolution` takes values and features, like `Conv2d` takes an image. The results are wanted on an 8 by
+# ``PermutohedralConvolution`` takes values and features, like ``Conv2d`` takes an image. The results are wanted on an 8 by
 # 8 grid. With normalization by density (the default) a lattice point holds the mean of the samples around it, so their
 # number may change from one example to the next. One lattice step is one feature unit: positions are divided by 1.5,
 # which makes a step a pixel and a half.
 
 
-# %%
 class PCNN(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -69,13 +70,13 @@ network = PCNN()
 print(network.first)
 print(sum(parameter.numel() for parameter in network.parameters()), "weights")
 
-# %% [markdown]
-# ## Training
+# %%
+# Training
+# --------
 #
 # As any network. The lattice is built anew for every batch, since the positions are new; all examples of a batch are
 # one call.
 
-# %%
 optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
 losses = []
 for _ in range(180):
@@ -87,12 +88,12 @@ for _ in range(180):
     losses.append(loss.item())
 print(f"loss: {sum(losses[:20]) / 20:.2f} over the first 20 steps, {sum(losses[-20:]) / 20:.2f} over the last 20")
 
-# %% [markdown]
-# ## Fewer samples than in training
+# %%
+# Fewer samples than in training
+# ------------------------------
 #
 # Nothing in the network knows how many samples there are. It was trained with 200:
 
-# %%
 network.eval()
 with torch.no_grad():
     for points in (400, 200, 100, 50):
@@ -102,14 +103,14 @@ with torch.no_grad():
         if points == 200:
             assert accuracy > 0.8
 
-# %% [markdown]
-# ## What it learned
+# %%
+# What it learned
+# ---------------
 #
 # The eight filters of the first layer, 19 taps each, at their places on the lattice:
 
-# %%
 weight = network.first.weight.detach()
 figure = draw_filter({f"filter {number}": weight[:, 0, number] for number in range(8)})
 
-# %% [markdown]
-# The paper's network for digits is trained in the same way: [digits](../mnist.md), `permutohedral reproduce mnist`.
+# %%
+# The paper's network for digits is trained in the same way: :doc:`digits </research/mnist>`, ``permutohedral reproduce mnist``.

@@ -1,11 +1,12 @@
-# %% [markdown]
-# # Volumes beyond memory
-#
-# Microscopes and scanners write volumes as OME-Zarr: a store of small chunks, of which any part can be read. Here a
-# small one is made, with two phases, noise, and voxels that are twice as deep as wide; then it is filtered as a store
-# of terabytes would be.
+"""
+Volumes beyond memory
+=====================
 
-# %%
+Microscopes and scanners write volumes as OME-Zarr: a store of small chunks, of which any part can be read. Here a
+small one is made, with two phases, noise, and voxels that are twice as deep as wide; then it is filtered as a store
+of terabytes would be.
+"""
+
 import tempfile
 from pathlib import Path
 
@@ -33,13 +34,13 @@ zarr.create_array(str(folder / "noisy.zarr"), name="0", shape=noisy.shape, chunk
     noisy
 )
 
-# %% [markdown]
-# ## In memory
+# %%
+# In memory
+# ---------
 #
-# `spatial_axes=3` says that three axes follow the channels. A bandwidth for each axis is in voxels: three micrometers
+# ``spatial_axes=3`` says that three axes follow the channels. A bandwidth for each axis is in voxels: three micrometers
 # are one and a half voxels along z, and three along y and x.
 
-# %%
 sigmas = [3.0 / step for step in scale[0]["scale"]]
 volume = torch.from_numpy(noisy).float()[None] / 255
 smooth = ph.bilateral_filter(volume, sigmas, sigma_range=0.2, spatial_axes=3)[0].numpy()
@@ -52,27 +53,27 @@ def decibels(result: np.ndarray) -> float:
 print(f"noisy {decibels(noisy / 255):.1f} dB, filtered {decibels(smooth):.1f} dB")
 assert decibels(smooth) > decibels(noisy / 255) + 8
 
-# %% [markdown]
-# ## From store to store
+# %%
+# From store to store
+# -------------------
 #
-# `permutohedral array filter noisy.zarr smooth.zarr --sigma-space 1.5,3,3 --sigma-color 0.2` does the same for a store
-# of any size. It calls this function; `workers=4, memory="2GiB"` starts four processes. The output has the axes, chunks
+# ``permutohedral array filter noisy.zarr smooth.zarr --sigma-space 1.5,3,3 --sigma-color 0.2`` does the same for a store
+# of any size. It calls this function; ``workers=4, memory="2GiB"`` starts four processes. The output has the axes, chunks
 # and scale of the input, and appears when it is complete.
 
-# %%
 done = files.filter_array(folder / "noisy.zarr", folder / "smooth.zarr", sigma_space=sigmas, sigma_color=0.2)
 result = zarr.open_group(str(folder / "smooth.zarr"), mode="r")
 print("tile", done.tile, "with margins", done.margins)
 print(dict(result.attrs)["ome"]["multiscales"][0]["axes"])
 assert np.abs(result["0"][:] - 255 * smooth).max() <= 0.51
 
-# %% [markdown]
-# ## As a Dask array
+# %%
+# As a Dask array
+# ---------------
 #
-# As one step of several, `permutohedral.dask` filters Dask arrays lazily. The tiles are the chunks of the array, read
+# As one step of several, ``permutohedral.dask`` filters Dask arrays lazily. The tiles are the chunks of the array, read
 # with margins of the filter's support, so the result equals the filter of the whole.
 
-# %%
 import dask.array as da
 
 import permutohedral.dask as phd

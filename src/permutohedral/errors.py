@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-# where the documentation explains errors, one section for each kind
-PAGE = "docs/errors.md"
+# pyproject.toml has the same address
+DOCUMENTATION = "https://permutohedral.readthedocs.io/"
+# explains errors, with one section per kind
+PAGE = DOCUMENTATION + "guide/errors.html"
 
 
 class PermutohedralError(Exception):
     """Base of all errors raised by `permutohedral`.
 
     >>> print(InputError("features must be finite"))
-    features must be finite (see docs/errors.md#input)
+    features must be finite (see https://permutohedral.readthedocs.io/guide/errors.html#input)
     >>> InputError("features must be finite").message
     'features must be finite'
     """

@@ -25,7 +25,7 @@ KERNEL_NORMALIZATIONS: tuple[KernelNormalization, ...] = ("symmetric", "before",
 class Kernel:
     """A Gaussian over features, and the cost of two labels at points that it joins.
 
-    Two points i and j with labels a and b cost k_ij mu_ab, with k_ij = exp(-|f_i - f_j|^2 / 2), normalized.
+    Two points i and j with labels a and b cost k_ij mu_ab, with `k_ij = exp(-|f_i - f_j|^2 / 2)`, normalized.
 
     Attributes:
         features: float32 or float64 `[points, d]`, or `[batch, points, d]` with features for each item;

@@ -7,8 +7,8 @@ taps:
 
 A color touches 27 nodes. Positions are splatted to places, the corners of cells of pixels, and interpolated between
 them; at each place there is a grid of nodes over colors. All weights are positive and no path of the blur is lost, so
-rare colors with little mass are as accurate as others. The lattice has several times the error (docs/accuracy.md). Only
-the nodes that are needed are stored.
+rare colors with little mass are as accurate as others. The lattice has several times the error
+(docs/research/accuracy.md). Only the nodes that are needed are stored.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from permutohedral.errors import AccuracyWarning, InputError
+from permutohedral.errors import DOCUMENTATION, AccuracyWarning, InputError
 from permutohedral.filters.exact import sum_points
 from permutohedral.lattice.features import (
     Sigma,
@@ -203,7 +203,7 @@ def _compare(approximate: Tensor, exact: Tensor, before: Tensor | None, warn_abo
     if warn_above is not None and not estimate.relative <= warn_above:
         warnings.warn(
             f"the filter is far from exact: {estimate.describe()}; method='exact' or a halo are closer "
-            "(see docs/accuracy.md)",
+            f"(see {DOCUMENTATION}research/accuracy.html)",
             AccuracyWarning,
             stacklevel=3,
         )

@@ -1,6 +1,6 @@
 """Normalizations of filters, and the Gaussian on the lattice that measures mass.
 
-Formulas are in docs/theory.md. `filter_normalized` runs the steps of a filter with any of the normalizations.
+Formulas are in docs/develop/theory.md. `filter_normalized` runs the steps of a filter with any of the normalizations.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def upsample_frames(
 
     Time is a feature like position and color, so similar maps of neighboring frames are averaged, which reduces
     flicker. The result is that of `upsample(..., mode="gaussian", spatial_axes=3)` of the whole video with bandwidths
-    (sigma_time, *sigma_space). In memory are `at_once` frames, and about 3.5 sigma_time (steps + 1) frames before and
+    `(sigma_time, *sigma_space)`. In memory are `at_once` frames, and about 3.5 sigma_time (steps + 1) frames before and
     after them. NaN that is far from known samples is filled from the frames in memory.
 
     Args:

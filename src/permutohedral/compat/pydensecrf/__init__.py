@@ -3,7 +3,7 @@
     import permutohedral.compat.pydensecrf.densecrf as dcrf
     from permutohedral.compat.pydensecrf.utils import unary_from_labels
 
-docs/migrating.md lists the differences: calls that crash in pydensecrf raise `InputError` here.
+docs/guide/pydensecrf.md lists the differences: calls that crash in pydensecrf raise `InputError` here.
 """
 
 import sys
