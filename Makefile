@@ -141,6 +141,7 @@ figures: $(STAMP)  ## draw the figures under docs/images from the lattice
 
 # strict: a warning, such as a broken link, fails
 docs: $(STAMP)  ## run the tutorials and build the documentation into site/
+	rm -rf site docs/auto_tutorials
 	MPLBACKEND=agg $(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env -b html -d build/doctrees docs site
 
 FUZZ_SECONDS ?= 600

@@ -64,6 +64,7 @@ sphinx_gallery_conf = {
     "filename_pattern": r"\.py$",
     "within_subsection_order": ExplicitOrder([f"{name}.py" for name in TUTORIALS]),
     "abort_on_example_error": True,
+    "write_computation_times": False,
     "download_all_examples": False,
     "show_signature": False,
     "min_reported_time": 1000,
@@ -73,7 +74,9 @@ sphinx_gallery_conf = {
 
 def link_tutorials(app: Any, page: str, source: list[str]) -> None:
     """Point links to the scripts of tutorials at the pages that are made of them."""
-    source[0] = re.sub(r"\]\(([./]*)tutorials/(\w+)\.py\)", r"](\1auto_tutorials/\2.rst)", source[0])
+    source[0] = re.sub(
+        r"\]\(([./]*)tutorials/(\w+)\.py\)", r"](\1auto_tutorials/\2.rst)", source[0]
+    )
 
 
 def write_formula(translator: Any, node: nodes.math) -> None:

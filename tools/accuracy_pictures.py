@@ -37,7 +37,7 @@ NOISES = (0.0, 25 / 255)
 SIGMAS_SPACE = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 SIGMAS_RANGE = (0.02, 0.05, 0.1, 0.2, 0.5)
 # in the table of the page
-SHOWN_SIGMAS_RANGE = (0.05, 0.2)
+SHOWN_SIGMAS_RANGE = (0.1,)
 NUM_PHOTOGRAPHS = 3
 # of everything that is timed
 REPETITIONS = 4

@@ -14,6 +14,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def pages() -> list[Path]:
+    """Return README.md and the pages of the documentation."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
 def blocks(language: str, page: Path = ROOT / "README.md") -> list[str]:
     """The code blocks of a page that are marked with this language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -21,7 +26,8 @@ def blocks(language: str, page: Path = ROOT / "README.md") -> list[str]:
 
 def commands(program: str, page: Path = ROOT / "README.md") -> list[str]:
     """The lines of the page's shell blocks that call this program."""
-    return [line for block in blocks("bash", page) for line in block.splitlines() if line.split()[:1] == [program]]
+    lines = "".join(blocks("bash", page)).replace("\\\n", " ").splitlines()
+    return [line for line in lines if line.split()[:1] == [program]]
 
 
 def run_snippets(page: Path = ROOT / "README.md") -> dict[str, Any]:

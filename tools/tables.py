@@ -12,31 +12,41 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import readme
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
 _REGION = re.compile(r"(<!-- table: (?P<name>.+?) -->\n)(?P<body>.*?)(<!-- end of table -->)", flags=re.DOTALL)
 
+MEAN_FIELDS = (
+    "crf-375x500-21-5",
+    "crf-1024x1024-21-10",
+    "crf-99x117x95-4-5",
+    "crf-training-375x500-21-5",
+    "crf-training-1024x1024-21-10",
+)
+UPSAMPLING = ("upsample-gaussian", "upsample-solver", "upsample-features-large")
 # the report, and the workloads of the table: whole names, or their beginnings before a hyphen
 BENCHMARKS = {
     "readme": ("benchmark-cpu.json", ("W1", "W4", "W7-forward")),
     "cpu": ("benchmark-cpu.json", ("W1", "W1b", "W2", "W3", "W4", "W5", "memory", "import")),
     "cpu-layers": ("benchmark-cpu.json", ("W7", "layer", "mnist", "step")),
-    "cpu-crf": ("benchmark-cpu.json", ("crf",)),
-    "cpu-upsampling": ("benchmark-cpu.json", ("upsample",)),
+    "cpu-crf": ("benchmark-cpu.json", MEAN_FIELDS),
+    "cpu-upsampling": ("benchmark-cpu.json", UPSAMPLING),
     "cpu-levels": ("benchmark-cpu.json", ("levels",)),
     "cpu-arrays": ("benchmark-arrays.json", ("arrays",)),
     "cpu-volumes": ("benchmark-cpu.json", ("volume",)),
     "gpu": ("benchmark-h200.json", ("G1", "G1L", "H1", "G3", "photographs", "first-call")),
     "gpu-layers": ("benchmark-h200.json", ("C-forward", "C-training", "mnist-build", "mnist-step", "step")),
     "gpu-convolution": ("benchmark-h200.json", ("G2-32", "G2b-32")),
-    "gpu-crf": ("benchmark-h200.json", ("crf",)),
-    "gpu-upsampling": ("benchmark-h200.json", ("upsample",)),
+    "gpu-crf": ("benchmark-h200.json", MEAN_FIELDS),
+    "gpu-upsampling": ("benchmark-h200.json", UPSAMPLING),
 }
 
 
 def pages() -> list[Path]:
     """Return the files that may have regions."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return readme.pages()
 
 
 def fill(text: str) -> str:
@@ -90,7 +100,9 @@ def benchmark_table(file: str, names: tuple[str, ...]) -> str:
     on_gpu = any(result["device"] == "cuda" for result in results)
     rows = [_benchmark_row(runs, on_gpu) for runs in chosen.values()]
     times = ["ours", "kernels"] if on_gpu else ["ours, 1 thread", "2 threads"]
-    return markdown_table(["", *times, "error", "others in the same run", "fastest recorded elsewhere, scaled"], rows)
+    headers = ["", *times, "error", "others in the same run", "fastest recorded elsewhere, scaled"]
+    filled = [column for column in range(len(headers)) if any(row[column] for row in rows)]
+    return markdown_table([headers[column] for column in filled], [[row[column] for column in filled] for row in rows])
 
 
 def _benchmark_row(runs: dict[int, Any], on_gpu: bool) -> list[str]:

@@ -2,9 +2,8 @@
 Bilateral features
 ==================
 
-What "near" means is up to the features. This tutorial sharpens a coarse depth map with a photograph (joint bilateral
-upsampling): the values come from few pixels, the results are wanted at many, and the features of both come from the
-photograph.
+Features define which points are near. This tutorial sharpens a coarse depth map with a photo (joint bilateral
+upsampling). ``ph.upsample`` does it in one call.
 """
 
 import matplotlib.pyplot as plt
@@ -18,8 +17,7 @@ photo = torch.from_numpy(data.astronaut()).permute(2, 0, 1).float()[:, 20:276, 1
 height, width = photo.shape[1:]
 
 # %%
-# scikit-image has no depth map for this photograph, so here is one made up: nearer where the picture is brighter, in
-# steps whose edges are edges of the picture.
+# This depth map is made up: nearer where the photo is brighter, in steps whose edges are edges of the photo.
 
 depth = (photo.mean(dim=0, keepdim=True) * 4).round() / 4
 factor = 8
@@ -30,8 +28,8 @@ print("known:", list(coarse.shape), "wanted:", list(depth.shape))
 # Source and target features
 # --------------------------
 #
-# A coarse pixel lies in the middle of the eight by eight pixels that it stands for, and has their mean color. Positions
-# and colors are divided by their bandwidths; both sets use the same units.
+# A coarse pixel is at the center of its eight by eight pixels, and has their mean color. Positions and colors are
+# divided by their bandwidths.
 
 sigma_space, sigma_range = 6.0, 0.08
 coarse_photo = interpolate(photo[None], scale_factor=1 / factor, mode="area")[0]
@@ -44,8 +42,8 @@ print("source features", list(source.shape), "target features", list(target.shap
 # Filter from one to the other
 # ----------------------------
 #
-# Where no source is near in color a target would stay empty, so a second, wider Gaussian fills in what the first leaves
-# open. Filtering ones beside the values tells how much mass reached a target.
+# A target with no source of similar color would stay empty, so a second, wider Gaussian fills it. A channel of ones
+# measures how much mass reaches a target.
 
 values = ph.color_features(coarse)
 with_mass = torch.cat([values, torch.ones_like(values)], dim=1)
@@ -64,7 +62,13 @@ print(f"root mean square error: bilinear {error(bilinear):.3f}, guided {error(up
 assert error(upsampled) < error(bilinear)
 
 # %%
-pictures = {"photograph": photo, "known": coarse, "bilinear": bilinear, "guided": upsampled, "true": depth}
+pictures = {
+    "photo": photo,
+    "known": coarse,
+    "bilinear": bilinear,
+    "guided": upsampled,
+    "true": depth,
+}
 _, axes = plt.subplots(1, len(pictures), figsize=(15, 3.4))
 for axis, (title, image) in zip(axes, pictures.items(), strict=True):
     axis.imshow(image.permute(1, 2, 0).squeeze(-1).numpy(), cmap="magma", vmin=0, vmax=1)
@@ -75,12 +79,11 @@ for axis, (title, image) in zip(axes, pictures.items(), strict=True):
 # Other features
 # --------------
 #
-# Any function of a point that should be alike where results are alike can be a feature: time in a video, normals of a
-# surface, channels of a network. ``join_features`` puts them side by side. Every dimension costs: a point touches ``d + 1``
-# lattice points, and a filter of size ``s`` has ``(s + 1)^(d + 1) - s^(d + 1)`` taps, so learned filters stay within about
-# six dimensions while the separable Gaussian goes further.
+# Time in a video, normals of a surface or channels of a network can be features, too. ``join_features`` concatenates
+# them. Every dimension costs: a point touches ``d + 1`` lattice points, and a filter of size ``s`` has ``(s + 1)^(d +
+# 1) - s^(d + 1)`` taps. Use learned filters up to about six dimensions; the separable Gaussian goes further.
 
 time = torch.full((height * width, 1), 3.0)
 video = ph.join_features(target, time / 2.0)
 print("position, color and time:", list(video.shape))
-print("taps of a learned filter, s = 1:", [ph.Neighborhood(d, 1).filter_size for d in range(1, 9)], "for d = 1 to 8")
+print("taps for d = 1 to 8, s = 1:", [ph.Neighborhood(d, 1).filter_size for d in range(1, 9)])

@@ -2,8 +2,8 @@
 Choosing s and scale
 ====================
 
-Two choices decide what a filter on the lattice sees: the *scale*, how many features go into one lattice step, and
-``s``, how many steps the filter reaches. ``statistics()`` tells whether they fit the points.
+Two choices decide what a filter on the lattice sees: the *scale*, the length of a lattice step, and ``s``, the number
+of steps that the filter reaches. ``statistics()`` shows whether they fit the points.
 """
 
 import matplotlib.pyplot as plt
@@ -19,8 +19,8 @@ photo = torch.from_numpy(data.astronaut()[::2, ::2].copy()).permute(2, 0, 1).flo
 # Scale
 # -----
 #
-# Lattice points are about one unit apart. If the features are divided by a small bandwidth, every point is alone on its
-# simplex and the filter finds no neighbors; by a large one, all points fall into a few simplices.
+# Lattice points are about one unit apart. After division by a small bandwidth every point is alone on its simplex, and
+# the filter finds no neighbors. After division by a large one all points share a few simplices.
 
 print("sigma_space  sigma_range  lattice points  points per lattice point  taps that read zero")
 rows = []
@@ -35,9 +35,9 @@ for factor in (0.25, 0.5, 1.0, 2.0, 4.0):
     )
 
 # %%
-# A rule that works for pictures: at least two or three points for each lattice point. Taps that read zero are no
-# mistake, since color space is mostly empty; but where nearly all of them do, a learned filter has little to learn
-# from, and the separable Gaussian loses what would pass through the holes (``halo=1`` keeps it, at the price of memory).
+# A rule for images: at least two or three points per lattice point. Some taps always read zero, since color space is
+# mostly empty. If nearly all do, a learned filter has little to learn from, and the separable Gaussian loses paths
+# through the holes (``halo=1`` keeps them, and costs memory).
 
 # %%
 # The size s
@@ -47,12 +47,14 @@ for factor in (0.25, 0.5, 1.0, 2.0, 4.0):
 
 print("     " + "".join(f"{f'd = {d}':>9}" for d in range(1, 7)))
 for size in (1, 2, 3):
-    print(f"s = {size}" + "".join(f"{ph.Neighborhood(d, size).filter_size:9,}" for d in range(1, 7)))
+    print(
+        f"s = {size}" + "".join(f"{ph.Neighborhood(d, size).filter_size:9,}" for d in range(1, 7))
+    )
 
 # %%
-# ``s = 1`` reaches one standard deviation in every direction; ``s = 2`` holds the whole Gaussian on the lattice. Reach can
-# come from ``s`` or from the scale: half the scale with twice the ``s`` sees the same part of the signal, more finely. Here
-# some of each are tried on one task: filters over (y, x, gray) fitted by least squares to remove noise.
+# ``s = 1`` reaches one standard deviation in every direction; ``s = 2`` holds the whole Gaussian. Half the scale with
+# twice the ``s`` sees the same part of the signal, more finely. Compare some of each: filters over (y, x, gray),
+# fitted by least squares to remove noise.
 
 gray = photo.mean(dim=0)[20:148, 40:168]
 noisy = gray + 0.1 * torch.randn_like(gray)
@@ -90,4 +92,5 @@ for axis in axes:
     axis.set_xscale("log", base=2)
 
 # %%
-# In short: set the scale first, so that there are a few points for each lattice point; take ``s = 1`` for ``d >= 4`` and ``s = 2`` below; and let :doc:`learned bandwidths <learned_bandwidths>` do the rest.
+# In short: set the scale first, for a few points per lattice point. Take ``s = 1`` for ``d >= 4`` and ``s = 2`` below.
+# Then :doc:`learn the bandwidths <learned_bandwidths>`.

@@ -2,8 +2,8 @@
 First filter
 ============
 
-A photograph is smoothed, and its edges stay. Every pixel becomes a point with five coordinates, two of position and
-three of color, and a Gaussian averages over points that are near each other in all five.
+Smooth a photo and keep its edges. Every pixel becomes a point with five coordinates, two of position and three of
+color. A Gaussian averages over points that are near each other in all five.
 """
 
 import matplotlib.pyplot as plt
@@ -26,14 +26,14 @@ def show(*pictures: tuple[str, torch.Tensor]) -> None:
         axis.set_axis_off()
 
 
-show(("photograph", photo), ("filtered: 16 pixels, 0.15 in color", smooth))
+show(("photo", photo), ("filtered: 16 pixels, 0.15 in color", smooth))
 
 # %%
 # The two bandwidths
 # ------------------
 #
-# ``sigma_space`` is the standard deviation of the Gaussian in pixels, ``sigma_range`` that in color, in the units of the
-# image (here white is 1). A wide ``sigma_range`` lets the average cross edges; a narrow one keeps even faint ones.
+# ``sigma_space`` is the standard deviation of the Gaussian in pixels, ``sigma_range`` that in color, in the units of
+# the image (here white is 1). A wide ``sigma_range`` averages across edges; a narrow one keeps even faint ones.
 
 detail = photo[:, 20:200, 130:310]
 show(*((f"sigma_range = {s}", ph.bilateral_filter(detail, 8.0, s)) for s in (0.05, 0.15, 0.6)))
@@ -42,11 +42,13 @@ show(*((f"sigma_range = {s}", ph.bilateral_filter(detail, 8.0, s)) for s in (0.0
 # The same, by hand
 # -----------------
 #
-# ``bilateral_filter`` is three lines: features from the picture, values from the picture, and the Gaussian of one feature
-# unit. Dividing by a bandwidth is what makes it one unit.
+# ``bilateral_filter`` is three lines: features of the image, values of the image, and the Gaussian of one feature unit.
+# Dividing by a bandwidth makes it one unit.
 
 height, width = photo.shape[1:]
-features = ph.join_features(ph.position_features(height, width, sigma=16.0), ph.color_features(photo, sigma=0.15))
+features = ph.join_features(
+    ph.position_features(height, width, sigma=16.0), ph.color_features(photo, sigma=0.15)
+)
 values = ph.color_features(photo)
 by_hand = ph.gaussian_filter(values, features).T.reshape(photo.shape)
 print("features", list(features.shape), "values", list(values.shape))
@@ -56,19 +58,17 @@ assert torch.equal(by_hand, smooth)
 # Other filters in its place
 # --------------------------
 #
-# The Gaussian is one filter on the lattice. ``permutohedral_filter`` takes any other, with one weight (or one matrix from
-# input to output channels) for each tap; the layers in ``ph.nn`` learn them. Here the taps hold a Gaussian once more, cut
-# off after one step, and the picture less its result is what the smoothing took away: texture and noise.
+# ``permutohedral_filter`` takes any filter, with one weight (or one matrix from input to output channels) per tap; the
+# layers in ``ph.nn`` learn them. Here the taps are a Gaussian, cut off after one step. The image minus its result shows
+# what the filter removes: texture and noise.
 
 lattice = ph.build_lattice(features, neighborhood_size=1)
-print(
-    f"{lattice.neighborhood.filter_size} taps, {lattice.num_lattice_points} lattice points for {len(features)} pixels"
-)
+print(lattice.neighborhood.filter_size, "taps,", lattice.num_lattice_points, "lattice points")
 weight = ph.gaussian_weight(dimension=5, size=1)
 mean = ph.permutohedral_filter(values, None, weight, normalization="homogeneous", lattice=lattice)
 taken = (values - mean).T.reshape(photo.shape)
-show(("what the filter took away, four times", 0.5 + 4 * taken))
+show(("removed by the filter, four times", 0.5 + 4 * taken))
 
 # %%
-# Next: :doc:`features of your own <bilateral_features>`, :doc:`points that are no image <scattered_data>`, or
+# Next: :doc:`your own features <bilateral_features>`, :doc:`scattered points <scattered_data>`, or
 # :doc:`training <train_a_pcnn>`.

@@ -2,8 +2,8 @@
 Learned bandwidths
 ==================
 
-Gradients flow to the features too, so bandwidths need not be searched by hand: here those of a bilateral filter are
-trained to remove noise, and then the scale of a learned filter together with its weights.
+Gradients reach the features, so bandwidths can be trained: here those of a bilateral filter that removes noise, then
+the scale of a learned filter together with its weights.
 """
 
 import matplotlib.pyplot as plt
@@ -39,13 +39,15 @@ for step in range(40):
     optimizer.step()
     history.append((layer.sigma_space.item(), layer.sigma_range.item(), -10 * loss.log10().item()))
     if step % 13 == 0:
-        print(f"step {step:2}: {history[-1][2]:.2f} dB at {history[-1][0]:.2f} pixels, {history[-1][1]:.3f} in color")
+        print("step {}: {:.2f} pixels, {:.3f} in color, {:.2f} dB".format(step, *history[-1]))
 print(layer)
 assert history[-1][2] > history[0][2] + 1
 
 # %%
 _, axes = plt.subplots(1, 3, figsize=(12, 3))
-for axis, numbers, title in zip(axes, zip(*history, strict=True), ("sigma_space", "sigma_range", "dB"), strict=True):
+for axis, numbers, title in zip(
+    axes, zip(*history, strict=True), ("sigma_space", "sigma_range", "dB"), strict=True
+):
     axis.plot(numbers)
     axis.set_title(title)
     axis.set_xlabel("step")
@@ -54,8 +56,8 @@ for axis, numbers, title in zip(axes, zip(*history, strict=True), ("sigma_space"
 # Weights and scale
 # -----------------
 #
-# A layer with ``learn_scale=True`` has one factor for each feature dimension, beside its weights. It starts as the
-# Gaussian (``init="gaussian"``), from the bandwidths found above.
+# A layer with ``learn_scale=True`` also has one factor per feature dimension. It starts as the Gaussian
+# (``init="gaussian"``), from the bandwidths found above.
 
 convolution = ph.nn.PermutohedralConvolution(
     3, 3, dimension=5, init="gaussian", normalization="homogeneous", learn_scale=True
@@ -69,12 +71,12 @@ for _ in range(25):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-print(f"bilateral filter {history[-1][2]:.2f} dB, learned filter {decibels(output):.2f} dB, on the picture it saw")
-print("scale of y, x, red, green, blue:", [round(number, 2) for number in convolution.scale.tolist()])
+print(f"bilateral filter {history[-1][2]:.2f} dB, learned filter {decibels(output):.2f} dB")
+print(
+    "scale of y, x, red, green, blue:", [round(number, 2) for number in convolution.scale.tolist()]
+)
 
 # %%
-# Two limits. The gradient with respect to a feature is exact, but it jumps where a point passes from one simplex into
-# the next, like that of ReLU at zero; small steps or several pictures even that out. And a learned scale changes the
-# lattice at every step, so it cannot be built before: ``learn_scale`` takes features, not a lattice.
-#
-# Embeddings are learned in the same way: make the features with a network, and its weights get gradients.
+# The gradient with respect to a feature is exact, but it jumps where a point moves into the next simplex, like that of
+# ReLU at zero. A learned scale changes the lattice at every step, so ``learn_scale`` takes features, not a lattice.
+# Embeddings are learned in the same way: compute the features with a network, and its weights get gradients.

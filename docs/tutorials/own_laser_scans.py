@@ -58,7 +58,9 @@ north, south = make_town(seed=1), make_town(seed=2)
 classes = {"ground": (GROUND,), "tree": (TREE,), "house": (HOUSE,)}
 model = folder / "model.safetensors"
 crops = Cropping(20.0, 30.0, points=2000)
-accuracy = files.train_cloud([north], model, classes=classes, num_steps=20, num_crops=2, cropping=crops, device="cpu")
+accuracy = files.train_cloud(
+    [north], model, classes=classes, num_steps=20, num_crops=2, cropping=crops, device="cpu"
+)
 print(f"{100 * accuracy:.1f} % of the training points are right")
 
 # %%
@@ -89,7 +91,8 @@ for axis, title, labels in zip(axes, ("true", "found"), (truth, found), strict=T
 #
 # .. code-block:: bash
 #
-#     permutohedral cloud train north.laz west.laz model.safetensors --class ground=2 --class tree=5 --class house=6
+#     permutohedral cloud train north.laz west.laz model.safetensors \
+#         --class ground=2 --class tree=5 --class house=6
 #     permutohedral cloud segment south.laz classified.laz --model model.safetensors --image classes.png
 #
 # :doc:`Laser scans </guide/laser_scans>` has all options, what the network sees, and how good it is on real scans.

@@ -2,8 +2,8 @@
 Scattered data
 ==============
 
-The points need not lie on a grid, nor be where results are wanted. Here a picture is known at a twentieth of its
-pixels, drawn at random, and filled in.
+Points need not lie on a grid, and results may be at other points. Here an image is known at a random twentieth of its
+pixels, and filled in.
 """
 
 import matplotlib.pyplot as plt
@@ -24,12 +24,14 @@ print(f"{len(known)} of {height * width} pixels are known")
 # One bandwidth
 # -------------
 #
-# With ``target_features`` the results are at all pixels. The mean over a Gaussian fills the gaps if it is as wide as they
-# are, and blurs if it is wider. Where no known point is near, the result is zero.
+# With ``target_features`` the results are at all pixels. A Gaussian as wide as the gaps fills them, and a wider one
+# blurs. Without a known point nearby, the result is zero.
 
 
 def fill(sigma: float) -> torch.Tensor:
-    return ph.gaussian_filter(values, positions[known] / sigma, positions / sigma).reshape(height, width)
+    return ph.gaussian_filter(values, positions[known] / sigma, positions / sigma).reshape(
+        height, width
+    )
 
 
 def decibels(result: torch.Tensor) -> float:
@@ -44,15 +46,16 @@ for sigma, quality in single.items():
 # Coarse to fine
 # --------------
 #
-# A wide Gaussian knows something everywhere, a narrow one knows more where there are points. So the narrow one filters
-# what the wide one missed at the known points, and a channel of ones beside it tells how much mass reached each pixel:
-# the correction counts where it is large.
+# Start with a wide Gaussian, which reaches every pixel. A narrower one then filters the residual at the known points. A
+# channel of ones measures how much mass reaches each pixel; the correction counts where it is large.
 
 result = fill(8.0)
 for sigma in (4.0, 2.0):
     missed = values - result.flatten()[known, None]
     with_mass = torch.cat([missed, torch.ones_like(missed)], dim=1)
-    filtered = ph.gaussian_filter(with_mass, positions[known] / sigma, positions / sigma, normalization="none")
+    filtered = ph.gaussian_filter(
+        with_mass, positions[known] / sigma, positions / sigma, normalization="none"
+    )
     correction = filtered[:, 0] / (filtered[:, 1] + filtered[:, 1].median() / 2)
     result = result + correction.reshape(height, width)
     print(f"with sigma = {sigma:g}: {decibels(result):.2f} dB")
@@ -68,11 +71,11 @@ for axis, (title, image) in zip(axes, pictures.items(), strict=True):
     axis.set_axis_off()
 
 # %%
-# Several point sets at once
-# --------------------------
+# Several point sets in a batch
+# -----------------------------
 #
-# Point sets of different sizes form a *ragged* batch: their points one after another, and ``batch`` names the item of
-# each. Items never mix, even where their points coincide. ``lattice`` then stands in for the features.
+# Point sets of different sizes form a *ragged* batch: their points are concatenated, and ``batch`` has the item of
+# each. Items never mix, even where their points coincide.
 
 sizes = [500, 2000, 120]
 points = torch.cat([torch.randn(size, 3) for size in sizes])
@@ -84,5 +87,5 @@ print(lattice)
 print("result", list(output.shape))
 
 # %%
-# Point sets of one size are simply a batch axis: ``features [batch, points, d]``, ``values [batch, points, channels]``. A
-# network on samples of digits is in :doc:`digits </research/mnist>`, one on laser scans in :doc:`laser scans </guide/laser_scans>`.
+# Point sets of one size have a batch axis: ``features [batch, points, d]``, ``values [batch, points, channels]``.
+# Networks on points: :doc:`train a PCNN <train_a_pcnn>`, :doc:`laser scans </guide/laser_scans>`.

@@ -2,8 +2,8 @@
 Speed and memory
 ================
 
-What costs time and memory, and what to do about it. Measured figures, beside other libraries, are in
-:doc:`benchmarks </research/benchmarks>`; those below are of the machine that built this page, and small on purpose.
+What costs time and memory, and what to do about it. :doc:`Benchmarks </research/benchmarks>` compares with other
+libraries; the figures below are of the machine that built this page.
 """
 
 import time
@@ -32,8 +32,7 @@ def milliseconds(call: Callable[[], object], repeats: int = 5) -> float:
 # Which backend runs
 # ------------------
 #
-# The compiled core on the CPU and the Triton kernels on a GPU are chosen by themselves. If only ``reference`` is there,
-# it says why; it is the readable definition and much slower.
+# The compiled core runs on the CPU, Triton kernels on a GPU. ``reference``, the readable definition, is much slower.
 
 print(ph.explain_backend())
 
@@ -41,40 +40,48 @@ print(ph.explain_backend())
 # Build once
 # ----------
 #
-# Finding the lattice takes most of the time of a small filter. Features that stay (a picture filtered in several ways,
-# a fixed grid in every step of a training) need one lattice only.
+# Building the lattice takes most of the time of a small filter. Build it once if the features stay the same.
 
 lattice = ph.build_lattice(features, neighborhood_size=0, separable=True)
-anew = milliseconds(lambda: ph.gaussian_filter(values, features))
+rebuilt = milliseconds(lambda: ph.gaussian_filter(values, features))
 reused = milliseconds(lambda: ph.gaussian_filter(values, None, lattice=lattice))
-print(f"lattice and filter {anew:.0f} ms, filter alone {reused:.0f} ms")
+print(f"lattice and filter {rebuilt:.0f} ms, filter alone {reused:.0f} ms")
 
 # %%
-# Many images with one set of features share a lattice: ``values [batch, points, channels]`` with ``features [points, d]``.
-# Channels are cheap, so filter them together.
+# Many images with one set of features share a lattice: ``values [batch, points, channels]`` with ``features [points,
+# d]``. Channels are cheap, so filter them together.
 
 for channels in (1, 8, 32):
     many = torch.rand(len(features), channels)
-    duration = milliseconds(lambda many=many: ph.gaussian_filter(many, None, lattice=lattice), repeats=3)
+    duration = milliseconds(
+        lambda many=many: ph.gaussian_filter(many, None, lattice=lattice), repeats=3
+    )
     print(f"{channels:2} channels: {duration:.0f} ms")
 
 # %%
 # Forecast memory
 # ---------------
 #
-# ``forecast_memory`` counts bytes without allocating any. The number of lattice points is bounded by ``points * (d + 1)``,
-# which scattered points may reach; pictures stay far below, and ``statistics()`` of a smaller one tells how far.
+# ``forecast_memory`` counts bytes without allocating any. The number of lattice points is at most ``points * (d + 1)``.
+# Images have far fewer; measure a smaller image.
 
 bound = ph.forecast_memory(20_000_000, dimension=5, separable=True, neighborhood_size=0, channels=8)
 share = lattice.num_lattice_points / len(features)
 likely = ph.forecast_memory(
-    20_000_000, 5, neighborhood_size=0, channels=8, num_lattice_points=int(share * 20e6), separable=True
+    20_000_000,
+    5,
+    neighborhood_size=0,
+    channels=8,
+    num_lattice_points=int(share * 20e6),
+    separable=True,
 )
-print(f"20 megapixels: at most {bound.total / 2**30:.1f} GiB, likely {likely.total / 2**30:.1f} GiB")
+print(
+    f"20 megapixels: at most {bound.total / 2**30:.1f} GiB, likely {likely.total / 2**30:.1f} GiB"
+)
 assert likely.total < bound.total
 
 # %%
-# A request beyond what the device has free, or beyond ``memory_limit``, is refused before it allocates:
+# A request beyond the free memory, or beyond ``memory_limit``, raises before anything is allocated:
 
 try:
     ph.build_lattice(features, neighborhood_size=2, memory_limit=50_000_000)
@@ -86,15 +93,24 @@ except ph.MemoryLimitError as error:
 # ------------------------------------------
 #
 # The separable Gaussian makes ``d + 1`` passes; the dense one convolves with all taps of size 2, which are 665 in five
-# dimensions. A halo of one step inserts the untouched neighbors. The trade is in :doc:`accuracy </research/accuracy>`; for gray
-# pictures (``d = 3``) all are quick:
+# dimensions. A halo of one step inserts the untouched neighbors. :doc:`Accuracy </research/accuracy>` has the errors.
+# For gray images (``d = 3``) all are fast:
 
 gray = photo.mean(dim=0, keepdim=True)
 gray_features, gray_values = ph.bilateral_features(gray, 4.0, 0.1), ph.color_features(gray)
-options: dict[str, dict[str, object]] = {"separable": {}, "halo of 1": {"halo": 1}, "dense": {"method": "dense"}}
-results = {name: ph.gaussian_filter(gray_values, gray_features, **chosen) for name, chosen in options.items()}
+options: dict[str, dict[str, object]] = {
+    "separable": {},
+    "halo of 1": {"halo": 1},
+    "dense": {"method": "dense"},
+}
+results = {
+    name: ph.gaussian_filter(gray_values, gray_features, **chosen)
+    for name, chosen in options.items()
+}
 for name, chosen in options.items():
-    duration = milliseconds(lambda chosen=chosen: ph.gaussian_filter(gray_values, gray_features, **chosen), repeats=3)
+    duration = milliseconds(
+        lambda chosen=chosen: ph.gaussian_filter(gray_values, gray_features, **chosen), repeats=3
+    )
     difference = float((results[name] - results["dense"]).norm() / results["dense"].norm())
     print(f"{name:10} {duration:5.0f} ms, differs from dense by {difference:.4f}")
 
@@ -107,6 +123,5 @@ for name, chosen in options.items():
 # - **Low precision.** Values of 16 bits halve the traffic on a GPU; sums are in float32. Features stay in float32.
 # - **Data loaders.** A lattice can be pickled: build it in a worker, and move it with ``lattice.to("cuda")``.
 # - **torch.compile** takes the operators as they are.
-# - **Freed memory is kept.** On the CPU new pages cost more time than most kernels need to fill them, so the compiled
-#   core keeps up to 512 MB of what was freed for its next calls, as torch does on a GPU. Where memory is scarce, set
-#   the environment variable ``PERMUTOHEDRAL_KEPT_MEMORY`` to fewer megabytes, or to 0.
+# - **Freed memory.** The compiled core keeps up to 512 MB of freed memory for its next calls. The environment variable
+#   ``PERMUTOHEDRAL_KEPT_MEMORY`` sets another number of megabytes.

@@ -2,12 +2,12 @@
 Train a PCNN
 ============
 
-A small network recognizes shapes from samples at random positions, which no grid convolution takes as they are. Its
-first layer is a permutohedral convolution from the samples to a coarse grid; after it, everything is a plain network.
+Train a small network that recognizes shapes from samples at random positions. Its first layer is a permutohedral
+convolution from the samples to a coarse grid; the rest is a plain network.
 """
 
+import matplotlib.pyplot as plt
 import torch
-from figures import draw_filter
 from torch import Tensor, nn
 
 import permutohedral as ph
@@ -18,7 +18,7 @@ torch.manual_seed(0)
 # Data
 # ----
 #
-# A ring, a cross or a square of random size and place, measured with noise at positions drawn anew for every example.
+# A ring, a cross or a square of random size and place, measured with noise at random positions.
 
 
 def draw(kind: Tensor, position: Tensor) -> Tensor:
@@ -43,10 +43,9 @@ def batch(count: int, points: int) -> tuple[Tensor, Tensor, Tensor]:
 # Network
 # -------
 #
-# ``PermutohedralConvolution`` takes values and features, like ``Conv2d`` takes an image. The results are wanted on an 8 by
-# 8 grid. With normalization by density (the default) a lattice point holds the mean of the samples around it, so their
-# number may change from one example to the next. One lattice step is one feature unit: positions are divided by 1.5,
-# which makes a step a pixel and a half.
+# ``PermutohedralConvolution`` takes values and features. The results are on an 8 by 8 grid. With normalization by
+# density (the default) a lattice point holds the mean of the samples around it, so their number may change. Positions
+# are divided by 1.5, so a lattice step is a pixel and a half.
 
 
 class PCNN(nn.Module):
@@ -74,8 +73,7 @@ print(sum(parameter.numel() for parameter in network.parameters()), "weights")
 # Training
 # --------
 #
-# As any network. The lattice is built anew for every batch, since the positions are new; all examples of a batch are
-# one call.
+# The lattice is built for every batch, since the positions are new. All examples of a batch are one call.
 
 optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
 losses = []
@@ -86,13 +84,15 @@ for _ in range(180):
     loss.backward()
     optimizer.step()
     losses.append(loss.item())
-print(f"loss: {sum(losses[:20]) / 20:.2f} over the first 20 steps, {sum(losses[-20:]) / 20:.2f} over the last 20")
+print(
+    f"mean loss of 20 steps: first {sum(losses[:20]) / 20:.2f}, last {sum(losses[-20:]) / 20:.2f}"
+)
 
 # %%
 # Fewer samples than in training
 # ------------------------------
 #
-# Nothing in the network knows how many samples there are. It was trained with 200:
+# The network takes any number of samples. It was trained with 200:
 
 network.eval()
 with torch.no_grad():
@@ -104,13 +104,21 @@ with torch.no_grad():
             assert accuracy > 0.8
 
 # %%
-# What it learned
+# Learned filters
 # ---------------
 #
 # The eight filters of the first layer, 19 taps each, at their places on the lattice:
 
 weight = network.first.weight.detach()
-figure = draw_filter({f"filter {number}": weight[:, 0, number] for number in range(8)})
+# the third coordinate follows: all three sum to zero
+first, second = ph.Neighborhood(2, 2).offsets().float().T
+x, y = (first - second) / 2**0.5, (first + second) * 1.5**0.5
+_, axes = plt.subplots(2, 4, figsize=(10, 5.4))
+for axis, filter_ in zip(axes.flat, weight[:, 0].T, strict=True):
+    limit = float(filter_.abs().max())
+    axis.scatter(x, y, c=filter_, s=300, marker="h", cmap="RdBu", vmin=-limit, vmax=limit)
+    axis.set(aspect="equal", xticks=[], yticks=[])
+    axis.margins(0.2)
 
 # %%
-# The paper's network for digits is trained in the same way: :doc:`digits </research/mnist>`, ``permutohedral reproduce mnist``.
+# The paper's network for digits is trained in the same way: :doc:`digits </research/mnist>`.

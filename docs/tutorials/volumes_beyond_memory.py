@@ -2,9 +2,8 @@
 Volumes beyond memory
 =====================
 
-Microscopes and scanners write volumes as OME-Zarr: a store of small chunks, of which any part can be read. Here a
-small one is made, with two phases, noise, and voxels that are twice as deep as wide; then it is filtered as a store
-of terabytes would be.
+Microscopes and scanners write volumes as OME-Zarr, a store of small chunks. This tutorial makes a small one, with
+voxels that are twice as deep as wide, and filters it like a store of terabytes.
 """
 
 import tempfile
@@ -30,9 +29,9 @@ scale = [{"type": "scale", "scale": [2.0, 1.0, 1.0]}]
 levels = [{"path": "0", "coordinateTransformations": scale}]
 described = {"ome": {"version": "0.5", "multiscales": [{"axes": axes, "datasets": levels}]}}
 zarr.create_group(str(folder / "noisy.zarr"), attributes=described)
-zarr.create_array(str(folder / "noisy.zarr"), name="0", shape=noisy.shape, chunks=(12, 32, 32), dtype="uint8")[:] = (
-    noisy
-)
+zarr.create_array(
+    str(folder / "noisy.zarr"), name="0", shape=noisy.shape, chunks=(12, 32, 32), dtype="uint8"
+)[:] = noisy
 
 # %%
 # In memory
@@ -57,11 +56,12 @@ assert decibels(smooth) > decibels(noisy / 255) + 8
 # From store to store
 # -------------------
 #
-# ``permutohedral array filter noisy.zarr smooth.zarr --sigma-space 1.5,3,3 --sigma-color 0.2`` does the same for a store
-# of any size. It calls this function; ``workers=4, memory="2GiB"`` starts four processes. The output has the axes, chunks
-# and scale of the input, and appears when it is complete.
+# ``permutohedral array filter noisy.zarr smooth.zarr --sigma-space 1.5,3,3 --sigma-color 0.2`` does the same. The
+# output has the axes, chunks and scale of the input, and appears when it is complete.
 
-done = files.filter_array(folder / "noisy.zarr", folder / "smooth.zarr", sigma_space=sigmas, sigma_color=0.2)
+done = files.filter_array(
+    folder / "noisy.zarr", folder / "smooth.zarr", sigma_space=sigmas, sigma_color=0.2
+)
 result = zarr.open_group(str(folder / "smooth.zarr"), mode="r")
 print("tile", done.tile, "with margins", done.margins)
 print(dict(result.attrs)["ome"]["multiscales"][0]["axes"])
@@ -71,8 +71,8 @@ assert np.abs(result["0"][:] - 255 * smooth).max() <= 0.51
 # As a Dask array
 # ---------------
 #
-# As one step of several, ``permutohedral.dask`` filters Dask arrays lazily. The tiles are the chunks of the array, read
-# with margins of the filter's support, so the result equals the filter of the whole.
+# ``permutohedral.dask`` filters Dask arrays lazily. Tiles are the chunks of the array with margins of the filter's
+# support, so the result equals the filter of the whole.
 
 import dask.array as da
 
@@ -84,7 +84,9 @@ np.testing.assert_array_equal(lazy.compute(), result["0"][:])
 
 # %%
 figure, plots = plt.subplots(1, 2, figsize=(8, 4))
-for plot, title, shown in zip(plots, ("noisy", "filtered"), (noisy[12], result["0"][12]), strict=True):
+for plot, title, shown in zip(
+    plots, ("noisy", "filtered"), (noisy[12], result["0"][12]), strict=True
+):
     plot.imshow(shown, cmap="gray", vmin=0, vmax=255)
     plot.set_title(title)
     plot.set_axis_off()
