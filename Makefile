@@ -138,6 +138,7 @@ figures: $(STAMP)  ## draw the figures under docs/images from the lattice
 	$(BIN)/python tools/figures docs/images
 	$(BIN)/python tools/segmentation_figure.py
 	$(BIN)/python tools/upsampling_figure.py
+	$(BIN)/python tools/guide_figures.py
 
 # strict: a warning, such as a broken link, fails
 docs: $(STAMP)  ## run the tutorials and build the documentation into site/

@@ -166,8 +166,8 @@ The lattice approximates the Gaussian filter. The table gives the relative L2 er
 homogeneous normalization against the exact filter, which sums over all pairs of points, in float64 at {exact:,} random
 points. To estimate the error of your own data, call `estimate_error` or `estimate_bilateral_error`.
 
-*Clouds* are {points:,} points uniform in a cube, 100 or 1 per unit of volume, with waves six standard deviations long as
-values. The cube has a side of half a standard deviation in *clouds of half a unit*, and of four in *clouds of four
+*Clouds* are {points:,} points uniform in a cube, 100 or 1 per unit of volume, with waves six standard deviations long
+as values. The cube has a side of half a standard deviation in *clouds of half a unit*, and of four in *clouds of four
 units*. *Photographs* are pixels with position and color as features; white is 1.
 
 - **separable**: d+1 passes over the occupied lattice points, the default.
@@ -179,8 +179,8 @@ units*. *Photographs* are pixels with position and color as features; white is 1
 PICTURES = """## Photographs
 
 Color photographs of 481 x 321 pixels (BSDS500, {names}) are filtered clean and with noise of 25/255.
-*error* is the relative L2 error, the mean of the photographs. *worst* is the largest error of a channel at any pixel. The
-lattice is coarse where noise or edges are wide compared with the bandwidth in color.
+*error* is the relative L2 error, the mean of the photographs. *worst* is the largest error of a channel at any pixel.
+The lattice is coarse where noise or edges are wide compared with the bandwidth in color.
 
 `method="auto"` uses the method closest to the exact filter among those that cost about as much as the lattice.
 `explain_bilateral` prints the estimated costs.
@@ -255,8 +255,8 @@ def render(report: dict[str, Any], pictures: dict[str, Any]) -> str:
         "",
         markdown_table(["d", "points", *shown, "lattice points", "with halo 1"], rows, text_columns=range(6)),
         "",
-        f"With a halo of 2 no path is lost: its error differs from that of the dense filter by at most {difference:.0e}",
-        f"in {len(both)} rows. An empty cell had too many taps or lattice points to try.",
+        "With a halo of 2 no path is lost: its error differs from that of the dense filter by at most",
+        f"{difference:.0e} in {len(both)} rows. An empty cell had too many taps or lattice points to try.",
         "",
         PICTURES.format(
             names=", ".join(pictures["photographs"]),

@@ -151,8 +151,8 @@ def render(report: dict[str, Any]) -> list[str]:
     return [
         markdown_table(headers, table, text_columns=range(len(headers))),
         "",
-        f"{count} of {len(report['rows'])} rows meet all goals. Measured at commit {report['commit'][:7]} on one core of",
-        f"{report['processor']}.",
+        f"{count} of {len(report['rows'])} rows meet all goals. Measured at commit {report['commit'][:7]} on one core",
+        f"of {report['processor']}.",
     ]
 
 

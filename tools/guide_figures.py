@@ -1,0 +1,137 @@
+"""Draw pictures of the guide into docs/images, as a part of `make figures`: commands, a dense CRF, a laser scan."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from PIL import Image
+from segmentation_figure import COLORS, rough_labels
+from skimage import data
+from torch.nn import functional
+
+import permutohedral as ph
+from permutohedral import files
+from permutohedral.files.cloud_formats import read_cloud
+from permutohedral.files.figure import new_figure, save_figure
+from permutohedral.files.formats.labels import LabelMap, blend_labels
+
+IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+GROUND, TREE, HOUSE = 2, 5, 6
+
+
+def draw_panels(panels: dict[str, NDArray[np.generic]], columns: int, width: float, height: float) -> Figure:
+    """Draw images `[height, width, 3]` by title, in rows."""
+    figure = new_figure(width, height)
+    rows = -(-len(panels) // columns)
+    for number, (title, image) in enumerate(panels.items()):
+        axes = figure.add_subplot(rows, columns, number + 1)
+        axes.imshow(image, cmap="gray")
+        axes.set_title(title, fontsize=10)
+        axes.set_axis_off()
+    return figure
+
+
+def draw_commands(folder: Path) -> Figure:
+    """Run each command on images, and show its input and its output."""
+    photo = data.coffee()[:384, :592]
+    height, width = photo.shape[:2]
+    gray = photo.mean(axis=2).astype(np.uint8)
+    noisy = np.clip(photo + np.random.default_rng(0).normal(0, 25, photo.shape), 0, 255).astype(np.uint8)
+    labels = (255 * COLORS[rough_labels(*data.coffee().shape[:2])[:384, :592]]).byte().numpy()
+    coarse = functional.adaptive_avg_pool2d(torch.from_numpy(gray).float()[None], (height // 16, width // 16))[0]
+    inputs = {"photo": photo, "noisy": noisy, "labels": labels, "coarse": coarse.byte().numpy()}
+    for name, pixels in inputs.items():
+        Image.fromarray(pixels).save(folder / f"{name}.png")
+
+    def path(name: str) -> Path:
+        return folder / f"{name}.png"
+
+    files.filter_image(path("photo"), path("filtered"), sigma_space=16, sigma_color=0.15)
+    files.denoise_image(path("noisy"), path("denoised"), sigma=25)
+    files.segment_image(
+        path("photo"), path("segmented"), labels=path("labels"), overlay=path("overlay"), sigma_space=40, strength=15
+    )
+    files.upsample_map(path("coarse"), path("photo"), path("upsampled"))
+    titles = {"photo": "photo.png", "filtered": "image filter", "noisy": "noisy.png", "denoised": "image denoise"}
+    titles |= {"labels": "labels.png", "overlay": "image segment --overlay", "coarse": "map.png"}
+    titles["upsampled"] = "image upsample"
+    read = {title: np.array(Image.open(path(name)).convert("RGB")) for name, title in titles.items()}
+    return draw_panels(read, columns=4, width=12, height=4.4)
+
+
+def draw_crf() -> Figure:
+    """Show rough labels before and after steps of the mean field."""
+    photo = torch.from_numpy(data.coffee()).permute(2, 0, 1).float() / 255
+    labels = rough_labels(*photo.shape[1:])
+    energies = ph.crf.energies_from_labels(labels, 3, 0.7)
+    kernels = [
+        ph.crf.spatial_kernel(photo.shape[1:], 3.0, 1.0),
+        ph.crf.bilateral_kernel(photo, 40.0, 0.03, 15.0),
+    ]
+    found = {"rough labels": labels}
+    for steps in (1, 10):
+        found[f"mean field, {steps} step{'s' * (steps > 1)}"] = ph.crf.mean_field(energies, kernels, steps).argmax(
+            dim=0
+        )
+    panels = {
+        title: blend_labels(photo, LabelMap(each, COLORS)).permute(1, 2, 0).numpy() for title, each in found.items()
+    }
+    return draw_panels(panels, columns=3, width=12, height=3.2)
+
+
+def make_town(path: Path, side: float = 90.0, points: int = 60_000) -> None:
+    """Write a scan of gabled houses and trees on a slope."""
+    random = np.random.default_rng(3)
+    flat = random.uniform(0, side, size=(points, 2))
+    height = 0.04 * flat[:, 0] + np.sin(flat[:, 1] / 20)
+    for x in range(15, int(side), 30):
+        for y in range(15, int(side), 24):
+            away = np.abs(flat - [x, y] - random.uniform(-3, 3, 2))
+            size = random.uniform(4, 7, 2)
+            inside = (away < size).all(axis=1)
+            height[inside] += 5 + 3 * (1 - away[inside, 0] / size[0])
+            crown = np.linalg.norm(flat - [x + 13, y + random.uniform(-8, 8)], axis=1)
+            radius = random.uniform(2, 4)
+            top = np.sqrt(np.clip(1 - (crown / radius) ** 2, 0, 1))
+            height += (crown < radius) * random.uniform(0.3, 1, points) * (4 + 5 * top)
+    positions = np.column_stack([flat, height + 0.03 * random.normal(size=points)])
+    np.savez(path, positions=positions, classification=np.zeros(points, np.uint8))
+
+
+def draw_scan(folder: Path) -> Figure:
+    """Classify a town with the shipped network, and draw it at an angle."""
+    make_town(folder / "town.npz")
+    files.segment_cloud(folder / "town.npz", folder / "classified.npz", device="cpu")
+    cloud = read_cloud(folder / "classified.npz")
+    assert cloud.labels is not None
+    positions, labels = cloud.positions.numpy(), cloud.labels.numpy()
+    colors = np.array(["#b9a27f"] * 7)
+    colors[[TREE, HOUSE]] = "#2e8b47", "#c0392b"
+    figure = new_figure(12, 3.0)
+    order = np.argsort(-positions[:, 1])
+    for number, title in enumerate(("scan.laz, by height", "cloud segment: ground, vegetation, buildings")):
+        axes = figure.add_subplot(1, 2, number + 1)
+        color = positions[order, 2] if number == 0 else colors[labels[order]]
+        x, y = positions[order, 0] + 0.3 * positions[order, 1], 0.45 * positions[order, 1] + positions[order, 2]
+        axes.scatter(x, y, c=color, s=1.2, linewidths=0)
+        axes.set_title(title, fontsize=10)
+        axes.set_aspect("equal")
+        axes.set_axis_off()
+    return figure
+
+
+def main() -> None:
+    """Draw the figures."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_figure(draw_commands(Path(folder)), IMAGES / "commands.jpg", dpi=90)
+        save_figure(draw_scan(Path(folder)), IMAGES / "laser_scans.jpg", dpi=90)
+    save_figure(draw_crf(), IMAGES / "crf.jpg", dpi=90)
+
+
+if __name__ == "__main__":
+    main()
