@@ -56,7 +56,6 @@ TUTORIALS = [
     "own_laser_scans",
     "choosing_s_and_scale",
     "speed_and_memory",
-    "volumes_beyond_memory",
 ]
 sphinx_gallery_conf = {
     "examples_dirs": "tutorials",

@@ -25,6 +25,15 @@ MEAN_FIELDS = (
     "crf-training-375x500-21-5",
     "crf-training-1024x1024-21-10",
 )
+LAYERS = (
+    "C-forward-fp32",
+    "C-training-fp32",
+    "C-forward-bf16",
+    "C-training-bf16",
+    "mnist-build",
+    "mnist-step",
+    "step",
+)
 UPSAMPLING = ("upsample-gaussian", "upsample-solver", "upsample-features-large")
 # the report, and the workloads of the table: whole names, or their beginnings before a hyphen
 BENCHMARKS = {
@@ -37,7 +46,7 @@ BENCHMARKS = {
     "cpu-arrays": ("benchmark-arrays.json", ("arrays",)),
     "cpu-volumes": ("benchmark-cpu.json", ("volume",)),
     "gpu": ("benchmark-h200.json", ("G1", "G1L", "H1", "G3", "photographs", "first-call")),
-    "gpu-layers": ("benchmark-h200.json", ("C-forward", "C-training", "mnist-build", "mnist-step", "step")),
+    "gpu-layers": ("benchmark-h200.json", LAYERS),
     "gpu-convolution": ("benchmark-h200.json", ("G2-32", "G2b-32")),
     "gpu-crf": ("benchmark-h200.json", MEAN_FIELDS),
     "gpu-upsampling": ("benchmark-h200.json", UPSAMPLING),
