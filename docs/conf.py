@@ -38,7 +38,7 @@ myst_enable_extensions = ["dollarmath", "deflist"]
 # a single pair of backticks in docstrings is code
 default_role = "code"
 autodoc_member_order = "bysource"
-autodoc_typehints = "signature"
+autodoc_typehints = "none"
 autodoc_preserve_defaults = True
 maximum_signature_line_length = 80
 napoleon_use_rtype = False
@@ -63,6 +63,7 @@ sphinx_gallery_conf = {
     "filename_pattern": r"\.py$",
     "within_subsection_order": ExplicitOrder([f"{name}.py" for name in TUTORIALS]),
     "abort_on_example_error": True,
+    "capture_repr": (),
     "write_computation_times": False,
     "download_all_examples": False,
     "show_signature": False,

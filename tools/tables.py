@@ -64,7 +64,12 @@ def fill(text: str) -> str:
     >>> "not been measured" in fill("<!-- table: results/nothing.md#Nothing -->\\n<!-- end of table -->")
     True
     """
-    return _REGION.sub(lambda match: f"{match[1]}{render(match['name'])}\n{match[4]}", text)
+    return _REGION.sub(lambda match: f"{match[1]}{_keep_together(render(match['name']))}\n{match[4]}", text)
+
+
+def _keep_together(table: str) -> str:
+    """Replace the space before a unit or a deviation by one at which browsers do not break the line."""
+    return re.sub(r"(?<=±) | (?=(?:ms|s|ns|MB)\b)", "\u00a0", table)
 
 
 def render(name: str) -> str:
