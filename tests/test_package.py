@@ -191,6 +191,7 @@ COMMANDS = {
     "sphinx-gallery": ("docs/conf.py", "sphinx_gallery"),
     "sphinx-copybutton": ("docs/conf.py", "sphinx_copybutton"),
     "furo": ("docs/conf.py", "furo"),
+    "latex2mathml": ("docs/conf.py", "latex2mathml"),
     "pytest-xdist": ("Makefile", "--numprocesses"),
     "ruff": ("Makefile", "ruff check"),
     "clang-format": ("Makefile", "clang-format"),

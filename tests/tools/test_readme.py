@@ -93,8 +93,11 @@ def test_extras_exist() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """What links into a page may name: its headings, in the spelling of mkdocs and of code hosts."""
-    headings = re.findall(r"^(?:# )?#+ (.+)$", page.read_text(), flags=re.MULTILINE)
+    """Return the anchors of a page: its headings, in the spelling of MyST and of code hosts."""
+    text = page.read_text()
+    for path in re.findall(r"^```{include} (.+)$", text, flags=re.MULTILINE):
+        text += (page.parent / path).read_text()
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
     words = [re.sub(r"[^\w\s-]", "", heading.lower()).strip() for heading in headings]
     return {re.sub(r"[\s]+", "-", word) for word in words}
 
