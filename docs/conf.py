@@ -40,7 +40,6 @@ default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True
-maximum_signature_line_length = 80
 napoleon_use_rtype = False
 napoleon_use_ivar = True
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
