@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import permutohedral as ph
 from permutohedral.guided.grids import Grids
-from permutohedral.ops.contract import FEATURE_SHIFT
+from permutohedral.guided.maps import FEATURE_SHIFT
 
 MODES: tuple[Any, ...] = ("gaussian", "affine", "solver")
 

@@ -16,22 +16,20 @@ from torch import Tensor
 
 from permutohedral.filters.normalization import check_separable
 from permutohedral.guided.grids import Grids, Windows, find_windows
-from permutohedral.guided.maps import Layout, features_of, plain_sigmas
+from permutohedral.guided.maps import FEATURE_SHIFT, Layout, features_of
 from permutohedral.lattice.features import Sigma, in_units_of, join_features
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.memory import check_rows
 from permutohedral.ops import operators
-from permutohedral.ops.composite import cell_features, mix_rows, upsample_rows
-from permutohedral.ops.contract import FEATURE_SHIFT, Declined, accumulation_dtype
+from permutohedral.ops.composite import slice_planes
+from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.neighborhood import blur_gain
-from permutohedral.ops.tracing import is_batched, is_unreadable, wants_gradient
+from permutohedral.ops.tracing import is_batched, is_unreadable
 
 # targets of a smaller mass, in units of one sample, are blended with linear interpolation
 LEAST_MASS = 0.1
 # prior of the affine model, in units of one sample: lattice points without samples get the mean of all samples
 _PRIOR = 1e-3
-# targets that are transposed together where the backend has no `mix_rows`
-_TILE = 1 << 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,17 +62,6 @@ class Joint:
     def gain(self) -> float:
         """Gain of the blur."""
         return blur_gain(self.lattice.dimension)
-
-    def upsample(self, maps: Tensor, layout: Layout, steps: int, channels_last: bool) -> Tensor | Declined:
-        """Average maps `[..., channels, *coarse]` and correct the result `steps` times, in one call of a backend."""
-        source, target, grids = self.lattice.source, self.lattice.target, self.grids
-        tables = source.vertices, source.barycentric, check_separable(self.lattice), target.vertices, target.barycentric
-        result = upsample_rows.fuse(
-            (layout.to_rows(maps),),
-            lambda: (tables, grids.table, LEAST_MASS, steps, not channels_last),
-            constants=tables,
-        )
-        return result if isinstance(result, Declined) else layout.from_fused(result, grids.fine, channels_last)
 
     def reach(self, weights: Tensor) -> Reach:
         """Return the mass of coarse samples with these weights, `[rows, 1 or channels]`, at each target."""
@@ -172,23 +159,15 @@ class Mixture:
         rows = layout.to_rows(complete)
         check_rows(len(self.samples), rows.shape[1], rows)
         if channels_last:
-            means = mix_rows((rows, self.samples, self.shares), lambda: (False,), operators.slice)
-            return layout.from_rows(means, self.grids.fine)
+            return layout.from_rows(operators.slice(rows, self.samples, self.shares), self.grids.fine)
         parts = zip(self.samples.chunk(layout.guides), self.shares.chunk(layout.guides), strict=True)
-        planes = [mix_rows((rows, *part), lambda: (True,), _mix_planes) for part in parts]
+        planes = [slice_planes((rows, *part), tuple, _slice_planes) for part in parts]
         maps = planes[0] if len(planes) == 1 else torch.stack(planes)
         return maps.view(*layout.leading, layout.channels, *self.grids.fine)
 
 
-def _mix_planes(rows: Tensor, samples: Tensor, shares: Tensor) -> Tensor:
-    """Return sums of rows as `[channels, targets]`, transposed in tiles to save memory."""
-    if len(samples) <= _TILE or wants_gradient(rows, shares):
-        return operators.slice(rows, samples, shares).T.contiguous()
-    planes = rows.new_empty(rows.shape[1], len(samples))
-    for first in range(0, len(samples), _TILE):
-        part = slice(first, first + _TILE)
-        planes[:, part] = operators.slice(rows, samples[part], shares[part]).T
-    return planes
+def _slice_planes(rows: Tensor, samples: Tensor, shares: Tensor) -> Tensor:
+    return operators.slice(rows, samples, shares).T.contiguous()
 
 
 def joint_lattice(
@@ -206,19 +185,13 @@ def joint_features(
     guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_range: Sigma, origin: Sequence[int] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the features of coarse samples and of all samples, `[points, d]`, or `[items, points, d]` of a batch."""
-
-    def compose(guide: Tensor) -> Tensor:
-        wide = guide.to(accumulation_dtype(guide.dtype))
-        seen = grids.observe(wide).flatten(-len(grids.fine)).mT
-        positions = grids.positions(wide.dtype, wide.device)
-        if origin is not None:
-            positions = positions + positions.new_tensor(origin)
-        return join_features(in_units_of(positions, sigma_space), in_units_of(seen, sigma_range)) + FEATURE_SHIFT
-
     targets = features_of(guide, sigma_space, sigma_range, len(grids.fine), origin)
-    sigmas = plain_sigmas(guide, len(grids.fine), sigma_space, sigma_range, origin)
-    plan = sigmas if isinstance(sigmas, Declined) else (grids.table, sigmas)
-    sources = cell_features((guide,), lambda: plan, compose)
+    wide = guide.to(accumulation_dtype(guide.dtype))
+    seen = grids.observe(wide).flatten(-len(grids.fine)).mT
+    positions = grids.positions(wide.dtype, wide.device)
+    if origin is not None:
+        positions = positions + positions.new_tensor(origin)
+    sources = join_features(in_units_of(positions, sigma_space), in_units_of(seen, sigma_range)) + FEATURE_SHIFT
     return sources.flatten(0, -3) if sources.dim() > 3 else sources, targets
 
 
