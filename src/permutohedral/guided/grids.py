@@ -51,6 +51,11 @@ class Grids:
             raise InputError(f"sampling must be 'area' or 'point', got {self.sampling!r}")
         if len(self.coarse) != len(self.fine) or min(*self.coarse, *self.fine) < 1:
             raise InputError(f"cannot bring a grid of {self.coarse} to one of {self.fine}")
+        if any(coarse > fine for coarse, fine in zip(self.coarse, self.fine, strict=True)):
+            raise InputError(
+                f"guide must have at least as many samples as the map along each axis, got {list(self.fine)} for a map "
+                f"of {list(self.coarse)}; pass the coarse map first and the guide second"
+            )
 
     @property
     def ratios(self) -> list[float]:

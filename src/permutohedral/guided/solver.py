@@ -203,10 +203,15 @@ class BilateralSolver:
     def _minimize(
         self, data: _Data, layout: Layout, strength: float | Tensor, until: tuple[int, float], start: Tensor | None
     ) -> Tensor:
+        # only ratios of weights and smoothness matter; squares of tiny or huge ones would underflow or overflow
+        unit = data.weights.detach().amax(dim=0, keepdim=True)
+        data = replace(data, weights=data.weights / unit)
+        strength = torch.as_tensor(strength, dtype=unit.dtype, device=unit.device) / unit
+        strength = strength.clamp_max(1 / torch.finfo(unit.dtype).eps)
         lattice, offset = self.lattice, data.mean()
         # the solution is computed without the mean, which keeps digits
         data = replace(data, values=data.values - offset)
-        exact = _system(lattice.source, self._smoothness.detach(), data.detach(), _detached(strength))
+        exact = _system(lattice.source, self._smoothness.detach(), data.detach(), strength.detach())
         # means of cells are computed of all pixels
         pixels = 2 * math.prod(self.space) if isinstance(data.where, Grids) else 0
         check_rows(6 * lattice.num_lattice_points + pixels, data.values.shape[1], data.values)
@@ -302,7 +307,7 @@ def _check_smoothness(smoothness: float | Tensor) -> float | Tensor:
         )
     smoothness = smoothness.reshape(())
     fits = (smoothness >= 0) & (smoothness < torch.inf)
-    if smoothness.device.type == "cpu" and not is_unreadable() and not surely_all(fits):
+    if not is_unreadable() and not surely_all(fits):
         raise InputError(f"smoothness must be finite and not negative, got {float(smoothness)}")
     return smoothness
 
@@ -337,7 +342,7 @@ class _System:
         data: weight of the data at each lattice point, `[lattice points, channels]`.
         weights: weight of each sample, `[rows, channels]`.
         smoothness: of the lattice.
-        strength: of the smoothness, compared with the weights.
+        strength: of the smoothness, compared with the weights, `[1, channels]`.
         seen: the samples as a function of lattice values.
     """
 
@@ -346,7 +351,7 @@ class _System:
     data: Tensor
     weights: Tensor
     smoothness: Smoothness
-    strength: float | Tensor
+    strength: Tensor
     seen: _Seen
 
     def product(self, rows: Tensor) -> Tensor:
@@ -394,7 +399,7 @@ class _System:
         return sums / torch.where(mass > 0, mass, 1.0)
 
 
-def _system(simplices: Simplices, smoothness: Smoothness, data: _Data, strength: float | Tensor) -> _System:
+def _system(simplices: Simplices, smoothness: Smoothness, data: _Data, strength: Tensor) -> _System:
     """Return the equations of the least sum of squares, differentiable in all of their parts.
 
     Data at samples are lumped: each lattice point has its share of them, as in a grid without interpolation. Means of
@@ -445,10 +450,6 @@ def _see(simplices: Simplices, barycentric: Tensor, data: _Data) -> _Seen:
         return layout.to_rows(grids.observe(maps))
 
     return _Seen(gather, observe)
-
-
-def _detached(number: float | Tensor) -> float | Tensor:
-    return number.detach() if isinstance(number, Tensor) else number
 
 
 def bilateral_solver(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -51,9 +51,8 @@ class Upsampler:
         mode: see `upsample`.
         sampling: see `upsample`.
         spatial_axes: see `upsample`.
-        origin: position of the first sample of the guide, for a part of a larger one. Results of "gaussian" agree where
-            parts overlap far enough. Those of "affine" differ, since its prior is the mean of the part. "solver" is
-            global and has no parts.
+        origin: position of the first sample of the guide, for a part of a larger one. Results of "gaussian" and
+            "affine" agree where parts overlap far enough. "solver" is global and has no parts.
 
     >>> import permutohedral as ph
     >>> upsampler = ph.Upsampler(torch.rand(3, 48, 64), size=(6, 8))
@@ -183,26 +182,25 @@ class Upsampler:
             complete = fill_unknown(*flat, axes).view(maps.shape)
             own = Layout(layout.leading, 1, layout.shared) if shared else layout
             rows = own.to_rows(weights if shared else weights.expand_as(maps))
-        reach = joint.mixture(rows) if many else joint.reach(rows)
+        # residuals of the affine model hardly follow the edges of the guide
+        correct: Callable[[Tensor], Tensor] = self.grids.enlarge
+        if self.mode == "gaussian" or self.grids.sampling == "point":
+            reach = joint.mixture(rows) if many else joint.reach(rows)
+            correct = partial(reach.average, layout=layout, channels_last=channels_last)
         if self.mode == "affine":
             own = Layout(tuple(self._guide.shape[: -axes - 1]), self._guide.shape[-axes - 1], layout.shared)
             guide = self._guide.to(joint.lattice.dtype)
             guides = own.to_rows(self.grids.observe(guide)), own.to_rows(guide)
-            upsampled = layout.from_rows(
-                affine_model(joint, layout.to_rows(maps), rows, guides, ridge), self.grids.fine
-            )
+            means, interpolation = affine_model(joint, layout.to_rows(maps), rows, guides, ridge)
+            upsampled = layout.from_rows(interpolation.add_to(means, complete, layout), self.grids.fine)
             upsampled = upsampled if channels_last else upsampled.contiguous()
         else:
-            upsampled = reach.average(complete, layout, channels_last)
+            upsampled = correct(complete)
         for _ in range(steps):
             missing = maps - self.grids.observe(upsampled)
             if weights is not None:
                 missing = torch.where(weights > 0, missing, 0.0)
-            if self.mode == "affine" and self.grids.sampling == "area":
-                # residuals of the model hardly follow the edges of the guide
-                upsampled = upsampled + self.grids.enlarge(missing)
-                continue
-            upsampled = upsampled + reach.average(missing, layout, channels_last)
+            upsampled = upsampled + correct(missing)
         return upsampled
 
 
