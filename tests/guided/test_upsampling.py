@@ -232,6 +232,7 @@ def test_keeps_16_bit_dtypes() -> None:
         ({"coarse": torch.zeros(1, 3, 4, dtype=torch.uint8)}, "floating"),
         ({"coarse": torch.full((1, 3, 4), torch.nan)}, "nothing is known"),
         ({"guide": torch.zeros(64, 96, 3)}, "channels forward"),
+        ({"guide": torch.zeros(3, 6, 8, dtype=torch.uint8)}, r"guide.float\(\) / 255"),
         ({"guide": torch.zeros(2, 1, 6, 8)}, "batch axes"),
         ({"coarse": torch.zeros(1, 6, 8), "guide": torch.zeros(1, 3, 4)}, "the coarse map first and the guide second"),
         ({"confidence": torch.zeros(3, 4)}, "nothing is known"),

@@ -110,10 +110,14 @@ def check_space(guide: Tensor, spatial_axes: int) -> tuple[int, ...]:
     if spatial_axes not in (1, 2, 3):
         raise InputError(f"spatial_axes must be 1, 2 (images) or 3 (volumes), got {spatial_axes!r}")
     check_tensor("guide", guide)
-    if guide.dim() <= spatial_axes or not guide.is_floating_point():
+    if not guide.is_floating_point():
         raise InputError(
-            f"guide must be floating, with channels before {spatial_axes} axes of space, got {guide.dtype} of shape "
-            f"{tuple(guide.shape)}; pass one without channels as guide.unsqueeze({-spatial_axes - 1})"
+            f"guide must be floating, got {guide.dtype}; convert it, for instance with guide.float() / 255"
+        )
+    if guide.dim() <= spatial_axes:
+        raise InputError(
+            f"guide must have channels before {spatial_axes} axes of space, got {tuple(guide.shape)}; pass one without "
+            f"channels as guide.unsqueeze({-spatial_axes - 1})"
         )
     check_channels_first(guide, spatial_axes)
     return tuple(guide.shape[-spatial_axes:])

@@ -101,9 +101,8 @@ def smoothness_on(lattice: Lattice) -> Smoothness:
 def _list_neighbors(axis_neighbors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return `Smoothness.neighbors` from int32 `[2 (d + 1), lattice points]`, -1 where missing."""
     around, number = axis_neighbors.shape
-    neighbors = axis_neighbors.new_empty(number, 1 + around)
-    neighbors[:, 0] = torch.arange(number, dtype=neighbors.dtype, device=neighbors.device)
-    neighbors[:, 1:] = axis_neighbors.T
+    own = torch.arange(number, dtype=axis_neighbors.dtype, device=axis_neighbors.device)
+    neighbors = torch.cat([own[:, None], axis_neighbors.T], dim=1)
     weights = (neighbors >= 0).to(dtype)
     weights[:, 0] = around
     return neighbors.clamp_min_(0), weights
