@@ -193,14 +193,14 @@ class BilateralSolver:
                 "target: torch.func and dual tensors do not go through a solver; take gradients with backward() or "
                 "torch.autograd.grad, and batch axes instead of torch.vmap"
             )
-        return self._minimize(self._data(target, confidence, where, layout), layout, strength, until, start)
+        return self._minimize(self._data(target, confidence, where, layout), strength, until, start)
 
     @cached_property
     def _in_float64(self) -> BilateralSolver:
         return BilateralSolver(self._guide.double(), *self._sigmas, spatial_axes=len(self.space))
 
     def _minimize(
-        self, data: _Data, layout: Layout, strength: float | Tensor, until: tuple[int, float], start: Tensor | None
+        self, data: _Data, strength: float | Tensor, until: tuple[int, float], start: Tensor | None
     ) -> Tensor:
         # only ratios of weights and smoothness matter; squares of tiny or huge ones would underflow or overflow
         unit = data.weights.detach().amax(dim=0, keepdim=True)
@@ -215,14 +215,14 @@ class BilateralSolver:
         pixels = 2 * math.prod(self.space) if isinstance(data.where, Grids) else 0
         check_rows(6 * lattice.num_lattice_points + pixels, data.values.shape[1], data.values)
         with torch.no_grad():
-            begin = exact.blurred() if start is None else self._on_lattice(start, layout) - offset
+            begin = exact.blurred() if start is None else self._on_lattice(start, data.layout) - offset
             solution = exact.solve(exact.right, begin, *until)
         if wants_gradient(data.values, data.weights, strength, lattice.source.barycentric):
             recorded = _system(lattice.source, self._smoothness, data, strength)
             residual = recorded.product(solution) - recorded.right
             solution = attach(solution, residual, lambda gradient: exact.solve_transposed(gradient, *until))
         rows = operators.slice(solution, lattice.source.vertices, lattice.source.barycentric) + offset
-        return layout.from_rows(rows, self.space).contiguous()
+        return data.layout.from_rows(rows, self.space).contiguous()
 
     def _check_start(self, start: Tensor | None, layout: Layout) -> None:
         if start is None:
