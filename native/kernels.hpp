@@ -99,7 +99,7 @@ struct FieldGradients {
     K(slice, void, (Matrix<const T> lattice_values, Simplices<T> simplices, Matrix<T> out, int threads))              \
     K(barycentric_gradient, void,                                                                                     \
       (Matrix<const T> values, Matrix<const T> lattice_values, Simplices<T> simplices, Matrix<T> out, int threads))   \
-    K(mix_rows, void, (Matrix<const T> rows, Simplices<T> simplices, bool planes, Matrix<T> out, int threads))        \
+    K(slice_planes, void, (Matrix<const T> lattice_values, Simplices<T> simplices, Matrix<T> out, int threads))       \
     K(splat_largest, void,                                                                                            \
       (Matrix<const T> values, Simplices<T> simplices, Matrix<T> out, Matrix<int32_t> winners, int threads))          \
     K(largest_gradient, void,                                                                                         \

@@ -65,6 +65,8 @@ def test_rejects_mismatched_inputs() -> None:
         ph.interpolate(torch.zeros(4, 1), features)
     with pytest.raises(ph.InputError, match="weights must be"):
         ph.interpolate(torch.zeros(3, 1), features, weights=torch.ones(2))
+    with pytest.raises(ph.InputError, match="not negative"):
+        ph.interpolate(torch.zeros(3, 1), features, weights=-torch.ones(3))
 
 
 def test_unknown_values_are_unknown_per_channel() -> None:

@@ -12,7 +12,7 @@ from support import DEVICE, assert_close, to_numpy, to_tensor
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.ops.contract import FEATURE_SHIFT
+from permutohedral.guided.maps import FEATURE_SHIFT
 
 HEIGHT, WIDTH, SIGMA_SPACE, SIGMA_RANGE = 6, 8, 2.3, 0.37
 EXACT: dict[str, Any] = {"iterations": 400, "tolerance": 1e-13}
@@ -290,3 +290,17 @@ def test_unknown_samples_are_unknown_per_channel(observe: Any) -> None:
 def test_rejects_a_confidence_of_one_row() -> None:
     with pytest.raises(ph.InputError, match="confidence must be"):
         ph.bilateral_solver(torch.zeros(1, 6, 8), torch.zeros(3, 6, 8), torch.ones(8))
+
+
+@pytest.mark.parametrize("unit", [1e-37, 1e-20, 1e20])
+@pytest.mark.parametrize("observe", ["pixels", "cells"])
+def test_only_the_ratio_of_confidence_and_smoothness_matters(unit: float, observe: Any) -> None:
+    guide, target = picture(1).float(), picture(1, 1, *((HEIGHT, WIDTH) if observe == "pixels" else (3, 4))).float()
+    confidence = picture(1, 2, *target.shape[1:])[0].float() + 0.5
+    solver = ph.BilateralSolver(guide, SIGMA_SPACE, SIGMA_RANGE)
+    expected = solver(target, confidence, 0.3, observe=observe)
+    assert_close(solver(target, unit * confidence, 0.3 * unit, observe=observe), expected)
+    # data of no weight compared with the smoothness have no influence but their mean
+    smooth = solver(target, confidence, 1e5, observe=observe, tolerance=0.0)
+    found = solver(target, 1e-25 * confidence, observe=observe, tolerance=0.0)
+    assert float((found - smooth).abs().max()) < 0.01

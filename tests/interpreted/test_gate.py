@@ -35,24 +35,12 @@ def run_gaussian(dimension: int) -> Tensor:
     return ph.gaussian_filter(draw(9, 2), draw(9, dimension, seed=1))
 
 
-def run_upsampling(channels: int) -> Tensor:
-    guide = torch.rand(1, 6, 6, generator=torch.Generator().manual_seed(0))
-    return ph.upsample(draw(channels, 3, 3), guide, mode="gaussian", steps=0)
-
-
-def run_solver(channels: int) -> Tensor:
-    guide = torch.rand(1, 6, 6, generator=torch.Generator().manual_seed(0))
-    return ph.bilateral_solver(draw(channels, 6, 6), guide)
-
-
 @pytest.mark.parametrize(
     ("name", "run", "within", "beyond", "reason"),
     [
         ("mean_field", run_mean_field, (256, 3), (257, 1), "at most 256 labels, got 257"),
         ("normalize_items", run_norm, (128,), (129,), "at most 128 channels, got 129"),
         ("filter_points", run_gaussian, (7,), (8,), "at most 7 dimensions, got 8"),
-        ("upsample_map", run_upsampling, (7,), (8,), "fewer than 8 channels, got 1 and 8"),
-        ("solve_on_lattice", run_solver, (8,), (9,), "at most 8 channels, got 9"),
     ],
 )
 def test_limits_are_reported(

@@ -80,14 +80,14 @@ def test_oldest_blocks_are_released_first() -> None:
     assert {each.data_ptr() for each in again} == addresses
 
 
-def test_large_results_of_mix_rows_follow_the_limit() -> None:
+def test_large_results_of_slice_planes_follow_the_limit() -> None:
     """A result that would not be kept is left to torch: nothing is kept when it is freed."""
     bridge.limit_kept_memory("4")
     rows, vertices = torch.ones(1, 64), torch.zeros(1 << 15, 1, dtype=torch.int32)
-    mixed = native.mix_rows(rows, vertices, torch.ones(1 << 15, 1), False)
-    assert (mixed == 1).all()
+    planes = native.slice_planes(rows, vertices, torch.ones(1 << 15, 1))
+    assert (planes == 1).all()
     before = _native.kept_memory()
-    del mixed
+    del planes
     assert _native.kept_memory() == before
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from permutohedral.errors import InputError
 from permutohedral.lattice.features import Sigma
 from permutohedral.lattice.geometry import reach
-from permutohedral.ops.contract import CoarseGrid, accumulation_dtype
+from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.tracing import surely_all
 
 Sampling = Literal["area", "point"]
@@ -51,16 +51,16 @@ class Grids:
             raise InputError(f"sampling must be 'area' or 'point', got {self.sampling!r}")
         if len(self.coarse) != len(self.fine) or min(*self.coarse, *self.fine) < 1:
             raise InputError(f"cannot bring a grid of {self.coarse} to one of {self.fine}")
+        if any(coarse > fine for coarse, fine in zip(self.coarse, self.fine, strict=True)):
+            raise InputError(
+                f"guide must have at least as many samples as the map along each axis, got {list(self.fine)} for a map "
+                f"of {list(self.coarse)}; pass the coarse map first and the guide second"
+            )
 
     @property
     def ratios(self) -> list[float]:
         """Number of fine samples per coarse sample, along each axis."""
         return [fine / coarse for coarse, fine in zip(self.coarse, self.fine, strict=True)]
-
-    @property
-    def table(self) -> CoarseGrid:
-        """The grids as an argument of backends."""
-        return CoarseGrid(self.coarse, self.fine, self.sampling == "point")
 
     def positions(self, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         """Return the positions of the coarse samples, in fine samples: `[coarse samples, axes]`."""

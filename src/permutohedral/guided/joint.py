@@ -16,22 +16,20 @@ from torch import Tensor
 
 from permutohedral.filters.normalization import check_separable
 from permutohedral.guided.grids import Grids, Windows, find_windows
-from permutohedral.guided.maps import Layout, features_of, plain_sigmas
+from permutohedral.guided.maps import FEATURE_SHIFT, Layout, features_of
 from permutohedral.lattice.features import Sigma, in_units_of, join_features
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.memory import check_rows
 from permutohedral.ops import operators
-from permutohedral.ops.composite import cell_features, mix_rows, upsample_rows
-from permutohedral.ops.contract import FEATURE_SHIFT, Declined, accumulation_dtype
+from permutohedral.ops.composite import slice_planes
+from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.neighborhood import blur_gain
-from permutohedral.ops.tracing import is_batched, is_unreadable, wants_gradient
+from permutohedral.ops.tracing import is_batched, is_unreadable
 
 # targets of a smaller mass, in units of one sample, are blended with linear interpolation
 LEAST_MASS = 0.1
-# prior of the affine model, in units of one sample: lattice points without samples get the mean of all samples
-_PRIOR = 1e-3
-# targets that are transposed together where the backend has no `mix_rows`
-_TILE = 1 << 16
+# the affine model of lattice points of a smaller mass gives way to linear interpolation
+_LEAST_MODEL_MASS = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,22 +63,11 @@ class Joint:
         """Gain of the blur."""
         return blur_gain(self.lattice.dimension)
 
-    def upsample(self, maps: Tensor, layout: Layout, steps: int, channels_last: bool) -> Tensor | Declined:
-        """Average maps `[..., channels, *coarse]` and correct the result `steps` times, in one call of a backend."""
-        source, target, grids = self.lattice.source, self.lattice.target, self.grids
-        tables = source.vertices, source.barycentric, check_separable(self.lattice), target.vertices, target.barycentric
-        result = upsample_rows.fuse(
-            (layout.to_rows(maps),),
-            lambda: (tables, grids.table, LEAST_MASS, steps, not channels_last),
-            constants=tables,
-        )
-        return result if isinstance(result, Declined) else layout.from_fused(result, grids.fine, channels_last)
-
     def reach(self, weights: Tensor) -> Reach:
         """Return the mass of coarse samples with these weights, `[rows, 1 or channels]`, at each target."""
         target = self.lattice.target
-        mass = operators.slice(self.gather(weights), target.vertices, target.barycentric)
-        return Reach(self, weights, mass / self.gain)
+        mass = operators.slice(self.gather(weights), target.vertices, target.barycentric) / self.gain
+        return Reach(self, weights, mass, Interpolation(self.grids, (1 - mass / LEAST_MASS).clamp_min(0)))
 
     def mixture(self, weights: Tensor) -> Mixture:
         """Return the means of `reach` as weights of the coarse samples at each target, for many channels."""
@@ -91,18 +78,41 @@ class Joint:
         mass = shares.sum(dim=1, keepdim=True) / self.gain
         # in place: new pages take longer than the sums
         shares = shares.div_(mass.clamp_min(LEAST_MASS) * self.gain)
-        rows, corners, between = _unreached(self.grids, mass)
+        rows, corners, between = Interpolation(self.grids, (1 - mass / LEAST_MASS).clamp_min(0)).terms
         if rows.numel():
             places = rows[:, None] * windows.slots + windows.slots_of(corners)
             shares.view(-1).index_add_(0, places.view(-1), between.view(-1))
         return Mixture(self.grids, windows.samples(items), shares)
 
 
-def _unreached(grids: Grids, mass: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the rows of the targets to interpolate, the coarse samples around them, and their weights."""
-    rows = (mass.detach()[:, 0] < LEAST_MASS).nonzero()[:, 0]
-    corners, weights = grids.corners(rows, mass.dtype)
-    return rows, corners, weights * (1 - mass.index_select(0, rows) / LEAST_MASS)
+@dataclass(frozen=True, eq=False)
+class Interpolation:
+    """Linear interpolation of coarse samples at the targets that too few samples reach.
+
+    Attributes:
+        grids: coarse and fine.
+        share: of the interpolation in the result, `[target rows, 1]` or `[target rows, channels]`.
+    """
+
+    grids: Grids
+    share: Tensor
+
+    @cached_property
+    def terms(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The rows of the targets with a positive share, the coarse samples around them, and their weights."""
+        rows = (self.share.detach()[:, 0] > 0).nonzero()[:, 0]
+        corners, weights = self.grids.corners(rows, self.share.dtype)
+        return rows, corners, weights * self.share.index_select(0, rows)
+
+    def add_to(self, means: Tensor, complete: Tensor, layout: Layout) -> Tensor:
+        """Add the interpolation of maps `[..., channels, *coarse]` to `means [target rows, channels]`."""
+        if self.share.shape[1] > 1 or is_unreadable() or is_batched(self.share):
+            # everywhere: the targets differ by channel or cannot be read
+            return means + self.share * layout.to_rows(self.grids.interpolate(complete))
+        rows, corners, weights = self.terms
+        if rows.numel():
+            means = means.index_add_(0, rows, operators.slice(layout.to_rows(complete), corners, weights))
+        return means
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,20 +123,18 @@ class Reach:
         joint: the lattice.
         weights: of the coarse samples, `[rows, 1]` or `[rows, channels]`.
         mass: `[target rows, 1]` or `[target rows, channels]`.
+        interpolation: at targets of little mass.
     """
 
     joint: Joint
     weights: Tensor
     mass: Tensor
+    interpolation: Interpolation
 
     @cached_property
     def _normalized(self) -> Tensor:
         """Barycentric weights of the targets divided by their mass: a slice yields the weighted mean."""
         return self.joint.lattice.target.barycentric / (self.joint.gain * self.mass.clamp_min(LEAST_MASS))
-
-    @cached_property
-    def _unreached(self) -> tuple[Tensor, Tensor, Tensor]:
-        return _unreached(self.joint.grids, self.mass)
 
     def average(self, complete: Tensor, layout: Layout, channels_last: bool) -> Tensor:
         """Return weighted means at all targets, `[..., channels, *space]`.
@@ -136,20 +144,14 @@ class Reach:
             layout: of the maps.
             channels_last: whether the channels of the result are last in memory.
         """
-        rows, grids = layout.to_rows(complete), self.joint.grids
-        lattice_values = self.joint.gather(rows * self.weights)
-        if self.weights.shape[1] > 1 or is_unreadable() or is_batched(self.mass):
-            # interpolate everywhere: the targets that need it differ by channel or cannot be read
-            target = self.joint.lattice.target
-            sums = operators.slice(lattice_values, target.vertices, target.barycentric) / self.joint.gain
-            between = layout.to_rows(grids.interpolate(complete))
-            means = (sums + (LEAST_MASS - self.mass).clamp_min(0) * between) / self.mass.clamp_min(LEAST_MASS)
+        target = self.joint.lattice.target
+        lattice_values = self.joint.gather(layout.to_rows(complete) * self.weights)
+        if self.weights.shape[1] > 1:
+            sums = operators.slice(lattice_values, target.vertices, target.barycentric)
+            means = sums / (self.joint.gain * self.mass.clamp_min(LEAST_MASS))
         else:
-            means = operators.slice(lattice_values, self.joint.lattice.target.vertices, self._normalized)
-            unreached, corners, weights = self._unreached
-            if unreached.numel():
-                means = means.index_add_(0, unreached, operators.slice(rows, corners, weights))
-        maps = layout.from_rows(means, grids.fine)
+            means = operators.slice(lattice_values, target.vertices, self._normalized)
+        maps = layout.from_rows(self.interpolation.add_to(means, complete, layout), self.joint.grids.fine)
         return maps if channels_last else maps.contiguous()
 
 
@@ -172,23 +174,15 @@ class Mixture:
         rows = layout.to_rows(complete)
         check_rows(len(self.samples), rows.shape[1], rows)
         if channels_last:
-            means = mix_rows((rows, self.samples, self.shares), lambda: (False,), operators.slice)
-            return layout.from_rows(means, self.grids.fine)
+            return layout.from_rows(operators.slice(rows, self.samples, self.shares), self.grids.fine)
         parts = zip(self.samples.chunk(layout.guides), self.shares.chunk(layout.guides), strict=True)
-        planes = [mix_rows((rows, *part), lambda: (True,), _mix_planes) for part in parts]
+        planes = [slice_planes((rows, *part), tuple, _slice_planes) for part in parts]
         maps = planes[0] if len(planes) == 1 else torch.stack(planes)
         return maps.view(*layout.leading, layout.channels, *self.grids.fine)
 
 
-def _mix_planes(rows: Tensor, samples: Tensor, shares: Tensor) -> Tensor:
-    """Return sums of rows as `[channels, targets]`, transposed in tiles to save memory."""
-    if len(samples) <= _TILE or wants_gradient(rows, shares):
-        return operators.slice(rows, samples, shares).T.contiguous()
-    planes = rows.new_empty(rows.shape[1], len(samples))
-    for first in range(0, len(samples), _TILE):
-        part = slice(first, first + _TILE)
-        planes[:, part] = operators.slice(rows, samples[part], shares[part]).T
-    return planes
+def _slice_planes(rows: Tensor, samples: Tensor, shares: Tensor) -> Tensor:
+    return operators.slice(rows, samples, shares).T.contiguous()
 
 
 def joint_lattice(
@@ -206,19 +200,13 @@ def joint_features(
     guide: Tensor, grids: Grids, sigma_space: Sigma, sigma_range: Sigma, origin: Sequence[int] | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the features of coarse samples and of all samples, `[points, d]`, or `[items, points, d]` of a batch."""
-
-    def compose(guide: Tensor) -> Tensor:
-        wide = guide.to(accumulation_dtype(guide.dtype))
-        seen = grids.observe(wide).flatten(-len(grids.fine)).mT
-        positions = grids.positions(wide.dtype, wide.device)
-        if origin is not None:
-            positions = positions + positions.new_tensor(origin)
-        return join_features(in_units_of(positions, sigma_space), in_units_of(seen, sigma_range)) + FEATURE_SHIFT
-
     targets = features_of(guide, sigma_space, sigma_range, len(grids.fine), origin)
-    sigmas = plain_sigmas(guide, len(grids.fine), sigma_space, sigma_range, origin)
-    plan = sigmas if isinstance(sigmas, Declined) else (grids.table, sigmas)
-    sources = cell_features((guide,), lambda: plan, compose)
+    wide = guide.to(accumulation_dtype(guide.dtype))
+    seen = grids.observe(wide).flatten(-len(grids.fine)).mT
+    positions = grids.positions(wide.dtype, wide.device)
+    if origin is not None:
+        positions = positions + positions.new_tensor(origin)
+    sources = join_features(in_units_of(positions, sigma_space), in_units_of(seen, sigma_range)) + FEATURE_SHIFT
     return sources.flatten(0, -3) if sources.dim() > 3 else sources, targets
 
 
@@ -238,11 +226,13 @@ def ones_for(layout: Layout, joint: Joint) -> Tensor:
     return torch.ones(rows, 1, dtype=joint.lattice.dtype, device=joint.lattice.device)
 
 
-def affine_model(joint: Joint, rows: Tensor, weights: Tensor, guides: tuple[Tensor, Tensor], ridge: float) -> Tensor:
+def affine_model(
+    joint: Joint, rows: Tensor, weights: Tensor, guides: tuple[Tensor, Tensor], ridge: float
+) -> tuple[Tensor, Interpolation]:
     """Fit values as affine functions of the guide on the lattice, and evaluate them at all targets.
 
     Moments of guide and values are gathered on the lattice. Ridge regressions there give coefficients, which are
-    interpolated at the targets.
+    interpolated at the targets. A result depends on samples near it only, so that parts of an image are computed alike.
 
     Args:
         joint: the lattice under coarse samples and targets.
@@ -252,7 +242,7 @@ def affine_model(joint: Joint, rows: Tensor, weights: Tensor, guides: tuple[Tens
         ridge: added to the variances of the guide; larger values make the function flatter.
 
     Returns:
-        `[target rows, channels]`.
+        `[target rows, channels]`, and the interpolation to add where lattice points have no samples.
     """
     coarse_guide, guide = guides
     number, channels = guide.shape[1], rows.shape[1]
@@ -262,21 +252,24 @@ def affine_model(joint: Joint, rows: Tensor, weights: Tensor, guides: tuple[Tens
     about, values = coarse_guide - _repeat(center, samples), rows - _repeat(offset, samples)
     squares, products = about[:, :, None] * about[:, None, :], about[:, :, None] * values[:, None, :]
     moments = torch.cat([torch.ones_like(weights), about, values, squares.flatten(1), products.flatten(1)], dim=1)
-    moments = moments * weights
-    gathered = joint.gather(moments) + _PRIOR * joint.gain * _moments_of_items(joint, moments)
+    gathered = joint.gather(moments * weights)
+    mass = gathered[:, :1]
+    known = (mass / (joint.gain * _LEAST_MODEL_MASS)).clamp_max(1)
     sizes = [1, number, channels, number * number, number * channels]
-    _, about, values, squares, products = (gathered / gathered[:, :1]).split(sizes, dim=1)
+    means = gathered / mass.clamp_min(torch.finfo(mass.dtype).tiny)
+    _, about, values, squares, products = means.split(sizes, dim=1)
     variance = squares.unflatten(1, (number, number)) - about[:, :, None] * about[:, None, :]
     covariance = products.unflatten(1, (number, channels)) - about[:, :, None] * values[:, None, :]
     variance = variance + ridge * torch.eye(number, dtype=rows.dtype, device=rows.device)
     slope = covariance / variance if number == 1 else torch.linalg.solve(variance, covariance)
     intercept = values - (slope * about[:, :, None]).sum(dim=1)
     target = joint.lattice.target
-    model = operators.slice(torch.cat([slope.flatten(1), intercept], dim=1), target.vertices, target.barycentric)
-    slopes: Tensor = model[:, : number * channels].unflatten(1, (number, channels))
-    guide = guide - _repeat(center, pixels)
-    result: Tensor = (slopes * guide[:, :, None]).sum(dim=1) + model[:, number * channels :] + _repeat(offset, pixels)
-    return result
+    model = torch.cat([known * slope.flatten(1), known * intercept, 1 - known], dim=1)
+    model = operators.slice(model, target.vertices, target.barycentric)
+    slopes, intercepts, unknown = model.split([number * channels, channels, 1], dim=1)
+    about = guide - _repeat(center, pixels)
+    result = (slopes.unflatten(1, (number, channels)) * about[:, :, None]).sum(dim=1) + intercepts
+    return result + (1 - unknown) * _repeat(offset, pixels), Interpolation(joint.grids, unknown)
 
 
 def _mean_of_items(joint: Joint, rows: Tensor, weights: Tensor) -> Tensor:
@@ -290,10 +283,3 @@ def _mean_of_items(joint: Joint, rows: Tensor, weights: Tensor) -> Tensor:
 def _repeat(numbers: Tensor, times: int) -> Tensor:
     """Repeat the numbers of each item for its rows."""
     return numbers if len(numbers) == 1 else numbers.repeat_interleave(times, dim=0)
-
-
-def _moments_of_items(joint: Joint, moments: Tensor) -> Tensor:
-    """Return the mean moments of the item of each lattice point, of mass one."""
-    sums = moments.view(-1, math.prod(joint.grids.coarse), moments.shape[1]).sum(dim=1)
-    means = sums / sums[:, :1].clamp_min(torch.finfo(sums.dtype).tiny)
-    return means.index_select(0, joint.lattice.source.keys[:, 0])

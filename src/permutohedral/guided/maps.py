@@ -15,13 +15,16 @@ from torch import Tensor
 from permutohedral.errors import InputError
 from permutohedral.filters.weighting import check_weights
 from permutohedral.lattice.features import Sigma, bilateral_features, check_channels_first
-from permutohedral.ops.composite import cell_features
-from permutohedral.ops.contract import FEATURE_SHIFT, CoarseGrid, Declined, accumulation_dtype
+from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.tensors import check_tensor
 from permutohedral.ops.tracing import is_batched, is_unreadable, plain_numbers, surely_all
 
 # all data of a call are tensors, or all are arrays
 Data = TypeVar("Data", Tensor, NDArray[Any])
+
+# added to all features: without it, positions at whole ratios lie on facets of the lattice, where rounding decides
+# which simplex a sample is in
+FEATURE_SHIFT = 0.2360679775
 
 
 def to_tensor(data: Tensor | NDArray[Any]) -> Tensor:
@@ -96,12 +99,6 @@ class Layout:
         maps = rows.reshape(math.prod(self.leading), math.prod(space), self.channels).transpose(1, 2)
         return maps.reshape(*self.leading, self.channels, *space)
 
-    def from_fused(self, result: Tensor, space: tuple[int, ...], channels_last: bool) -> Tensor:
-        """Reshape the result of `upsample_rows` or `upsample_map` to `[..., channels, *space]`."""
-        if channels_last:
-            return self.from_rows(result, space)
-        return result.view(*self.leading, self.channels, *space)
-
 
 def is_channels_last(maps: Tensor, axes: int) -> bool:
     """Return whether the channels are the fastest axis in memory."""
@@ -113,10 +110,14 @@ def check_space(guide: Tensor, spatial_axes: int) -> tuple[int, ...]:
     if spatial_axes not in (1, 2, 3):
         raise InputError(f"spatial_axes must be 1, 2 (images) or 3 (volumes), got {spatial_axes!r}")
     check_tensor("guide", guide)
-    if guide.dim() <= spatial_axes or not guide.is_floating_point():
+    if not guide.is_floating_point():
         raise InputError(
-            f"guide must be floating, with channels before {spatial_axes} axes of space, got {guide.dtype} of shape "
-            f"{tuple(guide.shape)}; pass one without channels as guide.unsqueeze({-spatial_axes - 1})"
+            f"guide must be floating, got {guide.dtype}; convert it, for instance with guide.float() / 255"
+        )
+    if guide.dim() <= spatial_axes:
+        raise InputError(
+            f"guide must have channels before {spatial_axes} axes of space, got {tuple(guide.shape)}; pass one without "
+            f"channels as guide.unsqueeze({-spatial_axes - 1})"
         )
     check_channels_first(guide, spatial_axes)
     return tuple(guide.shape[-spatial_axes:])
@@ -152,30 +153,9 @@ def features_of(
     if is_batched(guide):
         raise InputError("guide: torch.vmap cannot map over guides; pass batch axes, [..., channels, *space], instead")
 
-    def compose(guide: Tensor) -> Tensor:
-        features = bilateral_features(guide, sigma_space, sigma_range, spatial_axes=spatial_axes, origin=origin)
-        return features + FEATURE_SHIFT
-
-    space = tuple(guide.shape[-spatial_axes:])
-    plan = CoarseGrid(space, space, True), plain_sigmas(guide, spatial_axes, sigma_space, sigma_range, origin)
-    features = cell_features((guide,), lambda: plan if isinstance(plan[1], list) else plan[1], compose)
+    features = bilateral_features(guide, sigma_space, sigma_range, spatial_axes=spatial_axes, origin=origin)
+    features = features + FEATURE_SHIFT
     return features.flatten(0, -3) if features.dim() > 3 else features
-
-
-def plain_sigmas(
-    guide: Tensor, axes: int, sigma_space: Sigma, sigma_range: Sigma, origin: Sequence[int] | None = None
-) -> list[float] | Declined:
-    """Return a bandwidth for each axis and each channel of a guide, if a backend can compute its features."""
-    if origin is not None:
-        return Declined("the features of a part of a guide are composed")
-    sigmas: list[float] = []
-    for sigma, number in ((sigma_space, axes), (sigma_range, guide.shape[-axes - 1])):
-        several: list[Any] = list(sigma) if isinstance(sigma, (list, tuple)) else [sigma] * number
-        numbers = [each for each in several if isinstance(each, (int, float)) and 0 < each < math.inf]
-        if not len(numbers) == len(several) == number:
-            return Declined("the bandwidths are not plain positive numbers")
-        sigmas += numbers
-    return sigmas
 
 
 def confidence_weights(confidence: Tensor, maps: Tensor, spatial_axes: int) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.filters.gaussian import gaussian_filter
+from permutohedral.filters.weighting import check_weights
 from permutohedral.guided.maps import Data, as_given, optional_tensor, to_tensor
 from permutohedral.ops.tensors import check_features, check_tensor
 from permutohedral.ops.tracing import is_unreadable, surely_all
@@ -61,14 +62,10 @@ def _interpolate(
             f"values must be [points, channels] and features [points, d], got {list(values.shape)} and "
             f"{list(features.shape)}"
         )
-    if weights is not None:
-        check_tensor("weights", weights)
-        if weights.shape != values.shape[:1]:
-            raise InputError(f"weights must be [{len(values)}], one for each point, got {list(weights.shape)}")
     unit: float | Tensor = 1.0
-    if weights is not None and weights.numel():
+    if weights is not None and len(values):
         # products of tiny weights would underflow
-        weights = weights.to(features.dtype)
+        weights = check_weights(weights, values.shape[:1], values).to(features.dtype)
         unit = weights.detach().amax().clamp_min(torch.finfo(weights.dtype).tiny)
         weights = weights / unit
     unknown = values.isnan()

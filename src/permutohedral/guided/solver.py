@@ -37,8 +37,7 @@ from permutohedral.lattice.checks import splat_density
 from permutohedral.lattice.features import Sigma
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.lattice.memory import check_rows
-from permutohedral.ops import composite, operators
-from permutohedral.ops.contract import SeenCells, SolverTables
+from permutohedral.ops import operators
 from permutohedral.ops.simplices import Simplices
 from permutohedral.ops.tensors import check_count, check_tensor
 from permutohedral.ops.tracing import (
@@ -56,57 +55,30 @@ _BALANCING_STEPS = 5
 
 
 @dataclass(frozen=True, eq=False)
-class _AxisNeighbors:
-    """B of a lattice.
-
-    Attributes:
-        axes: int32 `[2 (d + 1), lattice points]`, the axis neighbors of each lattice point, -1 where missing.
-        dtype: of the values.
-    """
-
-    axes: Tensor
-    dtype: torch.dtype
-
-    def sum(self, rows: Tensor) -> Tensor:
-        """Return B y for y `[lattice points, channels]`."""
-        # `slice` is faster than a convolution of one channel
-        return composite.sum_axis_neighbors(
-            (rows,), lambda: (self.axes,), lambda rows: operators.slice(rows, *self._table), constants=(self.axes,)
-        )
-
-    @cached_property
-    def _table(self) -> tuple[Tensor, Tensor]:
-        """Each lattice point and its neighbors, int32 `[lattice points, 1 + 2 (d + 1)]`, and their weights in B."""
-        around, number = self.axes.shape
-        neighbors = self.axes.new_empty(number, 1 + around)
-        neighbors[:, 0] = torch.arange(number, dtype=neighbors.dtype, device=neighbors.device)
-        neighbors[:, 1:] = self.axes.T
-        weights = (neighbors >= 0).to(self.dtype)
-        weights[:, 0] = around
-        return neighbors.clamp_min_(0), weights
-
-
-@dataclass(frozen=True, eq=False)
 class Smoothness:
     """The roughness of signals on a lattice.
 
     Attributes:
-        neighbors: B.
+        neighbors: B. Each lattice point and its axis neighbors, int32 `[lattice points, 1 + 2 (d + 1)]`, and weights.
         scale: n, `[lattice points, 1]`.
         mass: W 1, `[lattice points, 1]`.
     """
 
-    neighbors: _AxisNeighbors
+    neighbors: tuple[Tensor, Tensor]
     scale: Tensor
     mass: Tensor
 
+    def sum_neighbors(self, rows: Tensor) -> Tensor:
+        """Return B y for y `[lattice points, channels]`."""
+        return operators.slice(rows, *self.neighbors)
+
     def apply_laplacian(self, rows: Tensor) -> Tensor:
         """Return (diag(W 1) - W) y for y `[lattice points, channels]`."""
-        return self.mass * rows - self.scale * self.neighbors.sum(self.scale * rows)
+        return self.mass * rows - self.scale * self.sum_neighbors(self.scale * rows)
 
     def diagonal(self) -> Tensor:
         """Return the diagonal of diag(W 1) - W."""
-        return self.mass - self.scale.square() * self.neighbors.axes.shape[0]
+        return self.mass - self.scale.square() * self.neighbors[1][:, :1]
 
     def detach(self) -> Smoothness:
         """Return the same without derivatives."""
@@ -117,22 +89,23 @@ class Smoothness:
 def smoothness_on(lattice: Lattice) -> Smoothness:
     """Return the roughness of signals on a lattice that was built with `separable=True`."""
     density = splat_density(lattice)
-    neighbors = _AxisNeighbors(check_separable(lattice), density.dtype)
+    neighbors = _list_neighbors(check_separable(lattice), density.dtype)
     # vertices that points touch with weight zero must not matter, nor be divided by
     wanted = density.clamp_min(torch.finfo(density.dtype).eps ** 2)
+    scale = torch.where(density > 0, 1.0, wanted)
+    for _ in range(_BALANCING_STEPS):
+        scale = (scale * wanted / operators.slice(scale, *neighbors)).sqrt()
+    return Smoothness(neighbors, scale, scale * operators.slice(scale, *neighbors))
 
-    def compose(scale: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        for _ in range(_BALANCING_STEPS):
-            scale = (scale * wanted / neighbors.sum(scale)).sqrt()
-        return scale, scale * neighbors.sum(scale)
 
-    scale, mass = composite.balance(
-        (torch.where(density > 0, 1.0, wanted), wanted),
-        lambda: (neighbors.axes, _BALANCING_STEPS),
-        compose,
-        constants=(neighbors.axes,),
-    )
-    return Smoothness(neighbors, scale, mass)
+def _list_neighbors(axis_neighbors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return `Smoothness.neighbors` from int32 `[2 (d + 1), lattice points]`, -1 where missing."""
+    around, number = axis_neighbors.shape
+    own = torch.arange(number, dtype=axis_neighbors.dtype, device=axis_neighbors.device)
+    neighbors = torch.cat([own[:, None], axis_neighbors.T], dim=1)
+    weights = (neighbors >= 0).to(dtype)
+    weights[:, 0] = around
+    return neighbors.clamp_min_(0), weights
 
 
 class BilateralSolver:
@@ -220,31 +193,36 @@ class BilateralSolver:
                 "target: torch.func and dual tensors do not go through a solver; take gradients with backward() or "
                 "torch.autograd.grad, and batch axes instead of torch.vmap"
             )
-        return self._minimize(self._data(target, confidence, where, layout), layout, strength, until, start)
+        return self._minimize(self._data(target, confidence, where, layout), strength, until, start)
 
     @cached_property
     def _in_float64(self) -> BilateralSolver:
         return BilateralSolver(self._guide.double(), *self._sigmas, spatial_axes=len(self.space))
 
     def _minimize(
-        self, data: _Data, layout: Layout, strength: float | Tensor, until: tuple[int, float], start: Tensor | None
+        self, data: _Data, strength: float | Tensor, until: tuple[int, float], start: Tensor | None
     ) -> Tensor:
+        # only ratios of weights and smoothness matter; squares of tiny or huge ones would underflow or overflow
+        unit = data.weights.detach().amax(dim=0, keepdim=True)
+        data = replace(data, weights=data.weights / unit)
+        strength = torch.as_tensor(strength, dtype=unit.dtype, device=unit.device) / unit
+        strength = strength.clamp_max(1 / torch.finfo(unit.dtype).eps)
         lattice, offset = self.lattice, data.mean()
         # the solution is computed without the mean, which keeps digits
         data = replace(data, values=data.values - offset)
-        exact = _system(lattice.source, self._smoothness.detach(), data.detach(), _detached(strength))
+        exact = _system(lattice.source, self._smoothness.detach(), data.detach(), strength.detach())
         # means of cells are computed of all pixels
         pixels = 2 * math.prod(self.space) if isinstance(data.where, Grids) else 0
         check_rows(6 * lattice.num_lattice_points + pixels, data.values.shape[1], data.values)
         with torch.no_grad():
-            begin = exact.blurred() if start is None else self._on_lattice(start, layout) - offset
+            begin = exact.blurred() if start is None else self._on_lattice(start, data.layout) - offset
             solution = exact.solve(exact.right, begin, *until)
         if wants_gradient(data.values, data.weights, strength, lattice.source.barycentric):
             recorded = _system(lattice.source, self._smoothness, data, strength)
             residual = recorded.product(solution) - recorded.right
             solution = attach(solution, residual, lambda gradient: exact.solve_transposed(gradient, *until))
         rows = operators.slice(solution, lattice.source.vertices, lattice.source.barycentric) + offset
-        return layout.from_rows(rows, self.space).contiguous()
+        return data.layout.from_rows(rows, self.space).contiguous()
 
     def _check_start(self, start: Tensor | None, layout: Layout) -> None:
         if start is None:
@@ -328,7 +306,7 @@ def _check_smoothness(smoothness: float | Tensor) -> float | Tensor:
         )
     smoothness = smoothness.reshape(())
     fits = (smoothness >= 0) & (smoothness < torch.inf)
-    if smoothness.device.type == "cpu" and not is_unreadable() and not surely_all(fits):
+    if not is_unreadable() and not surely_all(fits):
         raise InputError(f"smoothness must be finite and not negative, got {float(smoothness)}")
     return smoothness
 
@@ -363,7 +341,7 @@ class _System:
         data: weight of the data at each lattice point, `[lattice points, channels]`.
         weights: weight of each sample, `[rows, channels]`.
         smoothness: of the lattice.
-        strength: of the smoothness, compared with the weights.
+        strength: of the smoothness, compared with the weights, `[1, channels]`.
         seen: the samples as a function of lattice values.
     """
 
@@ -372,7 +350,7 @@ class _System:
     data: Tensor
     weights: Tensor
     smoothness: Smoothness
-    strength: float | Tensor
+    strength: Tensor
     seen: _Seen
 
     def product(self, rows: Tensor) -> Tensor:
@@ -388,21 +366,8 @@ class _System:
             return start
         unit = right.abs().amax(dim=0, keepdim=True)
         unit = torch.where(unit > 0, unit, 1.0)
-        right, start = right / unit, start / unit
-
-        def compose(right: Tensor, start: Tensor) -> Tensor:
-            return conjugate_gradients(self.product, right, self.diagonal, start, iterations, tolerance)
-
-        cells, scale = self.seen.cells, self.smoothness.scale
-        if scale.shape[1] > 1:
-            return unit * compose(right, start)
-        scale, mass = self.strength**0.5 * scale, self.strength * self.smoothness.mass
-        lumped = self.data if cells is None else None
-        tables = SolverTables(self.smoothness.neighbors.axes, scale, mass, lumped, cells, self.diagonal)
-        constants = [each for each in (*tables, *(cells or ())) if isinstance(each, Tensor)]
-        return unit * composite.solve_on_lattice(
-            (right, start), lambda: (tables, iterations, tolerance), compose, constants=constants
-        )
+        system = self.product, right / unit, self.diagonal, start / unit
+        return unit * conjugate_gradients(*system, iterations, tolerance)
 
     def solve_transposed(self, gradient: Tensor, iterations: int, tolerance: float) -> Tensor:
         """Return A^-1 times a gradient, restricted to the lattice points that data reach.
@@ -413,7 +378,7 @@ class _System:
         for _ in range(iterations):
             if surely_all(reached):
                 break
-            wider = self.smoothness.neighbors.sum(reached.to(gradient.dtype)) > 0
+            wider = self.smoothness.sum_neighbors(reached.to(gradient.dtype)) > 0
             if surely_all(wider == reached):
                 break
             reached = wider
@@ -428,12 +393,12 @@ class _System:
         """Return the data averaged over three lattice steps, to start from; zero where they do not reach."""
         numbers = torch.cat([self.right, self.data], dim=1)
         for _ in range(3):
-            numbers = self.smoothness.neighbors.sum(numbers)
+            numbers = self.smoothness.sum_neighbors(numbers)
         sums, mass = numbers[:, : self.right.shape[1]], numbers[:, self.right.shape[1] :]
         return sums / torch.where(mass > 0, mass, 1.0)
 
 
-def _system(simplices: Simplices, smoothness: Smoothness, data: _Data, strength: float | Tensor) -> _System:
+def _system(simplices: Simplices, smoothness: Smoothness, data: _Data, strength: Tensor) -> _System:
     """Return the equations of the least sum of squares, differentiable in all of their parts.
 
     Data at samples are lumped: each lattice point has its share of them, as in a grid without interpolation. Means of
@@ -462,12 +427,10 @@ class _Seen:
     Attributes:
         gather: from rows of data to the lattice.
         observe: from the lattice to means of cells; None if data are at samples.
-        cells: the tables of `observe`.
     """
 
     gather: Product
     observe: Product | None = None
-    cells: SeenCells | None = None
 
 
 def _see(simplices: Simplices, barycentric: Tensor, data: _Data) -> _Seen:
@@ -476,25 +439,16 @@ def _see(simplices: Simplices, barycentric: Tensor, data: _Data) -> _Seen:
         if grids is not None:
             vertices, barycentric = vertices.index_select(0, grids), barycentric.index_select(0, grids)
         return _Seen(lambda rows: operators.splat(rows, vertices, barycentric, number))
-    cells = SeenCells(vertices, barycentric, grids.table, data.weights)
-
-    def compose(rows: Tensor) -> Tensor:
-        maps = grids.spread(layout.from_rows(rows, grids.coarse))
-        return operators.splat(layout.to_rows(maps), vertices, barycentric, number)
 
     def gather(rows: Tensor) -> Tensor:
-        constants = vertices, barycentric, data.weights
-        return composite.spread_cells((rows,), lambda: (cells, number), compose, constants=constants)
+        maps = grids.spread(layout.from_rows(rows, grids.coarse))
+        return operators.splat(layout.to_rows(maps), vertices, barycentric, number)
 
     def observe(rows: Tensor) -> Tensor:
         maps = layout.from_rows(operators.slice(rows, vertices, barycentric), grids.fine)
         return layout.to_rows(grids.observe(maps))
 
-    return _Seen(gather, observe, cells)
-
-
-def _detached(number: float | Tensor) -> float | Tensor:
-    return number.detach() if isinstance(number, Tensor) else number
+    return _Seen(gather, observe)
 
 
 def bilateral_solver(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from permutohedral.errors import InputError
 from permutohedral.guided.grids import Grids, Sampling, fill_unknown
-from permutohedral.guided.joint import LEAST_MASS, affine_model, default_sigma, joint_lattice, ones_for
+from permutohedral.guided.joint import affine_model, default_sigma, joint_lattice, ones_for
 from permutohedral.guided.maps import (
     Data,
     Layout,
@@ -23,14 +23,11 @@ from permutohedral.guided.maps import (
     known_values,
     layout_of,
     optional_tensor,
-    plain_sigmas,
     to_tensor,
 )
 from permutohedral.guided.solver import BilateralSolver
 from permutohedral.lattice.features import Sigma
-from permutohedral.ops.composite import upsample_map
-from permutohedral.ops.contract import Declined, accumulation_dtype
-from permutohedral.ops.tensors import check_count
+from permutohedral.ops.tensors import check_count, check_tensor
 from permutohedral.ops.tracing import is_unreadable
 
 UpsamplingMode = Literal["gaussian", "affine", "solver"]
@@ -54,9 +51,8 @@ class Upsampler:
         mode: see `upsample`.
         sampling: see `upsample`.
         spatial_axes: see `upsample`.
-        origin: position of the first sample of the guide, for a part of a larger one. Results of "gaussian" agree where
-            parts overlap far enough. Those of "affine" differ, since its prior is the mean of the part. "solver" is
-            global and has no parts.
+        origin: position of the first sample of the guide, for a part of a larger one. Results of "gaussian" and
+            "affine" agree where parts overlap far enough. "solver" is global and has no parts.
 
     >>> import permutohedral as ph
     >>> upsampler = ph.Upsampler(torch.rand(3, 48, 64), size=(6, 8))
@@ -178,10 +174,6 @@ class Upsampler:
             and not is_unreadable()
             and joint.windows.slots <= min(layout.row_channels // 2, _MOST_SLOTS)
         )
-        if self.mode == "gaussian" and weights is None and not many:
-            fused = joint.upsample(maps, layout, steps, channels_last)
-            if not isinstance(fused, Declined):
-                return fused
         complete = maps
         if weights is None:
             rows = ones_for(layout, joint)
@@ -190,26 +182,25 @@ class Upsampler:
             complete = fill_unknown(*flat, axes).view(maps.shape)
             own = Layout(layout.leading, 1, layout.shared) if shared else layout
             rows = own.to_rows(weights if shared else weights.expand_as(maps))
-        reach = joint.mixture(rows) if many else joint.reach(rows)
+        # residuals of the affine model hardly follow the edges of the guide
+        correct: Callable[[Tensor], Tensor] = self.grids.enlarge
+        if self.mode == "gaussian" or self.grids.sampling == "point":
+            reach = joint.mixture(rows) if many else joint.reach(rows)
+            correct = partial(reach.average, layout=layout, channels_last=channels_last)
         if self.mode == "affine":
             own = Layout(tuple(self._guide.shape[: -axes - 1]), self._guide.shape[-axes - 1], layout.shared)
             guide = self._guide.to(joint.lattice.dtype)
             guides = own.to_rows(self.grids.observe(guide)), own.to_rows(guide)
-            upsampled = layout.from_rows(
-                affine_model(joint, layout.to_rows(maps), rows, guides, ridge), self.grids.fine
-            )
+            means, interpolation = affine_model(joint, layout.to_rows(maps), rows, guides, ridge)
+            upsampled = layout.from_rows(interpolation.add_to(means, complete, layout), self.grids.fine)
             upsampled = upsampled if channels_last else upsampled.contiguous()
         else:
-            upsampled = reach.average(complete, layout, channels_last)
+            upsampled = correct(complete)
         for _ in range(steps):
             missing = maps - self.grids.observe(upsampled)
             if weights is not None:
                 missing = torch.where(weights > 0, missing, 0.0)
-            if self.mode == "affine" and self.grids.sampling == "area":
-                # residuals of the model hardly follow the edges of the guide
-                upsampled = upsampled + self.grids.enlarge(missing)
-                continue
-            upsampled = upsampled + reach.average(missing, layout, channels_last)
+            upsampled = upsampled + correct(missing)
         return upsampled
 
 
@@ -272,42 +263,7 @@ def upsample(
     torch.Size([2, 384, 40, 50])
     """
     maps = to_tensor(coarse)
-    picture = in_wider_dtype(to_tensor(guide), maps)
-    check_space(picture, spatial_axes)
-    layout = layout_of("coarse", maps, tuple(picture.shape[: -spatial_axes - 1]), picture.device, spatial_axes)
-    size = tuple(maps.shape[-spatial_axes:])
-    if mode == "gaussian" and confidence is None:
-        grids = Grids(size, tuple(picture.shape[-spatial_axes:]), sampling)
-        fused = _upsample_fused(maps, picture, layout, grids, sigma_space, sigma_range, steps)
-        if not isinstance(fused, Declined):
-            return as_given(fused, coarse)
+    check_tensor("coarse", maps)
+    picture, size = in_wider_dtype(to_tensor(guide), maps), tuple(maps.shape[-spatial_axes:])
     upsampler = Upsampler(picture, size, sigma_space, sigma_range, mode, sampling=sampling, spatial_axes=spatial_axes)
     return upsampler(coarse, confidence, steps, smoothness=smoothness, ridge=ridge)
-
-
-def _upsample_fused(
-    coarse: Tensor,
-    guide: Tensor,
-    layout: Layout,
-    grids: Grids,
-    sigma_space: Sigma | None,
-    sigma_range: Sigma,
-    steps: int | None,
-) -> Tensor | Declined:
-    """Upsample by the Gaussian, lattice included, in one call of a backend."""
-    share, default_steps = _DEFAULTS["gaussian"]
-    steps = default_steps if steps is None else steps
-    check_count("steps", steps)
-    channels, axes = layout.row_channels, len(grids.fine)
-    if layout.guides != 1 or channels >= _FEWEST_CHANNELS:
-        return upsample_map.decline(
-            f"it takes one guide and fewer than {_FEWEST_CHANNELS} channels, got {layout.guides} and {channels}"
-        )
-    sigmas = plain_sigmas(guide, axes, default_sigma(grids, share) if sigma_space is None else sigma_space, sigma_range)
-    channels_last = is_channels_last(coarse, axes)
-    plan = sigmas if isinstance(sigmas, Declined) else (grids.table, sigmas, LEAST_MASS, steps, not channels_last)
-    rows = layout.to_rows(coarse.to(accumulation_dtype(guide.dtype)))
-    result = upsample_map.fuse((rows, guide), lambda: plan)
-    if isinstance(result, Declined):
-        return result
-    return layout.from_fused(result, grids.fine, channels_last).to(coarse.dtype)

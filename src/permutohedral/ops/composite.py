@@ -247,13 +247,4 @@ filter_learned: Composite[Tensor] = Composite("filter_learned", has_backward=Tru
 mean_field: Composite[Tensor] = Composite("mean_field")
 mean_field_logits: Composite[Tensor] = Composite("mean_field_logits", has_backward=True)
 normalize_items: Composite[Tensor] = Composite("normalize_items", has_backward=True)
-
-# upsampling and the bilateral solver
-mix_rows: Composite[Tensor] = Composite("mix_rows")
-cell_features: Composite[Tensor] = Composite("cell_features")
-upsample_rows: Composite[Tensor] = Composite("upsample_rows")
-upsample_map: Composite[Tensor] = Composite("upsample_map")
-sum_axis_neighbors: Composite[Tensor] = Composite("sum_axis_neighbors")
-balance: Composite[tuple[Tensor, Tensor]] = Composite("balance")
-spread_cells: Composite[Tensor] = Composite("spread_cells")
-solve_on_lattice: Composite[Tensor] = Composite("solve_on_lattice")
+slice_planes: Composite[Tensor] = Composite("slice_planes")

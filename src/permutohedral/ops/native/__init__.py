@@ -321,16 +321,15 @@ def largest_gradient(gradient: Tensor, winners: Tensor, vertices: Tensor) -> Ten
     return run_kernel("largest_gradient", shape, vertices.numel() * shape[1], gradient, winners, (vertices, None))
 
 
-def mix_rows(rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool) -> Tensor:
-    dtype, points, channels = accumulation_dtype(rows.dtype), vertices.shape[0], rows.shape[1]
-    shape = (channels, points) if planes else (points, channels)
+def slice_planes(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tensor:
+    dtype, shape = accumulation_dtype(lattice_values.dtype), (lattice_values.shape[1], vertices.shape[0])
     # Huge pages are not worth their price for a result that the core would not keep. Where free pages are given back to
     # a host, as in many virtual machines, new huge ones take three times as long as small ones.
-    large = points * channels * dtype.itemsize > _native.kept_memory_limit()
+    large = math.prod(shape) * dtype.itemsize > _native.kept_memory_limit()
     out = torch.empty(shape, dtype=dtype, device=CPU) if large else bridge.empty(shape, dtype)
     if out.numel() > 0:
-        core(dtype).mix_rows(rows, (vertices, weights), planes, out, bridge.threads(out.numel()))
-    return out.to(rows.dtype)
+        core(dtype).slice_planes(lattice_values, (vertices, barycentric), out, bridge.threads(out.numel()))
+    return out.to(lattice_values.dtype)
 
 
 def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor:

@@ -7,7 +7,6 @@ from permutohedral.ops.triton.build.levels import coarsen_keys
 from permutohedral.ops.triton.build.neighbors import find_neighbors, transpose_neighbors
 from permutohedral.ops.triton.build.picture_features import picture_features
 from permutohedral.ops.triton.filter.blur import blur
-from permutohedral.ops.triton.filter.cells import cell_features
 from permutohedral.ops.triton.filter.convolve import convolve
 from permutohedral.ops.triton.filter.exact_sums import sum_neighbors, sum_window
 from permutohedral.ops.triton.filter.gaussian import filter_gaussian, filter_points
@@ -15,8 +14,6 @@ from permutohedral.ops.triton.filter.item_norm import normalize_items, normalize
 from permutohedral.ops.triton.filter.largest import largest_gradient, splat_largest
 from permutohedral.ops.triton.filter.learned_filter import filter_learned, filter_learned_backward
 from permutohedral.ops.triton.filter.mean_field import mean_field, mean_field_logits, mean_field_logits_backward
-from permutohedral.ops.triton.filter.slice import barycentric_gradient, mix_rows, slice
-from permutohedral.ops.triton.filter.solver import balance, solve_on_lattice, spread_cells, sum_axis_neighbors
+from permutohedral.ops.triton.filter.slice import barycentric_gradient, slice, slice_planes
 from permutohedral.ops.triton.filter.splat import splat
-from permutohedral.ops.triton.filter.upsample import upsample_map, upsample_rows
 from permutohedral.ops.triton.filter.weight_gradient import convolve_weight_gradient

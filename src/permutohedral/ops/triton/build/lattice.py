@@ -92,22 +92,11 @@ def insert_and_wait(
         return insertion, report.read(), done
 
 
-@kernel(sizes=["number"])
-def flag_nonfinite_kernel(values, table, number, BLOCK: tl.constexpr):
-    """Set FULL if a value is infinite or NaN, so that the host discards this attempt."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(values + place, mask=place < number, other=0.0)
-    # infinity minus infinity is NaN
-    if tl.max((value - value != 0.0).to(tl.int32), axis=0) > 0:
-        tl.store(table + FULL, 1)
-
-
 def build_tables(
     features: Tensor,
     batch: Tensor | None,
     ahead: Callable[[Insertion], Ahead],
     retry: bool = False,
-    finite: Tensor | None = None,
 ) -> tuple[Insertion, int, Ahead | None] | None:
     """Insert all points, and run `ahead` before waiting; None if they do not fit a table of packed keys.
 
@@ -116,7 +105,6 @@ def build_tables(
         ahead: queues work on the insertion, whose number of lattice points is not known yet.
         retry: try a larger table, and bits by the range of the data. Without it codes have equal bits per coordinate,
             and features must have at most `LARGEST_EVEN_DIMENSION` dimensions.
-        finite: contiguous values; the result is None if one of them is infinite or NaN.
 
     Raises:
         FeatureRangeError: a feature has no key.
@@ -133,11 +121,7 @@ def build_tables(
 
     def attempt() -> Insertion:
         _check_memory(features, capacity)
-        insertion = insert_points(features, batch, capacity, by_range)
-        if finite is not None:
-            variant, number = flag_nonfinite_kernel[1024,], finite.numel()
-            variant(variant.tiles(number, 1), (finite, insertion.table.storage), (number,))
-        return insertion
+        return insert_points(features, batch, capacity, by_range)
 
     while True:
         insertion, report, done = insert_and_wait(attempt, _no_work if exact else ahead, features.device)

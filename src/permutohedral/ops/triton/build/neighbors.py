@@ -216,14 +216,14 @@ def search_packed(table: PackedTable, targets: Tensor, num_targets: int, offsets
     return neighbors
 
 
-def search_counted(table: PackedTable, codes: Tensor, rows: int, offsets: Tensor, paired: bool = False) -> Tensor:
+def search_counted(table: PackedTable, codes: Tensor, rows: int, offsets: Tensor) -> Tensor:
     """Look up the neighbors of the table's own rows before the host knows their number.
 
     Returns int32 `[taps, rows]`, room for the expected rows. The columns are stored as if there were exactly as many as
-    lattice points. If there are more than `rows`, nothing is written. With `paired` opposite taps are looked up as one.
+    lattice points. If there are more than `rows`, nothing is written.
     """
     neighbors = torch.empty(offsets.shape[0], rows, dtype=torch.int32, device=codes.device)
-    search_into(neighbors.fill_(-1) if paired else neighbors, table, codes, offsets, True, paired)
+    search_into(neighbors, table, codes, offsets, True, False)
     return neighbors
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from permutohedral.ops.contract import Declined, GaussianTables
+from permutohedral.ops.contract import Declined
 from permutohedral.ops.neighborhood import axis_offsets, blur_gain
 from permutohedral.ops.triton.build.insertion import Insertion
 from permutohedral.ops.triton.build.lattice import (
@@ -26,6 +26,8 @@ from permutohedral.ops.triton.kernel import WIDEST_TILE, on_device
 
 # a tile holds the mass next to all channels that are divided by it
 _MOST_CHANNELS = WIDEST_TILE - 1
+# vertices and weights of the sources, neighbors along the axes, vertices and weights of the targets
+GaussianTables = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def _filter(

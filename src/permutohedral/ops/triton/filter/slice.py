@@ -115,11 +115,10 @@ def slice(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tens
 
 
 @on_device
-def mix_rows(rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool) -> Tensor:
-    shape = vertices.shape[0], rows.shape[1]
-    output = rows.new_empty(shape[::-1]).T if planes else rows.new_empty(shape)
-    slice_into(output, rows, vertices, weights)
-    return output.T if planes else output
+def slice_planes(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tensor:
+    output = lattice_values.new_empty(lattice_values.shape[1], vertices.shape[0])
+    slice_into(output.T, lattice_values, vertices, barycentric)
+    return output
 
 
 @on_device
