@@ -159,8 +159,11 @@ def zeros(*shape: int) -> Tensor:
 
 ERRORS: dict[str, ErrorCase] = {
     "labels": (lambda: layer(0), ph.InputError, "labels"),
-    "sigma": (lambda: layer(sigma_range=0.0), ph.InputError, "positive"),
+    "sigma": (lambda: layer(sigma_range=0.0), ph.InputError, "sigma_range must be positive"),
+    "sigma_text": (lambda: layer(sigma_bilateral="wide"), ph.InputError, "sigma_bilateral must be one number, got"),
     "weights": (lambda: layer(weights=(1.0,)), ph.InputError, "two numbers"),
+    "one_weight": (lambda: layer(weights=3.0), ph.InputError, "weights must be two numbers.*got 3.0"),
+    "guide_bytes": (lambda: layer()(zeros(3, 4, 5), zeros(3, 4, 5).byte()), ph.InputError, "guide must be floating"),
     "compatibility": (lambda: layer(compatibility="full"), ph.InputError, "'potts'"),
     "logits": (lambda: layer()(zeros(2, 4, 5), zeros(3, 4, 5)), ph.InputError, r"\[3, \*space\]"),
     "axes": (lambda: layer()(zeros(3, 4), zeros(3, 4, 5)), ph.InputError, "2 axes"),

@@ -54,7 +54,7 @@ def mean_field(
     Returns:
         Marginals of the shape of energies, computed in the dtype of the features.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> energies = torch.randn(21, 40, 50)
     >>> kernels = [ph.crf.spatial_kernel((40, 50), 3.0), ph.crf.bilateral_kernel(torch.rand(3, 40, 50), 20.0, 0.1, 4.0)]
     >>> marginals = ph.crf.mean_field(energies, kernels)
@@ -107,7 +107,7 @@ def free_energy(
     Returns:
         `[batch]`, or a scalar for energies without batch axis or batch vector.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> energies, kernels = torch.randn(100, 3), [ph.crf.Kernel(torch.rand(100, 2) * 9)]
     >>> before, after = (ph.crf.mean_field(energies, kernels, steps) for steps in (0, 5))
     >>> bool(ph.crf.free_energy(after, energies, kernels) < ph.crf.free_energy(before, energies, kernels))

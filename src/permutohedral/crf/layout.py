@@ -67,6 +67,11 @@ def layout_of(energies: Tensor, kernels: Sequence[Kernel]) -> Layout:
     check_tensor("energies", energies)
     if not energies.is_floating_point():
         raise InputError(f"energies must be floating, got {energies.dtype}; convert with .float()")
+    if not isinstance(kernels, Sequence) or not all(isinstance(kernel, Kernel) for kernel in kernels):
+        kinds = [type(kernel).__name__ for kernel in kernels] if isinstance(kernels, Sequence) else kernels
+        raise InputError(f"kernels must be a list of permutohedral.crf.Kernel, such as [kernel], got {kinds}")
+    if len({kernel.batch is None for kernel in kernels}) > 1:
+        raise InputError("kernels must all have a batch vector, or none of them: items would mix in the others")
     spaces = {kernel.space for kernel in kernels}
     if len(spaces) > 1:
         raise InputError(f"all kernels must have one space, got {', '.join(map(str, spaces))}")
