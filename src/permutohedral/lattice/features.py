@@ -370,16 +370,19 @@ def read_numbers(given: Sigma, name: str, count: int | None = None) -> list[floa
     >>> read_numbers((-1, 2.5), "weights")
     [-1.0, 2.5]
     """
-    if isinstance(given, (int, float)) and not isinstance(given, bool):
-        return [float(given)]
-    try:
-        array = np.asarray(given.tolist() if isinstance(given, Tensor) else given)
-        # NumPy also reads texts and truth values, and drops imaginary parts
-        if array.ndim > 1 or array.dtype.kind in "USbc":
-            raise ValueError("no number")
-        numbers = [float(number) for number in array.astype(np.float64).reshape(-1)]
-    except (TypeError, ValueError) as error:
-        raise _count_error(given, name, count) from error
+    several = given if isinstance(given, (list, tuple)) else [given]
+    # torch.compile does not trace NumPy's conversion
+    if all(isinstance(number, (int, float)) and not isinstance(number, bool) for number in several):
+        numbers = [float(number) for number in several]
+    else:
+        try:
+            array = np.asarray(given.tolist() if isinstance(given, Tensor) else given)
+            # NumPy also reads texts and truth values, and drops imaginary parts
+            if array.ndim > 1 or array.dtype.kind in "USbc":
+                raise ValueError("no number")
+            numbers = [float(number) for number in array.astype(np.float64).reshape(-1)]
+        except (TypeError, ValueError) as error:
+            raise _count_error(given, name, count) from error
     if not numbers or (count is not None and len(numbers) not in (1, count)):
         raise _count_error(given, name, count)
     return numbers
