@@ -15,9 +15,10 @@ PAGE = "docs/errors.md"
 class PermutohedralError(Exception):
     """Base of all errors raised by `permutohedral`.
 
-    >>> print(InputError("features must be finite"))
+    >>> import permutohedral as ph
+    >>> print(ph.InputError("features must be finite"))
     features must be finite (see docs/errors.md#input)
-    >>> InputError("features must be finite").message
+    >>> ph.InputError("features must be finite").message
     'features must be finite'
     """
 

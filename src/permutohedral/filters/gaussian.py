@@ -102,7 +102,7 @@ def gaussian_filter(
     Raises:
         InputError: among other reasons, on the CPU, a value that counts is NaN or infinite.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> features = torch.rand(100, 2) * 5
     >>> bool(torch.allclose(ph.gaussian_filter(torch.ones(100, 1), features), torch.ones(100, 1)))
     True

@@ -118,7 +118,8 @@ def opponent_colors(image: Tensor) -> Tensor:
     Returns:
         The same shape: the orthonormal axes (1, 1, 1), (1, 0, -1) and (1, -2, 1).
 
-    >>> opponent_colors(torch.ones(3, 1, 1)).square().flatten().round().tolist()
+    >>> import torch, permutohedral as ph
+    >>> ph.opponent_colors(torch.ones(3, 1, 1)).square().flatten().round().tolist()
     [3.0, 0.0, 0.0]
     """
     check_tensor("image", image)
