@@ -27,7 +27,7 @@ def image(*shape: int) -> Tensor:
 
 def function_of(call: Any) -> nn.Module:
     module = nn.Module()
-    module.forward = call  # type: ignore[method-assign]
+    module.forward = call
     return module
 
 

@@ -102,8 +102,8 @@ def test_trains_after_inference_mode(name: str) -> None:
     layer = make(device=DEVICE, dtype=torch.float64)
     with torch.inference_mode():
         pyramid = ph.build_pyramid(FEATURES, levels=2).to(DEVICE)
-        items = (ph.nn.LatticeItems(pyramid.levels[0]),) if name == "LatticeGroupNorm" else ()
-        values, *others = *arguments(pyramid), *items
+        values, *others = arguments(pyramid)
+        others += [ph.nn.LatticeItems(pyramid.levels[0])] if name == "LatticeGroupNorm" else []
         inferred = layer(values, *others)
     values, *others = (each.clone() if isinstance(each, Tensor) else each for each in (values, *others))
     trained = layer(values.requires_grad_(), *others)

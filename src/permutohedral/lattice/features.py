@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from operator import index
+from typing import Any
 
 import numpy as np
 import torch
@@ -371,7 +372,7 @@ def read_numbers(given: Sigma, name: str, count: int | None = None) -> list[floa
     >>> read_numbers((-1, 2.5), "weights")
     [-1.0, 2.5]
     """
-    several = given if isinstance(given, (list, tuple)) else [given]
+    several: Sequence[Any] = given if isinstance(given, (list, tuple)) else [given]
     # torch.compile does not trace NumPy's conversion
     if all(isinstance(number, (int, float)) and not isinstance(number, bool) for number in several):
         numbers = [float(number) for number in several]

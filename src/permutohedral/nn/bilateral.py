@@ -188,8 +188,8 @@ class _BilateralConvolution(nn.Module):
         features = bilateral_features(edges, self.sigma_space, self.sigma_range, spatial_axes=axes, origin=origin)
         flat = None
         if weights is not None:
-            space = (*image.shape[: -axes - 1], *image.shape[-axes:])
-            flat = check_weights(weights, space, image, axes).flatten(-axes)
+            points = (*image.shape[: -axes - 1], *image.shape[-axes:])
+            flat = check_weights(weights, points, image, axes).flatten(-axes)
         output: Tensor = self.convolution(image.flatten(-axes).transpose(-1, -2), features, weights=flat)
         output = output.transpose(-1, -2)
         return output.reshape(*output.shape[:-1], *image.shape[-axes:])
