@@ -92,14 +92,20 @@ def test_fused_gradients_match_unfused(labels: int) -> None:
 
 
 def test_damping_trains_repulsive_costs() -> None:
-    made = layer(compatibility="matrix", steps=3)
+    """The damping depends on costs and bandwidths."""
+    made = layer(compatibility="matrix", steps=3, learn_sigma=True)
     assert made.costs is not None
     with torch.no_grad():
-        made.costs.copy_(torch.eye(3) * 4)
+        made.costs.copy_(torch.eye(3) * 4 + torch.rand(3, 3))
     logits, guide = pictures(4, 3)
-    assert torch.autograd.gradcheck(
-        lambda logits: made(logits, guide), (logits.requires_grad_(),), atol=1e-6, nondet_tol=1e-10, fast_mode=True
-    )
+    names, parameters = zip(*made.named_parameters(), strict=True)
+
+    def run(logits: Tensor, *values: Tensor) -> Tensor:
+        result: Tensor = torch.func.functional_call(made, dict(zip(names, values, strict=True)), (logits, guide))
+        return result
+
+    inputs = (logits.requires_grad_(), *parameters)
+    assert torch.autograd.gradcheck(run, inputs, atol=1e-6, nondet_tol=1e-10)
 
 
 def test_training_recovers_a_field() -> None:
