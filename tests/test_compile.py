@@ -190,6 +190,17 @@ def test_export() -> None:
     assert_close(program.module()(*others), layer(*others))
 
 
+@pytest.mark.parametrize("strict", [False, True], ids=["traced", "compiled"])
+def test_export_of_a_field_with_sizes_that_change(strict: bool) -> None:
+    layer = ph.nn.DenseCRF(3, dtype=torch.float64, device=DEVICE)
+    sizes = {2: torch.export.Dim("height", min=4, max=64), 3: torch.export.Dim("width", min=4, max=64)}
+    inputs = draw(2, 3, 5, 6).double(), draw(2, 1, 5, 6).double()
+    program = torch.export.export(layer, inputs, dynamic_shapes=(sizes, sizes), strict=strict)
+    others = draw(2, 3, 8, 7).double(), draw(2, 1, 8, 7).double()
+    # bandwidths are rounded differently
+    assert_close(program.module()(*others), layer(*others), torch.float32)
+
+
 @pytest.mark.parametrize("export", [True, False], ids=["export", "fake_tensors"])
 def test_eager_call_after_export(export: bool) -> None:
     """Offsets of taps are kept from call to call, and those of a recording hold no numbers."""

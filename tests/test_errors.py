@@ -159,6 +159,7 @@ MEMORY: dict[str, ErrorCase] = {
         ph.MemoryLimitError,
         "500 points in 2 dimensions would take 12,000 bytes",
     ),
+    "text": (lambda: lattice_of(5, 2, memory_limit="1GB"), InputError, "memory_limit must be a number of bytes.*'1GB'"),
     "halo": (lambda: lattice_of(5, 2, memory_limit=200, halo=3), ph.MemoryLimitError, "halo of 3 lattice points"),
 }
 
@@ -315,6 +316,31 @@ FILTERS: dict[str, ErrorCase] = {
         InputError,
         r"uint8.*image.float\(\) / 255",
     ),
+    "integer_guide": (
+        lambda: ph.bilateral_filter(zeros(3, 4, 5), 1.0, 1.0, zeros(1, 4, 5, dtype=torch.uint8)),
+        InputError,
+        "^guide must be floating, got torch.uint8",
+    ),
+    "gray_guide": (
+        lambda: ph.bilateral_filter(zeros(3, 4, 5), 1.0, 1.0, zeros(4, 5)),
+        InputError,
+        r"^guide must be.*guide.unsqueeze\(-3\)",
+    ),
+    "guide_of_another_dtype": (
+        lambda: ph.bilateral_filter(zeros(3, 4, 5), 1.0, 1.0, zeros(1, 4, 5, dtype=torch.float64)),
+        InputError,
+        r"^guide is torch.float64.* image torch.float32.*guide.to\(image\)",
+    ),
+    "explained_guide": (
+        lambda: ph.explain_bilateral(zeros(3, 4, 5), 1.0, 1.0, zeros(1, 5, 4)),
+        InputError,
+        "^guide and image must have one height",
+    ),
+    "weights_of_a_row": (
+        lambda: ph.bilateral_filter(zeros(3, 4, 5), 1.0, 1.0, weights=zeros(5)),
+        InputError,
+        r"weights must be \[4, 5\].*got \[5\]",
+    ),
     "guide_of_another_size": (
         lambda: ph.bilateral_filter(zeros(3, 4, 5), 1.0, 1.0, zeros(1, 5, 4)),
         InputError,
@@ -330,8 +356,8 @@ FILTERS: dict[str, ErrorCase] = {
         InputError,
         "batch axes",
     ),
-    "sigma_zero": (lambda: ph.bilateral_filter(zeros(3, 4, 5), 0.0, 1.0), InputError, "positive and finite"),
-    "sigma_negative": (lambda: ph.bilateral_filter(zeros(3, 4, 5), 1.0, -1.0), InputError, "positive and finite"),
+    "sigma_zero": (lambda: ph.bilateral_filter(zeros(3, 4, 5), 0.0, 1.0), InputError, "^sigma_space must be positive"),
+    "sigma_negative": (lambda: ph.bilateral_filter(zeros(3, 4, 5), 1.0, -1.0), InputError, "^sigma_range must be"),
     "sigma_nan": (lambda: ph.bilateral_filter(zeros(3, 4, 5), float("nan"), 1.0), InputError, "positive and finite"),
 }
 

@@ -82,6 +82,11 @@ BAD_CALLS: list[tuple[str, tuple[Any, ...], str]] = [
     ("position_features", (2, 2.0), "width"),
     ("position_features", (2, True), "width"),
     ("position_features", (2, 2, 0.0), "positive"),
+    ("grid_features", (20,), "space must be the extents.*got 20"),
+    ("grid_features", ((2, -1),), "extent"),
+    ("bilateral_features", (torch.rand(4, 5), 1.0, 1.0), "^guide must be.*guide.unsqueeze"),
+    ("bilateral_features", (torch.zeros(3, 4, 5).byte(), 1.0, 1.0), "^guide must be floating"),
+    ("bilateral_features", (torch.rand(40, 50, 3), 1.0, 1.0), "^guide must be.*guide.movedim"),
     ("position_features", (2, 2, -1.0), "positive"),
     ("position_features", (2, 2, float("nan")), "positive"),
     ("position_features", (2, 2, (1.0, 2.0, 3.0)), "one for each of 2"),
@@ -110,10 +115,20 @@ def test_rejects_integer_dtype() -> None:
 
 @pytest.mark.parametrize("sigma", ["2", ("1", "2"), True, 1j, [1.0 + 0j, 2.0], [True, True]])
 def test_rejects_sigma_that_is_no_number(sigma: Any) -> None:
-    message = "sigma must be one number or one for each dimension"
-    with pytest.raises(InputError, match=message):
-        bilateral_features(torch.rand(3, 4, 5), sigma, 0.1)
-    with pytest.raises(InputError, match=message):
+    image = torch.rand(3, 4, 5)
+    with pytest.raises(InputError, match=r"^sigma_space must be one number or one for each of 2"):
+        bilateral_features(image, sigma, 0.1)
+    with pytest.raises(InputError, match=r"^sigma must be one number or one for each of 2"):
         position_features(4, 5, sigma)
-    with pytest.raises(InputError, match=message):
-        bilateral_filter(torch.rand(3, 4, 5), sigma, 0.1)
+    for method in ("separable", "exact", "auto"):
+        with pytest.raises(InputError, match=r"^sigma_range must be one number or one for each of 3"):
+            bilateral_filter(image, 1.0, sigma, method=method)
+
+
+@pytest.mark.parametrize("method", ["separable", "exact", "auto"])
+@pytest.mark.parametrize("name", ["sigma_space", "sigma_range"])
+def test_errors_name_the_sigma(name: str, method: Any) -> None:
+    sigmas: Any = {"sigma_space": 1.0, "sigma_range": 1.0}
+    for wrong in (-1.0, torch.tensor(-1.0), (1.0, 2.0, 3.0, 4.0), torch.ones(4)):
+        with pytest.raises(InputError, match=rf"^{name} must be"):
+            bilateral_filter(torch.rand(3, 4, 5), **(sigmas | {name: wrong}), method=method)

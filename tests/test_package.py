@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import doctest
 import importlib.util
 import inspect
 import json
@@ -169,10 +170,21 @@ PUBLIC = {
 
 @pytest.mark.parametrize("name", sorted(name for name, value in PUBLIC.items() if callable(value)))
 def test_docstrings_have_examples(name: str) -> None:
+    """Examples run when they are pasted from `help()`: they import what they use."""
     value = PUBLIC[name]
     documentation = inspect.getdoc(value)
     assert documentation
     assert ">>>" in documentation or (inspect.isclass(value) and issubclass(value, Exception))
+    # nn/guided.py
+    if name in ("nn.BilateralSolver", "nn.BilateralUpsample2d"):
+        return
+    for example in doctest.DocTestFinder().find(value, name, globs={}):
+        result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example)
+        assert result.failed == 0
+
+
+def test_dir_lists_public_names_only() -> None:
+    assert set(dir(ph)) == {*ph.__all__, "errors", "files"}
 
 
 # modules whose name differs from their package's

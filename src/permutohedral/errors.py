@@ -17,9 +17,10 @@ PAGE = DOCUMENTATION + "guide/errors.html"
 class PermutohedralError(Exception):
     """Base of all errors raised by `permutohedral`.
 
-    >>> print(InputError("features must be finite"))
+    >>> import permutohedral as ph
+    >>> print(ph.InputError("features must be finite"))
     features must be finite (see https://permutohedral.readthedocs.io/guide/errors.html#input)
-    >>> InputError("features must be finite").message
+    >>> ph.InputError("features must be finite").message
     'features must be finite'
     """
 

@@ -22,6 +22,7 @@ PICTURE = ph.crf.spatial_kernel((2, 3), 1.0)
 field: Any = ph.crf.mean_field
 energy: Any = ph.crf.free_energy
 kernel: Any = ph.crf.Kernel
+grid: Any = ph.crf.spatial_kernel
 CASES: dict[str, tuple[Any, type[Exception], str]] = {
     "integers": (partial(field, ENERGIES.long(), [KERNEL]), InputError, r"\.float\(\)"),
     "no tensor": (partial(field, [[1.0]], [KERNEL]), InputError, "torch.as_tensor"),
@@ -58,6 +59,13 @@ CASES: dict[str, tuple[Any, type[Exception], str]] = {
         InputError,
         "ragged batch is flat",
     ),
+    "some ragged": (
+        partial(field, ENERGIES, [KERNEL, ph.crf.Kernel(CLOUD, batch=torch.arange(6) // 3)]),
+        InputError,
+        "all have a batch vector, or none",
+    ),
+    "one kernel": (partial(field, ENERGIES, KERNEL), InputError, r"kernels must be a list.*\[kernel\]"),
+    "tensor kernel": (partial(energy, ENERGIES, ENERGIES, [CLOUD]), InputError, "kernels must be a list.*Tensor"),
     "labels": (partial(field, ENERGIES, [ph.crf.Kernel(CLOUD, torch.ones(2))]), InputError, "3 labels"),
     "dtypes": (partial(field, ENERGIES, [KERNEL, ph.crf.Kernel(CLOUD.double())]), InputError, "one dtype"),
     "nan feature": (partial(field, ENERGIES, [ph.crf.Kernel(CLOUD * float("nan"))]), FeatureRangeError, "finite"),
@@ -69,14 +77,22 @@ CASES: dict[str, tuple[Any, type[Exception], str]] = {
     "grid": (partial(kernel, CLOUD, space=(2, 2)), InputError, "does not have 6"),
     "features": (partial(kernel, CLOUD[0]), InputError, r"\[points, d\]"),
     "sigma": (partial(ph.crf.spatial_kernel, (2, 3), 0.0), InputError, "positive"),
-    "no space": (partial(ph.crf.spatial_kernel, (), 1.0), InputError, "at least one axis"),
+    "no space": (partial(ph.crf.spatial_kernel, (), 1.0), InputError, "space must be the extents"),
+    "one extent": (partial(grid, 20, 1.0), InputError, "space must be the extents.*got 20"),
     "extent": (partial(ph.crf.spatial_kernel, (2, -3), 1.0), InputError, "extent"),
-    "bytes": (partial(ph.crf.bilateral_kernel, torch.zeros(3, 2, 3).byte(), 1.0, 1.0), InputError, "floating"),
-    "guide": (partial(ph.crf.bilateral_kernel, torch.rand(2, 3), 1.0, 1.0), InputError, "as dimension"),
+    "bytes": (
+        partial(ph.crf.bilateral_kernel, torch.zeros(3, 2, 3).byte(), 1.0, 1.0),
+        InputError,
+        "guide must be floating",
+    ),
+    "guide axes": (partial(ph.crf.bilateral_kernel, torch.rand(2, 2, 3, 2, 3), 1.0, 1.0), InputError, "as dimension"),
+    "guide": (partial(ph.crf.bilateral_kernel, torch.rand(2, 3), 1.0, 1.0), InputError, "guide must be.*unsqueeze"),
     "certainty": (partial(ph.crf.energies_from_labels, CLOUD.long(), 2, 1.0), InputError, "between 0 and 1"),
     "float labels": (partial(ph.crf.energies_from_labels, CLOUD, 2, 0.9), InputError, "integers"),
     "label": (partial(ph.crf.energies_from_labels, CLOUD.long() + 5, 2, 0.9), InputError, "between 0 and 1"),
     "probabilities": (partial(ph.crf.energies_from_probabilities, CLOUD.long()), InputError, "floating"),
+    "logits": (partial(ph.crf.energies_from_probabilities, 3 * CLOUD - 2), InputError, "probabilities.*softmax"),
+    "nan probability": (partial(ph.crf.energies_from_probabilities, CLOUD * torch.nan), InputError, "probabilities"),
     "smallest": (partial(ph.crf.energies_from_probabilities, CLOUD, 0.0), InputError, "smallest"),
 }
 

@@ -34,7 +34,7 @@ def test_layer_matches_bilateral_filter(guided: bool) -> None:
 def test_accepts_any_kind_of_number() -> None:
     layer = BilateralFilter(np.float32(2.5), torch.tensor(0.25))  # type: ignore[arg-type]
     assert repr(layer) == "BilateralFilter(sigma_space=2.5, sigma_range=0.25)"
-    with pytest.raises(ph.InputError, match="sigma must be one number"):
+    with pytest.raises(ph.InputError, match="sigma_space must be one number"):
         BilateralFilter("wide", 0.3)  # type: ignore[arg-type]
 
 

@@ -92,14 +92,20 @@ def test_fused_gradients_match_unfused(labels: int) -> None:
 
 
 def test_damping_trains_repulsive_costs() -> None:
-    made = layer(compatibility="matrix", steps=3)
+    """The damping depends on costs and bandwidths."""
+    made = layer(compatibility="matrix", steps=3, learn_sigma=True)
     assert made.costs is not None
     with torch.no_grad():
-        made.costs.copy_(torch.eye(3) * 4)
+        made.costs.copy_(torch.eye(3) * 4 + torch.rand(3, 3))
     logits, guide = pictures(4, 3)
-    assert torch.autograd.gradcheck(
-        lambda logits: made(logits, guide), (logits.requires_grad_(),), atol=1e-6, nondet_tol=1e-10, fast_mode=True
-    )
+    names, parameters = zip(*made.named_parameters(), strict=True)
+
+    def run(logits: Tensor, *values: Tensor) -> Tensor:
+        result: Tensor = torch.func.functional_call(made, dict(zip(names, values, strict=True)), (logits, guide))
+        return result
+
+    inputs = (logits.requires_grad_(), *parameters)
+    assert torch.autograd.gradcheck(run, inputs, atol=1e-6, nondet_tol=1e-10)
 
 
 def test_training_recovers_a_field() -> None:
@@ -159,8 +165,11 @@ def zeros(*shape: int) -> Tensor:
 
 ERRORS: dict[str, ErrorCase] = {
     "labels": (lambda: layer(0), ph.InputError, "labels"),
-    "sigma": (lambda: layer(sigma_range=0.0), ph.InputError, "positive"),
+    "sigma": (lambda: layer(sigma_range=0.0), ph.InputError, "sigma_range must be positive"),
+    "sigma_text": (lambda: layer(sigma_bilateral="wide"), ph.InputError, "sigma_bilateral must be one number, got"),
     "weights": (lambda: layer(weights=(1.0,)), ph.InputError, "two numbers"),
+    "one_weight": (lambda: layer(weights=3.0), ph.InputError, "weights must be two numbers.*got 3.0"),
+    "guide_bytes": (lambda: layer()(zeros(3, 4, 5), zeros(3, 4, 5).byte()), ph.InputError, "guide must be floating"),
     "compatibility": (lambda: layer(compatibility="full"), ph.InputError, "'potts'"),
     "logits": (lambda: layer()(zeros(2, 4, 5), zeros(3, 4, 5)), ph.InputError, r"\[3, \*space\]"),
     "axes": (lambda: layer()(zeros(3, 4), zeros(3, 4, 5)), ph.InputError, "2 axes"),

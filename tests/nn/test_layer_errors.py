@@ -100,21 +100,51 @@ LAYERS: dict[str, ErrorCase] = {
         InputError,
         r"the \[5, 2\] that the lattice was built from.*\(4, 2\)",
     ),
-    "image_rank": (lambda: ph.nn.BilateralConvolution2d(1, 1)(zeros(4, 5)), InputError, r"\[batch, channels,"),
+    "image_rank": (lambda: ph.nn.BilateralConvolution2d(1, 1)(zeros(4, 5)), InputError, r"image must be \[batch, 1,"),
+    "image_channels": (
+        lambda: ph.nn.BilateralConvolution2d(1, 1)(zeros(3, 4, 5)),
+        InputError,
+        r"image must be.* \[1, height, width\], got \(3, 4, 5\)",
+    ),
+    "image_of_integers": (
+        lambda: ph.nn.BilateralConvolution2d(1, 1)(zeros(1, 4, 5).byte()),
+        InputError,
+        "image must be floating, got torch.uint8",
+    ),
     "image_without_guide": (
         lambda: ph.nn.BilateralConvolution2d(1, 1, guide_channels=1)(zeros(1, 4, 5)),
         InputError,
-        "guide_channels=1: pass a guide",
+        "guide is missing.*guide_channels=1",
     ),
     "guide_size": (
         lambda: ph.nn.BilateralConvolution2d(1, 1, guide_channels=1)(zeros(1, 4, 5), zeros(1, 5, 4)),
         InputError,
-        "one batch, height and width",
+        "guide and image must have one height and width",
     ),
     "guide_batch": (
         lambda: ph.nn.BilateralConvolution2d(1, 1, guide_channels=1)(zeros(2, 1, 4, 5), zeros(3, 1, 4, 5)),
         InputError,
-        "one batch, height and width",
+        "guide must have the batch axes of the image",
+    ),
+    "guide_without_batch": (
+        lambda: ph.nn.BilateralConvolution2d(1, 1, guide_channels=1)(zeros(2, 1, 4, 5), zeros(1, 4, 5)),
+        InputError,
+        "guide and image must have one batch",
+    ),
+    "undeclared_guide": (
+        lambda: ph.nn.BilateralConvolution2d(3, 1)(zeros(3, 4, 5), zeros(1, 4, 5)),
+        InputError,
+        r"guide must have 3 channels.*guide_channels=1",
+    ),
+    "guide_dtype": (
+        lambda: ph.nn.BilateralConvolution2d(1, 1, guide_channels=1)(zeros(1, 4, 5), zeros(1, 4, 5).double()),
+        InputError,
+        r"guide is torch.float64.* image torch.float32.*guide.to\(image\)",
+    ),
+    "weights_of_a_row": (
+        lambda: ph.nn.BilateralConvolution2d(1, 1)(zeros(1, 4, 5), weights=zeros(5)),
+        InputError,
+        r"weights must be \[4, 5\].*got \[5\]",
     ),
     "sigma": (lambda: ph.nn.BilateralFilter(-1.0, 1.0), InputError, "sigma_space must be positive.*-1"),
 }

@@ -10,6 +10,10 @@ from torch import Tensor
 from permutohedral.errors import InputError
 from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.tensors import check_count, check_tensor
+from permutohedral.ops.tracing import is_traced
+
+# by how much probabilities may leave the range from 0 to 1
+_ROUNDING = 1e-3
 
 
 def energies_from_labels(
@@ -29,7 +33,8 @@ def energies_from_labels(
     Returns:
         float32 `[..., num_labels, *space]`; for points `[..., num_labels]`.
 
-    >>> energies_from_labels(torch.tensor([0, 1, 9]), 2, 0.9, unknown=9, dimension=0).exp().reciprocal()
+    >>> import torch, permutohedral as ph
+    >>> ph.crf.energies_from_labels(torch.tensor([0, 1, 9]), 2, 0.9, unknown=9, dimension=0).exp().reciprocal()
     tensor([[0.9000, 0.1000],
             [0.1000, 0.9000],
             [0.5000, 0.5000]])
@@ -64,13 +69,14 @@ def energies_from_probabilities(probabilities: Tensor, smallest: float = 1e-5) -
     """Return -log p, with probabilities clamped to at least `smallest`.
 
     Args:
-        probabilities: floating, of any shape.
+        probabilities: floating, from 0 to 1, of any shape.
         smallest: positive.
 
     Returns:
         Energies of the shape and dtype of probabilities.
 
-    >>> energies_from_probabilities(torch.tensor([1.0, 0.0]), smallest=1e-4)
+    >>> import torch, permutohedral as ph
+    >>> ph.crf.energies_from_probabilities(torch.tensor([1.0, 0.0]), smallest=1e-4)
     tensor([-0.0000, 9.2103])
     """
     check_tensor("probabilities", probabilities)
@@ -78,6 +84,14 @@ def energies_from_probabilities(probabilities: Tensor, smallest: float = 1e-5) -
         raise InputError(f"probabilities must be floating, got {probabilities.dtype}; convert with .float()")
     if not 0 < smallest < 1:
         raise InputError(f"smallest must lie between 0 and 1, got {smallest}")
+    # on a GPU the host would have to wait; sums of a softmax may exceed 1 by rounding errors
+    if probabilities.device.type == "cpu" and not is_traced():
+        fits = (probabilities >= -_ROUNDING) & (probabilities <= 1 + _ROUNDING)
+        if not bool(fits.all()):
+            raise InputError(
+                f"probabilities must lie between 0 and 1, got {float(probabilities.min()):.4g} to "
+                f"{float(probabilities.max()):.4g}; apply a softmax to logits"
+            )
     # float16 may not represent `smallest`
     wide = probabilities.to(accumulation_dtype(probabilities.dtype))
     return -wide.clamp(min=smallest).log().to(probabilities.dtype)

@@ -11,7 +11,7 @@ from torch import Tensor
 from permutohedral.crf.damping import Damping, find_damping, find_repulsions, is_filtered_both_ways, is_undamped
 from permutohedral.crf.kernels import Kernel
 from permutohedral.crf.layout import Layout, items_of_rows, layout_of
-from permutohedral.crf.pairwise import Pairwise, compatibility_of, prepare
+from permutohedral.crf.pairwise import ComposedPairwise, Pairwise, compatibility_of, prepare
 from permutohedral.errors import InputError
 from permutohedral.lattice.lattice import Lattice
 from permutohedral.lattice.memory import check_rows
@@ -54,7 +54,7 @@ def mean_field(
     Returns:
         Marginals of the shape of energies, computed in the dtype of the features.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> energies = torch.randn(21, 40, 50)
     >>> kernels = [ph.crf.spatial_kernel((40, 50), 3.0), ph.crf.bilateral_kernel(torch.rand(3, 40, 50), 20.0, 0.1, 4.0)]
     >>> marginals = ph.crf.mean_field(energies, kernels)
@@ -80,10 +80,10 @@ def mean_field(
             planes = fused.run(energies, start, logarithms)
             if not isinstance(planes, Declined):
                 return layout.from_planes(planes).to(energies.dtype)
-        strength = find_damping(damping, repulsions, pairwise)
         _reject_nan(energies)
-        dtype = _working_dtype(pairwise, energies)
-        field = _Field(_scores_of(energies, layout, dtype), pairwise, strength, both_ways)
+        dtype, composed = _working_dtype(pairwise, energies), [pair.compose() for pair in pairwise]
+        strength = find_damping(damping, repulsions, composed)
+        field = _Field(_scores_of(energies, layout, dtype), composed, strength, both_ways)
         logits = field.scores if start is None else _logarithm(layout.to_rows(start).to(dtype))
         logits = _solve(field, logits, steps, tolerance, lambda: items_of_rows(layout, kernels, energies.device))
         result = torch.log_softmax(logits, dim=1) if logarithms else _softmax(logits)
@@ -107,7 +107,7 @@ def free_energy(
     Returns:
         `[batch]`, or a scalar for energies without batch axis or batch vector.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> energies, kernels = torch.randn(100, 3), [ph.crf.Kernel(torch.rand(100, 2) * 9)]
     >>> before, after = (ph.crf.mean_field(energies, kernels, steps) for steps in (0, 5))
     >>> bool(ph.crf.free_energy(after, energies, kernels) < ph.crf.free_energy(before, energies, kernels))
@@ -122,7 +122,7 @@ def free_energy(
         # a label of probability zero may cost infinity
         unary = torch.where(rows > 0, rows * costs, 0.0) - torch.special.entr(rows)
         for pair in pairwise:
-            unary = unary + rows * pair.cost(rows) / 2
+            unary = unary + rows * pair.compose().cost(rows) / 2
         items, num_items = items_of_rows(layout, kernels, rows.device)
         # terms of both signs cancel: sum in float64
         sums = unary.sum(dim=1).double()
@@ -217,7 +217,7 @@ class _Field:
     """
 
     scores: Tensor
-    pairwise: Sequence[Pairwise]
+    pairwise: Sequence[ComposedPairwise]
     damping: float | Tensor
     both_ways: bool | Tensor
 
@@ -278,8 +278,9 @@ class _FusedMeanField:
 
     def _compose(self, energies: Tensor, start: Tensor | None, *parameters: float | Tensor) -> Tensor:
         """Compose the logits of the last marginals of operators; energies and start are planes."""
-        pairwise = [pair.with_costs(each) for pair, each in zip(self.pairwise, parameters, strict=True)]
-        layout, dtype = replace(self.layout, shape=tuple(energies.shape), labels_last=False), pairwise[0].lattice.dtype
+        kernels = [pair.with_costs(each) for pair, each in zip(self.pairwise, parameters, strict=True)]
+        pairwise, dtype = [kernel.compose() for kernel in kernels], kernels[0].lattice.dtype
+        layout = replace(self.layout, shape=tuple(energies.shape), labels_last=False)
         field = _Field(_scores_of(energies, layout, dtype), pairwise, 0.0, self.both_ways)
         logits = field.undamped(_softmax(field.scores) if start is None else layout.to_rows(start).to(dtype))
         for _ in range(self.steps - 1):

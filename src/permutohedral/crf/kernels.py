@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.lattice.features import Sigma, bilateral_features, grid_features
+from permutohedral.lattice.features import Sigma, bilateral_features, check_image, grid_features
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.ops.tensors import check_count, check_tensor
 from permutohedral.ops.tracing import is_traced
@@ -40,7 +40,7 @@ class Kernel:
             `[..., labels, *space]`. None for points: energies are then `[..., points, labels]`.
         batch: int `[points]`, the item of each point of a ragged batch.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> ph.crf.Kernel(torch.rand(100, 3), compatibility=2.0).normalization
     'symmetric'
     """
@@ -92,12 +92,8 @@ def spatial_kernel(
     >>> ph.crf.spatial_kernel((20, 30), sigma=3.0).features.shape
     torch.Size([600, 2])
     """
-    space = tuple(space)
-    for extent in space:
-        check_count("an extent of space", extent)
-    if not space:
-        raise InputError("space must have at least one axis, such as (height, width)")
-    return Kernel(grid_features(space, sigma, device=device, dtype=dtype), compatibility, normalization, space)
+    features = grid_features(space, sigma, device=device, dtype=dtype)
+    return Kernel(features, compatibility, normalization, tuple(space))
 
 
 def bilateral_kernel(
@@ -119,15 +115,13 @@ def bilateral_kernel(
         normalization: see `Kernel`.
         dimension: number of axes of space: 2 for images, 3 for volumes.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> ph.crf.bilateral_kernel(torch.rand(3, 20, 30), sigma_space=20.0, sigma_range=0.1).features.shape
     torch.Size([600, 5])
     """
-    check_tensor("guide", guide)
     check_count("dimension", dimension, least=1)
-    if not guide.is_floating_point():
-        raise InputError(f"guide must be floating, got {guide.dtype}; convert it, and state sigma_range in its units")
-    if guide.dim() not in (dimension + 1, dimension + 2):
+    check_image(guide, dimension, "guide")
+    if guide.dim() > dimension + 2:
         raise InputError(
             f"guide must be [channels, *space] or [batch, channels, *space] with {dimension} axes of space, got "
             f"{tuple(guide.shape)}; pass their number as dimension"

@@ -67,14 +67,19 @@ def layout_of(energies: Tensor, kernels: Sequence[Kernel]) -> Layout:
     check_tensor("energies", energies)
     if not energies.is_floating_point():
         raise InputError(f"energies must be floating, got {energies.dtype}; convert with .float()")
-    spaces = {kernel.space for kernel in kernels}
-    if len(spaces) > 1:
-        raise InputError(f"all kernels must have one space, got {', '.join(map(str, spaces))}")
-    space = spaces.pop() if spaces else None
+    if not isinstance(kernels, Sequence) or not all(isinstance(kernel, Kernel) for kernel in kernels):
+        kinds = [type(kernel).__name__ for kernel in kernels] if isinstance(kernels, Sequence) else kernels
+        raise InputError(f"kernels must be a list of permutohedral.crf.Kernel, such as [kernel], got {kinds}")
+    if len({kernel.batch is None for kernel in kernels}) > 1:
+        raise InputError("kernels must all have a batch vector, or none of them: items would mix in the others")
+    # sizes that torch.export takes for unknown have no hash
+    space = kernels[0].space if kernels else None
+    if any(kernel.space != space for kernel in kernels):
+        raise InputError(f"all kernels must have one space, got {', '.join(str(kernel.space) for kernel in kernels)}")
     shape = tuple(energies.shape)
     axes = 2 if space is None else 1 + len(space)
-    named = "[points, labels]" if space is None else f"[labels, {', '.join(map(str, space))}]"
     if len(shape) not in (axes, axes + 1) or (space is not None and shape[len(shape) - len(space) :] != space):
+        named = "[points, labels]" if space is None else f"[labels, {', '.join(map(str, space))}]"
         raise InputError(f"energies must be {named}, or a batch of these, for these kernels, got shape {shape}")
     labels = shape[-1] if space is None else shape[len(shape) - axes]
     points = shape[-2] if space is None else math.prod(space)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -32,6 +31,8 @@ _POWERS: dict[KernelNormalization, tuple[float, float]] = {
 class Pairwise:
     """A kernel on the rows of all items: K = T S, the filter scaled at either end.
 
+    A backend takes its `tables`, and `compose` makes it of operators.
+
     Attributes:
         lattice: of flat points, `[items * points]`.
         axis_neighbors: of the lattice.
@@ -43,47 +44,6 @@ class Pairwise:
     axis_neighbors: Tensor
     compatibility: float | Tensor
     normalization: KernelNormalization
-
-    def cost(self, marginals: Tensor, both_ways: bool | Tensor = False) -> Tensor:
-        """Return K Q mu, the expected cost of each label: `[rows, labels]`."""
-        blurred = self._blurred(marginals, both_ways)
-        return operators.slice(_apply(self.compatibility, blurred), self.lattice.source.vertices, self._target_weights)
-
-    def gain(self, marginals: Tensor, both_ways: bool | Tensor = False) -> Tensor:
-        """Return -K Q mu for logits, `[rows, labels]`, up to a constant for each point."""
-        blurred, compatibility = self._blurred(marginals, both_ways), self.compatibility
-        # w (1 - I) is -w I up to such a constant
-        potts = not isinstance(compatibility, Tensor) or compatibility.dim() == 0
-        gain = compatibility * blurred if potts else _apply(-compatibility, blurred)
-        return operators.slice(gain, self.lattice.source.vertices, self._target_weights)
-
-    def _blurred(self, marginals: Tensor, both_ways: bool | Tensor) -> Tensor:
-        """Splat and blur the marginals; scales are part of the weights."""
-        source, rows = self.lattice.source, self.lattice.num_lattice_points
-        check_rows(3 * rows + marginals.shape[0], marginals.shape[1], marginals)
-        splatted = operators.splat(marginals, source.vertices, self._source_weights, rows)
-        return _blur(splatted, self.axis_neighbors, both_ways)
-
-    @cached_property
-    def _scales(self) -> tuple[Tensor | None, Tensor | None]:
-        """Factors of values before the filter and of results, `[rows, 1]`; None for ones."""
-        source, target = _POWERS[self.normalization]
-        if source == target == 0:
-            return None, None
-        ones = self.lattice.source.barycentric.new_ones(self.lattice.source.num_points, 1)
-        mass = _filter(ones, self.lattice, self.axis_neighbors) + SMALLEST_MASS
-        scale = mass.rsqrt() if source == target else mass.reciprocal()
-        return scale if source > 0 else None, scale if target > 0 else None
-
-    @cached_property
-    def _source_weights(self) -> Tensor:
-        barycentric, scale = self.lattice.source.barycentric, self._scales[0]
-        return barycentric if scale is None else barycentric * scale
-
-    @cached_property
-    def _target_weights(self) -> Tensor:
-        barycentric, scale = self.lattice.source.barycentric / blur_gain(self.lattice.dimension), self._scales[1]
-        return barycentric if scale is None else barycentric * scale
 
     def tables(self, both_ways: bool) -> PairwiseTables:
         """Return the tables with which a backend adds -K Q mu to logits, up to a constant for each point."""
@@ -103,13 +63,73 @@ class Pairwise:
             return replace(self, compatibility=parameter)
         return replace(self, compatibility=parameter * _gain(self.normalization, self.lattice.dimension))
 
+    def compose(self) -> ComposedPairwise:
+        """Return the kernel as a filter made of operators."""
+        before, after = _scales_of(self)
+        source = self.lattice.source.barycentric
+        target = source / blur_gain(self.lattice.dimension)
+        # scales are part of the weights of splat and slice
+        source, target = source if before is None else source * before, target if after is None else target * after
+        return ComposedPairwise(self, (before, after), source, target)
+
+
+@dataclass(frozen=True, eq=False)
+class ComposedPairwise:
+    """A kernel as a filter made of operators.
+
+    Attributes:
+        kernel: the kernel.
+        scales: factors of values before the filter and of results, `[rows, 1]`; None for ones.
+        source_weights: barycentric weights of the splat, scaled.
+        target_weights: barycentric weights of the slice, scaled.
+    """
+
+    kernel: Pairwise
+    scales: tuple[Tensor | None, Tensor | None]
+    source_weights: Tensor
+    target_weights: Tensor
+
+    def cost(self, marginals: Tensor) -> Tensor:
+        """Return K Q mu, the expected cost of each label: `[rows, labels]`."""
+        return self._slice(_apply(self.kernel.compatibility, self._blur(marginals, False)))
+
+    def gain(self, marginals: Tensor, both_ways: bool | Tensor) -> Tensor:
+        """Return -K Q mu for logits, `[rows, labels]`, up to a constant for each point."""
+        blurred, compatibility = self._blur(marginals, both_ways), self.kernel.compatibility
+        # w (1 - I) is -w I up to such a constant
+        potts = not isinstance(compatibility, Tensor) or compatibility.dim() == 0
+        return self._slice(compatibility * blurred if potts else _apply(-compatibility, blurred))
+
     def bound(self) -> Tensor:
         """Return a diagonal `[rows, 1]` that bounds K filtered in both directions: its row sums."""
-        ones = self.lattice.source.barycentric.new_ones(self.lattice.source.num_points, 1)
-        sums = _filter(ones, self.lattice, self.axis_neighbors, both_ways=True)
-        for scale in self._scales:
+        lattice = self.kernel.lattice
+        ones = lattice.source.barycentric.new_ones(lattice.source.num_points, 1)
+        sums = _filter(ones, lattice, self.kernel.axis_neighbors, both_ways=True)
+        for scale in self.scales:
             sums = sums if scale is None else sums * scale
         return sums
+
+    def _blur(self, marginals: Tensor, both_ways: bool | Tensor) -> Tensor:
+        lattice = self.kernel.lattice
+        rows = lattice.num_lattice_points
+        check_rows(3 * rows + marginals.shape[0], marginals.shape[1], marginals)
+        splatted = operators.splat(marginals, lattice.source.vertices, self.source_weights, rows)
+        return _blur(splatted, self.kernel.axis_neighbors, both_ways)
+
+    def _slice(self, lattice_values: Tensor) -> Tensor:
+        return operators.slice(lattice_values, self.kernel.lattice.source.vertices, self.target_weights)
+
+
+def _scales_of(kernel: Pairwise) -> tuple[Tensor | None, Tensor | None]:
+    """Return the factors of values before the filter and of results, `[rows, 1]`; None for ones."""
+    source, target = _POWERS[kernel.normalization]
+    if source == target == 0:
+        return None, None
+    lattice = kernel.lattice
+    ones = lattice.source.barycentric.new_ones(lattice.source.num_points, 1)
+    mass = _filter(ones, lattice, kernel.axis_neighbors) + SMALLEST_MASS
+    scale = mass.rsqrt() if source == target else mass.reciprocal()
+    return scale if source > 0 else None, scale if target > 0 else None
 
 
 def _gain(normalization: KernelNormalization, dimension: int) -> float:

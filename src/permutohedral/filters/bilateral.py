@@ -14,7 +14,7 @@ from permutohedral.filters.exact import WINDOW_REACH, sum_pixels, window_of
 from permutohedral.filters.gaussian import GaussianMethod, filter_gaussian
 from permutohedral.filters.weighting import check_weights, filter_weighted, hide_lost
 from permutohedral.lattice.checks import check_method
-from permutohedral.lattice.features import Sigma, bilateral_features, check_guide, check_image
+from permutohedral.lattice.features import Sigma, bilateral_features, check_channels_first, check_guide, check_image
 from permutohedral.ops.tracing import wants_gradient
 
 
@@ -85,7 +85,7 @@ def bilateral_filter(
     Returns:
         The filtered image, of the shape of `image`; with `return_mass`, also the mass `[..., *space]`.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> ph.bilateral_filter(torch.rand(3, 32, 48), sigma_space=4.0, sigma_range=0.1).shape
     torch.Size([3, 32, 48])
     >>> ph.bilateral_filter(torch.rand(1, 20, 32, 48), (1.0, 2.0, 2.0), 0.1, spatial_axes=3).shape
@@ -93,12 +93,14 @@ def bilateral_filter(
     """
     check_image(image, spatial_axes)
     check_method(method, halo, None)
-    if guide is not None:
+    if guide is None:
+        check_channels_first(image, spatial_axes)
+    else:
         check_guide(guide, image, spatial_axes)
     leading, space = image.shape[: -spatial_axes - 1], image.shape[-spatial_axes:]
     lost = None
     if weights is not None:
-        weights = check_weights(weights, (*leading, *space), image)
+        weights = check_weights(weights, (*leading, *space), image, spatial_axes)
         if guide is None:
             image, lost = hide_lost(image, weights, spatial_axes)
     edges = image if guide is None else guide

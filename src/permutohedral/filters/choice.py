@@ -25,7 +25,7 @@ from permutohedral.filters.color_grid import (
     is_within_limits,
 )
 from permutohedral.filters.exact import has_no_window, sigma_in_pixels, window_size
-from permutohedral.lattice.features import Sigma, bilateral_features, check_image, numbers_of
+from permutohedral.lattice.features import Sigma, bilateral_features, check_guide, check_image, numbers_of
 from permutohedral.ops import operators
 from permutohedral.ops.tensors import check_features, check_tensor
 from permutohedral.ops.tracing import is_plain, is_recorded, is_traced, wants_gradient
@@ -118,7 +118,8 @@ class Choice:
 def explain_gaussian(values: Tensor, features: Tensor, target_features: Tensor | None = None) -> str:
     """Explain which method `gaussian_filter` uses with `method="auto"`.
 
-    >>> explain_gaussian(torch.rand(100, 3), torch.rand(100, 5)).split(":")[0]
+    >>> import torch, permutohedral as ph
+    >>> ph.explain_gaussian(torch.rand(100, 3), torch.rand(100, 5)).split(":")[0]
     'exact'
     """
     check_tensor("values", values)
@@ -131,11 +132,13 @@ def explain_bilateral(
 ) -> str:
     """Explain which method `bilateral_filter` uses with `method="auto"`.
 
-    >>> explain_bilateral(torch.rand(3, 40, 50), sigma_space=1.0, sigma_range=0.1).split(":")[0]
+    >>> import torch, permutohedral as ph
+    >>> ph.explain_bilateral(torch.rand(3, 40, 50), sigma_space=1.0, sigma_range=0.1).split(":")[0]
     'exact'
     """
     check_image(image, spatial_axes)
     edges = image if guide is None else guide
+    check_guide(edges, image, spatial_axes)
     if spatial_axes == 2:
         return str(choose_for_pixels(image, edges, sigma_space, sigma_range))
     features = bilateral_features(edges, sigma_space, sigma_range, spatial_axes=spatial_axes)
@@ -177,7 +180,6 @@ def choose_for_pixels(
     >>> choose_for_pixels(image, image, 1.0, 0.1).method
     'exact'
     """
-    check_image(guide)
     if has_no_window(sigma_space):
         return Choice("separable", "a window has no derivative with respect to sigma_space")
     costs = costs_of(guide.device) if costs is None else costs
@@ -230,7 +232,7 @@ def _choose_grid(
 
     if estimate(count_places(guide, sigmas, COARSE), 0.0) > _MAX_TIME_RATIO * lattice:
         return None
-    pictures, ranges = guide.reshape(-1, guides, height, width), numbers_of(sigma_range, guides)
+    pictures, ranges = guide.reshape(-1, guides, height, width), numbers_of(sigma_range, guides, "sigma_range")
     axes = find_axes(pictures, ranges)
     if axes is None:
         return None

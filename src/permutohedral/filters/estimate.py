@@ -39,7 +39,8 @@ class ErrorEstimate:
         worst: the largest error of a channel at a sample, in units of the values.
         num_samples: number of targets.
 
-    >>> ErrorEstimate(0.01, 0.1, 0.02, 128).describe()
+    >>> import permutohedral as ph
+    >>> ph.ErrorEstimate(0.01, 0.1, 0.02, 128).describe()
     'relative error 1.0 %, 10.0 % of what the filter changes, at most 0.02 at 128 samples'
     """
 
@@ -76,7 +77,7 @@ def estimate_error(
         samples: number of targets that are drawn, always the same ones.
         warn_above: warn with an `AccuracyWarning` if the relative error is larger.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> values, features = torch.rand(500, 2), 3 * torch.rand(500, 2)
     >>> filtered = ph.gaussian_filter(values, features)
     >>> ph.estimate_error(filtered, values, features).relative < 0.1
@@ -123,7 +124,7 @@ def estimate_bilateral_error(
         samples: about the number of pixels that are drawn, always the same ones.
         warn_above: warn with an `AccuracyWarning` if the relative error is larger.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> image = torch.rand(3, 40, 50)
     >>> filtered = ph.bilateral_filter(image, 2.0, 0.5, method="exact")
     >>> ph.estimate_bilateral_error(filtered, image, 2.0, 0.5).relative < 1e-4
@@ -139,7 +140,10 @@ def estimate_bilateral_error(
             f"image and filtered must be [channels, {space_in_words(spatial_axes)}], got {tuple(image.shape)} and "
             f"{tuple(filtered.shape)}; estimate the items of a batch one by one"
         )
-    sigmas, features_of = numbers_of(sigma_space, spatial_axes), partial(bilateral_features, spatial_axes=spatial_axes)
+    sigmas, features_of = (
+        numbers_of(sigma_space, spatial_axes, "sigma_space"),
+        partial(bilateral_features, spatial_axes=spatial_axes),
+    )
     cubes = list(_cubes(image.shape[1:], sigmas, samples))
     if sum(_volume(around) for _, around in cubes) > math.prod(image.shape[1:]):
         # the surroundings of all cubes together are larger than the image

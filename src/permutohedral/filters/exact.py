@@ -17,7 +17,7 @@ from torch import Tensor
 from permutohedral.errors import FeatureRangeError, InputError
 from permutohedral.filters.color_grid import ColorAxes, sum_color_grid
 from permutohedral.filters.normalization import Normalization
-from permutohedral.lattice.features import Sigma, check_channels_first, check_image, in_units_of, numbers_of
+from permutohedral.lattice.features import Sigma, in_units_of, numbers_of
 from permutohedral.ops.contract import SMALLEST_MASS, accumulation_dtype
 from permutohedral.ops.operators import sum_neighbors, sum_window
 from permutohedral.ops.tensors import check_features, check_tensor, has_finite_sum
@@ -116,7 +116,7 @@ def sigma_in_pixels(sigma_space: Sigma, height: int, width: int) -> tuple[float,
     >>> sigma_in_pixels(4.0, 20, 30)
     (4.0, 4.0)
     """
-    sigma_y, sigma_x = numbers_of(sigma_space, 2)
+    sigma_y, sigma_x = numbers_of(sigma_space, 2, "sigma_space")
     return min(sigma_y, _WIDEST * max(height, 1)), min(sigma_x, _WIDEST * max(width, 1))
 
 
@@ -128,12 +128,9 @@ def window_of(guide: Tensor, sigma_space: Sigma, sigma_range: Sigma, reach: floa
     """
     if has_no_window(sigma_space):
         return None
-    check_tensor("image", guide)
-    check_channels_first(guide)
-    check_image(guide)
     sigma = sigma_in_pixels(sigma_space, *guide.shape[-2:])
     wide = guide.to(accumulation_dtype(guide.dtype))
-    units = in_units_of(wide.movedim(-3, -1), sigma_range).movedim(-1, -3)
+    units = in_units_of(wide.movedim(-3, -1), sigma_range, "sigma_range").movedim(-1, -3)
     check_finite(units)
     # without channels, the number of items does not follow from the other extents
     return Window(units.reshape(units.shape[:-3].numel(), *units.shape[-3:]), sigma, reach)

@@ -91,7 +91,8 @@ def gaussian_filter(
         halo: insert untouched lattice points up to this many steps away: more accurate, steady under rounding, slower.
         lattice: from `build_lattice` with `separable=True`, or `neighborhood_size=2` for "dense", instead of features.
         weights: how much each point counts, `[points]` or with the batch axes of `values`: not negative, or a bool
-            mask. Values of weight zero may be anything, NaN included. With "homogeneous" and "none" only.
+            mask. Values of weight zero may be anything, NaN included. Weights below the smallest normal number of their
+            dtype (1e-38 in float32) count as zero. With "homogeneous" and "none" only.
         fill_value: the result at targets without any weight nearby.
         return_mass: also return the weights filtered with "none": how much weight is near each target.
 
@@ -102,7 +103,7 @@ def gaussian_filter(
     Raises:
         InputError: among other reasons, on the CPU, a value that counts is NaN or infinite.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> features = torch.rand(100, 2) * 5
     >>> bool(torch.allclose(ph.gaussian_filter(torch.ones(100, 1), features), torch.ones(100, 1)))
     True

@@ -45,7 +45,7 @@ def permutohedral_filter(
     Returns:
         `[target points, out_channels]`, with the batch axes of `values`.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> values, features = torch.rand(100, 3), torch.rand(100, 2) * 9
     >>> ph.permutohedral_filter(values, features, torch.randn(7, 3, 5)).shape
     torch.Size([100, 5])

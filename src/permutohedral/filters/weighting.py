@@ -92,8 +92,10 @@ def hide_lost(image: Tensor, weights: Tensor, spatial_axes: int = 2) -> tuple[Te
     return torch.where(lost.unsqueeze(channels), 0.0, image), lost
 
 
-def check_weights(weights: Tensor, shape: Sequence[int], values: Tensor) -> Tensor:
+def check_weights(weights: Tensor, shape: Sequence[int], values: Tensor, axes: int = 1) -> Tensor:
     """Return the weights as floats of at least 32 bits, expanded to `shape`, that of the points of `values`.
+
+    The last `axes` of the shape are those of the points. Those before them are batch axes, which may be missing.
 
     Raises:
         InputError: they do not fit, or are negative or not finite.
@@ -108,7 +110,7 @@ def check_weights(weights: Tensor, shape: Sequence[int], values: Tensor) -> Tens
         )
     if weights.device != values.device:
         raise InputError(f"weights are on {weights.device} but the values on {values.device}; move one")
-    fits = len(shape) >= weights.dim() > 0 and weights.shape[-1] == shape[-1]
+    fits = len(shape) >= weights.dim() >= axes and weights.shape[weights.dim() - axes :] == tuple(shape[-axes:])
     if not fits or any(a not in (1, b) for a, b in zip(reversed(weights.shape), reversed(shape), strict=False)):
         raise InputError(
             f"weights must be {list(shape)}, one for each point, or without the batch axes, got {list(weights.shape)}"

@@ -42,7 +42,7 @@ def interpolate(
     Raises:
         InputError: no point is known.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> values, mass = ph.interpolate(torch.tensor([[1.0], [torch.nan]]), torch.tensor([[0.0], [9.0]]))
     >>> values.tolist(), [round(number) for number in mass.tolist()]
     ([[1.0], [1.0]], [1, 0])

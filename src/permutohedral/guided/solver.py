@@ -121,7 +121,7 @@ class BilateralSolver:
         sigma_range: bandwidth over the guide, in units of its values; one number, or one for each channel.
         spatial_axes: 2 for images, 3 for volumes and videos, 1 for signals.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> solver = ph.BilateralSolver(torch.rand(3, 24, 32), sigma_space=4.0)
     >>> solver(torch.rand(1, 24, 32)).shape, solver(torch.rand(5, 3, 4), observe="cells").shape
     (torch.Size([1, 24, 32]), torch.Size([5, 24, 32]))
@@ -487,7 +487,7 @@ def bilateral_solver(
     Returns:
         `[..., channels, *space]`, with the size of the guide and the dtype of the target.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> guide = torch.rand(3, 24, 32)
     >>> depth = torch.where(torch.rand(1, 24, 32) < 0.1, 7.0, torch.nan)
     >>> bool(torch.allclose(ph.bilateral_solver(depth, guide), torch.tensor(7.0)))

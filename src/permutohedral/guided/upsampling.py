@@ -54,7 +54,7 @@ class Upsampler:
         origin: position of the first sample of the guide, for a part of a larger one. Results of "gaussian" and
             "affine" agree where parts overlap far enough. "solver" is global and has no parts.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> upsampler = ph.Upsampler(torch.rand(3, 48, 64), size=(6, 8))
     >>> upsampler(torch.rand(1, 6, 8)).shape, upsampler(torch.rand(2, 5, 6, 8)).shape
     (torch.Size([1, 48, 64]), torch.Size([2, 5, 48, 64]))
@@ -256,7 +256,7 @@ def upsample(
         `[..., channels, *space]`, in the dtype and memory format of `coarse`; the channels of "solver" are first.
         Constants stay constants. Where no coarse sample is near in position and color, the result is interpolated.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> ph.upsample(torch.rand(1, 6, 8), torch.rand(3, 48, 64)).shape
     torch.Size([1, 48, 64])
     >>> ph.upsample(torch.rand(2, 384, 5, 7), torch.rand(2, 3, 40, 50), mode="gaussian", steps=0).shape

@@ -49,7 +49,7 @@ def upsample_frames(
     Yields:
         For each frame a map `[channels, height, width]`.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> video = ((torch.rand(1, 3, 4), torch.rand(3, 24, 32)) for _ in range(20))
     >>> [found.shape for found in ph.upsample_frames(video, sigma_time=0.5)] == 20 * [(1, 24, 32)]
     True

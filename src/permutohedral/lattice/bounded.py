@@ -60,7 +60,7 @@ def build_bounded_lattice(
     Raises:
         InputError: features of a wrong shape or dtype, or not on a GPU.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> if torch.cuda.is_available():
     ...     features = 5 * torch.rand(1000, 2, device="cuda")
     ...     lattice, number = ph.build_bounded_lattice(features, 500)

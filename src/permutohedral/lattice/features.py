@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from operator import index
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +44,8 @@ def position_features(
     Returns:
         `[height * width, 2]`, row `y * width + x` holding `(y / sigma, x / sigma)`.
 
-    >>> position_features(2, 3, sigma=2.0).tolist()
+    >>> import permutohedral as ph
+    >>> ph.position_features(2, 3, sigma=2.0).tolist()
     [[0.0, 0.0], [0.0, 0.5], [0.0, 1.0], [0.5, 0.0], [0.5, 0.5], [0.5, 1.0]]
     """
     check_count("height", height)
@@ -71,15 +73,19 @@ def grid_features(
     Returns:
         `[samples, axes]`, the last axis fastest.
 
-    >>> grid_features((1, 2, 2), sigma=2.0).tolist()
+    >>> import permutohedral as ph
+    >>> ph.grid_features((1, 2, 2), sigma=2.0).tolist()
     [[0.0, 0.0, 0.0], [0.0, 0.0, 0.5], [0.0, 0.5, 0.0], [0.0, 0.5, 0.5]]
     """
     dtype = torch.get_default_dtype() if dtype is None else dtype
-    if not dtype.is_floating_point:
-        raise InputError(f"position features need a floating dtype such as torch.float32, got {dtype}")
-    if not len(space):
-        raise InputError("space must have at least one axis, such as (height, width)")
-    return torch.cat(_positions(space, sigma, _first_sample(origin, len(space)), device, dtype), dim=-1).flatten(0, -2)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise InputError(f"dtype must be floating, such as torch.float32, got {dtype}")
+    if not isinstance(space, Sequence) or not len(space):
+        raise InputError(f"space must be the extents of the axes, such as (height, width), got {space!r}")
+    for extent in space:
+        check_count("an extent of space", extent)
+    first = _first_sample(origin, len(space))
+    return torch.cat(_positions(space, sigma, "sigma", first, device, dtype), dim=-1).flatten(0, -2)
 
 
 def color_features(image: Tensor, sigma: Sigma = 1.0) -> Tensor:
@@ -92,8 +98,9 @@ def color_features(image: Tensor, sigma: Sigma = 1.0) -> Tensor:
     Returns:
         `[..., height * width, channels]`; gradients flow back to the image.
 
+    >>> import torch, permutohedral as ph
     >>> image = torch.arange(12.0).reshape(3, 2, 2)
-    >>> color_features(image, sigma=2.0)[1].tolist()
+    >>> ph.color_features(image, sigma=2.0)[1].tolist()
     [0.5, 2.5, 4.5]
     """
     check_image(image)
@@ -112,7 +119,8 @@ def opponent_colors(image: Tensor) -> Tensor:
     Returns:
         The same shape: the orthonormal axes (1, 1, 1), (1, 0, -1) and (1, -2, 1).
 
-    >>> opponent_colors(torch.ones(3, 1, 1)).square().flatten().round().tolist()
+    >>> import torch, permutohedral as ph
+    >>> ph.opponent_colors(torch.ones(3, 1, 1)).square().flatten().round().tolist()
     [3.0, 0.0, 0.0]
     """
     check_tensor("image", image)
@@ -135,8 +143,9 @@ def join_features(*features: Tensor) -> Tensor:
     Returns:
         `[..., points, sum of the dimensions]`.
 
-    >>> joined = join_features(position_features(4, 5, sigma=2.0), color_features(torch.rand(8, 3, 4, 5), sigma=0.1))
-    >>> joined.shape
+    >>> import torch, permutohedral as ph
+    >>> positions, colors = ph.position_features(4, 5, sigma=2.0), ph.color_features(torch.rand(8, 3, 4, 5), sigma=0.1)
+    >>> ph.join_features(positions, colors).shape
     torch.Size([8, 20, 5])
     """
     if not features:
@@ -182,23 +191,25 @@ def bilateral_features(
         float32 or float64 `[..., points, spatial_axes + channels]`: positions in the order of the axes, (y, x) for
         pictures, then the channels.
 
-    >>> bilateral_features(torch.rand(3, 4, 5), 2.0, 0.1).shape
+    >>> import torch, permutohedral as ph
+    >>> ph.bilateral_features(torch.rand(3, 4, 5), 2.0, 0.1).shape
     torch.Size([20, 5])
-    >>> bilateral_features(torch.rand(1, 2, 4, 5), 2.0, 0.1, spatial_axes=3).shape
+    >>> ph.bilateral_features(torch.rand(1, 2, 4, 5), 2.0, 0.1, spatial_axes=3).shape
     torch.Size([40, 4])
     """
-    check_image(guide, spatial_axes)
-    check_channels_first(guide, spatial_axes)
+    check_image(guide, spatial_axes, "guide")
+    check_channels_first(guide, spatial_axes, "guide")
     first = _first_sample(origin, spatial_axes)
     if not isinstance(sigma_space, Tensor) and not isinstance(sigma_range, Tensor):
-        units = numbers_of(sigma_space, spatial_axes), numbers_of(sigma_range, guide.shape[-spatial_axes - 1])
-        fused = picture_features.fuse((guide,), lambda: (*units, first))
+        units = numbers_of(sigma_space, spatial_axes, "sigma_space")
+        color_units = numbers_of(sigma_range, guide.shape[-spatial_axes - 1], "sigma_range")
+        fused = picture_features.fuse((guide,), lambda: (units, color_units, first))
         if not isinstance(fused, Declined):
             return fused
     wide = guide.to(accumulation_dtype(guide.dtype))
     items, space = wide.shape[: -spatial_axes - 1], wide.shape[-spatial_axes:]
-    places = _positions(space, sigma_space, first, wide.device, wide.dtype)
-    colors = in_units_of(wide.movedim(-spatial_axes - 1, -1), sigma_range)
+    places = _positions(space, sigma_space, "sigma_space", first, wide.device, wide.dtype)
+    colors = in_units_of(wide.movedim(-spatial_axes - 1, -1), sigma_range, "sigma_range")
     features = torch.cat([*(place.expand(*items, *space, 1) for place in places), colors], dim=-1)
     return features.flatten(-spatial_axes - 1, -2)
 
@@ -206,13 +217,14 @@ def bilateral_features(
 def _positions(
     space: Sequence[int],
     sigma: Sigma,
+    name: str,
     first: Sequence[int],
     device: torch.device | str | None,
     dtype: torch.dtype,
 ) -> list[Tensor]:
     """The coordinate along each axis in standard deviations, `[*space, 1]`; views, which take no memory."""
     axes, lines = len(space), []
-    for axis, (start, extent, unit) in enumerate(zip(first, space, _units(sigma, axes, dtype), strict=True)):
+    for axis, (start, extent, unit) in enumerate(zip(first, space, _units(sigma, axes, name, dtype), strict=True)):
         line = _divide(torch.arange(start, start + extent, device=device, dtype=dtype), unit)
         lines.append(line.reshape(-1, *[1] * (axes - axis)).expand(*space, 1))
     return lines
@@ -230,48 +242,46 @@ def _first_sample(origin: Sequence[int] | None, axes: int) -> Sequence[int]:
         raise InputError(f"origin must be whole numbers of samples, got {origin!r}") from error
 
 
-def _units(sigma: Sigma, axes: int, dtype: torch.dtype) -> Sequence[float | Tensor]:
-    """`sigma` of each axis; those of a tensor keep their derivatives."""
+def _units(sigma: Sigma, axes: int, name: str, dtype: torch.dtype) -> Sequence[float | Tensor]:
+    """Return `sigma` of each axis; those of a tensor keep their derivatives."""
     if not isinstance(sigma, Tensor):
-        return numbers_of(sigma, axes)
-    if sigma.dim() > 1 or sigma.numel() not in (1, axes):
-        raise InputError(f"sigma must be one number or one for each of {axes}, got {tuple(sigma.shape)}")
-    units = _positive_tensor(sigma).to(dtype)
+        return numbers_of(sigma, axes, name)
+    units = _positive_tensor(sigma, axes, name).to(dtype)
     # torch.compile sums the gradients of expand() and unbind() wrongly
     return [units.reshape(())] * axes if units.numel() == 1 else units.unbind()
 
 
-def check_image(image: Tensor, spatial_axes: int = 2) -> None:
+def check_image(image: Tensor, spatial_axes: int = 2, name: str = "image") -> None:
     """Raise unless `image` is floating and `[..., channels, *space]`, with `spatial_axes` axes of space.
 
     >>> check_image(torch.rand(3, 480, 640))
     """
-    check_tensor("image", image)
+    check_tensor(name, image)
     check_count("spatial_axes", spatial_axes, least=1)
     if image.dim() <= spatial_axes:
         raise InputError(
-            f"image must be [..., channels, {space_in_words(spatial_axes)}], got the shape {tuple(image.shape)}; "
-            f"give a gray image one channel with image.unsqueeze({-spatial_axes - 1})"
+            f"{name} must be [..., channels, {space_in_words(spatial_axes)}], got the shape {tuple(image.shape)}; "
+            f"give a gray image one channel with {name}.unsqueeze({-spatial_axes - 1})"
         )
     if not image.dtype.is_floating_point:
         raise InputError(
-            f"image must be floating, got {image.dtype}; convert it, for instance with image.float() / 255, "
+            f"{name} must be floating, got {image.dtype}; convert it, for instance with {name}.float() / 255, "
             "and state sigma in the same units"
         )
 
 
-def check_channels_first(guide: Tensor, spatial_axes: int = 2) -> None:
+def check_channels_first(image: Tensor, spatial_axes: int = 2, name: str = "image") -> None:
     """Raise for an image `[height, width, channels]`, whose rows would be taken for channels.
 
     >>> check_channels_first(torch.rand(3, 480, 640))
     """
     many, few = 32, 4
     channels = -spatial_axes - 1
-    if spatial_axes > 1 and guide.dim() > spatial_axes and guide.shape[channels] > many and guide.shape[-1] <= few:
+    if spatial_axes > 1 and image.dim() > spatial_axes and image.shape[channels] > many and image.shape[-1] <= few:
         space = space_in_words(spatial_axes)
         raise InputError(
-            f"an image must be [..., channels, {space}], got {tuple(guide.shape)}, which looks like [{space}, "
-            f"channels]; bring the channels forward with image.movedim(-1, {channels})"
+            f"{name} must be [..., channels, {space}], got {tuple(image.shape)}, which looks like [{space}, "
+            f"channels]; bring the channels forward with {name}.movedim(-1, {channels})"
         )
 
 
@@ -280,7 +290,7 @@ def check_guide(guide: Tensor, image: Tensor, spatial_axes: int = 2) -> None:
 
     >>> check_guide(torch.rand(1, 480, 640), torch.rand(2, 3, 480, 640))
     """
-    check_tensor("guide", guide)
+    check_image(guide, spatial_axes, "guide")
     if guide.shape[-spatial_axes:] != image.shape[-spatial_axes:]:
         raise InputError(
             f"guide and image must have one {space_in_words(spatial_axes, ' and ')}, got {tuple(guide.shape)} "
@@ -289,8 +299,13 @@ def check_guide(guide: Tensor, image: Tensor, spatial_axes: int = 2) -> None:
     items = guide.shape[: -spatial_axes - 1]
     if items and items != image.shape[: -spatial_axes - 1]:
         raise InputError(
-            "a guide with batch axes must have those of the image, got "
-            f"{tuple(items)} and {tuple(image.shape[: -spatial_axes - 1])}"
+            f"guide must have the batch axes of the image, or none, got {tuple(items)} and "
+            f"{tuple(image.shape[: -spatial_axes - 1])}"
+        )
+    if guide.device != image.device or accumulation_dtype(guide.dtype) != accumulation_dtype(image.dtype):
+        raise InputError(
+            f"guide is {guide.dtype} on {guide.device}, but the image {image.dtype} on {image.device}; convert one, "
+            "for instance with guide.to(image)"
         )
 
 
@@ -305,71 +320,90 @@ def space_in_words(axes: int, last: str = ", ") -> str:
     return ("depth, " if axes == 3 else "") + f"height{last}width"
 
 
-def in_units_of(features: Tensor, sigma: Sigma) -> Tensor:
-    """`features [..., dimension]` divided by `sigma`, which is one number or `[dimension]`.
+def in_units_of(features: Tensor, sigma: Sigma, name: str = "sigma") -> Tensor:
+    """Divide `features [..., dimension]` by `sigma`, which is one number or `[dimension]`.
 
     >>> in_units_of(torch.tensor([[2.0, 3.0]]), (2.0, 1.0)).tolist()
     [[1.0, 3.0]]
     """
     dimension = features.shape[-1]
     if isinstance(sigma, Tensor):
-        if sigma.dim() > 1 or sigma.numel() not in (1, dimension):
-            raise InputError(f"sigma must be one number or one for each of {dimension}, got {tuple(sigma.shape)}")
-        return features / _positive_tensor(sigma).to(features.dtype)
-    numbers = numbers_of(sigma, dimension)
+        return features / _positive_tensor(sigma, dimension, name).to(features.dtype)
+    numbers = numbers_of(sigma, dimension, name)
     if len(set(numbers)) == 1:
         return _divide(features, numbers[0])
     return features / torch.tensor(numbers, dtype=features.dtype, device=features.device)
 
 
 def _divide(features: Tensor, unit: float | Tensor) -> Tensor:
-    """Rounded to nearest on every device: torch multiplies with the inverse of a plain number on a GPU, and its last
-    place may put a point on the other side of a face.
+    """Divide, rounded to nearest on every device.
+
+    On a GPU torch multiplies with the inverse of a plain number, and its last place may put a point on the other side
+    of a face.
     """
     return features / (unit if isinstance(unit, Tensor) else features.new_full((), unit))
 
 
-def numbers_of(sigma: Sigma, dimension: int) -> list[float]:
-    """`sigma` as a positive number for each of `dimension` axes; a tensor is read.
+def numbers_of(sigma: Sigma, dimension: int, name: str = "sigma") -> list[float]:
+    """Return `sigma` as a positive number for each of `dimension` axes; a tensor is read.
 
     >>> numbers_of(2.0, 3)
     [2.0, 2.0, 2.0]
     """
-    numbers = read_numbers(sigma)
-    if len(numbers) not in (1, dimension):
-        raise InputError(f"sigma must be one number or one for each of {dimension}, got {len(numbers)}")
-    if not all(math.isfinite(number) and number > 0 for number in numbers):
-        raise InputError(f"sigma must be positive and finite, got {sigma}")
+    numbers = positive_numbers(sigma, name, dimension)
     return numbers * dimension if len(numbers) == 1 else numbers
 
 
-def _positive_tensor(sigma: Tensor) -> Tensor:
-    """The tensor, once it is known to be positive and finite."""
+def positive_numbers(sigma: Sigma, name: str = "sigma", count: int | None = None) -> list[float]:
+    """Return the positive numbers that were given: one, or `count` of them; None for any number of them.
+
+    >>> positive_numbers((1, 2.5))
+    [1.0, 2.5]
+    """
+    numbers = read_numbers(sigma, name, count)
+    if not all(math.isfinite(number) and number > 0 for number in numbers):
+        raise InputError(f"{name} must be positive and finite, got {sigma}")
+    return numbers
+
+
+def read_numbers(given: Sigma, name: str, count: int | None = None) -> list[float]:
+    """Return the numbers that were given: one, or `count` of them; None for any number of them.
+
+    >>> read_numbers((-1, 2.5), "weights")
+    [-1.0, 2.5]
+    """
+    several: Sequence[Any] = given if isinstance(given, (list, tuple)) else [given]
+    # torch.compile does not trace NumPy's conversion
+    if all(isinstance(number, (int, float)) and not isinstance(number, bool) for number in several):
+        numbers = [float(number) for number in several]
+    else:
+        try:
+            array = np.asarray(given.tolist() if isinstance(given, Tensor) else given)
+            # NumPy also reads texts and truth values, and drops imaginary parts
+            if array.ndim > 1 or array.dtype.kind in "USbc":
+                raise ValueError("no number")
+            numbers = [float(number) for number in array.astype(np.float64).reshape(-1)]
+        except (TypeError, ValueError) as error:
+            raise _count_error(given, name, count) from error
+    if not numbers or (count is not None and len(numbers) not in (1, count)):
+        raise _count_error(given, name, count)
+    return numbers
+
+
+def _positive_tensor(sigma: Tensor, count: int, name: str) -> Tensor:
+    """Return the tensor of one number or `count` of them, which are positive and finite."""
+    if sigma.dim() > 1 or sigma.numel() not in (1, count):
+        raise _count_error(sigma, name, count)
     fits = (sigma > 0) & (sigma < torch.inf)
     if is_traced() or sigma.device.type != "cpu":
         # it stays unread: a learned sigma must not stop compilation or wait for a GPU; no lattice takes NaN
         return torch.where(fits, sigma, torch.nan)
     if not bool(fits.all()):
-        raise InputError(f"sigma must be positive and finite, got {sigma.tolist()}")
+        raise InputError(f"{name} must be positive and finite, got {sigma.tolist()}")
     return sigma
 
 
-def read_numbers(sigma: Sigma) -> list[float]:
-    """The numbers that were given, one or several, of any sign.
-
-    >>> read_numbers((1, 2.5))
-    [1.0, 2.5]
-    """
-    if isinstance(sigma, (int, float)) and not isinstance(sigma, bool):
-        return [float(sigma)]
-    try:
-        given = np.asarray(sigma.tolist() if isinstance(sigma, Tensor) else sigma)
-        # NumPy would read texts, too, take yes for one, and drop what is imaginary
-        if given.size and given.dtype.kind in "USbc":
-            raise ValueError("no number")
-        given = given.astype(np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"sigma must be one number or one for each dimension, got {sigma!r}") from error
-    if given.ndim > 1:
-        raise InputError(f"sigma must be one number or one for each dimension, got an array of shape {given.shape}")
-    return [float(number) for number in given.reshape(-1)]
+def _count_error(given: Sigma, name: str, count: int | None) -> InputError:
+    each = "" if count == 1 else " or one for each dimension" if count is None else f" or one for each of {count}"
+    found = f"the shape {tuple(given.shape)}" if isinstance(given, (Tensor, np.ndarray)) else repr(given)
+    return InputError(f"{name} must be one number{each}, got {found}")

@@ -30,7 +30,8 @@ def reach(axis: int, neighborhood_size: int = 2, halo: int = 0) -> float:
     Returns:
         Feature units, which are standard deviations of the Gaussian.
 
-    >>> round(reach(0), 2), round(reach(1), 2), round(reach(2), 2)
+    >>> import permutohedral as ph
+    >>> round(ph.reach(0), 2), round(ph.reach(1), 2), round(ph.reach(2), 2)
     (3.46, 4.0, 4.24)
     """
     for name, number in (("axis", axis), ("neighborhood_size", neighborhood_size), ("halo", halo)):

@@ -34,7 +34,8 @@ class LatticeStatistics:
         missing_tap_share: share of the taps, the centre left out, that find no lattice point and read zero.
         num_bytes: memory of all tables.
 
-    >>> statistics = build_lattice(torch.zeros(30, 2)).statistics()
+    >>> import torch, permutohedral as ph
+    >>> statistics = ph.build_lattice(torch.zeros(30, 2)).statistics()
     >>> statistics.num_lattice_points, statistics.points_per_lattice_point
     (3, 10.0)
     """
@@ -63,7 +64,8 @@ class Lattice:
         points_per_item: source and target points of each of these items, which an empty batch knows, too.
         dilation: length of the steps of `neighborhood_size`.
 
-    >>> build_lattice(torch.zeros(10, 2), neighborhood_size=1)
+    >>> import torch, permutohedral as ph
+    >>> ph.build_lattice(torch.zeros(10, 2), neighborhood_size=1)
     Lattice(dimension=2, neighborhood_size=1, points=10, target_points=10, lattice_points=3, device='cpu')
     """
 
@@ -128,7 +130,7 @@ class Lattice:
     def to(self, device: torch.device | str) -> Lattice:
         """Return the lattice on another device, for instance from the worker of a data loader to the GPU.
 
-        >>> import permutohedral as ph
+        >>> import torch, permutohedral as ph
         >>> ph.build_lattice(torch.rand(10, 2)).to("cpu").device
         device(type='cpu')
         """
@@ -222,7 +224,7 @@ def build_lattice(
         InputError: features of a wrong shape, dtype or device, NaN or infinite, or too large for a key.
         MemoryLimitError: the tables would exceed `memory_limit`.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> features = torch.rand(1000, 3) * 10
     >>> lattice = ph.build_lattice(features, neighborhood_size=2)
     >>> ph.slice(ph.splat(torch.ones(1000, 4), lattice), lattice).shape
@@ -240,6 +242,8 @@ def build_lattice(
         raise InputError("target_batch was given without target_features; pass both or neither")
     if targets is not None and (sources[1] is None) != (targets[1] is None):
         raise InputError("give batch and target_batch both, or neither: each point needs its item")
+    if memory_limit is not None and not isinstance(memory_limit, (int, float)):
+        raise InputError(f"memory_limit must be a number of bytes, such as 10**9, got {memory_limit!r}")
     limit = MemoryLimit(memory_limit, features.device)
     points = sources[0].shape[0] + (0 if targets is None else targets[0].shape[0])
     limit.check_simplices(points, neighborhood.dimension, features.element_size())

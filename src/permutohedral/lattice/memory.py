@@ -58,7 +58,8 @@ class MemoryForecast:
         total: the peak, with a tenth more for rounded allocations. The scratch memory is free again when neighbors
             and values are allocated.
 
-    >>> forecast = forecast_memory(1000, dimension=3)
+    >>> import permutohedral as ph
+    >>> forecast = ph.forecast_memory(1000, dimension=3)
     >>> forecast.total >= forecast.neighbors > 0
     True
     """
@@ -108,7 +109,8 @@ def forecast_memory(
             bounds them all.
         device: "cpu", or "cuda" for a GPU, which need not be present.
 
-    >>> forecast_memory(1_000_000, dimension=5, num_lattice_points=100_000, ordered=True).simplices // 2**20
+    >>> import permutohedral as ph
+    >>> ph.forecast_memory(1_000_000, dimension=5, num_lattice_points=100_000, ordered=True).simplices // 2**20
     45
     """
     check_count("num_points", num_points)

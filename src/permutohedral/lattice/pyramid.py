@@ -44,7 +44,8 @@ class LevelTables:
         up: int32 `[filter_size, fine lattice points]`, rows of the coarse level: the coarse lattice points among the
             taps around each fine one, -1 at all others.
 
-    >>> build_pyramid(torch.zeros(10, 2), levels=2).tables[0].parents.shape
+    >>> import torch, permutohedral as ph
+    >>> ph.build_pyramid(torch.zeros(10, 2), levels=2).tables[0].parents.shape
     torch.Size([3, 2])
     """
 
@@ -67,7 +68,8 @@ class LatticePyramid:
         levels: the finest lattice first; splat, convolve and slice work on each of them.
         tables: between each level and the next, one fewer than levels.
 
-    >>> build_pyramid(torch.rand(1000, 3) * 20, levels=3)
+    >>> import torch, permutohedral as ph
+    >>> ph.build_pyramid(torch.rand(1000, 3) * 20, levels=3)
     LatticePyramid(dimension=3, neighborhood_size=1, points=1000, lattice_points=[..., ..., ...], device='cpu')
     """
 
@@ -94,7 +96,8 @@ class LatticePyramid:
     def to(self, device: torch.device | str) -> LatticePyramid:
         """Return the pyramid on another device.
 
-        >>> build_pyramid(torch.rand(10, 2), levels=2).to("cpu").device
+        >>> import torch, permutohedral as ph
+        >>> ph.build_pyramid(torch.rand(10, 2), levels=2).to("cpu").device
         device(type='cpu')
         """
         levels = tuple(level.to(device) for level in self.levels)
@@ -136,7 +139,7 @@ def build_pyramid(
         InputError: features of a wrong shape, dtype or device, NaN or infinite, or too large for a key.
         MemoryLimitError: the tables would exceed `memory_limit`.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> pyramid = ph.build_pyramid(torch.rand(1000, 3) * 20, levels=3)
     >>> fine = ph.splat(torch.rand(1000, 4), pyramid.levels[0])
     >>> ph.coarsen(fine, pyramid, level=0).shape[0] == pyramid.levels[1].num_lattice_points

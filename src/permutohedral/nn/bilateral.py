@@ -13,7 +13,14 @@ from permutohedral.errors import InputError, NeighborhoodError
 from permutohedral.filters.bilateral import bilateral_filter
 from permutohedral.filters.gaussian import GaussianMethod
 from permutohedral.filters.normalization import Normalization
-from permutohedral.lattice.features import bilateral_features, read_numbers, space_in_words
+from permutohedral.filters.weighting import check_weights
+from permutohedral.lattice.features import (
+    bilateral_features,
+    check_guide,
+    check_image,
+    positive_numbers,
+    space_in_words,
+)
 from permutohedral.nn.convolution import Initialization, PermutohedralConvolution
 from permutohedral.ops.tensors import check_tensor, refuse_scripting
 
@@ -28,13 +35,16 @@ class BilateralFilter(nn.Module):
         halo: see `gaussian_filter`.
         learn_sigma: train all standard deviations.
         spatial_axes: how many axes follow the channels: 1 for signals, 2 for pictures, 3 for volumes.
+        device: of the parameters.
+        dtype: of the parameters.
 
     Shape:
         image `[..., channels, *space]`, guide `[..., guide channels, *space]`.
 
-    >>> BilateralFilter(sigma_space=4.0, sigma_range=0.1)(torch.rand(2, 3, 16, 16)).shape
+    >>> import torch, permutohedral as ph
+    >>> ph.nn.BilateralFilter(sigma_space=4.0, sigma_range=0.1)(torch.rand(2, 3, 16, 16)).shape
     torch.Size([2, 3, 16, 16])
-    >>> of_volumes = BilateralFilter(sigma_space=(1.0, 2.0, 2.0), sigma_range=0.1, spatial_axes=3)
+    >>> of_volumes = ph.nn.BilateralFilter(sigma_space=(1.0, 2.0, 2.0), sigma_range=0.1, spatial_axes=3)
     >>> of_volumes(torch.rand(1, 8, 16, 16)).shape
     torch.Size([1, 8, 16, 16])
     """
@@ -49,17 +59,19 @@ class BilateralFilter(nn.Module):
         halo: int = 0,
         learn_sigma: bool = False,
         spatial_axes: int = 2,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.method: GaussianMethod = method
         self.halo = halo
         self.spatial_axes = spatial_axes
-        over_space = _sigmas("sigma_space", sigma_space, spatial_axes)
-        over_range = _sigmas("sigma_range", sigma_range, None)
+        over_space = positive_numbers(sigma_space, "sigma_space", spatial_axes)
+        over_range = positive_numbers(sigma_range, "sigma_range")
         # one logarithm for each number that was given, those of space first
         self._numbers_of_space = len(over_space)
-        logarithms = torch.tensor([math.log(sigma) for sigma in (*over_space, *over_range)])
-        self.log_sigma = nn.Parameter(logarithms, requires_grad=learn_sigma)
+        logarithms = [math.log(sigma) for sigma in (*over_space, *over_range)]
+        self.log_sigma = nn.Parameter(torch.tensor(logarithms, device=device, dtype=dtype), learn_sigma)
 
     @property
     def sigma_space(self) -> Tensor:
@@ -92,7 +104,7 @@ class BilateralFilter(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        sigmas = _in_words(self.sigma_space.tolist()), _in_words(self.sigma_range.tolist())
+        sigmas = _in_words(self.sigma_space), _in_words(self.sigma_range)
         volumes = "" if self.spatial_axes == 2 else f", spatial_axes={self.spatial_axes}"
         learned = ", learn_sigma=True" if self.log_sigma.requires_grad else ""
         return f"sigma_space={sigmas[0]}, sigma_range={sigmas[1]}{volumes}{learned}"
@@ -118,12 +130,14 @@ class _BilateralConvolution(nn.Module):
         init: Initialization = "kaiming",
         normalization: Normalization = "density",
         learn_scale: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         guides = in_channels if guide_channels is None else guide_channels
-        _sigmas("sigma_space", sigma_space, self.spatial_axes)
-        _sigmas("sigma_range", sigma_range, guides)
-        self.guide_channels = guide_channels
+        positive_numbers(sigma_space, "sigma_space", self.spatial_axes)
+        positive_numbers(sigma_range, "sigma_range", guides)
+        self.in_channels, self.guide_channels = in_channels, guide_channels
         self.sigma_space, self.sigma_range = sigma_space, sigma_range
         try:
             self.convolution = PermutohedralConvolution(
@@ -136,6 +150,8 @@ class _BilateralConvolution(nn.Module):
                 init,
                 normalization,
                 learn_scale,
+                device,
+                dtype,
             )
         except NeighborhoodError as error:
             raise NeighborhoodError(
@@ -160,25 +176,41 @@ class _BilateralConvolution(nn.Module):
         """
         axes = self.spatial_axes
         check_tensor("image", image)
-        if image.dim() not in (axes + 1, axes + 2):
+        if image.dim() not in (axes + 1, axes + 2) or image.shape[-axes - 1] != self.in_channels:
             space = space_in_words(axes)
             raise InputError(
-                f"image must be [batch, channels, {space}] or [channels, {space}], got {tuple(image.shape)}"
+                f"image must be [batch, {self.in_channels}, {space}] or [{self.in_channels}, {space}], got "
+                f"{tuple(image.shape)}"
             )
-        if guide is None and self.guide_channels is not None:
-            raise InputError(f"this layer was made with guide_channels={self.guide_channels}: pass a guide")
-        guide = image if guide is None else guide
-        check_tensor("guide", guide)
-        if guide.shape[: -axes - 1] != image.shape[: -axes - 1] or guide.shape[-axes:] != image.shape[-axes:]:
-            raise InputError(
-                f"guide and image must have one batch, {space_in_words(axes, ' and ')}, got "
-                f"{tuple(guide.shape)} and {tuple(image.shape)}"
-            )
-        features = bilateral_features(guide, self.sigma_space, self.sigma_range, spatial_axes=axes, origin=origin)
-        flat = None if weights is None else weights.flatten(-axes)
+        check_image(image, axes)
+        self._check_guide(guide, image)
+        edges = image if guide is None else guide
+        features = bilateral_features(edges, self.sigma_space, self.sigma_range, spatial_axes=axes, origin=origin)
+        flat = None
+        if weights is not None:
+            points = (*image.shape[: -axes - 1], *image.shape[-axes:])
+            flat = check_weights(weights, points, image, axes).flatten(-axes)
         output: Tensor = self.convolution(image.flatten(-axes).transpose(-1, -2), features, weights=flat)
         output = output.transpose(-1, -2)
         return output.reshape(*output.shape[:-1], *image.shape[-axes:])
+
+    def _check_guide(self, guide: Tensor | None, image: Tensor) -> None:
+        axes = self.spatial_axes
+        if guide is None:
+            if self.guide_channels is not None:
+                raise InputError(f"guide is missing: this layer was made with guide_channels={self.guide_channels}")
+            return
+        check_guide(guide, image, axes)
+        expected = self.in_channels if self.guide_channels is None else self.guide_channels
+        if guide.shape[-axes - 1] != expected:
+            raise InputError(
+                f"guide must have {expected} channels, got the shape {tuple(guide.shape)}; make the layer with "
+                f"guide_channels={guide.shape[-axes - 1]} for this guide"
+            )
+        if guide.dim() != image.dim():
+            raise InputError(
+                f"guide and image must have one batch, got the shapes {tuple(guide.shape)} and {tuple(image.shape)}"
+            )
 
     def extra_repr(self) -> str:
         return f"sigma_space={_in_words(self.sigma_space)}, sigma_range={_in_words(self.sigma_range)}"
@@ -193,7 +225,8 @@ class BilateralConvolution1d(_BilateralConvolution):
         image `[batch, in_channels, length]` (or without batch), guide likewise with guide_channels; the result is
         `[batch, out_channels, length]`.
 
-    >>> BilateralConvolution1d(1, 16)(torch.rand(2, 1, 50)).shape
+    >>> import torch, permutohedral as ph
+    >>> ph.nn.BilateralConvolution1d(1, 16)(torch.rand(2, 1, 50)).shape
     torch.Size([2, 16, 50])
     """
 
@@ -216,12 +249,15 @@ class BilateralConvolution2d(_BilateralConvolution):
         init: see `PermutohedralConvolution`.
         normalization: see `PermutohedralConvolution`.
         learn_scale: see `PermutohedralConvolution`.
+        device: of the parameters.
+        dtype: of the parameters.
 
     Shape:
         image `[batch, in_channels, height, width]` (or without batch), guide likewise with guide_channels; the result
         is `[batch, out_channels, height, width]`.
 
-    >>> layer = BilateralConvolution2d(3, 16)
+    >>> import torch, permutohedral as ph
+    >>> layer = ph.nn.BilateralConvolution2d(3, 16)
     >>> layer(torch.rand(2, 3, 16, 16)).shape
     torch.Size([2, 16, 16, 16])
     """
@@ -238,7 +274,8 @@ class BilateralConvolution3d(_BilateralConvolution):
         image `[batch, in_channels, depth, height, width]` (or without batch), guide likewise with guide_channels; the
         result is `[batch, out_channels, depth, height, width]`.
 
-    >>> layer = BilateralConvolution3d(1, 16, sigma_space=(1.0, 2.0, 2.0))
+    >>> import torch, permutohedral as ph
+    >>> layer = ph.nn.BilateralConvolution3d(1, 16, sigma_space=(1.0, 2.0, 2.0))
     >>> layer(torch.rand(2, 1, 6, 8, 8)).shape
     torch.Size([2, 16, 6, 8, 8])
     """
@@ -246,20 +283,12 @@ class BilateralConvolution3d(_BilateralConvolution):
     spatial_axes = 3
 
 
-def _sigmas(name: str, sigma: float | Sequence[float], count: int | None) -> list[float]:
-    """The numbers that were given: one, or `count` of them, any number for None."""
-    given = read_numbers(sigma)
-    if not all(math.isfinite(number) and number > 0 for number in given):
-        raise InputError(f"{name} must be positive and finite, got {sigma}")
-    if count is not None and len(given) not in (1, count):
-        raise InputError(f"{name} must be one number or one for each of {count}, got {len(given)}")
-    return given
-
-
-def _in_words(sigma: float | Sequence[float]) -> str:
+def _in_words(sigma: float | Sequence[float] | Tensor) -> str:
     """
     >>> _in_words((1.0, 2.5))
     '(1, 2.5)'
     """
-    words = ", ".join(f"{number:.4g}" for number in read_numbers(sigma))
-    return f"({words})" if isinstance(sigma, Sequence) else words
+    words = ", ".join(f"{number:.4g}" for number in positive_numbers(sigma))
+    return (
+        words if isinstance(sigma, (int, float)) or (isinstance(sigma, Tensor) and sigma.dim() == 0) else f"({words})"
+    )

@@ -43,7 +43,8 @@ class PermutohedralConvolution(nn.Module):
         `[batch, points, d]` (a lattice for each item) or `[points, d]` (one for all). Results are at
         target_features, by default at features.
 
-    >>> layer = PermutohedralConvolution(in_channels=3, out_channels=8, dimension=2)
+    >>> import torch, permutohedral as ph
+    >>> layer = ph.nn.PermutohedralConvolution(in_channels=3, out_channels=8, dimension=2)
     >>> layer
     PermutohedralConvolution(3, 8, dimension=2, neighborhood_size=1, filter_size=7, normalization='density')
     >>> layer(torch.rand(100, 3), torch.rand(100, 2) * 10).shape

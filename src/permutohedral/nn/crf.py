@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from permutohedral.crf import Kernel, bilateral_kernel, mean_field, spatial_kernel
 from permutohedral.crf.kernels import KernelNormalization
 from permutohedral.errors import InputError
+from permutohedral.lattice.features import check_image, positive_numbers, read_numbers
 from permutohedral.lattice.lattice import Lattice
 from permutohedral.ops.contract import accumulation_dtype
 from permutohedral.ops.tensors import check_count, check_tensor, refuse_scripting
@@ -39,12 +40,15 @@ class DenseCRF(nn.Module):
         learn_weights: train the weights.
         learn_sigma: train the standard deviations.
         normalization: see `permutohedral.crf.Kernel`.
+        device: of the parameters.
+        dtype: of the parameters.
 
     Shape:
         logits `[labels, *space]` or `[batch, labels, *space]`, guide `[channels, *space]` or
         `[batch, channels, *space]`; the result, logarithms of marginals, is like logits.
 
-    >>> layer = DenseCRF(labels=21, sigma_range=0.1)
+    >>> import torch, permutohedral as ph
+    >>> layer = ph.nn.DenseCRF(labels=21, sigma_range=0.1)
     >>> layer(torch.randn(2, 21, 32, 40), torch.rand(2, 3, 32, 40)).shape
     torch.Size([2, 21, 32, 40])
     """
@@ -73,14 +77,14 @@ class DenseCRF(nn.Module):
         check_count("dimension", dimension, least=1)
         if compatibility not in ("potts", "diagonal", "matrix"):
             raise InputError(f"compatibility must be 'potts', 'diagonal' or 'matrix', got {compatibility!r}")
-        if len(weights) != 2:
-            raise InputError(f"weights are two numbers, for the spatial and the bilateral kernel, got {weights!r}")
-        sigmas = (sigma_space, sigma_bilateral, sigma_range)
-        if not all(math.isfinite(sigma) and sigma > 0 for sigma in sigmas):
-            raise InputError(f"standard deviations must be positive and finite, got {sigmas}")
+        numbers = read_numbers(weights, "weights", 2)
+        if len(numbers) != 2:
+            raise InputError(f"weights must be two numbers, for the spatial and the bilateral kernel, got {weights!r}")
+        given = {"sigma_space": sigma_space, "sigma_bilateral": sigma_bilateral, "sigma_range": sigma_range}
+        sigmas = [positive_numbers(sigma, name, 1)[0] for name, sigma in given.items()]
         self.labels, self.steps, self.dimension = labels, steps, dimension
         self.normalization: KernelNormalization = normalization
-        self.weights = nn.Parameter(torch.tensor([*map(float, weights)], device=device, dtype=dtype), learn_weights)
+        self.weights = nn.Parameter(torch.tensor(numbers, device=device, dtype=dtype), learn_weights)
         logarithms = torch.tensor([math.log(sigma) for sigma in sigmas], device=device, dtype=dtype)
         # the logarithms are trained, so that a standard deviation stays positive
         self.log_sigma = nn.Parameter(logarithms, learn_sigma)
@@ -108,8 +112,8 @@ class DenseCRF(nn.Module):
 
     def kernels(self, guide: Tensor) -> list[Kernel]:
         """Return the spatial and the bilateral kernel over the pixels of `guide`."""
-        check_tensor("guide", guide)
-        if guide.dim() not in (1 + self.dimension, 2 + self.dimension):
+        check_image(guide, self.dimension, "guide")
+        if guide.dim() > 2 + self.dimension:
             raise InputError(
                 f"guide must be [channels, *space] or a batch of these, with {self.dimension} axes of space, got "
                 f"{tuple(guide.shape)}"

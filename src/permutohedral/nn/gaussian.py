@@ -20,11 +20,14 @@ class GaussianFilter(nn.Module):
         method: see `gaussian_filter`.
         halo: see `gaussian_filter`.
         learn_scale: train one factor per feature dimension, `scale [dimension]`: the inverse bandwidths.
+        device: of the scale.
+        dtype: of the scale.
 
     Shape:
         values `[..., points, channels]` and features: see `gaussian_filter`.
 
-    >>> GaussianFilter(dimension=2)(torch.rand(100, 3), torch.rand(100, 2) * 10).shape
+    >>> import torch, permutohedral as ph
+    >>> ph.nn.GaussianFilter(dimension=2)(torch.rand(100, 3), torch.rand(100, 2) * 10).shape
     torch.Size([100, 3])
     """
 
@@ -37,13 +40,15 @@ class GaussianFilter(nn.Module):
         method: GaussianMethod = "separable",
         halo: int = 0,
         learn_scale: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         self.dimension = dimension
         self.normalization: Normalization = normalization
         self.method: GaussianMethod = method
         self.halo = halo
-        self.log_scale = nn.Parameter(torch.zeros(dimension)) if learn_scale else None
+        self.log_scale = nn.Parameter(torch.zeros(dimension, device=device, dtype=dtype)) if learn_scale else None
 
     @property
     def scale(self) -> Tensor | None:

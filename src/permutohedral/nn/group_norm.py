@@ -12,7 +12,7 @@ from permutohedral.lattice.lattice import Lattice
 from permutohedral.ops.composite import normalize_items
 from permutohedral.ops.contract import Declined, ItemRows, ItemsNorm
 from permutohedral.ops.tensors import check_tensor, refuse_scripting
-from permutohedral.ops.tracing import without_autocast
+from permutohedral.ops.tracing import with_storable_results, without_autocast
 
 
 class LatticeItems:
@@ -22,9 +22,9 @@ class LatticeItems:
         lattice: of the lattice points.
         items: number of items; by default they are counted, and the host waits for a GPU.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> lattice = ph.build_lattice(torch.zeros(4, 2), batch=torch.tensor([0, 0, 2, 2]))
-    >>> LatticeItems(lattice).mean(torch.ones(lattice.num_lattice_points, 1)).flatten().tolist()
+    >>> ph.nn.LatticeItems(lattice).mean(torch.ones(lattice.num_lattice_points, 1)).flatten().tolist()
     [1.0, 0.0, 1.0]
     """
 
@@ -37,25 +37,29 @@ class LatticeItems:
 
     def mean(self, rows: Tensor) -> Tensor:
         """Average over the lattice points of each item: `[lattice_points, channels]` to `[items, channels]`."""
-        members = self._members
-        if members is None:
-            # bincount would wait for a GPU; an item has at least one lattice point
-            one = torch.ones((), dtype=torch.int32, device=self.item.device).expand(self.item.shape)
-            members = self.item.new_zeros(self.items).index_add(0, self.item, one).clamp_min(1)[:, None]
-            # nothing can be trained with what is made in inference mode, which a compiler cannot be asked about
-            if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
-                self._members = members
-        return rows.new_zeros(self.items, rows.shape[1]).index_add(0, self.item, rows) / members
+        if self._members is None:
+            self._members = self._count_members()
+        return rows.new_zeros(self.items, rows.shape[1]).index_add(0, self.item, rows) / self._members
+
+    @with_storable_results
+    def _count_members(self) -> Tensor:
+        # bincount would wait for a GPU; an item has at least one lattice point
+        one = torch.ones((), dtype=torch.int32, device=self.item.device).expand(self.item.shape)
+        return self.item.new_zeros(self.items).index_add(0, self.item, one).clamp_min(1)[:, None]
 
     @property
     def rows(self) -> ItemRows:
         """Return the lattice points of each item."""
         if self._rows is None:
-            ordered, order = torch.sort(self.item, stable=True)
-            each = torch.arange(self.items + 1, dtype=torch.int32, device=self.item.device)
-            starts = torch.searchsorted(ordered, each, out_int32=True)
-            self._rows = ItemRows(None if self.items == 1 else order.to(torch.int32), starts, self.items)
+            self._rows = self._sort_rows()
         return self._rows
+
+    @with_storable_results
+    def _sort_rows(self) -> ItemRows:
+        ordered, order = torch.sort(self.item, stable=True)
+        each = torch.arange(self.items + 1, dtype=torch.int32, device=self.item.device)
+        starts = torch.searchsorted(ordered, each, out_int32=True)
+        return ItemRows(None if self.items == 1 else order.to(torch.int32), starts, self.items)
 
     def spread(self, of_items: Tensor) -> Tensor:
         """Copy the values of items to their lattice points: `[items, channels]` to `[lattice_points, channels]`."""
@@ -78,9 +82,9 @@ class LatticeGroupNorm(nn.Module):
         num_channels: of the values.
         eps: added to the variance.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> lattice = ph.build_lattice(torch.rand(90, 3) * 9, batch=torch.arange(90) // 30)
-    >>> normalized = LatticeGroupNorm(2, 4)(ph.splat(torch.rand(90, 4), lattice), lattice)
+    >>> normalized = ph.nn.LatticeGroupNorm(2, 4)(ph.splat(torch.rand(90, 4), lattice), lattice)
     >>> float(normalized.detach().mean().abs()) < 1e-6
     True
     """
@@ -160,9 +164,9 @@ class Normalized(NamedTuple):
         norm: the normalization.
         items: of the lattice.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> lattice = ph.build_lattice(torch.rand(90, 3) * 9, batch=torch.arange(90) // 30)
-    >>> before = Normalized(LatticeGroupNorm(2, 4), LatticeItems(lattice))
+    >>> before = ph.nn.Normalized(ph.nn.LatticeGroupNorm(2, 4), ph.nn.LatticeItems(lattice))
     >>> lattice_values = ph.splat(torch.rand(90, 4), lattice)
     >>> ph.nn.LatticeConvolution(4, 4, dimension=3)(lattice_values, lattice, before, added=lattice_values).shape[1]
     4

@@ -85,9 +85,9 @@ class LatticeConvolution(_LatticeFilter):
         neighborhood_size: s, the reach of the filter in lattice steps.
         bias: add a learned number to every output channel.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> lattice = ph.build_lattice(torch.rand(100, 3) * 9)
-    >>> LatticeConvolution(4, 8, dimension=3)(ph.splat(torch.rand(100, 4), lattice), lattice).shape[1]
+    >>> ph.nn.LatticeConvolution(4, 8, dimension=3)(ph.splat(torch.rand(100, 4), lattice), lattice).shape[1]
     8
     """
 
@@ -114,10 +114,10 @@ class LatticeConvolution(_LatticeFilter):
 class Coarsen(_LatticeFilter):
     """Convolve with a stride of 2, from one level of a pyramid to the next coarser one.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> pyramid = ph.build_pyramid(torch.rand(100, 3) * 9, levels=2)
     >>> fine = ph.splat(torch.rand(100, 4), pyramid.levels[0])
-    >>> len(Coarsen(4, 8, dimension=3)(fine, pyramid, level=0)) == pyramid.levels[1].num_lattice_points
+    >>> len(ph.nn.Coarsen(4, 8, dimension=3)(fine, pyramid, level=0)) == pyramid.levels[1].num_lattice_points
     True
     """
 
@@ -129,10 +129,10 @@ class Coarsen(_LatticeFilter):
 class Refine(_LatticeFilter):
     """Run the transposed convolution of stride 2, from one level of a pyramid to the next finer one.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> pyramid = ph.build_pyramid(torch.rand(100, 3) * 9, levels=2)
     >>> coarse = ph.splat(torch.rand(100, 8), pyramid.levels[1])
-    >>> len(Refine(8, 4, dimension=3)(coarse, pyramid, level=0)) == pyramid.levels[0].num_lattice_points
+    >>> len(ph.nn.Refine(8, 4, dimension=3)(coarse, pyramid, level=0)) == pyramid.levels[0].num_lattice_points
     True
     """
 
@@ -153,19 +153,26 @@ class CoarsenLinear(nn.Module):
         out_channels: of the result.
         dimension: d of the features.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> pyramid = ph.build_pyramid(torch.rand(100, 3) * 9, levels=2)
     >>> fine = ph.splat(torch.rand(100, 4), pyramid.levels[0])
-    >>> len(CoarsenLinear(4, 8, dimension=3)(fine, pyramid, level=0)) == pyramid.levels[1].num_lattice_points
+    >>> len(ph.nn.CoarsenLinear(4, 8, dimension=3)(fine, pyramid, level=0)) == pyramid.levels[1].num_lattice_points
     True
     """
 
     __prepare_scriptable__ = refuse_scripting
 
-    def __init__(self, in_channels: int, out_channels: int, dimension: int) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        dimension: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
         self.share = 0.5**dimension
-        self.mix = nn.Linear(in_channels, out_channels)
+        self.mix = nn.Linear(in_channels, out_channels, device=device, dtype=dtype)
 
     def forward(self, lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
         """`[lattice_points, in_channels]` of `level` to `[lattice_points, out_channels]` of `level + 1`."""
@@ -180,18 +187,24 @@ class RefineLinear(nn.Module):
         in_channels: of the values.
         out_channels: of the result.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> pyramid = ph.build_pyramid(torch.rand(100, 3) * 9, levels=2)
     >>> coarse = ph.splat(torch.rand(100, 8), pyramid.levels[1])
-    >>> len(RefineLinear(8, 4)(coarse, pyramid, level=0)) == pyramid.levels[0].num_lattice_points
+    >>> len(ph.nn.RefineLinear(8, 4)(coarse, pyramid, level=0)) == pyramid.levels[0].num_lattice_points
     True
     """
 
     __prepare_scriptable__ = refuse_scripting
 
-    def __init__(self, in_channels: int, out_channels: int) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__()
-        self.mix = nn.Linear(in_channels, out_channels)
+        self.mix = nn.Linear(in_channels, out_channels, device=device, dtype=dtype)
 
     def forward(self, lattice_values: Tensor, pyramid: LatticePyramid, level: int) -> Tensor:
         """`[lattice_points, in_channels]` of `level + 1` to `[lattice_points, out_channels]` of `level`."""
@@ -201,9 +214,9 @@ class RefineLinear(nn.Module):
 class LatticePool(nn.Module):
     """Take the largest value of each channel around every lattice point of the next level: `pool` as a layer.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> pyramid = ph.build_pyramid(torch.rand(100, 3) * 9, levels=2)
-    >>> LatticePool()(ph.splat(torch.rand(100, 4), pyramid.levels[0]), pyramid, level=0).shape[1]
+    >>> ph.nn.LatticePool()(ph.splat(torch.rand(100, 4), pyramid.levels[0]), pyramid, level=0).shape[1]
     4
     """
 

@@ -27,9 +27,9 @@ class PointSplat(nn.Module):
         dimension: d of the features.
         hidden_channels: of the network's hidden layer; default: out_channels.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> features = torch.rand(100, 3) * 9
-    >>> layer, lattice = PointSplat(4, 16, dimension=3), ph.build_lattice(features)
+    >>> layer, lattice = ph.nn.PointSplat(4, 16, dimension=3), ph.build_lattice(features)
     >>> layer(torch.rand(100, 4), features, lattice).shape == (lattice.num_lattice_points, 16)
     True
     """
@@ -102,10 +102,10 @@ class DeformSlice(nn.Module):
         dimension: d of the features.
         summary_channels: to how many channels the values of a corner are reduced for the offsets.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> lattice = ph.build_lattice(torch.rand(100, 3) * 9)
     >>> fine = ph.splat(torch.rand(100, 16), lattice)
-    >>> bool(torch.allclose(DeformSlice(16, dimension=3)(fine, lattice), ph.slice(fine, lattice)))
+    >>> bool(torch.allclose(ph.nn.DeformSlice(16, dimension=3)(fine, lattice), ph.slice(fine, lattice)))
     True
     """
 

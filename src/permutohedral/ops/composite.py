@@ -222,10 +222,10 @@ def explain_call(function: Callable[..., Any], *arguments: Any, **options: Any) 
     Returns:
         The lines of `explain_backend`, then a line for each filter, in the order of the call.
 
-    >>> import permutohedral as ph
+    >>> import torch, permutohedral as ph
     >>> values, features = torch.rand(9, 2), torch.rand(9, 3)
     >>> with ph.use_backend("reference"):
-    ...     print(explain_call(ph.gaussian_filter, values, features).splitlines()[-1])
+    ...     print(ph.explain_call(ph.gaussian_filter, values, features).splitlines()[-1])
     index_with_neighbors: composed of operators, because the backend 'reference' has no fused function for it
     """
     decisions: list[str] = []

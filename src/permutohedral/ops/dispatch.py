@@ -194,7 +194,8 @@ def all_backends() -> tuple[Backend, ...]:
 def available_backends() -> list[str]:
     """Return the names of the backends that work on this machine, in order of preference.
 
-    >>> "reference" in available_backends()
+    >>> import permutohedral as ph
+    >>> "reference" in ph.available_backends()
     True
     """
     return [backend.name for backend in _BACKENDS if backend.why_unavailable() is None and backend.fault() is None]
@@ -212,9 +213,9 @@ class use_backend:
     Raises:
         BackendUnavailable: the backend does not work on this machine; the message says why.
 
-    >>> import torch
-    >>> with use_backend("reference"):
-    ...     print(explain_backend(torch.zeros(1)).split(":")[0])
+    >>> import torch, permutohedral as ph
+    >>> with ph.use_backend("reference"):
+    ...     print(ph.explain_backend(torch.zeros(1)).split(":")[0])
     reference
     """
 
@@ -250,8 +251,8 @@ def explain_backend(tensor: Tensor | None = None) -> str:
     Args:
         tensor: default: a tensor on the CPU.
 
-    >>> import torch
-    >>> "reference" in explain_backend(torch.zeros(1))
+    >>> import torch, permutohedral as ph
+    >>> "reference" in ph.explain_backend(torch.zeros(1))
     True
     """
     device_type = "cpu" if tensor is None else tensor.device.type

@@ -140,11 +140,12 @@ class Neighborhood:
         dilation: length of a step, r >= 1: with 2 the filter reads every other vertex, and reaches twice as far.
         filter_size: number of taps, (s+1)^{d+1} - s^{d+1}.
 
-    >>> Neighborhood(dimension=2, size=1)
+    >>> import permutohedral as ph
+    >>> ph.Neighborhood(dimension=2, size=1)
     Neighborhood(dimension=2, size=1, dilation=1, filter_size=7)
-    >>> (Neighborhood(2, 1, dilation=3).offsets() == 3 * Neighborhood(2, 1).offsets()).all().item()
+    >>> (ph.Neighborhood(2, 1, dilation=3).offsets() == 3 * ph.Neighborhood(2, 1).offsets()).all().item()
     True
-    >>> Neighborhood(2, 1).taps[:3].tolist()
+    >>> ph.Neighborhood(2, 1).taps[:3].tolist()
     [[0, 0, 0], [0, 0, 1], [0, 1, 0]]
     """
 
@@ -185,7 +186,8 @@ class Neighborhood:
     def opposite(self, device: torch.device | str = "cpu") -> Tensor:
         """For every tap, the tap at the negative offset, int64 `[filter_size]`. Shared; do not write to it.
 
-        >>> Neighborhood(1, 1).opposite().tolist()
+        >>> import permutohedral as ph
+        >>> ph.Neighborhood(1, 1).opposite().tolist()
         [0, 2, 1]
         """
         return _constant("opposite", torch.int64, device, self.dimension, self.size)
@@ -240,7 +242,8 @@ def gaussian_weight(
 
     Exact for s >= 2; s = 1 cuts it off.
 
-    >>> gaussian_weight(1, 1).tolist()
+    >>> import permutohedral as ph
+    >>> ph.gaussian_weight(1, 1).tolist()
     [1.0, 0.6666666865348816, 0.6666666865348816]
     """
     Neighborhood(dimension, size)

@@ -100,7 +100,8 @@ def check_count(name: str, number: object, least: int = 0) -> None:
 
     >>> check_count("channels", 3)
     """
-    if isinstance(number, bool) or not isinstance(number, int) or number < least:
+    # torch.export may take sizes for unknown
+    if isinstance(number, bool) or not isinstance(number, (int, torch.SymInt)) or number < least:
         raise InputError(f"{name} must be a whole number of at least {least}, got {number!r}")
     if number > _MOST:
         raise InputError(f"{name} must be at most {_MOST:,}, got {number!r}")
