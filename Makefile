@@ -113,7 +113,7 @@ accuracy: $(STAMP)  ## measure the approximation, write docs/accuracy.md
 bench: $(STAMP)  ## time every operator next to its peers, into results/; BENCH_OPTIONS='--data FOLDER'
 	-@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input $(PIP_OPTIONS) \
 	  --constraint constraints.txt $(TORCH) --group bench
-	$(BIN)/python -m benchmarks --json results/benchmark-cpu.json --chart results/benchmark-cpu.png $(BENCH_OPTIONS)
+	$(BIN)/python -m benchmarks --json results/benchmark-cpu.json $(BENCH_OPTIONS)
 
 # without those of the native core, which runs on the CPU
 GPU_TESTS := --ignore-glob='tests/ops/test_native*' --ignore=tests/ops/test_threads.py tests/gpu \

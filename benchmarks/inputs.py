@@ -34,29 +34,6 @@ class FilterProblem:
     image: Tensor | None = None
     sigmas: tuple[float, float] = (1.0, 1.0)
 
-    def small(self, num_points: int = 1500) -> FilterProblem:
-        """Some of the points, as near to each other on average as all of them, to check operators on.
-
-        They are moved by a hundredth of a unit: where a point lies on the face of a simplex, rounding decides
-        which lattice points exist, and two correct backends may decide differently.
-        """
-        generator = torch.Generator().manual_seed(0)
-        share = min(1.0, num_points / self.features.shape[0])
-        if self.image is None:
-            rows = torch.randperm(self.features.shape[0], generator=generator)[:num_points]
-            # density in d dimensions
-            features = self.features.cpu()[rows] * share ** (1 / self.features.shape[1])
-        else:
-            _, height, width = self.image.shape
-            side = max(1, round(num_points**0.5))
-            grid = torch.arange(height * width).reshape(height, width)
-            top, left = max(0, height // 2 - side // 2), max(0, width // 2 - side // 2)
-            rows = grid[top : top + side, left : left + side].flatten()
-            features = self.features.cpu()[rows]
-        features = features + 0.01 * torch.randn(features.shape, generator=generator)
-        device = self.features.device
-        return replace(self, features=features.to(device), values=self.values[rows.to(device)], image=None)
-
     def variants(self) -> list[FilterProblem]:
         """Return the problem and two mirror images of it, so that inputs change from call to call."""
         if self.image is not None:
