@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+
 from benchmarks.inputs import Inputs
 from benchmarks.registry import OURS, Measured, Workload
 
