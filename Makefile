@@ -135,9 +135,7 @@ tables: $(STAMP)  ## fill the tables of README.md and docs/ from results/
 	$(BIN)/python tools/tables.py
 
 figures: $(STAMP)  ## draw the figures under docs/images from the lattice
-	$(BIN)/python tools/figures docs/images
-	$(BIN)/python tools/segmentation_figure.py
-	$(BIN)/python tools/upsampling_figure.py
+	PYTHONPATH=.:tools $(BIN)/python -m figures docs/images
 
 # strict: a link that leads nowhere, or a name without documentation, ends it
 docs: $(STAMP)  ## run the tutorials and build the documentation into site/
