@@ -160,26 +160,6 @@ MEMORY: dict[str, ErrorCase] = {
 }
 
 
-@pytest.mark.parametrize("case", [*FEATURES.values()], ids=[*FEATURES])
-def test_rejects_bad_features(case: ErrorCase) -> None:
-    assert_raises(*case)
-
-
-@pytest.mark.parametrize("case", [*BATCHES.values()], ids=[*BATCHES])
-def test_rejects_bad_batch_vectors(case: ErrorCase) -> None:
-    assert_raises(*case)
-
-
-@pytest.mark.parametrize("case", [*NEIGHBORHOODS.values()], ids=[*NEIGHBORHOODS])
-def test_rejects_bad_neighborhoods(case: ErrorCase) -> None:
-    assert_raises(*case)
-
-
-@pytest.mark.parametrize("case", [*MEMORY.values()], ids=[*MEMORY])
-def test_memory_limit_raises(case: ErrorCase) -> None:
-    assert_raises(*case)
-
-
 def test_sufficient_memory_limit_changes_nothing() -> None:
     assert ph.build_lattice(zeros(5, 2), memory_limit=10_000).num_lattice_points == 3
 
@@ -333,18 +313,23 @@ FILTERS: dict[str, ErrorCase] = {
 }
 
 
-@pytest.mark.parametrize("case", [*VALUES.values()], ids=[*VALUES])
-def test_rejects_bad_values(case: ErrorCase) -> None:
-    assert_raises(*case)
+CASES = {
+    f"{group}-{name}": case
+    for group, cases in (
+        ("features", FEATURES),
+        ("batch", BATCHES),
+        ("neighborhood", NEIGHBORHOODS),
+        ("memory", MEMORY),
+        ("values", VALUES),
+        ("weight", WEIGHTS),
+        ("filter", FILTERS),
+    )
+    for name, case in cases.items()
+}
 
 
-@pytest.mark.parametrize("case", [*WEIGHTS.values()], ids=[*WEIGHTS])
-def test_rejects_bad_weights(case: ErrorCase) -> None:
-    assert_raises(*case)
-
-
-@pytest.mark.parametrize("case", [*FILTERS.values()], ids=[*FILTERS])
-def test_rejects_bad_filter_options(case: ErrorCase) -> None:
+@pytest.mark.parametrize("case", [*CASES.values()], ids=[*CASES])
+def test_rejects_with_advice(case: ErrorCase) -> None:
     assert_raises(*case)
 
 
