@@ -141,13 +141,9 @@ figures: $(STAMP)  ## draw the figures under docs/images from the lattice
 docs: $(STAMP)  ## run the tutorials and build the documentation into site/
 	MPLBACKEND=agg NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-FUZZ_SECONDS ?= 600
-
-fuzz: $(STAMP)  ## search long for calls on which backends differ or fail; FUZZ_SECONDS of it guided by coverage
-	-@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input $(PIP_OPTIONS) atheris
+fuzz: $(STAMP)  ## search long for calls on which backends differ or fail
 	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest --quiet tests/fuzz
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 HYPOTHESIS_PROFILE=interpreted $(BIN)/python -m pytest --quiet tests/fuzz
-	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz_bytes.py $(FUZZ_SECONDS)
 
 sanitize: $(STAMP)  ## the native core's tests under address, undefined-behavior and thread sanitizers
 	$(BIN)/python tools/sanitize.py address
