@@ -66,23 +66,23 @@ class _DenseCRF:
         self.built: Any = None
 
     def field(self) -> Any:
-        """A field without a filter."""
+        """Return a field without a filter."""
         num_points, channels = self.values.shape
         return self.library.DenseCRF(num_points, channels)
 
     def build(self) -> Any:
-        """A field with the Gaussian filter: its lattice, and the normalization."""
+        """Build a field with the Gaussian filter: its lattice and the normalization."""
         self.built = self.field()
         # compatibility -1 and not 1: the library's Potts model negates
         self.built.addPairwiseEnergy(self.features, -1.0, self.library.CONST_KERNEL, self.library.NORMALIZE_AFTER)
         return self.built
 
     def write_values(self) -> None:
-        """Restore what the last step overwrote."""
+        """Restore the values that the last step overwrote."""
         self.marginals_view[:] = self.values
 
     def step(self, crf: Any) -> Tensor:
-        """One step of mean field; the filtered values `[points, channels]`."""
+        """Run one step of mean field and return the filtered values `[points, channels]`."""
         crf.stepInference(self.marginals, self.scratch, self.filtered)
         return torch.from_numpy(self.filtered_view)
 

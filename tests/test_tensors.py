@@ -135,7 +135,7 @@ def test_sigma_as_an_array() -> None:
 
 @pytest.fixture
 def another_default() -> Iterator[None]:
-    """A device that nothing can be computed on."""
+    """Set a default device that cannot compute."""
     torch.set_default_device("meta")
     yield
     torch.set_default_device(None)

@@ -61,7 +61,7 @@ FILTERS = [learned, gaussian, elsewhere, with_halo, dense, on_a_lattice, bilater
 
 
 def slope(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], along: tuple[Tensor, ...]) -> Tensor:
-    """The derivative along a direction by central differences."""
+    """Return the derivative along a direction by central differences."""
     ahead = [each + STEP * step for each, step in zip(inputs, along, strict=True)]
     behind = [each - STEP * step for each, step in zip(inputs, along, strict=True)]
     return (function(*ahead) - function(*behind)) / (2 * STEP)
