@@ -113,7 +113,7 @@ accuracy: $(STAMP)  ## measure the approximation, write docs/research/accuracy.m
 bench: $(STAMP)  ## time every operator next to its peers, into results/; BENCH_OPTIONS='--data FOLDER'
 	-@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input $(PIP_OPTIONS) \
 	  --constraint constraints.txt $(TORCH) --group bench
-	$(BIN)/python -m benchmarks --json results/benchmark-cpu.json --chart results/benchmark-cpu.png $(BENCH_OPTIONS)
+	$(BIN)/python -m benchmarks --json results/benchmark-cpu.json $(BENCH_OPTIONS)
 
 # without those of the native core, which runs on the CPU
 GPU_TESTS := --ignore-glob='tests/ops/test_native*' --ignore=tests/ops/test_threads.py tests/gpu \
@@ -135,9 +135,7 @@ tables: $(STAMP)  ## fill the tables of README.md and docs/ from results/
 	$(BIN)/python tools/tables.py
 
 figures: $(STAMP)  ## draw the figures under docs/images from the lattice
-	$(BIN)/python tools/figures docs/images
-	$(BIN)/python tools/segmentation_figure.py
-	$(BIN)/python tools/upsampling_figure.py
+	PYTHONPATH=.:tools $(BIN)/python -m figures docs/images
 	$(BIN)/python tools/guide_figures.py
 
 # strict: a warning, such as a broken link, fails
@@ -145,13 +143,9 @@ docs: $(STAMP)  ## run the tutorials and build the documentation into site/
 	rm -rf site docs/auto_tutorials
 	MPLBACKEND=agg $(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env -b html -d build/doctrees docs site
 
-FUZZ_SECONDS ?= 600
-
-fuzz: $(STAMP)  ## search long for calls on which backends differ or fail; FUZZ_SECONDS of it guided by coverage
-	-@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input $(PIP_OPTIONS) atheris
+fuzz: $(STAMP)  ## search long for calls on which backends differ or fail
 	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest --quiet tests/fuzz
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 HYPOTHESIS_PROFILE=interpreted $(BIN)/python -m pytest --quiet tests/fuzz
-	OMP_NUM_THREADS=1 $(BIN)/python tools/fuzz_bytes.py $(FUZZ_SECONDS)
 
 sanitize: $(STAMP)  ## the native core's tests under address, undefined-behavior and thread sanitizers
 	$(BIN)/python tools/sanitize.py address

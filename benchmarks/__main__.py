@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from benchmarks import environment, report, runner
+from benchmarks import report, runner
 from permutohedral.errors import PermutohedralError
 
 
@@ -17,7 +17,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run, print the table, write the files; the exit code is 1 if a workload failed."""
+    """Run, print the table, write the file; the exit code is 1 if a workload failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Time every operator next to its peers.")
     parser.add_argument("--list", action="store_true", help="print the workloads and stop")
     parser.add_argument("--only", action="append", help="workload, or all that start with it; may be repeated")
@@ -25,32 +25,30 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=_numbers, default=None, help="such as 1,2; default: one and all cores")
     parser.add_argument("--repeats", type=int, default=7, help="rounds of repetitions (default: 7)")
     parser.add_argument("--no-peers", action="store_true", help="leave the other libraries out")
-    parser.add_argument("--data", type=Path, default=None, help="folder of data sets")
+    data = os.environ.get("PERMUTOHEDRAL_DATA")
+    parser.add_argument("--data", type=Path, default=data, help="folder of data sets (default: PERMUTOHEDRAL_DATA)")
     parser.add_argument("--json", type=Path, help="write the report here")
-    parser.add_argument("--chart", type=Path, help="draw the ratios here (.png, .svg, .pdf)")
     given = parser.parse_args(arguments)
     if given.list:
         for workload in runner.WORKLOADS:
-            print(f"{workload.name:32} {workload.device:5} {workload.summary}")
+            remark = " (only by --only)" if workload.optional else ""
+            print(f"{workload.name:32} {workload.device:5} {workload.summary}{remark}")
         return 0
-    if given.data is None and "PERMUTOHEDRAL_DATA" in os.environ:
-        given.data = Path(os.environ["PERMUTOHEDRAL_DATA"])
     if given.data is not None:
         if not given.data.is_dir():
             parser.error(f"--data: there is no folder {given.data}")
         os.environ["PERMUTOHEDRAL_DATA"] = str(given.data)
-    threads = given.threads or tuple(sorted({1, environment.cores()}))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = given.threads or tuple(sorted({1, cores}))
     options = runner.Options(given.only, given.device, threads, given.repeats, not given.no_peers, given.data)
     try:
         found = runner.run(options, lambda message: print(message, file=sys.stderr, flush=True))
-        print(report.format_table(found))
-        if given.json is not None:
-            given.json.write_text(json.dumps(found, indent=1) + "\n")
-        if given.chart is not None:
-            report.draw_chart(found, given.chart)
     except PermutohedralError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    print(report.format_table(found))
+    if given.json is not None:
+        given.json.write_text(json.dumps(found, indent=1) + "\n")
     return int(any("failed" in result for result in found["results"]))
 
 

@@ -1,6 +1,6 @@
 """Workloads of arrays larger than the memory of workers, in files and as Dask arrays.
 
-They take minutes and gigabytes of disk, so only `--only` selects them.
+They take minutes and gigabytes of disk, so only `--only arrays --threads 1` selects them.
 `PERMUTOHEDRAL_BENCHMARK_SCALE=0.01` shrinks them.
 """
 
@@ -18,11 +18,9 @@ from typing import Any
 
 import numpy as np
 import psutil
-import torch
 
-import permutohedral as ph
 from benchmarks.inputs import Inputs
-from benchmarks.registry import OURS, Absent, Contender, Measured, Prepared, Workload
+from benchmarks.registry import OURS, Measured, Workload
 
 _WORKERS, _MEMORY = 2, "1GiB"
 
@@ -134,61 +132,23 @@ def _measure_points(inputs: Inputs, threads: int, repeats: int, with_peers: bool
         return _measure(count, run)
 
 
-def _prepare_volume(inputs: Inputs, side: int, sigma: float) -> Prepared:
-    """Filter volumes in memory, next to SimpleITK."""
-    volumes = [scene((side,) * 3, (0,) * 3, seed).astype(np.float32) / 255 for seed in range(3)]
-    tensors = [torch.from_numpy(volume)[None].to(inputs.device) for volume in volumes]
-    theirs: Contender | Absent = Absent("SimpleITK", "not installed: make bench installs it")
-    try:
-        import SimpleITK
-
-        def bilateral(number: int) -> Any:
-            threads = torch.get_num_threads()
-            SimpleITK.ProcessObject.SetGlobalDefaultNumberOfThreads(threads)
-            return SimpleITK.Bilateral(SimpleITK.GetImageFromArray(volumes[number % 3]), sigma, 0.2, 100)
-
-        theirs = Contender("SimpleITK", bilateral, version=SimpleITK.Version_VersionString())
-    except ImportError:
-        pass
-    ours = Contender(OURS, lambda number: ph.bilateral_filter(tensors[number % 3], sigma, 0.2, spatial_axes=3))
-    return Prepared(ours, [theirs], facts={"voxels": side**3}, origin="seeded waves with noise", num_inputs=3)
-
-
-WORKLOADS = (
-    Workload(
-        "arrays-volume",
-        "file of a gigavoxel, 2 voxels / 0.2, two workers of 1 GiB; ns per voxel",
-        "cpu",
-        measure=partial(_measure_grid, side=1024, dimension=3, sigma=2.0),
-        unit="ns",
-        optional=True,
-    ),
-    Workload(
-        "arrays-image",
-        "file of a gigapixel of color, 16 pixels / 0.1, two workers of 1 GiB; ns per pixel",
-        "cpu",
-        measure=partial(_measure_grid, side=32768, dimension=2, sigma=16.0),
-        unit="ns",
-        optional=True,
-    ),
-    Workload(
-        "arrays-points",
-        "Dask array of 200 million points, d = 3, two workers of 2 GiB; ns per point",
-        "cpu",
-        measure=_measure_points,
-        unit="ns",
-        optional=True,
-    ),
-    Workload(
-        "volume-2",
-        "bilateral filter of a volume of 96^3 voxels, 2 voxels / 0.2",
-        "any",
-        partial(_prepare_volume, side=96, sigma=2.0),
-    ),
-    Workload(
-        "volume-4",
-        "bilateral filter of a volume of 64^3 voxels, 4 voxels / 0.2",
-        "any",
-        partial(_prepare_volume, side=64, sigma=4.0),
-    ),
+WORKLOADS = tuple(
+    Workload(f"arrays-{name}", summary, "cpu", measure=measure, unit="ns", optional=True)
+    for name, summary, measure in (
+        (
+            "volume",
+            "file of a gigavoxel, 2 voxels / 0.2, two workers of 1 GiB; ns per voxel",
+            partial(_measure_grid, side=1024, dimension=3, sigma=2.0),
+        ),
+        (
+            "image",
+            "file of a gigapixel of color, 16 pixels / 0.1, two workers of 1 GiB; ns per pixel",
+            partial(_measure_grid, side=32768, dimension=2, sigma=16.0),
+        ),
+        (
+            "points",
+            "Dask array of 200 million points, d = 3, two workers of 2 GiB; ns per point",
+            _measure_points,
+        ),
+    )
 )

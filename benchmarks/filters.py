@@ -11,10 +11,10 @@ from torch import Tensor
 
 import permutohedral as ph
 from benchmarks import inputs as data
-from benchmarks import peers, probes, verify
+from benchmarks import peers, probes
+from benchmarks.exact import ExactGaussian
 from benchmarks.inputs import FilterProblem, Inputs
-from benchmarks.registry import OURS, Contender, Prepared, Workload, recorded
-from benchmarks.verify import ExactGaussian, relative_error
+from benchmarks.registry import OURS, Contender, Prepared, Workload
 
 
 def _synthetic(inputs: Inputs, side: int) -> FilterProblem:
@@ -61,85 +61,45 @@ def problems_of(name: str, inputs: Inputs) -> list[FilterProblem]:
     return inputs.keep(name, PROBLEMS[name])
 
 
-def facts_of(problem: FilterProblem, **more: float) -> dict[str, float]:
-    """Return the sizes of a problem."""
-    points, dimension = problem.features.shape
-    facts = {"points": points, "dimension": dimension, "channels": problem.values.shape[1]}
-    lattice = ph.build_lattice(problem.features, neighborhood_size=0)
-    return {**facts, "lattice_points": lattice.num_lattice_points, **more}
-
-
-def _prepare_filter(inputs: Inputs, name: str, halo: int = 0) -> Prepared:
+def _prepare_filter(inputs: Inputs, problem: str, halo: int = 0) -> Prepared:
     """Filter end to end: features and values in memory to normalized result in memory."""
-    problems = problems_of(name, inputs)
-    first = problems[0]
-    error = ExactGaussian(first, num_pairs=2e9 if inputs.device.type == "cuda" else 1e8).error
+    given = problems_of(problem, inputs)
+    error = ExactGaussian(given[0], num_pairs=2e9 if inputs.device.type == "cuda" else 1e8).error
 
     def run(number: int) -> Tensor:
-        problem = problems[number % len(problems)]
-        return ph.gaussian_filter(problem.values, problem.features, halo=halo)
+        each = given[number % len(given)]
+        return ph.gaussian_filter(each.values, each.features, halo=halo)
 
-    def check() -> dict[str, float]:
-        errors = verify.check_gaussian(first, halo)
-        if inputs.device.type == "cuda":
-            exact = ph.gaussian_filter(first.values.double(), first.features.double())
-            errors["float32 and float64, all points"] = relative_error(run(0), exact)
-        return errors
-
-    others = [peers.densecrf_filter(problems, error), peers.opencv_bilateral(problems, error)]
-    others.append(peers.bilateral_grid(problems, error))
-    small = first.small()
-    return Prepared(
-        Contender(OURS, run, error=error),
-        others if inputs.device.type == "cpu" else [],
-        check,
-        first.origin,
-        facts_of(first, halo=halo),
-        warm_up=lambda: ph.gaussian_filter(small.values, small.features),
-        num_inputs=len(problems),
-    )
+    others = [peers.densecrf(given, "filter", error), peers.opencv_bilateral(given, error)]
+    others.append(peers.bilateral_grid(given, error))
+    others = others if inputs.device.type == "cpu" else []
+    return Prepared(Contender(OURS, run, error=error), others, given[0].origin, num_inputs=len(given))
 
 
-def _prepare_reused(inputs: Inputs, name: str) -> Prepared:
+def _prepare_reused(inputs: Inputs, problem: str) -> Prepared:
     """Filter on lattices built before: splat, blur, slice, normalize."""
-    problems = problems_of(name, inputs)
-    error = ExactGaussian(problems[0]).error
-    lattices = [ph.build_lattice(problem.features, neighborhood_size=0, separable=True) for problem in problems]
+    given = problems_of(problem, inputs)
+    error = ExactGaussian(given[0]).error
+    lattices = [ph.build_lattice(each.features, neighborhood_size=0, separable=True) for each in given]
 
     def run(number: int) -> Tensor:
-        which = number % len(problems)
-        return ph.gaussian_filter(problems[which].values, None, lattice=lattices[which])
+        which = number % len(given)
+        return ph.gaussian_filter(given[which].values, None, lattice=lattices[which])
 
-    return Prepared(
-        Contender(OURS, run, error=error),
-        [peers.densecrf_reused(problems, error)],
-        partial(verify.check_gaussian, problems[0]),
-        problems[0].origin,
-        facts_of(problems[0]),
-        num_inputs=len(problems),
-    )
+    others = [peers.densecrf(given, "reused", error)]
+    return Prepared(Contender(OURS, run, error=error), others, given[0].origin, num_inputs=len(given))
 
 
-def _prepare_build(inputs: Inputs, name: str) -> Prepared:
+def _prepare_build(inputs: Inputs, problem: str) -> Prepared:
     """Build the lattice of the separable Gaussian: simplices, lattice points, neighbors along the axes."""
-    problems = problems_of(name, inputs)
-    separable = inputs.device.type == "cpu"
+    given = problems_of(problem, inputs)
+    on_cpu = inputs.device.type == "cpu"
 
     def run(number: int) -> Any:
-        features = problems[number % len(problems)].features
-        return ph.build_lattice(features, neighborhood_size=0, separable=separable)
+        return ph.build_lattice(given[number % len(given)].features, neighborhood_size=0, separable=on_cpu)
 
-    def check() -> dict[str, float]:
-        if separable:
-            return verify.check_build(problems[0].small().features, 0, True)
-        errors = verify.check_build(problems[0].small().features, 1, False)
-        errors["float64, all points"] = verify.check_build(problems[0].features, 0, False)["float64"]
-        exact = ph.build_lattice(problems[0].features.double(), neighborhood_size=0)
-        return errors | {"float32, share of points in another simplex": verify.moved_share(run(0), exact)}
-
-    others = [peers.densecrf_build(problems)] if inputs.device.type == "cpu" else []
-    facts = facts_of(problems[0])
-    return Prepared(Contender(OURS, run), others, check, problems[0].origin, facts, num_inputs=len(problems))
+    others = [peers.densecrf(given, "build")] if on_cpu else []
+    return Prepared(Contender(OURS, run), others, given[0].origin, num_inputs=len(given))
 
 
 _PHOTOGRAPHS = 40
@@ -161,79 +121,34 @@ def _prepare_photographs(inputs: Inputs, sizes: str = "one", step: str = "bilate
             return ph.build_lattice(features[which], neighborhood_size=0, separable=True)
         return ph.bilateral_filter(photographs[which], 16.0, 0.1)
 
-    facts: dict[str, float] = {"photographs": _PHOTOGRAPHS}
-    return Prepared(Contender(OURS, run), origin="photographs of BSDS500", facts=facts, num_inputs=_PHOTOGRAPHS)
+    return Prepared(Contender(OURS, run), origin="photographs of BSDS500", num_inputs=_PHOTOGRAPHS)
 
+
+_filter_with_halo = partial(_prepare_filter, halo=1)
+
+# name, device, function, problem, summary
+_ROWS: tuple[tuple[str, str, Callable[..., Prepared], str, str], ...] = (
+    ("W1", "cpu", _prepare_filter, "W1", "bilateral filter, 1024 x 1024 photo, d = 5, 16 pixels / 0.1, end to end"),
+    ("W1b", "cpu", _prepare_filter, "W1b", "the same with 4 pixels / 0.05: ten times the lattice points"),
+    ("W2", "cpu", _prepare_filter, "W2", "bilateral filter, 481 x 321 gray photo, d = 3, 4 pixels / 0.1, end to end"),
+    ("W2-halo", "cpu", _filter_with_halo, "W2", "the same with the untouched lattice points one step away (halo=1)"),
+    ("W3", "cpu", _prepare_filter, "W3", "21 channels over a 500 x 375 photo, d = 5, 80 pixels / 13/255, end to end"),
+    ("W3-reused", "cpu", _prepare_reused, "W3", "the same on a lattice built before"),
+    ("W4", "cpu", _prepare_filter, "W4", "32 channels on a million points near a sphere, d = 3, end to end"),
+    ("W5-W1", "cpu", _prepare_build, "W1", "the lattice of W1, build only"),
+    ("W5-W1b", "cpu", _prepare_build, "W1b", "the lattice of W1b, build only"),
+    ("W5-W4", "cpu", _prepare_build, "W4", "the lattice of W4, build only"),
+    ("G1", "cuda", _prepare_filter, "G1", "bilateral filter, 1024 x 1024 colors, d = 5, 16 pixels / 0.1, end to end"),
+    ("G1L", "cuda", _prepare_filter, "G1L", "the same, 4096 x 4096"),
+    ("H1", "cuda", _prepare_filter, "H1", "Gaussian filter of 196,608 scattered points, d = 6, end to end"),
+    ("G3-d3", "cuda", _prepare_build, "G3-d3", "lattice of a million points near a sphere, d = 3, build only"),
+    ("G3-d5", "cuda", _prepare_build, "G3-d5", "lattice of a million points in a cube, d = 5, build only"),
+)
 
 WORKLOADS = (
-    Workload(
-        "W1",
-        "bilateral filter, 1024 x 1024 photo, d = 5, 16 pixels / 0.1, end to end",
-        "cpu",
-        partial(_prepare_filter, name="W1"),
-        recorded=recorded(crfasrnn=254, pydensecrf=289, Adams=358, MONAI=360, simplex_gp=526, bilateralNN=696),
-    ),
-    Workload(
-        "W1b",
-        "the same with 4 pixels / 0.05: ten times the lattice points",
-        "cpu",
-        partial(_prepare_filter, name="W1b"),
-        recorded=recorded(crfasrnn=711, pydensecrf=860, Adams=1275, MONAI=1134, simplex_gp=1840, bilateralNN=1617),
-    ),
-    Workload(
-        "W2",
-        "bilateral filter, 481 x 321 gray photo, d = 3, 4 pixels / 0.1, end to end",
-        "cpu",
-        partial(_prepare_filter, name="W2"),
-        recorded=recorded(crfasrnn=24.5, pydensecrf=28.4, Adams=33.8, MONAI=35.5, simplex_gp=43.1, bilateralNN=66.7),
-    ),
-    Workload(
-        "W2-halo",
-        "the same with the untouched lattice points one step away (halo=1): more accurate",
-        "cpu",
-        partial(_prepare_filter, name="W2", halo=1),
-    ),
-    Workload(
-        "W3",
-        "21 channels over a 500 x 375 photo, d = 5, 80 pixels / 13/255, end to end",
-        "cpu",
-        partial(_prepare_filter, name="W3"),
-        recorded=recorded(crfasrnn=52.6, pydensecrf=57.5, Adams=60.5, MONAI=67.7, simplex_gp=213, bilateralNN=136),
-    ),
-    Workload(
-        "W3-reused",
-        "the same on a lattice built before",
-        "cpu",
-        partial(_prepare_reused, name="W3"),
-        recorded=recorded(pydensecrf=20.2, bilateralNN=29.0),
-    ),
-    Workload(
-        "W4",
-        "32 channels on a million points near a sphere, d = 3, end to end",
-        "cpu",
-        partial(_prepare_filter, name="W4"),
-        recorded=recorded(crfasrnn=634, pydensecrf=647, Adams=922, MONAI=1182, simplex_gp=2298, bilateralNN=1600),
-    ),
-    Workload(
-        "W5-W1",
-        "the lattice of W1, build only",
-        "cpu",
-        partial(_prepare_build, name="W1"),
-        recorded=recorded(pydensecrf=223, bilateralNN=640),
-    ),
-    Workload(
-        "W5-W1b",
-        "the lattice of W1b, build only",
-        "cpu",
-        partial(_prepare_build, name="W1b"),
-        recorded=recorded(pydensecrf=643, bilateralNN=1514),
-    ),
-    Workload(
-        "W5-W4",
-        "the lattice of W4, build only",
-        "cpu",
-        partial(_prepare_build, name="W4"),
-        recorded=recorded(pydensecrf=199, bilateralNN=810),
+    *(
+        Workload(name, summary, device, partial(prepare, problem=problem))
+        for name, device, prepare, problem, summary in _ROWS
     ),
     Workload(
         "memory-W1",
@@ -241,43 +156,9 @@ WORKLOADS = (
         "cpu",
         measure=partial(probes.measure_memory, workload="W1"),
         unit="MB",
-        recorded=recorded(crfasrnn=94, pydensecrf=133, Adams=55, MONAI=100, simplex_gp=109, bilateralNN=265),
-    ),
-    Workload("import", "importing the package, beyond torch and NumPy", "cpu", measure=probes.measure_import),
-    Workload(
-        "G1",
-        "bilateral filter, 1024 x 1024 colors, d = 5, 16 pixels / 0.1, end to end",
-        "cuda",
-        partial(_prepare_filter, name="G1"),
-        recorded=recorded(LatticeNet=1.06, MiguelMonteiro=1.73, MONAI=3.39, simplex_gp=3.65, WarpConvNet=10.1),
     ),
     Workload(
-        "G1L",
-        "the same, 4096 x 4096",
-        "cuda",
-        partial(_prepare_filter, name="G1L"),
-        recorded=recorded(LatticeNet=13.1, MiguelMonteiro=24.7, MONAI=43.1, simplex_gp=38.6, WarpConvNet=133),
-    ),
-    Workload(
-        "H1",
-        "Gaussian filter of 196,608 scattered points, d = 6, 1.3 M lattice points, end to end",
-        "cuda",
-        partial(_prepare_filter, name="H1"),
-        recorded=recorded(WarpConvNet=5.8),
-    ),
-    Workload(
-        "G3-d3",
-        "lattice of a million points near a sphere, d = 3, build only",
-        "cuda",
-        partial(_prepare_build, name="G3-d3"),
-        recorded=recorded(LatticeNet=0.39, WarpConvNet=6.6),
-    ),
-    Workload(
-        "G3-d5",
-        "lattice of a million points in a cube, d = 5, build only",
-        "cuda",
-        partial(_prepare_build, name="G3-d5"),
-        recorded=recorded(LatticeNet=0.67, WarpConvNet=13.0),
+        "import", "importing the package and a filter, beyond torch and NumPy", "cpu", measure=probes.measure_import
     ),
     Workload(
         "photographs",

@@ -34,29 +34,6 @@ class FilterProblem:
     image: Tensor | None = None
     sigmas: tuple[float, float] = (1.0, 1.0)
 
-    def small(self, num_points: int = 1500) -> FilterProblem:
-        """Some of the points, as near to each other on average as all of them, to check operators on.
-
-        They are moved by a hundredth of a unit: where a point lies on the face of a simplex, rounding decides
-        which lattice points exist, and two correct backends may decide differently.
-        """
-        generator = torch.Generator().manual_seed(0)
-        share = min(1.0, num_points / self.features.shape[0])
-        if self.image is None:
-            rows = torch.randperm(self.features.shape[0], generator=generator)[:num_points]
-            # density in d dimensions
-            features = self.features.cpu()[rows] * share ** (1 / self.features.shape[1])
-        else:
-            _, height, width = self.image.shape
-            side = max(1, round(num_points**0.5))
-            grid = torch.arange(height * width).reshape(height, width)
-            top, left = max(0, height // 2 - side // 2), max(0, width // 2 - side // 2)
-            rows = grid[top : top + side, left : left + side].flatten()
-            features = self.features.cpu()[rows]
-        features = features + 0.01 * torch.randn(features.shape, generator=generator)
-        device = self.features.device
-        return replace(self, features=features.to(device), values=self.values[rows.to(device)], image=None)
-
     def variants(self) -> list[FilterProblem]:
         """Return the problem and two mirror images of it, so that inputs change from call to call."""
         if self.image is not None:
@@ -73,7 +50,7 @@ class FilterProblem:
 
 
 class Inputs:
-    """Makes the data of the workloads, and keeps what several of them share.
+    """The data of the workloads, made at their first use and shared.
 
     Args:
         data: folder that holds `bsds500/{train,val,test}`, or None; without the photo a picture that comes with
@@ -129,7 +106,7 @@ def _load_photo(data: Path | None) -> tuple[Tensor, str]:
 
 
 def synthetic_image(height: int, width: int) -> Tensor:
-    """Smooth sums of sinusoids with noise of 0.02, float32 `[3, height, width]` within 0..1."""
+    """Return sums of sinusoids with noise of 0.02, float32 `[3, height, width]` within 0..1."""
     generator = torch.Generator().manual_seed(0)
     y = torch.linspace(0, 1, height)[:, None]
     x = torch.linspace(0, 1, width)[None, :]
@@ -143,27 +120,27 @@ def synthetic_image(height: int, width: int) -> Tensor:
 
 
 def bilateral_problem(image: Tensor, sigmas: tuple[float, float], origin: str) -> FilterProblem:
-    """The bilateral filter of `image [channels, height, width]` as a problem over points."""
+    """Return the bilateral filter of `image [channels, height, width]` as a problem over points."""
     features = ph.bilateral_features(image, *sigmas).contiguous()
     values = image.flatten(1).t().contiguous()
     return FilterProblem(features, values, origin, image, sigmas)
 
 
 def large_photo(inputs: Inputs, sigmas: tuple[float, float]) -> FilterProblem:
-    """The middle square of the photo at 1024 x 1024 pixels (Lanczos)."""
+    """Return the middle square of the photo, resized to 1024 x 1024 pixels."""
     pixels, origin = inputs.photo
     return bilateral_problem(_resize(_crop(pixels, 1024, 1024), 1024, 1024), sigmas, origin)
 
 
 def gray_photo(inputs: Inputs) -> FilterProblem:
-    """The photo in gray at its own size, bandwidths 4 pixels and 0.1."""
+    """Return the photo in gray at its own size, bandwidths 4 pixels and 0.1."""
     pixels, origin = inputs.photo
     gray = (pixels.float() / 255) @ torch.tensor([0.299, 0.587, 0.114])
     return bilateral_problem(gray[None], (4.0, 0.1), origin)
 
 
 def labeled_photo(inputs: Inputs) -> FilterProblem:
-    """The photo at 375 x 500 pixels under 21 label probabilities, bandwidths 80 pixels and 13/255."""
+    """Return 21 label probabilities on the photo at 375 x 500 pixels, bandwidths 80 pixels and 13/255."""
     pixels, origin = inputs.photo
     problem = bilateral_problem(_resize(pixels, 375, 500), (80.0, 13 / 255), origin)
     generator = torch.Generator().manual_seed(0)
@@ -190,7 +167,7 @@ def _resize(pixels: Tensor, height: int, width: int) -> Tensor:
 
 
 def sphere_points(num_points: int = 1_000_000, scale: float = 76.16) -> Tensor:
-    """Points near a sphere of radius `scale`, noise of 0.5 % along the radius, in random order: `[points, 3]`."""
+    """Return points near a sphere of radius `scale`, noise of 0.5 % along the radius: `[points, 3]`."""
     generator = torch.Generator().manual_seed(0)
     direction = torch.nn.functional.normalize(torch.randn(num_points, 3, generator=generator), dim=1)
     radius = 1 + 0.005 * torch.randn(num_points, 1, generator=generator)
@@ -198,7 +175,7 @@ def sphere_points(num_points: int = 1_000_000, scale: float = 76.16) -> Tensor:
 
 
 def sphere(inputs: Inputs) -> FilterProblem:
-    """A million points near a sphere, 32 smooth functions of position on them; about 250,000 lattice points."""
+    """Return a million points near a sphere with 32 smooth functions of position; 250,000 lattice points."""
     features = sphere_points()
     generator = torch.Generator().manual_seed(1)
     frequency = torch.randn(3, 32, generator=generator) / 10

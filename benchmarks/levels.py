@@ -99,9 +99,7 @@ def _prepare_build(inputs: Inputs, points: Callable[[int], Tensor]) -> Prepared:
     clouds = [points(seed).to(inputs.device) for seed in range(_VARIANTS)]
     one = Contender("one lattice", lambda number: ph.build_lattice(clouds[number % _VARIANTS]), same_task=False)
     ours = Contender(OURS, lambda number: ph.build_pyramid(clouds[number % _VARIANTS], LEVELS))
-    levels = ph.build_pyramid(clouds[0], LEVELS).levels
-    facts: dict[str, float] = {f"lattice_points_{n}": level.num_lattice_points for n, level in enumerate(levels)}
-    return Prepared(ours, [one], facts=facts, origin="seeded points", num_inputs=_VARIANTS)
+    return Prepared(ours, [one], "seeded points", num_inputs=_VARIANTS)
 
 
 def _prepare_filter(
@@ -111,7 +109,7 @@ def _prepare_filter(
     given = Operands.draw(inputs.device)
     flat = Contender("one level", lambda number: _run_flat(given, pyramids[number % _VARIANTS]), same_task=False)
     ours = Contender(OURS, lambda number: run(given, pyramids[number % _VARIANTS]))
-    return Prepared(ours, [flat], origin="seeded points", facts={"channels": CHANNELS}, num_inputs=_VARIANTS)
+    return Prepared(ours, [flat], "seeded points", num_inputs=_VARIANTS)
 
 
 WORKLOADS = tuple(

@@ -21,7 +21,7 @@ class Contender:
         run: the timed function of the number of the repetition, which selects its input.
         before: run before each repetition, untimed, with the same number.
         baseline: extra work of `run` that the interface of a peer makes unavoidable; its median is subtracted.
-        error: relative L2 error of the result of repetition 0 against the truth that the workload names.
+        error: of the result of repetition 0: relative L2, against the exact Gaussian or the same operation in float64.
         note: differences from the other contenders, in words.
         version: of the library.
         same_task: False for a yardstick that does less, such as interpolation without the guide.
@@ -42,33 +42,25 @@ class Absent:
     """A contender that cannot take part, and the reason."""
 
     name: str
-    reason: str
+    reason: str = "not installed: make bench installs it"
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A workload whose data is in memory, ready to be checked and timed.
+    """A workload whose data is in memory, ready to be timed.
 
     Attributes:
         ours: the contender of this package.
         peers: the others, present or absent.
-        check: raises `OperatorDisagrees` if our result is wrong, else returns the errors found.
         origin: source of the data.
-        facts: sizes, by name.
-        truth: reference of the errors.
-        per_second: factor from seconds to the unit of the workload, if it depends on the data.
-        warm_up: loads libraries on a small input, before peak memory is measured.
+        per_second: factor from seconds to the unit of the workload.
         num_inputs: number of different inputs that repetitions cycle through.
     """
 
     ours: Contender
     peers: Sequence[Contender | Absent] = ()
-    check: Callable[[], dict[str, float]] = dict
     origin: str = "seeded random numbers"
-    facts: dict[str, float] = field(default_factory=dict)
-    truth: str = "the exact Gaussian in float64, at randomly drawn points"
-    per_second: float | None = None
-    warm_up: Callable[[], Any] | None = None
+    per_second: float = 1e3
     num_inputs: int = 1
 
 
@@ -82,31 +74,6 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """A figure of a peer that pip cannot install, measured once on another machine.
-
-    Attributes:
-        peer: its name.
-        value: by number of threads, in the unit of the workload; 0 stands for any number.
-    """
-
-    peer: str
-    value: dict[int, float]
-
-    def at(self, threads: int) -> float | None:
-        """Return the figure for this number of threads."""
-        return self.value.get(threads, self.value.get(0))
-
-
-def recorded(**figures: float | tuple[float, float]) -> tuple[Recorded, ...]:
-    """Return recorded figures of peers: one number for any number of threads, or a pair for one and two."""
-    return tuple(
-        Recorded(peer, {1: figure[0], 2: figure[1]} if isinstance(figure, tuple) else {0: figure})
-        for peer, figure in figures.items()
-    )
-
-
-@dataclass(frozen=True)
 class Workload:
     """One row of the report.
 
@@ -117,8 +84,6 @@ class Workload:
         prepare: makes the data and the contenders; None if `measure` finds the quantity.
         measure: measures a quantity, given inputs, threads, repetitions, and whether peers are wanted.
         unit: of the figures.
-        per_second: factor from seconds to that unit.
-        recorded: figures of peers on another machine.
         optional: left out unless `--only` names it.
     """
 
@@ -128,8 +93,6 @@ class Workload:
     prepare: Callable[[Inputs], Prepared] | None = None
     measure: Callable[[Inputs, int, int, bool], Measured] | None = None
     unit: str = "ms"
-    per_second: float = 1e3
-    recorded: tuple[Recorded, ...] = ()
     optional: bool = False
 
 

@@ -1,8 +1,9 @@
-"""Run workloads in order: check, time in turn with the peers, compare, and collect one report."""
+"""Run workloads in order: time them in turn with the peers, compare, and collect one report."""
 
 from __future__ import annotations
 
 import gc
+import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -11,11 +12,11 @@ from typing import Any
 
 import torch
 
-from benchmarks import arrays, crf, environment, filters, layers, levels, peers, upsampling
+from benchmarks import arrays, crf, filters, layers, levels, peers, upsampling
 from benchmarks.inputs import Inputs
 from benchmarks.registry import OURS, Absent, Contender, Prepared, Workload, select
 from benchmarks.timing import OtherLoad, Timing, kernel_seconds, time_in_turn
-from benchmarks.verify import OperatorDisagrees
+from experiments.results import describe_environment
 from permutohedral.errors import BackendUnavailable, InputError
 
 WORKLOADS: tuple[Workload, ...] = (
@@ -26,6 +27,9 @@ WORKLOADS: tuple[Workload, ...] = (
     *levels.WORKLOADS,
     *arrays.WORKLOADS,
 )
+
+# figures of peers that pip cannot install, measured once on another machine; a pair is for one and two threads
+RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("recorded.json").read_text())
 
 Log = Callable[[str], None]
 
@@ -59,7 +63,7 @@ def run(options: Options, log: Log = lambda message: None) -> dict[str, Any]:
         log: called with a line for each step.
 
     Returns:
-        The report, ready for JSON: `environment`, `yardstick`, `options` and a list `results`.
+        The report, ready for JSON: `environment`, `recorded_on`, `options` and a list `results`.
 
     Raises:
         InputError: an unknown name, or numbers below 1.
@@ -72,30 +76,30 @@ def run(options: Options, log: Log = lambda message: None) -> dict[str, Any]:
     previous = torch.get_num_threads()
     results: list[dict[str, Any]] = []
     # after all timings: a profiler slows down everything that the process starts later
-    profiled: list[tuple[dict[str, Any], Prepared, float]] = []
-    log("yardstick: sort of 6 M keys")
-    yardstick = environment.yardstick(device)
+    profiled: list[tuple[dict[str, Any], Prepared]] = []
     inputs = Inputs(options.data, device)
     try:
         for number, workload in enumerate(workloads, 1):
             log(f"{workload.name} ({number} of {len(workloads)}): {workload.summary}")
             results += _run_workload(workload, options, inputs, profiled)
-        for figures, prepared, scale in profiled:
-            by_kernel = {name: scale * seconds for name, seconds in kernel_seconds(prepared.ours.run).items()}
+        for figures, prepared in profiled:
+            seconds = kernel_seconds(prepared.ours.run)
+            by_kernel = {name: prepared.per_second * each for name, each in seconds.items()}
             figures.update({"kernels": sum(by_kernel.values()), "by_kernel": by_kernel})
     except KeyboardInterrupt:
         log(f"interrupted: {len(results)} results are reported, {workload.name} and later ones are not")
     finally:
         peers.set_threads(previous)
-    log("yardstick again")
-    # the machine may have been busy during one of the two
-    yardstick = min(yardstick, environment.yardstick(device), key=lambda one: float(one["seconds"]))
-    yardstick |= _slowness(results, yardstick["ratio"])
+    slowness = _slowness(results)
     for result in results:
-        result["recorded"] = _recorded(result, yardstick["slowness"])
-    chosen = {name: value for name, value in asdict(options).items() if name != "data"}
-    about = environment.describe(device)
-    return {"schema": 2, "environment": about, "yardstick": yardstick, "options": chosen, "results": results}
+        result["recorded"] = _recorded(result, slowness)
+    return {
+        "schema": 3,
+        "environment": describe_environment(device),
+        "recorded_on": {"machine": RECORDED[device.type]["machine"], "slowness": slowness},
+        "options": {name: value for name, value in asdict(options).items() if name != "data"},
+        "results": results,
+    }
 
 
 def _device(name: str) -> torch.device:
@@ -107,7 +111,7 @@ def _device(name: str) -> torch.device:
 
 
 def _run_workload(
-    workload: Workload, options: Options, inputs: Inputs, profiled: list[tuple[dict[str, Any], Prepared, float]]
+    workload: Workload, options: Options, inputs: Inputs, profiled: list[tuple[dict[str, Any], Prepared]]
 ) -> list[dict[str, Any]]:
     """Return a result for each thread count; a failed one holds its reason. Appends to `profiled`."""
     device = inputs.device.type
@@ -119,15 +123,14 @@ def _run_workload(
         prepared = None if workload.prepare is None else workload.prepare(inputs)
         for count in threads:
             peers.set_threads(count)
-            if prepared is None:
-                found = _measure(workload, options, inputs, count)
-            else:
-                found = {"checked": prepared.check(), **_time(workload, prepared, options, inputs)}
-                if device == "cuda":
-                    profiled.append((found["ours"], prepared, prepared.per_second or workload.per_second))
-            results.append({**base, "threads": count, **found})
-    except OperatorDisagrees as error:
-        results.append({**base, "threads": threads[len(results)], "failed": str(error)})
+            with OtherLoad() as load:
+                if prepared is None:
+                    found = _measure(workload, options, inputs, count)
+                else:
+                    found = _time(prepared, options, inputs)
+            if prepared is not None and device == "cuda":
+                profiled.append((found["ours"], prepared))
+            results.append({**base, "threads": count, "other_cores": load.cores, **found})
     except Exception as error:  # one failing workload must not cost the figures of the others
         results.append({**base, "threads": threads[len(results)], "failed": f"{type(error).__name__}: {error}"})
     prepared = None
@@ -137,26 +140,27 @@ def _run_workload(
     return results
 
 
-def _time(workload: Workload, prepared: Prepared, options: Options, inputs: Inputs) -> dict[str, Any]:
-    scale = prepared.per_second or workload.per_second
+def _time(prepared: Prepared, options: Options, inputs: Inputs) -> dict[str, Any]:
     others = list(prepared.peers) if options.peers else []
-    present = [peer for peer in others if isinstance(peer, Contender)]
+    present = [prepared.ours, *(peer for peer in others if isinstance(peer, Contender))]
     # every input at least once
-    repeats = max(options.repeats, prepared.num_inputs)
-    with OtherLoad() as load:
-        ours, *theirs = time_in_turn([prepared.ours, *present], repeats, inputs.device)
-    return {
-        "origin": prepared.origin,
-        "facts": prepared.facts,
-        "truth": prepared.truth,
-        "other_cores": load.cores,
-        "ours": _figures(prepared.ours, ours, scale),
-        "peers": [
-            {**_figures(peer, timing, scale), "ratio": timing.median / max(ours.median, 1e-12)}
-            for peer, timing in zip(present, theirs, strict=True)
-        ],
-        "absent": [asdict(peer) for peer in others if isinstance(peer, Absent)],
-    }
+    timings = time_in_turn(present, max(options.repeats, prepared.num_inputs), inputs.device)
+    rows = [_figures(*each, prepared.per_second) for each in zip(present, timings, strict=True)]
+    absent = [peer for peer in others if isinstance(peer, Absent)]
+    return {**_compare(rows, absent), "origin": prepared.origin}
+
+
+def _measure(workload: Workload, options: Options, inputs: Inputs, threads: int) -> dict[str, Any]:
+    assert workload.measure is not None
+    measured = workload.measure(inputs, threads, options.repeats, options.peers)
+    rows = [_figures(Contender(name, float), Timing(samples), 1.0) for name, samples in measured.samples.items()]
+    return {**_compare(rows, measured.absent), "facts": measured.facts}
+
+
+def _compare(rows: list[dict[str, Any]], absent: Sequence[Absent]) -> dict[str, Any]:
+    ours = next(row for row in rows if row["name"] == OURS)
+    others = [{**row, "ratio": row["median"] / max(ours["median"], 1e-12)} for row in rows if row is not ours]
+    return {"ours": ours, "peers": others, "absent": [asdict(peer) for peer in absent]}
 
 
 def _figures(contender: Contender, timing: Timing, scale: float) -> dict[str, Any]:
@@ -176,59 +180,28 @@ def _figures(contender: Contender, timing: Timing, scale: float) -> dict[str, An
     return figures
 
 
-def _measure(workload: Workload, options: Options, inputs: Inputs, threads: int) -> dict[str, Any]:
-    assert workload.measure is not None
-    with OtherLoad() as load:
-        measured = workload.measure(inputs, threads, options.repeats, options.peers)
-    medians = {name: statistics.median(samples) for name, samples in measured.samples.items()}
-    rows = {
-        name: {
-            "name": name,
-            "median": medians[name],
-            "quartiles": [min(samples), max(samples)],
-            "p90": max(samples),
-            "repetitions": len(samples),
-            "error": None,
-            "note": "",
-            "same_task": True,
-        }
-        for name, samples in measured.samples.items()
-    }
-    return {
-        "ours": rows.pop(OURS),
-        "peers": [{**row, "ratio": medians[name] / max(medians[OURS], 1e-12)} for name, row in rows.items()],
-        "absent": [asdict(peer) for peer in measured.absent],
-        "facts": measured.facts,
-        "other_cores": load.cores,
-    }
-
-
-def _slowness(results: list[dict[str, Any]], sort_ratio: float) -> dict[str, Any]:
-    """Return the ratio of speeds between the machine of the recorded figures and this one.
-
-    A peer that was recorded there and runs here is the best measure; the sort also depends on torch's version.
-    """
+def _slowness(results: list[dict[str, Any]]) -> float | None:
+    """Return the time of pydensecrf2 here over its recorded one, the median of workloads; None if it is absent."""
     ratios = []
     for result in results:
-        workload = next(workload for workload in WORKLOADS if workload.name == result["workload"])
-        there = next((entry.at(result["threads"]) for entry in workload.recorded if entry.peer == "pydensecrf"), None)
+        there = RECORDED[result["device"]]["figures"].get(result["workload"], {}).get("pydensecrf")
         here = next((peer["median"] for peer in result.get("peers", ()) if peer["name"] == peers.DENSECRF), None)
-        if there and here and workload.unit != "MB":
+        if there and here and result["unit"] != "MB":
             ratios.append(here / there)
-    if ratios:
-        return {"slowness": statistics.median(ratios), "slowness_by": f"{peers.DENSECRF} here and there"}
-    return {"slowness": sort_ratio, "slowness_by": "the sort here and there"}
+    return statistics.median(ratios) if ratios else None
 
 
-def _recorded(result: dict[str, Any], slowness: float) -> list[dict[str, Any]]:
+def _recorded(result: dict[str, Any], slowness: float | None) -> list[dict[str, Any]]:
     """Return the recorded figures of peers for a result, with times scaled to this machine."""
-    workload = next(workload for workload in WORKLOADS if workload.name == result["workload"])
+    if "failed" in result:
+        return []
     # bytes do not depend on the speed of the machine
-    factor = 1.0 if workload.unit == "MB" else slowness
+    factor = 1.0 if result["unit"] == "MB" or slowness is None else slowness
     entries = []
-    for recorded in workload.recorded:
-        value = recorded.at(result["threads"])
-        if value is not None and "failed" not in result:
+    for peer, figure in RECORDED[result["device"]]["figures"].get(result["workload"], {}).items():
+        by_threads = dict(enumerate(figure, 1)) if isinstance(figure, list) else {result["threads"]: figure}
+        value = by_threads.get(result["threads"])
+        if value is not None:
             ratio = value * factor / max(result["ours"]["median"], 1e-12)
-            entries.append({"name": recorded.peer, "value": value, "scaled": value * factor, "ratio": ratio})
+            entries.append({"name": peer, "value": value, "scaled": value * factor, "ratio": ratio})
     return entries

@@ -19,7 +19,7 @@ _BURST_SECONDS = 0.04
 _LONGEST_BURST = 20
 # a slower contender stops once it has this many repetitions
 _MOST_SECONDS = 10.0
-_FEWEST_REPETITIONS = 5
+_FEWEST_REPETITIONS = 3
 # names of torch's kernels contain all their template arguments
 _LONGEST_NAME = 60
 
@@ -65,7 +65,8 @@ def time_in_turn(contenders: list[Contender], repeats: int, device: torch.device
             timing.error = contender.error(output)
         del output
         # the first run also compiled, allocated and read from disk
-        bursts.append(min(_LONGEST_BURST, max(1, int(_BURST_SECONDS / max(_time_once(contender, 1, device), 1e-9)))))
+        timing.seconds.append(_time_once(contender, 0, device))
+        bursts.append(min(_LONGEST_BURST, max(1, int(_BURST_SECONDS / max(timing.seconds[0], 1e-9)))))
     for _ in range(repeats):
         for contender, timing, burst in zip(contenders, timings, bursts, strict=True):
             if len(timing.seconds) >= _FEWEST_REPETITIONS and sum(timing.seconds) > _MOST_SECONDS:

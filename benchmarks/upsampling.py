@@ -63,13 +63,10 @@ def _prepare(
         values = given[number % _VARIANTS][0]
         return functional.interpolate(values, size, mode="bilinear", align_corners=False)
 
-    small = given[0][1][..., : 2 * coarse[1], : 2 * coarse[2]]
     return Prepared(
         Contender(OURS, ours),
         [Contender("torch bilinear", bilinear, note="without the guide", same_task=False)],
         origin="photographs of Middlebury",
-        facts={"channels": coarse[0]},
-        warm_up=lambda: ph.upsample(given[0][0], small, sigma_range=SIGMA_COLOR, **options),
         num_inputs=_VARIANTS,
     )
 

@@ -1,1 +1,1 @@
-"""The paper's experiments and ours: each is a folder with `run.py` and `report.py`, and an entry in `experiment`."""
+"""The paper's experiments and ours: a folder with `run.py` and rows in YAML each, and a line in `registry`."""

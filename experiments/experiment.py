@@ -28,8 +28,8 @@ Log = Callable[[str], None]
 class Experiment(Generic[Config]):
     """An experiment: its rows, how one is run, and how results are reported.
 
-    `NAME.yaml` next to the module of `config` lists the rows: `rows` run by default, `more_rows` only by name, and
-    `smoke` has the upper limits of `--smoke`.
+    `NAME.yaml` next to the module of `config` lists the rows: `rows` run by default, `more_rows` only by name. `smoke`
+    has the upper limits of `--smoke`, and `quick` the rows that the tests run.
 
     Attributes:
         name: as in the registry.

@@ -40,7 +40,7 @@ MARKS = {
         ),
         *("reliability/test_interruption.py", "reliability/test_memory.py"),
     ),
-    "disk": ("reliability/test_cloud_files.py", "reliability/test_faults.py", "reliability/test_picture_files.py"),
+    "disk": ("reliability/test_cloud_files.py", "reliability/test_faults.py"),
     "browser": ("playground/test_browser.py",),
 }
 

@@ -113,30 +113,6 @@ def in_another_thread(function: Callable[[], Any]) -> Any:
         return pool.submit(function).result(timeout=60)
 
 
-def test_blocks_of_two_threads_may_overlap() -> None:
-    """The first opens before the second and closes before it: each sees its own, and nothing is left."""
-    by_default, seen = chosen_backend(), {}
-    opened, closed = threading.Event(), threading.Event()
-
-    def second() -> None:
-        with ph.use_backend(by_default):
-            opened.set()
-            assert closed.wait(timeout=60)
-            seen["inside"] = ph.explain_backend(torch.zeros(1, device=DEVICE)).splitlines()[0]
-        seen["after"] = ph.explain_backend(torch.zeros(1, device=DEVICE)).splitlines()[0]
-
-    thread = threading.Thread(target=second)
-    with ph.use_backend("reference"):
-        thread.start()
-        assert opened.wait(timeout=60)
-        assert chosen_backend() == "reference"
-    closed.set()
-    thread.join()
-    assert seen["inside"] == f"{by_default}: forced by use_backend"
-    assert "chosen for device" in seen["after"]
-    assert "chosen for device" in ph.explain_backend(torch.zeros(1, device=DEVICE))
-
-
 def test_call_without_block_sets_process_default() -> None:
     ph.use_backend("reference")
     try:
@@ -147,23 +123,6 @@ def test_call_without_block_sets_process_default() -> None:
     finally:
         ph.use_backend(None)
     assert "chosen for device" in ph.explain_backend(torch.zeros(1, device=DEVICE))
-
-
-def test_backward_does_not_affect_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backward pass is held inside its block while another thread asks for its backend."""
-    from permutohedral.ops import reference
-
-    by_default, genuine, seen = chosen_backend(), reference.slice, []
-    with ph.use_backend("reference"):
-        result = ph.splat(draw(5, 2).requires_grad_(), ph.build_lattice(draw(5, 2, seed=1))).sum()
-
-    def ask(*given: Any) -> Tensor:
-        seen.append(in_another_thread(chosen_backend))
-        return genuine(*given)
-
-    monkeypatch.setattr(reference, "slice", ask)
-    result.backward()
-    assert seen == [by_default]
 
 
 class Recorded(TorchDispatchMode):

@@ -37,7 +37,7 @@ def located(features: Tensor, targets: Tensor | None) -> tuple[oracle.Simplices,
 def expected_gaussian(
     dtype: torch.dtype, dimension: int, apart: bool, normalization: Any, halo: int | None
 ) -> NDArray[np.float64]:
-    """The separable Gaussian with a halo, or the dense one, of what `scatter` gives."""
+    """Return the separable Gaussian with a halo, or the dense one, of the points of `scatter`."""
     values, features, targets = scatter(dtype, dimension, apart)
     simplices = located(features, targets)
     step: oracle.Step = oracle.dense_gaussian_step
@@ -50,7 +50,7 @@ def expected_gaussian(
 def expected_learned(
     dtype: torch.dtype, dimension: int, apart: bool, normalization: Any, size: int
 ) -> NDArray[np.float64]:
-    """The filter of `learned_weight`, of what `scatter` gives."""
+    """Return the filter of `learned_weight` on the points of `scatter`."""
     values, features, targets = scatter(dtype, dimension, apart)
     weight = to_numpy(learned_weight(dtype, dimension, size))
     step, gaussian = oracle.learned_step(weight, size), partial(oracle.dense_gaussian_step, size=size)
@@ -102,7 +102,7 @@ def test_normalizations_of_learned_filter(
 
 
 def assert_reached(simplices: tuple[oracle.Simplices, oracle.Simplices], gaussian: oracle.Step) -> None:
-    """The inputs of the test are fit for it: no target lies out of reach of all sources."""
+    """Check the inputs of a test: every target is within reach of a source."""
     ones = np.ones((len(simplices[0].weights), 1))
     assert oracle.normalized_filter(ones, simplices, "none", gaussian, gaussian).min() > 0
 

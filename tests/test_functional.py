@@ -23,12 +23,12 @@ SIZES = [(d, s) for d in range(1, 7) for s in range(4) if count_taps(d, s) < 2_0
 
 
 def draw(dtype: torch.dtype, *shape: int, seed: int = 0) -> Tensor:
-    """Normal numbers, rounded to `dtype`."""
+    """Draw normal numbers, rounded to `dtype`."""
     return to_tensor(np.random.default_rng([seed, *shape]).normal(size=shape), dtype)
 
 
 def filter_of(dtype: torch.dtype, dimension: int, size: int, in_channels: int, out_channels: int) -> Tensor:
-    """A filter without any symmetry."""
+    """Draw a filter without any symmetry."""
     return draw(dtype, ph.Neighborhood(dimension, size).filter_size, in_channels, out_channels, seed=7)
 
 

@@ -192,15 +192,6 @@ def test_center_tap_is_slice_of_splat(features: Array, size: int, seed: int) -> 
     assert_close(actual, ph.slice(ph.splat(values, lattice), lattice) @ mixing)
 
 
-@given(dimension=st.integers(1, 12), size=st.integers(0, 9))
-def test_tap_counts(dimension: int, size: int) -> None:
-    expected = (size + 1) ** (dimension + 1) - size ** (dimension + 1)
-    assume(expected < 100_000)
-    neighborhood = ph.Neighborhood(dimension, size)
-    assert neighborhood.filter_size == len(neighborhood.taps) == len(neighborhood.offsets()) == expected
-    assert len(ph.gaussian_weight(dimension, size)) == expected
-
-
 @given(features=point_sets(), constant=st.floats(-100, 100), halo=st.integers(0, 1))
 def test_homogeneous_normalization_preserves_constants(features: Array, constant: float, halo: int) -> None:
     assume(abs(constant) > 1e-3)

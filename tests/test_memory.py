@@ -86,19 +86,6 @@ def test_available_memory_without_sysconf(monkeypatch: pytest.MonkeyPatch) -> No
     assert memory.available_memory(torch.device("cpu")) > 1 << 40
 
 
-def test_forecast_of_reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces the private lookup of the core: an installed core cannot be removed for one test."""
-    monkeypatch.setattr(memory, "_compiled_core", lambda: None)
-    forecast = forecast_memory(10_000, dimension=3, channels=4, num_lattice_points=2_000, ordered=True)
-    assert forecast.simplices == 10_000 * 4 * (4 + 4)
-    assert forecast.lattice_points == 2_000 * 4 * 4
-    assert forecast.neighbors == 2_000 * 15 * 4
-    assert forecast.values == (2_000 * 4 + 10_000 * 2) * 4
-    assert forecast.scratch == 10_000 * 4 * (2 * 4 + 8) * 8
-    assert forecast.total >= forecast.simplices + forecast.lattice_points + forecast.scratch
-    assert memory._kept_memory() == 0
-
-
 @pytest.mark.parametrize(
     ("statistics", "left"),
     # as much as was not used, and what the system keeps of files

@@ -147,6 +147,7 @@ def test_gradients_of_coarsen_and_keep() -> None:
         assert_close(torch.autograd.grad(kept, values, other)[0], other)
 
 
+@pytest.mark.slow
 def test_coarsen_and_keep_without_gradients() -> None:
     pyramid = ph.build_pyramid(draw(25, 2, scale=3.0), 2)
     values = draw(pyramid.levels[0].num_lattice_points, 3)

@@ -22,7 +22,7 @@ NORMALIZED = [each for each in get_args(Normalization) if each != "none"]
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
-    """Normal numbers, rounded to float16, as float64."""
+    """Draw normal numbers, rounded to float16, as float64."""
     return to_tensor(np.random.default_rng([seed, *shape]).normal(size=shape), torch.float16).double()
 
 
@@ -37,7 +37,7 @@ def run_filter(
     upstream: float = 1.0,
     weights: Tensor | None = None,
 ) -> list[Tensor]:
-    """A learned filter of values, features and targets; with the gradients of values and filter."""
+    """Apply a learned filter, and return its result and the gradients of values and filter."""
     values, features, targets = given
     out_channels = 3
     weight = draw(ph.Neighborhood(features.shape[-1], 1).filter_size, values.shape[-1], out_channels, seed=7)

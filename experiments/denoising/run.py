@@ -17,16 +17,8 @@ from experiments.denoising.crops import CropSampler
 from experiments.denoising.quadratic import QuadraticErrors, evaluate_errors, measure_quadratic_errors
 from experiments.experiment import Experiment, Log
 from experiments.quality import mean_psnr, psnr
-from experiments.report import WEIGHTS, Column, Page, Table, by_row, new_figure
-from experiments.results import (
-    FORBID_EXTRA,
-    Result,
-    parse_config,
-    read_weights,
-    weights_path,
-    write_json,
-    write_weights,
-)
+from experiments.report import WEIGHTS, Column, Page, Table
+from experiments.results import FORBID_EXTRA, Result, weights_path, write_json, write_weights
 from experiments.training import RunOptions, StepBatches, TrainingSettings, checkpoint_folder, count_weights, fit
 from permutohedral.errors import InputError
 from permutohedral.models.deep_denoising import DeepDenoiser
@@ -36,8 +28,6 @@ from permutohedral.models.pretrained import build_denoiser
 # the grid of --first cross_validate
 SIGMA_SPACES = (1.0, 1.25, 1.5, 1.75, 2.0)
 SIGMA_RANGES = (0.175, 0.2, 0.225, 0.25, 0.3)
-
-_CROPS_PER_LINE = 6
 
 
 @dataclass(frozen=True, config=FORBID_EXTRA)
@@ -289,7 +279,7 @@ def cross_validate(configs: list[DenoisingConfig], options: RunOptions, log: Log
 
 
 def report(results: Sequence[Result], options: RunOptions) -> list[Page]:
-    """Report PSNR next to the paper's, and draw crops of rows whose weights are there."""
+    """Report PSNR next to the paper's."""
     config = results[0].config
     columns = [
         Column("Method", "config/title", "{}"),
@@ -306,49 +296,7 @@ def report(results: Sequence[Result], options: RunOptions) -> list[Page]:
         f"standard deviation of {config['noise']:g}/255 and is not clipped. The closed form is the least-squares "
         "solution for models that are linear in their weights."
     )
-    figure = draw_crops(results, options)
-    figures = {} if figure is None else {"crops.png": ("Crops", figure)}
-    return [Page("Denoising", text, [Table(columns, results)], figures=figures)]
-
-
-@torch.no_grad()
-def draw_crops(results: Sequence[Result], options: RunOptions) -> Any:
-    """Draw the center of the first test image as every row denoises it; None without weights."""
-    known = DenoisingConfig.__dataclass_fields__
-    configs = [
-        # settings that are gone had no effect
-        parse_config(DenoisingConfig, {name: value for name, value in runs[0].config.items() if name in known})
-        for runs in by_row(results).values()
-    ]
-    # BM3D takes minutes, and is no model of ours
-    models = {config.title: _load_model(config, options) for config in configs if config.model != "bm3d"}
-    models = {title: model for title, model in models.items() if model is not None}
-    if not any(isinstance(model, nn.Module) and model.state_dict() for model in models.values()):
-        return None
-    image = load(configs[0], "test", 1, options)[0]
-    noisy = add_noise(image, configs[0].noise / 255, configs[0].seed)
-    shown = {title: cast(nn.Module, model)(noisy[None, None])[0, 0] for title, model in models.items()}
-    lines = -(-(len(shown) + 1) // _CROPS_PER_LINE)
-    columns = -(-(len(shown) + 1) // lines)
-    figure = new_figure(2.6 * columns, 3.1 * lines)
-    axes = figure.subplots(lines, columns, squeeze=False)
-    for axis in axes.flat:
-        axis.set_axis_off()
-    for axis, (title, pixels) in zip(axes.flat, (shown | {"Clean": image.pixels}).items(), strict=False):
-        middle = center(GrayImage(title, pixels), 120).pixels
-        axis.imshow(middle.clamp(0, 1).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-        caption = "" if title == "Clean" else f"\n{psnr(pixels, image.pixels):.2f} dB"
-        axis.set_title(f"{title}{caption}", fontsize=9)
-    return figure
-
-
-def _load_model(config: DenoisingConfig, options: RunOptions) -> nn.Module | None:
-    model, path = build_model(config).eval(), weights_path(config, options.output)
-    if model.state_dict():
-        if not path.is_file():
-            return None
-        model.load_state_dict(read_weights(path))
-    return model
+    return [Page("Denoising", text, [Table(columns, results)])]
 
 
 EXPERIMENTS = {

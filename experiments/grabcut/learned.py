@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 import permutohedral as ph
-from experiments.results import FORBID_EXTRA
-from permutohedral.errors import InputError
 from permutohedral.models.cutout import CutoutSettings, Trimap, color_energies, cut_out, energies_of
 
 # image, trimap, truth, and the pixels that count
 Example = tuple[Tensor, Trimap, Tensor, Tensor]
-
-
-@dataclass(frozen=True, config=FORBID_EXTRA)
-class FieldTraining:
-    """How to train.
-
-    Attributes:
-        steps: of the optimizer, each with a part of one photograph.
-        learning_rate: at the start; it falls to zero along a cosine.
-        crop: extent of the part in pixels.
-    """
-
-    steps: int
-    learning_rate: float = 0.05
-    crop: int = 160
-
-    def __post_init__(self) -> None:
-        if self.steps < 0 or self.crop < 1 or not self.learning_rate > 0:
-            raise InputError(f"steps, learning_rate and crop must be positive, got {self}")
 
 
 class LearnedCutout(nn.Module):
@@ -81,23 +59,32 @@ class LearnedCutout(nn.Module):
         )
 
 
-def train(model: LearnedCutout, examples: Sequence[Example], settings: FieldTraining, seed: int) -> None:
-    """Minimize the expected share of wrong pixels among the unknown ones, on parts of the photographs."""
+def make_loss(
+    model: LearnedCutout, examples: Sequence[Example], steps: int, size: int, seed: int
+) -> Callable[[int], Tensor]:
+    """Return the loss of a step: the expected share of wrong pixels among the unknown ones, in a part of a photograph.
+
+    Args:
+        model: to train.
+        examples: photographs, in turn.
+        steps: number of steps.
+        size: extent of the part in pixels.
+        seed: of the parts.
+    """
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, settings.steps))
+    masks = [examples[step % len(examples)][1].unknown for step in range(steps)]
+    parts = [_draw_part(unknown, size, generator) for unknown in masks]
     energies = [_colors(photo, trimap, model.begin) for photo, trimap, _, _ in examples]
-    for step in range(settings.steps):
-        number = step % len(examples)
+
+    def loss(step: int) -> Tensor:
+        number, part = step % len(examples), parts[step]
         photo, trimap, truth, counted = examples[number]
-        part = _draw_part(trimap.unknown, settings.crop, generator)
         logarithms = model(*crop(part, photo, trimap, energies[number]))
         wanted = (trimap.unknown & counted)[part]
         right = torch.where(truth[part], logarithms[1], logarithms[0])[wanted].exp()
-        optimizer.zero_grad()
-        (1 - right).mean().backward()
-        optimizer.step()
-        schedule.step()
+        return (1 - right).mean()
+
+    return loss
 
 
 def crop(part: tuple[slice, slice], photo: Tensor, trimap: Trimap, colors: Tensor) -> tuple[Tensor, Trimap, Tensor]:

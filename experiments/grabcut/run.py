@@ -22,10 +22,10 @@ from torch import Tensor
 
 from experiments.data.grabcut import Photograph, TrimapKind, load_photographs
 from experiments.experiment import Experiment
-from experiments.grabcut.learned import FieldTraining, LearnedCutout, train
+from experiments.grabcut.learned import LearnedCutout, make_loss
 from experiments.report import TITLE, Column, Page, Table
-from experiments.results import FORBID_EXTRA, Result
-from experiments.training import RunOptions
+from experiments.results import FORBID_EXTRA, Result, weights_path, write_weights
+from experiments.training import RunOptions, TrainingSettings, checkpoint_folder, fit
 from permutohedral.errors import InputError
 from permutohedral.models.cutout import CutoutSettings, Trimap, color_energies, cut_out, first_foreground
 
@@ -48,7 +48,8 @@ class GrabcutConfig:
         settings: of the field, replaced by those of the grid.
         grid: values of settings to choose from, by name. The method "learned" starts with the chosen ones.
         most_settings: number of combinations of the grid. Default: all.
-        training: for the method "learned".
+        training: for the method "learned"; each step has a part of one photograph.
+        crop: extent of that part in pixels.
         photographs: number of photographs. Default: all 50.
         seed: of the training.
     """
@@ -60,7 +61,8 @@ class GrabcutConfig:
     settings: CutoutSettings = field(default_factory=CutoutSettings)
     grid: dict[str, Any] = field(default_factory=dict)
     most_settings: int | None = None
-    training: FieldTraining | None = None
+    training: TrainingSettings | None = None
+    crop: int = 160
     photographs: int | None = None
     seed: int = 0
 
@@ -99,7 +101,7 @@ def run(config: GrabcutConfig, options: RunOptions) -> tuple[dict[str, Any], dic
     chosen: list[dict[str, Any]] = []
     scores: dict[str, dict[str, float]] = {}
     for own, other in ((0, 1), (1, 0)):
-        cutout, parameters = prepare(config, halves[other], options.device)
+        cutout, parameters = prepare(config, halves[other], options, f"-{own}")
         chosen.append(parameters)
         scores.update({photo.name: evaluate(photo, cutout, options.device) for photo in halves[own]})
     metrics = {
@@ -113,17 +115,25 @@ def run(config: GrabcutConfig, options: RunOptions) -> tuple[dict[str, Any], dic
     return metrics, {"all": time.perf_counter() - started}
 
 
-def prepare(config: GrabcutConfig, other: Sequence[Photograph], device: torch.device) -> tuple[Cutout, dict[str, Any]]:
-    """Return the method for one half, given the other half, and its parameters as plain data."""
+def prepare(
+    config: GrabcutConfig, other: Sequence[Photograph], options: RunOptions, suffix: str
+) -> tuple[Cutout, dict[str, Any]]:
+    """Return the method for one half, given the other half, and its parameters as plain data.
+
+    Weights and checkpoints have a `suffix`.
+    """
     if config.method == "opencv":
         return opencv_grabcut, {}
     if config.method == "mixtures":
         return lambda photo, trimap: mixtures_alone(photo, trimap, config.settings.rounds), {}
+    device = options.device
     settings = choose(config.choices(), other, device)
     if config.training is not None:
         model = LearnedCutout(settings).to(device)
         prepared = [(*to_tensors(photo, device), photo.truth.to(device), photo.counted.to(device)) for photo in other]
-        train(model, prepared, config.training, config.seed)
+        loss = make_loss(model, prepared, config.training.steps, config.crop, config.seed)
+        fit(model, loss, config.training, options, checkpoint_folder(config, options, suffix))
+        write_weights(weights_path(config, options.output, suffix), model)
         settings = model.settings()
     return lambda photo, trimap: cut_out(photo, trimap, settings) > 0.5, asdict(settings)
 

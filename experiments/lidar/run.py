@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -128,51 +128,21 @@ def test_scenes(folder: Path | None, config: LidarConfig) -> dict[str, Scene]:
     return {name: scene.select(chosen[name]) for name, scene in scenes.items()}
 
 
-class Crops:
-    """Draw batches of crops. Those of a step are always the same.
-
-    Args:
-        scenes: with labels, by name.
-        places: names of scenes; each crop is drawn from one of these.
-        cropping: how.
-        batch_size: number of crops.
-        seed: of the crops.
-        device: of the crops.
-    """
-
-    def __init__(
-        self,
-        scenes: Mapping[str, Scene],
-        places: Sequence[str],
-        cropping: Cropping,
-        batch_size: int,
-        seed: int,
-        device: torch.device,
-    ) -> None:
-        on_device = {name: scene.to(device) for name, scene in scenes.items()}
-        self.scenes = [on_device[name] for name in places]
-        self.cropping, self.batch_size, self.seed = cropping, batch_size, seed
-
-    def draw(self, step: int) -> tuple[Scene, Tensor]:
-        """Return the crops of a step in one scene, and the crop of each point."""
-        return draw_crops(self.scenes, step, range(self.batch_size), self.cropping, self.seed)
-
-
-def make_crops(config: LidarConfig, options: RunOptions) -> Crops:
-    """Return the training crops of a row."""
+def make_batches(config: LidarConfig, options: RunOptions) -> Callable[[int], tuple[Scene, Tensor]]:
+    """Return a function of the step: its crops in one scene, and the crop of each point. They are always the same."""
     names = cast("set[PlaceName]", set(config.places))
-    scenes: dict[str, Scene] = {name: training_scene(name, options.data, config.above) for name in sorted(names)}
-    size, seed = config.training.batch_size, config.seed
-    return Crops(scenes, config.places, config.cropping, size, seed, options.device)
+    scenes = {name: training_scene(name, options.data, config.above).to(options.device) for name in sorted(names)}
+    chosen = [scenes[cast(PlaceName, name)] for name in config.places]
+    crops = range(config.training.batch_size)
+    return lambda step: draw_crops(chosen, step, crops, config.cropping, config.seed)
 
 
 def run(config: LidarConfig, options: RunOptions) -> tuple[dict[str, Any], dict[str, float]]:
     """Train and evaluate one row."""
     started = time.perf_counter()
     network = build_model(config).to(options.device)
-    crops = make_crops(config, options)
-    checkpoints = checkpoint_folder(config, options)
-    fit(network, lambda *batch: crop_loss(network, *batch), config.training, options, checkpoints, batch=crops.draw)
+    batches, checkpoints = make_batches(config, options), checkpoint_folder(config, options)
+    fit(network, lambda *batch: crop_loss(network, *batch), config.training, options, checkpoints, batch=batches)
     trained = time.perf_counter()
     write_weights(weights_path(config, options.output), network)
     network.eval()
@@ -231,11 +201,11 @@ def time_steps(configs: list[LidarConfig], options: RunOptions, log: Log) -> lis
 
 def _time_step(config: LidarConfig, options: RunOptions) -> tuple[float, float]:
     """Return the median milliseconds of a training step without the drawing of crops, and its points."""
-    network, crops = build_model(config).to(options.device), make_crops(config, options)
+    network, batches = build_model(config).to(options.device), make_batches(config, options)
     optimizer = torch.optim.AdamW(network.parameters(), fused=options.device.type == "cuda")
     times, points = [], []
     for number in range(_WARM_UP + _TIMED):
-        batch = crops.draw(number)
+        batch = batches(number)
         _synchronize(options.device)
         started = time.perf_counter()
         optimizer.zero_grad()

@@ -19,7 +19,7 @@ from torch.nn import functional
 from experiments.data.mnist import interpolate, load_mnist, sample_at_random
 from experiments.experiment import Experiment
 from experiments.mnist.model import SIZE, LeNet, LeNetModel, build_lenet, grid_positions
-from experiments.report import Column, Page, Table, by_row, mean_of, new_figure
+from experiments.report import Column, Page, Table
 from experiments.results import FORBID_EXTRA, Result, weights_path, write_weights
 from experiments.training import RunOptions, TrainingSettings, checkpoint_folder, count_weights, fit
 from permutohedral.errors import InputError
@@ -225,33 +225,7 @@ def report(results: Sequence[Result], options: RunOptions) -> list[Page]:
         "given share of samples over pixels: mean over the seeds ± sample standard deviation (the paper's)."
     )
     table = Table([Column("Network", "config/title", "{}"), *accuracies], results)
-    figures = {"accuracy.png": ("Accuracy over the share of samples", draw_accuracy(results))}
-    return [Page("MNIST from scattered samples", text, [table], figures=figures)]
-
-
-def draw_accuracy(results: Sequence[Result]) -> Any:
-    """Draw the accuracy of every row over the share of samples on a logit axis; dashed: the paper."""
-    panels: dict[str, list[list[Result]]] = {}
-    for name, runs in by_row(results).items():
-        title = "Beyond the paper" if runs[0].config["paper"] is None else "LeNet" if "lenet" in name else "PCNN"
-        panels.setdefault(title, []).append(runs)
-    figure = new_figure(1.0 + 3.6 * len(panels), 4.2)
-    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
-    ticks = [0.1, 0.3, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995]
-    for axis, (title, rows) in zip(axes, panels.items(), strict=True):
-        for number, runs in enumerate(rows):
-            means = [mean_of(runs, f"metrics/accuracy/{column}") for column in COLUMNS]
-            axis.plot(list(COLUMNS), means, color=f"C{number}", marker="o", ms=3, label=runs[0].config["title"])
-            if runs[0].config["paper"] is not None:
-                axis.plot(list(COLUMNS), runs[0].config["paper"], color=f"C{number}", linestyle="--", linewidth=1)
-        axis.set_yscale("logit")
-        axis.set(title=title, xlabel="test digits known at")
-        axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-        axis.set_yticks([], minor=True)
-        axis.grid(alpha=0.3)
-        axis.legend(frameon=False, fontsize=8, loc="lower left")
-    axes[0].set_ylabel("accuracy (dashed: the paper)")
-    return figure
+    return [Page("MNIST from scattered samples", text, [table])]
 
 
 EXPERIMENTS = {"mnist": Experiment("mnist", MnistConfig, run, report, seeds=3)}

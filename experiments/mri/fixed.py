@@ -1,6 +1,6 @@
-"""Fixed ways from samples along a trajectory to an image: what learned reconstruction is compared with.
+"""Fixed methods from samples along a trajectory to an image, as baselines of learned reconstruction.
 
-All have the signature of the networks in `reconstruction`, and nothing to learn.
+All have the signature of the networks in `networks`, and nothing to learn.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Interpolation(nn.Module):
         return centered_inverse(spectrum).real * self.size * field_of_view(self.size).to(values)
 
     def plan(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Samples that each place takes its value from, int64 `[places, 1 or 3]`, and their weights."""
+        """Return the samples that each place reads, int64 `[places, 1 or 3]`, and their weights."""
         from scipy.spatial import Delaunay, cKDTree
 
         points, places = positions.double().cpu().numpy(), self.places.double().numpy()
@@ -135,7 +135,7 @@ class KernelInterpolation(nn.Module):
         return image.to(values).reshape(len(values), self.size, self.size)
 
     def pairs(self, positions: Tensor, width: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Pixels and samples that lie within reach of each other, and the kernel there."""
+        """Return pixels and samples within reach of each other, and the kernel there."""
         place = positions.double() + (self.size - 1) / 2
         cells = torch.ceil(place - width / 2).long()[:, :, None] + torch.arange(math.ceil(width) + 1)
         weight = self.gridding.kernel((place[:, :, None] - cells) * (self.gridding.width / width))
@@ -207,7 +207,7 @@ class ConjugateGradients(nn.Module):
 
 
 def build_fixed(method: FixedMethod, domain: Domain, size: int, options: Mapping[str, Any]) -> nn.Module:
-    """A fixed method by name.
+    """Build a fixed method by name.
 
     >>> build_fixed("kaiser_bessel", "spectrum", 16, {"width": 4}).gridding.width
     4

@@ -60,7 +60,7 @@ class KaiserBesselGridding:
         return part / (apodization[:, None] * apodization)
 
     def spread(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cells in reach of each sample, int64 `[points, width^2]`, and the kernel there, float64."""
+        """Return the cells in reach of each sample, int64 `[points, width^2]`, and the kernel there."""
         place = positions.double() * (self.cells / self.size) + self.cells // 2
         first = torch.floor(place - self.width / 2).long() + 1
         cells = first[:, :, None] + torch.arange(self.width, device=positions.device)
@@ -71,13 +71,13 @@ class KaiserBesselGridding:
         return cell.flatten(1), (weight[:, 0, :, None] * weight[:, 1, None, :]).flatten(1)
 
     def kernel(self, distance: Tensor) -> Tensor:
-        """The kernel of one axis at a distance in cells."""
+        """Return the kernel of one axis at a distance in cells."""
         inside = (1 - (2 * distance / self.width).square()).clamp_min(0)
         value = torch.special.i0(self.beta * inside.sqrt()) / self.width
         return torch.where(distance.abs() <= self.width / 2, value, 0.0)
 
     def apodization(self) -> Tensor:
-        """The Fourier transform of the kernel at the pixels of one axis, float64 `[size]`."""
+        """Return the Fourier transform of the kernel at the pixels of one axis, float64 `[size]`."""
         pixels = torch.arange(self.size, dtype=torch.float64) - self.size // 2
         square = self.beta**2 - (math.pi * self.width * pixels / self.cells).square()
         # sinh(z) / z of an imaginary z is sin(|z|) / |z|
@@ -86,7 +86,7 @@ class KaiserBesselGridding:
 
 
 def pipe_menon_areas(positions: Tensor, size: int, width: int = 4, iterations: int = 30) -> Tensor:
-    """Density compensation by iteration: areas under which the samples, spread with the kernel, add up to one.
+    """Find areas under which the samples, spread with the kernel, add up to one.
 
     Args:
         positions: `[points, 2]`, in cycles over an image of `size` pixels.
@@ -113,7 +113,7 @@ def pipe_menon_areas(positions: Tensor, size: int, width: int = 4, iterations: i
 
 
 def centered_inverse(spectrum: Tensor) -> Tensor:
-    """The inverse Fourier transform over the last two axes, zero frequency and zero position in the middle."""
+    """Apply the inverse Fourier transform over the last two axes, with the origins in the middle."""
     axes = (-2, -1)
     image: Tensor = torch.fft.fftshift(torch.fft.ifft2(torch.fft.ifftshift(spectrum, dim=axes)), dim=axes)
     return image

@@ -1,4 +1,4 @@
-"""What an instrument sees of an image at given positions: its values, or its spectrum, both without noise."""
+"""Measurements of an image at given positions: its values, or its spectrum, both without noise."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def measure_image(images: Tensor, positions: Tensor) -> Tensor:
-    """Values of images between their pixels, by cubic convolution.
+    """Sample images between their pixels, by cubic convolution.
 
     Args:
         images: `[batch, size, size]`.
@@ -31,7 +31,7 @@ def measure_image(images: Tensor, positions: Tensor) -> Tensor:
 
 
 def measure_spectrum(images: Tensor, positions: Tensor, dtype: torch.dtype = torch.complex128) -> Tensor:
-    """The spectrum of images at any frequencies, exactly: s(k) = 1 / size * sum_n x_n exp(-2 pi i k n / size).
+    """Compute the spectrum of images exactly: s(k) = 1 / size * sum_n x_n exp(-2 pi i k n / size).
 
     Pixel number `size / 2` of either axis is n = 0. The sum is separable, so it costs two products of matrices.
 
@@ -53,7 +53,7 @@ def measure_spectrum(images: Tensor, positions: Tensor, dtype: torch.dtype = tor
 
 
 def field_of_view(size: int, edge: float = 0.0) -> Tensor:
-    """The disc that an instrument sees of an image: float32 `[size, size]`, 1 inside and 0 outside.
+    """Return the disc that is measured of an image: float32 `[size, size]`, 1 inside and 0 outside.
 
     Args:
         size: of the image.
@@ -68,7 +68,7 @@ def field_of_view(size: int, edge: float = 0.0) -> Tensor:
 
 
 def spectrum_matrices(size: int, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """exp(-2 pi i k n / size) of either axis, complex128 `[points, size]`."""
+    """Return exp(-2 pi i k n / size) of either axis, complex128 `[points, size]`."""
     pixels = torch.arange(size, dtype=torch.float64, device=positions.device) - size // 2
     angle = -2 * math.pi / size * positions.double()[:, :, None] * pixels
     waves = torch.polar(torch.ones_like(angle), angle)

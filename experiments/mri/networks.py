@@ -21,7 +21,7 @@ from permutohedral.lattice.geometry import step_positions, tap_positions
 
 
 def centered_grid(size: int, step: float = 1.0) -> Tensor:
-    """Places of a grid about its center, `[(size / step)^2, 2]`, in row order; place number half of them is 0.
+    """Return the places of a grid around its center, `[(size / step)^2, 2]`, in row order.
 
     >>> centered_grid(2).tolist()
     [[-1.0, -1.0], [-1.0, 0.0], [0.0, -1.0], [0.0, 0.0]]
@@ -60,7 +60,7 @@ class Refinement(nn.Module):
                 parameter.zero_()
 
     def forward(self, image: Tensor) -> Tensor:
-        """`[batch, in_channels, height, width]`, both multiples of 4, to `[batch, height, width]`."""
+        """Map `[batch, in_channels, height, width]`, both multiples of 4, to `[batch, height, width]`."""
         hidden, kept = self.head(image), []
         for block, shrink in zip(self.down, self.shrink, strict=True):
             hidden = block(hidden)
@@ -87,7 +87,7 @@ class _Block(nn.Module):
 
 
 class ScatteredReconstruction(nn.Module):
-    """Reads samples of an image through lattices of several scales, and refines what they say.
+    """Read samples of an image through lattices of several scales, and refine the result.
 
     On each lattice a learned filter sees, at every lattice point, the mean of the samples there and whether there are
     any. The image that the network starts from is made by Gaussians on the same lattices, coarse ones filling the gaps
@@ -140,7 +140,7 @@ class ScatteredReconstruction(nn.Module):
         return ph.build_lattice(positions / scale, self.pixels / scale, neighborhood_size=2)
 
     def _fill(self, known: Tensor, lattices: list[ph.Lattice]) -> tuple[Tensor, list[Tensor]]:
-        """What Gaussians say about the pixels, `[batch, pixels, 1]`, and the mass of samples of each scale."""
+        """Return values that Gaussians give the pixels, `[batch, pixels, 1]`, and the mass at each scale."""
         filled = known[:, :, :1].mean(dim=1, keepdim=True)
         masses = []
         for lattice, prior in zip(reversed(lattices), self.log_prior.exp().flip(0), strict=True):
@@ -155,7 +155,7 @@ class ScatteredReconstruction(nn.Module):
 
 
 class SpectrumReconstruction(nn.Module):
-    """Grids samples of a spectrum with a learned filter on the lattice, transforms them back, and refines the image.
+    """Grid samples of a spectrum with a learned filter on the lattice, transform them back, and refine the image.
 
     The filter takes the two parts of each complex sample, times each of its areas, to several complex channels on a
     grid oversampled twice. It starts as the Gaussian, under which the images are divided by its Fourier transform.
@@ -209,7 +209,7 @@ class SpectrumReconstruction(nn.Module):
         return image * self.field
 
     def transform(self, values: Tensor, positions: Tensor, areas: Tensor) -> Tensor:
-        """Real and imaginary parts of the gridded images, `[batch, 2 spectra, size, size]`."""
+        """Return real and imaginary parts of the gridded images, `[batch, 2 spectra, size, size]`."""
         weighted = (areas.to(values)[:, :, None] * values[:, :, None, :]).flatten(2)
         lattice = ph.build_lattice(positions.to(self.grid) / self.scale, self.grid / self.scale, neighborhood_size=2)
         gridded = self.filter(weighted, lattice=lattice)
@@ -224,7 +224,7 @@ class SpectrumReconstruction(nn.Module):
 
 
 class GriddedNetwork(nn.Module):
-    """The same spatial network behind gridding with the kernel of Kaiser and Bessel: the baseline.
+    """Apply the same spatial network after gridding with the kernel of Kaiser and Bessel: the baseline.
 
     Args:
         size: of the image.
@@ -252,7 +252,7 @@ class GriddedNetwork(nn.Module):
 
 
 def lattice_apodization(size: int, scale: float) -> Tensor:
-    """The Fourier transform of splat, Gaussian of 19 taps, and slice, at the pixels: float32 `[size, size]`.
+    """Return the Fourier transform of splat, Gaussian and slice at the pixels: float32 `[size, size]`.
 
     Splatting and slicing interpolate linearly in the triangles of the lattice. That kernel is a box spline, the
     convolution of segments along the three axes u_j, so its transform is the product of sinc(u_j . x); the taps at

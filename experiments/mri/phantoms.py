@@ -1,4 +1,4 @@
-"""Made pictures with sharp edges: random ellipses to train with, and the phantom of Shepp and Logan."""
+"""Synthetic images with sharp edges: random ellipses to train with, and the phantom of Shepp and Logan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FINENESS = 3
 
 
 def random_phantom(size: int, generator: torch.Generator) -> Tensor:
-    """A bright rim with ellipses of random gray values inside it, in any position: float32 `[size, size]` in [0, 1].
+    """Draw a bright rim with ellipses of random gray values inside it: float32 `[size, size]` in [0, 1].
 
     >>> random_phantom(16, torch.Generator().manual_seed(0)).shape
     torch.Size([16, 16])
@@ -46,7 +46,7 @@ def random_phantom(size: int, generator: torch.Generator) -> Tensor:
 
 
 def shepp_logan(size: int) -> Tensor:
-    """The phantom of Shepp and Logan, from scikit-image: float32 `[size, size]` in [0, 1].
+    """Return the phantom of Shepp and Logan, from scikit-image: float32 `[size, size]` in [0, 1].
 
     >>> shepp_logan(64).shape
     torch.Size([64, 64])

@@ -1,4 +1,4 @@
-"""Where measured signals are known: radial and spiral trajectories, through an image or through its spectrum.
+"""Radial and spiral trajectories, through an image or through its spectrum.
 
 Positions are (y, x) with one unit per pixel, or per cycle over the field of view in the spectrum; the center is 0.
 A factor of undersampling is the number of pixels over the number of samples.
@@ -39,7 +39,7 @@ class Trajectory:
     areas: Tensor
 
     def rotate(self, angle: float) -> Trajectory:
-        """The same trajectory, turned by `angle` in radians about the center."""
+        """Turn the trajectory by `angle` in radians about the center."""
         rotation = torch.tensor(
             [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]], dtype=torch.float64
         )
@@ -49,7 +49,7 @@ class Trajectory:
 def make_trajectory(
     kind: TrajectoryKind, domain: Domain, size: int, factor: float, rotation: float = 0.0
 ) -> Trajectory:
-    """Samples of an image of `size` x `size` pixels, about size^2 / factor of them.
+    """Place about size^2 / factor samples of an image of `size` x `size` pixels.
 
     In the image they cover the square, up to its corners, at an even distance of the spokes or turns. In the spectrum
     they cover the disc of all frequencies up to size / 2; the turns of the spiral lie one unit apart at the center
@@ -83,7 +83,7 @@ def make_trajectory(
 
 
 def _radial(radius: float, spokes: int) -> Trajectory:
-    """Samples one unit apart on `spokes` lines through the center."""
+    """Place samples one unit apart on `spokes` lines through the center."""
     half = math.floor(radius)
     distance = torch.arange(-half, half, dtype=torch.float64)
     angle = math.pi / spokes * torch.arange(spokes, dtype=torch.float64)[:, None]
@@ -94,7 +94,7 @@ def _radial(radius: float, spokes: int) -> Trajectory:
 
 
 def _spiral_of_spectrum(size: int, factor: float) -> Trajectory:
-    """Chooses how fast the turns grow apart, so that the spiral has size^2 / factor samples."""
+    """Choose how fast the turns grow apart, so that the spiral has size^2 / factor samples."""
     radius, wanted = size / 2, size * size / factor
 
     def samples(growth: float) -> float:
@@ -111,7 +111,7 @@ def _spiral_of_spectrum(size: int, factor: float) -> Trajectory:
 
 
 def _spiral(radius: float, pitch: float, growth: float) -> Trajectory:
-    """Samples one unit apart on arms whose turns are pitch + growth * r apart at the distance r from the center."""
+    """Place samples one unit apart on arms whose turns are pitch + growth * r apart at the distance r."""
     steps = _FINENESS * math.ceil(math.pi * radius**2 / pitch / _ARMS + radius)
     distance = torch.linspace(0, radius, steps, dtype=torch.float64)
     apart = pitch + growth * distance
@@ -130,7 +130,7 @@ def _spiral(radius: float, pitch: float, growth: float) -> Trajectory:
 
 
 def _integrate(values: Tensor, over: Tensor) -> Tensor:
-    """The integral up to each place, by the trapezoidal rule."""
+    """Integrate up to each place, by the trapezoidal rule."""
     return torch.nn.functional.pad(torch.cumulative_trapezoid(values, over), (1, 0))
 
 

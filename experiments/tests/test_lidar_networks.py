@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from experiments.lidar.networks import PointNetSegmenter, SegmentationModel, _Level, build_network, nearest
+from experiments.lidar.networks import SegmentationModel, _Level, build_network, nearest
 from permutohedral.errors import InputError
 from permutohedral.models.point_segmentation import build_segmenter
 
@@ -77,9 +77,3 @@ def test_rejects_unknown_models_and_options() -> None:
         build_segmenter("unet", 2, 3, {"depth": 3})
     with pytest.raises(InputError, match="options do not fit the model flat"):
         build_network("flat", 2, 3, {"depth": 3})
-
-
-def test_centers_are_one_to_a_cell() -> None:
-    network = PointNetSegmenter(1, 2, channels=(4, 4), cells=(100.0,), neighbors=2)
-    values = torch.rand(5, 1)
-    assert network(values, torch.rand(5, 3), torch.zeros(5, dtype=torch.int32)).shape == (5, 2)

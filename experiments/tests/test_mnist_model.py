@@ -1,3 +1,5 @@
+"""Classifiers of digits at scattered points."""
+
 from __future__ import annotations
 
 import math
@@ -27,13 +29,10 @@ def scattered(batch: int, samples: int) -> tuple[Tensor, Tensor]:
     return torch.rand(batch, samples, 1, device=DEVICE), positions
 
 
-def test_interpolation_at_the_pixels_changes_nothing() -> None:
-    image = torch.rand(2, 1, 28, 28, device=DEVICE)
-    positions = grid_positions(device=DEVICE).expand(2, -1, -1)
-    assert_close(interpolate_to_grid(image.flatten(1)[..., None], positions), image)
-
-
 def test_interpolation_weighs_bilinearly_and_leaves_holes() -> None:
+    whole = torch.rand(2, 1, 28, 28, device=DEVICE)
+    positions = grid_positions(device=DEVICE).expand(2, -1, -1)
+    assert_close(interpolate_to_grid(whole.flatten(1)[..., None], positions), whole)
     values = torch.tensor([[[1.0], [3.0]]])
     image = interpolate_to_grid(values, torch.tensor([[[5.0, 5.25], [5.0, 5.75]]]))
     assert_close(image[0, 0, 5, 4:8], torch.tensor([0.0, 0.75 * 1 + 0.25 * 3, 0.25 * 1 + 0.75 * 3, 0.0]))
@@ -65,17 +64,12 @@ def test_scores_have_a_gradient_for_every_weight(model: LeNetModel) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_items_of_a_batch_do_not_mix(model: LeNetModel) -> None:
+def test_items_do_not_mix_and_are_at_the_pixels_by_default(model: LeNetModel) -> None:
     network = build_lenet(model).to(DEVICE)
     values, positions = scattered(3, 157)
     together = network(values, positions)
     assert together.shape == (3, 10)
     assert_close(together[1:2], network(values[1:2], positions[1:2]))
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_without_positions_the_values_are_at_the_pixels(model: LeNetModel) -> None:
-    network = build_lenet(model).to(DEVICE)
     values = torch.rand(2, 784, 1, device=DEVICE)
     expected = network(values, grid_positions(device=DEVICE).expand(2, -1, -1))
     assert_close(network(values), expected)
@@ -115,14 +109,6 @@ def test_filling_keeps_what_is_known() -> None:
     inner = (slice(None), slice(None), slice(6, 18), slice(6, 18))
     difference = (stem(values, positions) - plain(values, positions))[inner]
     assert float(difference.detach().abs().max()) < 1e-4
-
-
-def test_dropout_acts_in_training_only() -> None:
-    network = build_lenet("lenet", {"dropout": 0.5})
-    values = torch.rand(2, 784, 1)
-    assert not torch.equal(network(values), network(values))
-    network.eval()
-    assert torch.equal(network(values), network(values))
 
 
 @pytest.mark.parametrize("options", [{"sise": 3}, {"prior": 0.0}, {"coarse_sigmas": []}])

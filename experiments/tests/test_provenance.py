@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import permutohedral as ph
-from experiments.provenance import COMMIT_VARIABLE, find_commit, name_machine, short_commit
+from experiments.provenance import COMMIT_VARIABLE, find_commit
 from experiments.results import describe_environment
 
 
@@ -46,10 +46,3 @@ def test_marks_sources_that_differ_from_the_commit(checkout: Path) -> None:
 def test_the_variable_names_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(COMMIT_VARIABLE, "named")
     assert describe_environment(torch.device("cpu"))["commit"] == "named"
-
-
-def test_names_for_tables() -> None:
-    assert short_commit("0123456789abcdef") == "`012345678`"
-    assert short_commit("v1.2.0") == "`v1.2.0`"
-    assert name_machine({"gpu": "H200", "processor": "p", "cores": 2}) == "H200"
-    assert name_machine({"gpu": None, "processor": "p", "cores": 2}) == "p, 2 cores"

@@ -46,7 +46,7 @@ def by_opencv(name: str) -> Upsample:
     def run(coarse: Tensor, guide: Tensor, factor: float, settings: Mapping[str, Any]) -> Tensor:
         try:
             import cv2
-            from cv2 import ximgproc
+            import cv2.ximgproc as ximgproc
         except ImportError as error:
             raise InputError(f"method: {name} needs OpenCV; run pip install opencv-contrib-python-headless") from error
         # compared with one thread of ours

@@ -12,13 +12,9 @@ from figures import draw_filter, draw_steps, make_scene
 from figures.__main__ import main
 from figures.canvas import grid_points
 from figures.filters import neighborhood_with_taps
-from figures.inputs import read_filters, shipped_filters
 from PIL import Image
-from safetensors.torch import save_file
 
 import permutohedral as ph
-from permutohedral.errors import InputError
-from permutohedral.files.figure import save_figure
 from permutohedral.lattice.geometry import lattice_positions, step_positions, tap_positions
 
 # rounding in float64
@@ -72,55 +68,28 @@ def test_scene_matches_operators() -> None:
 
 
 def test_steps_label_the_barycentric_weights() -> None:
-    texts = [text.get_text() for text in draw_steps(make_scene(), ["splat"]).axes[0].texts]
+    texts = [text.get_text() for text in draw_steps(make_scene()).axes[0].texts]
     weights = [float(text) for text in texts if text]
     assert len(weights) == 3
     assert sum(weights) == pytest.approx(1, abs=0.02)
 
 
-def test_draws_figures_of_documentation(tmp_path: Path) -> None:
-    main(tmp_path)
-    for path in tmp_path.glob("*.svg"):
-        assert ElementTree.parse(path).getroot().tag.endswith("svg")
-    with Image.open(tmp_path / "simplices.png") as image:
-        assert np.asarray(image.convert("L")).std() > 5
-    assert len(list(tmp_path.iterdir())) == 5
+def test_draws_the_figures_of_the_documentation(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        main(tmp_path / folder)
+    paths = sorted((tmp_path / "one").iterdir())
+    assert len(paths) == 7
+    for path in paths:
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+        if path.suffix == ".svg":
+            assert ElementTree.parse(path).getroot().tag.endswith("svg")
+        else:
+            with Image.open(path) as image:
+                assert np.asarray(image.convert("L")).std() > 5
 
 
-def test_drawing_is_reproducible(tmp_path: Path) -> None:
-    for name in ("a.svg", "b.svg"):
-        save_figure(draw_steps(make_scene(), ["slice"]), tmp_path / name)
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-
-
-def test_reads_filters_from_files(tmp_path: Path) -> None:
-    path = tmp_path / "network.safetensors"
-    weight = torch.randn(7, 2, 3)
-    save_file({"layer.weight": weight, "layer.bias": torch.zeros(3)}, path)
-    filters = read_filters(path, None)
-    assert list(filters) == ["0 to 0", "1 to 0", "0 to 1", "1 to 1", "0 to 2", "1 to 2"]
-    assert torch.equal(filters["1 to 2"], weight[:, 1, 2].double())
-    draw_filter(read_filters(path, "layer.weight"))
-    np.save(tmp_path / "one.npy", np.zeros(65))
-    assert list(read_filters(tmp_path / "one.npy", None)) == ["filter"]
-
-
-def test_shipped_filter_has_three_dimensions() -> None:
-    filters = shipped_filters()
-    assert [len(weight) for weight in filters.values()] == [65, 65]
-    assert not torch.allclose(filters["Gaussian"], filters["trained"])
-    # a row for each filter, a panel for each layer, and a scale for each row
+def test_filters_of_three_dimensions_are_drawn_in_layers() -> None:
     layers = len(set(tap_positions(neighborhood_with_taps(65))[:, 2].round(decimals=4).tolist()))
-    assert len(draw_filter(filters).axes) == 2 * (layers + 1)
-
-
-def test_rejects_filters_that_cannot_be_drawn(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="8 taps belongs to no neighborhood"):
-        neighborhood_with_taps(8)
-    with pytest.raises(InputError, match="25 filters do not fit"):
-        draw_filter({str(number): torch.zeros(7) for number in range(25)})
-    np.save(tmp_path / "flat.npy", np.zeros((7, 2)))
-    with pytest.raises(InputError, match="holds 0 filters"):
-        read_filters(tmp_path / "flat.npy", None)
-    with pytest.raises(InputError, match=r"\[taps, inputs, outputs\]"):
-        read_filters(tmp_path / "flat.npy", "flat")
+    # a row for each filter, a panel for each layer, and a scale for each row
+    assert len(draw_filter({"a": torch.rand(65), "b": torch.rand(65)}).axes) == 2 * (layers + 1)

@@ -23,7 +23,7 @@ OTHERS = [name for name in usable_backends() if name != "reference"]
 
 
 def outcome_of(call: Call, backend: str, threads: int = 1) -> Outcome:
-    """What a call gives, or which of the package's errors it raises; any other error is a finding."""
+    """Return the result of a call, or the error of the package that it raises."""
     with dispatch.use_backend(backend), forced_threads(backend, threads):
         try:
             return call()
@@ -35,7 +35,7 @@ def outcome_of(call: Call, backend: str, threads: int = 1) -> Outcome:
 
 @contextmanager
 def forced_threads(backend: str, threads: int) -> Iterator[None]:
-    """The native core on several threads and in every instruction set, however small the inputs are."""
+    """Run the native core on several threads and in every instruction set, for inputs of any size."""
     if backend != "native":
         yield
         return
@@ -77,6 +77,6 @@ def near_the_limit(case: Case) -> bool:
 
 
 def tolerance_of(case: Case) -> float:
-    """The tolerance of the dtype; features far from the origin have lost as many digits as they are large."""
+    """Return the tolerance of the dtype; features far from the origin have fewer digits."""
     features, values = case.dtypes
     return TOLERANCE[values] + TOLERANCE[features] * (case.magnitude if not case.generic else 1.0)

@@ -103,7 +103,7 @@ class Case:
         ]
 
     def build(self, features: list[Tensor], separable: bool = False) -> ph.Lattice:
-        """The lattice, by the backend in force."""
+        """Build the lattice with the current backend."""
         target = features[1] if len(features) > 1 else None
         batch = target_batch = None
         if self.layout == "ragged":
@@ -125,7 +125,7 @@ class Case:
         return self._lay_out(self._normal(2, *shape))
 
     def weight(self) -> Tensor:
-        """A filter that fits."""
+        """Return a filter that fits."""
         in_channels, out_channels, groups = self.channels
         return self._normal(3, count_taps(self.dimension, self.size), in_channels // groups, out_channels)
 
@@ -144,7 +144,7 @@ class Case:
         return features
 
     def _lay_out(self, tensor: Tensor) -> Tensor:
-        """The same tensor, at another place and in another order of memory."""
+        """Copy a tensor to another place and order of memory."""
         tensor = tensor.to(DEVICE)
         if self.strides == "transposed":
             return tensor.mT.contiguous().mT

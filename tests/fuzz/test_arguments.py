@@ -24,7 +24,7 @@ extents = st.integers(0, 5)
 
 @st.composite
 def tensors(draw: st.DrawFn, fewest: int = 0, most: int = 4) -> Tensor:
-    """A tensor of any shape; usually of floats, on the device."""
+    """Draw a tensor of any shape; usually of floats, on the device."""
     shape = draw(st.lists(extents, min_size=fewest, max_size=most))
     dtype = draw(st.just(torch.float32) | st.sampled_from(DTYPES))
     tensor = torch.ones(shape, device=DEVICE).to(dtype)

@@ -101,7 +101,7 @@ def add(random: Random, field: dcrf.DenseCRF2D, attempt: Any, sizes: tuple[int, 
 
 
 def step(random: Random, field: dcrf.DenseCRF2D, attempt: Any, outcomes: list[str], seed: int) -> None:
-    """The same step by step."""
+    """Run the inference step by step."""
     started = attempt(field.startInference)
     if started is None:
         return

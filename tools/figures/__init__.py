@@ -1,17 +1,8 @@
-"""Pictures of lattices, drawn from the tables that the operators themselves use."""
+"""Figures of the documentation, drawn from the tables that the operators themselves use."""
 
 from figures.filters import draw_filter, draw_neighborhood
 from figures.levels import draw_levels
 from figures.simplices import draw_simplices
-from figures.steps import STEPS, Scene, draw_steps, make_scene
+from figures.steps import draw_steps, make_scene
 
-__all__ = [
-    "STEPS",
-    "Scene",
-    "draw_filter",
-    "draw_levels",
-    "draw_neighborhood",
-    "draw_simplices",
-    "draw_steps",
-    "make_scene",
-]
+__all__ = ["draw_filter", "draw_levels", "draw_neighborhood", "draw_simplices", "draw_steps", "make_scene"]

@@ -1,30 +1,38 @@
-"""Draw the figures of the lattice for the documentation: `python tools/figures docs/images`."""
+"""Draw the figures of the documentation: `make figures`."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-# the folder of this package, as for the tests
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import torch
+from skimage import data
 
-from figures import STEPS, draw_filter, draw_levels, draw_neighborhood, draw_simplices, draw_steps, make_scene
+from figures import draw_filter, draw_levels, draw_neighborhood, draw_simplices, draw_steps, make_scene
 from figures.canvas import DPI, MARGIN
-from figures.inputs import gray_picture, shipped_filters
+from figures.photographs import draw_segmentation, draw_upsampling
 from permutohedral.files.figure import save_figure
+from permutohedral.models.denoising import PermutohedralDenoiser
+from permutohedral.models.pretrained import load_pretrained
+from permutohedral.ops.neighborhood import gaussian_weight
 
 
 def main(folder: Path) -> None:
     """Draw all figures into `folder`."""
+    model, _ = load_pretrained("pcnn", 25.0)
+    assert isinstance(model, PermutohedralDenoiser)
+    camera = torch.from_numpy(data.camera())[::2, ::2].float() / 255
     figures = {
-        "steps.svg": draw_steps(make_scene(14, 1, 2), STEPS),
-        "neighborhood.svg": draw_neighborhood(2, 2),
-        "filter.svg": draw_filter(shipped_filters()),
-        "simplices.png": draw_simplices(gray_picture(None), None, 8.0, 0.1),
+        "steps.svg": draw_steps(make_scene(14, 1, 2)),
+        "neighborhood.svg": draw_neighborhood(2),
+        "filter.svg": draw_filter({"Gaussian": gaussian_weight(3, 2), "trained": model.weights().detach()}),
+        "simplices.png": draw_simplices(camera, 8.0, 0.1),
         "levels.svg": draw_levels(14, 3),
     }
     for name, figure in figures.items():
         save_figure(figure, folder / name, DPI, MARGIN)
+    save_figure(draw_segmentation(), folder / "segmentation.jpg", dpi=90)
+    save_figure(draw_upsampling(), folder / "upsampling.jpg", dpi=90)
 
 
 if __name__ == "__main__":

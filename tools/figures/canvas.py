@@ -1,4 +1,4 @@
-"""What all figures share: colors, resolution, the lattice as a backdrop."""
+"""Parts of several figures: colors, resolution, the lattice as a backdrop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ GRID = "#c9ced6"
 INK = "#1f2937"
 POINT = "#f59e0b"
 ARROW = "#9f1239"
-OCCUPIED = "#e8edf5"
 DIVERGING = "RdBu_r"
 
 # how these figures are saved: pixels per inch, and inches around what is drawn
@@ -23,7 +22,7 @@ DPI, MARGIN = 150, 0.12
 
 
 def bare(axes: Axes, title: str = "") -> None:
-    """No ticks and no frame, one scale for both axes, the first feature downwards as in an image."""
+    """Remove ticks and frame, and give both axes one scale."""
     axes.set_aspect("equal")
     axes.set_xticks([])
     axes.set_yticks([])
@@ -34,7 +33,7 @@ def bare(axes: Axes, title: str = "") -> None:
 
 
 def grid_points(low: Array, high: Array) -> Array:
-    """All points of the two-dimensional lattice in a box, occupied or not, as `[points, 2]`."""
+    """Return all points of the two-dimensional lattice in a box, occupied or not, as `[points, 2]`."""
     first, second = step_positions(2).numpy()[:2]
     reach = int(np.ceil(2 * max(np.abs(low).max(), np.abs(high).max()))) + 2
     numbers = np.arange(-reach, reach + 1)
@@ -44,7 +43,7 @@ def grid_points(low: Array, high: Array) -> Array:
 
 
 def draw_grid(axes: Axes, points: Array) -> None:
-    """The edges between nearest points of `[points, 2]`, and the points themselves; (y, x) as in an image."""
+    """Draw `points [points, 2]`, (y, x) as in an image, and the edges between nearest ones."""
     present = {tuple(point) for point in np.round(points, 6)}
     segments = []
     for step in step_positions(2).numpy():

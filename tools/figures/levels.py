@@ -1,4 +1,4 @@
-"""Two levels of a pyramid: which vertices they share, and from which edges the others are."""
+"""Two levels of a pyramid: the vertices that they share, and the edges that the others divide."""
 
 from __future__ import annotations
 

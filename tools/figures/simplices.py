@@ -12,24 +12,20 @@ from torch import Tensor
 
 import permutohedral as ph
 from figures.canvas import ARROW, GRID, INK, POINT, draw_grid, grid_points
-from permutohedral.errors import InputError
 from permutohedral.files.figure import new_figure
 from permutohedral.lattice.geometry import lattice_positions
 
 
-def draw_simplices(image: Tensor, row: int | None, sigma_space: float, sigma_range: float) -> Figure:
-    """Draw the picture, the simplices of one of its rows, and that row before and after the Gaussian filter.
+def draw_simplices(image: Tensor, sigma_space: float, sigma_range: float) -> Figure:
+    """Draw an image, the simplices of its middle row, and that row before and after the Gaussian filter.
 
     Args:
         image: gray `[height, width]` between 0 and 1.
-        row: which one; None for the middle.
         sigma_space: pixels per standard deviation.
         sigma_range: gray values per standard deviation.
     """
     height, width = image.shape
-    row = height // 2 if row is None else row
-    if not 0 <= row < height:
-        raise InputError(f"the picture has rows 0 to {height - 1}, got {row}")
+    row = height // 2
     signal = image[row].double()
     features = torch.stack([signal / sigma_range, torch.arange(width).double() / sigma_space], dim=1)
     figure = new_figure(11, 6.2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +15,6 @@ import permutohedral as ph
 from figures.canvas import ARROW, DIVERGING, INK, POINT, Array, bare, draw_grid, grid_points
 from permutohedral.files.figure import new_figure
 from permutohedral.lattice.geometry import lattice_positions, tap_positions
-
-STEPS = ("splat", "convolve", "slice")
 
 _MARGIN = 0.9
 
@@ -65,21 +62,15 @@ def make_scene(num_points: int = 14, seed: int = 1, neighborhood_size: int = 2) 
     return Scene(features, values, lattice, splatted, convolved, ph.slice(convolved, lattice))
 
 
-def draw_steps(scene: Scene, steps: Sequence[str] = STEPS) -> Figure:
-    """The steps side by side, each in the words of the paper.
-
-    Args:
-        scene: of two dimensions.
-        steps: some of "splat", "convolve", "slice".
-    """
-    figure = new_figure(4.3 * len(steps), 4.9)
-    axes = figure.subplots(1, len(steps), squeeze=False)[0]
-    draw = {"splat": _draw_splat, "convolve": _draw_convolve, "slice": _draw_slice}
-    for axis, step in zip(axes, steps, strict=True):
-        corners = lattice_positions(scene.lattice.source).numpy()
-        low, high = corners.min(axis=0) - _MARGIN, corners.max(axis=0) + _MARGIN
+def draw_steps(scene: Scene) -> Figure:
+    """Draw splat, convolve and slice side by side, with the formulas of the paper."""
+    figure = new_figure(12.9, 4.9)
+    corners = lattice_positions(scene.lattice.source).numpy()
+    low, high = corners.min(axis=0) - _MARGIN, corners.max(axis=0) + _MARGIN
+    for number, draw in enumerate((_draw_splat, _draw_convolve, _draw_slice), 1):
+        axis = figure.add_subplot(1, 3, number)
         draw_grid(axis, grid_points(low, high))
-        draw[step](axis, scene)
+        draw(axis, scene)
         bare(axis)
         axis.set_xlim(low[1] - 0.2, high[1] + 0.2)
         axis.set_ylim(high[0] + 0.2, low[0] - 0.2)
@@ -106,7 +97,7 @@ def _draw_lattice_values(axes: Axes, scene: Scene, values: Tensor) -> None:
 
 
 def _middle_point(scene: Scene) -> int:
-    """A point near the middle, well inside of its simplex, with the others far from its corners."""
+    """Return a point near the middle, well inside of its simplex, with the others far from its corners."""
     source = scene.lattice.source
     corners = lattice_positions(source)[source.vertices.long()]
     distance = torch.cdist(corners, scene.features)
@@ -116,7 +107,7 @@ def _middle_point(scene: Scene) -> int:
 
 
 def _arrows(axes: Axes, scene: Scene, into_lattice: bool) -> None:
-    """One point and its corners, with the barycentric weights."""
+    """Draw arrows between one point and its corners, with the barycentric weights."""
     chosen = _middle_point(scene)
     point = scene.features[chosen].numpy()
     source = scene.lattice.source

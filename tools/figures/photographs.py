@@ -1,0 +1,104 @@
+"""Photographs of scikit-image, segmented with several settings, and colored from few colors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from PIL import Image, ImageDraw
+from skimage import data
+from torch import Tensor
+from torch.nn import functional
+
+import permutohedral as ph
+from experiments.quality import psnr
+from permutohedral.files.figure import new_figure
+from permutohedral.files.formats.labels import LabelMap, blend_labels
+from permutohedral.files.segmentation import follow_edges
+from permutohedral.files.settings import SegmentationSettings
+
+# corners (x, y) of the saucer with the cup, and of the inside of the cup with its rim
+SAUCER = [(170, 90), (250, 25), (400, 60), (470, 180), (440, 310), (300, 385), (150, 340), (80, 220)]
+INSIDE = [(180, 130), (220, 30), (330, 25), (400, 90), (370, 190), (230, 200)]
+COLORS = torch.tensor([[0.1, 0.2, 0.9], [0.9, 0.1, 0.1], [1.0, 0.85, 0.1]])
+
+WIDE = {"sigma_space": 40.0}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "defaults (--sigma-space 12): reach too little": {},
+    "--sigma-space 40 --strength 15": {**WIDE, "strength": 15.0},
+    "--sigma-space 40 --strength 1: too little": {**WIDE, "strength": 1.0},
+    "--sigma-space 200 --strength 100: too much": {"sigma_space": 200.0, "strength": 100.0},
+    "the same, --sigma-color 0.3: too much": {**WIDE, "strength": 15.0, "sigma_color": 0.3},
+}
+
+# pixels of a side of a cell that has one color
+FACTOR = 16
+
+
+def _draw_panels(images: Mapping[str, Tensor], height: float) -> Figure:
+    """Draw six images `[3, height, width]` with their titles, in two rows."""
+    figure = new_figure(12, height)
+    for number, (title, image) in enumerate(images.items(), 1):
+        axes = figure.add_subplot(2, 3, number)
+        axes.imshow(image.clamp(0, 1).permute(1, 2, 0).numpy())
+        axes.set_title(title, fontsize=10)
+        axes.set_axis_off()
+    return figure
+
+
+def draw_segmentation() -> Figure:
+    """Draw polygons around a cup, and the labels that a CRF makes of them with each of `SETTINGS`."""
+    pixels = torch.from_numpy(data.coffee()).permute(2, 0, 1).float() / 255
+    rough = Image.new("L", (pixels.shape[2], pixels.shape[1]))
+    ImageDraw.Draw(rough).polygon(SAUCER, fill=1)
+    ImageDraw.Draw(rough).polygon(INSIDE, fill=2)
+    labels = {"rough labels": torch.from_numpy(np.asarray(rough).astype(np.int64))}
+    settings = SegmentationSettings()
+    energies = ph.crf.energies_from_labels(labels["rough labels"], 3, settings.certainty)
+    for title, changes in SETTINGS.items():
+        labels[title] = follow_edges(energies, pixels, replace(settings, **changes)).argmax(dim=0)
+    return _draw_panels({title: blend_labels(pixels, LabelMap(found, COLORS)) for title, found in labels.items()}, 6.0)
+
+
+def draw_upsampling() -> Figure:
+    """Draw a photograph colored from the colors of cells, and from strokes."""
+    photo = torch.from_numpy(data.coffee()[:384, :592].copy()).permute(2, 0, 1).float() / 255
+    gray = photo.mean(dim=0, keepdim=True)
+    size = (photo.shape[1] // FACTOR, photo.shape[2] // FACTOR)
+    coarse = functional.adaptive_avg_pool2d(photo - gray, size)
+    blocks = functional.interpolate(coarse[None], photo.shape[1:], mode="nearest")[0]
+    bicubic = functional.interpolate(coarse[None], photo.shape[1:], mode="bicubic", align_corners=False)[0]
+    solved = ph.upsample(coarse, gray, sigma_range=0.1, mode="solver", smoothness=0.03, steps=25)
+    known = _strokes(*photo.shape[1:])
+    chroma = torch.where(known, photo - gray, torch.nan)
+    colored = ph.bilateral_solver(chroma, gray, None, 0.1, 8.0, 0.06, iterations=100)
+
+    def titled(title: str, chroma: Tensor) -> tuple[str, Tensor]:
+        image = gray + chroma
+        return f"{title}: {psnr(image.clamp(0, 1), photo):.1f} dB", image
+
+    panels = [
+        (f"color of cells of {FACTOR} pixels, gray of each", gray + blocks),
+        titled("bicubic", bicubic),
+        titled('upsample, mode="solver"', solved),
+        (
+            f"strokes: {100 * float(known.float().mean()):.1f} % of the pixels",
+            torch.where(known, photo, gray.expand_as(photo) * 0.5 + 0.5),
+        ),
+        titled("bilateral_solver", colored),
+        ("the photograph", photo),
+    ]
+    return _draw_panels(dict(panels), 5.6)
+
+
+def _strokes(height: int, width: int) -> Tensor:
+    """Return a mask of short horizontal strokes, bool `[height, width]`: about one pixel of a hundred."""
+    known = torch.zeros(height, width, dtype=torch.bool)
+    for y in range(15, height, 30):
+        for x in range(10 + y % 4 * 8, width - 16, 50):
+            known[y, x : x + 15] = True
+    return known
