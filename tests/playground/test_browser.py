@@ -164,25 +164,6 @@ def test_difference_of_an_upsampled_map_to_the_truth(page: Page, folder: Path) -
     assert np.array_equal(np.array(pixels).reshape(HEIGHT, WIDTH, 3), expected)
 
 
-def test_lattice(page: Page) -> None:
-    pb.choose_tab(page, "lattice")
-    pb.wait_for_result(page)
-    plane = page.locator(".pg-plane svg")
-    before = page.locator(".pg-plane").get_attribute("data-number")
-    box = plane.bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    page.mouse.down()
-    page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 0.4 * box["height"], steps=5)
-    page.mouse.up()
-    page.wait_for_function("before => document.querySelector('.pg-plane').dataset.number !== before", arg=before)
-    page.wait_for_function("() => document.querySelector('[data-code=Python]:not(:empty)') !== null")
-    page.get_by_text("[[-0.6, 1.2]]").wait_for()
-    weights = [float(text) for text in page.locator(".pg-weight").all_text_contents()]
-    assert len(weights) == 3
-    assert sum(weights) == pytest.approx(1, abs=0.02)
-
-
 def test_shows_the_error_of_an_upload_in_its_own_tab(
     page: Page, browser: Browser, server: pb.Server, folder: Path
 ) -> None:

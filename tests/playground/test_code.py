@@ -19,7 +19,7 @@ import permutohedral as ph
 from permutohedral.cli.application import application
 from permutohedral.files.formats.image import ImageData
 from permutohedral.playground import compute
-from permutohedral.playground.jobs import Job, lattice_code
+from permutohedral.playground.jobs import Job
 from permutohedral.playground.photos import Photo, encode_png, read_photo
 from permutohedral.playground.runner import DroppedError
 from permutohedral.playground.strokes import BRUSHES, Stroke, write_strokes
@@ -186,16 +186,6 @@ def test_segmentation_stops_when_it_is_dropped(photo: Photo) -> None:
     with pytest.raises(DroppedError):
         compute.segment_photo(job, drop)
     assert not Path("out.tif").exists()
-
-
-def test_lattice(capsys: pytest.CaptureFixture[str]) -> None:
-    found = compute.describe_point(-1.2, 0.7, 2)
-    exec(compile(lattice_code(-1.2, 0.7, 2).python, "shown", "exec"), {})
-    printed = capsys.readouterr().out
-    assert str(found["weights"]) in printed
-    assert str(len(found["taps"])) in printed
-    corners, weights = np.array(found["corners"]), np.array(found["weights"])
-    np.testing.assert_allclose(weights @ corners, [-1.2, 0.7], atol=1e-12)
 
 
 def test_previews_cover_the_photo(transparent: Photo) -> None:

@@ -23,9 +23,9 @@ def playground(
 ) -> None:
     """Try filters on a page with sliders, in the browser.
 
-    Filter, denoise, segment and upsample a photo, and move a point on the lattice. The page shows the Python code and
-    the command that do the same, and loads nothing from the network. Its address, with an access token, is printed;
-    Ctrl-C stops it. Needs the extra playground.
+    Filter, denoise, segment and upsample a photo. The page shows the Python code and the command that do the same, and
+    loads nothing from the network. Its address, with an access token, is printed; Ctrl-C stops it. Needs the extra
+    playground.
 
     Example: permutohedral playground photo.jpg
     """

@@ -103,21 +103,3 @@ class Tab(Element, component="tab.js"):
         """Show or hide the tab."""
         self._props["open"] = is_open
         self.update()
-
-
-class Plane(Element, component="plane.js"):
-    """Lattice of the plane, with a point that the mouse moves.
-
-    Args:
-        start: x and y of the point.
-        on_place: called with x and y of the point.
-    """
-
-    def __init__(self, start: tuple[float, float], on_place: Callable[[float, float], None]) -> None:
-        super().__init__()
-        self._props["start"] = list(start)
-        self.on("place", lambda event: on_place(*event.args), throttle=0.03)
-
-    def draw(self, found: dict[str, Any], number: int) -> None:
-        """Draw the result of `compute.describe_point`."""
-        self.run_method("draw", found, number)

@@ -87,7 +87,7 @@ class FilterPanel(Panel):
             yield partial(self.show, result, kind, number)
             yield REST
             checked = compute.filter_photo(photo, job, self.progress(check), check=True)
-            yield partial(self.report, result.cost, *checked.details)
+            yield partial(self.report, result.seconds, *checked.details)
 
         self.submit(request)
 

@@ -98,10 +98,10 @@ class UpsamplePanel(Panel):
             self._show(_INTERPOLATED, found, number)
 
         def show_full(mode: str, material: Material, found: Result) -> None:
-            self.session.remember((photo.num_pixels, mode), found.cost.seconds)
+            self.session.remember((photo.num_pixels, mode), found.seconds)
             self._show(mode, found, number)
             if mode == options["mode"] and number == self.number:
-                self.report(found.cost, "" if given is None else "error unknown: the true map is not known")
+                self.report(found.seconds, "" if given is None else "error unknown: the true map is not known")
                 inputs = {} if given else {path.name: path.read_bytes for path in (material.coarse, material.guide)}
                 self.offer({**found.files, **inputs})
 
@@ -109,7 +109,7 @@ class UpsamplePanel(Panel):
 
     def _show(self, mode: str, found: Result, number: int) -> None:
         self.put(mode, found.layer, "full", number)
-        parts = (f"<b>{mode}</b>", *found.details, f"{1000 * found.cost.seconds:.0f} ms")
+        parts = (f"<b>{mode}</b>", *found.details, f"{1000 * found.seconds:.0f} ms")
         self._captions[mode].set_content("".join(f"<span>{part}</span>" for part in parts))
 
     async def _take_map(self, name: str, content: bytes) -> None:
