@@ -51,17 +51,6 @@ def test_other_targets_near_and_far() -> None:
     assert (found[50:] == 0).all()
 
 
-def test_steps_compose_to_the_filter() -> None:
-    """Several signals share one lattice; the filter has no normalization."""
-    lattice = phd.build_lattice(chunked(FEATURES, 200))
-    for values in (VALUES, 2 * VALUES):
-        sums = lattice.blur(lattice.splat(chunked(values, 100)))
-        found = lattice.slice(sums, channels=2).compute()
-        tensors = [torch.from_numpy(array) for array in (values, FEATURES)]
-        expected = ph.gaussian_filter(tensors[0], tensors[1], normalization="none").numpy()
-        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-6)
-
-
 def test_errors_name_chunk_and_row(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = FEATURES.copy()
     wrong[207, 1] = np.nan
@@ -75,10 +64,7 @@ def test_errors_name_chunk_and_row(monkeypatch: pytest.MonkeyPatch) -> None:
         phd.gaussian_filter(chunked(VALUES.astype(np.float64), 100), chunked(FEATURES, 100))
     for targets in (FEATURES.astype(np.float64), FEATURES[:, :2]):
         with pytest.raises(InputError, match="must share dtype and dimension"):
-            phd.build_lattice(chunked(FEATURES, 100), chunked(targets, 100))
-    lattice = phd.build_lattice(chunked(FEATURES[:10], 10))
-    with pytest.raises(InputError, match="features have 10"):
-        lattice.splat(chunked(VALUES, 100))
+            phd.gaussian_filter(chunked(VALUES, 100), chunked(FEATURES, 100), chunked(targets, 100))
     monkeypatch.setattr(workers, "_worker_limit", lambda: 10_000)
     with pytest.raises(MemoryLimitError, match="use larger bandwidths"):
         phd.gaussian_filter(chunked(VALUES, 100), chunked(FEATURES, 100))

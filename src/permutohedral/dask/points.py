@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, NamedTuple, cast
 
@@ -58,66 +57,11 @@ def gaussian_filter(values: da.Array, features: da.Array, target_features: da.Ar
     """
     features, values = _align_chunks(features, values)
     targets = features if target_features is None else _check_targets(features, target_features)
-    parts = _splat(features, values, mass=True)
+    parts = _splat(features, values)
     if target_features is not None:
         parts += _place(targets, values.shape[1] + 1)
     index, sums = _persist_pair(_delayed(_blur_part)(_delayed(index_part)(_merge(parts))))
-    return _slice(index, sums, targets, values.shape[1], values.dtype, divide=True)
-
-
-@dataclass(frozen=True, eq=False)
-class ChunkedLattice:
-    """Lattice of chunked points, for several signals, other targets, or your own filters.
-
-    Build it with `build_lattice`. Lattice values are delayed arrays `[lattice_points, channels]`.
-
-    Attributes:
-        features: `[points, d]`, where values come from.
-        target_features: where results are wanted.
-        index: lattice points, kept by the scheduler.
-    """
-
-    features: da.Array
-    target_features: da.Array
-    index: Any
-
-    def splat(self, values: da.Array) -> Any:
-        """Add `values [points, channels]` to the lattice points."""
-        features, values = _align_chunks(self.features, values)
-        part = _merge(_splat(features, values, mass=False))
-        return _delayed(scatter_part)(self.index, part)
-
-    def blur(self, lattice_values: Any) -> Any:
-        """Blur lattice values with the Gaussian."""
-        return _delayed(blur_rows)(self.index, lattice_values)
-
-    def slice(self, lattice_values: Any, channels: int) -> da.Array:
-        """Interpolate at the targets: `[targets, channels]`, lazily."""
-        targets = self.target_features
-        return _slice(self.index, lattice_values, targets, channels, targets.dtype, divide=False)
-
-
-def build_lattice(features: da.Array, target_features: da.Array | None = None) -> ChunkedLattice:
-    """Build the lattice of all chunks of features and targets; it is computed immediately.
-
-    Args:
-        features: `[points, d]`.
-        target_features: `[targets, d]`; default: `features`.
-
-    >>> import permutohedral.dask as phd
-    >>> features, ones = da.random.random((100, 2), chunks=(25, 2)), da.ones((100, 1), chunks=(25, 1))
-    >>> lattice = phd.build_lattice(features)
-    >>> mass = lattice.slice(lattice.blur(lattice.splat(ones)), channels=1)
-    >>> mass.shape
-    (100, 1)
-    """
-    features, _ = _align_chunks(features, None)
-    targets = features if target_features is None else _check_targets(features, target_features)
-    parts = _splat(features, None, mass=False)
-    if target_features is not None:
-        parts += _place(targets, 0)
-    index, _ = _persist_pair(_delayed(index_part)(_merge(parts)))
-    return ChunkedLattice(features, targets, index)
+    return _slice(index, sums, targets, values.shape[1], values.dtype)
 
 
 def _align_chunks(features: da.Array, values: da.Array | None) -> tuple[da.Array, Any]:
@@ -149,16 +93,12 @@ def _check_targets(features: da.Array, target_features: da.Array) -> da.Array:
     return targets
 
 
-def _splat(features: da.Array, values: da.Array | None, mass: bool) -> list[Any]:
+def _splat(features: da.Array, values: da.Array) -> list[Any]:
     # without fusion, a task that both depend on is computed once
     with dask.config.set({"optimization.fuse.active": False}):
-        arrays = optimize(*([features] if values is None else [features, values]))
-    places, *others = (array.to_delayed(optimize_graph=False).ravel() for array in arrays)
-    given = others[0] if others else [None] * len(places)
-    return [
-        _delayed(splat_chunk)(place, each, number, mass)
-        for number, (place, each) in enumerate(zip(places, given, strict=True))
-    ]
+        arrays = optimize(features, values)
+    pairs = zip(*(array.to_delayed(optimize_graph=False).ravel() for array in arrays), strict=True)
+    return [_delayed(splat_chunk)(place, each, number) for number, (place, each) in enumerate(pairs)]
 
 
 def _place(targets: da.Array, channels: int) -> list[Any]:
@@ -192,10 +132,10 @@ def _persist_pair(pair: Any) -> tuple[Any, Any]:
     return kept[0], kept[1]
 
 
-def _slice(index: Any, sums: Any, targets: da.Array, channels: int, dtype: Any, divide: bool) -> da.Array:
+def _slice(index: Any, sums: Any, targets: da.Array, channels: int, dtype: Any) -> da.Array:
     places = zip(targets.to_delayed().ravel(), targets.chunks[0], strict=True)
     found = [
-        da.from_delayed(_delayed(slice_chunk)(index, sums, place, number, divide), (extent, channels), dtype=dtype)
+        da.from_delayed(_delayed(slice_chunk)(index, sums, place, number), (extent, channels), dtype=dtype)
         for number, (place, extent) in enumerate(places)
     ]
     return cast(da.Array, da.concatenate(found))
@@ -215,25 +155,21 @@ class LatticeIndex(NamedTuple):
         return operators.find_neighbors(torch.from_numpy(self.keys), torch.from_numpy(self.table), keys, offsets)
 
 
-def splat_chunk(features: Array, values: Array | None, chunk: int, mass: bool = True) -> Part:
-    """Splat a chunk onto its own lattice points.
+def splat_chunk(features: Array, values: Array, chunk: int) -> Part:
+    """Splat a chunk, and a channel of ones, onto its own lattice points.
 
     Args:
         features: `[points, d]`.
-        values: `[points, channels]`; None for no channels.
+        values: `[points, channels]`.
         chunk: number of the chunk, for errors.
-        mass: whether to append a channel of ones.
     """
     limit_worker_cache()
-    places = _to_tensor("features", features, chunk)
-    keys, vertices, barycentric, _ = operators.index_points(places, None)
-    given = places[:, :0] if values is None else _to_tensor("values", values, chunk)
+    places, given = _to_tensor("features", features, chunk), _to_tensor("values", values, chunk)
     if len(given) != len(places):
         raise InputError(f"values have {len(given)} points in chunk {chunk}, but features have {len(places)}")
-    channels = given.shape[1]
-    rows = new_tensor((len(places), channels + mass), places.dtype)
-    rows[:, :channels] = given
-    rows[:, channels:] = 1
+    keys, vertices, barycentric, _ = operators.index_points(places, None)
+    rows = new_tensor((len(places), given.shape[1] + 1), places.dtype)
+    rows[:, :-1], rows[:, -1] = given, 1
     sums = operators.splat(rows, vertices, barycentric, len(keys))
     return keys.numpy(), sums.numpy()
 
@@ -276,29 +212,15 @@ def blur_rows(index: LatticeIndex, sums: Array) -> Array:
     return _to_numpy(operators.blur(torch.from_numpy(sums), neighbors, False) / blur_gain(dimension))
 
 
-def slice_chunk(index: LatticeIndex, sums: Array, features: Array, chunk: int, divide: bool = True) -> Array:
-    """Interpolate the sums at the points of a chunk; `divide` by the last channel."""
+def slice_chunk(index: LatticeIndex, sums: Array, features: Array, chunk: int) -> Array:
+    """Interpolate the sums at the points of a chunk, and divide by the last channel."""
     places = _to_tensor("features", features, chunk)
     keys, vertices, barycentric, _ = operators.index_points(places, None)
     rows = index.find(keys, _no_offset(keys))[0]
     found = torch.from_numpy(sums).index_select(0, rows.clamp_min(0).long())
     found = torch.where((rows < 0)[:, None], 0.0, found)
     sliced = operators.slice(found, vertices, barycentric)
-    if divide:
-        sliced[:, -1:] += SMALLEST_MASS
-        sliced = sliced[:, :-1] / sliced[:, -1:]
-    return _to_numpy(sliced)
-
-
-def scatter_part(index: LatticeIndex, part: Part) -> Array:
-    """Return the sums of a part in the rows of all lattice points, zero elsewhere."""
-    keys = torch.from_numpy(part[0])
-    rows = index.find(keys, _no_offset(keys))[0]
-    if bool((rows < 0).any()):
-        raise InputError("values lie at points that the lattice was not built from; pass values at its features")
-    sums = np.zeros((len(index.keys), part[1].shape[1]), part[1].dtype)
-    sums[rows.numpy()] = part[1]
-    return sums
+    return _to_numpy(sliced[:, :-1] / (sliced[:, -1:] + SMALLEST_MASS))
 
 
 def _no_offset(keys: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from permutohedral.errors import InputError
 from permutohedral.files.settings import reading
-from permutohedral.files.tiling import CHANNELS, Region, cast_rounded, may_have_channels, working_dtype
+from permutohedral.files.tiling import CHANNELS, SPATIAL, Region, cast_rounded, may_have_channels, working_dtype
 
 # letter of the time axis; times are filtered one by one
 TIMES = "T"
@@ -129,6 +129,8 @@ def open_source(path: Path, axes: str | None = None) -> ArraySource:
         raise InputError(f"input {path} does not exist")
     with reading(f"the array {path}"):
         source = _describe_tiff(path) if path.suffix.lower() in _TIFF_SUFFIXES else _describe_store(path)
+    if axes is not None and not set(axes.upper()) <= set(TIMES + CHANNELS + SPATIAL):
+        raise InputError(f"axes are {axes!r}; pass Z, Y and X for space, C for channels, T for times")
     names = _check_axes(path, source.shape, (axes or source.axes).upper())
     if np.dtype(source.dtype).kind not in "uif":
         raise InputError(f"input {path} has dtype {source.dtype}; pass an array of integers or floats")
