@@ -88,8 +88,6 @@ def test_rejects_ambiguous_companion_names(tmp_path: Path) -> None:
         save(tmp_path / place / "a.png")
     result = invoke("filter", "-r", tmp_path / "in", tmp_path / "out", "--guide", tmp_path / "guides")
     assert_one_line_error(result, "the same name")
-    result = invoke("denoise", "-r", tmp_path / "in", tmp_path / "out", "--compare", tmp_path / "figures")
-    assert_one_line_error(result, "the same name")
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
@@ -117,8 +115,7 @@ def test_stdin_or_stdout_only(tmp_path: Path) -> None:
     assert invoke("filter", "-", tmp_path / "b.png", stdin=source.read_bytes()).exit_code == 0
     assert_filtered(tmp_path / "b.png", 1)
     assert_filtered(io.BytesIO(invoke("filter", source, "-").stdout_bytes), 1)
-    result = invoke("denoise", source, "-", "--sigma", 5, "--reference", source)
-    assert "PSNR" in result.stderr
+    result = invoke("denoise", source, "-", "--sigma", 5)
     with Image.open(io.BytesIO(result.stdout_bytes)) as image:
         assert image.size == (9, 8)
 
@@ -206,18 +203,6 @@ def test_reads_the_first_image_of_mpo(tmp_path: Path) -> None:
     with Image.open(tmp_path / "b.png") as image:
         assert np.abs(np.asarray(image).astype(int) - pixels(0)).mean() < 10
     assert invoke("filter", tmp_path / "a.jpg", tmp_path / "b.jpg").exit_code == 0
-
-
-def test_checks_figures_before_the_work(tmp_path: Path) -> None:
-    source, output = save(tmp_path / "a.png"), tmp_path / "b.png"
-    for figure in (tmp_path / "none" / "both.png", tmp_path / "both.xyz"):
-        assert_one_line_error(invoke("denoise", source, output, "--compare", figure), "cannot write the figure")
-    save(tmp_path / "in" / "c.png")
-    save(tmp_path / "in" / "d.png")
-    result = invoke("denoise", tmp_path / "in", tmp_path / "out", "--compare", source)
-    assert_one_line_error(result, "cannot create the folder")
-    assert not output.exists()
-    assert not any((tmp_path / "out").iterdir())
 
 
 def test_checks_the_format_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,13 +104,6 @@ def denoise(
         str,
         typer.Option(metavar="NAME", help="auto, deep_small, or pcnn_cnn (fast), pcnn, pcnn_gauss, cnn."),
     ] = "auto",
-    reference: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Clean image, or a folder with the same names, to measure PSNR and SSIM."),
-    ] = None,
-    compare: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Figure of before and after, or a folder for several.")
-    ] = None,
     recursive: Recursive = False,
     as_json: Json = False,
 ) -> None:
@@ -121,7 +114,7 @@ def denoise(
 
     Example: permutohedral image denoise noisy.png clean.png --sigma 25
     """
-    run_batch("denoise_image", locals(), printed=reference is not None)
+    run_batch("denoise_image", locals())
 
 
 @image.command()
@@ -194,10 +187,6 @@ def upsample(
     sigma_space: SigmaSpaceByMode = None,
     sigma_luma: SigmaLuma = 0.12,
     sigma_chroma: SigmaChroma = 0.05,
-    sigma_time: Annotated[
-        float | None,
-        typer.Option(min=0.01, metavar="FRAMES", help="Bandwidth in time: the files are the frames of a video."),
-    ] = None,
     num_iterations: Annotated[
         int | None, typer.Option(min=0, metavar="NUMBER", help="Corrections, or iterations.", show_default="by mode")
     ] = None,
@@ -213,8 +202,7 @@ def upsample(
     [channels, height, width]. Results keep the range. NaN and transparent pixels are filled. Overwrites OUTPUT
     atomically. If one of several maps fails, the others are still processed, and the exit code is 1.
 
-    With --sigma-time the files of a folder, in the order of their names, are the frames of a video. This needs
-    --mode gaussian, and keeps few frames in memory. Needs the extras cli and images.
+    Needs the extras cli and images.
 
     Example: permutohedral image upsample depth.png photo.jpg out.png
 

@@ -24,7 +24,6 @@ from permutohedral.files.atomic import write_bytes
 from permutohedral.files.formats.metadata import Metadata, find_lost, read_metadata, save_options
 from permutohedral.files.formats.sixteen_bit import (
     WIDE_FORMATS,
-    dropped_bits,
     encode_wide,
     has_signed_bytes,
     open_image,
@@ -110,9 +109,8 @@ def read_image(path: Path, max_pixels: int | None = None) -> ImageData:
                 found = _convert(ImageOps.exif_transpose(image), path, transparent)
             height, width = found.pixels.shape[1:]
             metadata = read_metadata(image, (width, height))
-            dropped = "CMYK colors, converted to RGB" if image.mode == "CMYK" else dropped_bits(image, source)
-            if dropped is not None:
-                metadata = replace(metadata, unreadable=(*metadata.unreadable, dropped))
+            if image.mode == "CMYK":
+                metadata = replace(metadata, unreadable=(*metadata.unreadable, "CMYK colors, converted to RGB"))
             return replace(found, metadata=metadata, format=image.format)
     except UnidentifiedImageError as error:
         hint = "; install pillow-heif" if path.suffix.lower() in _HEIF_SUFFIXES else ""
@@ -245,10 +243,8 @@ def _check_format(kind: str, path: Path, channels: int, wide: bool) -> None:
         return
     if channels == 1 and kind not in _WIDE_GRAY:
         raise InputError(f"cannot write {path}: 16-bit gray needs .png, .tif, .jp2 or .pgm")
-    if channels in (2, 4) and kind not in ("PNG", "TIFF"):
-        raise InputError(f"cannot write {path}: 16-bit transparency needs .png or .tif")
     if channels > 1 and kind not in WIDE_FORMATS:
-        raise InputError(f"cannot write {path}: 16-bit colors need .png, .tif or .ppm")
+        raise InputError(f"cannot write {path}: 16-bit colors and transparency need .png or .tif")
 
 
 def write_image(image: ImageData, path: Path) -> list[str]:
