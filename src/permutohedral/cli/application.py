@@ -49,7 +49,7 @@ def demo(
 ) -> None:
     """Filter a photo, train a filter, compare all denoisers.
 
-    Takes less than a minute. The photos come with scikit-image. Needs the extras cli and images.
+    Takes less than a minute. The photos come with scikit-image. Needs the extra images.
 
     Example: permutohedral demo --output out
     """

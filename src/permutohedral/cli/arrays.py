@@ -57,7 +57,7 @@ def filter_array(
     """Smooth arrays of any size and keep edges.
 
     Filters tile by tile; the result equals the filter of the whole array. OUTPUT has the axes, dtype, chunks and
-    compression of INPUT, and appears when it is complete. Needs the extras cli and dask.
+    compression of INPUT, and appears when it is complete. Needs the extra dask.
 
     Example: permutohedral array filter volume.zarr smooth.zarr --sigma-space 1,2,2 --workers 4 --memory 2GiB
     """

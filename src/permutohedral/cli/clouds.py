@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from permutohedral.cli.arrays import Memory, Resume, Scheduler, Workers
-from permutohedral.cli.shared import Json, call_job, handle_errors, positive
+from permutohedral.cli.shared import Json, call_job, handle_errors, need_output, positive
 from permutohedral.errors import InputError
 
 cloud = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -36,7 +36,7 @@ def smooth_cloud(
     """Smooth the positions of laser scans, or another field.
 
     Replaces each value by the Gaussian mean of the points around. Everything else in the file is kept. Overwrites
-    OUTPUT atomically. Needs the extras cli and clouds.
+    OUTPUT atomically. Needs the extra clouds.
 
     Example: permutohedral cloud smooth scan.laz smooth.laz --sigma-space 2.0
 
@@ -64,7 +64,7 @@ def segment_cloud(
     """Find ground, vegetation and buildings in laser scans.
 
     For airborne scans of any size, in meters, the last coordinate up. Writes the classes 2, 5 and 6 of the LAS
-    standard, and keeps everything else in the file. Overwrites OUTPUT atomically. Needs the extras cli and clouds.
+    standard, and keeps everything else in the file. Overwrites OUTPUT atomically. Needs the extra clouds.
 
     Example: permutohedral cloud segment scan.laz classified.laz --image classes.png
     """
@@ -79,10 +79,14 @@ def segment_cloud(
 
 @cloud.command("train")
 def train_cloud(
-    inputs: Annotated[
-        list[Path], typer.Argument(metavar="INPUT...", help="Classified .laz, .las, .ply or .npz files, in meters.")
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            callback=need_output,
+            metavar="INPUT... OUTPUT",
+            help="Classified .laz, .las, .ply or .npz files, in meters; then the model to write, a .safetensors file.",
+        ),
     ],
-    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Model to write, a .safetensors file.")],
     point_class: Annotated[
         list[str] | None,
         typer.Option(
@@ -104,15 +108,15 @@ def train_cloud(
     """Train a model for 'cloud segment' on your own files.
 
     Points of other classes are part of the input but do not count. Keep a file for testing. Overwrites OUTPUT
-    atomically; checkpoints are in OUTPUT.checkpoint. Needs the extras cli and clouds.
+    atomically; checkpoints are in OUTPUT.checkpoint. Needs the extra clouds.
 
     Example: permutohedral cloud train one.laz two.laz model.safetensors --class road=11 --class other=2,3,4,5,6
     """
     with handle_errors():
         accuracy = call_job(
             "train_cloud",
-            inputs=inputs,
-            output=output,
+            inputs=paths[:-1],
+            output=paths[-1],
             classes=parse_classes(point_class),
             num_steps=steps,
             num_crops=crops,

@@ -112,6 +112,19 @@ def run_batch(name: str, options: dict[str, Any]) -> None:
         raise typer.Exit(1)
 
 
+def need_output(paths: list[Path]) -> list[Path]:
+    """Check that an argument INPUT... OUTPUT has both; click would miss the first instead of the last."""
+    if len(paths) == 1:
+        raise typer.BadParameter(f"OUTPUT is missing after {paths[0]}")
+    return paths
+
+
+def split_paths(options: dict[str, Any]) -> dict[str, Any]:
+    """Replace the parameter `paths` of a command by `sources` and `output`."""
+    *sources, output = options.pop("paths")
+    return {"sources": sources, "output": output, **options}
+
+
 def positive(value: float) -> float:
     """Check that an option is a positive number."""
     if not (math.isfinite(value) and value > 0):

@@ -59,7 +59,7 @@ def smooth_cloud(
     input: str | Path,
     output: str | Path,
     *,
-    sigma_space: float,
+    sigma_space: float = 1.0,
     field: str = _POSITION,
     workers: int = 0,
     memory: str | None = None,
