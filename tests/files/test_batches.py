@@ -174,11 +174,18 @@ def test_names_the_extension_that_reads_phone_photos(tmp_path: Path) -> None:
     assert files_in(tmp_path / "out") == ["a.png"]
 
 
-def test_reports_converted_cmyk_colors(tmp_path: Path) -> None:
-    Image.fromarray(pixels()).convert("CMYK").save(tmp_path / "a.jpg")
+@pytest.mark.parametrize(("profile", "lost"), [(b"", "CMYK colors,"), (b"inks", "CMYK colors and their profile,")])
+def test_reports_converted_cmyk_colors(tmp_path: Path, profile: bytes, lost: str) -> None:
+    Image.fromarray(pixels()).convert("CMYK").save(tmp_path / "a.jpg", icc_profile=profile)
     result = invoke("filter", tmp_path / "a.jpg", tmp_path / "b.png")
     assert result.exit_code == 0
-    assert "CMYK colors, converted to RGB" in result.stderr
+    assert f"{lost} converted to RGB" in result.stderr
+
+
+def test_a_missing_file_does_not_stop_the_others(tmp_path: Path) -> None:
+    sources = [save(tmp_path / "a.png"), tmp_path / "missing.png", save(tmp_path / "c.png")]
+    assert_one_line_error(invoke("filter", *sources, tmp_path / "out"), "missing.png")
+    assert files_in(tmp_path / "out") == ["a.png", "c.png"]
 
 
 def test_skips_hidden_files(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_rejects_unreadable_input(tmp_path: Path, random: np.random.Generator) -
 def test_rejects_several_frames(tmp_path: Path, random: np.random.Generator) -> None:
     frames = [Image.fromarray(random_pixels(random, 8, 9, 3)) for _ in range(2)]
     frames[0].save(tmp_path / "two.gif", save_all=True, append_images=frames[1:])
-    assert_one_line_error(invoke("filter", tmp_path / "two.gif", tmp_path / "out.png"), "2 frames")
+    assert_one_line_error(invoke("filter", tmp_path / "two.gif", tmp_path / "out.png"), "2 frames", "name OUTPUT .zarr")
 
 
 def test_rejects_impossible_output(tmp_path: Path, random: np.random.Generator) -> None:

@@ -147,6 +147,8 @@ def test_rejects_files_that_do_not_fit(tmp_path: Path) -> None:
     assert "no file or folder" in message("upsample", tmp_path / "none.npy", photo, out)
     assert "no file or folder" in message("upsample", tmp_path / "coarse.npy", tmp_path / "none.png", out)
     assert "[channels, height, width]" in message("upsample", tmp_path / "four.npy", photo, out)
+    np.save(tmp_path / "last.npy", np.zeros((6, 10, 3)))
+    assert "np.moveaxis" in message("upsample", tmp_path / "last.npy", photo, out)
     for kind, reason in (("i1", "signed integers"), ("i2", "negative integers")):
         tifffile.imwrite(tmp_path / "signed.tif", np.full((3, 4), -5, kind))
         assert reason in message("upsample", tmp_path / "signed.tif", photo, out)

@@ -47,10 +47,13 @@ _FIRST_FRAME = ("MPO",)
 _SAVE_OPTIONS: dict[str, dict[str, Any]] = {
     "JPEG": {"quality": 95, "subsampling": 0},
     "MPO": {"quality": 95, "subsampling": 0},
+    "AVIF": {"quality": 95, "subsampling": "4:4:4"},
     "WEBP": {"lossless": True},
 }
 # other formats clip 16 bits to 8
 _WIDE_GRAY = ("PNG", "TIFF", "JPEG2000", "PPM")
+# these store gray as RGB, to which a profile of gray does not apply
+_RGB_ONLY = ("WEBP", "AVIF")
 _MODES_WITH_ALPHA = ("LA", "PA", "RGBA", "La", "RGBa")
 # photos of phones, which Pillow reads with an extension
 _HEIF_SUFFIXES = (".heic", ".heif", ".hif")
@@ -97,7 +100,8 @@ def read_image(path: Path, max_pixels: int | None = None) -> ImageData:
             frames = getattr(image, "n_frames", 1)
             if frames > 1 and image.format not in _FIRST_FRAME:
                 raise InputError(
-                    f"{path} has {frames} frames; extract one, or filter a TIFF stack with `permutohedral array filter`"
+                    f"{path} has {frames} frames; extract one, or filter a TIFF stack by `permutohedral array filter`, "
+                    "and name OUTPUT .zarr"
                 )
             if has_signed_bytes(image):
                 raise InputError(f"{path} holds signed integers; convert it to {_UNSIGNED}")
@@ -110,7 +114,8 @@ def read_image(path: Path, max_pixels: int | None = None) -> ImageData:
             height, width = found.pixels.shape[1:]
             metadata = read_metadata(image, (width, height))
             if image.mode == "CMYK":
-                metadata = replace(metadata, unreadable=(*metadata.unreadable, "CMYK colors, converted to RGB"))
+                colors = "CMYK colors and their profile" if "icc_profile" in image.info else "CMYK colors"
+                metadata = replace(metadata, unreadable=(*metadata.unreadable, f"{colors}, converted to RGB"))
             return replace(found, metadata=metadata, format=image.format)
     except UnidentifiedImageError as error:
         hint = "; install pillow-heif" if path.suffix.lower() in _HEIF_SUFFIXES else ""
@@ -303,6 +308,8 @@ def encode_image(image: ImageData, path: Path) -> tuple[bytes, list[str]]:
 
 
 def _save(integers: NDArray[Any], kind: str, metadata: Metadata) -> bytes:
+    if integers.shape[2] < 3 and kind in _RGB_ONLY:
+        metadata = replace(metadata, color_profile=None)
     options = save_options(metadata, kind)
     if integers.dtype == np.uint16 and integers.shape[2] > 1:
         return encode_wide(integers, kind, options)

@@ -72,6 +72,11 @@ def read_wide(image: Image.Image, source: Source) -> NDArray[np.uint16] | None:
         if _PATCHED not in image.info and (len(bits) < 2 or set(bits) != {16}):
             return None
         numbers = _read_tiff(source)
+    elif image.format == "PPM" and image.mode == "RGB" and getattr(image, "tile", None):
+        codec, _, _, arguments = image.tile[0]  # type: ignore[attr-defined]
+        if codec.startswith("ppm") and arguments[1] > 255:
+            raise ValueError("it has PPM colors of 16 bits; convert it to .png or .tif")
+        return None
     else:
         return None
     return _upright(numbers, image.getexif().get(ExifTags.Base.Orientation, 1))
