@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 import permutohedral as ph
 from permutohedral.cli.application import application
-from permutohedral.models.pretrained import shipped_models
 
 
 def test_version() -> None:
@@ -132,9 +131,9 @@ def test_a_missing_extra_is_named(module: str, extra: str, arguments: list[str])
 def test_demo_draws_its_figure(tmp_path: Path) -> None:
     result = CliRunner().invoke(application, ["demo", "--output", str(tmp_path / "new" / "folder"), "--steps", "1"])
     assert result.exit_code == 0
-    assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == ["demo.png", "denoised.png"]
+    assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == ["demo.png"]
     assert "Trained a lattice filter" in result.stdout
-    assert all(name in result.stdout for name in shipped_models())
+    assert "shipped network" in result.stdout
 
 
 def test_demo_rejects_a_file_as_folder(tmp_path: Path) -> None:
