@@ -6,18 +6,21 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn.functional import adaptive_avg_pool2d, interpolate
+from torch.nn.functional import adaptive_avg_pool2d
 
 import permutohedral as ph
 from permutohedral.errors import InputError
 from permutohedral.files.formats.image import ImageData, read_image, write_image
 from permutohedral.files.formats.maps import read_map
+from permutohedral.files.segmentation import follow_edges
+from permutohedral.files.settings import SegmentationSettings
 from permutohedral.models.image_denoiser import ImageDenoiser
 from permutohedral.models.noise_level import estimate_noise
 from permutohedral.playground.jobs import Job
@@ -28,8 +31,6 @@ from permutohedral.playground.strokes import BRUSHES, Stroke, draw_strokes
 _TILE = 512
 # extent of the preview of denoising: a smaller copy of the photo would have less noise
 _MIDDLE = 96
-# bandwidth of the spatial kernel of `segment_image`, in pixels
-_SIGMA_NEAR = 3.0
 
 
 @dataclass(frozen=True)
@@ -74,14 +75,13 @@ def filter_photo(photo: Photo, job: Job, progress: Callable[[float], None], chec
     return Result(layer, seconds, tuple(details), {"smooth.png": lambda: encode_png(photo.image.with_pixels(pixels))})
 
 
-def preview_filter(photo: Photo, guide: Photo | None, options: dict[str, Any]) -> Layer:
+def preview_filter(photo: Photo, options: dict[str, Any]) -> Layer:
     """Filter the small photo by the fastest method."""
     alpha = None if photo.small_alpha is None else photo.small_alpha[0]
     filtered = ph.bilateral_filter(
         photo.small,
         options["sigma_space"] / photo.factor,
         options["sigma_color"],
-        photo.small if guide is None else guide.small,
         weights=alpha,
     )
     return make_layer(filtered, photo.small_alpha, photo.factor)
@@ -155,12 +155,8 @@ def preview_segments(photo: Photo, strokes: Sequence[Stroke], options: dict[str,
     used = drawn[drawn >= 0].unique()
     given = torch.where(drawn < 0, -1, torch.searchsorted(used, drawn))
     energies = ph.crf.energies_from_labels(given, len(used), options["certainty"], unknown=-1)
-    space = options["sigma_space"] / photo.factor
-    kernels = [
-        ph.crf.spatial_kernel((height, width), _SIGMA_NEAR, options["smoothness"]),
-        ph.crf.bilateral_kernel(photo.small, space, options["sigma_color"], options["strength"]),
-    ]
-    labels = ph.crf.mean_field(energies, kernels, options["num_iterations"]).argmax(dim=0)
+    settings = SegmentationSettings(**{**options, "sigma_space": options["sigma_space"] / photo.factor})
+    labels = follow_edges(energies, photo.small, settings).argmax(dim=0)
     colors = (torch.tensor(BRUSHES) / 255)[used][labels].permute(2, 0, 1)
     return make_layer(0.5 * photo.small.mean(dim=0) + 0.5 * colors, factor=photo.factor)
 
@@ -221,24 +217,15 @@ def user_map(path: Path, name: str, photo: Photo) -> Material:
 
 
 def upsample(material: Material, job: Job, progress: Callable[[float], None]) -> Result:
-    """Run `upsample_map`."""
+    """Run `upsample_map`; offer the map and the guide, too, if they were made of a photo."""
     _, seconds = _run(job, progress)
     output = Path(job.files[-1])
-    content = output.read_bytes()
-    return _upsampled(material, read_map(output).values, seconds, {f"out{output.suffix}": lambda: content})
-
-
-def enlarge(material: Material) -> Result:
-    """Interpolate the map linearly, without the guide."""
-    started = time.perf_counter()
-    known = torch.nan_to_num(read_map(material.coarse).values)[None]
-    values = interpolate(known, size=material.size, mode="bilinear", align_corners=False)[0]
-    return _upsampled(material, values, time.perf_counter() - started, {})
-
-
-def _upsampled(material: Material, values: Tensor, seconds: float, files: dict[str, Callable[[], bytes]]) -> Result:
-    image = material.draw(values)
-    details = [] if material.truth is None else [f"PSNR <b>{psnr(image, material.truth):.2f} dB</b>"]
+    image = material.draw(read_map(output).values)
+    paths, details = [output], ["error unknown: the true map is not known"]
+    if material.truth is not None:
+        paths += [material.coarse, material.guide]
+        details = [f"PSNR <b>{psnr(image, material.truth):.2f} dB</b>"]
+    files = {path.name: partial(bytes, path.read_bytes()) for path in paths}
     return Result(make_layer(image), seconds, tuple(details), files)
 
 
