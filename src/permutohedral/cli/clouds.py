@@ -68,8 +68,10 @@ def segment_cloud(
 
     Example: permutohedral cloud segment scan.laz classified.laz --image classes.png
     """
+    options = locals()
+    del options["as_json"]
     with handle_errors():
-        counts = call_job("segment_cloud", input=input, output=output, model=model, image=image, device=device)
+        counts = call_job("segment_cloud", **options)
         if as_json:
             typer.echo(json.dumps(counts, indent=2))
         elif sys.stdout.isatty():
@@ -96,8 +98,8 @@ def train_cloud(
             show_default="ground=2 vegetation=3,4,5 building=6",
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Updates of the weights.")] = 1500,
-    crops: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Crops per step.")] = 8,
+    num_steps: Annotated[int, typer.Option("--steps", min=1, metavar="NUMBER", help="Updates of the weights.")] = 1500,
+    num_crops: Annotated[int, typer.Option("--crops", min=1, metavar="NUMBER", help="Crops per step.")] = 8,
     start: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Start from this model, with as many classes.")
     ] = None,
@@ -112,19 +114,11 @@ def train_cloud(
 
     Example: permutohedral cloud train one.laz two.laz model.safetensors --class road=11 --class other=2,3,4,5,6
     """
+    options = locals()
+    *inputs, output = options.pop("paths")
     with handle_errors():
-        accuracy = call_job(
-            "train_cloud",
-            inputs=paths[:-1],
-            output=paths[-1],
-            classes=parse_classes(point_class),
-            num_steps=steps,
-            num_crops=crops,
-            start=start,
-            seed=seed,
-            device=device,
-            resume=resume,
-        )
+        classes = parse_classes(options.pop("point_class"))
+        accuracy = call_job("train_cloud", inputs=inputs, output=output, classes=classes, **options)
         typer.echo(f"{100 * accuracy:.1f} % of the classified training points are right", err=True)
 
 

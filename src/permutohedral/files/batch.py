@@ -30,12 +30,18 @@ class FileResult:
         output: file with the result.
         error: reason why there is no result, None if there is one.
         lost: names of the metadata that the format of the output cannot hold.
+        height: in pixels.
+        width: in pixels.
+        seconds: duration without reading and writing.
     """
 
     source: Path
     output: Path
     error: str | None = None
     lost: tuple[str, ...] = ()
+    height: int | None = None
+    width: int | None = None
+    seconds: float | None = None
 
     def describe(self) -> str:
         """Return one line of text."""

@@ -40,19 +40,13 @@ class FilteredImage(FileResult):
     """Result of `filter_image`.
 
     Attributes:
-        height: in pixels.
-        width: in pixels.
         channels: without alpha.
-        seconds: duration of the filter, without reading and writing.
         method: the method, and the reason if it was chosen automatically.
         relative_error: estimate over all sampled pixels, None unless requested.
         worst_error: largest error at a sampled pixel; white is 1.
     """
 
-    height: int | None = None
-    width: int | None = None
     channels: int | None = None
-    seconds: float | None = None
     method: str | None = None
     relative_error: float | None = None
     worst_error: float | None = None
@@ -137,7 +131,7 @@ def filter_image(
         channels, height, width = pixels.shape
         name = ph.explain_bilateral(image.pixels, *sigmas, edges) if method == "auto" else method
         measured = (estimates[0].relative, estimates[0].worst) if estimates else (None, None)
-        return FilteredImage(source, output, None, lost, height, width, channels, round(seconds, 4), name, *measured)
+        return FilteredImage(source, output, None, lost, height, width, round(seconds, 4), channels, name, *measured)
 
     return process_files(process, FilteredImage, files, errors, progress)
 
@@ -209,11 +203,14 @@ def denoise_image(
         level = estimate_noise(noisy) if sigma is None else sigma / 255
         removed = strength * level
         # in place, since a large image is a large part of the memory
+        started = time.perf_counter()
         pixels = denoiser(noisy, removed, report).clamp_(0, 1)
+        seconds = round(time.perf_counter() - started, 4)
         if image.alpha is not None:
             pixels = torch.where(image.alpha > 0, pixels, image.pixels)
         lost = tuple(write_image(image.with_pixels(pixels), output))
         name = None if removed < NO_NOISE else denoiser.choose(pixels.shape[0], removed)
-        return DenoisedImage(source, output, None, lost, round(255 * level, 3), name)
+        height, width = pixels.shape[1:]
+        return DenoisedImage(source, output, None, lost, height, width, seconds, round(255 * level, 3), name)
 
     return process_files(process, DenoisedImage, plan_files(sources, output, recursive), errors, progress)

@@ -43,18 +43,12 @@ class GuidedResult(FileResult):
     """Result of `upsample_map`, `solve_map` and `colorize_image`.
 
     Attributes:
-        height: in pixels.
-        width: in pixels.
         channels: of the result.
         known: share of the samples that were known.
-        seconds: duration without reading and writing.
     """
 
-    height: int | None = None
-    width: int | None = None
     channels: int | None = None
     known: float | None = None
-    seconds: float | None = None
 
     def _details(self) -> str:
         return f": {self.width} x {self.height} pixels, in {self.seconds:.2f} s"
@@ -205,7 +199,7 @@ def _write_result(source: Path, output: Path, given: Map, found: Tensor, seconds
     lost = tuple(write_map(found, given, output))
     known = round(float(given.values.isfinite().all(dim=0).float().mean()), 5)
     channels, height, width = found.shape
-    return GuidedResult(source, output, None, lost, height, width, channels, known, round(seconds, 4))
+    return GuidedResult(source, output, None, lost, height, width, round(seconds, 4), channels, known)
 
 
 def colorize_image(
@@ -258,7 +252,7 @@ def colorize_image(
         lost = tuple(write_image(colored, output))
         height, width = gray.shape[1:]
         known = round(float(drawn.float().mean()), 5)
-        return GuidedResult(source, output, None, lost, height, width, 3, known, round(seconds, 4))
+        return GuidedResult(source, output, None, lost, height, width, round(seconds, 4), 3, known)
 
     return process_files(process, GuidedResult, plan_files(sources, output, recursive), errors, progress)
 

@@ -54,20 +54,14 @@ class SegmentedImage(FileResult):
     """Result of `segment_image`.
 
     Attributes:
-        height: in pixels.
-        width: in pixels.
         labels: number of labels.
         changed: share of the pixels whose label was known, or most probable, and changed.
         decided: share of the pixels whose label was unknown.
-        seconds: duration without reading and writing.
     """
 
-    height: int | None = None
-    width: int | None = None
     labels: int | None = None
     changed: float | None = None
     decided: float | None = None
-    seconds: float | None = None
 
     def _details(self) -> str:
         return (
@@ -171,7 +165,7 @@ def segment_image(
         shares = round(changed, 5), round(1 - float(known.float().mean()), 5)
         height, width = known.shape
         num_labels = len(before.colors)
-        return SegmentedImage(source, output, None, (), height, width, num_labels, *shares, round(seconds, 4))
+        return SegmentedImage(source, output, None, (), height, width, round(seconds, 4), num_labels, *shares)
 
     return process_files(process, SegmentedImage, files, errors, progress)
 
