@@ -380,7 +380,7 @@ def train_cloud(
         chosen = tuple(PointClass(name, tuple(numbers)) for name, numbers in classes.items())
     torch.manual_seed(seed)
     if start is None:
-        description = Description("unet", _NETWORK_OPTIONS, chosen)
+        description = Description(_NETWORK_OPTIONS, chosen)
         network = description.build()
     else:
         network, description = load_segmenter(Path(start))
