@@ -25,9 +25,9 @@ def folder(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     network = description.build()
     # always building
-    torch.nn.init.zeros_(network.network.head[-1].weight)  # type: ignore[union-attr,index,arg-type]
+    torch.nn.init.zeros_(network.network.head[-1].weight)  # type: ignore[union-attr,index]
     with torch.no_grad():
-        network.network.head[-1].bias.copy_(torch.tensor([0.0, 0.0, 1.0]))  # type: ignore[union-attr,index,operator]
+        network.network.head[-1].bias.copy_(torch.tensor([0.0, 0.0, 1.0]))  # type: ignore[union-attr,index]
     save_segmenter(network, description, tmp_path / "network.safetensors")
     return tmp_path
 

@@ -23,7 +23,7 @@ def shipped_filters() -> dict[str, Tensor]:
 
     model, _ = load_pretrained("pcnn", _NOISE)
     assert isinstance(model, PermutohedralDenoiser)
-    return {"Gaussian": gaussian_weight(3, 2), "trained": model.weights().detach()}
+    return {"Gaussian": gaussian_weight(3, 2), "trained": model.convolution.weight.detach().flatten()}
 
 
 def read_filters(path: Path, name: str | None) -> dict[str, Tensor]:

@@ -36,7 +36,7 @@ Array = NDArray[np.floating]
 Part = tuple[NDArray[np.int32], Array]
 
 
-def gaussian_filter(values: da.Array, features: da.Array, target_features: da.Array | None = None) -> da.Array:
+def gaussian_filter(values: da.Array, features: da.Array) -> da.Array:
     """Filter chunked points like `ph.gaussian_filter`; the lattice is computed immediately, results lazily.
 
     Each chunk makes a lattice that is merged into the others. So chunks should hold many points per lattice point, or
@@ -45,10 +45,9 @@ def gaussian_filter(values: da.Array, features: da.Array, target_features: da.Ar
     Args:
         values: float32 or float64 `[points, channels]`.
         features: `[points, d]`; its chunks are used, one at a time.
-        target_features: `[targets, d]`; default: `features`.
 
     Returns:
-        `[targets, channels]`, in the chunks of the targets.
+        `[points, channels]`, in the chunks of the features.
 
     >>> import permutohedral.dask as phd
     >>> features = da.random.random((1000, 3), chunks=(250, 3)) * 5
@@ -56,24 +55,19 @@ def gaussian_filter(values: da.Array, features: da.Array, target_features: da.Ar
     np.float64(1.0)
     """
     features, values = _align_chunks(features, values)
-    targets = features if target_features is None else _check_targets(features, target_features)
-    parts = _splat(features, values)
-    if target_features is not None:
-        parts += _place(targets, values.shape[1] + 1)
-    index, sums = _persist_pair(_delayed(_blur_part)(_delayed(index_part)(_merge(parts))))
-    return _slice(index, sums, targets, values.shape[1], values.dtype)
+    merged = _merge(_splat(features, values))
+    index, sums = _persist_pair(_delayed(_blur_part)(_delayed(index_part)(merged)))
+    return _slice(index, sums, features, values.shape[1], values.dtype)
 
 
-def _align_chunks(features: da.Array, values: da.Array | None) -> tuple[da.Array, Any]:
+def _align_chunks(features: da.Array, values: da.Array) -> tuple[da.Array, da.Array]:
     """Return both in chunks of whole points, the values in those of the features."""
     for name, array in (("features", features), ("values", values)):
-        if array is not None and (not isinstance(array, da.Array) or array.ndim != 2):
+        if not isinstance(array, da.Array) or array.ndim != 2:
             raise InputError(f"{name} must be a Dask array [points, n], got {array!r}; see dask.array.from_zarr")
     if any(np.isnan(extent) for extent in features.chunks[0]):
         raise InputError("features have chunks of unknown sizes; call features.compute_chunk_sizes() first")
     features = features.rechunk({1: -1})
-    if values is None:
-        return features, None
     if values.shape[0] != features.shape[0]:
         raise InputError(f"values have {values.shape[0]} points, but features have {features.shape[0]}")
     if values.dtype != features.dtype:
@@ -82,28 +76,12 @@ def _align_chunks(features: da.Array, values: da.Array | None) -> tuple[da.Array
     return features, values.rechunk({0: features.chunks[0], 1: -1})
 
 
-def _check_targets(features: da.Array, target_features: da.Array) -> da.Array:
-    """Return targets in chunks of whole points, after checking that they match the features."""
-    targets, _ = _align_chunks(target_features, None)
-    if targets.dtype != features.dtype or targets.shape[1] != features.shape[1]:
-        raise InputError(
-            "target_features must share dtype and dimension with features, got "
-            f"{targets.dtype} {targets.shape} and {features.dtype} {features.shape}"
-        )
-    return targets
-
-
 def _splat(features: da.Array, values: da.Array) -> list[Any]:
     # without fusion, a task that both depend on is computed once
     with dask.config.set({"optimization.fuse.active": False}):
         arrays = optimize(features, values)
     pairs = zip(*(array.to_delayed(optimize_graph=False).ravel() for array in arrays), strict=True)
     return [_delayed(splat_chunk)(place, each, number) for number, (place, each) in enumerate(pairs)]
-
-
-def _place(targets: da.Array, channels: int) -> list[Any]:
-    places = targets.to_delayed().ravel()
-    return [_delayed(place_chunk)(place, channels, number) for number, place in enumerate(places)]
 
 
 def _merge(parts: list[Any]) -> Any:
@@ -132,8 +110,8 @@ def _persist_pair(pair: Any) -> tuple[Any, Any]:
     return kept[0], kept[1]
 
 
-def _slice(index: Any, sums: Any, targets: da.Array, channels: int, dtype: Any) -> da.Array:
-    places = zip(targets.to_delayed().ravel(), targets.chunks[0], strict=True)
+def _slice(index: Any, sums: Any, features: da.Array, channels: int, dtype: Any) -> da.Array:
+    places = zip(features.to_delayed().ravel(), features.chunks[0], strict=True)
     found = [
         da.from_delayed(_delayed(slice_chunk)(index, sums, place, number), (extent, channels), dtype=dtype)
         for number, (place, extent) in enumerate(places)
@@ -174,13 +152,6 @@ def splat_chunk(features: Array, values: Array, chunk: int) -> Part:
     return keys.numpy(), sums.numpy()
 
 
-def place_chunk(features: Array, channels: int, chunk: int) -> Part:
-    """Return the lattice points of a chunk of targets with sums of zero; the blur passes over them, too."""
-    places = _to_tensor("target_features", features, chunk)
-    keys, *_ = operators.index_points(places, None)
-    return keys.numpy(), _to_numpy(places.new_zeros(len(keys), channels))
-
-
 def merge_parts(parts: Sequence[Part]) -> Part:
     """Add parts by key."""
     if len(parts) == 1:
@@ -216,15 +187,10 @@ def slice_chunk(index: LatticeIndex, sums: Array, features: Array, chunk: int) -
     """Interpolate the sums at the points of a chunk, and divide by the last channel."""
     places = _to_tensor("features", features, chunk)
     keys, vertices, barycentric, _ = operators.index_points(places, None)
-    rows = index.find(keys, _no_offset(keys))[0]
-    found = torch.from_numpy(sums).index_select(0, rows.clamp_min(0).long())
-    found = torch.where((rows < 0)[:, None], 0.0, found)
+    rows = index.find(keys, torch.zeros(1, keys.shape[1] - 1, dtype=torch.int32))[0]
+    found = torch.from_numpy(sums).index_select(0, rows.long())
     sliced = operators.slice(found, vertices, barycentric)
     return _to_numpy(sliced[:, :-1] / (sliced[:, -1:] + SMALLEST_MASS))
-
-
-def _no_offset(keys: Tensor) -> Tensor:
-    return torch.zeros(1, keys.shape[1] - 1, dtype=torch.int32)
 
 
 def _to_tensor(name: str, array: Array, chunk: int) -> Tensor:

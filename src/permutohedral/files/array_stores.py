@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -86,9 +85,8 @@ class ArraySource:
 
     def last_change(self) -> int:
         """Return the time of the latest change of the file, or of any chunk of a store, in nanoseconds."""
-        top = str(Path(self.path) / self.member)
-        inside = (os.path.join(folder, name) for folder, _, names in os.walk(top) for name in ("", *names))
-        return max(map(_modification_time, (top, *inside)))
+        top = Path(self.path) / self.member
+        return max(each.lstat().st_mtime_ns for each in (top, *top.rglob("*")))
 
     def spacing(self) -> tuple[float, ...]:
         """Return the distance between samples along each axis, in the physical units of an OME-Zarr.
@@ -203,14 +201,6 @@ def _opened_tiff(path: Path) -> Iterator[Any]:
         yield zarr.open_array(store, mode="r")
     finally:
         store.close()
-
-
-def _modification_time(path: str) -> int:
-    try:
-        return os.stat(path).st_mtime_ns
-    except FileNotFoundError:
-        # a dangling link, or a file that was just removed
-        return 0
 
 
 def _check_axes(path: Path, shape: Sequence[int], axes: str) -> str:

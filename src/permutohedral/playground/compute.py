@@ -225,7 +225,8 @@ def upsample(material: Material, job: Job, progress: Callable[[float], None]) ->
     if material.truth is not None:
         paths += [material.coarse, material.guide]
         details = [f"PSNR <b>{psnr(image, material.truth):.2f} dB</b>"]
-    files = {path.name: partial(bytes, path.read_bytes()) for path in paths}
+    contents = {path.name: path.read_bytes() for path in paths}
+    files: dict[str, Callable[[], bytes]] = {name: partial(contents.get, name, b"") for name in contents}
     return Result(make_layer(image), seconds, tuple(details), files)
 
 
