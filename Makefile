@@ -161,7 +161,7 @@ test-wheel:  ## build the wheel, and run the README where it alone is installed
 	$(PYTHON) -m venv $(WHEEL_VENV)
 	$(WHEEL_VENV)/bin/python -m pip wheel --quiet --disable-pip-version-check $(PIP_OPTIONS) --no-deps --wheel-dir build/wheel .
 	$(WHEEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input $(PIP_OPTIONS) \
-	  --constraint constraints.txt $(TORCH) "permutohedral[cli,images] @ file://$$(echo $(CURDIR)/build/wheel/*.whl)"
+	  --constraint constraints.txt $(TORCH) "permutohedral[images] @ file://$$(echo $(CURDIR)/build/wheel/*.whl)"
 	env -u PYTHONPATH $(WHEEL_VENV)/bin/python tools/readme.py
 
 clean:  ## remove .venv and everything generated

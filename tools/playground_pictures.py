@@ -20,7 +20,7 @@ from permutohedral.playground.page import example_photo
 from permutohedral.playground.strokes import EXAMPLE_STROKES
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
-TABS = ("filter", "denoise", "segment", "upsample", "lattice")
+TABS = ("filter", "denoise", "segment", "upsample")
 WIDTHS = (1300, 400)
 # size of one image in the documentation
 MOST_BYTES = 300_000

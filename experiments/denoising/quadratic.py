@@ -10,10 +10,42 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+import permutohedral as ph
 from experiments.data.bsds500 import GrayImage, add_noise
-from permutohedral.models.denoising import LinearDenoiser
+from permutohedral.models.denoising import CombinedDenoiser, PermutohedralDenoiser, SpatialDenoiser
+
+LinearDenoiser = SpatialDenoiser | PermutohedralDenoiser | CombinedDenoiser
+
+
+def weights_of(model: LinearDenoiser) -> Tensor:
+    """Return all weights, without scales of features, `[weights]`."""
+    return torch.cat([each.flatten() for name, each in model.named_parameters() if name.endswith("weight")])
+
+
+@torch.no_grad()
+def set_weights(model: LinearDenoiser, weights: Tensor) -> None:
+    """Set all weights `[weights]`."""
+    parameters = [each for name, each in model.named_parameters() if name.endswith("weight")]
+    for parameter, part in zip(parameters, weights.split([each.numel() for each in parameters]), strict=True):
+        parameter.copy_(part.view_as(parameter))
+
+
+def responses_of(model: LinearDenoiser, noisy: Tensor) -> Tensor:
+    """Return the factor of each weight, `[batch, weights, height, width]`."""
+    if isinstance(model, CombinedDenoiser):
+        return torch.cat([responses_of(part, noisy) for part in (model.permutohedral, model.spatial)], dim=1)
+    if isinstance(model, SpatialDenoiser):
+        return F.unfold(model.pad(noisy), model.weight.shape[-1]).reshape(len(noisy), -1, *noisy.shape[-2:])
+    taps = model.convolution.weight.shape[0]
+    each_tap = torch.eye(taps, dtype=noisy.dtype, device=noisy.device)[:, None, :]
+    lattice = model.convolution.build_lattice(model.features(noisy))
+    filtered = ph.permutohedral_filter(
+        noisy.flatten(2).mT, None, each_tap, normalization="homogeneous", lattice=lattice
+    )
+    return filtered.mT.reshape(len(noisy), -1, *noisy.shape[-2:])
 
 
 @dataclass(frozen=True)
@@ -55,7 +87,7 @@ def measure_quadratic_errors(
     matrices, vectors, constants = [], [], []
     for image in images:
         noisy = add_noise(image, sigma, seed).to(device)
-        responses = model.responses(noisy[None, None])[0].flatten(1).double()
+        responses = responses_of(model, noisy[None, None])[0].flatten(1).double()
         clean = image.pixels.to(device).flatten().double()
         matrices.append(responses @ responses.T / clean.numel())
         vectors.append(responses @ clean / clean.numel())

@@ -14,7 +14,14 @@ from torch import Tensor, nn
 
 from experiments.data.bsds500 import GrayImage, Split, add_noise, load_images
 from experiments.denoising.crops import CropSampler
-from experiments.denoising.quadratic import QuadraticErrors, evaluate_errors, measure_quadratic_errors
+from experiments.denoising.quadratic import (
+    LinearDenoiser,
+    QuadraticErrors,
+    evaluate_errors,
+    measure_quadratic_errors,
+    set_weights,
+    weights_of,
+)
 from experiments.experiment import Experiment, Log
 from experiments.quality import mean_psnr, psnr
 from experiments.report import WEIGHTS, Column, Page, Table
@@ -22,7 +29,7 @@ from experiments.results import FORBID_EXTRA, Result, weights_path, write_json, 
 from experiments.training import RunOptions, StepBatches, TrainingSettings, checkpoint_folder, count_weights, fit
 from permutohedral.errors import InputError
 from permutohedral.models.deep_denoising import DeepDenoiser
-from permutohedral.models.denoising import LinearDenoiser, PermutohedralDenoiser
+from permutohedral.models.denoising import PermutohedralDenoiser
 from permutohedral.models.pretrained import build_denoiser
 
 # the grid of --first cross_validate
@@ -192,11 +199,11 @@ def train(model: nn.Module, config: DenoisingConfig, settings: TrainingSettings,
         "train_psnr_of_least_squares": mean_psnr(errors.evaluate(solution.to(errors.matrix.device)))
     }
     if config.start == "least_squares":
-        linear.set_weights(solution.float())
+        set_weights(linear, solution.float())
     if config.samples == "crops":
         return metrics | _train_on_crops(model, config, settings, options, images)
     _train_on_images(model, config, settings, options, errors)
-    return metrics | {"train_psnr": mean_psnr(errors.evaluate(linear.weights().detach()))}
+    return metrics | {"train_psnr": mean_psnr(errors.evaluate(weights_of(linear).detach()))}
 
 
 def _train_on_images(
@@ -207,7 +214,7 @@ def _train_on_images(
     def loss(step: int) -> Tensor:
         chosen = batches(step)
         matrix, vector, constant = errors.matrix[chosen], errors.vector[chosen], errors.constant[chosen]
-        return loss_of(evaluate_errors(matrix, vector, constant, cast(LinearDenoiser, model).weights()), config)
+        return loss_of(evaluate_errors(matrix, vector, constant, weights_of(cast(LinearDenoiser, model))), config)
 
     fit(model, loss, settings, options, checkpoint_folder(config, options))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from experiments.data.bsds500 import GrayImage, load_images
-from experiments.denoising.quadratic import QuadraticErrors, measure_quadratic_errors
+from experiments.denoising.quadratic import QuadraticErrors, measure_quadratic_errors, set_weights, weights_of
 from experiments.denoising.run import EXPERIMENTS, build_model, center
 from experiments.quality import mean_psnr
 from experiments.results import read_weights, weights_path
@@ -42,7 +42,7 @@ def fit_noise(noise: float, train: list[GrayImage], val: list[GrayImage]) -> lis
     """Return the denoisers for one level of noise, each with its best scale on `val`."""
     scales = [(space, round(times * noise / 255, 4)) for space, times in SCALES]
     on_lattice, all_weights = slice(0, 65), slice(0, 90)
-    gaussian = PermutohedralDenoiser().weights().detach().double()
+    gaussian = weights_of(PermutohedralDenoiser()).detach().double()
     scores: dict[str, dict[tuple[float, float], float]] = {"pcnn_gauss": {}, "pcnn": {}, "pcnn_cnn": {}}
     few = train[:: max(1, len(train) // 16)]
     for scale in scales:
@@ -61,13 +61,13 @@ def fit_noise(noise: float, train: list[GrayImage], val: list[GrayImage]) -> lis
     gauss = PermutohedralDenoiser(*best["pcnn_gauss"])
     shipped.append((Entry("pcnn_gauss", "permutohedral", options("pcnn_gauss"), noise), gauss))
     pcnn = PermutohedralDenoiser(*best["pcnn"])
-    pcnn.set_weights(_part(_measure(best["pcnn"], train, noise), on_lattice).least_squares().float())
+    set_weights(pcnn, _part(_measure(best["pcnn"], train, noise), on_lattice).least_squares().float())
     shipped.append((Entry("pcnn", "permutohedral", options("pcnn"), noise), pcnn))
     both, errors = CombinedDenoiser(*best["pcnn_cnn"]), _measure(best["pcnn_cnn"], train, noise)
-    both.set_weights(errors.least_squares().float())
+    set_weights(both, errors.least_squares().float())
     shipped.append((Entry("pcnn_cnn", "combined", options("pcnn_cnn"), noise), both))
     spatial = SpatialDenoiser()
-    spatial.set_weights(_part(errors, slice(65, 90)).least_squares().float())
+    set_weights(spatial, _part(errors, slice(65, 90)).least_squares().float())
     shipped.append((Entry("cnn", "spatial", {}, noise), spatial))
     return shipped
 

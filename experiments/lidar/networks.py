@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import permutohedral as ph
 from permutohedral.errors import InputError
 from permutohedral.models.lattice_unet import ResidualBlock, mean_and_density
-from permutohedral.models.point_segmentation import build_segmenter
+from permutohedral.models.point_segmentation import UNetSegmenter
 
 # distances that are sorted together
 _CHUNK = 1 << 26
@@ -32,6 +32,33 @@ class _Level(NamedTuple):
 
     positions: Tensor
     item: Tensor
+
+
+class PointwiseSegmenter(nn.Module):
+    """Apply the same network to the values of every point.
+
+    Args:
+        in_channels: of the values.
+        classes: number of classes.
+        channels: of the hidden layers.
+
+    >>> network = PointwiseSegmenter(2, 3, channels=(8, 8))
+    >>> network(torch.rand(50, 2), torch.rand(50, 3) * 9, torch.zeros(50, dtype=torch.int64)).shape
+    torch.Size([50, 3])
+    """
+
+    def __init__(self, in_channels: int, classes: int, channels: Sequence[int] = (360, 360, 360, 360)) -> None:
+        super().__init__()
+        self.linears = nn.ModuleList(nn.Linear(i, o) for i, o in pairwise([in_channels, *channels]))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for width in channels)
+        self.head = nn.Linear(channels[-1], classes)
+
+    def forward(self, values: Tensor, positions: Tensor, item: Tensor) -> Tensor:
+        """Return scores `[points, classes]`."""
+        for linear, norm in zip(self.linears, self.norms, strict=True):
+            values = F.relu(norm(linear(values)))
+        scores: Tensor = self.head(values)
+        return scores
 
 
 class FlatSegmenter(nn.Module):
@@ -170,10 +197,16 @@ def nearest(queries: _Level, points: _Level, number: int) -> Tensor:
 
 
 def build_network(model: SegmentationModel, in_channels: int, classes: int, options: Mapping[str, Any]) -> nn.Module:
-    """Build an untrained network by name: "flat", "pointnet", or one of `build_segmenter`."""
-    if model not in ("flat", "pointnet"):
-        return build_segmenter(model, in_channels, classes, options)
+    """Build an untrained network by name."""
+    networks: dict[str, type[nn.Module]] = {
+        "unet": UNetSegmenter,
+        "flat": FlatSegmenter,
+        "pointwise": PointwiseSegmenter,
+        "pointnet": PointNetSegmenter,
+    }
+    if model not in networks:
+        raise InputError(f"model must be one of {', '.join(networks)}, got {model!r}")
     try:
-        return (FlatSegmenter if model == "flat" else PointNetSegmenter)(in_channels, classes, **options)
+        return networks[model](in_channels, classes, **options)
     except TypeError as error:
         raise InputError(f"options do not fit the model {model}: {error}") from error

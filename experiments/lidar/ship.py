@@ -23,7 +23,7 @@ def main() -> None:
     config = replace(config, seed=arguments.seed)
     network = build_model(config)
     network.load_state_dict(read_weights(weights_path(config, arguments.folder)))
-    description = Description(config.model, dict(config.options), STANDARD_CLASSES, config.above)
+    description = Description(dict(config.options), STANDARD_CLASSES, config.above)
     save_segmenter(network.eval(), description, arguments.output)
 
 

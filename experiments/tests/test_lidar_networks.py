@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from experiments.lidar.networks import SegmentationModel, _Level, build_network, nearest
 from permutohedral.errors import InputError
-from permutohedral.models.point_segmentation import build_segmenter
 
 SMALL: dict[SegmentationModel, dict[str, Any]] = {
     "unet": {"channels": [8, 8]},
@@ -71,9 +70,7 @@ def test_nearest_points_by_their_definition() -> None:
 
 
 def test_rejects_unknown_models_and_options() -> None:
-    with pytest.raises(InputError, match="model must be one of unet, pointwise, got 'tree'"):
-        build_segmenter("tree", 2, 3, {})
-    with pytest.raises(InputError, match="options do not fit the model unet"):
-        build_segmenter("unet", 2, 3, {"depth": 3})
+    with pytest.raises(InputError, match="model must be one of unet, flat, pointwise, pointnet, got 'tree'"):
+        build_network(cast(Any, "tree"), 2, 3, {})
     with pytest.raises(InputError, match="options do not fit the model flat"):
         build_network("flat", 2, 3, {"depth": 3})

@@ -13,8 +13,7 @@ from torch import Tensor
 from experiments.data.bsds500 import load_colors
 from experiments.results import weights_path, write_weights
 from experiments.training import RunOptions, checkpoint_folder, fit, seed_everything
-from experiments.upsampling.methods import Upsample
-from permutohedral.models.color_upsampling import ColorUpsampler
+from experiments.upsampling.methods import ColorUpsampler, Upsample
 
 # of the train images of BSDS500
 _TRAIN_PICTURES = 80

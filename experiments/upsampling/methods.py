@@ -7,17 +7,51 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 import permutohedral as ph
 from permutohedral.errors import InputError
 from permutohedral.guided.grids import Grids
 from permutohedral.guided.upsampling import UpsamplingMode
-from permutohedral.models.color_upsampling import ColorUpsampler
+from permutohedral.nn import BilateralUpsample2d
 
 # coarse map [channels, h, w], guide [1 or 3, height, width], factor and settings to [channels, height, width]
 Upsample = Callable[[Tensor, Tensor, float, Mapping[str, Any]], Tensor]
+
+
+class ColorUpsampler(nn.Module):
+    """Color a gray image from the colors of few pixels (Jampani, Kiefel and Gehler, 2016).
+
+    The filter runs over position and gray (d = 3), and mixes the colors and the gray of the colored pixels. Without
+    training it is the Gaussian.
+
+    Args:
+        sigma_space: bandwidth in distances between colored pixels.
+        sigma_range: bandwidth in gray; white is 1.
+        neighborhood_size: s of the filter.
+
+    Shape:
+        coarse `[..., 3, h, w]`, the pixels at floor(i N / n), such as `image[::factor, ::factor]`; gray
+        `[..., 1, height, width]`, the mean of red, green and blue. Both may have one batch axis.
+
+    >>> image = torch.rand(3, 16, 24)
+    >>> ColorUpsampler()(image[:, ::8, ::8], image.mean(dim=0, keepdim=True)).shape
+    torch.Size([3, 16, 24])
+    """
+
+    def __init__(self, sigma_space: float = 1.5, sigma_range: float = 0.04, neighborhood_size: int = 2) -> None:
+        super().__init__()
+        self.filter = BilateralUpsample2d(
+            4, 1, neighborhood_size, mix=True, sigma_space=sigma_space, sigma_range=sigma_range, sampling="point"
+        )
+
+    def forward(self, coarse: Tensor, gray: Tensor) -> Tensor:
+        """Return the color image `[..., 3, height, width]`."""
+        height, width = gray.shape[-2:]
+        kept = Grids((coarse.shape[-2], coarse.shape[-1]), (height, width), "point").observe(gray)
+        mixed: Tensor = self.filter(torch.cat([coarse, kept], dim=-3), gray)
+        return mixed[..., :3, :, :]
 
 
 def bicubic(coarse: Tensor, guide: Tensor, factor: float, settings: Mapping[str, Any]) -> Tensor:

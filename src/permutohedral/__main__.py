@@ -37,7 +37,7 @@ def _run() -> None:
     try:
         import typer  # noqa: F401  (check that it is installed)
     except ModuleNotFoundError:
-        sys.exit("permutohedral: the command line needs an extra: pip install 'permutohedral[cli,images]'")
+        sys.exit("permutohedral: the command line needs an extra: pip install 'permutohedral[images]'")
     from permutohedral.cli.application import application
 
     application(prog_name="permutohedral")

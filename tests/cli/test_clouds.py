@@ -21,13 +21,13 @@ from permutohedral.files.cloud_models import STANDARD_CLASSES, Description, save
 def folder(tmp_path: Path) -> Path:
     positions, labels = make_town(800)
     np.savez(tmp_path / "town.npz", positions=positions.numpy(), classification=labels.numpy())
-    description = Description("pointwise", {"channels": [4]}, STANDARD_CLASSES)
+    description = Description({"channels": [4]}, STANDARD_CLASSES)
     torch.manual_seed(0)
     network = description.build()
     # always building
-    torch.nn.init.zeros_(network.head.weight)  # type: ignore[union-attr,arg-type]
+    torch.nn.init.zeros_(network.network.head[-1].weight)  # type: ignore[union-attr,index]
     with torch.no_grad():
-        network.head.bias.copy_(torch.tensor([0.0, 0.0, 1.0]))  # type: ignore[union-attr,operator]
+        network.network.head[-1].bias.copy_(torch.tensor([0.0, 0.0, 1.0]))  # type: ignore[union-attr,index]
     save_segmenter(network, description, tmp_path / "network.safetensors")
     return tmp_path
 

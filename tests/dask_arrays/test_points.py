@@ -42,26 +42,6 @@ def test_any_chunks_equal_the_call_in_memory(chunk: int) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_other_targets_near_and_far() -> None:
-    targets = np.concatenate([FEATURES[:50] + 0.1, np.full((3, 3), 100, np.float32)])
-    found = phd.gaussian_filter(chunked(VALUES, 300), chunked(FEATURES, 300), chunked(targets, 20)).compute()
-    tensors = [torch.from_numpy(array) for array in (VALUES, FEATURES, targets)]
-    expected = ph.gaussian_filter(tensors[0], tensors[1], tensors[2]).numpy()
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
-    assert (found[50:] == 0).all()
-
-
-def test_steps_compose_to_the_filter() -> None:
-    """Several signals share one lattice; the filter has no normalization."""
-    lattice = phd.build_lattice(chunked(FEATURES, 200))
-    for values in (VALUES, 2 * VALUES):
-        sums = lattice.blur(lattice.splat(chunked(values, 100)))
-        found = lattice.slice(sums, channels=2).compute()
-        tensors = [torch.from_numpy(array) for array in (values, FEATURES)]
-        expected = ph.gaussian_filter(tensors[0], tensors[1], normalization="none").numpy()
-        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-6)
-
-
 def test_errors_name_chunk_and_row(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = FEATURES.copy()
     wrong[207, 1] = np.nan
@@ -73,12 +53,6 @@ def test_errors_name_chunk_and_row(monkeypatch: pytest.MonkeyPatch) -> None:
         phd.gaussian_filter(chunked(VALUES, 100), cast(Any, FEATURES))
     with pytest.raises(InputError, match="values are float64, but features are float32"):
         phd.gaussian_filter(chunked(VALUES.astype(np.float64), 100), chunked(FEATURES, 100))
-    for targets in (FEATURES.astype(np.float64), FEATURES[:, :2]):
-        with pytest.raises(InputError, match="must share dtype and dimension"):
-            phd.build_lattice(chunked(FEATURES, 100), chunked(targets, 100))
-    lattice = phd.build_lattice(chunked(FEATURES[:10], 10))
-    with pytest.raises(InputError, match="features have 10"):
-        lattice.splat(chunked(VALUES, 100))
     monkeypatch.setattr(workers, "_worker_limit", lambda: 10_000)
     with pytest.raises(MemoryLimitError, match="use larger bandwidths"):
         phd.gaussian_filter(chunked(VALUES, 100), chunked(FEATURES, 100))

@@ -266,6 +266,7 @@ def test_rejects_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     cases: list[tuple[Path, Path, str, dict[str, Any]]] = [
         (colors, out, "axes are not stated", {}),
         (colors, out, "at most one C", {"axes": "CYC"}),
+        (colors, out, "pass Z, Y and X for space", {"axes": "ABC"}),
         (colors, tmp_path / "out.tif", r"ends with \.zarr", {"axes": "YXC"}),
         (colors, colors, "contains the input", {"axes": "YXC"}),
         (colors, tmp_path / "link.zarr", "is not a Zarr store", {"axes": "YXC"}),

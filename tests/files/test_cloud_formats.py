@@ -79,6 +79,22 @@ def test_copies_keep_everything_but_the_classes(suffix: str, tmp_path: Path) -> 
         assert np.asarray(laspy.read(target).intensity).tolist() == list(range(50))
 
 
+def test_keeps_labels_of_ply_that_are_no_classes(tmp_path: Path) -> None:
+    """Numbers of objects stay, and classes keep the type of their property."""
+    from plyfile import PlyData, PlyElement
+
+    for first in (1000, 3):
+        vertices = np.zeros(50, dtype=[("x", "f4"), ("y", "f4"), ("z", "f4"), ("label", "i4")])
+        vertices["label"] = np.arange(first, first + 50)
+        PlyData([PlyElement.describe(vertices, "vertex")]).write(str(tmp_path / "town.ply"))
+        copy_with_labels(tmp_path / "town.ply", tmp_path / "new.ply", torch.from_numpy(LABELS))
+        found = PlyData.read(str(tmp_path / "new.ply"))["vertex"].data
+        assert found["label"].dtype == np.int32
+        if first > 255:
+            assert np.array_equal(found["label"], vertices["label"])
+        assert np.array_equal(found["classification" if first > 255 else "label"], LABELS)
+
+
 def test_las_becomes_laz_but_not_ply(tmp_path: Path) -> None:
     write_las(tmp_path / "town.las")
     target = tmp_path / "town.laz"

@@ -11,7 +11,7 @@ from permutohedral.errors import DataError, InputError
 from permutohedral.files.cloud_models import STANDARD_CLASSES, Description, PointClass, load_segmenter, save_segmenter
 from permutohedral.files.cloud_scenes import VALUE_CHANNELS
 
-DESCRIPTION = Description("pointwise", {"channels": [4]}, STANDARD_CLASSES)
+DESCRIPTION = Description({"channels": [4]}, STANDARD_CLASSES)
 
 
 def test_loads_what_was_saved(tmp_path: Path) -> None:
@@ -30,7 +30,6 @@ def test_loads_what_was_saved(tmp_path: Path) -> None:
 def test_shipped_network_has_the_standard_classes() -> None:
     network, description = load_segmenter()
     assert description.classes == STANDARD_CLASSES
-    assert description.model == "unet"
     assert not network.training
 
 

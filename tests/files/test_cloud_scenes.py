@@ -221,3 +221,18 @@ def test_images_of_narrow_clouds_are_bounded(tmp_path: Path) -> None:
     draw_from_above(line, torch.zeros(2000, dtype=torch.int64), ["wire"], tmp_path / "above.png")
     with Image.open(tmp_path / "above.png") as image:
         assert max(image.size) < 4000
+
+
+def test_pictures_have_no_gaps_between_points(tmp_path: Path) -> None:
+    """Points at random leave some pixels without a point."""
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from PIL import Image
+
+    from permutohedral.files.figure import draw_from_above
+
+    points = torch.rand(40_000, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([100.0, 100.0, 2.0])
+    draw_from_above(points, torch.zeros(40_000, dtype=torch.int64), ["ground"], tmp_path / "above.png")
+    with Image.open(tmp_path / "above.png") as image:
+        width, height = image.size
+        inner = np.asarray(image.convert("RGB"))[height // 4 : height // 2, width // 3 : width // 2]
+    assert (inner.min(axis=2) > 250).mean() < 0.002

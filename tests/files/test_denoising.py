@@ -88,21 +88,15 @@ def test_denoising_keeps_sixteen_bits_of_color(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["auto", "deep_small", "pcnn_cnn", "pcnn", "pcnn_gauss", "cnn"])
-def test_every_model_improves_psnr_and_ssim(model: str, tmp_path: Path) -> None:
+def test_every_model_removes_noise(model: str, tmp_path: Path) -> None:
     write_noisy(tmp_path / "noisy.png")
-    write(tmp_path / "clean.png", clean_pixels(False))
     arguments = ["denoise", str(tmp_path / "noisy.png"), str(tmp_path / "out.png"), "--model", model, "--json"]
-    result = invoke(*arguments, "--reference", str(tmp_path / "clean.png"))
+    result = invoke(*arguments)
     assert result.exit_code == 0, result.output
     [outcome] = json.loads(result.stdout)
-    assert outcome["psnr"][1] > outcome["psnr"][0] + 2
-    assert outcome["ssim"][1] > outcome["ssim"][0]
+    assert error(tmp_path / "out.png") < 0.8 * error(tmp_path / "noisy.png")
     assert 17 < outcome["sigma"] < 23
     assert outcome["model"] == ("deep_small" if model == "auto" else model)
-    clean, denoised = (np.asarray(Image.open(tmp_path / f"{name}.png")).astype(float) for name in ("clean", "out"))
-    # without the variance of the rounding to whole numbers
-    squared = ((denoised - clean) ** 2).mean() - 1 / 12
-    assert abs(outcome["psnr"][1] - 10 * np.log10(255**2 / squared)) < 0.1
 
 
 def test_reports_damaged_files_of_a_folder(tmp_path: Path) -> None:
@@ -112,46 +106,11 @@ def test_reports_damaged_files_of_a_folder(tmp_path: Path) -> None:
     write_noisy(source / "c.png", color=True)
     (source / "b.png").write_bytes((source / "a.png").read_bytes()[:300])
     (source / "notes.txt").write_text("no image")
-    figures = tmp_path / "figures"
-    result = invoke("denoise", str(source), str(tmp_path / "out"), "--compare", str(figures))
+    result = invoke("denoise", str(source), str(tmp_path / "out"))
     assert result.exit_code == 1
     assert "b.png" in result.stderr
     assert result.stderr.count("error:") == 1
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.png", "c.png"]
-    assert sorted(path.name for path in figures.iterdir()) == ["a.png", "c.png"]
-
-
-def test_draws_a_comparison(tmp_path: Path) -> None:
-    write_noisy(tmp_path / "noisy.png")
-    arguments = [str(tmp_path / name) for name in ("noisy.png", "out.png")]
-    result = invoke("denoise", *arguments, "--compare", str(tmp_path / "both.png"))
-    assert result.exit_code == 0
-    with Image.open(tmp_path / "both.png") as figure:
-        assert figure.width > 1000
-    result = invoke("denoise", *arguments, "--compare", str(tmp_path / "both.xyz"))
-    assert result.exit_code == 1
-    assert "cannot write the figure" in result.stderr
-
-
-def test_rejects_a_reference_of_another_size(tmp_path: Path) -> None:
-    write_noisy(tmp_path / "noisy.png")
-    write_noisy(tmp_path / "color.png", color=True)
-    arguments = ["denoise", str(tmp_path / "noisy.png"), str(tmp_path / "out.png")]
-    result = invoke(*arguments, "--reference", str(tmp_path / "color.png"))
-    assert result.exit_code == 1
-    assert "same size and channels" in result.stderr
-    assert not (tmp_path / "out.png").exists()
-
-
-def test_infinite_psnr_is_null_in_json(tmp_path: Path) -> None:
-    write(tmp_path / "clean.png", clean_pixels(False))
-    arguments = ["denoise", str(tmp_path / "clean.png"), str(tmp_path / "out.png"), "--model", "cnn", "--sigma", "10"]
-    result = invoke(*arguments, "--json", "--reference", str(tmp_path / "clean.png"))
-    assert result.exit_code == 0
-    assert "Infinity" not in result.stdout
-    [outcome] = json.loads(result.stdout)
-    assert outcome["psnr"][0] is None
-    assert outcome["psnr"][1] > 20
 
 
 def test_rejects_bad_requests_before_any_work(tmp_path: Path) -> None:

@@ -45,36 +45,6 @@ def test_sixteen_bits_keep_their_range_and_follow_the_edge(tmp_path: Path, mode:
     assert abs(found - np.where(edge(), 3000, 1000)).max() < most
 
 
-def test_folders_are_frames_of_a_video(tmp_path: Path) -> None:
-    """Noise of single frames is averaged away, and the range stays."""
-    random = np.random.default_rng(0)
-    for folder in ("maps", "photos"):
-        (tmp_path / folder).mkdir()
-    for number in range(6):
-        save_photo(tmp_path / "photos" / f"{number}.png")
-        np.save(tmp_path / "maps" / f"{number}.npy", coarse() + random.normal(size=(6, 10)) * 100)
-    places = tmp_path / "maps", tmp_path / "photos"
-    for output, options in (("alone", []), ("video", ["--sigma-time", "1.5", "--json"])):
-        result = invoke("upsample", *places, tmp_path / output, "--mode", "gaussian", "--num-iterations", "0", *options)
-        assert result.exit_code == 0, result.output
-    assert [Path(each["output"]).name for each in json.loads(result.output)] == [f"{number}.npy" for number in range(6)]
-    alone, together = (
-        np.stack([np.load(tmp_path / folder / f"{number}.npy") for number in range(6)]) for folder in ("alone", "video")
-    )
-    assert together.std(axis=0).mean() < 0.7 * alone.std(axis=0).mean()
-    assert abs(together.mean() - 1000 - 2000 * edge().mean()) < 60
-    # a frame that cannot be read ends the video, and those before it are there
-    (tmp_path / "maps" / "4.npy").write_bytes(b"nothing")
-    result = invoke("upsample", *places, tmp_path / "cut", "--mode", "gaussian", "--num-iterations", "0", *options)
-    report = {Path(each["output"]).name: each["error"] for each in json.loads(result.stdout)}
-    assert [name for name, error in report.items() if error is None] == [f"{number}.npy" for number in range(4)]
-    assert "4.npy" in report["5.npy"]
-    assert sorted(path.name for path in (tmp_path / "cut").iterdir()) == [f"{number}.npy" for number in range(4)]
-    result = invoke("upsample", *places, tmp_path / "out", "--sigma-time", "1")
-    assert result.exit_code == 1
-    assert "needs the mode 'gaussian'" in result.output
-
-
 def test_floats_keep_their_range(tmp_path: Path) -> None:
     photo, depth = save_photo(tmp_path / "photo.png"), coarse() / -7
     depth[2, 3] = np.nan
@@ -177,6 +147,8 @@ def test_rejects_files_that_do_not_fit(tmp_path: Path) -> None:
     assert "no file or folder" in message("upsample", tmp_path / "none.npy", photo, out)
     assert "no file or folder" in message("upsample", tmp_path / "coarse.npy", tmp_path / "none.png", out)
     assert "[channels, height, width]" in message("upsample", tmp_path / "four.npy", photo, out)
+    np.save(tmp_path / "last.npy", np.zeros((6, 10, 3)))
+    assert "np.moveaxis" in message("upsample", tmp_path / "last.npy", photo, out)
     for kind, reason in (("i1", "signed integers"), ("i2", "negative integers")):
         tifffile.imwrite(tmp_path / "signed.tif", np.full((3, 4), -5, kind))
         assert reason in message("upsample", tmp_path / "signed.tif", photo, out)
@@ -193,14 +165,13 @@ def test_rejects_files_that_do_not_fit(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-@pytest.mark.parametrize("options", [(), ("--mode", "gaussian", "--sigma-time", 1)], ids=["images", "video"])
-def test_guides_are_not_overwritten(tmp_path: Path, options: tuple[object, ...]) -> None:
+def test_guides_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "maps").mkdir()
     (tmp_path / "photos").mkdir()
     photo = save_photo(tmp_path / "photos" / "a.png")
     before = photo.read_bytes()
     Image.fromarray(coarse().astype(np.uint16)).save(tmp_path / "maps" / "a.png")
-    result = invoke("upsample", tmp_path / "maps", tmp_path / "photos", tmp_path / "photos", *options)
+    result = invoke("upsample", tmp_path / "maps", tmp_path / "photos", tmp_path / "photos")
     assert result.exit_code == 1
     assert "would overwrite" in result.stderr
     assert photo.read_bytes() == before

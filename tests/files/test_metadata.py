@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from image_files import invoke, read_integers, write_integers
-from PIL import ExifTags, Image, ImageCms
+from PIL import ExifTags, Image, ImageCms, features
 from PIL.PngImagePlugin import PngInfo
 
-from permutohedral.files.formats.image import read_image, write_image
+from permutohedral.files.formats.image import ImageData, read_image, write_image
 from permutohedral.files.formats.metadata import Metadata
 from permutohedral.files.formats.sixteen_bit import open_image
 
@@ -166,3 +167,22 @@ def test_image_without_metadata_gets_none(tmp_path: Path) -> None:
     for ending in ("png", "jpg", "tif", "webp"):
         Image.fromarray(pixels()).save(tmp_path / f"a.{ending}")
         assert read_image(tmp_path / f"a.{ending}").metadata == Metadata()
+
+
+@pytest.mark.parametrize("ending", ["webp", "avif"])
+def test_drops_profiles_of_gray_where_gray_becomes_rgb(ending: str, tmp_path: Path) -> None:
+    if not features.check(ending):
+        pytest.skip(f"this Pillow does not write {ending}")
+    Image.new("L", (8, 9), 90).save(tmp_path / "gray.png", icc_profile=b"profile of gray")
+    image = read_image(tmp_path / "gray.png")
+    assert write_image(image, tmp_path / f"gray.{ending}") == ["color profile"]
+    with Image.open(tmp_path / f"gray.{ending}") as written:
+        assert "icc_profile" not in written.info
+
+
+@pytest.mark.skipif(not features.check("avif"), reason="this Pillow does not write AVIF")
+def test_avif_keeps_colors(tmp_path: Path) -> None:
+    pixels = torch.rand(3, 40, 50, generator=torch.Generator().manual_seed(0))
+    write_image(ImageData(pixels), tmp_path / "a.avif")
+    # Pillow's default halves the resolution of colors
+    assert float((read_image(tmp_path / "a.avif").pixels - pixels).square().mean().sqrt()) < 0.03

@@ -133,6 +133,37 @@ def test_trimap(tmp_path: Path, random: np.random.Generator, known_foreground: b
     assert np.mean((read(tmp_path / "out.png") != expected).any(axis=2)) < 0.01
 
 
+def test_trimaps_of_the_grabcut_database(tmp_path: Path, random: np.random.Generator) -> None:
+    """Black is background whose colors, here those of the foreground, are not fitted; 64 is background to fit."""
+    image = photograph(random)
+    image[:4] = 200
+    trimap = np.full((40, 50), 128, np.uint8)
+    trimap[4:7], trimap[-4:], trimap[18:22, 23:27], trimap[:4] = 64, 64, 255, 0
+    photo, marks = save(tmp_path / "photo.png", image), save(tmp_path / "marks.png", trimap)
+    result = segment(photo, marks, tmp_path / "out.png", "--trimap", "--json")
+    assert json.loads(result.stdout)[0]["decided"] == pytest.approx(np.mean(trimap == 128), abs=1e-4)
+    expected = in_color(disk(), (255, 255, 255), BLACK)
+    assert np.mean((read(tmp_path / "out.png") != expected).any(axis=2)) < 0.01
+
+
+@pytest.mark.parametrize("mode", ["L", "P"])
+def test_keeps_index_and_palette_images(tmp_path: Path, random: np.random.Generator, mode: str) -> None:
+    """Indices near black are visible in the overlay."""
+    photo, labels = save(tmp_path / "photo.png", photograph(random)), tmp_path / "labels.png"
+    image = Image.fromarray(np.where(coarse_labels()[..., 1] > 0, 7, 2).astype(np.uint8))
+    if mode == "P":
+        image.putpalette([each for number in range(10) for each in (number, 20 * number, 200)])
+    image.save(labels)
+    assert segment(photo, labels, tmp_path / "out.png", "--overlay", tmp_path / "over.png").exit_code == 0
+    with Image.open(tmp_path / "out.png") as found, Image.open(labels) as before:
+        assert found.mode == mode
+        assert set(np.unique(np.asarray(found))) == {2, 7}
+        assert found.getpalette() == before.getpalette()
+        assert np.mean(np.asarray(found) != np.where(disk(), 7, 2)) < 0.005
+    colors = [read(tmp_path / "over.png")[place].astype(int) for place in ((20, 25), (2, 2))]
+    assert min(np.ptp(color) for color in colors) > 40
+
+
 def test_folders_of_photographs_and_probabilities(tmp_path: Path, random: np.random.Generator) -> None:
     for folder in ("photos", "network"):
         (tmp_path / folder).mkdir()

@@ -19,7 +19,7 @@ import permutohedral as ph
 from permutohedral.cli.application import application
 from permutohedral.files.formats.image import ImageData
 from permutohedral.playground import compute
-from permutohedral.playground.jobs import Job, lattice_code
+from permutohedral.playground.jobs import Job
 from permutohedral.playground.photos import Photo, encode_png, read_photo
 from permutohedral.playground.runner import DroppedError
 from permutohedral.playground.strokes import BRUSHES, Stroke, write_strokes
@@ -74,21 +74,16 @@ def check(job: Job, result: compute.Result) -> None:
         output.unlink()
 
 
-@pytest.mark.parametrize(
-    ("options", "guide"),
-    [(FILTER, None), ({**FILTER, "method": "exact"}, "guide.png"), ({**FILTER, "halo": 1}, None)],
-    ids=["plain", "guided", "halo"],
-)
-def test_filter(photo: Photo, options: dict[str, Any], guide: str | None) -> None:
-    Path("guide.png").write_bytes(encode_png(ImageData(photo.image.pixels.flip(2))))
-    result = compute.filter_photo(photo, filter.filter_job(photo.path, "a.tif", guide, options), ignore)
-    check(filter.filter_job(photo.name, "smooth.png", guide, options), result)
+@pytest.mark.parametrize("options", [FILTER, {**FILTER, "method": "exact"}, {**FILTER, "halo": 1}])
+def test_filter(photo: Photo, options: dict[str, Any]) -> None:
+    result = compute.filter_photo(photo, filter.filter_job(photo.path, "a.tif", options), ignore)
+    check(filter.filter_job(photo.name, "smooth.png", options), result)
 
 
 def test_filter_of_a_transparent_photo(transparent: Photo) -> None:
-    result = compute.filter_photo(transparent, filter.filter_job("hole.png", "a.tif", None, FILTER), ignore, check=True)
+    result = compute.filter_photo(transparent, filter.filter_job("hole.png", "a.tif", FILTER), ignore, check=True)
     assert "error about" in result.details[0]
-    check(filter.filter_job("hole.png", "smooth.png", None, FILTER), result)
+    check(filter.filter_job("hole.png", "smooth.png", FILTER), result)
 
 
 @pytest.mark.parametrize("added", [0.0, 25.0])
@@ -121,9 +116,8 @@ def test_upsample_colors_of_the_photo(photo: Photo, mode: str, tmp_path: Path) -
     options = {**upsample.START, "mode": mode}
     material = compute.shrink_colors(photo, 4, tmp_path)
     job = upsample.upsample_job("coarse.png", "guide.png", "out.png", options)
-    result, enlarged = compute.upsample(material, job, ignore), compute.enlarge(material)
-    found, expected = (float(each.details[0][len("PSNR <b>") :].split()[0]) for each in (result, enlarged))
-    assert found > expected
+    result = compute.upsample(material, job, ignore)
+    assert float(result.details[0][len("PSNR <b>") :].split()[0]) > 20
     check(job, result)
 
 
@@ -137,7 +131,7 @@ def test_upsample_a_map_along_a_transparent_photo(transparent: Photo, name: str)
     material = compute.user_map(Path(name), name, transparent)
     job = upsample.upsample_job(name, "hole.png", "out.npy", upsample.START)
     result = compute.upsample(material, job, ignore)
-    assert result.details == ()
+    assert "error unknown" in result.details[0]
     check(job, result)
 
 
@@ -162,7 +156,7 @@ def test_slow_filters_stop_when_they_are_dropped(
     """The extent of tiles is private: only small tiles make several parts of a small photo."""
     monkeypatch.setattr(compute, "_TILE", 16)
     options = {**options, "sigma_space": 0.5}
-    whole = compute.filter_photo(photo, filter.filter_job(photo.path, "a.tif", None, options), ignore)
+    whole = compute.filter_photo(photo, filter.filter_job(photo.path, "a.tif", options), ignore)
     shares: list[float] = []
 
     def drop(share: float) -> None:
@@ -171,9 +165,9 @@ def test_slow_filters_stop_when_they_are_dropped(
             raise DroppedError
 
     with pytest.raises(DroppedError):
-        compute.filter_photo(photo, filter.filter_job(photo.path, "b.tif", None, options), drop)
+        compute.filter_photo(photo, filter.filter_job(photo.path, "b.tif", options), drop)
     assert not Path("b.tif").exists()
-    check(filter.filter_job(photo.name, "smooth.png", None, options), whole)
+    check(filter.filter_job(photo.name, "smooth.png", options), whole)
 
 
 def test_segmentation_stops_when_it_is_dropped(photo: Photo) -> None:
@@ -188,19 +182,9 @@ def test_segmentation_stops_when_it_is_dropped(photo: Photo) -> None:
     assert not Path("out.tif").exists()
 
 
-def test_lattice(capsys: pytest.CaptureFixture[str]) -> None:
-    found = compute.describe_point(-1.2, 0.7, 2)
-    exec(compile(lattice_code(-1.2, 0.7, 2).python, "shown", "exec"), {})
-    printed = capsys.readouterr().out
-    assert str(found["weights"]) in printed
-    assert str(len(found["taps"])) in printed
-    corners, weights = np.array(found["corners"]), np.array(found["weights"])
-    np.testing.assert_allclose(weights @ corners, [-1.2, 0.7], atol=1e-12)
-
-
 def test_previews_cover_the_photo(transparent: Photo) -> None:
     previews = [
-        compute.preview_filter(transparent, None, FILTER),
+        compute.preview_filter(transparent, FILTER),
         compute.preview_denoised(transparent.image, {"sigma": 25.0, "strength": 1.0, "model": "cnn"}),
         compute.preview_segments(transparent, STROKES, SEGMENT),
     ]
@@ -208,13 +192,13 @@ def test_previews_cover_the_photo(transparent: Photo) -> None:
 
 
 def test_preview_of_a_small_photo_is_the_filter(photo: Photo) -> None:
-    preview = compute.preview_filter(photo, None, FILTER)
-    assert preview == compute.filter_photo(photo, filter.filter_job(photo.path, "a.tif", None, FILTER), ignore).layer
+    preview = compute.preview_filter(photo, FILTER)
+    assert preview == compute.filter_photo(photo, filter.filter_job(photo.path, "a.tif", FILTER), ignore).layer
 
 
 @pytest.mark.parametrize("name", ["a\nb.png", 'a"b.png', "a\\b.png", "a'b.png", "\u00fc b.png"])
 def test_quotes_names_of_files(name: str) -> None:
-    code = filter.filter_job(name, "smooth.png", None, FILTER).code()
+    code = filter.filter_job(name, "smooth.png", FILTER).code()
     constants = [node.value for node in ast.walk(ast.parse(code.python)) if isinstance(node, ast.Constant)]
     assert name in constants
     assert shlex.split(code.command)[3] == name

@@ -21,7 +21,6 @@ from permutohedral.playground.compute import user_map
 from permutohedral.playground.photos import (
     PREVIEW_PIXELS,
     Photo,
-    check_guide,
     encode_png,
     make_layer,
     read_photo,
@@ -96,13 +95,6 @@ def test_transparent_photo_is_shown_on_white_without_hidden_colors_in_the_previe
     assert torch.allclose(photo.small, torch.tensor(0.2))
     assert photo.small_alpha is not None
     assert torch.allclose(photo.small_alpha, torch.tensor(0.2))
-
-
-def test_rejects_a_guide_of_another_size(tmp_path: Path) -> None:
-    photo, guide = (write_photo(tmp_path / f"{width}.png", torch.rand(3, 9, width)) for width in (7, 8))
-    assert check_guide(photo, photo) is photo
-    with pytest.raises(InputError, match=r"8\.png has 8 x 9 pixels and the photo 7 x 9"):
-        check_guide(photo, guide)
 
 
 def test_rejects_a_map_larger_than_the_photo(tmp_path: Path) -> None:

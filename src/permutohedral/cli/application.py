@@ -47,9 +47,9 @@ def demo(
     output: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the figures.")] = Path("out"),
     steps: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Training steps.")] = 150,
 ) -> None:
-    """Filter a photo, train a filter, compare all denoisers.
+    """Filter a photo, train a filter, denoise.
 
-    Takes less than a minute. The photos come with scikit-image. Needs the extras cli and images.
+    Takes less than a minute. The photos come with scikit-image. Needs the extra images.
 
     Example: permutohedral demo --output out
     """

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,14 +20,12 @@ Scheduler = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Address 
 Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted command.")]
 
 
-def parse_sigmas(text: str) -> str:
-    """Check that an option is a positive number, or several with commas between."""
+def parse_sigmas(text: str) -> list[float]:
+    """Parse a positive number, or several with commas between."""
     try:
-        for part in text.split(","):
-            positive(float(part))
+        return [positive(float(part)) for part in text.split(",")]
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} is not a number, or numbers with commas between") from error
-    return text
 
 
 @array.command("filter")
@@ -35,7 +33,7 @@ def filter_array(
     input: Annotated[Path, typer.Argument(metavar="INPUT", help="Zarr array, OME-Zarr or TIFF of any size.")],
     output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Zarr store to write; ends with .zarr.")],
     sigma_space: Annotated[
-        str, typer.Option(callback=parse_sigmas, metavar="SAMPLES", help="Bandwidth in space; 1,2,2 sets each axis.")
+        Any, typer.Option(parser=parse_sigmas, metavar="SAMPLES", help="Bandwidth in space; 1,2,2 sets each axis.")
     ] = "8.0",
     sigma_color: Annotated[
         float,
@@ -57,25 +55,15 @@ def filter_array(
     """Smooth arrays of any size and keep edges.
 
     Filters tile by tile; the result equals the filter of the whole array. OUTPUT has the axes, dtype, chunks and
-    compression of INPUT, and appears when it is complete. Needs the extras cli and dask.
+    compression of INPUT, and appears when it is complete. Needs the extra dask.
 
     Example: permutohedral array filter volume.zarr smooth.zarr --sigma-space 1,2,2 --workers 4 --memory 2GiB
     """
+    options = locals()
+    del options["as_json"]
     with handle_errors():
         started = time.perf_counter()
-        result = call_job(
-            "filter_array",
-            input=input,
-            output=output,
-            sigma_space=[float(part) for part in sigma_space.split(",")],
-            sigma_color=sigma_color,
-            axes=axes,
-            physical=physical,
-            workers=workers,
-            memory=memory,
-            scheduler=scheduler,
-            resume=resume,
-        )
+        result = call_job("filter_array", **options)
         seconds = time.perf_counter() - started
         if as_json:
             report = {"input": str(input), "output": str(output), "shape": result.shape, "axes": result.axes}

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sys
-import textwrap
 from typing import Any
 
 import typer
@@ -32,15 +29,7 @@ def backends(as_json: Json = False) -> None:
             typer.echo(f"\n{device}")
             for choice in choices:
                 verdict = "chosen" if choice["chosen"] else choice["reason"] or "runs here, not chosen"
-                typer.echo(_hanging(f"  {choice['name']:<10} ", verdict))
-
-
-def _hanging(start: str, text: str) -> str:
-    """Return `text` after `start`, wrapped on a terminal."""
-    if not sys.stdout.isatty():
-        return start + text
-    columns = shutil.get_terminal_size().columns
-    return textwrap.fill(text, columns, initial_indent=start, subsequent_indent=" " * len(start))
+                typer.echo(f"  {choice['name']:<10} {verdict}")
 
 
 def _describe_backends() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from permutohedral.cli.arrays import Memory, Resume, Scheduler, Workers
-from permutohedral.cli.shared import Json, call_job, handle_errors, positive
+from permutohedral.cli.shared import Json, call_job, handle_errors, need_output, positive
 from permutohedral.errors import InputError
 
 cloud = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -36,7 +36,7 @@ def smooth_cloud(
     """Smooth the positions of laser scans, or another field.
 
     Replaces each value by the Gaussian mean of the points around. Everything else in the file is kept. Overwrites
-    OUTPUT atomically. Needs the extras cli and clouds.
+    OUTPUT atomically. Needs the extra clouds.
 
     Example: permutohedral cloud smooth scan.laz smooth.laz --sigma-space 2.0
 
@@ -64,12 +64,14 @@ def segment_cloud(
     """Find ground, vegetation and buildings in laser scans.
 
     For airborne scans of any size, in meters, the last coordinate up. Writes the classes 2, 5 and 6 of the LAS
-    standard, and keeps everything else in the file. Overwrites OUTPUT atomically. Needs the extras cli and clouds.
+    standard, and keeps everything else in the file. Overwrites OUTPUT atomically. Needs the extra clouds.
 
     Example: permutohedral cloud segment scan.laz classified.laz --image classes.png
     """
+    options = locals()
+    del options["as_json"]
     with handle_errors():
-        counts = call_job("segment_cloud", input=input, output=output, model=model, image=image, device=device)
+        counts = call_job("segment_cloud", **options)
         if as_json:
             typer.echo(json.dumps(counts, indent=2))
         elif sys.stdout.isatty():
@@ -79,10 +81,14 @@ def segment_cloud(
 
 @cloud.command("train")
 def train_cloud(
-    inputs: Annotated[
-        list[Path], typer.Argument(metavar="INPUT...", help="Classified .laz, .las, .ply or .npz files, in meters.")
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            callback=need_output,
+            metavar="INPUT... OUTPUT",
+            help="Classified .laz, .las, .ply or .npz files, in meters; then the model to write, a .safetensors file.",
+        ),
     ],
-    output: Annotated[Path, typer.Argument(metavar="OUTPUT", help="Model to write, a .safetensors file.")],
     point_class: Annotated[
         list[str] | None,
         typer.Option(
@@ -92,8 +98,8 @@ def train_cloud(
             show_default="ground=2 vegetation=3,4,5 building=6",
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Updates of the weights.")] = 1500,
-    crops: Annotated[int, typer.Option(min=1, metavar="NUMBER", help="Crops per step.")] = 8,
+    num_steps: Annotated[int, typer.Option("--steps", min=1, metavar="NUMBER", help="Updates of the weights.")] = 1500,
+    num_crops: Annotated[int, typer.Option("--crops", min=1, metavar="NUMBER", help="Crops per step.")] = 8,
     start: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Start from this model, with as many classes.")
     ] = None,
@@ -104,23 +110,15 @@ def train_cloud(
     """Train a model for 'cloud segment' on your own files.
 
     Points of other classes are part of the input but do not count. Keep a file for testing. Overwrites OUTPUT
-    atomically; checkpoints are in OUTPUT.checkpoint. Needs the extras cli and clouds.
+    atomically; checkpoints are in OUTPUT.checkpoint. Needs the extra clouds.
 
     Example: permutohedral cloud train one.laz two.laz model.safetensors --class road=11 --class other=2,3,4,5,6
     """
+    options = locals()
+    *inputs, output = options.pop("paths")
     with handle_errors():
-        accuracy = call_job(
-            "train_cloud",
-            inputs=inputs,
-            output=output,
-            classes=parse_classes(point_class),
-            num_steps=steps,
-            num_crops=crops,
-            start=start,
-            seed=seed,
-            device=device,
-            resume=resume,
-        )
+        classes = parse_classes(options.pop("point_class"))
+        accuracy = call_job("train_cloud", inputs=inputs, output=output, classes=classes, **options)
         typer.echo(f"{100 * accuracy:.1f} % of the classified training points are right", err=True)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from permutohedral.cli.shared import Json, handle_errors, positive, run_batch
+from permutohedral.cli.shared import Json, handle_errors, need_output, positive, run_batch, split_paths
 from permutohedral.errors import InputError
 from permutohedral.files.settings import SegmentationSettings
 
@@ -15,7 +15,13 @@ image = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 _SEGMENTATION = SegmentationSettings()
 
-Sources = Annotated[list[Path], typer.Argument(metavar="INPUT...", help="Images, folders of images, or - for stdin.")]
+Paths = Annotated[
+    list[Path],
+    typer.Argument(
+        callback=need_output, metavar="INPUT... OUTPUT",
+        help="Images, folders of images, or - for stdin; then the result, - for stdout, or a folder for several.",
+    ),
+]  # fmt: skip
 Output = Annotated[Path, typer.Argument(metavar="OUTPUT", help="Result, - for stdout, or a folder for several.")]
 Guide = Annotated[Path, typer.Argument(metavar="GUIDE", help="Photo, or a folder of photos with the same names.")]
 Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Also process the folders in a folder.")]
@@ -50,8 +56,7 @@ def _share(value: float) -> float:
 
 @image.command("filter")
 def filter_image(
-    sources: Sources,
-    output: Output,
+    paths: Paths,
     guide: Annotated[
         Path | None,
         typer.Option(metavar="PATH", help="Keep the edges of this image, or of a folder with the same names."),
@@ -61,7 +66,7 @@ def filter_image(
     method: Annotated[
         Literal["separable", "dense", "exact", "auto"],
         typer.Option(help="separable: fast; dense, exact: more accurate; auto: most accurate at equal speed."),
-    ] = "separable",
+    ] = "auto",
     halo: Annotated[
         int, typer.Option(min=0, metavar="STEPS", help="Extra lattice points: slower and more accurate.")
     ] = 0,
@@ -76,21 +81,20 @@ def filter_image(
 
     The ending of OUTPUT names the format; stdout has the format of the input. Alpha is kept, and weights the colors.
     Overwrites OUTPUT atomically. If one of several images fails, the others are still processed, and the exit code
-    is 1. Needs the extras cli and images.
+    is 1. Needs the extra images.
 
     Example: permutohedral image filter photo.png smooth.png --sigma-space 16
 
     Example: permutohedral image filter depth.png sharp.png --guide photo.png
 
-    Example: permutohedral image filter noisy.png smooth.png --sigma-space 2 --method auto --check
+    Example: permutohedral image filter noisy.png smooth.png --sigma-space 2 --check
     """
-    run_batch("filter_image", locals())
+    run_batch("filter_image", split_paths(locals()))
 
 
 @image.command()
 def denoise(
-    sources: Sources,
-    output: Output,
+    paths: Paths,
     sigma: Annotated[
         float | None,
         typer.Option(
@@ -104,24 +108,17 @@ def denoise(
         str,
         typer.Option(metavar="NAME", help="auto, deep_small, or pcnn_cnn (fast), pcnn, pcnn_gauss, cnn."),
     ] = "auto",
-    reference: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Clean image, or a folder with the same names, to measure PSNR and SSIM."),
-    ] = None,
-    compare: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Figure of before and after, or a folder for several.")
-    ] = None,
     recursive: Recursive = False,
     as_json: Json = False,
 ) -> None:
     """Remove noise from images.
 
     Gray or color, of any size. Overwrites OUTPUT atomically. If one of several images fails, the others are still
-    processed, and the exit code is 1. Needs the extras cli and images.
+    processed, and the exit code is 1. Needs the extra images.
 
     Example: permutohedral image denoise noisy.png clean.png --sigma 25
     """
-    run_batch("denoise_image", locals(), printed=reference is not None)
+    run_batch("denoise_image", split_paths(locals()))
 
 
 @image.command()
@@ -166,7 +163,7 @@ def segment(
     """Make rough labels follow the edges of photos.
 
     LABELS is an image with one color per label; black and transparent pixels are unknown. The numbers do not apply to
-    --trimap. Overwrites OUTPUT atomically; results in a folder are PNG. Needs the extras cli and images.
+    --trimap. Overwrites OUTPUT atomically; results in a folder are PNG. Needs the extra images.
 
     Example: permutohedral image segment photo.jpg labels.png out.png --overlay overlay.png
 
@@ -194,10 +191,6 @@ def upsample(
     sigma_space: SigmaSpaceByMode = None,
     sigma_luma: SigmaLuma = 0.12,
     sigma_chroma: SigmaChroma = 0.05,
-    sigma_time: Annotated[
-        float | None,
-        typer.Option(min=0.01, metavar="FRAMES", help="Bandwidth in time: the files are the frames of a video."),
-    ] = None,
     num_iterations: Annotated[
         int | None, typer.Option(min=0, metavar="NUMBER", help="Corrections, or iterations.", show_default="by mode")
     ] = None,
@@ -213,8 +206,7 @@ def upsample(
     [channels, height, width]. Results keep the range. NaN and transparent pixels are filled. Overwrites OUTPUT
     atomically. If one of several maps fails, the others are still processed, and the exit code is 1.
 
-    With --sigma-time the files of a folder, in the order of their names, are the frames of a video. This needs
-    --mode gaussian, and keeps few frames in memory. Needs the extras cli and images.
+    Needs the extra images.
 
     Example: permutohedral image upsample depth.png photo.jpg out.png
 
@@ -239,8 +231,7 @@ def solve(
 ) -> None:
     """Smooth maps along the edges of photos, and fill holes.
 
-    Takes the same maps as upsample, at the size of the photo. Overwrites OUTPUT atomically. Needs the extras cli and
-    images.
+    Takes the same maps as upsample, at the size of the photo. Overwrites OUTPUT atomically. Needs the extra images.
 
     Example: permutohedral image solve depth.png photo.jpg out.png --unknown 0
     """
@@ -263,7 +254,7 @@ def colorize(
     """Color gray images from a few strokes.
 
     STROKES has the size of GRAY. It is colored on strokes, and transparent or gray elsewhere. Overwrites OUTPUT
-    atomically. Needs the extras cli and images.
+    atomically. Needs the extra images.
 
     Example: permutohedral image colorize gray.png strokes.png out.png
     """

@@ -75,14 +75,13 @@ def call_job(name: str, **options: Any) -> Any:
         return getattr(files, name)(**options, progress=progress)
 
 
-def run_batch(name: str, options: dict[str, Any], printed: bool = False) -> None:
+def run_batch(name: str, options: dict[str, Any]) -> None:
     """Call a function of `permutohedral.files` on a batch of files, and report the results.
 
     Args:
         name: the function.
         options: the parameters of the command: the arguments of the function, `as_json` to print JSON, and optionally
             `backend` to force one.
-        printed: print a line for each file even if stdout is not a terminal.
 
     Raises:
         typer.Exit: with code 1 if a file failed.
@@ -100,7 +99,7 @@ def run_batch(name: str, options: dict[str, Any], printed: bool = False) -> None
             results = call_job(name, errors="report", **options)
     if as_json:
         typer.echo(json.dumps([result.as_json() for result in results], indent=2))
-    elif printed or sys.stdout.isatty():
+    elif sys.stdout.isatty():
         for result in results:
             typer.echo(result.describe(), err=to_stdout)
     for result in results:
@@ -111,6 +110,19 @@ def run_batch(name: str, options: dict[str, Any], printed: bool = False) -> None
         typer.echo(f"error: {error}", err=True)
     if failed:
         raise typer.Exit(1)
+
+
+def need_output(paths: list[Path]) -> list[Path]:
+    """Check that an argument INPUT... OUTPUT has both; click would miss the first instead of the last."""
+    if len(paths) == 1:
+        raise typer.BadParameter(f"OUTPUT is missing after {paths[0]}")
+    return paths
+
+
+def split_paths(options: dict[str, Any]) -> dict[str, Any]:
+    """Replace the parameter `paths` of a command by `sources` and `output`."""
+    *sources, output = options.pop("paths")
+    return {"sources": sources, "output": output, **options}
 
 
 def positive(value: float) -> float:

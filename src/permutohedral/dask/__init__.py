@@ -15,17 +15,8 @@ from permutohedral.errors import BackendUnavailable
 if find_spec("dask") is None:
     raise BackendUnavailable("permutohedral.dask needs Dask: pip install 'permutohedral[dask]'")
 
-from permutohedral.dask.layers import map_layer
-from permutohedral.dask.points import ChunkedLattice, build_lattice, gaussian_filter
+from permutohedral.dask.points import gaussian_filter
 from permutohedral.dask.tiles import bilateral_filter, map_tiles
 from permutohedral.dask.workers import start_workers
 
-__all__ = [
-    "ChunkedLattice",
-    "bilateral_filter",
-    "build_lattice",
-    "gaussian_filter",
-    "map_layer",
-    "map_tiles",
-    "start_workers",
-]
+__all__ = ["bilateral_filter", "gaussian_filter", "map_tiles", "start_workers"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, NamedTuple, cast
 
@@ -37,7 +36,7 @@ Array = NDArray[np.floating]
 Part = tuple[NDArray[np.int32], Array]
 
 
-def gaussian_filter(values: da.Array, features: da.Array, target_features: da.Array | None = None) -> da.Array:
+def gaussian_filter(values: da.Array, features: da.Array) -> da.Array:
     """Filter chunked points like `ph.gaussian_filter`; the lattice is computed immediately, results lazily.
 
     Each chunk makes a lattice that is merged into the others. So chunks should hold many points per lattice point, or
@@ -46,10 +45,9 @@ def gaussian_filter(values: da.Array, features: da.Array, target_features: da.Ar
     Args:
         values: float32 or float64 `[points, channels]`.
         features: `[points, d]`; its chunks are used, one at a time.
-        target_features: `[targets, d]`; default: `features`.
 
     Returns:
-        `[targets, channels]`, in the chunks of the targets.
+        `[points, channels]`, in the chunks of the features.
 
     >>> import permutohedral.dask as phd
     >>> features = da.random.random((1000, 3), chunks=(250, 3)) * 5
@@ -57,79 +55,19 @@ def gaussian_filter(values: da.Array, features: da.Array, target_features: da.Ar
     np.float64(1.0)
     """
     features, values = _align_chunks(features, values)
-    targets = features if target_features is None else _check_targets(features, target_features)
-    parts = _splat(features, values, mass=True)
-    if target_features is not None:
-        parts += _place(targets, values.shape[1] + 1)
-    index, sums = _persist_pair(_delayed(_blur_part)(_delayed(index_part)(_merge(parts))))
-    return _slice(index, sums, targets, values.shape[1], values.dtype, divide=True)
+    merged = _merge(_splat(features, values))
+    index, sums = _persist_pair(_delayed(_blur_part)(_delayed(index_part)(merged)))
+    return _slice(index, sums, features, values.shape[1], values.dtype)
 
 
-@dataclass(frozen=True, eq=False)
-class ChunkedLattice:
-    """Lattice of chunked points, for several signals, other targets, or your own filters.
-
-    Build it with `build_lattice`. Lattice values are delayed arrays `[lattice_points, channels]`.
-
-    Attributes:
-        features: `[points, d]`, where values come from.
-        target_features: where results are wanted.
-        index: lattice points, kept by the scheduler.
-    """
-
-    features: da.Array
-    target_features: da.Array
-    index: Any
-
-    def splat(self, values: da.Array) -> Any:
-        """Add `values [points, channels]` to the lattice points."""
-        features, values = _align_chunks(self.features, values)
-        part = _merge(_splat(features, values, mass=False))
-        return _delayed(scatter_part)(self.index, part)
-
-    def blur(self, lattice_values: Any) -> Any:
-        """Blur lattice values with the Gaussian."""
-        return _delayed(blur_rows)(self.index, lattice_values)
-
-    def slice(self, lattice_values: Any, channels: int) -> da.Array:
-        """Interpolate at the targets: `[targets, channels]`, lazily."""
-        targets = self.target_features
-        return _slice(self.index, lattice_values, targets, channels, targets.dtype, divide=False)
-
-
-def build_lattice(features: da.Array, target_features: da.Array | None = None) -> ChunkedLattice:
-    """Build the lattice of all chunks of features and targets; it is computed immediately.
-
-    Args:
-        features: `[points, d]`.
-        target_features: `[targets, d]`; default: `features`.
-
-    >>> import permutohedral.dask as phd
-    >>> features, ones = da.random.random((100, 2), chunks=(25, 2)), da.ones((100, 1), chunks=(25, 1))
-    >>> lattice = phd.build_lattice(features)
-    >>> mass = lattice.slice(lattice.blur(lattice.splat(ones)), channels=1)
-    >>> mass.shape
-    (100, 1)
-    """
-    features, _ = _align_chunks(features, None)
-    targets = features if target_features is None else _check_targets(features, target_features)
-    parts = _splat(features, None, mass=False)
-    if target_features is not None:
-        parts += _place(targets, 0)
-    index, _ = _persist_pair(_delayed(index_part)(_merge(parts)))
-    return ChunkedLattice(features, targets, index)
-
-
-def _align_chunks(features: da.Array, values: da.Array | None) -> tuple[da.Array, Any]:
+def _align_chunks(features: da.Array, values: da.Array) -> tuple[da.Array, da.Array]:
     """Return both in chunks of whole points, the values in those of the features."""
     for name, array in (("features", features), ("values", values)):
-        if array is not None and (not isinstance(array, da.Array) or array.ndim != 2):
+        if not isinstance(array, da.Array) or array.ndim != 2:
             raise InputError(f"{name} must be a Dask array [points, n], got {array!r}; see dask.array.from_zarr")
     if any(np.isnan(extent) for extent in features.chunks[0]):
         raise InputError("features have chunks of unknown sizes; call features.compute_chunk_sizes() first")
     features = features.rechunk({1: -1})
-    if values is None:
-        return features, None
     if values.shape[0] != features.shape[0]:
         raise InputError(f"values have {values.shape[0]} points, but features have {features.shape[0]}")
     if values.dtype != features.dtype:
@@ -138,32 +76,12 @@ def _align_chunks(features: da.Array, values: da.Array | None) -> tuple[da.Array
     return features, values.rechunk({0: features.chunks[0], 1: -1})
 
 
-def _check_targets(features: da.Array, target_features: da.Array) -> da.Array:
-    """Return targets in chunks of whole points, after checking that they match the features."""
-    targets, _ = _align_chunks(target_features, None)
-    if targets.dtype != features.dtype or targets.shape[1] != features.shape[1]:
-        raise InputError(
-            "target_features must share dtype and dimension with features, got "
-            f"{targets.dtype} {targets.shape} and {features.dtype} {features.shape}"
-        )
-    return targets
-
-
-def _splat(features: da.Array, values: da.Array | None, mass: bool) -> list[Any]:
+def _splat(features: da.Array, values: da.Array) -> list[Any]:
     # without fusion, a task that both depend on is computed once
     with dask.config.set({"optimization.fuse.active": False}):
-        arrays = optimize(*([features] if values is None else [features, values]))
-    places, *others = (array.to_delayed(optimize_graph=False).ravel() for array in arrays)
-    given = others[0] if others else [None] * len(places)
-    return [
-        _delayed(splat_chunk)(place, each, number, mass)
-        for number, (place, each) in enumerate(zip(places, given, strict=True))
-    ]
-
-
-def _place(targets: da.Array, channels: int) -> list[Any]:
-    places = targets.to_delayed().ravel()
-    return [_delayed(place_chunk)(place, channels, number) for number, place in enumerate(places)]
+        arrays = optimize(features, values)
+    pairs = zip(*(array.to_delayed(optimize_graph=False).ravel() for array in arrays), strict=True)
+    return [_delayed(splat_chunk)(place, each, number) for number, (place, each) in enumerate(pairs)]
 
 
 def _merge(parts: list[Any]) -> Any:
@@ -192,10 +110,10 @@ def _persist_pair(pair: Any) -> tuple[Any, Any]:
     return kept[0], kept[1]
 
 
-def _slice(index: Any, sums: Any, targets: da.Array, channels: int, dtype: Any, divide: bool) -> da.Array:
-    places = zip(targets.to_delayed().ravel(), targets.chunks[0], strict=True)
+def _slice(index: Any, sums: Any, features: da.Array, channels: int, dtype: Any) -> da.Array:
+    places = zip(features.to_delayed().ravel(), features.chunks[0], strict=True)
     found = [
-        da.from_delayed(_delayed(slice_chunk)(index, sums, place, number, divide), (extent, channels), dtype=dtype)
+        da.from_delayed(_delayed(slice_chunk)(index, sums, place, number), (extent, channels), dtype=dtype)
         for number, (place, extent) in enumerate(places)
     ]
     return cast(da.Array, da.concatenate(found))
@@ -215,34 +133,23 @@ class LatticeIndex(NamedTuple):
         return operators.find_neighbors(torch.from_numpy(self.keys), torch.from_numpy(self.table), keys, offsets)
 
 
-def splat_chunk(features: Array, values: Array | None, chunk: int, mass: bool = True) -> Part:
-    """Splat a chunk onto its own lattice points.
+def splat_chunk(features: Array, values: Array, chunk: int) -> Part:
+    """Splat a chunk, and a channel of ones, onto its own lattice points.
 
     Args:
         features: `[points, d]`.
-        values: `[points, channels]`; None for no channels.
+        values: `[points, channels]`.
         chunk: number of the chunk, for errors.
-        mass: whether to append a channel of ones.
     """
     limit_worker_cache()
-    places = _to_tensor("features", features, chunk)
-    keys, vertices, barycentric, _ = operators.index_points(places, None)
-    given = places[:, :0] if values is None else _to_tensor("values", values, chunk)
+    places, given = _to_tensor("features", features, chunk), _to_tensor("values", values, chunk)
     if len(given) != len(places):
         raise InputError(f"values have {len(given)} points in chunk {chunk}, but features have {len(places)}")
-    channels = given.shape[1]
-    rows = new_tensor((len(places), channels + mass), places.dtype)
-    rows[:, :channels] = given
-    rows[:, channels:] = 1
+    keys, vertices, barycentric, _ = operators.index_points(places, None)
+    rows = new_tensor((len(places), given.shape[1] + 1), places.dtype)
+    rows[:, :-1], rows[:, -1] = given, 1
     sums = operators.splat(rows, vertices, barycentric, len(keys))
     return keys.numpy(), sums.numpy()
-
-
-def place_chunk(features: Array, channels: int, chunk: int) -> Part:
-    """Return the lattice points of a chunk of targets with sums of zero; the blur passes over them, too."""
-    places = _to_tensor("target_features", features, chunk)
-    keys, *_ = operators.index_points(places, None)
-    return keys.numpy(), _to_numpy(places.new_zeros(len(keys), channels))
 
 
 def merge_parts(parts: Sequence[Part]) -> Part:
@@ -276,33 +183,14 @@ def blur_rows(index: LatticeIndex, sums: Array) -> Array:
     return _to_numpy(operators.blur(torch.from_numpy(sums), neighbors, False) / blur_gain(dimension))
 
 
-def slice_chunk(index: LatticeIndex, sums: Array, features: Array, chunk: int, divide: bool = True) -> Array:
-    """Interpolate the sums at the points of a chunk; `divide` by the last channel."""
+def slice_chunk(index: LatticeIndex, sums: Array, features: Array, chunk: int) -> Array:
+    """Interpolate the sums at the points of a chunk, and divide by the last channel."""
     places = _to_tensor("features", features, chunk)
     keys, vertices, barycentric, _ = operators.index_points(places, None)
-    rows = index.find(keys, _no_offset(keys))[0]
-    found = torch.from_numpy(sums).index_select(0, rows.clamp_min(0).long())
-    found = torch.where((rows < 0)[:, None], 0.0, found)
+    rows = index.find(keys, torch.zeros(1, keys.shape[1] - 1, dtype=torch.int32))[0]
+    found = torch.from_numpy(sums).index_select(0, rows.long())
     sliced = operators.slice(found, vertices, barycentric)
-    if divide:
-        sliced[:, -1:] += SMALLEST_MASS
-        sliced = sliced[:, :-1] / sliced[:, -1:]
-    return _to_numpy(sliced)
-
-
-def scatter_part(index: LatticeIndex, part: Part) -> Array:
-    """Return the sums of a part in the rows of all lattice points, zero elsewhere."""
-    keys = torch.from_numpy(part[0])
-    rows = index.find(keys, _no_offset(keys))[0]
-    if bool((rows < 0).any()):
-        raise InputError("values lie at points that the lattice was not built from; pass values at its features")
-    sums = np.zeros((len(index.keys), part[1].shape[1]), part[1].dtype)
-    sums[rows.numpy()] = part[1]
-    return sums
-
-
-def _no_offset(keys: Tensor) -> Tensor:
-    return torch.zeros(1, keys.shape[1] - 1, dtype=torch.int32)
+    return _to_numpy(sliced[:, :-1] / (sliced[:, -1:] + SMALLEST_MASS))
 
 
 def _to_tensor(name: str, array: Array, chunk: int) -> Tensor:

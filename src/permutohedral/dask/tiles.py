@@ -17,6 +17,7 @@ from permutohedral.dask.workers import check_chunk_fits, limit_worker_cache
 from permutohedral.errors import InputError
 from permutohedral.files.tiling import (
     CHANNELS,
+    SPATIAL,
     Tiling,
     bilateral_margins,
     filter_bilateral_tile,
@@ -70,19 +71,33 @@ def bilateral_filter(
     if method not in ("separable", "dense", "exact"):
         raise InputError(f"method is {method!r}; pass 'separable', 'dense' or 'exact', the same for all tiles")
     check_method(method, halo, None)
+    edges = images[-1].dtype
+    if edges.kind in "ui" and isinstance(sigma_color, (int, float)) and 0 < sigma_color < 0.25:
+        most = np.iinfo(edges).max
+        raise InputError(
+            f"sigma_color is {sigma_color}, less than a quarter of a step of {edges}, which smooths nothing; pass it "
+            f"in units of the values, such as {sigma_color * most:g} for {sigma_color} of the largest value"
+        )
     run = partial(filter_bilateral_tile, sigma_space=sigmas, sigma_color=sigma_color, method=method, halo=halo)
     return map_with_margins(run, images, names, bilateral_margins(sigmas, method, halo))
 
 
-def map_tiles(function: TileFilter, image: Any, margins: Sequence[int], axes: str | None = None) -> Any:
-    """Apply your own filter tile by tile, lazily.
+def map_tiles(
+    function: TileFilter,
+    image: Any,
+    margins: Sequence[int],
+    axes: str | None = None,
+    out_channels: int | None = None,
+) -> Any:
+    """Apply your own filter, or a trained layer, tile by tile, lazily.
 
     Args:
         function: takes values, float32 or float64 `[channels, *space]`, and the position of their first sample.
-            Returns the same shape.
+            Returns the same shape. A bilateral layer is `lambda values, origin: layer(values[None], origin=origin)[0]`.
         image: as for `bilateral_filter`.
         margins: samples that the function needs on either side, for each spatial axis; see `ph.reach`.
         axes: as for `bilateral_filter`.
+        out_channels: channels that the function returns; the result is then floating. Default: those of the image.
 
     Returns:
         like `image`.
@@ -92,7 +107,7 @@ def map_tiles(function: TileFilter, image: Any, margins: Sequence[int], axes: st
     >>> float(phd.map_tiles(lambda values, origin: 2 * values, image, (3, 3)).sum())
     16000.0
     """
-    return map_with_margins(function, [image], axis_letters(image, axes), list(margins))
+    return map_with_margins(function, [image], axis_letters(image, axes), list(margins), out_channels)
 
 
 def axis_letters(image: Any, axes: str | None) -> str:
@@ -107,10 +122,12 @@ def axis_letters(image: Any, axes: str | None) -> str:
                 "image, axes='ZYX' for a volume, ..."
             )
         names = "S" * image.ndim
-    if len(names) != image.ndim or names.count(CHANNELS) > 1 or not 1 <= len(names.replace(CHANNELS, "")) <= 3:
+    letters = SPATIAL + CHANNELS
+    is_known = axes is None or (set(names) <= set(letters) and len(set(names)) == len(names))
+    if len(names) != image.ndim or names.count(CHANNELS) > 1 or len(names.replace(CHANNELS, "")) > 3 or not is_known:
         raise InputError(
-            f"axes are {axes!r}, but the array has shape {image.shape}; pass a letter per axis: one to three for "
-            "space, at most one C for channels"
+            f"axes are {axes!r}, but the array has shape {image.shape}; pass a letter per axis, each once: Z, Y and X "
+            "for space, C for channels"
         )
     return names
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from permutohedral.errors import InputError
 from permutohedral.files.settings import reading
-from permutohedral.files.tiling import CHANNELS, Region, cast_rounded, may_have_channels, working_dtype
+from permutohedral.files.tiling import CHANNELS, SPATIAL, Region, cast_rounded, may_have_channels, working_dtype
 
 # letter of the time axis; times are filtered one by one
 TIMES = "T"
@@ -86,9 +85,8 @@ class ArraySource:
 
     def last_change(self) -> int:
         """Return the time of the latest change of the file, or of any chunk of a store, in nanoseconds."""
-        top = str(Path(self.path) / self.member)
-        inside = (os.path.join(folder, name) for folder, _, names in os.walk(top) for name in ("", *names))
-        return max(map(_modification_time, (top, *inside)))
+        top = Path(self.path) / self.member
+        return max(each.lstat().st_mtime_ns for each in (top, *top.rglob("*")))
 
     def spacing(self) -> tuple[float, ...]:
         """Return the distance between samples along each axis, in the physical units of an OME-Zarr.
@@ -129,6 +127,8 @@ def open_source(path: Path, axes: str | None = None) -> ArraySource:
         raise InputError(f"input {path} does not exist")
     with reading(f"the array {path}"):
         source = _describe_tiff(path) if path.suffix.lower() in _TIFF_SUFFIXES else _describe_store(path)
+    if axes is not None and not set(axes.upper()) <= set(TIMES + CHANNELS + SPATIAL):
+        raise InputError(f"axes are {axes!r}; pass Z, Y and X for space, C for channels, T for times")
     names = _check_axes(path, source.shape, (axes or source.axes).upper())
     if np.dtype(source.dtype).kind not in "uif":
         raise InputError(f"input {path} has dtype {source.dtype}; pass an array of integers or floats")
@@ -201,14 +201,6 @@ def _opened_tiff(path: Path) -> Iterator[Any]:
         yield zarr.open_array(store, mode="r")
     finally:
         store.close()
-
-
-def _modification_time(path: str) -> int:
-    try:
-        return os.stat(path).st_mtime_ns
-    except FileNotFoundError:
-        # a dangling link, or a file that was just removed
-        return 0
 
 
 def _check_axes(path: Path, shape: Sequence[int], axes: str) -> str:

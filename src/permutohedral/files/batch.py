@@ -30,12 +30,18 @@ class FileResult:
         output: file with the result.
         error: reason why there is no result, None if there is one.
         lost: names of the metadata that the format of the output cannot hold.
+        height: in pixels.
+        width: in pixels.
+        seconds: duration without reading and writing.
     """
 
     source: Path
     output: Path
     error: str | None = None
     lost: tuple[str, ...] = ()
+    height: int | None = None
+    width: int | None = None
+    seconds: float | None = None
 
     def describe(self) -> str:
         """Return one line of text."""
@@ -123,15 +129,15 @@ def plan_files(
         check: raises if the result of a single source cannot be written.
 
     Raises:
-        InputError: a source does not exist, or an output cannot be written or would overwrite a source.
+        InputError: the only source does not exist, or an output cannot be written or would overwrite a source.
     """
     paths = [Path(sources)] if isinstance(sources, str | os.PathLike) else [Path(source) for source in sources]
     output = Path(output)
-    for source in paths:
-        if source != STREAM and not source.exists():
-            raise InputError(f"there is no file or folder {source}")
     if len(paths) == 1 and not paths[0].is_dir():
         [source] = paths
+        # one of several that is missing is an error of that file
+        if source != STREAM and not source.exists():
+            raise InputError(f"there is no file or folder {source}")
         if output.is_dir():
             if source == STREAM:
                 raise InputError(f"cannot write {output}: it is a folder; name a file for the image from stdin")

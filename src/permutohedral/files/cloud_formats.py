@@ -111,8 +111,14 @@ def _read_ply(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
 
     vertices = PlyData.read(str(path))["vertex"].data
     positions = np.stack([vertices[axis].astype(np.float64) for axis in "xyz"], axis=1)
-    found = [name for name in _LABEL_NAMES if name in (vertices.dtype.names or ())]
-    return positions, vertices[found[0]] if found else None
+    name = _label_name(vertices)
+    return positions, None if name is None else vertices[name]
+
+
+def _label_name(vertices: NDArray[Any]) -> str | None:
+    """Return the property that holds classes; others of such a name may number objects."""
+    names = [name for name in _LABEL_NAMES if name in (vertices.dtype.names or ())]
+    return next((name for name in names if _class_numbers(vertices[name]) is not None), None)
 
 
 def _read_npz(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
@@ -200,13 +206,14 @@ def _copy_ply(source: Path, target: Path, numbers: NDArray[np.uint8]) -> None:
     from plyfile import PlyData, PlyElement
 
     content = PlyData.read(str(source))
-    vertices = content["vertex"].data
-    names = list(vertices.dtype.names or ())
-    name = next((name for name in _LABEL_NAMES if name in names), _LABEL_NAMES[0])
-    kinds = [entry for entry in vertices.dtype.descr if entry[0] != name]
-    labelled = np.empty(len(vertices), dtype=[*kinds, (name, "u1")])
-    for each in (each for each in names if each != name):
-        labelled[each] = vertices[each]
+    vertices = content["vertex"].data.copy()
+    name, labelled = _label_name(vertices), vertices
+    if name is None:
+        name = _LABEL_NAMES[0]
+        kept = [entry for entry in vertices.dtype.descr if entry[0] != name]
+        labelled = np.empty(len(vertices), dtype=[*kept, (name, "u1")])
+        for each, *_ in kept:
+            labelled[each] = vertices[each]
     labelled[name] = numbers
     described = PlyElement.describe(labelled, "vertex", comments=content["vertex"].comments)
     content.elements = [described if each.name == "vertex" else each for each in content.elements]

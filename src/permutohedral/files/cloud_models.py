@@ -13,7 +13,7 @@ from permutohedral.errors import DataError, InputError
 from permutohedral.files.atomic import write_bytes
 from permutohedral.files.cloud_scenes import VALUE_CHANNELS, Above
 from permutohedral.files.settings import reading
-from permutohedral.models.point_segmentation import build_segmenter
+from permutohedral.models.point_segmentation import UNetSegmenter
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,21 @@ STANDARD_CLASSES = (PointClass("ground", (2,)), PointClass("vegetation", (3, 4, 
 
 @dataclass(frozen=True)
 class Description:
-    """Architecture and classes of the weights in a file.
+    """Options and classes of the weights in a file.
 
     Attributes:
-        model: as for `permutohedral.models.point_segmentation.build_segmenter`.
-        options: arguments of the model.
+        options: further arguments of `UNetSegmenter`.
         classes: in the order of the network's scores.
         above: reference of the heights that the network reads; see `make_scene`.
     """
 
-    model: str
     options: dict[str, Any]
     classes: tuple[PointClass, ...]
     above: Above = "ground"
 
     def build(self) -> nn.Module:
         """Build the network with random weights."""
-        return build_segmenter(self.model, VALUE_CHANNELS, len(self.classes), self.options)
+        return UNetSegmenter(VALUE_CHANNELS, len(self.classes), **self.options)
 
 
 def save_segmenter(network: nn.Module, description: Description, path: Path) -> None:
@@ -89,7 +87,7 @@ def load_segmenter(path: Path | None = None) -> tuple[nn.Module, Description]:
         if content is None:
             raise DataError(f"{path} is not a point-cloud model; create one with `permutohedral cloud train`")
         classes = tuple(PointClass(each["name"], tuple(each["numbers"])) for each in content["classes"])
-        description = Description(content["model"], content["options"], classes, content["above"])
+        description = Description(content["options"], classes, content["above"])
         network = description.build()
         network.load_state_dict(tensors)
     return network.eval(), description

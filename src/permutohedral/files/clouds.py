@@ -59,7 +59,7 @@ def smooth_cloud(
     input: str | Path,
     output: str | Path,
     *,
-    sigma_space: float,
+    sigma_space: float = 1.0,
     field: str = _POSITION,
     workers: int = 0,
     memory: str | None = None,
@@ -380,7 +380,7 @@ def train_cloud(
         chosen = tuple(PointClass(name, tuple(numbers)) for name, numbers in classes.items())
     torch.manual_seed(seed)
     if start is None:
-        description = Description("unet", _NETWORK_OPTIONS, chosen)
+        description = Description(_NETWORK_OPTIONS, chosen)
         network = description.build()
     else:
         network, description = load_segmenter(Path(start))

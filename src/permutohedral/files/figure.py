@@ -105,4 +105,18 @@ def _paint(positions: Tensor, classes: Tensor) -> Tensor:
     light = 0.55 + 0.45 * ((heights - low) / max(high - low, 1e-6)).clamp(0, 1)
     canvas = torch.ones(rows * columns, 3)
     canvas[pixel[highest]] = palette[classes[highest] % len(_COLORS)] * light[:, None]
-    return canvas.view(rows, columns, 3)
+    return _fill_gaps(canvas.view(rows, columns, 3))
+
+
+def _fill_gaps(canvas: Tensor) -> Tensor:
+    """Fill white pixels that have at least four painted neighbors; by chance, a pixel in seven has no point."""
+    for _ in range(2):
+        padded = torch.nn.functional.pad(canvas, (0, 0, 1, 1, 1, 1), value=1.0)
+        height, width = canvas.shape[:2]
+        shifts = [(y, x) for y in range(3) for x in range(3) if (y, x) != (1, 1)]
+        around = torch.stack([padded[y : y + height, x : x + width] for y, x in shifts])
+        painted = (around < 1).any(dim=3)
+        first = painted.int().argmax(dim=0)[None, ..., None].expand(1, -1, -1, 3)
+        is_gap = (canvas == 1).all(dim=2) & (painted.sum(dim=0) >= 4)
+        canvas = torch.where(is_gap[..., None], around.gather(0, first)[0], canvas)
+    return canvas

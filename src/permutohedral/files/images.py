@@ -1,14 +1,13 @@
-"""Filters of image files: bilateral filter, denoising and colorization."""
+"""Filters of image files: bilateral filter and denoising."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,17 +16,15 @@ from permutohedral.errors import InputError
 from permutohedral.files.batch import (
     Errors,
     FileResult,
-    Pair,
     PathLike,
     Sources,
     check_companions,
     find_companion,
-    make_folder,
     optional_path,
     plan_files,
     process_files,
 )
-from permutohedral.files.formats.image import ImageData, check_output, read_image, write_image
+from permutohedral.files.formats.image import check_output, read_image, write_image
 from permutohedral.files.image_tiles import filter_in_tiles
 from permutohedral.files.settings import Progress
 from permutohedral.files.transparency import fill_hidden, filter_by_alpha, hide_colors
@@ -36,8 +33,6 @@ from permutohedral.models.noise_level import estimate_noise
 
 # relative error that results in a warning
 LARGE_ERROR = 0.01
-# window of the structural similarity
-_SSIM_WINDOW = 7
 
 
 @dataclass(frozen=True)
@@ -45,19 +40,13 @@ class FilteredImage(FileResult):
     """Result of `filter_image`.
 
     Attributes:
-        height: in pixels.
-        width: in pixels.
         channels: without alpha.
-        seconds: duration of the filter, without reading and writing.
         method: the method, and the reason if it was chosen automatically.
         relative_error: estimate over all sampled pixels, None unless requested.
         worst_error: largest error at a sampled pixel; white is 1.
     """
 
-    height: int | None = None
-    width: int | None = None
     channels: int | None = None
-    seconds: float | None = None
     method: str | None = None
     relative_error: float | None = None
     worst_error: float | None = None
@@ -142,7 +131,7 @@ def filter_image(
         channels, height, width = pixels.shape
         name = ph.explain_bilateral(image.pixels, *sigmas, edges) if method == "auto" else method
         measured = (estimates[0].relative, estimates[0].worst) if estimates else (None, None)
-        return FilteredImage(source, output, None, lost, height, width, channels, round(seconds, 4), name, *measured)
+        return FilteredImage(source, output, None, lost, height, width, round(seconds, 4), channels, name, *measured)
 
     return process_files(process, FilteredImage, files, errors, progress)
 
@@ -172,22 +161,13 @@ class DenoisedImage(FileResult):
     Attributes:
         sigma: standard deviation of the noise; white is 255.
         model: name of the model, None if there was no noise.
-        psnr: of input and output against the reference in dB, infinite if equal; None without a reference.
-        ssim: structural similarity of input and output to the reference.
     """
 
     sigma: float | None = None
     model: str | None = None
-    psnr: tuple[float, float] | None = None
-    ssim: tuple[float, float] | None = None
 
     def _details(self) -> str:
-        details = f": noise {self.sigma:g}" + ("" if self.model is None else f", {self.model}")
-        if self.psnr is not None:
-            details += f", PSNR {self.psnr[0]:.2f} to {self.psnr[1]:.2f} dB"
-        if self.ssim is not None:
-            details += f", SSIM {self.ssim[0]:.4f} to {self.ssim[1]:.4f}"
-        return details
+        return f": noise {self.sigma:g}" + ("" if self.model is None else f", {self.model}")
 
 
 def denoise_image(
@@ -197,8 +177,6 @@ def denoise_image(
     sigma: float | None = None,
     strength: float = 1.0,
     model: str = "auto",
-    reference: PathLike | None = None,
-    compare: PathLike | None = None,
     recursive: bool = False,
     errors: Errors = "raise",
     progress: Progress | None = None,
@@ -210,8 +188,6 @@ def denoise_image(
         sigma: standard deviation of the noise, white is 255; default estimated for each image.
         strength: factor of the noise that is removed; less than 1 leaves more texture.
         model: name of a shipped model, default "auto".
-        reference: clean image, or a folder of images with the names of the sources, to measure PSNR and SSIM.
-        compare: figure of the images before and after, or a folder for several.
         recursive, errors, progress: see `filter_image`.
 
     Raises:
@@ -219,85 +195,22 @@ def denoise_image(
         StorageError: an output cannot be written.
     """
     denoiser = ImageDenoiser(model)
-    clean_place, figures = optional_path(reference), optional_path(compare)
-    files = plan_files(sources, output, recursive)
-    check_companions(clean_place, files)
-    _check_figures(figures, files)
 
     def process(source: Path, output: Path, report: Callable[[float], None]) -> DenoisedImage:
         image = read_image(source)
         check_output(output, image)
-        clean = None if clean_place is None else _read_reference(clean_place, source, image)
         noisy = fill_hidden(image.pixels, image.alpha)
         level = estimate_noise(noisy) if sigma is None else sigma / 255
         removed = strength * level
         # in place, since a large image is a large part of the memory
+        started = time.perf_counter()
         pixels = denoiser(noisy, removed, report).clamp_(0, 1)
+        seconds = round(time.perf_counter() - started, 4)
         if image.alpha is not None:
             pixels = torch.where(image.alpha > 0, pixels, image.pixels)
         lost = tuple(write_image(image.with_pixels(pixels), output))
         name = None if removed < NO_NOISE else denoiser.choose(pixels.shape[0], removed)
-        result = DenoisedImage(source, output, None, lost, round(255 * level, 3), name)
-        if clean is not None:
-            result = _measure(result, image.pixels, pixels, clean)
-        if figures is not None:
-            _draw_comparison(figures, result, image.pixels, pixels)
-        return result
+        height, width = pixels.shape[1:]
+        return DenoisedImage(source, output, None, lost, height, width, seconds, round(255 * level, 3), name)
 
-    return process_files(process, DenoisedImage, files, errors, progress)
-
-
-def _check_figures(place: Path | None, files: Sequence[Pair]) -> None:
-    """Check before any work that the figures can be written."""
-    if place is None:
-        return
-    from permutohedral.files.figure import check_ending
-
-    check_companions(place, files)
-    if len(files) > 1:
-        make_folder(place)
-    elif not place.parent.is_dir():
-        raise InputError(f"cannot write the figure {place}: there is no folder {place.parent}")
-    elif not place.is_dir():
-        check_ending(place)
-
-
-def _read_reference(place: Path, source: Path, image: ImageData) -> Tensor:
-    path = find_companion(place, source)
-    clean = read_image(path).pixels
-    if clean.shape != image.pixels.shape:
-        raise InputError(
-            f"{path} and {source} must have the same size and channels, got {tuple(clean.shape)} and "
-            f"{tuple(image.pixels.shape)}"
-        )
-    return clean
-
-
-def _measure(result: DenoisedImage, noisy: Tensor, denoised: Tensor, clean: Tensor) -> DenoisedImage:
-    from skimage.metrics import peak_signal_noise_ratio, structural_similarity
-
-    reference = clean.numpy()
-    before, after = noisy.numpy(), denoised.numpy()
-    with np.errstate(divide="ignore"):
-        psnr = [float(peak_signal_noise_ratio(reference, image, data_range=1.0)) for image in (before, after)]
-    result = replace(result, psnr=(psnr[0], psnr[1]))
-    if min(reference.shape[1:]) < _SSIM_WINDOW:
-        return result
-    ssim = [float(structural_similarity(reference, i, data_range=1.0, channel_axis=0)) for i in (before, after)]
-    return replace(result, ssim=(ssim[0], ssim[1]))
-
-
-def _draw_comparison(path: Path, result: DenoisedImage, noisy: Tensor, denoised: Tensor) -> None:
-    from permutohedral.files.figure import new_figure, save_figure
-
-    if path.is_dir():
-        path = path / f"{result.source.stem}.png"
-    figure = new_figure(12, 12 * noisy.shape[1] / noisy.shape[2] / 2 + 0.5)
-    for number, (title, pixels) in enumerate((("before", noisy), ("after", denoised))):
-        axis = figure.add_subplot(1, 2, number + 1)
-        axis.imshow(pixels.permute(1, 2, 0).squeeze(2).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-        psnr = f", {result.psnr[number]:.2f} dB" if result.psnr else ""
-        ssim = f", SSIM {result.ssim[number]:.4f}" if result.ssim else ""
-        axis.set_title(title + psnr + ssim)
-        axis.set_axis_off()
-    save_figure(figure, path)
+    return process_files(process, DenoisedImage, plan_files(sources, output, recursive), errors, progress)

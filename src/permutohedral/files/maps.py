@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import permutohedral as ph
-from permutohedral.errors import InputError, PermutohedralError
+from permutohedral.errors import InputError
 from permutohedral.files.batch import (
     Errors,
     FileResult,
@@ -43,18 +43,12 @@ class GuidedResult(FileResult):
     """Result of `upsample_map`, `solve_map` and `colorize_image`.
 
     Attributes:
-        height: in pixels.
-        width: in pixels.
         channels: of the result.
         known: share of the samples that were known.
-        seconds: duration without reading and writing.
     """
 
-    height: int | None = None
-    width: int | None = None
     channels: int | None = None
     known: float | None = None
-    seconds: float | None = None
 
     def _details(self) -> str:
         return f": {self.width} x {self.height} pixels, in {self.seconds:.2f} s"
@@ -69,7 +63,6 @@ def upsample_map(
     sigma_space: float | None = None,
     sigma_luma: float = 0.12,
     sigma_chroma: float = 0.05,
-    sigma_time: float | None = None,
     num_iterations: int | None = None,
     smoothness: float = 0.3,
     sample_weight: PathLike | None = None,
@@ -91,8 +84,6 @@ def upsample_map(
         sigma_space: bandwidth in pixels of the guide; default by mode.
         sigma_luma: bandwidth in brightness; white is 1.
         sigma_chroma: bandwidth in color, if the guide has colors.
-        sigma_time: bandwidth in frames. The sources are then the frames of a video in the order of their names, and
-            `mode` must be "gaussian".
         num_iterations: corrections or iterations of the mode; default by mode.
         smoothness: see `ph.bilateral_solver`.
         sample_weight: image (white is certain) or .npy file, or a folder of them; 0 is unknown.
@@ -105,12 +96,6 @@ def upsample_map(
     """
     photos, weights = Path(guide), optional_path(sample_weight)
     files = plan_files(sources, output, recursive, list_folder=list_maps, check=check_map_output)
-    if sigma_time is not None:
-        if mode != "gaussian" or weights is not None:
-            raise InputError("sigma_time needs the mode 'gaussian', and no sample weights; unknown pixels may be NaN")
-        iterations = 2 if num_iterations is None else num_iterations
-        sigmas = sigma_time, sigma_space, sigma_luma, sigma_chroma
-        return _upsample_video(sorted(files), photos, sigmas, iterations, unknown, errors, progress)
 
     def compute(source: Path, given: Map, guide: Tensor, sigma_guide: list[float], weight: Tensor | None) -> Tensor:
         # swapped arguments would return a small copy of the photo
@@ -214,55 +199,7 @@ def _write_result(source: Path, output: Path, given: Map, found: Tensor, seconds
     lost = tuple(write_map(found, given, output))
     known = round(float(given.values.isfinite().all(dim=0).float().mean()), 5)
     channels, height, width = found.shape
-    return GuidedResult(source, output, None, lost, height, width, channels, known, round(seconds, 4))
-
-
-def _upsample_video(
-    files: Sequence[Pair],
-    photos: Path,
-    sigmas: tuple[float, float | None, float, float],
-    iterations: int,
-    unknown: float | None,
-    errors: Errors,
-    progress: Progress | None,
-) -> list[GuidedResult]:
-    """Upsample frames along edges and through time, with few frames in memory.
-
-    A frame that cannot be read ends the video: with `errors` "report" all later results have its error.
-    """
-    sigma_time, sigma_space, sigma_luma, sigma_chroma = sigmas
-    # maps whose results are still to come
-    waiting: list[Map] = []
-    failures: list[PermutohedralError] = []
-    sigma_guide = guide_features(_read_photo(photos, *files[0]), sigma_luma, sigma_chroma)[1]
-
-    def frames() -> Iterator[tuple[Tensor, Tensor]]:
-        for source, output in files:
-            try:
-                given, photo = read_map(source, unknown), _read_photo(photos, source, output)
-            except PermutohedralError as error:
-                failures.append(error)
-                return
-            waiting.append(given)
-            yield given.values, guide_features(photo, sigma_luma, sigma_chroma)[0]
-
-    def until_failure(found: Iterator[Tensor]) -> Iterator[Tensor]:
-        try:
-            yield from found
-        except PermutohedralError as error:
-            failures.append(error)
-
-    found = ph.upsample_frames(frames(), sigma_time, sigma_space, sigma_guide, steps=iterations)
-    results: list[GuidedResult] = []
-    started = time.perf_counter()
-    for (source, output), values in zip(files, until_failure(found), strict=False):
-        results.append(_write_result(source, output, waiting.pop(0), values, time.perf_counter() - started))
-        if progress is not None:
-            progress(len(results), len(files), source.name)
-        started = time.perf_counter()
-    if failures and errors == "raise":
-        raise failures[0]
-    return [*results, *(GuidedResult(*pair, error=failures[0].message) for pair in files[len(results) :])]
+    return GuidedResult(source, output, None, lost, height, width, round(seconds, 4), channels, known)
 
 
 def colorize_image(
@@ -315,7 +252,7 @@ def colorize_image(
         lost = tuple(write_image(colored, output))
         height, width = gray.shape[1:]
         known = round(float(drawn.float().mean()), 5)
-        return GuidedResult(source, output, None, lost, height, width, 3, known, round(seconds, 4))
+        return GuidedResult(source, output, None, lost, height, width, round(seconds, 4), 3, known)
 
     return process_files(process, GuidedResult, plan_files(sources, output, recursive), errors, progress)
 

@@ -33,6 +33,7 @@ from permutohedral.files.formats.labels import (
     palette,
     read_label_map,
     read_probabilities,
+    write_label_map,
 )
 from permutohedral.files.images import check_same_size
 from permutohedral.files.settings import Progress, SegmentationSettings
@@ -42,6 +43,8 @@ from permutohedral.models.cutout import CutoutSettings, Trimap, cut_out
 _DEFAULTS = SegmentationSettings()
 _SIGMA_NEAR = 3.0
 _SCALE_LABELS = "scale the labels, without interpolation"
+# gray levels of the trimaps of the GrabCut database: background far away and near, unknown, foreground
+_GRABCUT_LEVELS, _GRABCUT_BACKGROUND = {0, 64, 128, 255}, 64
 # iterations between two reports; each call of the field costs about one iteration more
 _ITERATIONS_PER_REPORT = 5
 
@@ -51,20 +54,14 @@ class SegmentedImage(FileResult):
     """Result of `segment_image`.
 
     Attributes:
-        height: in pixels.
-        width: in pixels.
         labels: number of labels.
         changed: share of the pixels whose label was known, or most probable, and changed.
         decided: share of the pixels whose label was unknown.
-        seconds: duration without reading and writing.
     """
 
-    height: int | None = None
-    width: int | None = None
     labels: int | None = None
     changed: float | None = None
     decided: float | None = None
-    seconds: float | None = None
 
     def _details(self) -> str:
         return (
@@ -102,7 +99,8 @@ def segment_image(
         output: label map, or a folder for several photos.
         labels: image with one color per label; black and transparent pixels are unknown.
         probabilities: .npy file of floats `[labels, height, width]`.
-        trimap: image with white foreground, black background and gray between; it needs none of the numbers below.
+        trimap: image with white foreground, black background and gray between, or one of the GrabCut database (0, 64,
+            128, 255); it needs none of the numbers below.
         black_is_a_label: whether black is a label.
         overlay: image of the labels over the photo, or a folder for several photos.
         certainty: probability of a given label.
@@ -158,7 +156,7 @@ def segment_image(
         started = time.perf_counter()
         after = replace(before, labels=solve().argmax(dim=0))
         seconds = time.perf_counter() - started
-        write_image(after.paint(), output)
+        write_label_map(after, output)
         if drawn is not None:
             path = drawn / f"{source.stem}.png" if drawn.is_dir() else drawn
             write_image(ImageData(blend_labels(pixels, after)), path)
@@ -167,7 +165,7 @@ def segment_image(
         shares = round(changed, 5), round(1 - float(known.float().mean()), 5)
         height, width = known.shape
         num_labels = len(before.colors)
-        return SegmentedImage(source, output, None, (), height, width, num_labels, *shares, round(seconds, 4))
+        return SegmentedImage(source, output, None, (), height, width, round(seconds, 4), num_labels, *shares)
 
     return process_files(process, SegmentedImage, files, errors, progress)
 
@@ -181,23 +179,30 @@ def _read_probabilities(place: Path, source: Path, pixels: Tensor) -> tuple[Labe
 
 def _prepare_trimap(path: Path, source: Path, pixels: Tensor) -> tuple[LabelMap, Callable[[], Tensor]]:
     """Return the trimap as labels, and a function that returns the marginals."""
-    gray = read_image(path).pixels.mean(dim=0)
+    image = read_image(path)
+    gray = image.pixels.mean(dim=0)
     # JPEG and scaling change black and white a little
     background, foreground = gray < 0.05, gray > 0.95
+    unknown = ~background & ~foreground
+    levels = set((255 * gray).round().int().unique().tolist())
+    if _GRABCUT_BACKGROUND in levels and levels <= _GRABCUT_LEVELS:
+        # black is background outside of the region whose colors are fitted
+        background = (255 * gray).round() == _GRABCUT_BACKGROUND
+        unknown &= ~background
     labels = torch.full(gray.shape, UNKNOWN)
-    labels[background], labels[foreground] = 0, 1
+    labels[~unknown], labels[foreground] = 0, 1
     check_same_size(path, labels, source, pixels, _SCALE_LABELS)
-    if not bool(background.any()) or bool((background | foreground).all()):
+    if not bool(background.any()) or not bool(unknown.any()):
         raise InputError(f"{path} must have black background and gray, undecided pixels; white is foreground")
     photo = pixels if len(pixels) == 3 else pixels.expand(3, -1, -1)
     # without known foreground its colors are estimated in several rounds
     settings = CutoutSettings(rounds=1 if bool(foreground.any()) else 5)
 
     def solve() -> Tensor:
-        marginal = cut_out(photo, Trimap(background, foreground, ~background & ~foreground), settings)
+        marginal = cut_out(photo, Trimap(background, foreground, unknown), settings)
         return torch.stack([1 - marginal, marginal])
 
-    return LabelMap(labels, torch.tensor([[0.0] * 3, [1.0] * 3])), solve
+    return LabelMap(labels, torch.tensor([[0.0] * 3, [1.0] * 3]), channels=len(image.pixels)), solve
 
 
 def follow_edges(

@@ -25,6 +25,8 @@ Region = tuple[slice, ...]
 
 # letter of the channel axis among names such as Z, Y, X
 CHANNELS = "C"
+# letters that users name spatial axes with; files may have others
+SPATIAL = "ZYX"
 # an outer axis of an unnamed array is taken for channels up to this extent
 _MAX_CHANNELS = 4
 # the result of a tile is rounded in pieces that fit the cache

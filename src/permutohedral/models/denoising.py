@@ -1,40 +1,17 @@
 """Denoisers of the paper's Table (b): a spatial filter, a filter on the lattice, or the sum of both.
 
-All map noisy gray images `[batch, 1, height, width]` to the same shape. They are linear in their weights, sum_k w_k r_k
-with `responses` r_k, so training is a least-squares problem.
+All map noisy gray images `[batch, 1, height, width]` to the same shape, and are linear in their weights.
 """
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from permutohedral.errors import InputError
-from permutohedral.filters.learned import permutohedral_filter
 from permutohedral.lattice.features import color_features, join_features, position_features
-from permutohedral.lattice.lattice import Lattice
 from permutohedral.nn import PermutohedralConvolution
-
-
-class LinearDenoiser(Protocol):
-    """Interface of the denoisers of the paper."""
-
-    def __call__(self, noisy: Tensor, origin: tuple[int, int] = (0, 0)) -> Tensor: ...
-
-    def responses(self, noisy: Tensor) -> Tensor:
-        """Return the factor of each weight, `[batch, weights, height, width]`."""
-        ...
-
-    def weights(self) -> Tensor:
-        """Return all weights `[weights]` in the order of `responses`."""
-        ...
-
-    def set_weights(self, weights: Tensor) -> None:
-        """Set all weights `[weights]`."""
-        ...
 
 
 class SpatialDenoiser(nn.Module):
@@ -55,24 +32,14 @@ class SpatialDenoiser(nn.Module):
         self.padding_mode = "constant" if padding_mode == "zeros" else padding_mode
         self.weight = nn.Parameter(torch.full((1, 1, size, size), 1 / size**2))
 
-    def _pad(self, noisy: Tensor) -> Tensor:
+    def pad(self, noisy: Tensor) -> Tensor:
+        """Pad by half the width of the filter."""
         margin = self.weight.shape[-1] // 2
         return F.pad(noisy, (margin,) * 4, mode=self.padding_mode)
 
     def forward(self, noisy: Tensor, origin: tuple[int, int] = (0, 0)) -> Tensor:
         """Filter `noisy [batch, 1, height, width]`; `origin` has no effect."""
-        return F.conv2d(self._pad(_check(noisy)), self.weight)
-
-    def responses(self, noisy: Tensor) -> Tensor:
-        patches = F.unfold(self._pad(_check(noisy)), self.weight.shape[-1])
-        return patches.reshape(len(noisy), -1, *noisy.shape[-2:])
-
-    def weights(self) -> Tensor:
-        return self.weight.flatten()
-
-    @torch.no_grad()
-    def set_weights(self, weights: Tensor) -> None:
-        self.weight.copy_(weights.view_as(self.weight))
+        return F.conv2d(self.pad(_check(noisy)), self.weight)
 
 
 class PermutohedralDenoiser(nn.Module):
@@ -129,26 +96,6 @@ class PermutohedralDenoiser(nn.Module):
         filtered: Tensor = self.convolution(noisy.flatten(2).transpose(1, 2), features)
         return filtered.transpose(1, 2).reshape(len(noisy), -1, *noisy.shape[-2:])
 
-    def lattice(self, noisy: Tensor, origin: tuple[int, int] = (0, 0)) -> Lattice:
-        """Build the lattice for the pixels of `noisy`."""
-        return self.convolution.build_lattice(self.features(_check(noisy), origin))
-
-    def responses(self, noisy: Tensor) -> Tensor:
-        taps = self.convolution.weight.shape[0]
-        each_tap = torch.eye(taps, dtype=noisy.dtype, device=noisy.device)[:, None, :]
-        values = noisy.flatten(2).transpose(1, 2)
-        filtered = permutohedral_filter(
-            values, None, each_tap, normalization="homogeneous", lattice=self.lattice(noisy)
-        )
-        return filtered.transpose(1, 2).reshape(len(noisy), -1, *noisy.shape[-2:])
-
-    def weights(self) -> Tensor:
-        return self.convolution.weight.flatten()
-
-    @torch.no_grad()
-    def set_weights(self, weights: Tensor) -> None:
-        self.convolution.weight.copy_(weights.view_as(self.convolution.weight))
-
 
 class CombinedDenoiser(nn.Module):
     """Sum a permutohedral and a spatial convolution: the paper's "PCNN + CNN".
@@ -185,17 +132,6 @@ class CombinedDenoiser(nn.Module):
         """Filter `noisy [batch, 1, height, width]`, whose first pixel lies at `origin` (y, x)."""
         filtered: Tensor = self.permutohedral(noisy, origin) + self.spatial(noisy)
         return filtered
-
-    def responses(self, noisy: Tensor) -> Tensor:
-        return torch.cat([self.permutohedral.responses(noisy), self.spatial.responses(noisy)], dim=1)
-
-    def weights(self) -> Tensor:
-        return torch.cat([self.permutohedral.weights(), self.spatial.weights()])
-
-    def set_weights(self, weights: Tensor) -> None:
-        on_lattice, in_space = weights.split([self.permutohedral.weights().numel(), self.spatial.weights().numel()])
-        self.permutohedral.set_weights(on_lattice)
-        self.spatial.set_weights(in_space)
 
 
 def _check(noisy: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ their covariance. The gradients that noise can cause bound the texture, so patch
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +24,9 @@ _MIN_IMAGE_PATCHES = 2 * _PIXELS
 # patches with a larger share of black or white pixels, which lost their noise, are ignored
 _CLIPPED = 0.1
 _ROUNDS = 10
+# texture that one patch in a million exceeds in noise of variance 1: the quantile of the gamma distribution with the
+# mean and the variance of this quadratic form, approximated by Wilson and Hilferty
+_TEXTURE_OF_NOISE = 90.73161802243692
 
 
 def estimate_noise(pixels: Tensor) -> float:
@@ -53,7 +55,7 @@ def estimate_noise(pixels: Tensor) -> float:
     for _ in range(_ROUNDS):
         if abs(variance - previous) <= 0.01 * variance:
             break
-        bound = max(variance * _texture_of_noise(), least)
+        bound = max(variance * _TEXTURE_OF_NOISE, least)
         variance, previous = _smallest_variance(gray, texture <= bound), variance
     # corrects the smallest eigenvalue of few samples (Marchenko and Pastur)
     return math.sqrt(variance) / (1 - math.sqrt(_PIXELS / patches))
@@ -72,23 +74,6 @@ def _texture(images: Tensor) -> Tensor:
     short = _PATCH - 2
     mean = F.avg_pool2d(down[None], (short, _PATCH), 1) + F.avg_pool2d(right[None], (_PATCH, short), 1)
     return mean[0] * (_PATCH * short)
-
-
-@lru_cache(maxsize=1)
-def _texture_of_noise() -> float:
-    """Return the texture that one patch in a million exceeds in noise of variance 1.
-
-    Texture is a quadratic form of the noise. Its quantile is that of the gamma distribution of the same mean and
-    variance, approximated by Wilson and Hilferty.
-    """
-    # values at unit vectors and their sums determine the matrix of the form
-    units = torch.eye(_PIXELS, dtype=torch.float64)
-    at_units = _texture(units.reshape(-1, _PATCH, _PATCH)).flatten()
-    sums = (units[:, None] + units[None]).reshape(-1, _PATCH, _PATCH)
-    matrix = (_texture(sums).reshape(_PIXELS, _PIXELS) - at_units - at_units[:, None]) / 2
-    mean, variance = float(matrix.trace()), 2 * float(matrix.square().sum())
-    shape, millionth = mean**2 / variance, 4.7534
-    return mean * (1 - 1 / (9 * shape) + millionth / (3 * math.sqrt(shape))) ** 3
 
 
 def _smallest_variance(gray: Tensor, chosen: Tensor) -> float:

@@ -58,7 +58,7 @@ def build_denoiser(kind: str, options: dict[str, Any]) -> nn.Module:
         kind: "identity", "spatial", "permutohedral", "combined" or "deep".
         options: arguments of its class.
 
-    >>> build_denoiser("spatial", {"size": 3}).weights().numel()
+    >>> build_denoiser("spatial", {"size": 3}).weight.numel()
     9
     """
     if kind not in _MODELS:

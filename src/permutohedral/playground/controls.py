@@ -44,10 +44,6 @@ class Choice:
         """The chosen value."""
         return self._select.value
 
-    def set(self, value: Any) -> None:
-        """Choose a value."""
-        self._select.set_value(value)
-
 
 def upload_button(text: str, on_file: Callable[[str, bytes], Any]) -> None:
     """Add a button that uploads a file; `on_file` is called with its name and content."""

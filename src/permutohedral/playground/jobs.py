@@ -23,11 +23,11 @@ class Code:
 
     Attributes:
         python: a whole program.
-        command: one line for a shell, empty if no command does the same.
+        command: one line for a shell.
     """
 
     python: str
-    command: str = ""
+    command: str
 
 
 @dataclass(frozen=True)
@@ -84,18 +84,3 @@ def _quote(value: Any) -> str:
         return repr(value)
     text = str(value)
     return f'"{text}"' if text.isprintable() and '"' not in text and "\\" not in text else repr(text)
-
-
-def lattice_code(x: float, y: float, size: int) -> Code:
-    """Return the program that prints the weights and the taps around a point."""
-    python = f"""import torch
-
-import permutohedral as ph
-
-# y before x, in standard deviations
-point = torch.tensor([[{y}, {x}]], dtype=torch.float64)
-lattice = ph.build_lattice(point, neighborhood_size={size})
-print("weights of the vertices:", lattice.source.barycentric[0].tolist())
-print("taps of a learned filter:", lattice.neighborhood.filter_size)
-"""
-    return Code(python)

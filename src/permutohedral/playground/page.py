@@ -15,7 +15,6 @@ from permutohedral.playground.session import Session
 from permutohedral.playground.strokes import EXAMPLE_STROKES
 from permutohedral.playground.tabs.denoise import DenoisePanel
 from permutohedral.playground.tabs.filter import FilterPanel
-from permutohedral.playground.tabs.lattice import LatticePanel
 from permutohedral.playground.tabs.segment import SegmentPanel
 from permutohedral.playground.tabs.upsample import UpsamplePanel
 
@@ -49,13 +48,13 @@ class Page:
         with ui.element("div").classes("pg-head"):
             ui.html("<span>permutohedral</span> playground", sanitize=False).classes("pg-name")
             with ui.tabs(on_change=lambda event: self._open(event.value)).classes("pg-tabs").props("dense") as tabs:
-                for kind in (FilterPanel, DenoisePanel, SegmentPanel, UpsamplePanel, LatticePanel):
+                for kind in (FilterPanel, DenoisePanel, SegmentPanel, UpsamplePanel):
                     ui.tab(kind.title)
             with ui.element("div").classes("pg-photo"):
                 self._name = ui.label("loading").classes("pg-file")
                 upload_button("open a photo", self._take_upload)
         self._denoise, self._segment = DenoisePanel(self.session), SegmentPanel(self.session)
-        others = FilterPanel(self.session), UpsamplePanel(self.session), LatticePanel(self.session)
+        others = FilterPanel(self.session), UpsamplePanel(self.session)
         self._panels: dict[str, Panel] = {panel.title: panel for panel in (self._denoise, self._segment, *others)}
         self._opened: Panel = others[0]
         tabs.set_value(self._opened.title)

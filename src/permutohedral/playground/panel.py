@@ -16,7 +16,7 @@ from permutohedral.playground.runner import Check, Request, Show, Steps
 from permutohedral.playground.session import Session
 
 if TYPE_CHECKING:
-    from permutohedral.playground.compute import Cost, Result
+    from permutohedral.playground.compute import Result
     from permutohedral.playground.photos import Layer, Photo
 
 # seconds after a move: rendering the code earlier would delay the image
@@ -116,9 +116,9 @@ class Panel:
 
     def show(self, result: Result, kind: Any, number: int, side: str = "after") -> None:
         """Show a full result, and offer its files unless a newer request was submitted."""
-        self.session.remember(kind, result.cost.seconds)
+        self.session.remember(kind, result.seconds)
         self.put(side, result.layer, "full", number)
-        self.report(result.cost, *result.details)
+        self.report(result.seconds, *result.details)
         if number == self.number:
             self.offer(result.files)
 
@@ -170,13 +170,10 @@ class Panel:
         for number, link in enumerate(self._links):
             link.set_visibility(number < len(files))
 
-    def report(self, cost: Cost | None, *details: str) -> None:
-        """Show time, memory and details (HTML without user input) of the last result."""
+    def report(self, seconds: float | None, *details: str) -> None:
+        """Show time and details (HTML without user input) of the last result."""
         self._show_code()
-        parts = list(details)
-        if cost is not None:
-            memory = "" if cost.peak_bytes is None else f"memory of the process <b>{cost.peak_bytes / 1e6:.0f} MB</b>"
-            parts = [f"time <b>{_format_seconds(cost.seconds)}</b>", memory, *details]
+        parts = details if seconds is None else (f"time <b>{_format_seconds(seconds)}</b>", *details)
         self._status.set_content("".join(f"<span>{part}</span>" for part in parts if part))
         self._status.classes(remove="pg-old")
 

@@ -141,17 +141,3 @@ def shrink(pixels: Tensor, factor: int) -> Tensor:
 def encode_png(image: ImageData) -> bytes:
     """Return the PNG file of an image, the same as the functions of `permutohedral.files` write."""
     return encode_image(image, Path("image.png"))[0]
-
-
-def check_guide(photo: Photo, guide: Photo) -> Photo:
-    """Return the guide.
-
-    Raises:
-        InputError: its size is not that of the photo.
-    """
-    if guide.size != photo.size:
-        raise InputError(
-            f"the guide {guide.name} has {guide.size[1]} x {guide.size[0]} pixels and the photo "
-            f"{photo.size[1]} x {photo.size[0]}; scale one of them to the size of the other"
-        )
-    return guide

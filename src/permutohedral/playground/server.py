@@ -83,34 +83,20 @@ def serve(photo: Path | None, host: str, port: int, open_browser: bool, announce
     address = f"http://{name}:{port}/?token={token}"
     playground = Playground(photo)
 
-    def start() -> None:
-        announce(address)
-        if open_browser:
-            # a browser may start slowly
-            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-
-    server = _Server(start, TokenRequired(playground.app, token, port))
+    config = uvicorn.Config(
+        TokenRequired(playground.app, token, port), log_level="error", timeout_graceful_shutdown=_SECONDS_TO_END,
+        ws_max_size=1 << 24, ws_per_message_deflate=False,
+    )  # fmt: skip
+    # the first requests wait until the server has started
+    listener.listen()
+    announce(address)
+    if open_browser:
+        # a browser may start slowly
+        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
     # after Ctrl-C the server has closed all sockets, and raises the signal again
     with suppress(KeyboardInterrupt):
-        server.run(sockets=[listener])
+        uvicorn.Server(config).run(sockets=[listener])
     _end(playground)
-
-
-class _Server(uvicorn.Server):
-    """Server with a callback when it has started."""
-
-    def __init__(self, on_start: Callable[[], None], app: TokenRequired) -> None:
-        config = uvicorn.Config(
-            app, log_level="error", timeout_graceful_shutdown=_SECONDS_TO_END, ws_max_size=1 << 24,
-            ws_per_message_deflate=False,
-        )  # fmt: skip
-        super().__init__(config)
-        self._on_start = on_start
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._on_start()
 
 
 def _listen(host: str, port: int) -> socket.socket:

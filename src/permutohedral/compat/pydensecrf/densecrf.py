@@ -1,4 +1,4 @@
-"""Dense CRFs with the names, argument order and signs of pydensecrf."""
+"""Dense CRFs with the names, argument order and signs of pydensecrf. Torch is imported by the first kernel."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import math
 import numbers
 from dataclasses import replace
 from enum import IntEnum
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from permutohedral.compat.pydensecrf import eigen
 from permutohedral.compat.pydensecrf.arrays import as_array, as_bandwidths, as_count, as_float
 from permutohedral.compat.pydensecrf.eigen import MatrixXf
-from permutohedral.crf import Kernel, free_energy, mean_field
-from permutohedral.crf.kernels import KernelNormalization
 from permutohedral.errors import InputError
-from permutohedral.lattice.lattice import Lattice
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from permutohedral.crf import Kernel
+    from permutohedral.crf.kernels import KernelNormalization
+    from permutohedral.lattice.lattice import Lattice
 
 __all__ = [
     "CONST_KERNEL",
@@ -81,7 +84,7 @@ class Unary:
         energies: float32 `[labels, points]`, finite.
     """
 
-    energies: Tensor
+    energies: NDArray[np.float32]
 
 
 class ConstUnary(Unary):
@@ -91,11 +94,11 @@ class ConstUnary(Unary):
         u: float32 `(labels, points)`.
 
     >>> ConstUnary(np.zeros((2, 5), np.float32)).energies.shape
-    torch.Size([2, 5])
+    (2, 5)
     """
 
     def __init__(self, u: NDArray[np.float32]) -> None:
-        self.energies = _finite(torch.from_numpy(as_array("the unary energy", u, np.float32, axes=2).copy()))
+        self.energies = _finite(as_array("the unary energy", u, np.float32, axes=2).copy())
 
 
 class LogisticUnary(Unary):
@@ -115,14 +118,14 @@ class LogisticUnary(Unary):
             raise InputError(
                 f"L must be (labels, features) and f (features, points), got {weights.shape} and {features.shape}"
             )
-        self.energies = _finite(torch.from_numpy(weights) @ torch.from_numpy(features))
+        self.energies = _finite(weights @ features)
 
 
-def _finite(energies: Tensor) -> Tensor:
+def _finite(energies: NDArray[np.float32]) -> NDArray[np.float32]:
     """Replace infinities in place; raise `InputError` for NaN, which would spread to all points."""
-    if bool(energies.isnan().any()):
+    if np.isnan(energies).any():
         raise InputError("the unary energy has NaN, which would spread to all points; replace it")
-    return energies.clamp_(-_MAX_ENERGY, _MAX_ENERGY)
+    return np.clip(energies, -_MAX_ENERGY, _MAX_ENERGY, out=energies)
 
 
 class _Pairwise(NamedTuple):
@@ -148,8 +151,9 @@ class DenseCRF:
 
     def __init__(self, nvar: int, nlabels: int, *_: Any, device: str | torch.device = "cpu", **__: Any) -> None:
         self._nvar, self._nlabel = as_count("nvar", nvar, least=1), as_count("nlabels", nlabels, least=1)
-        self._device = torch.device(device)
-        self._energies: Tensor | None = None
+        self._device = device
+        self._energies = np.zeros((self._nlabel, self._nvar), np.float32)
+        self._has_unary = False
         self._pairwise: list[_Pairwise] = []
 
     def setUnaryEnergy(self, u: NDArray[np.float32], f: NDArray[np.float32] | None = None) -> None:
@@ -162,8 +166,8 @@ class DenseCRF:
             raise TypeError(f"u must be a ConstUnary or LogisticUnary, got {type(u).__name__}")
         wanted = (self._nlabel, self._nvar)
         if u.energies.shape != wanted:
-            raise InputError(f"the unary energy must have the shape {wanted}, got {tuple(u.energies.shape)}")
-        self._energies = u.energies.to(self._device)
+            raise InputError(f"the unary energy must have the shape {wanted}, got {u.energies.shape}")
+        self._energies, self._has_unary = u.energies, True
 
     def addPairwiseEnergy(
         self,
@@ -187,8 +191,13 @@ class DenseCRF:
             raise InputError("features must be finite; replace NaN and infinities, or pass larger bandwidths")
         _member(KernelType, "kernel", kernel)
         name = _NORMALIZATIONS[_member(NormalizationType, "normalization", normalization)]
+        costs = _compatibility(compat, self._nlabel)
+        import torch
+
+        from permutohedral.crf import Kernel
+
         rows = torch.from_numpy(features.T.copy()).to(self._device)
-        ready = Kernel(rows, _compatibility(compat, self._nlabel), name)
+        ready = Kernel(rows, costs if isinstance(costs, float) else torch.from_numpy(costs), name)
         self._pairwise.append(_Pairwise(ready, ready.build_lattice()))
 
     def inference(self, niter: int, /) -> MatrixXf:
@@ -197,9 +206,8 @@ class DenseCRF:
 
     def startInference(self) -> tuple[MatrixXf, MatrixXf, MatrixXf]:
         """Return marginals, zeros without a unary energy, and two matrices for `stepInference`."""
-        if self._energies is None:
-            zeros = np.zeros((self._nlabel, self._nvar), np.float32).view(MatrixXf)
-            return zeros, MatrixXf(), MatrixXf()
+        if not self._has_unary:
+            return self._energies.copy().view(MatrixXf), MatrixXf(), MatrixXf()
         return self._iterate(0, None), MatrixXf(), MatrixXf()
 
     def stepInference(self, Q: MatrixXf, tmp1: MatrixXf, tmp2: MatrixXf) -> None:
@@ -211,6 +219,8 @@ class DenseCRF:
 
     def klDivergence(self, Q: MatrixXf) -> float:
         """Return sum Q (log Q + U) + <Q, K Q mu>; the free energy has half of the last term."""
+        from permutohedral.crf import free_energy
+
         marginals, energies = self._marginals(Q), self._unary()
         kernels = [
             replace(pair.kernel, compatibility=_without_constant(pair.kernel, self._nlabel)) for pair in self._pairwise
@@ -220,6 +230,8 @@ class DenseCRF:
         return _checked_sum(float(alone + 2 * (together - alone)))
 
     def _iterate(self, steps: int, start: Tensor | None) -> MatrixXf:
+        from permutohedral.crf import mean_field
+
         kernels, lattices = [pair.kernel for pair in self._pairwise], [pair.lattice for pair in self._pairwise]
         found = mean_field(self._unary(), kernels, max(0, steps), damping=0, lattices=lattices, start=start)
         marginals = found.T.cpu().numpy()
@@ -228,9 +240,9 @@ class DenseCRF:
 
     def _unary(self) -> Tensor:
         """Return the energies `[nvar, nlabels]`, a view of planes."""
-        if self._energies is None:
-            return torch.zeros(self._nlabel, self._nvar, device=self._device).T
-        return self._energies.T
+        import torch
+
+        return torch.from_numpy(self._energies).to(self._device).T
 
     def _marginals(self, Q: MatrixXf) -> Tensor:
         """Return `[nvar, nlabels]` of a matrix of `startInference`."""
@@ -241,6 +253,8 @@ class DenseCRF:
             raise InputError(f"Q must be float32 of the shape {wanted}, got {Q.dtype} of {Q.shape}")
         if not bool((np.isfinite(Q) & (Q >= 0)).all()):
             raise InputError("Q must be finite and not negative")
+        import torch
+
         return torch.from_numpy(np.ascontiguousarray(Q)).to(self._device).T
 
 
@@ -315,7 +329,7 @@ def _member(kind: type[_Enum], name: str, given: Any) -> _Enum:
         raise InputError(f"{name} must be one of {names}, got {given!r}") from None
 
 
-def _compatibility(compat: object, labels: int) -> float | Tensor:
+def _compatibility(compat: object, labels: int) -> float | NDArray[np.float32]:
     """Return the compatibility of `Kernel`: a number is the cost of different labels, arrays are costs."""
     if isinstance(compat, numbers.Number):
         return as_float("compat", compat)
@@ -327,11 +341,13 @@ def _compatibility(compat: object, labels: int) -> float | Tensor:
         raise InputError(f"compat must have the shape {(labels,) * axes}, got {costs.shape}")
     if not np.isfinite(costs).all():
         raise InputError("compat must be finite")
-    return torch.from_numpy(costs.copy())
+    return costs.copy()
 
 
 def _without_constant(kernel: Kernel, labels: int) -> float | Tensor:
     """Return the costs of pydensecrf: a number w is -w for equal labels, not w for different ones."""
-    if isinstance(kernel.compatibility, Tensor):
+    import torch
+
+    if isinstance(kernel.compatibility, torch.Tensor):
         return kernel.compatibility
     return torch.full((labels,), -float(kernel.compatibility))

@@ -24,7 +24,6 @@ from permutohedral.files.atomic import write_bytes
 from permutohedral.files.formats.metadata import Metadata, find_lost, read_metadata, save_options
 from permutohedral.files.formats.sixteen_bit import (
     WIDE_FORMATS,
-    dropped_bits,
     encode_wide,
     has_signed_bytes,
     open_image,
@@ -48,10 +47,13 @@ _FIRST_FRAME = ("MPO",)
 _SAVE_OPTIONS: dict[str, dict[str, Any]] = {
     "JPEG": {"quality": 95, "subsampling": 0},
     "MPO": {"quality": 95, "subsampling": 0},
+    "AVIF": {"quality": 95, "subsampling": "4:4:4"},
     "WEBP": {"lossless": True},
 }
 # other formats clip 16 bits to 8
 _WIDE_GRAY = ("PNG", "TIFF", "JPEG2000", "PPM")
+# these store gray as RGB, to which a profile of gray does not apply
+_RGB_ONLY = ("WEBP", "AVIF")
 _MODES_WITH_ALPHA = ("LA", "PA", "RGBA", "La", "RGBa")
 # photos of phones, which Pillow reads with an extension
 _HEIF_SUFFIXES = (".heic", ".heif", ".hif")
@@ -98,7 +100,8 @@ def read_image(path: Path, max_pixels: int | None = None) -> ImageData:
             frames = getattr(image, "n_frames", 1)
             if frames > 1 and image.format not in _FIRST_FRAME:
                 raise InputError(
-                    f"{path} has {frames} frames; extract one, or filter a TIFF stack with `permutohedral array filter`"
+                    f"{path} has {frames} frames; extract one, or filter a TIFF stack by `permutohedral array filter`, "
+                    "and name OUTPUT .zarr"
                 )
             if has_signed_bytes(image):
                 raise InputError(f"{path} holds signed integers; convert it to {_UNSIGNED}")
@@ -110,9 +113,9 @@ def read_image(path: Path, max_pixels: int | None = None) -> ImageData:
                 found = _convert(ImageOps.exif_transpose(image), path, transparent)
             height, width = found.pixels.shape[1:]
             metadata = read_metadata(image, (width, height))
-            dropped = "CMYK colors, converted to RGB" if image.mode == "CMYK" else dropped_bits(image, source)
-            if dropped is not None:
-                metadata = replace(metadata, unreadable=(*metadata.unreadable, dropped))
+            if image.mode == "CMYK":
+                colors = "CMYK colors and their profile" if "icc_profile" in image.info else "CMYK colors"
+                metadata = replace(metadata, unreadable=(*metadata.unreadable, f"{colors}, converted to RGB"))
             return replace(found, metadata=metadata, format=image.format)
     except UnidentifiedImageError as error:
         hint = "; install pillow-heif" if path.suffix.lower() in _HEIF_SUFFIXES else ""
@@ -245,10 +248,8 @@ def _check_format(kind: str, path: Path, channels: int, wide: bool) -> None:
         return
     if channels == 1 and kind not in _WIDE_GRAY:
         raise InputError(f"cannot write {path}: 16-bit gray needs .png, .tif, .jp2 or .pgm")
-    if channels in (2, 4) and kind not in ("PNG", "TIFF"):
-        raise InputError(f"cannot write {path}: 16-bit transparency needs .png or .tif")
     if channels > 1 and kind not in WIDE_FORMATS:
-        raise InputError(f"cannot write {path}: 16-bit colors need .png, .tif or .ppm")
+        raise InputError(f"cannot write {path}: 16-bit colors and transparency need .png or .tif")
 
 
 def write_image(image: ImageData, path: Path) -> list[str]:
@@ -307,6 +308,8 @@ def encode_image(image: ImageData, path: Path) -> tuple[bytes, list[str]]:
 
 
 def _save(integers: NDArray[Any], kind: str, metadata: Metadata) -> bytes:
+    if integers.shape[2] < 3 and kind in _RGB_ONLY:
+        metadata = replace(metadata, color_profile=None)
     options = save_options(metadata, kind)
     if integers.dtype == np.uint16 and integers.shape[2] > 1:
         return encode_wide(integers, kind, options)

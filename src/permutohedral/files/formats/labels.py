@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import colorsys
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.files.formats.image import STREAM, ImageData, format_of, read_image
+from permutohedral.files.atomic import write_bytes
+from permutohedral.files.formats.image import STREAM, ImageData, format_of, read_image, write_image
 from permutohedral.files.formats.maps import load_array
 
 # a map with more colors was blurred, or is a photo
@@ -29,16 +32,20 @@ class LabelMap:
         labels: int64 `[height, width]`, indices of colors, or `UNKNOWN`.
         colors: float32 `[labels, 3]` in 0 to 1.
         levels: integer of the file that 1.0 stands for, 255 or 65535.
+        channels: of the file, 1 (gray) or 3.
+        palette: colors of an indexed file, 3 bytes each; empty for other files.
     """
 
     labels: Tensor
     colors: Tensor
     levels: int = 255
+    channels: int = 3
+    palette: bytes = b""
 
     def paint(self) -> ImageData:
-        """Return the map as an image; unknown pixels are black."""
-        painted = torch.cat([self.colors, torch.zeros(1, 3)])[self.labels]
-        return ImageData(painted.permute(2, 0, 1).contiguous(), levels=self.levels, format="PNG")
+        """Return the map as an image with the channels of its file; unknown pixels are black."""
+        painted = torch.cat([self.colors, torch.zeros(1, 3)])[self.labels].permute(2, 0, 1)
+        return ImageData(painted[: self.channels].contiguous(), levels=self.levels, format="PNG")
 
 
 def read_label_map(path: Path, black_is_a_label: bool) -> LabelMap:
@@ -74,7 +81,23 @@ def read_label_map(path: Path, black_is_a_label: bool) -> LabelMap:
     labels = torch.full(numbers.shape, UNKNOWN)
     labels[known] = order.argsort()[label]
     colors = torch.stack([found >> 32, (found >> 16) & 0xFFFF, found & 0xFFFF], dim=1)
-    return LabelMap(labels, colors / image.levels, image.levels)
+    with Image.open(path) as file:
+        table = bytes(file.getpalette("RGB") or ()) if file.mode == "P" else b""
+    return LabelMap(labels, colors / image.levels, image.levels, len(image.pixels), table)
+
+
+def write_label_map(labels: LabelMap, path: Path) -> None:
+    """Write a label map atomically, in the channels of its file; PNG keeps the palette of an indexed file."""
+    if not labels.palette or format_of(path) != "PNG":
+        write_image(labels.paint(), path)
+        return
+    places = [labels.palette[first : first + 3] for first in range(0, len(labels.palette), 3)]
+    indices = [places.index(bytes(color)) for color in (255 * labels.colors).round().byte().tolist()]
+    image = Image.fromarray(torch.tensor(indices, dtype=torch.uint8)[labels.labels].numpy())
+    image.putpalette(labels.palette)
+    content = io.BytesIO()
+    image.save(content, "PNG")
+    write_bytes(path, content.getvalue())
 
 
 def palette(labels: int) -> Tensor:
@@ -90,9 +113,13 @@ def palette(labels: int) -> Tensor:
 
 
 def blend_labels(photo: Tensor, labels: LabelMap) -> Tensor:
-    """Blend labels over a photo `[1 or 3, height, width]` and draw their borders."""
+    """Blend labels over a photo `[1 or 3, height, width]` and draw their borders.
+
+    Labels of a gray map, often indices near black, are shown in distinct colors.
+    """
     gray = photo.mean(dim=0, keepdim=True).expand(3, -1, -1)
-    mixed = (0.5 * gray + 0.5 * labels.paint().pixels).clone()
+    colors = labels.colors if labels.channels == 3 else palette(len(labels.colors) + 1)[1:]
+    mixed = 0.5 * gray + 0.5 * torch.cat([colors, torch.zeros(1, 3)])[labels.labels].permute(2, 0, 1)
     border = torch.zeros_like(labels.labels, dtype=torch.bool)
     border[1:] |= labels.labels[1:] != labels.labels[:-1]
     border[:, 1:] |= labels.labels[:, 1:] != labels.labels[:, :-1]

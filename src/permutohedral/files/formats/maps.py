@@ -19,6 +19,8 @@ from permutohedral.files.formats.image import ImageData, check_output, list_imag
 _TIFF = (".tif", ".tiff")
 # an array of three axes whose first is longer has its channels last
 _MAX_CHANNELS = 4096
+# and so has one whose last is this short, while the others are longer
+_MAX_LAST = 4
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,11 @@ def _from_array(array: NDArray[Any], path: Path) -> Tensor:
         raise InputError(
             f"{path} must hold numbers [height, width] or [channels, height, width], got {array.dtype} of shape "
             f"{list(array.shape)}"
+        )
+    if array.ndim == 3 and array.shape[2] <= _MAX_LAST < min(array.shape[:2]):
+        raise InputError(
+            f"{path} has the shape {list(array.shape)}, and its channels seem to be last; save it as "
+            "[channels, height, width], with np.moveaxis(array, -1, 0)"
         )
     values = torch.from_numpy(array.astype(np.float32))
     return values[None] if array.ndim == 2 else values

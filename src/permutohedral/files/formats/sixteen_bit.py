@@ -13,15 +13,12 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 # formats that `encode_wide` writes
-WIDE_FORMATS = ("PNG", "TIFF", "PPM")
-# enough for everything before the pixels
-_HEADER = 1 << 16
+WIDE_FORMATS = ("PNG", "TIFF")
 # TIFF tags and their values
 _WIDTH, _BITS, _SAMPLE_FORMAT = 256, 258, 339
 _SHORT, _LONG, _SIGNED, _PLANAR = 3, 4, 2, 2
 _WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB = 0, 1, 2
 _ASSOCIATED_ALPHA, _UNASSOCIATED_ALPHA = 1, 2
-_BITS_IN_JPEG2000_STREAM = 42
 # marks an image whose file was opened with other bits
 _PATCHED = "permutohedral: patched bits"
 
@@ -75,8 +72,11 @@ def read_wide(image: Image.Image, source: Source) -> NDArray[np.uint16] | None:
         if _PATCHED not in image.info and (len(bits) < 2 or set(bits) != {16}):
             return None
         numbers = _read_tiff(source)
-    elif image.format == "PPM" and image.mode == "RGB":
-        return _read_ppm(image, source)
+    elif image.format == "PPM" and image.mode == "RGB" and getattr(image, "tile", None):
+        codec, _, _, arguments = image.tile[0]  # type: ignore[attr-defined]
+        if codec.startswith("ppm") and arguments[1] > 255:
+            raise ValueError("it has PPM colors of 16 bits; convert it to .png or .tif")
+        return None
     else:
         return None
     return _upright(numbers, image.getexif().get(ExifTags.Base.Orientation, 1))
@@ -121,46 +121,10 @@ def _read_tiff(source: Source) -> NDArray[np.uint16]:
     return numbers
 
 
-def _read_ppm(image: Any, source: Source) -> NDArray[np.uint16] | None:
-    """Read binary or plain PPM, scaled to 65535; return None if white is at most 255."""
-    codec, _, start, arguments = image.tile[0]
-    # Pillow decodes 8 bits as raw pixels
-    white = 255 if codec not in ("ppm", "ppm_plain") else arguments[1]
-    if white <= 255:
-        return None
-    content, count = _content(source)[start:], 3 * image.width * image.height
-    if codec == "ppm":
-        numbers = np.frombuffer(content, ">u2", count).astype(np.uint64)
-    else:
-        lines = (line.partition(b"#")[0] for line in content.splitlines())
-        numbers = np.array(b" ".join(lines).split()[:count]).astype(np.uint64)
-    if numbers.max(initial=0) > white:
-        raise ValueError(f"a color exceeds the file's white of {white}")
-    scaled: NDArray[np.uint16] = ((numbers * 65535 + white // 2) // white).astype(np.uint16)
-    return scaled.reshape(image.height, image.width, 3)
-
-
 def has_signed_bytes(image: Image.Image) -> bool:
     """Return whether a TIFF file has signed 8-bit samples, which Pillow reads as unsigned."""
     tags: Any = getattr(image, "tag_v2", {})
     return image.format == "TIFF" and 8 in tags.get(_BITS, ()) and _SIGNED in tags.get(_SAMPLE_FORMAT, ())
-
-
-def dropped_bits(image: Image.Image, source: Source) -> str | None:
-    """Describe the bits that Pillow drops from AVIF and JPEG 2000 files, or return None."""
-    header, bits = _content(source, _HEADER), 8
-    if image.format == "AVIF" and (place := header.find(b"av1C")) >= 0 and len(header) > place + 6:
-        # the third byte of the box has a flag for more than 8 bits, and one for 12
-        flags = header[place + 6]
-        bits = (12 if flags & 0x20 else 10) if flags & 0x40 else 8
-    elif image.format == "JPEG2000" and len(image.getbands()) > 1:
-        # in the box ihdr after height, width and channels, or in the code stream if there are no boxes
-        is_stream, box = header.startswith(b"\xff\x4f"), header.find(b"ihdr")
-        place = _BITS_IN_JPEG2000_STREAM if is_stream else box + 14
-        if (is_stream or box >= 0) and len(header) > place:
-            # the number minus 1; the highest bit is the sign
-            bits = (header[place] & 0x7F) + 1
-    return None if bits <= 8 else f"{bits} bits per channel, read as 8"
 
 
 def encode_wide(numbers: NDArray[np.uint16], kind: str, options: Mapping[str, Any]) -> bytes:
@@ -169,16 +133,9 @@ def encode_wide(numbers: NDArray[np.uint16], kind: str, options: Mapping[str, An
     Args:
         numbers: the image.
         kind: the format.
-        options: Pillow's options for metadata; PPM has none.
-
-    Raises:
-        ValueError: PPM cannot hold alpha.
+        options: Pillow's options for metadata.
     """
     height, width, channels = numbers.shape
-    if kind == "PPM":
-        if channels != 3:
-            raise ValueError("PPM holds no alpha")
-        return b"P6 %d %d 65535\n" % (width, height) + numbers.astype(">u2").tobytes()
     content = io.BytesIO()
     if kind == "PNG":
         import imagecodecs

@@ -12,13 +12,12 @@ STYLE = Path(__file__).parent / "style.css"
 
 
 class Viewer(Element, component="viewer.js", esm={"playground-layers": "layers"}):
-    """Before and after under one divider, their difference, zoom, and strokes.
+    """Before and after under one divider, zoom, and strokes.
 
     Args:
         session: key of the session.
-        layers: names of the layers "before" and "after", and of the "truth" if there is one.
+        layers: names of the layers "before" and "after".
         names: of the two sides.
-        group: viewers of the same group zoom together; "" for none.
         on_stroke: called with a stroke when the mouse button is released.
     """
 
@@ -27,12 +26,11 @@ class Viewer(Element, component="viewer.js", esm={"playground-layers": "layers"}
         session: str,
         layers: dict[str, str],
         names: Sequence[str],
-        group: str = "",
         on_stroke: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         super().__init__()
         self._props["session"], self._props["layers"] = session, layers
-        self._props["names"], self._props["group"] = list(names), group
+        self._props["names"] = list(names)
         self._props["label"] = f"{names[0]} and {names[1]}"
         if on_stroke is not None:
             self.on("stroke", lambda event: on_stroke(event.args))
@@ -103,21 +101,3 @@ class Tab(Element, component="tab.js"):
         """Show or hide the tab."""
         self._props["open"] = is_open
         self.update()
-
-
-class Plane(Element, component="plane.js"):
-    """Lattice of the plane, with a point that the mouse moves.
-
-    Args:
-        start: x and y of the point.
-        on_place: called with x and y of the point.
-    """
-
-    def __init__(self, start: tuple[float, float], on_place: Callable[[float, float], None]) -> None:
-        super().__init__()
-        self._props["start"] = list(start)
-        self.on("place", lambda event: on_place(*event.args), throttle=0.03)
-
-    def draw(self, found: dict[str, Any], number: int) -> None:
-        """Draw the result of `compute.describe_point`."""
-        self.run_method("draw", found, number)

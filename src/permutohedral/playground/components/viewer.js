@@ -1,8 +1,7 @@
-// Draws before and after under one divider, or their difference, at any zoom; takes strokes of the mouse.
+// Draws before and after under one divider, at any zoom; takes strokes of the mouse.
 
-import { layerOf, toCanvas, watch } from "playground-layers";
+import { layerOf, watch } from "playground-layers";
 
-const groups = new Map(); // viewers of one name move together
 const MOST_ZOOM = 32;
 
 export default {
@@ -12,18 +11,11 @@ export default {
         <canvas ref="canvas" tabindex="0" role="img" :aria-label="label"
           @pointerdown="press" @pointermove="move" @pointerup="release" @pointercancel="release"
           @wheel.prevent="wheel" @dblclick="fit" @keydown="key"></canvas>
-        <span class="pg-tag pg-left" v-show="mode === 'compare' && before">{{ names[0] }}</span>
-        <span class="pg-tag pg-right" v-show="after">{{ mode === 'compare' ? names[1] : 'difference to the ' + (truth ? 'truth' : names[0]) }}</span>
+        <span class="pg-tag pg-left" v-show="before">{{ names[0] }}</span>
+        <span class="pg-tag pg-right" v-show="after">{{ names[1] }}</span>
         <span class="pg-tag pg-kind" v-show="shown.kind === 'preview'">preview</span>
       </div>
       <div class="pg-tools">
-        <div class="pg-choice" role="group" aria-label="what is shown">
-          <button type="button" :class="{ on: mode === 'compare' }" @click="choose('compare')">compare</button>
-          <button type="button" :class="{ on: mode === 'difference' }" @click="choose('difference')">difference</button>
-        </div>
-        <label v-show="mode === 'difference'" class="pg-amplify">&times;{{ amplify }}
-          <input type="range" min="0" max="6" step="1" :value="Math.log2(amplify)" aria-label="amplification"
-            @input="setAmplify($event.target.value)"></label>
         <span class="pg-space"></span>
         <button type="button" title="smaller" aria-label="smaller" @click="zoomBy(0.5)">&minus;</button>
         <span class="pg-zoom">{{ percent }} %</span>
@@ -33,18 +25,17 @@ export default {
     </div>`,
   props: {
     session: String,
-    layers: Object, // names of the layers that are shown: before, after, and truth where there is one
+    layers: Object, // names of the layers that are shown: before and after
     names: { default: () => ["before", "after"] },
     label: { default: "before and after" },
-    group: { default: "" },
     brush: { default: null }, // label, radius and color; null where nothing is drawn
     strokes: { default: () => [] },
     ratio: { default: 0.7 }, // most height of the stage, as a share of its width
   },
   data() {
     return {
-      mode: "compare", amplify: 8, percent: 100, shown: { kind: "", number: 0 },
-      before: false, after: false, truth: false, // whether they are there
+      percent: 100, shown: { kind: "", number: 0 },
+      before: false, after: false, // whether they are there
     };
   },
   watch: {
@@ -58,11 +49,6 @@ export default {
     this.divider = 0.5;
     this.pointers = new Map();
     this.line = null;
-    this.difference = null;
-    if (this.group) {
-      if (!groups.has(this.group)) groups.set(this.group, new Set());
-      groups.get(this.group).add(this);
-    }
     this.unwatch = watch(this.session, (head) => this.take(head));
     this.observer = new ResizeObserver(() => this.resize());
     this.observer.observe(this.$refs.stage);
@@ -70,7 +56,6 @@ export default {
   beforeUnmount() {
     this.unwatch();
     this.observer.disconnect();
-    if (this.group) groups.get(this.group).delete(this);
   },
   methods: {
     layer(side) { return layerOf(this.layers[side]); },
@@ -85,8 +70,6 @@ export default {
       }
       this.before = !!before;
       this.after = !!this.layer("after");
-      this.truth = !!this.layer("truth");
-      this.difference = null;
       // immediately: it is painted with the next frame
       this.draw();
       this.shown = { kind, number };
@@ -123,7 +106,7 @@ export default {
         y: (canvas.height - this.photo.height * scale) / 2,
       });
     },
-    setView(view, shared = true) {
+    setView(view) {
       const canvas = this.$refs.canvas, fitting = this.fitScale();
       const scale = Math.min(Math.max(view.scale, fitting), MOST_ZOOM * fitting);
       const inside = (offset, extent, room) =>
@@ -135,12 +118,6 @@ export default {
       };
       this.percent = Math.round((100 * scale) / (window.devicePixelRatio || 1));
       this.redraw();
-      if (!shared || !this.group) return;
-      for (const other of groups.get(this.group)) {
-        if (other === this || !other.photo || !other.$refs.canvas.width) continue;
-        other.divider = this.divider;
-        other.setView(this.view, false);
-      }
     },
     zoomBy(factor, at) {
       if (!this.photo) return;
@@ -150,8 +127,6 @@ export default {
       const change = scale / this.view.scale;
       this.setView({ scale, x: x - (x - this.view.x) * change, y: y - (y - this.view.y) * change });
     },
-    choose(mode) { this.mode = mode; this.redraw(); },
-    setAmplify(power) { this.amplify = 2 ** power; this.difference = null; this.redraw(); },
     at(event) {
       const box = this.$refs.canvas.getBoundingClientRect(), dense = window.devicePixelRatio || 1;
       return [(event.clientX - box.left) * dense, (event.clientY - box.top) * dense];
@@ -170,7 +145,7 @@ export default {
       this.pointers.set(event.pointerId, place);
       const reach = (event.pointerType === "touch" ? 24 : 12) * (window.devicePixelRatio || 1);
       if (this.pointers.size === 2) { this.action = "pinch"; this.line = null; return; }
-      if (this.mode === "compare" && this.after && Math.abs(place[0] - this.dividerAt()) < reach) this.action = "divide";
+      if (this.after && Math.abs(place[0] - this.dividerAt()) < reach) this.action = "divide";
       else if (this.brush && event.button === 0) {
         this.action = "draw";
         this.line = [this.onPhoto(place)];
@@ -181,7 +156,7 @@ export default {
       if (!this.photo) return;
       const place = this.at(event), last = this.pointers.get(event.pointerId);
       if (!last) {
-        const near = this.mode === "compare" && this.after && Math.abs(place[0] - this.dividerAt()) < 12;
+        const near = this.after && Math.abs(place[0] - this.dividerAt()) < 12;
         this.$refs.canvas.style.cursor = near ? "ew-resize" : this.brush ? "crosshair" : "grab";
         return;
       }
@@ -221,34 +196,6 @@ export default {
       event.preventDefault();
       if (this.photo) this.setView(this.view);
     },
-    differenceLayer() {
-      // around the middle gray; not of a preview, whose pixels are means of finer ones
-      const after = this.layer("after"), other = this.layer("truth") || this.layer("before");
-      if (!other || !after || other.width * after.region[2] > after.width * other.region[2]) return null;
-      if (this.difference) return this.difference;
-      const { width, height } = after, channels = Math.max(other.channels, after.channels);
-      // row or column of the other that lies under one of the result
-      const under = (i, axis, extent, extentOther) => {
-        const place = after.region[axis] + ((i + 0.5) * after.region[axis + 2]) / extent;
-        const found = Math.floor(((place - other.region[axis]) * extentOther) / other.region[axis + 2]);
-        return Math.min(extentOther - 1, Math.max(0, found));
-      };
-      const columns = Array.from({ length: width }, (_, x) => under(x, 0, width, other.width));
-      const result = new Uint8ClampedArray(channels * width * height);
-      let i = 0;
-      for (let c = 0; c < channels; c++) {
-        const plane = after.channels === 1 ? 0 : c * width * height;
-        const planeOther = other.channels === 1 ? 0 : c * other.width * other.height;
-        for (let y = 0; y < height; y++) {
-          const row = plane + y * width, rowOther = planeOther + under(y, 1, height, other.height) * other.width;
-          for (let x = 0; x < width; x++) {
-            result[i++] = 128 + this.amplify * (after.bytes[row + x] - other.bytes[rowOther + columns[x]]);
-          }
-        }
-      }
-      this.difference = toCanvas(result, { width, height, channels });
-      return this.difference;
-    },
     paint(context, canvas, region) {
       const { scale, x, y } = this.view;
       context.drawImage(canvas, x + region[0] * scale, y + region[1] * scale, region[2] * scale, region[3] * scale);
@@ -265,9 +212,7 @@ export default {
       context.rect(x, y, this.photo.width * scale, this.photo.height * scale);
       context.clip();
       if (before) this.paint(context, before.canvas, before.region);
-      const changes = this.mode === "difference" ? this.differenceLayer() : null;
-      if (changes) this.paint(context, changes, after.region);
-      else if (after) {
+      if (after) {
         const edge = this.dividerAt();
         context.save();
         context.beginPath();
@@ -279,7 +224,7 @@ export default {
       }
       this.drawStrokes(context);
       context.restore();
-      if (this.mode === "compare" && after) this.drawDivider(context, this.dividerAt(), canvas.height);
+      if (after) this.drawDivider(context, this.dividerAt(), canvas.height);
     },
     drawStrokes(context) {
       const current = this.line && this.brush ? [{ ...this.brush, points: this.line }] : [];

@@ -1,4 +1,4 @@
-"""Tab with the modes of upsampling side by side."""
+"""Tab that upsamples a small map."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from permutohedral.playground.panel import Panel
 from permutohedral.playground.runner import Check, Steps
 
 if TYPE_CHECKING:
-    from permutohedral.playground.compute import Material, Result
-    from permutohedral.playground.photos import Layer, Photo
+    from permutohedral.playground.compute import Material
+    from permutohedral.playground.photos import Photo
 
 # values of the controls at the start: the defaults of `permutohedral image upsample`
 START: dict[str, Any] = {"mode": "solver", "sigma_luma": 0.12, "sigma_chroma": 0.05, "smoothness": 0.3}
 # in the order of their time
 MODES = ("gaussian", "affine", "solver")
 _SIGMA = (0.02, 0.03, 0.05, 0.08, 0.12, 0.16, 0.2, 0.3, 0.5)
-_INTERPOLATED = "bilinear"
 
 
 def upsample_job(coarse: str | Path, guide: str | Path, output: str | Path, options: dict[str, Any]) -> Job:
@@ -52,16 +51,11 @@ class UpsamplePanel(Panel):
         self._chroma = Slider("sigma over color", _SIGMA, START["sigma_chroma"], "", self.refresh)
         smoothness = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
         self._smoothness = Slider("smoothness of the solver", smoothness, START["smoothness"], "", self.refresh)
-        self._mode = Choice("mode of code and download", MODES, START["mode"], self.refresh)
+        self._mode = Choice("mode", MODES, START["mode"], self.refresh)
 
     def add_view(self) -> None:
-        self._captions: dict[str, ui.html] = {}
-        with ui.element("div").classes("pg-grid"):
-            for mode in (_INTERPOLATED, *MODES):
-                with ui.element("div"):
-                    self._captions[mode] = ui.html(f"<b>{mode}</b>", sanitize=False).classes("pg-status")
-                    layers = {"before": "upsample/map", "after": f"upsample/{mode}", "truth": "upsample/truth"}
-                    Viewer(self.session.key, layers, ("map", mode), group="upsample")
+        layers = {"before": "upsample/map", "after": "upsample/after"}
+        Viewer(self.session.key, layers, ("map", "upsampled"))
 
     def take_photo(self) -> None:
         self._drop_map(refresh=False)
@@ -81,49 +75,31 @@ class UpsamplePanel(Panel):
     def compute(self) -> None:
         photo, given, options, number = self.photo, self._map, self._options(), self.number
         factor, folder = int(self._factor.value), self.session.folder(self.title)
+        kind = (photo.num_pixels, options["mode"])
 
         def request(check: Check) -> Steps:
             from permutohedral.playground import compute
 
             material = compute.shrink_colors(photo, factor, folder) if given is None else _read_map(*given, photo)
-            yield partial(show_coarse, compute.coarse_layer(material), compute.enlarge(material))
-            for mode in MODES:
-                yield self.session.rest_before((photo.num_pixels, mode))
-                output = folder / f"{mode}{_result_ending(material.coarse)}"
-                job = upsample_job(material.coarse, material.guide, output, {**options, "mode": mode})
-                yield partial(show_full, mode, material, compute.upsample(material, job, lambda share: check()))
-
-        def show_coarse(layer: Layer, found: Result) -> None:
-            self.put("map", layer, "before", number)
-            self._show(_INTERPOLATED, found, number)
-
-        def show_full(mode: str, material: Material, found: Result) -> None:
-            self.session.remember((photo.num_pixels, mode), found.cost.seconds)
-            self._show(mode, found, number)
-            if mode == options["mode"] and number == self.number:
-                self.report(found.cost, "" if given is None else "error unknown: the true map is not known")
-                inputs = {} if given else {path.name: path.read_bytes for path in (material.coarse, material.guide)}
-                self.offer({**found.files, **inputs})
+            yield partial(self.put, "map", compute.coarse_layer(material), "before", number)
+            yield self.session.rest_before(kind)
+            output = folder / f"out{_result_ending(material.coarse)}"
+            job = upsample_job(material.coarse, material.guide, output, options)
+            yield partial(self.show, compute.upsample(material, job, self.progress(check)), kind, number)
 
         self.submit(request)
-
-    def _show(self, mode: str, found: Result, number: int) -> None:
-        self.put(mode, found.layer, "full", number)
-        parts = (f"<b>{mode}</b>", *found.details, f"{1000 * found.cost.seconds:.0f} ms")
-        self._captions[mode].set_content("".join(f"<span>{part}</span>" for part in parts))
 
     async def _take_map(self, name: str, content: bytes) -> None:
         path = await read_in_thread(self.session.keep_upload, name, content)
         if path is not None and await read_in_thread(_read_map, path, name, self.photo) is not None:
             self._map = path, name
             self._back.set_visibility(True)
-            self.put("truth", None, "before", self.number)
             self.refresh()
 
     def _drop_map(self, refresh: bool = True) -> None:
         self._map = None
         self._back.set_visibility(False)
-        self.put("truth", self.photo.layer, "before", self.number)
+        self.put("after", None, "before", 0)
         if refresh:
             self.refresh()
 

@@ -5,7 +5,7 @@ const watchers = new Set();
 const AGAIN = 1000; // milliseconds until a lost socket is opened again
 let socket = null;
 
-export function toCanvas(bytes, { width, height, channels }) {
+function toCanvas(bytes, { width, height, channels }) {
   const count = width * height;
   const pixels = new Uint32Array(count);
   const green = channels === 3 ? count : 0;
