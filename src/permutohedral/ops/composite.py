@@ -244,8 +244,7 @@ index_with_neighbors: Composite[tuple[Tensor, ...]] = Composite("index_with_neig
 filter_points: Composite[Tensor] = Composite("filter_points")
 sum_color_grid: Composite[Tensor] = Composite("sum_color_grid")
 filter_learned: Composite[Tensor] = Composite("filter_learned", has_backward=True, folds=True)
-mean_field: Composite[Tensor] = Composite("mean_field")
-mean_field_logits: Composite[Tensor] = Composite("mean_field_logits", has_backward=True)
+mean_field: Composite[Tensor] = Composite("mean_field", has_backward=True)
 normalize_items: Composite[Tensor] = Composite("normalize_items", has_backward=True)
 
 # upsampling and the bilateral solver

@@ -501,8 +501,13 @@ class FusedFunctions(Primitives, Protocol):
         ...
 
     def mean_field(
-        self, energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int
-    ) -> Tensor | Declined:
+        self,
+        energies: Tensor,
+        start: Tensor | None,
+        kernels: Sequence[PairwiseTables],
+        steps: int,
+        as_logits: bool,
+    ) -> tuple[Tensor, Saved] | Declined:
         """Return the marginals softmax(-energies + the sum of all kernels), replaced `steps` times.
 
         Args:
@@ -510,22 +515,15 @@ class FusedFunctions(Primitives, Protocol):
             start: the first marginals, like energies; None for softmax(-energies), and always None without a step.
             kernels: over `items * points` points, those of the first item first.
             steps: number of iterations.
+            as_logits: return logits of the marginals, which have a derivative; then there is a step and a point.
+                They may differ by a constant for all labels of a point.
 
         Raises:
             InputError: the sum of the energies is NaN; only on the CPU.
         """
         ...
 
-    def mean_field_logits(
-        self, energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int
-    ) -> tuple[Tensor, Saved] | Declined:
-        """The logits of the marginals of `mean_field`, up to a constant for all labels of a point.
-
-        There is at least one step, energies are not empty, and the kernels require no gradients.
-        """
-        ...
-
-    def mean_field_logits_backward(
+    def mean_field_backward(
         self,
         gradient: Tensor,
         inputs: Saved,
@@ -533,6 +531,7 @@ class FusedFunctions(Primitives, Protocol):
         needed: Needed,
         kernels: Sequence[PairwiseTables],
         steps: int,
+        as_logits: bool,
     ) -> tuple[Tensor | None, ...]:
         """The gradients with respect to energies, start (None without one), and one tensor of each kernel.
 

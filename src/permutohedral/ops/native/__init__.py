@@ -333,21 +333,10 @@ def mix_rows(rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool) -> T
     return out.to(rows.dtype)
 
 
-def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor:
-    """Make one pass over the points for each step; the marginals are stored in the last one only."""
-    return _run_field(energies, start, kernels, steps, False)[0]
-
-
-def mean_field_logits(
-    energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int
+def mean_field(
+    energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int, as_logits: bool
 ) -> tuple[Tensor, Saved]:
-    """See `FusedFunctions`. The blurred values of each step are kept, from which marginals are recomputed."""
-    return _run_field(energies, start, kernels, steps, True)
-
-
-def _run_field(
-    energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int, with_state: bool
-) -> tuple[Tensor, Saved]:
+    """Make one pass over the points for each step; with logits, keep the blurred values of all steps."""
     dtype, threads = kernels[0].barycentric.dtype, bridge.threads(energies.numel())
     energies = plain(energies, dtype)
     if core(dtype).is_sum_nan(energies, threads):
@@ -356,14 +345,19 @@ def _run_field(
     if out.numel() == 0:
         return out, ()
     field = energies, start, _pairwise_arguments(kernels), steps, SMALLEST_MASS
-    state = core(dtype).mean_field(*field, with_state, out, threads)
+    state = core(dtype).mean_field(*field, as_logits, out, threads)
     return out, tuple(dlpack.from_dlpack(each) for each in state)
 
 
-def mean_field_logits_backward(
-    gradient: Tensor, inputs: Saved, saved: Saved, needed: Needed, kernels: Sequence[PairwiseTables], steps: int
+def mean_field_backward(
+    gradient: Tensor,
+    inputs: Saved,
+    saved: Saved,
+    needed: Needed,
+    kernels: Sequence[PairwiseTables],
+    steps: int,
+    as_logits: bool,
 ) -> tuple[Tensor | None, ...]:
-    """See `FusedFunctions`. One pass over the points for each step, as in the mean field."""
     energies, start, *_ = inputs
     dtype, threads = kernels[0].barycentric.dtype, bridge.threads(energies.numel())
     to_energies = bridge.empty(energies.shape, dtype)

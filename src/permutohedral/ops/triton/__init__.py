@@ -14,7 +14,7 @@ from permutohedral.ops.triton.filter.gaussian import filter_gaussian, filter_poi
 from permutohedral.ops.triton.filter.item_norm import normalize_items, normalize_items_backward
 from permutohedral.ops.triton.filter.largest import largest_gradient, splat_largest
 from permutohedral.ops.triton.filter.learned_filter import filter_learned, filter_learned_backward
-from permutohedral.ops.triton.filter.mean_field import mean_field, mean_field_logits, mean_field_logits_backward
+from permutohedral.ops.triton.filter.mean_field import mean_field, mean_field_backward
 from permutohedral.ops.triton.filter.slice import barycentric_gradient, mix_rows, slice
 from permutohedral.ops.triton.filter.solver import balance, solve_on_lattice, spread_cells, sum_axis_neighbors
 from permutohedral.ops.triton.filter.splat import splat
