@@ -38,7 +38,6 @@ class Sample:
         self.offsets, self.opposite = neighborhood.offsets(DEVICE), neighborhood.opposite(DEVICE)
         self.neighbors = operators.find_neighbors(keys, table, self.target_keys, self.offsets)
         self.reverse = operators.transpose_neighbors(self.neighbors, self.opposite, len(keys))
-        self.coarse = operators.coarsen_keys(keys, table)[:2]
         self.axis_neighbors = operators.find_neighbors(keys, table, keys, axis_offsets(DIMENSION, DEVICE))
         self.barycentric = barycentric.clone().requires_grad_()
         self.values, self.lattice_values = leaf(POINTS, 4), leaf(len(keys), 4)
@@ -53,9 +52,7 @@ class Sample:
             "index_points": (self.features, None),
             "index_points_in_batches": (self.features, self.batch),
             "index_keys": (self.keys.repeat(2, 1),),
-            "coarsen_keys": (self.keys, self.table),
-            "connect_levels": (self.keys, self.table, *self.coarse, self.offsets, self.opposite),
-            "coarsen_simplices": (self.vertices, self.barycentric, *self.coarse),
+            "coarsen_lattice": (self.keys, self.table, self.vertices, self.barycentric),
             "find_neighbors": (self.keys, self.table, self.target_keys, self.offsets),
             "transpose_neighbors": (self.neighbors, self.opposite, len(self.keys)),
             "splat": (self.values, self.vertices, self.barycentric, len(self.keys)),
@@ -85,7 +82,7 @@ VARIANTS = {
     "convolve_without_reverse_table": "convolve",
     "blur_reversed": "blur",
 }
-INTEGER = ["index_keys", "coarsen_keys", "connect_levels", "find_neighbors", "transpose_neighbors"]
+INTEGER = ["index_keys", "find_neighbors", "transpose_neighbors"]
 WITHOUT_DERIVATIVE = ["filter_gaussian"]
 FLOATING = [
     "index_points",
@@ -100,7 +97,7 @@ FLOATING = [
     "convolve_weight_gradient",
     "blur",
     "blur_reversed",
-    "coarsen_simplices",
+    "coarsen_lattice",
     "sum_neighbors",
     "sum_window",
     "embed_gradient",
@@ -145,7 +142,7 @@ def differentiable(name: str, way: Callable[[str], Any]) -> tuple[Callable[..., 
 def test_opcheck(name: str) -> None:
     """Schema, fake tensors, autograd registration, and the traced operator with static and dynamic shapes."""
     arguments = Sample().arguments(name)
-    if not name.startswith(("index_points", "coarsen_simplices")):
+    if not name.startswith(("index_points", "coarsen_lattice")):
         torch.library.opcheck(operator(name), arguments)
         return
     # opcheck adds all outputs up in the dtype of the first, which fails for integers before floats, so it traces

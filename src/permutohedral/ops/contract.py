@@ -259,6 +259,28 @@ def parent_keys(keys: Tensor) -> Tensor:
     return torch.stack(ends, dim=1)
 
 
+def _coarse_corners(coarse_keys: Tensor, parents: Tensor) -> Tensor:
+    """Return the corner of the coarse simplices that each parent is, int64 `[lattice_points, 2]`."""
+    # corner j is the vertex whose coordinates are congruent to j modulo d+1
+    corner = coarse_keys[:, 1].remainder(coarse_keys.shape[1])
+    return corner.index_select(0, parents.flatten()).view(parents.shape).long()
+
+
+def coarsen_vertices(vertices: Tensor, coarse_keys: Tensor, parents: Tensor) -> Tensor:
+    """Return the corners of the simplices of the points on the lattice of twice the step, `[points, d + 1]`."""
+    (points, corners), corner = vertices.shape, _coarse_corners(coarse_keys, parents)
+    # of each fine lattice point, the rows of the coarse corners that it has a part in, -1 for the others
+    rows = parents.new_full((len(parents), corners), -1).scatter(1, corner, parents)
+    return rows.index_select(0, vertices.flatten()).view(points, corners, corners).amax(dim=1)
+
+
+def coarse_shares(coarse_keys: Tensor, parents: Tensor, like: Tensor) -> Tensor:
+    """Return the share of each fine lattice point in the coarse corners, `[lattice_points, d + 1]`: half a parent."""
+    shares = like.new_zeros(len(parents), coarse_keys.shape[1])
+    half = like.new_full((1, 1), 0.5).expand(parents.shape)
+    return shares.scatter_add(1, _coarse_corners(coarse_keys, parents), half)
+
+
 def window_extents(sigma_y: float, sigma_x: float, reach: float, height: int, width: int) -> list[int]:
     """Return the extent of the window of `sum_window` along x at each distance in y, within the image.
 
@@ -552,27 +574,16 @@ class FusedFunctions(Primitives, Protocol):
         """The gradients with respect to values, weight and bias."""
         ...
 
-    # between levels of a pyramid: `operators.py` has the compositions
+    def coarsen_lattice(
+        self, keys: Tensor, table: Tensor, vertices: Tensor, barycentric: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return the lattice of twice the step.
 
-    def coarsen_keys(self, keys: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the keys of the lattice of twice the step, the rows of each key's parents, and a table.
-
-        The parents are `[lattice_points, 2]`.
-        """
-        ...
-
-    def coarsen_simplices(
-        self, vertices: Tensor, barycentric: Tensor, coarse_keys: Tensor, parents: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the corners of the coarse simplices `[points, d + 1]`, and the weights of the points there."""
-        ...
-
-    def connect_levels(
-        self, keys: Tensor, table: Tensor, coarse_keys: Tensor, parents: Tensor, offsets: Tensor, opposite: Tensor
-    ) -> tuple[Tensor, Tensor] | Declined:
-        """Find the taps of each coarse lattice point among the fine ones, and of each fine one among the coarse ones.
-
-        `down [filter_size, coarse]` and `up [filter_size, fine]`, -1 where there is none.
+        Returns:
+            coarse_keys: of the lattice points there.
+            parents: int32 `[lattice_points, 2]`, the rows of `coarse_keys` of the parents of each lattice point.
+            table: of `coarse_keys`.
+            vertices, barycentric: the simplices of the points there.
         """
         ...
 

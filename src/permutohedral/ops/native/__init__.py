@@ -20,7 +20,6 @@ from permutohedral.errors import InputError
 from permutohedral.ops.contract import (
     SMALLEST_MASS,
     ColorGridTables,
-    Declined,
     FilterTables,
     Needed,
     PairwiseTables,
@@ -90,10 +89,6 @@ def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return unique_keys, inverse[:, 0], table
 
 
-def coarsen_keys(keys: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _number(key_core.index_parents, keys, 2)
-
-
 def _number(index: Callable[..., PendingIndex], keys: Tensor, each: int) -> tuple[Tensor, Tensor, Tensor]:
     """Number distinct keys, `each` of them for each row of `keys`."""
     rows, columns = keys.shape
@@ -140,24 +135,14 @@ def transpose_neighbors(neighbors: Tensor, opposite: Tensor, num_source: int) ->
     return transposed
 
 
-def connect_levels(
-    keys: Tensor, table: Tensor, coarse_keys: Tensor, parents: Tensor, offsets: Tensor, opposite: Tensor
-) -> tuple[Tensor, Tensor] | Declined:
-    # every lattice point is within one step of its parents, and within one step of a coarse one are its children only
-    if offsets.shape[0] != 2 ** keys.shape[1] - 1:
-        return Declined("the core connects levels for a neighborhood of size 1")
-    down, up = (bridge.empty((offsets.shape[0], each.shape[0]), torch.int32) for each in (coarse_keys, keys))
-    key_core.connect_levels(keys, parents, offsets, down, up, bridge.threads(up.numel()))
-    return down, up
-
-
-def coarsen_simplices(
-    vertices: Tensor, barycentric: Tensor, coarse_keys: Tensor, parents: Tensor
-) -> tuple[Tensor, Tensor]:
+def coarsen_lattice(
+    keys: Tensor, table: Tensor, vertices: Tensor, barycentric: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    coarse_keys, parents, table = _number(key_core.index_parents, keys, 2)
     out = bridge.empty(vertices.shape, torch.int32), bridge.empty(vertices.shape, barycentric.dtype)
     threads = bridge.threads(vertices.numel() * vertices.shape[1])
     core(barycentric.dtype).coarsen_simplices((vertices, barycentric), parents, coarse_keys, *out, threads)
-    return out
+    return coarse_keys, parents, table, *out
 
 
 def splat(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int) -> Tensor:
