@@ -109,17 +109,14 @@ def test_largest(dtype: torch.dtype, vertices: Tensor) -> None:
     values = torch.randint(-2, 2, (len(vertices), channels)).to(dtype)
     values[1::50, 0] = float("nan")
     values[:, 1] = -float("inf")
-    gradient = torch.randn(6, channels).to(dtype)
     found = []
     for backend in ("reference", "triton"):
         with use_backend(backend):
-            most, winners = operators.splat_largest(values, vertices, 6)
-            found.append((most, winners, operators.largest_gradient(gradient, winners, vertices)))
-    (most, winners, back), (expected, expected_winners, expected_back) = found[1], found[0]
+            found.append(operators.splat_largest(values, vertices, 6))
+    (expected, expected_winners), (most, winners) = found
     assert torch.equal(most.isnan(), expected.isnan())
     assert torch.equal(most.nan_to_num(), expected.nan_to_num())
     assert torch.equal(winners, expected_winners)
-    assert_close(back, expected_back)
 
 
 def test_the_largest_on_lattices_without_room_for_all() -> None:
@@ -128,10 +125,8 @@ def test_the_largest_on_lattices_without_room_for_all() -> None:
     with use_backend("triton"):
         whole, winners = operators.splat_largest(values, FEW, 5)
         part, part_winners = operators.splat_largest(values, FEW, 2)
-        back = operators.largest_gradient(torch.ones(2, 3), part_winners, FEW)
-        expected = operators.largest_gradient(torch.ones(5, 3) * (torch.arange(5) < 2)[:, None], winners, FEW)
     assert torch.equal(part, whole[:2])
-    assert torch.equal(back, expected)
+    assert torch.equal(part_winners, winners[:2])
 
 
 def test_a_pyramid_of_nothing() -> None:

@@ -41,7 +41,6 @@ class Sample:
         self.axis_neighbors = operators.find_neighbors(keys, table, keys, axis_offsets(DIMENSION, DEVICE))
         self.barycentric = barycentric.clone().requires_grad_()
         self.values, self.lattice_values = leaf(POINTS, 4), leaf(len(keys), 4)
-        self.winners = operators.splat_largest(self.values.detach(), vertices, len(keys))[1]
         self.barycentric_gradient = leaf(POINTS, DIMENSION + 1)
         self.weight, self.output_gradient = leaf(len(self.offsets), 2, 6), leaf(len(self.target_keys), 6)
         self.picture, self.guide = leaf(1, 2, 3, 4), leaf(1, 1, 3, 4)
@@ -58,7 +57,6 @@ class Sample:
             "splat": (self.values, self.vertices, self.barycentric, len(self.keys)),
             "slice": (self.lattice_values, self.vertices, self.barycentric),
             "splat_largest": (self.values, self.vertices, len(self.keys)),
-            "largest_gradient": (self.lattice_values, self.winners, self.vertices),
             "barycentric_gradient": (self.values, self.lattice_values, self.vertices),
             "convolve": (self.lattice_values, self.weight, *tables),
             "convolve_without_reverse_table": (self.lattice_values, self.weight, tables[0], None, *tables[2:]),
@@ -90,7 +88,6 @@ FLOATING = [
     "splat",
     "slice",
     "splat_largest",
-    "largest_gradient",
     "barycentric_gradient",
     "convolve",
     "convolve_without_reverse_table",
@@ -153,7 +150,7 @@ def test_opcheck(name: str) -> None:
     torch.library.opcheck(operator(name), fixed)
 
 
-@pytest.mark.parametrize("name", ["blur", "largest_gradient"])
+@pytest.mark.parametrize("name", ["blur", "splat_largest"])
 def test_values_are_not_kept_for_a_derivative_that_does_not_need_them(name: str) -> None:
     arguments, kept = Sample().arguments(name), list[Tensor]()
 

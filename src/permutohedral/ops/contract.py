@@ -139,13 +139,6 @@ class Primitives(Protocol):
         """
         ...
 
-    def largest_gradient(self, gradient: Tensor, winners: Tensor, vertices: Tensor) -> Tensor:
-        """g_{i,c} = sum of gradient_{j,c} over the j in `vertices[i]`, each once, with winners_{j,c} = i.
-
-        `[lattice_points, channels]` to `[points, channels]`.
-        """
-        ...
-
     def convolve(self, lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int) -> Tensor:
         """l'_v = sum_k w_k l_{neighbors[k, v]}, a missing neighbor reading as zero.
 
@@ -186,10 +179,6 @@ class Primitives(Protocol):
         The weights are linear inside a simplex, so J depends on the simplex only; it must be the one that
         `index_points` of the same backend finds.
         """
-        ...
-
-    def embed_differential(self, features: Tensor, differential: Tensor) -> Tensor:
-        """J f', the transpose of `embed_gradient`: `[points, d]` to `[points, d + 1]`."""
         ...
 
     def filter_gaussian(

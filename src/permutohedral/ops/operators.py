@@ -80,6 +80,14 @@ index_points: Operator[tuple[Tensor, ...]] = Operator(
 # embed_gradient and embed_differential: linear in their second argument, constant inside a simplex
 
 
+def _embed_differential(features: Tensor, differential: Tensor) -> Tensor:
+    """Return J f': a row of J, the gradient of the weight of one corner, at a time."""
+    embed, (points, d) = primitives_for(features).embed_gradient, features.shape
+    corners = torch.eye(d + 1, dtype=features.dtype, device=features.device)
+    rows = (embed(features, corner.expand(points, d + 1)) for corner in corners)
+    return torch.stack([(row * differential).sum(dim=1) for row in rows], dim=1)
+
+
 embed_gradient: Operator[Tensor] = Operator(
     "embed_gradient",
     "(Tensor features, Tensor barycentric_gradient) -> Tensor",
@@ -91,6 +99,7 @@ embed_differential: Operator[Tensor] = Operator(
     "embed_differential",
     "(Tensor features, Tensor differential) -> Tensor",
     lambda features, differential: features.new_empty((features.shape[0], features.shape[1] + 1)),
+    _embed_differential,
     derivative=multilinear({1: lambda gradient, features, _: embed_gradient(features, gradient)}),
     batch=as_points,
 )
@@ -257,12 +266,12 @@ filter_gaussian: Operator[Tensor] = Operator(
 )
 
 
-# splat_largest: a splat that takes the largest value instead of the sum. Its gradient goes to the rows that had the
-# largest values, the winners: a gather in both directions.
+# splat_largest: a splat that takes the largest value instead of the sum. Its gradient goes to the points that had the
+# largest values, the winners.
 
 
 def take_winners(values: Tensor, winners: Tensor) -> Tensor:
-    """`values[winners[j, c], c]`, zero where there is no winner: the adjoint of `largest_gradient`.
+    """`values[winners[j, c], c]`, zero where there is no winner: the adjoint of `give_to_winners`.
 
     >>> take_winners(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1, 0], [-1, -1]])).tolist()
     [[3.0, 2.0], [0.0, 0.0]]
@@ -272,13 +281,26 @@ def take_winners(values: Tensor, winners: Tensor) -> Tensor:
     return torch.where(winners >= 0, values.gather(0, winners.clamp_min(0).long()), 0)
 
 
+def give_to_winners(gradient: Tensor, winners: Tensor, points: int) -> Tensor:
+    """Sum the gradient of each lattice point and channel to its winner: `[points, channels]`.
+
+    >>> give_to_winners(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1, 0], [1, -1]]), 2).tolist()
+    [[0.0, 2.0], [4.0, 0.0]]
+    """
+    total = gradient.new_zeros((points, gradient.shape[1]), dtype=accumulation_dtype(gradient.dtype))
+    if points == 0:
+        return total.to(gradient.dtype)
+    given = torch.where(winners >= 0, gradient, 0).to(total.dtype)
+    return total.scatter_add(0, winners.clamp_min(0).long(), given).to(gradient.dtype)
+
+
 def _save_winners(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[1], inputs[1])
+    ctx.points = inputs[0].shape[0]
+    ctx.save_for_backward(output[1])
 
 
 def _splat_largest_backward(ctx: Any, gradient: Tensor, of_winners: None) -> tuple[Tensor, None, None]:
-    winners, vertices = ctx.saved_tensors
-    return largest_gradient(gradient, winners, vertices), None, None
+    return give_to_winners(gradient, ctx.saved_tensors[0], ctx.points), None, None
 
 
 def _jvp_splat_largest(operator: Any, arguments: Arguments, tangents: Tangents) -> tuple[Tensor | None, None]:
@@ -295,14 +317,6 @@ splat_largest: Operator[tuple[Tensor, Tensor]] = Operator(
         values.new_empty((num, values.shape[1]), dtype=torch.int32),
     ),
     derivative=Derivative(_save_winners, _splat_largest_backward, _jvp_splat_largest),
-)
-
-
-largest_gradient: Operator[Tensor] = Operator(
-    "largest_gradient",
-    "(Tensor gradient, Tensor winners, Tensor vertices) -> Tensor",
-    lambda gradient, winners, vertices: gradient.new_empty((vertices.shape[0], gradient.shape[1])),
-    derivative=multilinear({0: lambda gradient, _, winners, vertices: take_winners(gradient, winners)}),
 )
 
 

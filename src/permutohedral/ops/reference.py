@@ -99,14 +99,6 @@ def embed_gradient(features: Tensor, barycentric_gradient: Tensor) -> Tensor:
     return (gained - lost) / (d + 1) @ elevation_matrix(d, features.dtype, features.device)
 
 
-def embed_differential(features: Tensor, differential: Tensor) -> Tensor:
-    d = features.shape[1]
-    _, rank, _ = find_simplex(features)
-    delta = differential @ elevation_matrix(d, features.dtype, features.device).T / (d + 1)
-    ascending = torch.empty_like(delta).scatter_(1, d - rank, delta)
-    return ascending - ascending.roll(1, dims=1)
-
-
 def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     points, d = features.shape
     keys, barycentric = embed(features)
@@ -209,17 +201,6 @@ def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> 
     numbers = torch.where(wins, point[:, None], points)
     winners = point.new_full(shape, points).scatter_reduce(0, place, numbers, "amin")
     return largest, torch.where(winners < points, winners, -1).int()
-
-
-def largest_gradient(gradient: Tensor, winners: Tensor, vertices: Tensor) -> Tensor:
-    point = torch.arange(vertices.shape[0], device=vertices.device)[:, None]
-    total = gradient.new_zeros(vertices.shape[0], gradient.shape[1], dtype=accumulation_dtype(gradient.dtype))
-    for corner in range(vertices.shape[1]):
-        vertex = vertices[:, corner]
-        new = (vertices[:, :corner] != vertex[:, None]).all(dim=1, keepdim=True)
-        won = new & (winners.index_select(0, vertex) == point)
-        total = total + torch.where(won, gradient.index_select(0, vertex), 0)
-    return total.to(gradient.dtype)
 
 
 def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int) -> Tensor:

@@ -262,13 +262,6 @@ def embed_gradient(features: Tensor, barycentric_gradient: Tensor) -> Tensor:
     return run_kernel("embed_gradient", features.shape, features.numel(), gradient, (features, None))
 
 
-def embed_differential(features: Tensor, differential: Tensor) -> Tensor:
-    points, d = features.shape
-    check_dimension(d)
-    tensors = differential.to(features.dtype), (features, None)
-    return run_kernel("embed_differential", (points, d + 1), features.numel(), *tensors)
-
-
 def sum_neighbors(values: Tensor, features: Tensor, target_features: Tensor, reach: float) -> Tensor:
     shape = target_features.shape[0], values.shape[1]
     points = (features, None), (target_features, None)
@@ -299,11 +292,6 @@ def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> 
         threads = bridge.threads(vertices.numel() * values.shape[1])
         core(dtype).splat_largest(values, (vertices, None), out, winners, threads)
     return out.to(values.dtype), winners
-
-
-def largest_gradient(gradient: Tensor, winners: Tensor, vertices: Tensor) -> Tensor:
-    shape = vertices.shape[0], gradient.shape[1]
-    return run_kernel("largest_gradient", shape, vertices.numel() * shape[1], gradient, winners, (vertices, None))
 
 
 def mix_rows(rows: Tensor, vertices: Tensor, weights: Tensor, planes: bool) -> Tensor:
