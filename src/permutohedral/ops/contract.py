@@ -128,6 +128,19 @@ class Primitives(Protocol):
         """g_{i,j} = <v_i, l_{vertices[i,j]}>: float `[points, d + 1]`, float32 where values are of 16 bits."""
         ...
 
+    def coarsen_lattice(
+        self, keys: Tensor, table: Tensor, vertices: Tensor, barycentric: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return the lattice of twice the step.
+
+        Returns:
+            coarse_keys: of the lattice points there.
+            parents: int32 `[lattice_points, 2]`, the rows of `coarse_keys` of the parents of each lattice point.
+            table: of `coarse_keys`.
+            vertices, barycentric: the simplices of the points there.
+        """
+        ...
+
     def splat_largest(self, values: Tensor, vertices: Tensor, num_lattice_points: int) -> tuple[Tensor, Tensor]:
         """l_j = max_{i in C(j)} v_i, for each channel by itself; NaN is larger than any number.
 
@@ -227,59 +240,6 @@ def key_limit(dtype: torch.dtype) -> int:
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which values of `dtype` are summed."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
-def parent_keys(keys: Tensor) -> Tensor:
-    """Return the keys of both parents of every vertex: `[lattice_points, 1 + d]` to `[lattice_points, 2, 1 + d]`.
-
-    With x = sum_j n_j e_j, n_j - n_0 = (x_j - x_0) / (d+1); where that is odd, j belongs to S, and the parents are
-    (x + e_S) / 2 and (x - e_S) / 2.
-
-    >>> parent_keys(torch.tensor([[0, 2, -4], [0, 1, 1]], dtype=torch.int32)).tolist()
-    [[[0, 1, -2], [0, 1, -2]], [[0, 1, 1], [0, 0, 0]]]
-    """
-    first, corners = keys[:, 1:], keys.shape[1]
-    last = -first.sum(dim=1, keepdim=True, dtype=keys.dtype)
-    # x_j - x_0 is a multiple of d+1, so that the quotient is exact
-    odd = (torch.cat([first, last], dim=1) - first[:, :1]).div(corners, rounding_mode="trunc") & 1
-    step = corners * odd[:, :-1] - odd.sum(dim=1, keepdim=True, dtype=keys.dtype)
-    items = keys[:, :1]
-    ends = [torch.cat([items, (first + sign * step) >> 1], dim=1) for sign in (-1, 1)]
-    return torch.stack(ends, dim=1)
-
-
-def _coarse_corners(coarse_keys: Tensor, parents: Tensor) -> Tensor:
-    """Return the corner of the coarse simplices that each parent is, int64 `[lattice_points, 2]`."""
-    # corner j is the vertex whose coordinates are congruent to j modulo d+1
-    corner = coarse_keys[:, 1].remainder(coarse_keys.shape[1])
-    return corner.index_select(0, parents.flatten()).view(parents.shape).long()
-
-
-def coarsen_vertices(vertices: Tensor, coarse_keys: Tensor, parents: Tensor) -> Tensor:
-    """Return the corners of the simplices of the points on the lattice of twice the step, `[points, d + 1]`."""
-    (points, corners), corner = vertices.shape, _coarse_corners(coarse_keys, parents)
-    # of each fine lattice point, the rows of the coarse corners that it has a part in, -1 for the others
-    rows = parents.new_full((len(parents), corners), -1).scatter(1, corner, parents)
-    return rows.index_select(0, vertices.flatten()).view(points, corners, corners).amax(dim=1)
-
-
-def coarse_shares(coarse_keys: Tensor, parents: Tensor, like: Tensor) -> Tensor:
-    """Return the share of each fine lattice point in the coarse corners, `[lattice_points, d + 1]`: half a parent."""
-    shares = like.new_zeros(len(parents), coarse_keys.shape[1])
-    half = like.new_full((1, 1), 0.5).expand(parents.shape)
-    return shares.scatter_add(1, _coarse_corners(coarse_keys, parents), half)
-
-
-def window_extents(sigma_y: float, sigma_x: float, reach: float, height: int, width: int) -> list[int]:
-    """Return the extent of the window of `sum_window` along x at each distance in y, within the image.
-
-    >>> window_extents(1.0, 1.0, 2.5, height=10, width=10)
-    [2, 2, 1]
-    """
-    # infinity is no integer
-    rows = range(int(min(reach * sigma_y, height - 1)) + 1)
-    left = (math.sqrt(max(0.0, reach * reach - (y / sigma_y) * (y / sigma_y))) for y in rows)
-    return [int(min(extent * sigma_x, width - 1)) for extent in left]
 
 
 def transpose_weight(weight: Tensor, opposite: Tensor, groups: int) -> Tensor:
@@ -561,19 +521,6 @@ class FusedFunctions(Primitives, Protocol):
         self, gradient: Tensor, inputs: Saved, saved: Saved, needed: Needed, norm: ItemsNorm
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients with respect to values, weight and bias."""
-        ...
-
-    def coarsen_lattice(
-        self, keys: Tensor, table: Tensor, vertices: Tensor, barycentric: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return the lattice of twice the step.
-
-        Returns:
-            coarse_keys: of the lattice points there.
-            parents: int32 `[lattice_points, 2]`, the rows of `coarse_keys` of the parents of each lattice point.
-            table: of `coarse_keys`.
-            vertices, barycentric: the simplices of the points there.
-        """
         ...
 
 

@@ -21,15 +21,10 @@ from permutohedral.ops.batching import (
     padded,
     stack_channels,
 )
-from permutohedral.ops.contract import (
-    accumulation_dtype,
-    coarse_shares,
-    coarsen_vertices,
-    parent_keys,
-    transpose_weight,
-)
+from permutohedral.ops.contract import accumulation_dtype, transpose_weight
 from permutohedral.ops.dispatch import primitives_for
 from permutohedral.ops.operator import Derivative, Operator, Tangents, multilinear
+from permutohedral.ops.reference import coarse_shares
 
 # values at the sources to their Gaussian sums at the targets
 Sums = Callable[[Tensor], Tensor]
@@ -323,15 +318,6 @@ splat_largest: Operator[tuple[Tensor, Tensor]] = Operator(
 # coarsen_lattice: to the lattice of twice the step (`lattice/pyramid.py`); its derivative is that of the weights
 
 
-def _coarsen_lattice(keys: Tensor, table: Tensor, vertices: Tensor, barycentric: Tensor) -> tuple[Tensor, ...]:
-    primitives = primitives_for(keys)
-    coarse_keys, inverse, table = primitives.index_keys(parent_keys(keys).flatten(0, 1))
-    parents = inverse.view(-1, 2)
-    coarse_vertices = coarsen_vertices(vertices, coarse_keys, parents)
-    shares = coarse_shares(coarse_keys, parents, barycentric)
-    return coarse_keys, parents, table, coarse_vertices, primitives.slice(shares, vertices, barycentric)
-
-
 def _coarsen_lattice_shape(keys: Tensor, table: Tensor, vertices: Tensor, barycentric: Tensor) -> tuple[Tensor, ...]:
     coarse_keys, parents = keys.new_empty((dynamic_size(), keys.shape[1])), keys.new_empty((keys.shape[0], 2))
     table = keys.new_empty((dynamic_size(),), dtype=torch.int64)
@@ -359,7 +345,6 @@ coarsen_lattice: Operator[tuple[Tensor, ...]] = Operator(
     "coarsen_lattice",
     "(Tensor keys, Tensor table, Tensor vertices, Tensor barycentric) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _coarsen_lattice_shape,
-    composed=_coarsen_lattice,
     derivative=Derivative(_save_parents, _coarsen_lattice_backward, _jvp_coarsen_lattice),
     batch=padded(keys=(0,), tables=(2,)),
 )

@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops import reference
-from permutohedral.ops.contract import coarse_shares, coarsen_vertices, parent_keys
+from permutohedral.ops.reference import coarse_shares, coarsen_vertices, index_keys, parent_keys
 from permutohedral.ops.triton.build.hash_table import (
     EXTENT,
     FULL,
@@ -128,7 +127,7 @@ def _coarsen_keys(keys: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         coarsened = _coarsen_packed(keys.contiguous(), PackedTable(table))
         if coarsened is not None:
             return coarsened
-    coarse_keys, inverse, coarse_table = reference.index_keys(parent_keys(keys).flatten(0, 1))
+    coarse_keys, inverse, coarse_table = index_keys(parent_keys(keys).flatten(0, 1))
     return coarse_keys, inverse.view(-1, 2).T.contiguous().T, coarse_table
 
 
