@@ -41,6 +41,13 @@ Found = Iterator[tuple[str, list[Tensor]]]
 Call = Callable[[int], object]
 
 
+def package() -> Any:
+    """Import the package of this interpreter; not typed, since versions differ."""
+    import permutohedral
+
+    return permutohedral
+
+
 def named(holder: Any, name: str) -> Any:
     """Return an attribute, or the one that replaces it."""
     return getattr(holder, name, None) or getattr(holder, RENAMED[name])
@@ -71,8 +78,7 @@ def with_gradients(output: Tensor, *leaves: Tensor) -> list[Tensor]:
 
 def functions() -> Found:
     """Filter in every dimension, dtype and normalization, with gradients of values, weight and features."""
-    import permutohedral as ph
-
+    ph = package()
     for d in range(1, 7):
         for dtype in DTYPES:
             features, targets = draw(300, d, dtype=dtype, seed=d), draw(120, d, dtype=dtype, seed=d + 50)
@@ -99,8 +105,7 @@ def functions() -> Found:
 
 def batches() -> Found:
     """Filter batches of all kinds, 16 bits, and points enough for several threads."""
-    import permutohedral as ph
-
+    ph = package()
     features, values, weight = draw(3, 80, 2), draw(3, 80, 4, seed=1), draw(7, 4, 6, seed=2)
     yield "own points", [ph.permutohedral_filter(values, features, weight)]
     yield "shared points", [ph.permutohedral_filter(values, features[0], weight)]
@@ -119,32 +124,22 @@ def batches() -> Found:
 
 def images() -> Found:
     """Filter images with all methods whose algorithms did not change."""
-    import permutohedral as ph
-
+    ph = package()
     image = draw(2, 3, 20, 24).sigmoid()
     for each in (image, image.double()):
-        yield f"bilateral_filter {each.dtype}", [ph.bilateral_filter(each, sigma_space=4.0, **color(0.2))]
+        yield f"bilateral_filter {each.dtype}", [call(ph.bilateral_filter, each, sigma_space=4.0, sigma_range=0.2)]
     for method in ("dense", "exact"):
-        filtered = ph.bilateral_filter(image[:, :1], sigma_space=4.0, method=method, **color(0.2))
+        filtered = call(ph.bilateral_filter, image[:, :1], sigma_space=4.0, method=method, sigma_range=0.2)
         yield f"bilateral_filter {method}", [filtered]
-    filtered = ph.bilateral_filter(image[:, :1], guide=image, sigma_space=4.0, halo=1, **color(0.2))
+    filtered = call(ph.bilateral_filter, image[:, :1], guide=image, sigma_space=4.0, halo=1, sigma_range=0.2)
     yield "bilateral_filter guide, halo", [filtered]
     large = draw_image(200, 300)
-    yield "bilateral_filter large", [ph.bilateral_filter(large, sigma_space=8.0, **color(0.1))]
-
-
-def color(sigma: float) -> dict[str, float]:
-    """Return the option for the standard deviation over colors."""
-    import permutohedral as ph
-
-    known = inspect.signature(ph.bilateral_filter).parameters
-    return {"sigma_range" if "sigma_range" in known else RENAMED["sigma_range"]: sigma}
+    yield "bilateral_filter large", [call(ph.bilateral_filter, large, sigma_space=8.0, sigma_range=0.1)]
 
 
 def levels() -> Found:
     """Build pyramids and move values between their levels, with gradients."""
-    import permutohedral as ph
-
+    ph = package()
     for d in range(1, 6):
         pyramid = ph.build_pyramid(4 * draw(200, d, seed=d), 3)
         for number, (level, tables) in enumerate(zip(pyramid.levels[1:], pyramid.tables, strict=True)):
@@ -164,8 +159,7 @@ def levels() -> Found:
 
 def fields() -> Found:
     """Compute mean fields and their gradients."""
-    import permutohedral as ph
-
+    ph = package()
     for labels in (2, 5):
         for dtype in DTYPES:
             points = draw(90, 2, dtype=dtype), draw(90, 5, dtype=dtype, seed=1)
@@ -181,8 +175,7 @@ def fields() -> Found:
 
 def layers() -> Found:
     """Run layers and their gradients, on features and on a lattice."""
-    import permutohedral as ph
-
+    ph = package()
     features, targets, values = draw(2, 90, 3), draw(2, 40, 3, seed=1), draw(2, 90, 4, seed=2)
     convolution = named(ph.nn, "PermutohedralConvolution")
     for normalization in NORMALIZATIONS:
@@ -207,8 +200,7 @@ def layers() -> Found:
 
 def compute(path: Path) -> None:
     """Save all results of the installed package."""
-    import permutohedral as ph
-
+    ph = package()
     results: dict[str, list[Tensor]] = {}
     for backend, threads in (("native", 1), ("native", 2), ("reference", 1)):
         torch.set_num_threads(threads)
@@ -241,20 +233,20 @@ def compare_results(base: Path, new: Path) -> int:
             found = [difference(*pair) for pair in zip(left[name], right[name], strict=True)]
         if any(found):
             count += 1
-            parts = ", ".join(f"[{place}] {each}" for place, each in enumerate(found) if each)
-            print(f"{name}: {parts}")
+            several = len(found) > 1
+            parts = (f"[{place}] {each}" if several else f"{each}" for place, each in enumerate(found) if each)
+            print(f"{name}: {', '.join(parts)}")
     print(f"{len(left.keys() | right.keys())} results compared, {count} differ")
     return count
 
 
 def speed_rows() -> dict[str, Callable[[], Call]]:
     """Return, by name, functions that prepare the inputs of a row and return its call."""
-    import permutohedral as ph
+    ph = package()
 
     def bilateral() -> Call:
         inputs = [draw_image(1024, 1024, seed=2 * each) for each in range(VARIANTS)]
-        options = {"sigma_space": 8.0, **color(0.1)}
-        return lambda number: ph.bilateral_filter(inputs[number % VARIANTS], **options)
+        return lambda number: call(ph.bilateral_filter, inputs[number % VARIANTS], sigma_space=8.0, sigma_range=0.1)
 
     def channels() -> Call:
         points = [10 * draw(1_000_000, 3, seed=each) for each in range(2)]
@@ -270,7 +262,7 @@ def speed_rows() -> dict[str, Callable[[], Call]]:
         pictures = [draw_image(188, 250, seed=2 * each) for each in range(VARIANTS)]
         energies = draw(21, 188, 250)
 
-        def run(number: int) -> Tensor:
+        def run(number: int) -> Any:
             picture = pictures[number % VARIANTS]
             kernels = [ph.crf.spatial_kernel((188, 250), 3.0), ph.crf.bilateral_kernel(picture, 60.0, 0.1, 10.0)]
             return call(ph.crf.mean_field, energies, kernels, steps=5)
@@ -283,7 +275,9 @@ def speed_rows() -> dict[str, Callable[[], Call]]:
         return lambda number: layer(values, points[number % VARIANTS]).sum().backward()
 
     def pyramid() -> Call:
-        points = [25 * torch.rand(100_000, 3, generator=torch.Generator().manual_seed(each)) for each in range(VARIANTS)]
+        points = [
+            25 * torch.rand(100_000, 3, generator=torch.Generator().manual_seed(each)) for each in range(VARIANTS)
+        ]
         return lambda number: ph.build_pyramid(points[number % VARIANTS], 4)
 
     return {
@@ -321,7 +315,8 @@ def compare_speed(base: Path, new: Path, rounds: int) -> None:
         times: list[list[float]] = [[], []]
         for number in range(rounds):
             for worker, found in zip(workers, times, strict=True):
-                assert worker.stdin is not None and worker.stdout is not None
+                assert worker.stdin is not None
+                assert worker.stdout is not None
                 print(f"{row}\t{number}", file=worker.stdin, flush=True)
                 found.append(float(worker.stdout.readline()))
         before, now = (1e3 * statistics.median(each) for each in times)
