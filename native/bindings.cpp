@@ -227,7 +227,6 @@ NB_MODULE(_native, module) {
         .def("finish", &PendingIndex::finish);
     module.def("index_keys", &index_given_keys);
     module.def("index_parents", &index_parents_of);
-    module.def("connect_levels", &connect_levels, ReleaseGil());
     module.def("find_neighbors", &find_neighbors, ReleaseGil());
     module.def("transpose_neighbors", &transpose_neighbors, ReleaseGil());
     bind_kernels<float>(module, "float32");

@@ -88,8 +88,7 @@ struct FieldGradients {
 // Compiled without contraction to fused multiply-add, which would let two copies of the same formula round differently:
 #define PERMUTOHEDRAL_POINT_KERNELS(K)                                                                \
     K(index_points, bool, (const Points<T>& points, T limit, VertexIndex& index, T* barycentric))     \
-    K(embed_gradient, void, (Matrix<const T> gradient, Points<T> points, Matrix<T> out, int threads)) \
-    K(embed_differential, void, (Matrix<const T> differential, Points<T> points, Matrix<T> out, int threads))
+    K(embed_gradient, void, (Matrix<const T> gradient, Points<T> points, Matrix<T> out, int threads))
 
 #define PERMUTOHEDRAL_VALUE_KERNELS(K)                                                                                \
     K(coarsen_simplices, void,                                                                                        \
@@ -102,8 +101,6 @@ struct FieldGradients {
     K(slice_planes, void, (Matrix<const T> lattice_values, Simplices<T> simplices, Matrix<T> out, int threads))       \
     K(splat_largest, void,                                                                                            \
       (Matrix<const T> values, Simplices<T> simplices, Matrix<T> out, Matrix<int32_t> winners, int threads))          \
-    K(largest_gradient, void,                                                                                         \
-      (Matrix<const T> gradient, Matrix<const int32_t> winners, Simplices<T> simplices, Matrix<T> out, int threads))  \
     K(blur, void,                                                                                                     \
       (Matrix<const T> lattice_values, NeighborTable axis_neighbors, bool reverse, Matrix<T> out, int threads))       \
     K(filter_gaussian, void,                                                                                          \

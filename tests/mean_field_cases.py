@@ -75,12 +75,12 @@ def marginals_and_gradients(
     wanted = torch.randn(energies.shape, dtype=torch.float64)
     moved = [move(kernel, device) for kernel in kernels]
     given = energies.to(device), None if start is None else start.to(device), moved, steps
-    logits, kept = backend.mean_field_logits(*given)
+    logits, kept = backend.mean_field(*given, True)
     marginals = torch.softmax(logits.double(), dim=1).cpu()
     to_logits = marginals * (wanted - (marginals * wanted).sum(dim=1, keepdim=True))
     given_inputs, plan, needed = given[:2], given[2:], (True,) * (2 + len(kernels))
-    to_energies, to_start, *to_kernels = backend.mean_field_logits_backward(
-        to_logits.to(device), given_inputs, kept, needed, *plan
+    to_energies, to_start, *to_kernels = backend.mean_field_backward(
+        to_logits.to(device), given_inputs, kept, needed, *plan, True
     )
     inputs = [energies.double(), *([] if start is None else [start.double()])]
     parameters = [

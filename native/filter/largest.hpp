@@ -1,4 +1,4 @@
-// splat_largest and largest_gradient.
+// splat_largest: the largest value of each channel among the points around a vertex.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,6 @@
 
 namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET {
 namespace {
-
-constexpr int64_t compared_per_task = 1024;
 
 // The channels from `first` on of a point, at one of its corners; NaN is larger than any number.
 template <class T>
@@ -39,27 +37,6 @@ void splat_largest(Matrix<const T> values, Simplices<T> simplices, Matrix<T> out
             for (int64_t j = 0; j < simplices.num_corners; ++j) {
                 const int64_t at = vertices[j] * channels + first;
                 compare_point(values.data + i * channels + first, int32_t(i), width, out.data + at, winners.data + at);
-            }
-        }
-    });
-}
-
-template <class T>
-void largest_gradient(Matrix<const T> gradient, Matrix<const int32_t> winners, Simplices<T> simplices, Matrix<T> out,
-                      int threads) {
-    const int64_t channels = gradient.num_channels;
-    parallel_ranges(threads, simplices.num_points, compared_per_task, [&](int64_t begin, int64_t end, int) {
-        std::fill_n(out.data + begin * channels, (end - begin) * channels, T(0));
-        for (int64_t i = begin; i < end; ++i) {
-            const int32_t* vertices = simplices.vertices + i * simplices.num_corners;
-            for (int64_t j = 0; j < simplices.num_corners; ++j) {
-                // a row may have both of its halves at one lattice point
-                if (std::find(vertices, vertices + j, vertices[j]) != vertices + j) continue;
-                const int64_t at = vertices[j] * channels;
-                T* to = out.data + i * channels;
-                for (int64_t c = 0; c < channels; ++c) {
-                    to[c] += winners.data[at + c] == i ? gradient.data[at + c] : T(0);
-                }
             }
         }
     });

@@ -1,8 +1,5 @@
 #include "index/coarsen.hpp"
 
-#include <algorithm>
-#include <vector>
-
 #include "runtime/dispatch.hpp"
 #include "runtime/memory.hpp"
 #include "runtime/threads.hpp"
@@ -10,7 +7,7 @@
 namespace permutohedral {
 namespace {
 
-constexpr int64_t vertices_per_task = 4096, connected_per_task = 512;
+constexpr int64_t vertices_per_task = 4096;
 
 // Which n_j - n_1 are odd, a bit for each of the d+1 coordinates. C is the number of columns if known at compile time,
 // else 0; there are as many coordinates, since the last takes the place of the item.
@@ -44,27 +41,6 @@ void write_parents(const int32_t* keys, Extent<C> columns, Range range, int32_t*
     }
 }
 
-// The tap whose offset is e_S, for every set S as bits.
-std::vector<int32_t> taps_by_set(const int32_t* offsets, int64_t columns) {
-    const int64_t d = columns - 1, taps = (int64_t{1} << columns) - 1;
-    std::vector<int32_t> found(taps + 1, 0);
-    for (int64_t tap = 0; tap < taps; ++tap) {
-        const int32_t* offset = offsets + tap * d;
-        // e_S is congruent to -|S| modulo d+1
-        const int64_t number = ((-int64_t(offset[0]) % columns) + columns) % columns;
-        uint64_t set = 0;
-        int64_t members = 0;
-        for (int64_t j = 0; j < d; ++j) {
-            if (offset[j] + number != columns) continue;
-            set |= uint64_t{1} << j;
-            ++members;
-        }
-        if (members < number) set |= uint64_t{1} << d;
-        found[set] = int32_t(tap);
-    }
-    return found;
-}
-
 }  // namespace
 
 void index_parents(VertexIndex& index, const int32_t* keys, int64_t num_vertices, int64_t num_columns) {
@@ -76,34 +52,6 @@ void index_parents(VertexIndex& index, const int32_t* keys, int64_t num_vertices
         });
     });
     index_keys(index, parents, num_columns);
-}
-
-void connect_levels(Matrix<const int32_t> keys, Matrix<const int32_t> parents, Matrix<const int32_t> offsets,
-                    Matrix<int32_t> down, Matrix<int32_t> up, int threads) {
-    const int64_t columns = keys.num_channels, taps = offsets.num_rows, num_fine = keys.num_rows;
-    const int64_t num_coarse = down.num_channels;
-    const std::vector<int32_t> tap_of = taps_by_set(offsets.data, columns);
-    parallel_for(threads, taps, [&](int64_t tap, int) { std::fill_n(down.data + tap * num_coarse, num_coarse, -1); });
-    // every entry is written by one vertex
-    parallel_ranges(threads, num_fine, connected_per_task, [&](int64_t begin, int64_t end, int) {
-        // few vertices at a time, which stay in the cache until the taps are filled in
-        for (int64_t tap = 0; tap < taps; ++tap) {
-            std::fill(up.data + tap * num_fine + begin, up.data + tap * num_fine + end, -1);
-        }
-        dispatch<3, 4, 5, 6, 0>(columns, [&](auto constant) {
-            constexpr int C = decltype(constant)::value;
-            for (int64_t x = begin; x < end; ++x) {
-                const uint64_t odd = odd_coordinates<C>(keys.data + x * columns, columns);
-                const int64_t low = parents.data[2 * x], high = parents.data[2 * x + 1];
-                // the opposite of e_S is that of the other coordinates
-                const int64_t tap = tap_of[odd], opposite = tap_of[odd == 0 ? 0 : odd ^ uint64_t(taps)];
-                down.data[tap * num_coarse + low] = int32_t(x);
-                down.data[opposite * num_coarse + high] = int32_t(x);
-                up.data[opposite * num_fine + x] = int32_t(low);
-                up.data[tap * num_fine + x] = int32_t(high);
-            }
-        });
-    });
 }
 
 }  // namespace permutohedral

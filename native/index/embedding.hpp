@@ -188,21 +188,5 @@ void embed_gradient(Matrix<const T> gradient, Points<T> points, Matrix<T> out, i
     });
 }
 
-template <class T>
-void embed_differential(Matrix<const T> differential, Points<T> points, Matrix<T> out, int threads) {
-    const int64_t d = points.d;
-    for_each_simplex(points, threads, [=](int64_t point, const int32_t* ranks, const Elevation<T>& elevation) {
-        T ascending[max_dimension + 1] = {0};
-        T sum = 0;
-        for (int64_t j = d; j > 0; --j) {
-            const T scaled = differential.data[point * d + j - 1] * elevation.scale[j - 1] / T(d + 1);
-            ascending[d - ranks[j]] = sum - T(j) * scaled;
-            sum += scaled;
-        }
-        ascending[d - ranks[0]] = sum;
-        for (int64_t j = 0; j <= d; ++j) out.data[point * (d + 1) + j] = ascending[j] - ascending[j == 0 ? d : j - 1];
-    });
-}
-
 }  // namespace
 }  // namespace permutohedral::PERMUTOHEDRAL_INSTRUCTION_SET

@@ -16,8 +16,8 @@ from torch import Tensor
 import permutohedral as ph
 from permutohedral.errors import FeatureRangeError, InputError
 from permutohedral.filters.exact import window_size
-from permutohedral.ops.contract import window_extents
 from permutohedral.ops.operators import sum_neighbors, sum_window
+from permutohedral.ops.reference import window_extents
 
 pytestmark = pytest.mark.usefixtures("backend")
 

@@ -9,12 +9,20 @@ import pytest
 import torch
 from mean_field_cases import defined, field, marginals_and_gradients
 from support import assert_close
+from torch import Tensor
 
 import permutohedral as ph
 from permutohedral.compat.pydensecrf import densecrf
 from permutohedral.ops import triton as kernels
-from permutohedral.ops.contract import Declined
+from permutohedral.ops.contract import Declined, PairwiseTables
 from permutohedral.ops.dispatch import use_backend
+
+
+def run_field(energies: Tensor, start: Tensor | None, tables: list[PairwiseTables], steps: int) -> Tensor:
+    """The marginals that the kernels compute."""
+    result = kernels.mean_field(energies, start, tables, steps, False)
+    assert not isinstance(result, Declined)
+    return result[0]
 
 
 @pytest.mark.parametrize(
@@ -24,7 +32,7 @@ def test_mean_field(labels: int, dtype: torch.dtype, with_costs: bool) -> None:
     energies, tables = field(labels, 19, dtype, with_costs)
     start = torch.softmax(torch.randn(2, labels, 19, dtype=dtype), dim=1)
     for some, begin, steps in ((tables[:1], None, 0), (tables[:2], None, 2), (tables[2:], start, 1)):
-        found = kernels.mean_field(energies, begin, some, steps)
+        found = run_field(energies, begin, some, steps)
         assert not isinstance(found, Declined)
         assert_close(found, defined(energies, begin, some, steps))
 
@@ -44,7 +52,7 @@ def test_energies_of_16_bits_and_without_end() -> None:
     energies = torch.randn(2, 3, 37).half()
     energies[0, :, 0] = torch.inf
     energies[1, 2, 1] = torch.inf
-    found = kernels.mean_field(energies, None, tables[:2], 0)
+    found = run_field(energies, None, tables[:2], 0)
     assert not isinstance(found, Declined)
     assert found.dtype == torch.float32
     assert bool(found.isfinite().all())
@@ -52,7 +60,7 @@ def test_energies_of_16_bits_and_without_end() -> None:
     # all labels of a point are alike then; and NaN, which nobody looks for on a GPU, is not taken for a number
     assert_close(found[0, :, 0], torch.full((3,), 1 / 3))
     energies[0, 1, 2] = torch.nan
-    found = kernels.mean_field(energies, None, tables[:2], 0)
+    found = run_field(energies, None, tables[:2], 0)
     assert not isinstance(found, Declined)
     assert torch.equal(found.isnan().any(dim=1), energies.isnan().any(dim=1))
 
@@ -84,8 +92,7 @@ def test_any_number_of_kernels_and_many_labels(labels: int) -> None:
     """Three kernels are sliced by two launches; 65 labels are wider than the tiles of splat and blur."""
     energies, tables = field(labels, 13, torch.float32, False)
     for steps in (1, 2):
-        found = kernels.mean_field(energies, None, tables, steps)
-        assert not isinstance(found, Declined)
+        found = run_field(energies, None, tables, steps)
         assert_close(found, defined(energies, None, tables, steps))
     for one, other in marginals_and_gradients(kernels, energies, None, tables, 2):
         assert_close(one, other, torch.float32)
@@ -93,7 +100,7 @@ def test_any_number_of_kernels_and_many_labels(labels: int) -> None:
 
 def test_declines_more_labels_than_a_tile_holds() -> None:
     _, tables = field(3, 20, torch.float32, False)
-    assert isinstance(kernels.mean_field(torch.randn(2, 257, 20), None, tables[:1], 2), Declined)
+    assert isinstance(kernels.mean_field(torch.randn(2, 257, 20), None, tables[:1], 2, False), Declined)
 
 
 def test_the_drop_in_for_pydensecrf() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import DEVICE, assert_close
+from support import DEVICE, NONDETERMINISM, assert_close
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -116,8 +116,8 @@ def test_a_backend_without_the_function_is_named(layer: nn.Module) -> None:
 
 def test_mean_fields_report_their_path(backend: str) -> None:
     energies, kernels = draw(30, 3), [ph.crf.Kernel(draw(30, 2, seed=1))]
-    for name, given in (("mean_field", energies), ("mean_field_logits", energies.clone().requires_grad_())):
-        assert (path_of(name, ph.crf.mean_field, given, kernels) == FUSED) == is_fused_by(backend)
+    for given in (energies, energies.clone().requires_grad_()):
+        assert (path_of("mean_field", ph.crf.mean_field, given, kernels) == FUSED) == is_fused_by(backend)
 
 
 @pytest.mark.usefixtures("backend")
@@ -126,7 +126,9 @@ def test_gradients_of_gradients(layer: nn.Module) -> None:
     layer.double()
     lattice = ph.build_lattice(draw(12, 2, seed=1, dtype=torch.float64))
     values = draw(12, 3, dtype=torch.float64).requires_grad_()
-    assert torch.autograd.gradgradcheck(lambda each: layer(each, lattice=lattice).square(), (values,))
+    assert torch.autograd.gradgradcheck(
+        lambda each: layer(each, lattice=lattice).square(), (values,), nondet_tol=NONDETERMINISM
+    )
 
 
 def test_hooks_see_the_saved_tensors(layer: nn.Module) -> None:

@@ -18,16 +18,20 @@ def test_it_is_as_defined(native: ModuleType, labels: int, with_costs: bool, dty
     energies, kernels = field(labels, 151, dtype, with_costs)
     start = torch.softmax(torch.randn(2, labels, 151, dtype=dtype), dim=1)
     for steps in (0, 3):
-        assert_close(native.mean_field(energies, None, kernels, steps), defined(energies, None, kernels, steps))
-    assert_close(native.mean_field(energies, start, kernels, 2), defined(energies, start, kernels, 2))
+        assert_close(
+            native.mean_field(energies, None, kernels, steps, False)[0], defined(energies, None, kernels, steps)
+        )
+    assert_close(native.mean_field(energies, start, kernels, 2, False)[0], defined(energies, start, kernels, 2))
     strided = energies.transpose(1, 2).contiguous().transpose(1, 2)
-    assert torch.equal(native.mean_field(strided, None, kernels, 2), native.mean_field(energies, None, kernels, 2))
+    assert torch.equal(
+        native.mean_field(strided, None, kernels, 2, False)[0], native.mean_field(energies, None, kernels, 2, False)[0]
+    )
 
 
 @pytest.mark.parametrize(("labels", "points"), [(2, 40), (40, 7), (3, 1), (21, 16), (2, 8)])
 def test_few_points(native: ModuleType, labels: int, points: int) -> None:
     energies, kernels = field(labels, points, torch.float32, False)
-    assert_close(native.mean_field(energies, None, kernels, 2), defined(energies, None, kernels, 2))
+    assert_close(native.mean_field(energies, None, kernels, 2, False)[0], defined(energies, None, kernels, 2))
 
 
 @pytest.mark.parametrize("labels", [2, 60])
@@ -38,12 +42,12 @@ def test_any_number_of_threads_gives_the_same_bits(native: ModuleType, labels: i
     try:
         for threads in (1, 2, 9):
             torch.set_num_threads(threads)
-            _, kept = native.mean_field_logits(energies, None, kernels, 2)
+            _, kept = native.mean_field(energies, None, kernels, 2, True)
             needed = (True,) * (2 + len(kernels))
-            to_energies, _, *to_kernels = native.mean_field_logits_backward(
-                gradient, (energies, None), kept, needed, kernels, 2
+            to_energies, _, *to_kernels = native.mean_field_backward(
+                gradient, (energies, None), kept, needed, kernels, 2, True
             )
-            found.append([native.mean_field(energies, None, kernels, 2), to_energies, *to_kernels])
+            found.append([native.mean_field(energies, None, kernels, 2, False)[0], to_energies, *to_kernels])
     finally:
         torch.set_num_threads(before)
     for others in found[1:]:
@@ -59,25 +63,25 @@ def test_exponentials_of_any_size(native: ModuleType) -> None:
     energies[:, 1, ::7] = torch.inf
     for labels in (3, 2):
         cut = energies[:, :labels]
-        actual = native.mean_field(cut, None, kernels, 0)
+        actual = native.mean_field(cut, None, kernels, 0, False)[0]
         expected = torch.softmax(-cut.double(), dim=1)
         assert_close(actual, expected)
         large = expected > 1e-30
         assert float(expected[large].min()) < 1e-15
         assert float(((actual - expected).abs() / expected)[large].max()) < 4e-7
-    nothing = native.mean_field(torch.full((1, 3, 800), torch.inf), None, kernels, 2)
+    nothing = native.mean_field(torch.full((1, 3, 800), torch.inf), None, kernels, 2, False)[0]
     assert bool(nothing.isfinite().all())
 
 
 def test_saved_state_can_be_offloaded(native: ModuleType) -> None:
     """All of it is in tensors, which saved-tensor hooks may replace by copies."""
     energies, kernels = field(5, 151, torch.float32, True)
-    _, saved = native.mean_field_logits(energies, None, kernels, 2)
+    _, saved = native.mean_field(energies, None, kernels, 2, True)
     gradient, needed = torch.randn(energies.shape), (True,) * (2 + len(kernels))
     found = []
     for state in (saved, tuple(each.clone() for each in saved)):
-        to_energies, _, *to_kernels = native.mean_field_logits_backward(
-            gradient, (energies, None), state, needed, kernels, 2
+        to_energies, _, *to_kernels = native.mean_field_backward(
+            gradient, (energies, None), state, needed, kernels, 2, True
         )
         found.append([to_energies, *to_kernels])
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
@@ -88,7 +92,7 @@ def test_rejects_energies_without_a_sum(native: ModuleType, odd: list[float], dt
     energies, kernels = field(3, 151, dtype, False)
     energies.flatten()[-len(odd) :] = torch.tensor(odd, dtype=dtype)
     with pytest.raises(InputError, match="NaN"):
-        native.mean_field(energies, None, kernels, 1)
+        native.mean_field(energies, None, kernels, 1, False)
 
 
 @pytest.mark.parametrize("with_costs", [False, True])

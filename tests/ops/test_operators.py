@@ -38,11 +38,9 @@ class Sample:
         self.offsets, self.opposite = neighborhood.offsets(DEVICE), neighborhood.opposite(DEVICE)
         self.neighbors = operators.find_neighbors(keys, table, self.target_keys, self.offsets)
         self.reverse = operators.transpose_neighbors(self.neighbors, self.opposite, len(keys))
-        self.coarse = operators.coarsen_keys(keys, table)[:2]
         self.axis_neighbors = operators.find_neighbors(keys, table, keys, axis_offsets(DIMENSION, DEVICE))
         self.barycentric = barycentric.clone().requires_grad_()
         self.values, self.lattice_values = leaf(POINTS, 4), leaf(len(keys), 4)
-        self.winners = operators.splat_largest(self.values.detach(), vertices, len(keys))[1]
         self.barycentric_gradient = leaf(POINTS, DIMENSION + 1)
         self.weight, self.output_gradient = leaf(len(self.offsets), 2, 6), leaf(len(self.target_keys), 6)
         self.picture, self.guide = leaf(1, 2, 3, 4), leaf(1, 1, 3, 4)
@@ -53,15 +51,12 @@ class Sample:
             "index_points": (self.features, None),
             "index_points_in_batches": (self.features, self.batch),
             "index_keys": (self.keys.repeat(2, 1),),
-            "coarsen_keys": (self.keys, self.table),
-            "connect_levels": (self.keys, self.table, *self.coarse, self.offsets, self.opposite),
-            "coarsen_simplices": (self.vertices, self.barycentric, *self.coarse),
+            "coarsen_lattice": (self.keys, self.table, self.vertices, self.barycentric),
             "find_neighbors": (self.keys, self.table, self.target_keys, self.offsets),
             "transpose_neighbors": (self.neighbors, self.opposite, len(self.keys)),
             "splat": (self.values, self.vertices, self.barycentric, len(self.keys)),
             "slice": (self.lattice_values, self.vertices, self.barycentric),
             "splat_largest": (self.values, self.vertices, len(self.keys)),
-            "largest_gradient": (self.lattice_values, self.winners, self.vertices),
             "barycentric_gradient": (self.values, self.lattice_values, self.vertices),
             "convolve": (self.lattice_values, self.weight, *tables),
             "convolve_without_reverse_table": (self.lattice_values, self.weight, tables[0], None, *tables[2:]),
@@ -85,7 +80,7 @@ VARIANTS = {
     "convolve_without_reverse_table": "convolve",
     "blur_reversed": "blur",
 }
-INTEGER = ["index_keys", "coarsen_keys", "connect_levels", "find_neighbors", "transpose_neighbors"]
+INTEGER = ["index_keys", "find_neighbors", "transpose_neighbors"]
 WITHOUT_DERIVATIVE = ["filter_gaussian"]
 FLOATING = [
     "index_points",
@@ -93,14 +88,13 @@ FLOATING = [
     "splat",
     "slice",
     "splat_largest",
-    "largest_gradient",
     "barycentric_gradient",
     "convolve",
     "convolve_without_reverse_table",
     "convolve_weight_gradient",
     "blur",
     "blur_reversed",
-    "coarsen_simplices",
+    "coarsen_lattice",
     "sum_neighbors",
     "sum_window",
     "embed_gradient",
@@ -145,7 +139,7 @@ def differentiable(name: str, way: Callable[[str], Any]) -> tuple[Callable[..., 
 def test_opcheck(name: str) -> None:
     """Schema, fake tensors, autograd registration, and the traced operator with static and dynamic shapes."""
     arguments = Sample().arguments(name)
-    if not name.startswith(("index_points", "coarsen_simplices")):
+    if not name.startswith(("index_points", "coarsen_lattice")):
         torch.library.opcheck(operator(name), arguments)
         return
     # opcheck adds all outputs up in the dtype of the first, which fails for integers before floats, so it traces
@@ -156,7 +150,7 @@ def test_opcheck(name: str) -> None:
     torch.library.opcheck(operator(name), fixed)
 
 
-@pytest.mark.parametrize("name", ["blur", "largest_gradient"])
+@pytest.mark.parametrize("name", ["blur", "splat_largest"])
 def test_values_are_not_kept_for_a_derivative_that_does_not_need_them(name: str) -> None:
     arguments, kept = Sample().arguments(name), list[Tensor]()
 

@@ -10,6 +10,7 @@ from support import DEVICE, ascending, assert_close, to_tensor, vertices_of
 from torch import Tensor
 
 from permutohedral.errors import FeatureRangeError
+from permutohedral.ops import operators
 from permutohedral.ops.contract import Primitives, key_limit
 from permutohedral.ops.dispatch import primitives_for
 from permutohedral.ops.neighborhood import Neighborhood, axis_offsets
@@ -210,7 +211,7 @@ def test_embed_gradient_and_differential(
     pulled = primitives.embed_gradient(features, to_tensor(gradient, dtype))
     assert pulled.dtype == dtype
     assert_close(pulled, np.einsum("pjd,pj->pd", jacobian, gradient))
-    pushed = primitives.embed_differential(features, to_tensor(differential, dtype))
+    pushed = operators.embed_differential(features, to_tensor(differential, dtype))
     assert pushed.dtype == dtype
     assert_close(pushed, np.einsum("pjd,pd->pj", jacobian, differential))
 
@@ -237,7 +238,7 @@ def test_the_largest_and_what_goes_back_to_it(
             back[place, channel] += gradient[row, channel]
     np.testing.assert_array_equal(largest.cpu().double().numpy(), expected)
     np.testing.assert_array_equal(winners.cpu().numpy(), first)
-    sent = primitives.largest_gradient(to_tensor(gradient, dtype), winners, to_tensor(vertices, torch.int32))
+    sent = operators.give_to_winners(to_tensor(gradient, dtype), winners, points)
     assert sent.dtype == dtype
     assert_close(sent, back, dtype)
 

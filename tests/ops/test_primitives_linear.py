@@ -203,7 +203,6 @@ def test_inputs_need_not_be_contiguous(
         (primitives.convolve_weight_gradient, (lattice_values, output_gradient, neighbors), (1,)),
         (primitives.blur, (lattice_values, axes), (False,)),
         (primitives.embed_gradient, (features, barycentric), ()),
-        (primitives.embed_differential, (features, features), ()),
         (lambda f: primitives.index_points(f, None)[2], (features,), ()),
     ]
     for function, tensors, rest in cases:

@@ -63,7 +63,6 @@ def run_all(native: ModuleType, features: Tensor, channels: int, dtype: torch.dt
         native.convolve_weight_gradient(splatted, convolved, neighbors, 1),
         native.convolve_weight_gradient(splatted, grouped, neighbors, channels),
         native.embed_gradient(features, random(points, d + 1)),
-        native.embed_differential(features, random(points, d)),
     ]
 
 

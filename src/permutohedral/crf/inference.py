@@ -256,25 +256,17 @@ class _FusedMeanField:
     def run(self, energies: Tensor, start: Tensor | None, logarithms: bool) -> Tensor | Declined:
         """Run all steps, and return the marginals as planes, `[items, labels, points]`."""
         planes = self.layout.to_planes(energies), None if start is None else self.layout.to_planes(start)
-        barycentric = [pair.lattice.source.barycentric for pair in self.pairwise]
-        compatibilities = [pair.compatibility for pair in self.pairwise]
-        if not logarithms and not wants_gradient(energies, start, *compatibilities):
-            constants = *barycentric, *compatibilities
-            return composite.mean_field.fuse(planes, lambda: self._plan(0), constants=constants)
-
-        def plan() -> tuple[list[PairwiseTables], int] | Declined:
-            if self.steps == 0 or energies.numel() == 0:
-                return Declined("there is no step or no point")
-            planned = self._plan(self.steps)
-            return planned if isinstance(planned, Declined) else ([*map(_detach, planned[0])], self.steps)
-
-        parameters = [pair.parameter for pair in self.pairwise]
-        logits = composite.mean_field_logits.fuse(
-            planes, plan, self._compose, constants=barycentric, parameters=parameters
+        as_logits = logarithms or wants_gradient(energies, start, *(pair.compatibility for pair in self.pairwise))
+        found = composite.mean_field.fuse(
+            planes,
+            lambda: self._plan(as_logits),
+            self._compose,
+            constants=[pair.lattice.source.barycentric for pair in self.pairwise],
+            parameters=[pair.parameter if as_logits else pair.compatibility for pair in self.pairwise],
         )
-        if isinstance(logits, Declined):
-            return logits
-        return torch.log_softmax(logits, dim=1) if logarithms else torch.softmax(logits, dim=1)
+        if isinstance(found, Declined) or not as_logits:
+            return found
+        return torch.log_softmax(found, dim=1) if logarithms else torch.softmax(found, dim=1)
 
     def _compose(self, energies: Tensor, start: Tensor | None, *parameters: float | Tensor) -> Tensor:
         """Compose the logits of the last marginals of operators; energies and start are planes."""
@@ -287,20 +279,21 @@ class _FusedMeanField:
             logits = field.step(logits)
         return layout.from_rows(logits)
 
-    def _plan(self, num_saved: int) -> tuple[list[PairwiseTables], int] | Declined:
-        """Return the tables of all kernels and the number of steps.
-
-        Raises if the tables, and `num_saved` more of each kernel, exceed the free memory.
-        """
+    def _plan(self, as_logits: bool) -> tuple[list[PairwiseTables], int, bool] | Declined:
+        """Return the kernels, the number of steps and `as_logits`; raise if the tables exceed the free memory."""
         if not self.pairwise:
             return Declined("there are no kernels")
-        tables = [pair.tables(self.both_ways) for pair in self.pairwise]
-        # a kernel reads one table and writes one, and needs a third to be filtered in both directions
+        if as_logits and (self.steps == 0 or self.layout.num_items * self.layout.points == 0):
+            return Declined("there is no step or no point")
+        tables = [_detach(pair.tables(self.both_ways)) for pair in self.pairwise]
+        # a kernel reads one table and writes one, and needs a third to be filtered in both directions; logits come
+        # with one of each step
+        num_saved = self.steps if as_logits else 0
         rows = sum((num_saved + (3 if each.both_ways else 2)) * each.axis_neighbors.shape[1] for each in tables)
         # backends also copy the energies
         rows += self.layout.num_items * self.layout.points
         check_rows(rows, self.layout.labels, tables[0].barycentric)
-        return tables, self.steps
+        return tables, self.steps, as_logits
 
 
 def _detach(kernel: PairwiseTables) -> PairwiseTables:

@@ -22,6 +22,7 @@ from permutohedral.filters.color_grid import (
     count_places,
     estimate_nodes,
     find_axes,
+    has_color_grid,
     is_within_limits,
 )
 from permutohedral.filters.exact import has_no_window, sigma_in_pixels, window_size
@@ -219,6 +220,8 @@ def _choose_grid(
     image: Tensor, guide: Tensor, sigmas: tuple[float, float], sigma_range: Sigma, costs: Costs, lattice: float
 ) -> Choice | None:
     """Choose the color grid if it is about as fast as the lattice; None if not, or if gradients are wanted."""
+    if not has_color_grid(guide):
+        return None
     *items, guides, height, width = guide.shape
     if not 0 < guides <= MAX_GUIDE_CHANNELS or wants_gradient(image, guide, sigma_range) or not is_plain(image, guide):
         return None

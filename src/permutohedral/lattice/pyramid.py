@@ -160,12 +160,15 @@ def build_pyramid(
 def _coarsen_lattice(fine: Lattice, limit: MemoryLimit) -> tuple[Lattice, LevelTables]:
     neighborhood, device, source = fine.neighborhood, fine.device, fine.source
     fine_table = lookup_table(source)
-    keys, parents, table = operators.coarsen_keys(source.keys, fine_table)
+    keys, parents, table, vertices, barycentric = operators.coarsen_lattice(
+        source.keys, fine_table, source.vertices, source.barycentric
+    )
     limit.check_neighbors(fine.num_lattice_points + 2 * keys.shape[0], neighborhood, False)
-    # first, since it takes memory in addition to its result
-    vertices, barycentric = operators.coarsen_simplices(source.vertices, source.barycentric, keys, parents)
-    offsets, opposite = neighborhood.offsets(device), neighborhood.opposite(device)
+    offsets = neighborhood.offsets(device)
     neighbors = operators.find_neighbors(keys, table, keys, offsets)
-    down, up = operators.connect_levels(source.keys, fine_table, keys, parents, offsets, opposite)
+    # the coarse lattice points among the fine ones
+    places = torch.cat([keys[:, :1], 2 * keys[:, 1:]], dim=1)
+    down = operators.find_neighbors(source.keys, fine_table, places, offsets)
+    up = operators.transpose_neighbors(down, neighborhood.opposite(device), fine.num_lattice_points)
     coarse = Simplices(keys, vertices, barycentric, table, backend=backend_name(keys))
     return replace(fine, source=coarse, target=coarse, neighbors=neighbors), LevelTables(parents, down, up)

@@ -11,7 +11,6 @@ from torch import Tensor
 from permutohedral.lattice.memory import MemoryLimit
 from permutohedral.ops import operators
 from permutohedral.ops.composite import index_with_neighbors
-from permutohedral.ops.constants import row_numbers
 from permutohedral.ops.contract import Declined
 from permutohedral.ops.dispatch import backend_name
 from permutohedral.ops.neighborhood import Neighborhood, axis_offsets
@@ -112,7 +111,7 @@ def find_neighbors(source: Simplices, target: Simplices, neighborhood: Neighborh
         if source.keys.device.type == "cpu" and isinstance(rows, int) and not torch.compiler.is_compiling():
             # torch would wake its threads for this, whose busy-waiting delays those of the backend
             return torch.from_numpy(np.arange(rows, dtype=np.int32))[None]
-        return row_numbers(rows, source.keys.device)
+        return torch.arange(rows, dtype=torch.int32, device=source.keys.device)[None]
     offsets = neighborhood.offsets(source.keys.device)
     return operators.find_neighbors(source.keys, lookup_table(source), target.keys, offsets)
 

@@ -79,19 +79,20 @@ class Composite(Generic[Result]):
             parameters: tensors in the plan that gradients flow to, and numbers in their places.
         """
         found = self._fuse(tensors, plan, composed, constants, parameters)
-        if isinstance(found, Declined):
-            return self.decline(found.reason)
-        self._report("one call of the backend")
-        return cast(Result, found)
+        self._report(found)
+        return cast(Result | Declined, found)
 
     def decline(self, reason: str) -> Declined:
         """Return and report a reason to compose the call."""
-        self._report(f"composed of operators, because {reason}")
-        return Declined(reason)
+        self._report(declined := Declined(reason))
+        return declined
 
-    def _report(self, path: str) -> None:
+    def _report(self, found: object) -> None:
         # torch.compile cannot trace a context variable
         if not torch.compiler.is_compiling() and (decisions := _decisions.get()) is not None:
+            path = "one call of the backend"
+            if isinstance(found, Declined):
+                path = f"composed of operators, because {found.reason}"
             decisions.append(f"{self.name}: {path}")
 
     def _fuse(
@@ -111,28 +112,24 @@ class Composite(Generic[Result]):
         if needs_gradient and not self.has_backward:
             return Declined("gradients are wanted")
         backend = backend_for(tensors[0])
-        if not hasattr(backend.load(), self.name):
+        function = getattr(backend.load(), self.name, None)
+        if function is None:
             return Declined(f"the backend {backend.name!r} has no fused function for it")
         arguments = plan()
         if isinstance(arguments, Declined):
             return arguments
         if needs_gradient:
-            return _apply(self, arguments, composed, len(tensors), *tensors, *parameters)
-        found = self.run(tensors, arguments)
+            return _apply(self, function, arguments, composed, len(tensors), *tensors, *parameters)
+        found = self.run(function, tensors, arguments)
         return found if isinstance(found, Declined) or not self.has_backward else found[0]
 
-    def run(self, tensors: Tensors, plan: tuple[Any, ...]) -> Any:
+    def run(self, function: Callable[..., Any], tensors: Tensors, plan: tuple[Any, ...]) -> Any:
         """Call the backend's function."""
         first, *others = tensors
-        function = getattr(backend_for(first).load(), self.name)
         is_folded = self.folds and first.dim() == 3
         rows = first.flatten(0, 1) if is_folded else first
         found = without_autocast(first.device, function, rows, *others, *plan)
-        if found is None:
-            return Declined("the backend does not support these arguments")
-        if not is_folded:
-            return found
-        if isinstance(found, Declined):
+        if not is_folded or isinstance(found, Declined):
             return found
         result, saved = found
         return result.view(first.shape[0], -1, result.shape[1]), saved
@@ -160,9 +157,15 @@ def _like(gradient: Tensor | None, tensor: Any, is_needed: bool) -> Tensor | Non
 class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, composite: Composite[Any], plan: tuple[Any, ...], composed: Any, num_tensors: int, *inputs: Any
+        ctx: Any,
+        composite: Composite[Any],
+        function: Callable[..., Any],
+        plan: tuple[Any, ...],
+        composed: Any,
+        num_tensors: int,
+        *inputs: Any,
     ) -> Any:
-        found = composite.run(inputs[:num_tensors], plan)
+        found = composite.run(function, inputs[:num_tensors], plan)
         if isinstance(found, Declined):
             return found
         output, saved = found
@@ -177,14 +180,14 @@ class _Fused(torch.autograd.Function):
         # read once: gradient checkpointing allows a single look
         tensors = ctx.saved_tensors
         kept = [other if each is None else each for each, other in zip(tensors, ctx.others, strict=True)]
-        inputs, saved, needed = kept[: ctx.num_inputs], kept[ctx.num_inputs :], ctx.needs_input_grad[4:]
+        inputs, saved, needed = kept[: ctx.num_inputs], kept[ctx.num_inputs :], ctx.needs_input_grad[5:]
         composite, plan, composed = ctx.call
         # with a graph of the gradients the operators compute them, since they have derivatives of any order
         if torch.is_grad_enabled():
             found = call_on(ctx.backend, _differentiate_composed, composed, gradient, inputs, needed)
         else:
             found = call_on(ctx.backend, composite.run_backward, gradient, inputs, saved, needed, plan)
-        return None, None, None, None, *found
+        return None, None, None, None, None, *found
 
 
 # `Function.apply` without its search for wrappers of ended transformations, which the gate has excluded
@@ -244,7 +247,6 @@ index_with_neighbors: Composite[tuple[Tensor, ...]] = Composite("index_with_neig
 filter_points: Composite[Tensor] = Composite("filter_points")
 sum_color_grid: Composite[Tensor] = Composite("sum_color_grid")
 filter_learned: Composite[Tensor] = Composite("filter_learned", has_backward=True, folds=True)
-mean_field: Composite[Tensor] = Composite("mean_field")
-mean_field_logits: Composite[Tensor] = Composite("mean_field_logits", has_backward=True)
+mean_field: Composite[Tensor] = Composite("mean_field", has_backward=True)
 normalize_items: Composite[Tensor] = Composite("normalize_items", has_backward=True)
 slice_planes: Composite[Tensor] = Composite("slice_planes")

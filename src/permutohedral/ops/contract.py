@@ -128,6 +128,19 @@ class Primitives(Protocol):
         """g_{i,j} = <v_i, l_{vertices[i,j]}>: float `[points, d + 1]`, float32 where values are of 16 bits."""
         ...
 
+    def coarsen_lattice(
+        self, keys: Tensor, table: Tensor, vertices: Tensor, barycentric: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return the lattice of twice the step.
+
+        Returns:
+            coarse_keys: of the lattice points there.
+            parents: int32 `[lattice_points, 2]`, the rows of `coarse_keys` of the parents of each lattice point.
+            table: of `coarse_keys`.
+            vertices, barycentric: the simplices of the points there.
+        """
+        ...
+
     def splat_largest(self, values: Tensor, vertices: Tensor, num_lattice_points: int) -> tuple[Tensor, Tensor]:
         """l_j = max_{i in C(j)} v_i, for each channel by itself; NaN is larger than any number.
 
@@ -136,13 +149,6 @@ class Primitives(Protocol):
         Returns:
             largest: `[num_lattice_points, channels]`, zero where there are no points.
             winners: int32, of the same shape: the first point that has the largest value, -1 where there is none.
-        """
-        ...
-
-    def largest_gradient(self, gradient: Tensor, winners: Tensor, vertices: Tensor) -> Tensor:
-        """g_{i,c} = sum of gradient_{j,c} over the j in `vertices[i]`, each once, with winners_{j,c} = i.
-
-        `[lattice_points, channels]` to `[points, channels]`.
         """
         ...
 
@@ -186,10 +192,6 @@ class Primitives(Protocol):
         The weights are linear inside a simplex, so J depends on the simplex only; it must be the one that
         `index_points` of the same backend finds.
         """
-        ...
-
-    def embed_differential(self, features: Tensor, differential: Tensor) -> Tensor:
-        """J f', the transpose of `embed_gradient`: `[points, d]` to `[points, d + 1]`."""
         ...
 
     def filter_gaussian(
@@ -238,37 +240,6 @@ def key_limit(dtype: torch.dtype) -> int:
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which values of `dtype` are summed."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
-def parent_keys(keys: Tensor) -> Tensor:
-    """Return the keys of both parents of every vertex: `[lattice_points, 1 + d]` to `[lattice_points, 2, 1 + d]`.
-
-    With x = sum_j n_j e_j, n_j - n_0 = (x_j - x_0) / (d+1); where that is odd, j belongs to S, and the parents are
-    (x + e_S) / 2 and (x - e_S) / 2.
-
-    >>> parent_keys(torch.tensor([[0, 2, -4], [0, 1, 1]], dtype=torch.int32)).tolist()
-    [[[0, 1, -2], [0, 1, -2]], [[0, 1, 1], [0, 0, 0]]]
-    """
-    first, corners = keys[:, 1:], keys.shape[1]
-    last = -first.sum(dim=1, keepdim=True, dtype=keys.dtype)
-    # x_j - x_0 is a multiple of d+1, so that the quotient is exact
-    odd = (torch.cat([first, last], dim=1) - first[:, :1]).div(corners, rounding_mode="trunc") & 1
-    step = corners * odd[:, :-1] - odd.sum(dim=1, keepdim=True, dtype=keys.dtype)
-    items = keys[:, :1]
-    ends = [torch.cat([items, (first + sign * step) >> 1], dim=1) for sign in (-1, 1)]
-    return torch.stack(ends, dim=1)
-
-
-def window_extents(sigma_y: float, sigma_x: float, reach: float, height: int, width: int) -> list[int]:
-    """Return the extent of the window of `sum_window` along x at each distance in y, within the image.
-
-    >>> window_extents(1.0, 1.0, 2.5, height=10, width=10)
-    [2, 2, 1]
-    """
-    # infinity is no integer
-    rows = range(int(min(reach * sigma_y, height - 1)) + 1)
-    left = (math.sqrt(max(0.0, reach * reach - (y / sigma_y) * (y / sigma_y))) for y in rows)
-    return [int(min(extent * sigma_x, width - 1)) for extent in left]
 
 
 def transpose_weight(weight: Tensor, opposite: Tensor, groups: int) -> Tensor:
@@ -501,8 +472,13 @@ class FusedFunctions(Primitives, Protocol):
         ...
 
     def mean_field(
-        self, energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int
-    ) -> Tensor | Declined:
+        self,
+        energies: Tensor,
+        start: Tensor | None,
+        kernels: Sequence[PairwiseTables],
+        steps: int,
+        as_logits: bool,
+    ) -> tuple[Tensor, Saved] | Declined:
         """Return the marginals softmax(-energies + the sum of all kernels), replaced `steps` times.
 
         Args:
@@ -510,22 +486,15 @@ class FusedFunctions(Primitives, Protocol):
             start: the first marginals, like energies; None for softmax(-energies), and always None without a step.
             kernels: over `items * points` points, those of the first item first.
             steps: number of iterations.
+            as_logits: return logits of the marginals, which have a derivative; then there is a step and a point.
+                They may differ by a constant for all labels of a point.
 
         Raises:
             InputError: the sum of the energies is NaN; only on the CPU.
         """
         ...
 
-    def mean_field_logits(
-        self, energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int
-    ) -> tuple[Tensor, Saved] | Declined:
-        """The logits of the marginals of `mean_field`, up to a constant for all labels of a point.
-
-        There is at least one step, energies are not empty, and the kernels require no gradients.
-        """
-        ...
-
-    def mean_field_logits_backward(
+    def mean_field_backward(
         self,
         gradient: Tensor,
         inputs: Saved,
@@ -533,6 +502,7 @@ class FusedFunctions(Primitives, Protocol):
         needed: Needed,
         kernels: Sequence[PairwiseTables],
         steps: int,
+        as_logits: bool,
     ) -> tuple[Tensor | None, ...]:
         """The gradients with respect to energies, start (None without one), and one tensor of each kernel.
 
@@ -555,30 +525,6 @@ class FusedFunctions(Primitives, Protocol):
 
     def slice_planes(self, lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tensor | Declined:
         """The transpose of `slice`, `[channels, points]`, for few rows of many channels and any number of corners."""
-        ...
-
-    # between levels of a pyramid: `operators.py` has the compositions
-
-    def coarsen_keys(self, keys: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the keys of the lattice of twice the step, the rows of each key's parents, and a table.
-
-        The parents are `[lattice_points, 2]`.
-        """
-        ...
-
-    def coarsen_simplices(
-        self, vertices: Tensor, barycentric: Tensor, coarse_keys: Tensor, parents: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the corners of the coarse simplices `[points, d + 1]`, and the weights of the points there."""
-        ...
-
-    def connect_levels(
-        self, keys: Tensor, table: Tensor, coarse_keys: Tensor, parents: Tensor, offsets: Tensor, opposite: Tensor
-    ) -> tuple[Tensor, Tensor] | Declined:
-        """Find the taps of each coarse lattice point among the fine ones, and of each fine one among the coarse ones.
-
-        `down [filter_size, coarse]` and `up [filter_size, fine]`, -1 where there is none.
-        """
         ...
 
 

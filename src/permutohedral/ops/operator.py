@@ -14,7 +14,6 @@ from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 
 from permutohedral.ops.batching import Arguments, Axes, Rule, loop
-from permutohedral.ops.contract import Declined
 from permutohedral.ops.dispatch import call_on, forced_backend, primitives_for
 from permutohedral.ops.tracing import (
     is_plain,
@@ -97,7 +96,6 @@ class Operator(Generic[Result]):
         schema: arguments and results, in the notation of torch.
         shape: returns empty results of the right shapes, for tracing without data.
         run: computes it; default: the backend's primitive of that name.
-        composed: computes it of other primitives, for a backend that has none of that name or declines.
         derivative: None for an operator without derivatives.
         batch: how `torch.vmap` runs it, by default in a loop (`batching.py`).
     """
@@ -109,11 +107,10 @@ class Operator(Generic[Result]):
         shape: Callable[..., Any],
         run: Callable[..., Any] | None = None,
         *,
-        composed: Callable[..., Any] | None = None,
         derivative: Derivative | None = None,
         batch: Rule = loop,
     ) -> None:
-        self._name, self._run, self._composed = name, run, composed
+        self._name, self._run = name, run
         qualified = f"permutohedral::{name}"
         torch.library.define(qualified, schema, tags=(torch.Tag.pt2_compliant_tag,))
         torch.library.impl(qualified, "default", self._run_contiguous)
@@ -148,11 +145,8 @@ class Operator(Generic[Result]):
 
     def run(self, first: Tensor, *others: Any) -> Result:
         """Compute it with autocast off: the public functions have cast the values."""
-        run: Any = self._run or getattr(primitives_for(first), self._name, self._composed)
-        found = without_autocast(first.device, run, first, *others)
-        if self._composed is not None and isinstance(found, Declined):
-            found = without_autocast(first.device, self._composed, first, *others)
-        return cast(Result, found)
+        run: Any = self._run or getattr(primitives_for(first), self._name)
+        return cast(Result, without_autocast(first.device, run, first, *others))
 
     def _run_contiguous(self, *arguments: Any) -> Any:
         """Compute contiguous results, which compiled code expects; a backend may choose other strides."""

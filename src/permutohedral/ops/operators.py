@@ -21,9 +21,10 @@ from permutohedral.ops.batching import (
     padded,
     stack_channels,
 )
-from permutohedral.ops.contract import accumulation_dtype, parent_keys, transpose_weight
+from permutohedral.ops.contract import accumulation_dtype, transpose_weight
 from permutohedral.ops.dispatch import primitives_for
 from permutohedral.ops.operator import Derivative, Operator, Tangents, multilinear
+from permutohedral.ops.reference import coarse_shares
 
 # values at the sources to their Gaussian sums at the targets
 Sums = Callable[[Tensor], Tensor]
@@ -74,6 +75,14 @@ index_points: Operator[tuple[Tensor, ...]] = Operator(
 # embed_gradient and embed_differential: linear in their second argument, constant inside a simplex
 
 
+def _embed_differential(features: Tensor, differential: Tensor) -> Tensor:
+    """Return J f': a row of J, the gradient of the weight of one corner, at a time."""
+    embed, (points, d) = primitives_for(features).embed_gradient, features.shape
+    corners = torch.eye(d + 1, dtype=features.dtype, device=features.device)
+    rows = (embed(features, corner.expand(points, d + 1)) for corner in corners)
+    return torch.stack([(row * differential).sum(dim=1) for row in rows], dim=1)
+
+
 embed_gradient: Operator[Tensor] = Operator(
     "embed_gradient",
     "(Tensor features, Tensor barycentric_gradient) -> Tensor",
@@ -85,6 +94,7 @@ embed_differential: Operator[Tensor] = Operator(
     "embed_differential",
     "(Tensor features, Tensor differential) -> Tensor",
     lambda features, differential: features.new_empty((features.shape[0], features.shape[1] + 1)),
+    _embed_differential,
     derivative=multilinear({1: lambda gradient, features, _: embed_gradient(features, gradient)}),
     batch=as_points,
 )
@@ -251,12 +261,12 @@ filter_gaussian: Operator[Tensor] = Operator(
 )
 
 
-# splat_largest: a splat that takes the largest value instead of the sum. Its gradient goes to the rows that had the
-# largest values, the winners: a gather in both directions.
+# splat_largest: a splat that takes the largest value instead of the sum. Its gradient goes to the points that had the
+# largest values, the winners.
 
 
 def take_winners(values: Tensor, winners: Tensor) -> Tensor:
-    """`values[winners[j, c], c]`, zero where there is no winner: the adjoint of `largest_gradient`.
+    """`values[winners[j, c], c]`, zero where there is no winner: the adjoint of `give_to_winners`.
 
     >>> take_winners(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1, 0], [-1, -1]])).tolist()
     [[3.0, 2.0], [0.0, 0.0]]
@@ -266,13 +276,26 @@ def take_winners(values: Tensor, winners: Tensor) -> Tensor:
     return torch.where(winners >= 0, values.gather(0, winners.clamp_min(0).long()), 0)
 
 
+def give_to_winners(gradient: Tensor, winners: Tensor, points: int) -> Tensor:
+    """Sum the gradient of each lattice point and channel to its winner: `[points, channels]`.
+
+    >>> give_to_winners(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1, 0], [1, -1]]), 2).tolist()
+    [[0.0, 2.0], [4.0, 0.0]]
+    """
+    total = gradient.new_zeros((points, gradient.shape[1]), dtype=accumulation_dtype(gradient.dtype))
+    if points == 0:
+        return total.to(gradient.dtype)
+    given = torch.where(winners >= 0, gradient, 0).to(total.dtype)
+    return total.scatter_add(0, winners.clamp_min(0).long(), given).to(gradient.dtype)
+
+
 def _save_winners(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[1], inputs[1])
+    ctx.points = inputs[0].shape[0]
+    ctx.save_for_backward(output[1])
 
 
 def _splat_largest_backward(ctx: Any, gradient: Tensor, of_winners: None) -> tuple[Tensor, None, None]:
-    winners, vertices = ctx.saved_tensors
-    return largest_gradient(gradient, winners, vertices), None, None
+    return give_to_winners(gradient, ctx.saved_tensors[0], ctx.points), None, None
 
 
 def _jvp_splat_largest(operator: Any, arguments: Arguments, tangents: Tangents) -> tuple[Tensor | None, None]:
@@ -292,110 +315,38 @@ splat_largest: Operator[tuple[Tensor, Tensor]] = Operator(
 )
 
 
-largest_gradient: Operator[Tensor] = Operator(
-    "largest_gradient",
-    "(Tensor gradient, Tensor winners, Tensor vertices) -> Tensor",
-    lambda gradient, winners, vertices: gradient.new_empty((vertices.shape[0], gradient.shape[1])),
-    derivative=multilinear({0: lambda gradient, _, winners, vertices: take_winners(gradient, winners)}),
-)
+# coarsen_lattice: to the lattice of twice the step (`lattice/pyramid.py`); its derivative is that of the weights
 
 
-# between a lattice and that of twice the step (`lattice/pyramid.py`), composed of primitives; see `FusedFunctions`
+def _coarsen_lattice_shape(keys: Tensor, table: Tensor, vertices: Tensor, barycentric: Tensor) -> tuple[Tensor, ...]:
+    coarse_keys, parents = keys.new_empty((dynamic_size(), keys.shape[1])), keys.new_empty((keys.shape[0], 2))
+    table = keys.new_empty((dynamic_size(),), dtype=torch.int64)
+    return coarse_keys, parents, table, vertices.new_empty(vertices.shape), barycentric.new_empty(vertices.shape)
 
 
-def _coarsen_keys(keys: Tensor, table: Tensor) -> tuple[Tensor, ...]:
-    coarse_keys, inverse, table = primitives_for(keys).index_keys(parent_keys(keys).flatten(0, 1))
-    return coarse_keys, inverse.view(-1, 2), table
+def _save_parents(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(inputs[2], output[0], output[1])
 
 
-def _coarsen_keys_shape(keys: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    coarse_keys = keys.new_empty((dynamic_size(), keys.shape[1]))
-    return coarse_keys, keys.new_empty((keys.shape[0], 2)), keys.new_empty((dynamic_size(),), dtype=torch.int64)
-
-
-coarsen_keys: Operator[tuple[Tensor, ...]] = Operator(
-    "coarsen_keys",
-    "(Tensor keys, Tensor table) -> (Tensor, Tensor, Tensor)",
-    _coarsen_keys_shape,
-    composed=_coarsen_keys,
-    batch=padded(keys=(0,), tables=(2,)),
-)
-
-
-def _connect_levels(
-    keys: Tensor, table: Tensor, coarse_keys: Tensor, parents: Tensor, offsets: Tensor, opposite: Tensor
-) -> tuple[Tensor, Tensor]:
-    primitives = primitives_for(keys)
-    # the coarse lattice points among the fine ones
-    places = torch.cat([coarse_keys[:, :1], 2 * coarse_keys[:, 1:]], dim=1)
-    down = primitives.find_neighbors(keys, table, places, offsets)
-    return down, primitives.transpose_neighbors(down, opposite, keys.shape[0])
-
-
-connect_levels: Operator[tuple[Tensor, Tensor]] = Operator(
-    "connect_levels",
-    "(Tensor keys, Tensor table, Tensor coarse_keys, Tensor parents, Tensor offsets, Tensor opposite) -> "
-    "(Tensor, Tensor)",
-    lambda keys, table, coarse_keys, parents, offsets, opposite: (
-        keys.new_empty((offsets.shape[0], coarse_keys.shape[0])),
-        keys.new_empty((offsets.shape[0], keys.shape[0])),
-    ),
-    composed=_connect_levels,
-)
-
-
-def _coarse_corners(vertices: Tensor, coarse_keys: Tensor, parents: Tensor) -> Tensor:
-    """The corner of the coarse simplices that each parent is, int64 `[lattice_points, 2]`."""
-    # corner j is the vertex whose coordinates are congruent to j modulo d+1
-    corner = coarse_keys[:, 1].remainder(vertices.shape[1])
-    return corner.index_select(0, parents.flatten()).view(parents.shape).long()
-
-
-def _share(corner: Tensor, corners: int, like: Tensor) -> Tensor:
-    """How much of each fine vertex goes to which coarse corner, `[lattice_points, d + 1]`: a half for each parent."""
-    shares = like.new_zeros(corner.shape[0], corners)
-    return shares.scatter_add(1, corner, like.new_full((1, 1), 0.5).expand(corner.shape))
-
-
-def _coarsen_simplices(
-    vertices: Tensor, barycentric: Tensor, coarse_keys: Tensor, parents: Tensor
-) -> tuple[Tensor, Tensor]:
-    points, corners = vertices.shape
-    corner = _coarse_corners(vertices, coarse_keys, parents)
-    # of each fine lattice point, the rows of the coarse corners that it has a part in, -1 for the others
-    rows = torch.full((len(parents), corners), -1, dtype=parents.dtype, device=parents.device)
-    rows = rows.scatter(1, corner, parents)
-    coarse_vertices = rows.index_select(0, vertices.flatten()).view(points, corners, corners).amax(dim=1)
-    shares = _share(corner, corners, barycentric)
-    return coarse_vertices, primitives_for(vertices).slice(shares, vertices, barycentric)
-
-
-def _save_simplices(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    vertices, _, coarse_keys, parents = inputs
-    ctx.save_for_backward(vertices, coarse_keys, parents)
-
-
-def _coarsen_simplices_backward(ctx: Any, of_vertices: None, gradient: Tensor) -> tuple[None, Tensor, None, None]:
+def _coarsen_lattice_backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None, Tensor]:
     vertices, coarse_keys, parents = ctx.saved_tensors
-    shares = _share(_coarse_corners(vertices, coarse_keys, parents), vertices.shape[1], gradient)
-    return None, barycentric_gradient(gradient, shares, vertices), None, None
+    shares = coarse_shares(coarse_keys, parents, gradients[4])
+    return None, None, None, barycentric_gradient(gradients[4], shares, vertices)
 
 
-def _jvp_simplices(operator: Any, arguments: Arguments, tangents: Tangents) -> tuple[None, Tensor | None]:
-    vertices, _, *levels = arguments
+def _jvp_coarsen_lattice(operator: Any, arguments: Arguments, tangents: Tangents) -> tuple[Tensor | None, ...]:
+    if tangents[3] is None:
+        return (None,) * 5
     # linear in the weights
-    return None, None if tangents[1] is None else operator(vertices, tangents[1], *levels)[1]
+    return None, None, None, None, operator(*arguments[:3], tangents[3])[4]
 
 
-coarsen_simplices: Operator[tuple[Tensor, Tensor]] = Operator(
-    "coarsen_simplices",
-    "(Tensor vertices, Tensor barycentric, Tensor coarse_keys, Tensor parents) -> (Tensor, Tensor)",
-    lambda vertices, barycentric, coarse_keys, parents: (
-        vertices.new_empty(vertices.shape),
-        barycentric.new_empty(vertices.shape),
-    ),
-    composed=_coarsen_simplices,
-    derivative=Derivative(_save_simplices, _coarsen_simplices_backward, _jvp_simplices),
+coarsen_lattice: Operator[tuple[Tensor, ...]] = Operator(
+    "coarsen_lattice",
+    "(Tensor keys, Tensor table, Tensor vertices, Tensor barycentric) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _coarsen_lattice_shape,
+    derivative=Derivative(_save_parents, _coarsen_lattice_backward, _jvp_coarsen_lattice),
+    batch=padded(keys=(0,), tables=(2,)),
 )
 
 

@@ -7,18 +7,13 @@ R^{d+1} orthogonal to 1, E an isometry times sqrt(2/3) (d+1).
 from __future__ import annotations
 
 import builtins
+import math
 
 import torch
 from torch import Tensor
 
 from permutohedral.errors import InputError
-from permutohedral.ops.contract import (
-    accumulation_dtype,
-    check_items,
-    key_limit,
-    range_error,
-    window_extents,
-)
+from permutohedral.ops.contract import accumulation_dtype, check_items, key_limit, range_error
 from permutohedral.ops.neighborhood import blur_gain
 
 # ranks below 2^31 and digits below 2^32 stay below it, too
@@ -99,14 +94,6 @@ def embed_gradient(features: Tensor, barycentric_gradient: Tensor) -> Tensor:
     return (gained - lost) / (d + 1) @ elevation_matrix(d, features.dtype, features.device)
 
 
-def embed_differential(features: Tensor, differential: Tensor) -> Tensor:
-    d = features.shape[1]
-    _, rank, _ = find_simplex(features)
-    delta = differential @ elevation_matrix(d, features.dtype, features.device).T / (d + 1)
-    ascending = torch.empty_like(delta).scatter_(1, d - rank, delta)
-    return ascending - ascending.roll(1, dims=1)
-
-
 def index_points(features: Tensor, batch: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     points, d = features.shape
     keys, barycentric = embed(features)
@@ -146,6 +133,56 @@ def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     unique_keys = keys.new_empty(number, keys.shape[1])
     unique_keys[inverse] = keys
     return unique_keys, inverse.to(torch.int32), table
+
+
+def parent_keys(keys: Tensor) -> Tensor:
+    """Return the keys of both parents of every vertex: `[lattice_points, 1 + d]` to `[lattice_points, 2, 1 + d]`.
+
+    With x = sum_j n_j e_j, n_j - n_0 = (x_j - x_0) / (d+1); where that is odd, j belongs to S, and the parents are
+    (x + e_S) / 2 and (x - e_S) / 2.
+
+    >>> parent_keys(torch.tensor([[0, 2, -4], [0, 1, 1]], dtype=torch.int32)).tolist()
+    [[[0, 1, -2], [0, 1, -2]], [[0, 1, 1], [0, 0, 0]]]
+    """
+    first, corners = keys[:, 1:], keys.shape[1]
+    last = -first.sum(dim=1, keepdim=True, dtype=keys.dtype)
+    # x_j - x_0 is a multiple of d+1, so that the quotient is exact
+    odd = (torch.cat([first, last], dim=1) - first[:, :1]).div(corners, rounding_mode="trunc") & 1
+    step = corners * odd[:, :-1] - odd.sum(dim=1, keepdim=True, dtype=keys.dtype)
+    items = keys[:, :1]
+    ends = [torch.cat([items, (first + sign * step) >> 1], dim=1) for sign in (-1, 1)]
+    return torch.stack(ends, dim=1)
+
+
+def _coarse_corners(coarse_keys: Tensor, parents: Tensor) -> Tensor:
+    """Return the corner of the coarse simplices that each parent is, int64 `[lattice_points, 2]`."""
+    # corner j is the vertex whose coordinates are congruent to j modulo d+1
+    corner = coarse_keys[:, 1].remainder(coarse_keys.shape[1])
+    return corner.index_select(0, parents.flatten()).view(parents.shape).long()
+
+
+def coarsen_vertices(vertices: Tensor, coarse_keys: Tensor, parents: Tensor) -> Tensor:
+    """Return the corners of the simplices of the points on the lattice of twice the step, `[points, d + 1]`."""
+    (points, corners), corner = vertices.shape, _coarse_corners(coarse_keys, parents)
+    # of each fine lattice point, the rows of the coarse corners that it has a part in, -1 for the others
+    rows = parents.new_full((len(parents), corners), -1).scatter(1, corner, parents)
+    return rows.index_select(0, vertices.flatten()).view(points, corners, corners).amax(dim=1)
+
+
+def coarse_shares(coarse_keys: Tensor, parents: Tensor, like: Tensor) -> Tensor:
+    """Return the share of each fine lattice point in the coarse corners, `[lattice_points, d + 1]`: half a parent."""
+    shares = like.new_zeros(len(parents), coarse_keys.shape[1])
+    half = like.new_full((1, 1), 0.5).expand(parents.shape)
+    return shares.scatter_add(1, _coarse_corners(coarse_keys, parents), half)
+
+
+def coarsen_lattice(
+    keys: Tensor, table: Tensor, vertices: Tensor, barycentric: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    coarse_keys, inverse, table = index_keys(parent_keys(keys).flatten(0, 1))
+    parents = inverse.view(-1, 2)
+    weights = slice(coarse_shares(coarse_keys, parents, barycentric), vertices, barycentric)
+    return coarse_keys, parents, table, coarsen_vertices(vertices, coarse_keys, parents), weights
 
 
 def find_neighbors(source_keys: Tensor, table: Tensor, target_keys: Tensor, offsets: Tensor) -> Tensor:
@@ -211,17 +248,6 @@ def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> 
     return largest, torch.where(winners < points, winners, -1).int()
 
 
-def largest_gradient(gradient: Tensor, winners: Tensor, vertices: Tensor) -> Tensor:
-    point = torch.arange(vertices.shape[0], device=vertices.device)[:, None]
-    total = gradient.new_zeros(vertices.shape[0], gradient.shape[1], dtype=accumulation_dtype(gradient.dtype))
-    for corner in range(vertices.shape[1]):
-        vertex = vertices[:, corner]
-        new = (vertices[:, :corner] != vertex[:, None]).all(dim=1, keepdim=True)
-        won = new & (winners.index_select(0, vertex) == point)
-        total = total + torch.where(won, gradient.index_select(0, vertex), 0)
-    return total.to(gradient.dtype)
-
-
 def convolve(lattice_values: Tensor, weight: Tensor, neighbors: Tensor, groups: int) -> Tensor:
     padded = _with_zero_row(lattice_values).unflatten(1, (groups, -1))
     grouped_weight = weight.to(padded.dtype).unflatten(2, (groups, -1))
@@ -270,6 +296,18 @@ def sum_neighbors(values: Tensor, features: Tensor, target_features: Tensor, rea
         squares = (targets[:, None, :] - features).square().sum(dim=2)
         sums.append(torch.where(squares <= reach * reach, (-0.5 * squares).exp(), 0.0) @ values)
     return torch.cat(sums)
+
+
+def window_extents(sigma_y: float, sigma_x: float, reach: float, height: int, width: int) -> list[int]:
+    """Return the extent of the window of `sum_window` along x at each distance in y, within the image.
+
+    >>> window_extents(1.0, 1.0, 2.5, height=10, width=10)
+    [2, 2, 1]
+    """
+    # infinity is no integer
+    rows = range(int(min(reach * sigma_y, height - 1)) + 1)
+    left = (math.sqrt(max(0.0, reach * reach - (y / sigma_y) * (y / sigma_y))) for y in rows)
+    return [int(min(extent * sigma_x, width - 1)) for extent in left]
 
 
 def sum_window(values: Tensor, guide: Tensor, sigma_y: float, sigma_x: float, reach: float) -> Tensor:

@@ -20,7 +20,6 @@ from permutohedral.errors import InputError
 from permutohedral.ops.contract import (
     SMALLEST_MASS,
     ColorGridTables,
-    Declined,
     FilterTables,
     Needed,
     PairwiseTables,
@@ -90,10 +89,6 @@ def index_keys(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return unique_keys, inverse[:, 0], table
 
 
-def coarsen_keys(keys: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _number(key_core.index_parents, keys, 2)
-
-
 def _number(index: Callable[..., PendingIndex], keys: Tensor, each: int) -> tuple[Tensor, Tensor, Tensor]:
     """Number distinct keys, `each` of them for each row of `keys`."""
     rows, columns = keys.shape
@@ -140,24 +135,14 @@ def transpose_neighbors(neighbors: Tensor, opposite: Tensor, num_source: int) ->
     return transposed
 
 
-def connect_levels(
-    keys: Tensor, table: Tensor, coarse_keys: Tensor, parents: Tensor, offsets: Tensor, opposite: Tensor
-) -> tuple[Tensor, Tensor] | Declined:
-    # every lattice point is within one step of its parents, and within one step of a coarse one are its children only
-    if offsets.shape[0] != 2 ** keys.shape[1] - 1:
-        return Declined("the core connects levels for a neighborhood of size 1")
-    down, up = (bridge.empty((offsets.shape[0], each.shape[0]), torch.int32) for each in (coarse_keys, keys))
-    key_core.connect_levels(keys, parents, offsets, down, up, bridge.threads(up.numel()))
-    return down, up
-
-
-def coarsen_simplices(
-    vertices: Tensor, barycentric: Tensor, coarse_keys: Tensor, parents: Tensor
-) -> tuple[Tensor, Tensor]:
+def coarsen_lattice(
+    keys: Tensor, table: Tensor, vertices: Tensor, barycentric: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    coarse_keys, parents, table = _number(key_core.index_parents, keys, 2)
     out = bridge.empty(vertices.shape, torch.int32), bridge.empty(vertices.shape, barycentric.dtype)
     threads = bridge.threads(vertices.numel() * vertices.shape[1])
     core(barycentric.dtype).coarsen_simplices((vertices, barycentric), parents, coarse_keys, *out, threads)
-    return out
+    return coarse_keys, parents, table, *out
 
 
 def splat(values: Tensor, vertices: Tensor, barycentric: Tensor, num_lattice_points: int) -> Tensor:
@@ -277,13 +262,6 @@ def embed_gradient(features: Tensor, barycentric_gradient: Tensor) -> Tensor:
     return run_kernel("embed_gradient", features.shape, features.numel(), gradient, (features, None))
 
 
-def embed_differential(features: Tensor, differential: Tensor) -> Tensor:
-    points, d = features.shape
-    check_dimension(d)
-    tensors = differential.to(features.dtype), (features, None)
-    return run_kernel("embed_differential", (points, d + 1), features.numel(), *tensors)
-
-
 def sum_neighbors(values: Tensor, features: Tensor, target_features: Tensor, reach: float) -> Tensor:
     shape = target_features.shape[0], values.shape[1]
     points = (features, None), (target_features, None)
@@ -316,11 +294,6 @@ def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> 
     return out.to(values.dtype), winners
 
 
-def largest_gradient(gradient: Tensor, winners: Tensor, vertices: Tensor) -> Tensor:
-    shape = vertices.shape[0], gradient.shape[1]
-    return run_kernel("largest_gradient", shape, vertices.numel() * shape[1], gradient, winners, (vertices, None))
-
-
 def slice_planes(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) -> Tensor:
     dtype, shape = accumulation_dtype(lattice_values.dtype), (lattice_values.shape[1], vertices.shape[0])
     # Huge pages are not worth their price for a result that the core would not keep. Where free pages are given back to
@@ -332,21 +305,10 @@ def slice_planes(lattice_values: Tensor, vertices: Tensor, barycentric: Tensor) 
     return out.to(lattice_values.dtype)
 
 
-def mean_field(energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int) -> Tensor:
-    """Make one pass over the points for each step; the marginals are stored in the last one only."""
-    return _run_field(energies, start, kernels, steps, False)[0]
-
-
-def mean_field_logits(
-    energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int
+def mean_field(
+    energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int, as_logits: bool
 ) -> tuple[Tensor, Saved]:
-    """See `FusedFunctions`. The blurred values of each step are kept, from which marginals are recomputed."""
-    return _run_field(energies, start, kernels, steps, True)
-
-
-def _run_field(
-    energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int, with_state: bool
-) -> tuple[Tensor, Saved]:
+    """Make one pass over the points for each step; with logits, keep the blurred values of all steps."""
     dtype, threads = kernels[0].barycentric.dtype, bridge.threads(energies.numel())
     energies = plain(energies, dtype)
     if core(dtype).is_sum_nan(energies, threads):
@@ -355,14 +317,19 @@ def _run_field(
     if out.numel() == 0:
         return out, ()
     field = energies, start, _pairwise_arguments(kernels), steps, SMALLEST_MASS
-    state = core(dtype).mean_field(*field, with_state, out, threads)
+    state = core(dtype).mean_field(*field, as_logits, out, threads)
     return out, tuple(dlpack.from_dlpack(each) for each in state)
 
 
-def mean_field_logits_backward(
-    gradient: Tensor, inputs: Saved, saved: Saved, needed: Needed, kernels: Sequence[PairwiseTables], steps: int
+def mean_field_backward(
+    gradient: Tensor,
+    inputs: Saved,
+    saved: Saved,
+    needed: Needed,
+    kernels: Sequence[PairwiseTables],
+    steps: int,
+    as_logits: bool,
 ) -> tuple[Tensor | None, ...]:
-    """See `FusedFunctions`. One pass over the points for each step, as in the mean field."""
     energies, start, *_ = inputs
     dtype, threads = kernels[0].barycentric.dtype, bridge.threads(energies.numel())
     to_energies = bridge.empty(energies.shape, dtype)

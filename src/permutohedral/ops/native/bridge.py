@@ -63,26 +63,23 @@ class _DlpackModule:
 
         def call(*arguments: Any) -> Any:
             # the core borrows the tensors, which stay alive here until it returns
-            lent = [_make_plain(each, dtype) for each in arguments]
-            return found(*[_to_capsules(each) for each in lent])
+            lent: list[Tensor] = []
+            return found(*[_lend(each, dtype, lent) for each in arguments])
 
         # found without this method from now on
         setattr(self, name, call)
         return call
 
 
-def _make_plain(argument: Any, dtype: torch.dtype | None) -> Any:
+def _lend(argument: Any, dtype: torch.dtype | None, lent: list[Tensor]) -> Any:
+    """Return the capsule of a tensor, which is added to `lent`; tuples become lists, other arguments stay."""
     if isinstance(argument, Tensor):
-        return plain(argument, dtype)
-    if isinstance(argument, tuple | list):
-        return [_make_plain(each, dtype) for each in argument]
+        tensor = plain(argument, dtype)
+        lent.append(tensor)
+        return to_dlpack(tensor)
+    if isinstance(argument, (tuple, list)):
+        return [_lend(each, dtype, lent) for each in argument]
     return argument
-
-
-def _to_capsules(argument: Any) -> Any:
-    if isinstance(argument, Tensor):
-        return to_dlpack(argument)
-    return [_to_capsules(each) for each in argument] if isinstance(argument, list) else argument
 
 
 # the functions of keys and neighbors
@@ -104,7 +101,9 @@ def plain(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         tensor = tensor.resolve_neg()
     if tensor.dtype is not dtype and dtype is not None and tensor.is_floating_point():
         tensor = tensor.to(dtype)
-    if tensor.is_contiguous() or tensor.dim() != 2 or not tensor.mT.is_contiguous() or not tensor.is_floating_point():
+    if tensor.is_contiguous():
+        return tensor
+    if tensor.dim() != 2 or not tensor.mT.is_contiguous() or not tensor.is_floating_point():
         return tensor.contiguous()
     # the planes of an image, viewed as points
     rows = empty(tensor.shape, tensor.dtype)
@@ -143,7 +142,10 @@ def run_kernel(kernel: str, shape: tuple[int, ...] | torch.Size, work: int, firs
 
 
 def _is_empty(operands: tuple[Any, ...]) -> bool:
-    return any(
-        each.numel() == 0 if isinstance(each, Tensor) else isinstance(each, tuple) and _is_empty(each)
-        for each in operands
-    )
+    for each in operands:
+        if isinstance(each, Tensor):
+            if each.numel() == 0:
+                return True
+        elif isinstance(each, tuple) and _is_empty(each):
+            return True
+    return False

@@ -1,4 +1,4 @@
-"""The simplex around each point, and the derivatives of the barycentric weights.
+"""The simplex around each point, and the derivative of the barycentric weights.
 
 Symbols: d is the dimension of the features; y = E f, the point in R^{d+1} (`reference.py`). Tiles are
 `[ROWS, BLOCK]`: ROWS >= d+1 coordinates or corners, a power of two, all in the registers of the thread that owns the
@@ -118,22 +118,6 @@ def embed_gradient_kernel(
         tl.store(output + point * D + j, scale * tl.sum(share, axis=0), mask=inside)
 
 
-@kernel(sizes=["num_points"], options=["num_warps"])
-def embed_differential_kernel(
-    features, differential, output, num_points, STRIDE: tl.constexpr, CHANGE_STRIDE: tl.constexpr, D: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    row = tl.arange(0, ROWS)[:, None]
-    point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = point < num_points
-    point = tl.minimum(point, num_points - 1)
-    _, rank, _, _ = find_simplex(features, point, STRIDE, D, ROWS)
-    elevated = elevate(differential, point, CHANGE_STRIDE, D, ROWS)
-    delta = elevated * tl.full([1, 1], 1.0 / (D + 1), elevated.dtype)
-    weights = weights_from(tl.where(row <= D, delta, 0.0), rank, D, ROWS)
-    tl.store(output + point[None, :] * (D + 1) + row, weights, mask=(row <= D) & inside[None, :])
-
-
 def tile_rows(dimension: int) -> int:
     return power_of_two(dimension + 1, 2)
 
@@ -149,17 +133,4 @@ def embed_gradient(features: Tensor, barycentric_gradient: Tensor) -> Tensor:
         variant = embed_gradient_kernel[features.stride(0), d, tile_rows(d), 64, 2]
         sizes = points, *barycentric_gradient.stride()
         variant((cdiv(points, 64), 1, 1), (features, barycentric_gradient, output), sizes)
-    return output
-
-
-@on_device
-def embed_differential(features: Tensor, differential: Tensor) -> Tensor:
-    points, d = features.shape
-    if d > LARGEST_TILE_DIMENSION:
-        return reference.embed_differential(features, differential)
-    features, differential = rows_contiguous(features), rows_contiguous(differential)
-    output = features.new_empty(points, d + 1)
-    if points:
-        variant = embed_differential_kernel[features.stride(0), differential.stride(0), d, tile_rows(d), 64, 2]
-        variant((cdiv(points, 64), 1, 1), (features, differential, output), (points,))
     return output

@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops import reference
-from permutohedral.ops.contract import parent_keys
+from permutohedral.ops.reference import coarse_shares, coarsen_vertices, index_keys, parent_keys
 from permutohedral.ops.triton.build.hash_table import (
     EXTENT,
     FULL,
@@ -29,6 +28,7 @@ from permutohedral.ops.triton.build.hash_table import (
 )
 from permutohedral.ops.triton.build.insertion import INSERT_BLOCK, Insertion, draw_numbers, wait_for_numbers
 from permutohedral.ops.triton.build.lattice import LARGEST_EVEN_DIMENSION, finish, insert_and_wait, renumber
+from permutohedral.ops.triton.filter.slice import slice
 from permutohedral.ops.triton.kernel import HAS_PTX, cdiv, kernel, on_device
 
 
@@ -111,13 +111,23 @@ def insert_parents_kernel(
 
 
 @on_device
-def coarsen_keys(keys: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def coarsen_lattice(
+    keys: Tensor, table: Tensor, vertices: Tensor, barycentric: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    coarse_keys, parents, coarse_table = _coarsen_keys(keys, table)
+    shares = coarse_shares(coarse_keys, parents, barycentric)
+    weights = slice(shares, vertices, barycentric)
+    return coarse_keys, parents, coarse_table, coarsen_vertices(vertices, coarse_keys, parents), weights
+
+
+def _coarsen_keys(keys: Tensor, table: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the coarse keys, the parents of each key, and a table."""
     vertices, columns = keys.shape
     if vertices and columns - 1 <= LARGEST_EVEN_DIMENSION and PackedTable.holds(table):
         coarsened = _coarsen_packed(keys.contiguous(), PackedTable(table))
         if coarsened is not None:
             return coarsened
-    coarse_keys, inverse, coarse_table = reference.index_keys(parent_keys(keys).flatten(0, 1))
+    coarse_keys, inverse, coarse_table = index_keys(parent_keys(keys).flatten(0, 1))
     return coarse_keys, inverse.view(-1, 2).T.contiguous().T, coarse_table
 
 

@@ -156,12 +156,10 @@ def convolve_scaled_fp16(
     scaled: Tensor, inverse: Tensor, weight: Tensor, neighbors: Tensor, opposite: Tensor | None = None
 ) -> Tensor:
     """Convolve the result of `to_scaled_fp16`, one group; with `opposite` taps run the adjoint."""
-    factors, scales = weight_to_scaled_fp16(weight.contiguous(), inverse, opposite)
-    if opposite is not None:
-        factors = factors.transpose(1, 2)
+    factors, scales = weight_to_scaled_fp16(weight, inverse, opposite)
     output = torch.empty(neighbors.shape[1], factors.shape[2], dtype=torch.float32, device=scaled.device)
-    factors, order = _weight_order(factors, scaled.dtype, neighbors.shape[1])
-    _convolve_into(output, scaled, factors, neighbors, (scaled.shape[1], 1, order), "ieee", scales=scales)
+    layout = scaled.shape[1], 1, AS_GIVEN.value
+    _convolve_into(output, scaled, factors, neighbors, layout, "ieee", scales=scales)
     return output
 
 

@@ -9,7 +9,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from permutohedral.ops.contract import window_extents
+from permutohedral.ops.reference import window_extents
 from permutohedral.ops.triton.kernel import cdiv, kernel, on_device, power_of_two
 
 _PIXELS, _TARGETS, _SOURCES = 128, 32, 32

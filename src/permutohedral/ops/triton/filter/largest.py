@@ -1,4 +1,4 @@
-"""The largest value of each channel among the points around a lattice point, and the gradient of the winners.
+"""The largest value of each channel among the points around a lattice point, and the point that has it.
 
 The points of every lattice point are listed first, so that no atomic operations are needed.
 """
@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from permutohedral.ops.triton.filter.incidence import list_corners
-from permutohedral.ops.triton.kernel import WIDEST_TILE, kernel, on_device, power_of_two, rows_contiguous, tile
+from permutohedral.ops.triton.kernel import WIDEST_TILE, kernel, on_device, power_of_two, rows_contiguous
 
 # lattice points of a program, which takes as long as the one with the most points
 _ROWS = 16
@@ -77,34 +77,6 @@ def splat_largest_kernel(
     tl.store(winners + place, winner, mask=kept)
 
 
-@kernel(sizes=["num_points", "num_rows", "corner_stride"])
-def largest_gradient_kernel(
-    gradient, winners, vertices, output, num_points, num_rows, corner_stride,
-    VERTEX_STRIDE: tl.constexpr, CHANNELS: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, CORNERS: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Sum, for every point, the gradients of the lattice points where it has won; those beyond `num_rows` have none."""
-    point = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    inside = point < num_points
-    dtype: tl.constexpr = tl.float64 if gradient.dtype.element_ty == tl.float64 else tl.float32
-    total = tl.zeros([BLOCK, BLOCK_C], dtype)
-    for corner in tl.static_range(CORNERS):
-        place = vertices + point * VERTEX_STRIDE + tl.cast(corner, tl.int64) * corner_stride
-        vertex = tl.load(place, mask=inside, other=0)
-        new = inside & (vertex < num_rows)
-        for earlier in tl.static_range(corner):
-            place = vertices + point * VERTEX_STRIDE + tl.cast(earlier, tl.int64) * corner_stride
-            new = new & (vertex != tl.load(place, mask=inside, other=-1))
-        real = new[:, None] & (channel < CHANNELS)[None, :]
-        row = vertex.to(tl.int64)[:, None]
-        winner = tl.load(winners + row * CHANNELS + channel[None, :], mask=real, other=-1)
-        won = real & (winner == point[:, None])
-        total += tl.load(gradient + row * GRADIENT_STRIDE + channel[None, :], mask=won, other=0.0).to(dtype)
-    place = output + point[:, None] * CHANNELS + channel[None, :]
-    tl.store(place, total.to(output.dtype.element_ty), mask=inside[:, None] & (channel < CHANNELS)[None, :])
-
-
 @on_device
 def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> tuple[Tensor, Tensor]:
     shape = num_lattice_points, values.shape[1]
@@ -121,16 +93,3 @@ def splat_largest(values: Tensor, vertices: Tensor, num_lattice_points: int) -> 
     variant = splat_largest_kernel[(crowded, shape[1], values.stride(0), *blocks, block_c)]
     variant(variant.tiles(*shape), (values, starts, counts, points, output, winners), (num_lattice_points,))
     return output, winners
-
-
-@on_device
-def largest_gradient(gradient: Tensor, winners: Tensor, vertices: Tensor) -> Tensor:
-    (points, corners), channels = vertices.shape, gradient.shape[1]
-    output = gradient.new_empty(points, channels)
-    if output.numel() > 0:
-        gradient, winners = rows_contiguous(gradient), winners.contiguous()
-        sizes = points, gradient.shape[0], vertices.stride(1)
-        constants = vertices.stride(0), channels, gradient.stride(0), corners, *tile(channels)
-        variant = largest_gradient_kernel[constants]
-        variant(variant.tiles(points, channels), (gradient, winners, vertices, output), sizes)
-    return output

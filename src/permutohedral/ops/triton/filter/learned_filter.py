@@ -28,7 +28,7 @@ from permutohedral.ops.triton.filter.splat import splat_into
 from permutohedral.ops.triton.filter.weight_gradient import (
     convolve_weight_gradient,
     scaled_fp16_gradients,
-    weight_and_bias_gradient,
+    weight_gradient,
 )
 from permutohedral.ops.triton.kernel import launch_all, on_device
 
@@ -74,16 +74,12 @@ def filter_learned_backward(
         at_targets = splat_listed(gradient, Incidence(*listed), gradient.dtype)
     else:
         at_targets = _splat(gradient, lattice.target, False)[0]
-    at_sources = to_weight = to_bias = None
+    at_sources = to_weight = None
+    to_bias = sum_rows(gradient) if wanted[2] else None
     if wanted[1] and not uses_scaled_fp16(precision, weight.shape[1], gradient.shape[1] // groups, True):
-        # the weights of a point sum to one, so the lattice holds the sum of the gradient, too
-        to_weight, to_bias = weight_and_bias_gradient(
-            lattice_values, at_targets, neighbors, groups, precision, wanted[2]
-        )
+        to_weight = weight_gradient(lattice_values, at_targets, neighbors, groups, precision)
     elif wanted[1]:
         at_sources, to_weight = _differentiate_scaled_fp16(at_targets, weight, lattice_values, tables, wanted[0])
-    if wanted[2] and to_bias is None:
-        to_bias = sum_rows(gradient)
     if not wanted[0]:
         return None, to_weight, to_bias
     if at_sources is None:

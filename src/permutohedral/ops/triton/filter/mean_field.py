@@ -537,30 +537,6 @@ def _run_all(calls: Iterable[Call]) -> None:
         call()
 
 
-def _find_limit(energies: Tensor) -> Declined | None:
-    """Return the limit of the kernels that a field exceeds, or None."""
-    if energies.shape[1] > _MOST_LABELS:
-        return Declined(f"the kernels take at most {_MOST_LABELS} labels, got {energies.shape[1]}")
-    return Declined("there are no points") if energies.numel() == 0 else None
-
-
-@on_device
-def mean_field(
-    energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int
-) -> Tensor | Declined:
-    """Run all steps: see `FusedFunctions`."""
-    declined = _find_limit(energies)
-    if declined is not None:
-        return declined
-    dtype = kernels[0].barycentric.dtype
-    if steps == 0:
-        planes = torch.empty(energies.shape, dtype=dtype, device=energies.device)
-        _begin(planes, planes, energies.contiguous())
-        return planes
-    field = _start_field(energies, start, dtype)
-    return _solve(field, _weighted_kernels(kernels, energies.shape[1], steps), steps)
-
-
 class SavedField(NamedTuple):
     """Scores as rows, the kernels, and for each step the blurred values on their lattices."""
 
@@ -597,28 +573,40 @@ def _planes(rows: Tensor, shape: torch.Size) -> Tensor:
 
 
 @on_device
-def mean_field_logits(
-    energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int
+def mean_field(
+    energies: Tensor, start: Tensor | None, kernels: Sequence[PairwiseTables], steps: int, as_logits: bool
 ) -> tuple[Tensor, Saved] | Declined:
-    """Return logits, and the tensors of a `SavedField` that their gradient needs."""
-    dtype = kernels[0].barycentric.dtype
-    declined = _find_limit(energies)
-    if declined is not None:
-        return declined
-    if dtype == torch.float64:
+    """Run all steps; with logits also return the tensors of a `SavedField`, which their gradient needs."""
+    labels, dtype = energies.shape[1], kernels[0].barycentric.dtype
+    if labels > _MOST_LABELS:
+        return Declined(f"the kernels take at most {_MOST_LABELS} labels, got {labels}")
+    if energies.numel() == 0:
+        return Declined("there are no points")
+    if as_logits and dtype == torch.float64:
         return Declined("the kernels have no gradients in double precision")
-    field, blurred = _start_field(energies, start, dtype), list[list[Tensor]]()
-    weighted = _weighted_kernels(kernels, energies.shape[1], steps)
+    if steps == 0:
+        planes = torch.empty(energies.shape, dtype=dtype, device=energies.device)
+        _begin(planes, planes, energies.contiguous())
+        return planes, ()
+    field, weighted = _start_field(energies, start, dtype), _weighted_kernels(kernels, labels, steps)
+    if not as_logits:
+        return _solve(field, weighted, steps), ()
+    blurred: list[list[Tensor]] = []
     logits = _solve(field, weighted, steps, blurred)
     tensors, layout = tree_flatten(SavedField(field.scores, weighted, blurred))
     return logits, (layout, *tensors)
 
 
 @on_device
-def mean_field_logits_backward(
-    gradient: Tensor, inputs: Saved, tensors: Saved, needed: Needed, kernels: Sequence[PairwiseTables], steps: int
+def mean_field_backward(
+    gradient: Tensor,
+    inputs: Saved,
+    tensors: Saved,
+    needed: Needed,
+    kernels: Sequence[PairwiseTables],
+    steps: int,
+    as_logits: bool,
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients with respect to energies, start and each kernel: see `FusedFunctions`."""
     energies, start, *_ = inputs
     saved: SavedField = tree_unflatten(tensors[1:], tensors[0])
     items, labels, points = energies.shape

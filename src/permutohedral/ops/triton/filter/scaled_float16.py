@@ -65,76 +65,22 @@ def scale_kernel(
     tl.store(scaled + row[:, None] * CHANNELS + channel[None, :], (value * scale[None, :]).to(tl.float16), mask=real)
 
 
-@triton.jit
-def load_weight(
-    weight, taps, inverse, entry, column, entries,
-    TRANSPOSED: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, CHANNELS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Return places of the weights of some taps and channels, whether they exist, and their values times `inverse`."""
-    tap, channel = entry // CHANNELS, entry % CHANNELS
-    real = (entry < entries)[:, None] & (column < COLUMNS)[None, :]
-    if TRANSPOSED:
-        inside = column[None, :] * OUT + channel[:, None]
-        read = tl.load(taps + tap, mask=entry < entries, other=0)
-    else:
-        inside = channel[:, None] * OUT + column[None, :]
-        read = tap
-    value = tl.load(weight + read.to(tl.int64)[:, None] * (IN * OUT) + inside, mask=real, other=0.0)
-    value = value * tl.load(inverse + channel)[:, None]
-    return tap.to(tl.int64)[:, None] * (IN * OUT) + inside, real, value
-
-
-@kernel(sizes=["entries"], options=["num_warps"])
-def scale_weight_kernel(
-    weight, taps, inverse, scaled, column_inverse, entries,
-    TRANSPOSED: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, CHANNELS: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Fold the scales of the channels that are summed over into the weight, then scale every column by its own power
-    of two.
-
-    `weight [filter_size, IN, OUT]`; columns are its last axis, or with TRANSPOSED the one before, of the tap `taps`.
-    """
-    column = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    most = tl.zeros([BLOCK, BLOCK_C], tl.int32)
-    for start in range(0, entries, BLOCK):
-        entry = start + tl.arange(0, BLOCK)
-        _, _, value = load_weight(
-            weight, taps, inverse, entry, column, entries, TRANSPOSED, IN, OUT, CHANNELS, COLUMNS
-        )  # fmt: skip
-        most = tl.maximum(most, magnitude_bits(value))
-    scale = scale_of(tl.max(most, axis=0))
-    tl.store(column_inverse + column, 1.0 / scale, mask=column < COLUMNS)
-    for start in range(0, entries, BLOCK):
-        entry = start + tl.arange(0, BLOCK)
-        place, real, value = load_weight(
-            weight, taps, inverse, entry, column, entries, TRANSPOSED, IN, OUT, CHANNELS, COLUMNS
-        )  # fmt: skip
-        tl.store(scaled + place, (value * scale[None, :]).to(tl.float16), mask=real)
-
-
 def weight_to_scaled_fp16(weight: Tensor, inverse: Tensor, opposite: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the filter in float16 for values in float16 whose channels were divided by `inverse`.
 
     Args:
-        weight: `[filter_size, in_channels, out_channels]`, contiguous.
+        weight: `[filter_size, in_channels, out_channels]`.
         inverse: of the input channels; with `opposite`, of the output channels.
         opposite: for the adjoint filter, the tap opposite to each.
 
     Returns:
-        The filter, of the shape of the weight, for the adjoint with opposite taps; the factors of the results, float32
+        The filter, for the adjoint `[filter_size, out_channels, in_channels]`; and the factors of the results, float32
         `[out_channels]`, for the adjoint `[in_channels]`.
     """
-    filter_size, in_channels, out_channels = weight.shape
-    transposed = opposite is not None
-    channels, columns = (out_channels, in_channels) if transposed else (in_channels, out_channels)
-    scaled = torch.empty_like(weight, dtype=torch.float16)
-    column_inverse = torch.empty(columns, dtype=torch.float32, device=weight.device)
-    block = min(power_of_two(filter_size * channels, 64), 1024)
-    variant = scale_weight_kernel[transposed, in_channels, out_channels, channels, columns, block, 2, 4]
-    tensors = weight, weight if opposite is None else opposite, inverse, scaled, column_inverse
-    variant((cdiv(columns, 2), 1, 1), tensors, (filter_size * channels,))
-    return scaled, column_inverse
+    if opposite is not None:
+        weight = weight[opposite].transpose(1, 2)
+    ((scaled, column_inverse),) = to_scaled_fp16((weight * inverse[:, None]).reshape(-1, weight.shape[2]))
+    return scaled.view(weight.shape), column_inverse
 
 
 def to_scaled_fp16(*matrices: Tensor) -> list[tuple[Tensor, Tensor]]:

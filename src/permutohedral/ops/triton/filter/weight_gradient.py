@@ -18,7 +18,6 @@ from permutohedral.ops.triton.filter.convolve import (
     uses_matrix_units,
     uses_scaled_fp16,
 )
-from permutohedral.ops.triton.filter.normalize import sum_rows
 from permutohedral.ops.triton.filter.scaled_float16 import to_scaled_fp16
 from permutohedral.ops.triton.kernel import cdiv, kernel, on_device, power_of_two, rows_contiguous
 from permutohedral.ops.triton.tuning import Blocks, gradient_blocks, launch_fitting
@@ -28,8 +27,6 @@ _MANY_CHANNELS = 64
 # programs that fill a large GPU: of several warps, and of one or with more to wait for
 _FEW_PROGRAMS = 528
 _MANY_PROGRAMS = 2112
-# more targets are summed faster by a kernel for the bias alone
-_MANY_TARGETS = 1 << 16
 # entries of the weight that a program sums
 _SUM_BLOCK = 128
 
@@ -79,30 +76,14 @@ def store_partial(
     tl.store(place, total, mask=known)
 
 
-@triton.jit
-def sum_columns(
-    rows, begin, end, column, STRIDE: tl.constexpr, OUT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
-):
-    """Return the sum of the rows from `begin` to `end`."""
-    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for start in range(begin, end, BLOCK_M):
-        row = start + tl.arange(0, BLOCK_M)
-        place = rows + row.to(tl.int64)[:, None] * STRIDE + column[None, :]
-        total += tl.load(place, mask=(row < end)[:, None] & (column < OUT)[None, :], other=0.0).to(tl.float32)
-    return tl.sum(total, axis=0)
-
-
 @kernel(sizes=["num_targets", "filter_size", "split_size"], options=["num_warps", "num_stages"])
 def weight_gradient_kernel(
     lattice_values, output_gradient, neighbors, partials, num_targets, filter_size, split_size,
-    BIASED: tl.constexpr, STRIDE: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr,
-    IN: tl.constexpr, OUT: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr, TAPS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
+    STRIDE: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr,
+    OUT: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr, TAPS: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Sum one split of in[neighbors[k, v]] (x) gradient[v] over v, for two or four TAPS that share the gradient's rows.
-
-    With BIASED the programs after the last taps sum the gradient alone, into a row after the others.
-    """
+    """Sum one split of in[neighbors[k, v]] (x) gradient[v] over v, for two or four TAPS that share gradient rows."""
     tap = tl.program_id(0) * TAPS
     split = tl.program_id(1)
     out_blocks: tl.constexpr = (OUT + BLOCK_N - 1) // BLOCK_N
@@ -113,15 +94,7 @@ def weight_gradient_kernel(
     channel = (block // out_blocks) * BLOCK_K + tl.arange(0, BLOCK_K)
     begin = split * split_size
     end = tl.minimum(begin + split_size, num_targets)
-    size = tl.cast(filter_size * IN, tl.int64) * OUT_CHANNELS
-    partial = partials + split * (size + OUT_CHANNELS if BIASED else size)
-    if BIASED:  # noqa: SIM102
-        if tap >= filter_size:
-            if block < out_blocks:
-                place = output_gradient + group * OUT
-                summed = sum_columns(place, begin, end, column, GRADIENT_STRIDE, OUT, BLOCK_M, BLOCK_N)
-                tl.store(partial + size + group * OUT + column, summed, mask=column < OUT)
-            return
+    partial = partials + split * (tl.cast(filter_size * IN, tl.int64) * OUT_CHANNELS)
     rows = lattice_values + group * IN
     first = tl.zeros([BLOCK_K, BLOCK_N], tl.float32)
     second = tl.zeros([BLOCK_K, BLOCK_N], tl.float32)
@@ -159,10 +132,10 @@ def weight_gradient_kernel(
 @kernel(sizes=["num_targets", "filter_size", "split_size"])
 def direct_weight_gradient_kernel(
     lattice_values, output_gradient, neighbors, partials, num_targets, filter_size, split_size,
-    BIASED: tl.constexpr, STRIDE: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr,
-    IN: tl.constexpr, OUT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    STRIDE: tl.constexpr, GRADIENT_STRIDE: tl.constexpr, OUT_CHANNELS: tl.constexpr, IN: tl.constexpr,
+    OUT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Do the same for one input channel and one tap; the tap after the last reads ones everywhere."""
+    """Do the same for one input channel and one tap."""
     tap = tl.program_id(0) // IN
     channel = tl.program_id(0) % IN
     split = tl.program_id(1)
@@ -175,25 +148,20 @@ def direct_weight_gradient_kernel(
         target = start + tl.arange(0, BLOCK_M)
         inside = target < num_targets
         place = neighbors + tl.cast(tap, tl.int64) * num_targets + target
-        known_tap = tap + target * 0 < filter_size
-        source = tl.load(place, mask=inside & known_tap, other=-1)
+        source = tl.load(place, mask=inside, other=-1)
         rows = lattice_values + source.to(tl.int64)[:, None] * STRIDE + (column // OUT * IN + channel)[None, :]
         value = tl.load(rows, mask=(source >= 0)[:, None] & known, other=0.0).to(dtype)
-        if BIASED:
-            value = tl.where(known_tap[:, None], value, 1.0)
         place = output_gradient + target.to(tl.int64)[:, None] * GRADIENT_STRIDE + column[None, :]
         gradient = tl.load(place, mask=inside[:, None] & known, other=0.0)
         total += value * gradient.to(dtype)
-    row = tl.cast(split, tl.int64) * (filter_size * IN + (1 if BIASED else 0)) + tl.program_id(0)
+    row = tl.cast(split, tl.int64) * (filter_size * IN) + tl.program_id(0)
     place = partials + row * OUT_CHANNELS + column
     tl.store(place, tl.sum(total, axis=0), mask=column < OUT_CHANNELS)
 
 
-@kernel(sizes=["splits", "entries", "weights"])
-def sum_splits_kernel(
-    partials, weight_gradient, bias_gradient, splits, entries, weights, SPLITS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Sum the shares of all splits: those of the `weights`, and after them those of the bias."""
+@kernel(sizes=["splits", "entries"])
+def sum_splits_kernel(partials, weight_gradient, splits, entries, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+    """Sum the shares of all splits."""
     entry = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = entry < entries
     total = tl.zeros([SPLITS, BLOCK], partials.dtype.element_ty)
@@ -202,9 +170,7 @@ def sum_splits_kernel(
         place = partials + split.to(tl.int64)[:, None] * entries + entry[None, :]
         total += tl.load(place, mask=(split < splits)[:, None] & inside[None, :], other=0.0)
     summed = tl.sum(total, axis=0)
-    tl.store(weight_gradient + entry, summed.to(weight_gradient.dtype.element_ty), mask=entry < weights)
-    place = bias_gradient + entry - weights
-    tl.store(place, summed.to(bias_gradient.dtype.element_ty), mask=inside & (entry >= weights))
+    tl.store(weight_gradient + entry, summed.to(weight_gradient.dtype.element_ty), mask=inside)
 
 
 def _scales(inverse: Tensor, gradient_inverse: Tensor, groups: int) -> Tensor:
@@ -222,21 +188,16 @@ def _splits(targets: int, programs: int, wanted: int) -> tuple[int, int]:
     return cdiv(targets, size), size
 
 
-def _direct_partials(
-    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, biased: bool
-) -> Tensor:
-    """Return the shares of all splits, `[splits, filter_size * in_channels, out_channels]`, without matrix units.
-
-    With `biased` there is one more row, the sum of the output gradient.
-    """
+def _direct_partials(lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int) -> Tensor:
+    """Return the shares of all splits, `[splits, filter_size * in_channels, out_channels]`, without matrix units."""
     filter_size, targets = neighbors.shape
     in_channels, out_channels = lattice_values.shape[1] // groups, output_gradient.shape[1]
     width = min(power_of_two(out_channels), 64)
     variant = direct_weight_gradient_kernel[
-        biased, lattice_values.stride(0), output_gradient.stride(0), out_channels, in_channels, out_channels // groups,
+        lattice_values.stride(0), output_gradient.stride(0), out_channels, in_channels, out_channels // groups,
         max(min(1024 // width, 128), 16), width,
     ]  # fmt: skip
-    rows, tiles = filter_size * in_channels + biased, cdiv(out_channels, width)
+    rows, tiles = filter_size * in_channels, cdiv(out_channels, width)
     splits, size = _splits(targets, tiles * rows, _MANY_PROGRAMS)
     shape, dtype = (splits, rows, out_channels), accumulation_dtype(lattice_values.dtype)
     partials = torch.empty(shape, dtype=dtype, device=neighbors.device)
@@ -246,43 +207,37 @@ def _direct_partials(
 
 
 def _matrix_partials(
-    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, precision: str, biased: bool
+    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, precision: str
 ) -> Tensor:
     """Return the same, computed with matrix units."""
     in_channels, out_channels = lattice_values.shape[1] // groups, output_gradient.shape[1]
     per_group, (filter_size, targets), dtype = out_channels // groups, neighbors.shape, lattice_values.dtype
     parts = 3 if precision == "tf32x3" and min(in_channels, per_group) >= _MANY_CHANNELS else 1
     constants = (
-        biased, lattice_values.stride(0), output_gradient.stride(0), out_channels, in_channels, per_group, precision,
-        parts,
+        lattice_values.stride(0), output_gradient.stride(0), out_channels, in_channels, per_group, precision, parts,
     )  # fmt: skip
 
     def launch(blocks: Blocks) -> Tensor:
         tiles = cdiv(in_channels, blocks.block_k) * cdiv(per_group, blocks.block_n) * groups
         taps, wanted = cdiv(filter_size, blocks.taps), _FEW_PROGRAMS * blocks.taps // 2
         splits, size = _splits(targets, tiles * taps, _MANY_PROGRAMS if blocks.num_warps == 1 else wanted)
-        shape = splits, filter_size * in_channels + biased, out_channels
+        shape = splits, filter_size * in_channels, out_channels
         partials = torch.empty(shape, dtype=torch.float32, device=neighbors.device)
         tensors, sizes = (lattice_values, output_gradient, neighbors, partials), (targets, filter_size, size)
-        weight_gradient_kernel[(*constants, *blocks)]((taps + biased, splits, tiles), tensors, sizes)
+        weight_gradient_kernel[(*constants, *blocks)]((taps, splits, tiles), tensors, sizes)
         return partials
 
     blocks = gradient_blocks(precision, in_channels, per_group, targets)
     return launch_fitting((neighbors.get_device(), "gradient", dtype, constants), blocks, launch)
 
 
-def _sum_splits(
-    partials: Tensor, shape: tuple[int, ...], dtype: torch.dtype, biased: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Return the gradient of the weight, of `shape` and `dtype`, and with `biased` that of the bias."""
+def _sum_splits(partials: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return the gradient of the weight, of `shape` and `dtype`."""
     weight_gradient = torch.empty(shape, dtype=dtype, device=partials.device)
-    bias_gradient = torch.empty(shape[-1], dtype=dtype, device=partials.device) if biased else None
-    splits, rows, columns = partials.shape
-    entries, weights = rows * columns, (rows - biased) * columns
+    splits, entries = partials.shape[0], weight_gradient.numel()
     variant = sum_splits_kernel[min(power_of_two(splits), 16), _SUM_BLOCK]
-    tensors = partials, weight_gradient, weight_gradient if bias_gradient is None else bias_gradient
-    variant((cdiv(entries, _SUM_BLOCK), 1, 1), tensors, (splits, entries, weights))
-    return weight_gradient, bias_gradient
+    variant((cdiv(entries, _SUM_BLOCK), 1, 1), (partials, weight_gradient), (splits, entries))
+    return weight_gradient
 
 
 # the result of `to_scaled_fp16` for one matrix
@@ -293,10 +248,9 @@ def _gradient_of_scaled_fp16(
     lattice_values: _Scaled, output_gradient: _Scaled, neighbors: Tensor, groups: int
 ) -> Tensor:
     """Return `convolve_weight_gradient` of scaled float16."""
-    partials = _matrix_partials(lattice_values[0], output_gradient[0], neighbors, groups, "ieee", False)
+    partials = _matrix_partials(lattice_values[0], output_gradient[0], neighbors, groups, "ieee")
     shape = neighbors.shape[0], lattice_values[0].shape[1] // groups, output_gradient[0].shape[1]
-    summed, _ = _sum_splits(partials, shape, partials.dtype, False)
-    return summed * _scales(lattice_values[1], output_gradient[1], groups)
+    return _sum_splits(partials, shape, partials.dtype) * _scales(lattice_values[1], output_gradient[1], groups)
 
 
 @on_device
@@ -310,25 +264,19 @@ def convolve_weight_gradient(lattice_values: Tensor, output_gradient: Tensor, ne
     if uses_scaled_fp16(precision, shape[1], shape[2] // groups, True):
         values, gradient = to_scaled_fp16(lattice_values, output_gradient)
         return _gradient_of_scaled_fp16(values, gradient, neighbors, groups)
-    return weight_and_bias_gradient(lattice_values, output_gradient, neighbors, groups, precision, False)[0]
+    return weight_gradient(lattice_values, output_gradient, neighbors, groups, precision)
 
 
-def weight_and_bias_gradient(
-    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, precision: str, biased: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Return the gradient of the weight, and with `biased` that of a bias, the sum of the output gradient.
-
-    Nothing is empty, and rows are contiguous. For the precision see `float32_precision`.
-    """
+def weight_gradient(
+    lattice_values: Tensor, output_gradient: Tensor, neighbors: Tensor, groups: int, precision: str
+) -> Tensor:
+    """Return `convolve_weight_gradient` of contiguous rows, not empty; for the precision see `float32_precision`."""
     in_channels, out_channels, dtype = lattice_values.shape[1] // groups, output_gradient.shape[1], lattice_values.dtype
-    if biased and neighbors.shape[1] >= _MANY_TARGETS:
-        to_weight, _ = weight_and_bias_gradient(lattice_values, output_gradient, neighbors, groups, precision, False)
-        return to_weight, sum_rows(output_gradient)
     if uses_matrix_units(dtype, in_channels, out_channels // groups):
-        partials = _matrix_partials(lattice_values, output_gradient, neighbors, groups, precision, biased)
+        partials = _matrix_partials(lattice_values, output_gradient, neighbors, groups, precision)
     else:
-        partials = _direct_partials(lattice_values, output_gradient, neighbors, groups, biased)
-    return _sum_splits(partials, (neighbors.shape[0], in_channels, out_channels), dtype, biased)
+        partials = _direct_partials(lattice_values, output_gradient, neighbors, groups)
+    return _sum_splits(partials, (neighbors.shape[0], in_channels, out_channels), dtype)
 
 
 def scaled_fp16_gradients(
