@@ -374,7 +374,7 @@ WORKLOADS = (
         Workload(
             f"step-{kind}{'-autocast' if autocast else ''}",
             f"training step, {text}{', autocast bfloat16' if autocast else ''}",
-            "any",
+            "cuda" if autocast else "any",
             partial(_prepare_steps, kind=kind, autocast=autocast),
         )
         for kind, text in (
