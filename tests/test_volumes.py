@@ -139,5 +139,5 @@ def test_rejects_bad_arguments() -> None:
         ph.nn.BilateralConvolution3d(1, 1, sigma_space=(1.0, 2.0))
     with pytest.raises(InputError, match="depth, height, width"):
         ph.nn.BilateralConvolution3d(1, 1)(volume[0])
-    with pytest.raises(InputError, match="at least one axis"):
+    with pytest.raises(InputError, match="space must be the extents"):
         ph.grid_features(())
