@@ -81,8 +81,10 @@ SPARSE: dict[str, ErrorCase] = {
 }
 
 SIGMAS: dict[str, ErrorCase] = {
-    "none": (lambda: ph.bilateral_filter(zeros(1, 4, 4), None, 1.0), InputError, "sigma must be.*None"),  # type: ignore[call-overload]
+    "text": (lambda: ph.position_features(2, 2, "wide"), InputError, "sigma must be one number.*'wide'"),  # type: ignore[arg-type]
+    "none": (lambda: ph.bilateral_filter(zeros(1, 4, 4), None, 1.0), InputError, "sigma_space must be.*None"),  # type: ignore[call-overload]
     "matrix": (lambda: ph.position_features(2, 2, np.ones((2, 2))), InputError, r"sigma.*shape \(2, 2\)"),
+    "too_many": (lambda: ph.position_features(2, 2, np.ones(3)), InputError, r"for each of 2, got the shape \(3,\)"),
     "negative_array": (lambda: ph.position_features(2, 2, -np.ones(2)), InputError, "positive and finite"),
     # on a GPU it stays unread, and no lattice takes what it makes
     "negative_tensor": (

@@ -127,7 +127,7 @@ def test_rejects_bad_arguments() -> None:
         ph.bilateral_filter(volume[0], 2.0, 0.1, spatial_axes=3)
     with pytest.raises(InputError, match="spatial_axes must be a whole number of at least 1"):
         ph.bilateral_filter(volume, 2.0, 0.1, spatial_axes=0)
-    with pytest.raises(InputError, match="one for each of 3, got 2"):
+    with pytest.raises(InputError, match="one for each of 3, got "):
         ph.bilateral_filter(volume, (2.0, 1.0), 0.1, spatial_axes=3)
     with pytest.raises(InputError, match="origin must have a number for each of 3 axes, got 2"):
         ph.bilateral_filter(volume, 2.0, 0.1, spatial_axes=3, origin=(0, 1))
@@ -135,9 +135,9 @@ def test_rejects_bad_arguments() -> None:
         ph.bilateral_filter(draw(40, 5, 6, 3), 2.0, 0.1, spatial_axes=3)
     with pytest.raises(InputError, match="one depth, height and width"):
         ph.bilateral_filter(volume, 2.0, 0.1, volume[:, :2], spatial_axes=3)
-    with pytest.raises(InputError, match="one number or one for each of 3, got 2"):
+    with pytest.raises(InputError, match="one number or one for each of 3, got "):
         ph.nn.BilateralConvolution3d(1, 1, sigma_space=(1.0, 2.0))
     with pytest.raises(InputError, match="depth, height, width"):
         ph.nn.BilateralConvolution3d(1, 1)(volume[0])
-    with pytest.raises(InputError, match="at least one axis"):
+    with pytest.raises(InputError, match="space must be the extents"):
         ph.grid_features(())
