@@ -120,6 +120,15 @@ def test_tiles_leave_no_seams() -> None:
     assert_close(small(picture, 25 / 255), large(picture, 25 / 255))
 
 
+def test_tiles_of_the_shipped_network_differ_by_less_than_a_level() -> None:
+    """Its margins are narrower than the reach of the network."""
+    torch.manual_seed(0)
+    clean = torch.rand(1, 20, 26).repeat_interleave(12, 1).repeat_interleave(12, 2)
+    picture = clean + 25 / 255 * torch.randn(clean.shape)
+    whole, tiles = (ImageDenoiser("deep_small", tile)(picture, 25 / 255) for tile in (1000, 100))
+    assert float((whole - tiles).abs().max()) < 0.5 / 255
+
+
 @pytest.mark.parametrize("grids", [1, 3])
 def test_tiles_of_a_deep_denoiser_leave_no_seams(grids: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)

@@ -17,6 +17,7 @@ from permutohedral.errors import InputError
 from permutohedral.filters.steps import convolve, slice, splat
 from permutohedral.lattice.bounded import build_bounded_lattice
 from permutohedral.lattice.features import join_features
+from permutohedral.lattice.geometry import reach
 from permutohedral.lattice.lattice import Lattice, build_lattice
 from permutohedral.ops.neighborhood import gaussian_weight
 
@@ -122,9 +123,8 @@ class PermutohedralBlock(nn.Module):
     @property
     def reach(self) -> int:
         """Reach of the result in grid points."""
-        # splat, convolve and slice each reach at most one edge of the simplex
-        longest_edge = math.sqrt(3 / 8 * (self.embed.out_features + 3))
-        return math.ceil(3 * longest_edge * self.sigma_space)
+        # x is the second feature, which reaches farther than y
+        return math.ceil(reach(1, neighborhood_size=1) * self.sigma_space)
 
     def _build(self, features: Tensor) -> Lattice:
         if self.rows_per_point is None or not self.training:
