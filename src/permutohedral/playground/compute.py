@@ -226,7 +226,7 @@ def upsample(material: Material, job: Job, progress: Callable[[float], None]) ->
         paths += [material.coarse, material.guide]
         details = [f"PSNR <b>{psnr(image, material.truth):.2f} dB</b>"]
     contents = {path.name: path.read_bytes() for path in paths}
-    files: dict[str, Callable[[], bytes]] = {name: partial(contents.get, name, b"") for name in contents}
+    files: dict[str, Callable[[], bytes]] = {name: partial(contents.__getitem__, name) for name in contents}
     return Result(make_layer(image), seconds, tuple(details), files)
 
 
