@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from interpreted.internals import incidence, kernel, normalize, weight_gradient
+from interpreted.internals import incidence, kernel, normalize
 from support import assert_close
 from torch import Tensor
 
@@ -73,7 +73,6 @@ def test_a_filter_of_gathered_points(
     """Results and gradients, at the points themselves and at others."""
     monkeypatch.setattr(incidence, "_MANY_POINTS", 1)
     monkeypatch.setattr(incidence, "_MANY_CHANNELS", 1)
-    monkeypatch.setattr(weight_gradient, "_MANY_TARGETS", 1)
     features, targets = 2 * torch.rand(30, 2), 2 * torch.rand(12, 2) if elsewhere else None
     layer = ph.nn.PermutohedralConvolution(3, 4, 2, normalization=normalization)
     values = torch.randn(30, 3, requires_grad=True)
