@@ -136,7 +136,6 @@ tables: $(STAMP)  ## fill the tables of README.md and docs/ from results/
 
 figures: $(STAMP)  ## draw the figures under docs/images from the lattice
 	PYTHONPATH=.:tools $(BIN)/python -m figures docs/images
-	$(BIN)/python tools/guide_figures.py
 
 # strict: a warning, such as a broken link, fails
 docs: $(STAMP)  ## run the tutorials and build the documentation into site/

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Literal
 
@@ -10,10 +11,34 @@ import pytest
 import tifffile
 import torch
 from image_files import read_integers, write_integers
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, features
 
 from permutohedral.errors import InputError
 from permutohedral.files.formats.image import ImageData, read_image, write_image
+
+# 4 x 4 pixels of one gray as other software writes them: the ending, the bits of a channel, the file
+NARROWED = {
+    "jp2": (
+        16,
+        "AAAADGpQICANCocKAAAAFGZ0eXBqcDIgAAAAAGpwMiAAAAAtanAyaAAAABZpaGRyAAAABAAAAAQAAw8HAAAAAAAPY29scgEAAAAA"
+        "ABAAAACbanAyY/9P/1EALwAAAAAABAAAAAQAAAAAAAAAAAAAAAQAAAAEAAAAAAAAAAAAAw8BAQ8BAQ8BAf9SAAwAAAABAQAEBAAB"
+        "/1wABECA/2QAJQABQ3JlYXRlZCBieSBPcGVuSlBFRyB2ZXJzaW9uIDIuNS40/5AACgAAAAAAIwAB/5PD/wAHABQAXIhC4SDynwYH"
+        "lTJfgID/2Q==",
+    ),
+    "j2k": (
+        16,
+        "/0//UQAvAAAAAAAEAAAABAAAAAAAAAAAAAAABAAAAAQAAAAAAAAAAAADDwEBDwEBDwEB/1IADAAAAAEBAAQEAAH/XAAEQID/ZAAl"
+        "AAFDcmVhdGVkIGJ5IE9wZW5KUEVHIHZlcnNpb24gMi41LjT/kAAKAAAAAAAjAAH/k8P/AAcAFABciELhIPKfBgeVMl+AgP/Z",
+    ),
+    "avif": (
+        10,
+        "AAAAIGZ0eXBhdmlmAAAAAGF2aWZtaWYxbWlhZk1BMUEAAADrbWV0YQAAAAAAAAAhaGRscgAAAAAAAAAAcGljdAAAAAAAAAAAAAAA"
+        "AAAAAAAOcGl0bQAAAAAAAQAAAB5pbG9jAAAAAEQAAAEAAQAAAAEAAAETAAAAIQAAAChpaW5mAAAAAAABAAAAGmluZmUCAAAAAAEA"
+        "AGF2MDFDb2xvcgAAAABqaXBycAAAAEtpcGNvAAAAFGlzcGUAAAAAAAAABAAAAAQAAAAQcGl4aQAAAAADCgoKAAAADGF2MUOBIEAA"
+        "AAAAE2NvbHJuY2x4AAIAAgAAgAAAABdpcG1hAAAAAAAAAAEAAQQBAoMEAAAAKW1kYXQSAAoIOAR/nAgIAkAyExAAAAAP+I83huuW"
+        "LIv3A55Vd9A=",
+    ),
+}
 
 
 def numbers(channels: int) -> np.ndarray:
@@ -113,3 +138,16 @@ def test_turns_sixteen_bit_images_upright(orientation: int, planar: str, tmp_pat
     expected = np.asarray(ImageOps.exif_transpose(upright))
     found = read_image(tmp_path / "a.tif").pixels.permute(1, 2, 0).numpy() * 65535 // 256
     assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("ending", NARROWED)
+def test_reports_dropped_bits(ending: str, tmp_path: Path) -> None:
+    bits, content = NARROWED[ending]
+    (tmp_path / f"a.{ending}").write_bytes(base64.b64decode(content))
+    if ending == "avif" and not features.check("avif"):
+        pytest.skip("this Pillow reads no AVIF")
+    image = read_image(tmp_path / f"a.{ending}")
+    assert abs(float(image.pixels.mean()) * 65535 - 40000) < 300
+    assert write_image(image, tmp_path / "b.png") == [f"{bits} bits per channel, read as 8"]
+    Image.new("RGB", (8, 9)).save(tmp_path / f"eight.{ending}")
+    assert write_image(read_image(tmp_path / f"eight.{ending}"), tmp_path / "b.png") == []

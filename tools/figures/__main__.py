@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from skimage import data
 
 from figures import draw_filter, draw_levels, draw_neighborhood, draw_simplices, draw_steps, make_scene
 from figures.canvas import DPI, MARGIN
+from figures.guide import draw_commands, draw_crf, draw_scan
 from figures.photographs import draw_segmentation, draw_upsampling
 from permutohedral.files.figure import save_figure
 from permutohedral.models.denoising import PermutohedralDenoiser
@@ -35,6 +37,10 @@ def main(folder: Path) -> None:
         save_figure(figure, folder / name, DPI, MARGIN)
     save_figure(draw_segmentation(), folder / "segmentation.jpg", dpi=90)
     save_figure(draw_upsampling(), folder / "upsampling.jpg", dpi=90)
+    save_figure(draw_crf(), folder / "crf.jpg", dpi=90)
+    with tempfile.TemporaryDirectory() as scratch:
+        save_figure(draw_commands(Path(scratch)), folder / "commands.jpg", dpi=90)
+        save_figure(draw_scan(Path(scratch)), folder / "laser_scans.jpg", dpi=90)
 
 
 if __name__ == "__main__":

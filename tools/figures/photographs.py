@@ -50,13 +50,19 @@ def _draw_panels(images: Mapping[str, Tensor], height: float) -> Figure:
     return figure
 
 
+def rough_labels() -> Tensor:
+    """Return the labels of polygons around the cup of `skimage.data.coffee`, `[height, width]`."""
+    height, width = data.coffee().shape[:2]
+    rough = Image.new("L", (width, height))
+    ImageDraw.Draw(rough).polygon(SAUCER, fill=1)
+    ImageDraw.Draw(rough).polygon(INSIDE, fill=2)
+    return torch.from_numpy(np.asarray(rough).astype(np.int64))
+
+
 def draw_segmentation() -> Figure:
     """Draw polygons around a cup, and the labels that a CRF makes of them with each of `SETTINGS`."""
     pixels = torch.from_numpy(data.coffee()).permute(2, 0, 1).float() / 255
-    rough = Image.new("L", (pixels.shape[2], pixels.shape[1]))
-    ImageDraw.Draw(rough).polygon(SAUCER, fill=1)
-    ImageDraw.Draw(rough).polygon(INSIDE, fill=2)
-    labels = {"rough labels": torch.from_numpy(np.asarray(rough).astype(np.int64))}
+    labels = {"rough labels": rough_labels()}
     settings = SegmentationSettings()
     energies = ph.crf.energies_from_labels(labels["rough labels"], 3, settings.certainty)
     for title, changes in SETTINGS.items():

@@ -24,6 +24,7 @@ from permutohedral.files.atomic import write_bytes
 from permutohedral.files.formats.metadata import Metadata, find_lost, read_metadata, save_options
 from permutohedral.files.formats.sixteen_bit import (
     WIDE_FORMATS,
+    dropped_bits,
     encode_wide,
     has_signed_bytes,
     open_image,
@@ -113,9 +114,12 @@ def read_image(path: Path, max_pixels: int | None = None) -> ImageData:
                 found = _convert(ImageOps.exif_transpose(image), path, transparent)
             height, width = found.pixels.shape[1:]
             metadata = read_metadata(image, (width, height))
+            dropped = dropped_bits(image, source)
             if image.mode == "CMYK":
                 colors = "CMYK colors and their profile" if "icc_profile" in image.info else "CMYK colors"
-                metadata = replace(metadata, unreadable=(*metadata.unreadable, f"{colors}, converted to RGB"))
+                dropped = f"{colors}, converted to RGB"
+            if dropped is not None:
+                metadata = replace(metadata, unreadable=(*metadata.unreadable, dropped))
             return replace(found, metadata=metadata, format=image.format)
     except UnidentifiedImageError as error:
         hint = "; install pillow-heif" if path.suffix.lower() in _HEIF_SUFFIXES else ""

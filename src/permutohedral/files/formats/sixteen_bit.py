@@ -14,11 +14,14 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 # formats that `encode_wide` writes
 WIDE_FORMATS = ("PNG", "TIFF")
+# enough for everything before the pixels
+_HEADER = 1 << 16
 # TIFF tags and their values
 _WIDTH, _BITS, _SAMPLE_FORMAT = 256, 258, 339
 _SHORT, _LONG, _SIGNED, _PLANAR = 3, 4, 2, 2
 _WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB = 0, 1, 2
 _ASSOCIATED_ALPHA, _UNASSOCIATED_ALPHA = 1, 2
+_BITS_IN_JPEG2000_STREAM = 42
 # marks an image whose file was opened with other bits
 _PATCHED = "permutohedral: patched bits"
 
@@ -125,6 +128,23 @@ def has_signed_bytes(image: Image.Image) -> bool:
     """Return whether a TIFF file has signed 8-bit samples, which Pillow reads as unsigned."""
     tags: Any = getattr(image, "tag_v2", {})
     return image.format == "TIFF" and 8 in tags.get(_BITS, ()) and _SIGNED in tags.get(_SAMPLE_FORMAT, ())
+
+
+def dropped_bits(image: Image.Image, source: Source) -> str | None:
+    """Describe the bits that Pillow drops from AVIF and JPEG 2000 files, or return None."""
+    header, bits = _content(source, _HEADER), 8
+    if image.format == "AVIF" and (place := header.find(b"av1C")) >= 0 and len(header) > place + 6:
+        # the third byte of the box has a flag for more than 8 bits, and one for 12
+        flags = header[place + 6]
+        bits = (12 if flags & 0x20 else 10) if flags & 0x40 else 8
+    elif image.format == "JPEG2000" and len(image.getbands()) > 1:
+        # in the box ihdr after height, width and channels, or in the code stream if there are no boxes
+        is_stream, box = header.startswith(b"\xff\x4f"), header.find(b"ihdr")
+        place = _BITS_IN_JPEG2000_STREAM if is_stream else box + 14
+        if (is_stream or box >= 0) and len(header) > place:
+            # the number minus 1; the highest bit is the sign
+            bits = (header[place] & 0x7F) + 1
+    return None if bits <= 8 else f"{bits} bits per channel, read as 8"
 
 
 def encode_wide(numbers: NDArray[np.uint16], kind: str, options: Mapping[str, Any]) -> bytes:

@@ -1,8 +1,7 @@
-"""Draw pictures of the guide into docs/images, as a part of `make figures`: commands, a dense CRF, a laser scan."""
+"""Pictures of the guide: commands, a dense CRF, a laser scan."""
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -10,17 +9,16 @@ import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
-from segmentation_figure import COLORS, rough_labels
 from skimage import data
 from torch.nn import functional
 
 import permutohedral as ph
+from figures.photographs import COLORS, rough_labels
 from permutohedral import files
 from permutohedral.files.cloud_formats import read_cloud
-from permutohedral.files.figure import new_figure, save_figure
+from permutohedral.files.figure import new_figure
 from permutohedral.files.formats.labels import LabelMap, blend_labels
 
-IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 GROUND, TREE, HOUSE = 2, 5, 6
 
 
@@ -42,7 +40,7 @@ def draw_commands(folder: Path) -> Figure:
     height, width = photo.shape[:2]
     gray = photo.mean(axis=2).astype(np.uint8)
     noisy = np.clip(photo + np.random.default_rng(0).normal(0, 25, photo.shape), 0, 255).astype(np.uint8)
-    labels = (255 * COLORS[rough_labels(*data.coffee().shape[:2])[:384, :592]]).byte().numpy()
+    labels = (255 * COLORS[rough_labels()[:384, :592]]).byte().numpy()
     coarse = functional.adaptive_avg_pool2d(torch.from_numpy(gray).float()[None], (height // 16, width // 16))[0]
     inputs = {"photo": photo, "noisy": noisy, "labels": labels, "coarse": coarse.byte().numpy()}
     for name, pixels in inputs.items():
@@ -67,7 +65,7 @@ def draw_commands(folder: Path) -> Figure:
 def draw_crf() -> Figure:
     """Show rough labels before and after steps of the mean field."""
     photo = torch.from_numpy(data.coffee()).permute(2, 0, 1).float() / 255
-    labels = rough_labels(*photo.shape[1:])
+    labels = rough_labels()
     energies = ph.crf.energies_from_labels(labels, 3, 0.7)
     kernels = [
         ph.crf.spatial_kernel(photo.shape[1:], 3.0, 1.0),
@@ -123,15 +121,3 @@ def draw_scan(folder: Path) -> Figure:
         axes.set_aspect("equal")
         axes.set_axis_off()
     return figure
-
-
-def main() -> None:
-    """Draw the figures."""
-    with tempfile.TemporaryDirectory() as folder:
-        save_figure(draw_commands(Path(folder)), IMAGES / "commands.jpg", dpi=90)
-        save_figure(draw_scan(Path(folder)), IMAGES / "laser_scans.jpg", dpi=90)
-    save_figure(draw_crf(), IMAGES / "crf.jpg", dpi=90)
-
-
-if __name__ == "__main__":
-    main()
