@@ -79,7 +79,7 @@ def test_draws_the_figures_of_the_documentation(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         main(tmp_path / folder)
     paths = sorted((tmp_path / "one").iterdir())
-    assert len(paths) == 7
+    assert len(paths) == 10
     for path in paths:
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
         if path.suffix == ".svg":
